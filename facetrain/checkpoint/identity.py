@@ -56,8 +56,7 @@ def run_id_of(manifest: Manifest) -> str | None:
 def check_identity(folder: Path, manifest: Manifest) -> None:
     """Check that a checkpoint below a run folder was written by this run, at the step in its name.
 
-    A run folder without an id accepts the checkpoints of every run, and a folder that is not part of a run those of
-    all runs.
+    A run folder without an id accepts the checkpoints of every run, as does a folder that is not part of a run.
 
     Raises:
         ForeignCheckpointError: the step or the run id differs; the message names the key and both values.

@@ -78,7 +78,7 @@ class Checkpoint:
         path = Path(path)
         if path.name == LATEST and is_regular_file(path):
             return cls._open_member(path.parent / _read_latest(path), accept_foreign)
-        is_run = (path / CHECKPOINTS).is_dir()  # its name may be that of a checkpoint
+        is_run = (path / CHECKPOINTS).is_dir()  # it may be named like a checkpoint
         if not is_run and ((path / MANIFEST).exists() or (STEP_NAME.fullmatch(path.name) and path.is_dir())):
             with _next_step_named(path):
                 return cls(path)
@@ -269,13 +269,13 @@ def _next_step_named(folder: Path) -> Iterator[None]:
         if not STEP_NAME.fullmatch(folder.name):
             raise DamagedCheckpointError(f"{error}; copy it again from its run") from error
         run_folder = folder.parent.parent if folder.parent.name == CHECKPOINTS else folder.parent
-        found = _verified(folder.parent, without=folder.name)
-        sound = next((each for each in found if isinstance(each, Checkpoint)), None)
+        others = _verified(folder.parent, without=folder.name)
+        sound = next((each for each in others if isinstance(each, Checkpoint)), None)
         advice = "no other checkpoint of the run is sound: start a new run"
         if sound is not None:
             command = f"facetrain resume {shell_path(run_folder)} --checkpoint {sound.step}"
             advice = (
-                f"the newest sound checkpoint is that of step {sound.step}: continue from it with `{command}`, or "
+                f"the newest sound checkpoint is step {sound.step}: continue from it with `{command}`, or "
                 f"evaluate {sound.folder}"
             )
         raise DamagedCheckpointError(f"{error}; {advice}") from error

@@ -52,7 +52,7 @@ class CheckpointWriter:
     when all ranks have written, and abandons it when one rank failed.
 
     All methods are collective: every rank must call them at the same step. The thread calls no
-    collectives, because they could interleave with those of the training differently on each rank.
+    collectives, because they could interleave with the collectives of training, differently on each rank.
     """
 
     def __init__(

@@ -59,10 +59,11 @@ class Snapshot:
 
     def files(self, rank: int, world_size: int) -> list[TensorFile]:
         """Return the files that a rank writes."""
-        files = [TensorFile(f"rank_{rank:05d}", self.rank_state)]
+        files = []
         for number, rows in enumerate(self.rows):
             name = f"rows_{rank:05d}_of_{world_size:05d}" + (f"_head_{number}" if number else "")
             files.append(TensorFile(name, rows.tables, rows.start, rows.stop))
+        files.append(TensorFile(f"rank_{rank:05d}", self.rank_state))
         return files + ([TensorFile("replicated", self.replicated)] if rank == 0 else [])
 
 

@@ -57,7 +57,7 @@ def _remark(run: PreparedRun) -> str:
 
 
 def _report_config_changes(run: PreparedRun, outputs: RunOutputs) -> None:
-    """Report every config key whose value is not that of the checkpoint: printed, in log.txt and in metrics.jsonl."""
+    """Report every config key that differs from the checkpoint: printed, in log.txt and in metrics.jsonl."""
     for change in run.changes:
         outputs.report(f"config changed since the checkpoint of step {run.state.step}: {change}")
         outputs.recorder.note(

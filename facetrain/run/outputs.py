@@ -72,8 +72,8 @@ def open_outputs(
 ) -> RunOutputs:
     """Open the outputs of a run. For the leader only.
 
-    A resumed run drops the records after the step that it continues from. A new one drops those of a run that has ended
-    in the folder before its first checkpoint.
+    A resumed run drops the records after the step that it continues from. A new one drops the records of a run that
+    has ended in the folder before its first checkpoint.
 
     Args:
         config: config of the run.

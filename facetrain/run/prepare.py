@@ -188,11 +188,11 @@ def _check_best_metric(config: Config, sets: list[PairSet], state: TrainState) -
     metric = config.checkpoint.best_metric
     if metric is None:
         return
-    names = [one.name for one in sets]
+    names = [pairs.name for pairs in sets]
     names += [f"{name}_ema" for name in names if state.average]
-    known = [one for one in state.metrics if one.rpartition("/")[0] in names]
+    known = [name for name in state.metrics if name.rpartition("/")[0] in names]
     chosen = metric.rpartition("/")[0]
-    if chosen not in names or any(one.rpartition("/")[0] == chosen for one in known):
+    if chosen not in names or any(name.rpartition("/")[0] == chosen for name in known):
         require_best_metric(metric, known or [f"{name}/…" for name in names])
 
 

@@ -51,8 +51,8 @@ class MLflow:
             self._id = read_regular_text(path).strip()
             self._client.update_run(self._id, status="RUNNING")
             return  # parameters of MLflow cannot change
-        found = self._client.get_experiment_by_name(experiment)
-        experiment_id = found.experiment_id if found else self._client.create_experiment(experiment)
+        known = self._client.get_experiment_by_name(experiment)
+        experiment_id = known.experiment_id if known else self._client.create_experiment(experiment)
         self._id = self._client.create_run(experiment_id, run_name=name).info.run_id
         write_atomically(path, self._id + "\n")
         params = [Param(key, str(value)[:_MAX_VALUE]) for key, value in flatten(config)]

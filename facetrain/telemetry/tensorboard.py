@@ -2,7 +2,7 @@
 
 Not `torch.utils.tensorboard` (torch 2.13, tensorboard 2.x): on a full disk the thread of its SummaryWriter ends
 with a traceback on standard error, every later call raises OSError, and half a record may stay in the file
-and hide the records after it. Its import takes as long as that of the modules used here.
+and hide the records after it. Its import takes as long as the modules used here.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class WandB:
             dir=folder,
             config=config,
             allow_val_change=True,  # a resumed run may have changed values
-            # Neither messages between those of the run nor a copy of its output.
+            # No messages between the run's, and no copy of its output.
             settings=wandb.Settings(silent=True, console="off", login_timeout=_LOGIN_S),
         )
         # wandb's own step must grow with every call, but a resumed run repeats the steps after its checkpoint.

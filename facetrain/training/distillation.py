@@ -38,7 +38,7 @@ def squared_loss(embedding_BT: Tensor, teacher_BT: Tensor) -> Tensor:
 def relational_loss(embedding_BD: Tensor, teacher_BT: Tensor) -> Tensor:
     """Return the mean, over the pairs i ≠ j of the global batch, of (cos s_ij − cos t_ij)². Collective.
 
-    s_ij is the angle of the embeddings of images i and j, t_ij that of the teacher's. Similar to equations 2 to 4 of
+    s_ij is the angle between the embeddings of images i and j, t_ij the teacher's angle. Similar to equations 2 to 4 of
     similarity-preserving distillation (Tung and Mori, arXiv 1907.09682), with cosines in place of products whose rows
     are normalized.
     """
@@ -62,11 +62,11 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 CENTER_LOSSES = ("fixed_centers", "adaptive_centers")
 """Further values of `distill.loss`: the margin loss with class centers of the teacher."""
 _ROWS = "teacher_"
-"""Prefix of the tables of the teacher's class centers in a checkpoint, beside those of the trained ones."""
+"""Prefix of the tables of the teacher's class centers in a checkpoint, beside the trained ones."""
 
 
 class Distillation(nn.Module):
-    """Weighted loss between the embeddings of a network and those of its teacher.
+    """Weighted loss between the embeddings of a network and of its teacher.
 
     All losses but `relational` have a learned projection D → T without bias if D ≠ T. It is not part of the network
     that DDP wraps: the optimizer step averages its gradient over the ranks.
@@ -128,7 +128,7 @@ class Distillation(nn.Module):
         return self._weight * value, collectives.sum_(value.detach().clone()) / collectives.world_size()
 
     def row_states(self) -> Iterator[dict[str, Tensor]]:
-        """Yield the tables of class centers to save beside those of each trained head; none if they do not change."""
+        """Yield the tables of class centers to save beside each trained head's; none if they do not change."""
         if self._centers is not None and self._loss == "adaptive_centers":
             for part in head_parts(self._centers):
                 yield {_ROWS + name: table for name, table in part.head.row_state().items()}

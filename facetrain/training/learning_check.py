@@ -1,4 +1,4 @@
-"""Check in the first thousand steps that training learns: its loss and its top-1 share against those of chance."""
+"""Check in the first thousand steps that training learns: its loss and its top-1 share against chance."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class RunConditions:
 class LearningCheck:
     """Comparison of the first steps with chance. All ranks pass the same numbers.
 
-    The top-1 share is that of the images whose target class is the nearest of the classes of the step, without the
+    The top-1 share counts the images whose target class is the nearest of the classes of the step, without the
     margin. It comes from numbers that the loss has computed anyway. The reports of the second half of the first steps
     count; a run that is resumed later than that is not checked.
 

@@ -140,9 +140,9 @@ def _write_trace(recorder: profile, trace: Path, device: torch.device, steps: in
 
 def _longest_operations(recorder: profile, device: torch.device) -> list[tuple[str, float, int]]:
     attribute = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
-    found = [
+    operations = [
         (average.key, getattr(average, attribute) / 1e6, average.count)
         for average in recorder.key_averages()
         if average.device_type.name.lower() == device.type and not average.is_user_annotation
     ]
-    return sorted(found, key=lambda operation: -operation[1])[:_LISTED_OPERATIONS]
+    return sorted(operations, key=lambda operation: -operation[1])[:_LISTED_OPERATIONS]

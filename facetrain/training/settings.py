@@ -30,7 +30,7 @@ class DistillSettings(Settings):
     learned projection maps an embedding to the teacher's length if they differ."""
     cache: str | None = None
     """File with the teacher's embeddings of `data.train`, written by `facetrain embed` with a name that ends in
-    .safetensors. They are those of the images before all augmentations but the flip. null: the teacher embeds the
+    .safetensors. They belong to the images before all augmentations but the flip. null: the teacher embeds the
     augmented images in each step."""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """Factor on this loss, which is added to the margin loss."""
@@ -53,16 +53,16 @@ class StageSettings(Settings):
     until_epoch: Positive
     """Number of epochs of the run after which the stage ends. The next stage begins there."""
     batch_size: Positive | None = None
-    """Value of `train.batch_size` in this stage. null: that of the section."""
+    """Value of `train.batch_size` in this stage. null: use `train.batch_size`."""
     global_batch_size: Positive | None = None
-    """Value of `train.global_batch_size` in this stage. null: that of the section."""
+    """Value of `train.global_batch_size` in this stage. null: use `train.global_batch_size`."""
     image_size: ImageSize | None = None
     """Width and height of the training images in this stage, in pixels; at most `data.image_size`, for which the
     network is built, and which verification has in all stages. null: `data.image_size`."""
     sample_rate: Probability | None = None
-    """Value of `head.sample_rate` in this stage. null: that of the section."""
+    """Value of `head.sample_rate` in this stage. null: use `head.sample_rate`."""
     expectations: Expectations | None = None
-    """Value of `head.expectations` in this stage. null: that of the section."""
+    """Value of `head.expectations` in this stage. null: use `head.expectations`."""
 
     @model_validator(mode="after")
     def _check_changes(self) -> Self:
@@ -139,8 +139,8 @@ class TrainSettings(Settings):
         if any(getattr(stage, other) for stage in self.stages):
             raise ValueError(
                 f"stages: give {key} and not {other}, because train.{key} counts "
-                + ("the images of a rank" if key == "batch_size" else "those of all ranks")
-                + (" (give train.global_batch_size to count those of all)" if key == "batch_size" else "")
+                + ("the images of a rank" if key == "batch_size" else "the images of all ranks")
+                + (" (train.global_batch_size counts the images of all ranks)" if key == "batch_size" else "")
             )
         return self
 

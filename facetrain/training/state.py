@@ -58,7 +58,7 @@ class TrainState:
         return self.network.backbone
 
     def add_skipped_images(self, messages: Iterable[str]) -> None:
-        """Add this rank's messages about unreadable images to those of all ranks. Collective."""
+        """Add this rank's messages about unreadable images to the list of all ranks. Collective."""
         new = sorted(set(messages) - self.skipped_images)
         # In nearly all steps no rank has a new one: this reduction is cheaper than a gather.
         if collectives.any_rank(bool(new)):
@@ -180,7 +180,7 @@ class TrainState:
         state = {"random.cpu": torch.get_rng_state()}
         if self.world.device.type == "cuda":
             state["random.cuda"] = torch.cuda.get_rng_state(self.world.device)
-        # Each rank has batch norm statistics of its own, and only with those it continues bit for bit.
+        # The batch norm statistics differ between ranks; only with its own does a rank continue bit for bit.
         state |= _prefixed("buffer.", dict(self.backbone.named_buffers()))
         return state | _prefixed("ema_buffer.", self.average.rank_state() if self.average else {})
 

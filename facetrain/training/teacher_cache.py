@@ -1,7 +1,8 @@
 """File with the embeddings that a teacher has for a dataset, mapped into memory.
 
 A safetensors file with one tensor, `embedding`, float32 (N, R, T): row 0 is the embedding of an image, row 1, if there
-is one, that of its mirror image; neither has length 1. Its metadata has the digests of the dataset and of the teacher.
+is one, the embedding of its mirror image; neither has length 1. Its metadata has the digests of the dataset and of the
+teacher.
 """
 
 # B local batch   N images   R rows of an image, 1 or 2   T embedding of the teacher   C classes
@@ -103,7 +104,7 @@ class CachedTeacher:
 
     def __call__(self, batch: Batch, image_BCHW: Tensor) -> Tensor:
         """Return the embeddings (B, T), float32, on the device of the images."""
-        # The flip of a replaced image is drawn with the index of the bad one, as that of its pixels.
+        # The flip of a replaced image is drawn with the index of the bad one, as for its pixels.
         flip_B = self._flips(batch.sample_B.cpu(), batch.epoch)
         read_B = (batch.sample_B if batch.read_B is None else batch.read_B).numpy()
         image_B = read_B if self._index is None else self._index[read_B]
@@ -117,7 +118,7 @@ class CachedTeacher:
     def mean_embeddings(self, labels: np.ndarray, start: int, stop: int, *, into: Tensor) -> None:
         """Write the means of the unit embeddings of classes [start, stop) into the rows of a table (stop - start, T).
 
-        `labels` are those of the training data. The embeddings of the mirror images count too if images may be
+        `labels` belong to the training data. The embeddings of the mirror images count too if images may be
         mirrored. The row of a class without images stays as it is.
         """
         rows = 2 if self._needs_mirrored else 1

@@ -175,7 +175,7 @@ def build_state(
         config, world, num_classes, folder, schedule, source, build_augment(config)
     )
     stepper = build_stepper(config, backbone, head, scale, schedule, distillation)
-    # From here on, random numbers may differ between ranks: each has a dropout of its own.
+    # From here on, random numbers may differ between ranks, as dropout must.
     torch.manual_seed(key_of(config.seed, _DROPOUT_STREAM, world.rank) & (2**63 - 1))
     tolerance = config.train.loss_spike
     detector = None if tolerance is None else SpikeDetector(tolerance, world.device)
@@ -228,7 +228,7 @@ def build_learning_check(config: Config, state: TrainState, schedule: StepSchedu
 
 
 def _classes_in_step(part: HeadPart, batch: int) -> float:
-    """Return the expected number of classes in a step: those that are sampled, or those of the images."""
+    """Return the expected number of classes in a step: the sampled ones, or the classes of the images."""
     count, images = part.head.num_classes, batch * part.share
     classes_of_images = count * (1 - (1 - 1 / count) ** images)  # of images that are drawn from all classes
     return max(part.head.classes_per_step, classes_of_images, 1)

@@ -61,8 +61,8 @@ class Stage:
 class StepSchedule:
     """Batch sizes and step counts, computed from the config, the size of the dataset and the number of ranks.
 
-    Without `train.stages`, a run has one stage. With them, the batch sizes and the steps per epoch below are those of
-    the config without its stages.
+    Without `train.stages`, a run has one stage. With them, the batch sizes and the steps per epoch below are the
+    config's without its stages.
     """
 
     local_batch_size: int
@@ -121,7 +121,7 @@ class StagedConfig(NamedTuple):
 
 
 def stage_configs(config: Config) -> Iterator[StagedConfig]:
-    """Yield the settings of each stage, and those of the epochs after the last one."""
+    """Yield the settings of each stage, and of the epochs after the last one."""
     for stage in config.train.stages:
         changes: dict[str, dict[str, Any]] = {}
         for key, section in _SECTION_OF_KEY.items():
@@ -219,7 +219,7 @@ def _local_batch_of_stage(staged: Config, world_size: int, number: int | None) -
 
 
 def _lr_factor(config: Config, ratio: float) -> float:
-    """Return the factor on the learning rate of a stage whose global batch is `ratio` times that of the config.
+    """Return the factor on the learning rate of a stage whose global batch is `ratio` times the config's.
 
     Linear: Goyal et al., "Accurate, Large Minibatch SGD" (arXiv 1706.02677), section 2.1. Square root, for Adam:
     Malladi et al., "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms" (NeurIPS 2022).
@@ -241,7 +241,7 @@ def _fit_one_cycle(config: Config, schedule: StepSchedule) -> StepSchedule:
     if 2 * config.optim.warmup_epochs * schedule.steps_per_epoch > total:
         raise ConfigError(
             f"optim.warmup_epochs: {config.optim.warmup_epochs:g} epochs ({warmup:,} steps) are more than half of the "
-            f"run ({total:,.0f} steps), and one_cycle descends as long as it grows; use at most "
+            f"run ({total:,.0f} steps), and one_cycle needs equal warm-up and cool-down; use at most "
             f"{total / 2 / schedule.steps_per_epoch:g}"
         )
     return replace(schedule, warmup_steps=min(warmup, math.floor(total / 2)))

@@ -36,7 +36,7 @@ def write_teacher_embeddings(
     flip: bool = True,
     progress: ProgressCallback | None = None,
 ) -> tuple[int, int]:
-    """Write the embeddings of a dataset, with `flip` also those of the mirror images; return their number and length.
+    """Write the embeddings of a dataset, with `flip` of the mirror images too; return their number and length.
 
     Raises:
         ModelError: the model cannot be opened, or an embedding is not finite.

@@ -40,7 +40,7 @@ class Evaluation:
             ConfigError: the verification before the first step does not measure `best_metric`.
         """
         try:
-            # Each rank has batch norm statistics of its own; all must score the same network. It runs in float32, as in
+            # The batch norm statistics differ between ranks; all must score the same network. It runs in float32, as in
             # `facetrain eval`, whatever train.precision is: both then report the same numbers for the same weights.
             with averaged_buffers(state.backbone):
                 results = dict(self._verifier(state.backbone))
@@ -63,7 +63,7 @@ class Evaluation:
             self._undrawn.append((state.step, results))
         if state.step == 0:
             require_best_metric(self._best_metric, state.metrics)
-        state.meter.restart_clock()  # images per second are those of training alone
+        state.meter.restart_clock()  # images per second count training alone
 
     def draw(self, state: TrainState) -> None:
         """Draw the figures of the verifications since the last call, if a sink shows images."""

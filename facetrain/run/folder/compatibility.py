@@ -43,7 +43,7 @@ _MEANING_KEYS = (
 
 @dataclass(frozen=True)
 class ConfigChange:
-    """Config key or section whose value is not that of the checkpoint."""
+    """Config key or section whose value differs from the checkpoint."""
 
     key: str
     before: Any
@@ -80,7 +80,9 @@ def check_meaning(checkpoint: Checkpoint, changes: list[ConfigChange], set_keys:
         and not any(is_within(change.key, key) or is_within(key, change.key) for key in set_keys)
     ]
     if refused:
-        options = " ".join(f"--set {shlex.quote(f'{one.key}={json.dumps(one.now)}')}" for one in refused)
+        options = " ".join(
+            f"--set {shlex.quote(f'{change.key}={json.dumps(change.now)}')}" for change in refused
+        )
         raise ConfigError(
             f"{', '.join(map(str, refused))}: {checkpoint.folder} was trained with the values before the arrows; "
             f"restore them in the config, or change them on purpose with {options}"
@@ -88,10 +90,10 @@ def check_meaning(checkpoint: Checkpoint, changes: list[ConfigChange], set_keys:
 
 
 def check_recipe(config: Config, changes: list[ConfigChange]) -> None:
-    """Check that another recipe than that of the checkpoint has an effect.
+    """Check that a changed recipe has an effect.
 
     Raises:
-        ConfigError: it has none, because the config gives the keys of the recipe, as that of a run folder does.
+        ConfigError: it has none, because the config gives the keys of the recipe, as the file in a run folder does.
     """
     change = next((change for change in changes if change.key == "recipe"), None)
     if change is None:
@@ -145,7 +147,7 @@ def check_compatibility(checkpoint: Checkpoint, config: Config, *, total_steps: 
 
 
 def describe_batch_change(checkpoint: Checkpoint, now: int, epoch: float) -> str | None:
-    """Return what another global batch than that of the checkpoint changes, on one line; None if it is the same.
+    """Return what a changed global batch means for the schedule, on one line; None if it is the same.
 
     The config can be the same: `train.batch_size` counts the images of one rank. `now` is the global batch, and `epoch`
     the epochs before the checkpoint's step in the schedule that follows from it.
@@ -207,13 +209,13 @@ def _shaping_value(config: Any, key: str) -> Any:
 def _has(config: Any, key: str) -> bool:
     """Return whether a plain config has a dotted key, with any value."""
     section, _, name = key.rpartition(".")
-    found = _lookup(config, section)
-    return isinstance(found, dict) and name in found
+    values = _lookup(config, section)
+    return isinstance(values, dict) and name in values
 
 
 def _lookup(config: Any, key: str) -> Any:
     """Return the value of a dotted key; None if the key is absent or the values are not a nested mapping."""
     # The config in a checkpoint is untrusted input: it may have any shape.
     return reduce(
-        lambda found, name: found.get(name) if isinstance(found, dict) else None, key.split("."), config
+        lambda values, name: values.get(name) if isinstance(values, dict) else None, key.split("."), config
     )

@@ -51,7 +51,7 @@ def create_run_folder(
     so restarted workers find their folder again.
 
     A folder that the user names (`given`) may exist, if it holds no run. The `default` folder must not exist. It is
-    created at once, so that of several runs that start at the same time only one gets it. `remove_if_empty` removes
+    created at once: if several runs start at the same time, only one gets it. `remove_if_empty` removes
     it again if the run fails before it writes anything. With `may_exist`, either folder may hold a run.
 
     Raises:

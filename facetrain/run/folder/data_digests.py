@@ -44,7 +44,7 @@ def digest_data(config: Config, source: FaceDataset) -> DataDigests:
 
 
 def digest_labels(source: FaceDataset) -> str:
-    """Return a digest of a dataset: number and order of its images, the identity of each, and heads of its own.
+    """Return a digest of a dataset: number and order of its images, their identities, and its separate heads.
 
     The images themselves are not read: that would take hours.
     """
@@ -70,7 +70,7 @@ def digest_landmarks(source: FaceDataset) -> str:
 
 
 def check_data(checkpoint: Checkpoint, digests: DataDigests, num_classes: int, set_keys: Set[str]) -> None:
-    """Check that the training data are those of the checkpoint.
+    """Check that the training data are the same as in the checkpoint.
 
     Args:
         checkpoint: the checkpoint that the run continues from.
@@ -81,7 +81,7 @@ def check_data(checkpoint: Checkpoint, digests: DataDigests, num_classes: int, s
     Raises:
         ConfigError: the dataset or its landmarks are others, and not by `--set`.
     """
-    # Another number of identities has a message of its own, when the centers are loaded.
+    # Another number of identities has another message, when the centers are loaded.
     if num_classes != checkpoint.manifest.num_classes or any(
         is_within(key, changing) or is_within(changing, key)
         for key in set_keys

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LABELS = {"loss": "loss", "lr": "learning rate", "images_per_s": "images per second"}
-"""Label of the axis of each metric that has a panel of its own."""
+"""Label of the axis of each metric with a separate panel."""
 _ACCURACY = "accuracy"
 """Panel of the accuracies of all verification sets."""
 PANELS = ("loss", _ACCURACY, "lr", "images_per_s")
@@ -66,7 +66,7 @@ def _draw_accuracies(axes: Any, records: list[dict[str, Any]]) -> None:
 
 def _points(records: list[dict[str, Any]], name: str) -> tuple[list[int], list[float]]:
     """Return steps and values of a metric; a value that is not a number becomes NaN, which is drawn as a gap."""
-    found = [(record["step"], record[name]) for record in records if name in record and "step" in record]
-    return [step for step, _ in found], [
-        float(value) if isinstance(value, int | float) else float("nan") for _, value in found
+    points = [(record["step"], record[name]) for record in records if name in record and "step" in record]
+    return [step for step, _ in points], [
+        float(value) if isinstance(value, int | float) else float("nan") for _, value in points
     ]

@@ -54,7 +54,7 @@ def list_runs(folder: Path) -> list[ListedRun]:
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether a folder is that of a run."""
+    """Return whether a folder is a run folder."""
     return (folder / "config.yaml").is_file() and (folder / "environment.json").is_file()
 
 

@@ -30,7 +30,7 @@ def write_run_report(folder: Path, output: Path) -> None:
     """Write the report of a run. The page needs no network and has no script.
 
     Raises:
-        UsageError: the folder is not that of a run.
+        UsageError: the folder is not a run folder.
         RunError: a file of the run cannot be read, or the page cannot be written.
     """
     if not is_run(folder):
@@ -148,11 +148,13 @@ def _speed(records: list[dict[str, Any]]) -> Iterator[str]:
 
 def _spikes(folder: Path) -> Iterator[str]:
     path = folder / "loss_spikes.jsonl"
-    spikes = [one for one in read_jsonl(path) if isinstance(one, dict)] if path.is_file() else []
+    spikes = [record for record in read_jsonl(path) if isinstance(record, dict)] if path.is_file() else []
     yield f"<h2>Loss spikes</h2><p>{len(spikes):,}{_only_last(len(spikes))}</p>"
     if spikes:
         names = ("step", "epoch", "loss", "median", "grad_norm")
-        yield data_table(names, [[_number(one.get(name)) for name in names] for one in spikes[-_MAX_LINES:]])
+        yield data_table(
+            names, [[_number(spike.get(name)) for name in names] for spike in spikes[-_MAX_LINES:]]
+        )
 
 
 def _starts(state: RunState) -> Iterator[str]:

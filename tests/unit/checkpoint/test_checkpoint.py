@@ -221,7 +221,7 @@ def test_two_saves_reuse_the_buffers_of_the_copy(tmp_path):
 
 
 def copied_rows(copy, state):
-    return copy.take(state.files(0, 1))[1].tensors
+    return copy.take(state.files(0, 1))[0].tensors
 
 
 class Cudart:
@@ -270,7 +270,7 @@ def test_a_copy_uses_the_buffers_that_were_prepared():
     while any(thread.name == "checkpoint-buffers" for thread in threading.enumerate()):
         time.sleep(0.01)
     before = page_faults()
-    rank_state, rows, _ = copy.take(state.files(0, 1))
+    rows, rank_state, _ = copy.take(state.files(0, 1))
     assert page_faults() - before < 0.1 * size / resource.getpagesize()
     assert torch.equal(rows.tensors["weight"], state.rows[0].tables["weight"])
     assert rank_state.tensors["cpu"] == 0
@@ -282,7 +282,7 @@ def test_further_ranges_of_classes_are_copied_and_written_to_files_of_their_own(
     state = snapshot(1, num_classes=11)
     further = ClassRows(11, 16, {"weight": rows.clone()})
     state = replace(state, num_classes=16, rows=(*state.rows, further))
-    copied = HostCopy().take(state.files(0, 1))[2]
+    copied = HostCopy().take(state.files(0, 1))[1]
     assert copied.tensors["weight"].data_ptr() != further.tables["weight"].data_ptr()
     writer = CheckpointWriter(tmp_path, asynchronous=asynchronous)
     writer.save(state)
