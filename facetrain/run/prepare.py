@@ -24,7 +24,7 @@ from facetrain.errors import RunError
 from facetrain.files import os_errors_as
 from facetrain.run.build.backbone import check_stage_sizes
 from facetrain.run.build.open_data import open_data, write_missing_dataset
-from facetrain.run.build.parts import build_state, check_decoder, count_workers
+from facetrain.run.build.parts import build_state, check_decoder, check_precision, count_workers
 from facetrain.run.build.step_schedule import StepSchedule, schedule_steps
 from facetrain.run.callbacks.evaluation import require_best_metric
 from facetrain.run.folder.compatibility import (
@@ -113,6 +113,7 @@ def prepare_run(
     # One block after the other: if the data or the checkpoint is refused, no rank builds a network first.
     with fail_together(world):
         check_decoder(config, world)
+        check_precision(config, world)
         check_stage_sizes(config)
         source, sets = open_data(config)
         schedule = schedule_steps(config, epoch_size(source), world.size)

@@ -1,14 +1,17 @@
 """Checks of disk, labels and learning rate before the first step."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import build_config, load_config
-from facetrain.errors import DataError, RunError
+from facetrain.errors import ConfigError, DataError, RunError
 from facetrain.run import start_checks, training
+from facetrain.run.build.parts import check_precision
 from facetrain.run.start_checks import _check_identities, _check_learning_rate, check_free_space
 from tests.runs.conftest import dataset, describe  # noqa: F401
 
@@ -76,3 +79,15 @@ def test_the_forecast_of_a_checkpoint_is_its_size(describe, tmp_path, monkeypatc
     assert training.train(load_config(describe(steps=2), settings), tmp_path / "run") == 0
     written = sum(entry.size for entry in Checkpoint.open(tmp_path / "run").manifest.files)
     assert sizes == [pytest.approx(written, rel=0.25)], "the rest are random states and headers"
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "capability", "refused"),
+    [("cuda", "bf16", (7, 0), True), ("cuda", "fp16", (7, 0), False), ("cuda", "bf16", (8, 0), False)],
+)
+def test_bf16_on_a_gpu_that_would_emulate_it_is_refused(monkeypatch, device, precision, capability, refused):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    world = SimpleNamespace(device=torch.device(device))
+    config = build_config({"data": {"train": "x"}, "train": {"precision": precision}}, "test")
+    with pytest.raises(ConfigError, match="has 7.0; set it to fp16") if refused else nullcontext():
+        check_precision(config, world)
