@@ -15,13 +15,13 @@ from facetrain.run.build.parts import build_augment, build_learning_check, build
 from facetrain.run.callbacks.checkpointing import Checkpointing, Stopping
 from facetrain.run.callbacks.evaluation import Evaluation
 from facetrain.run.callbacks.logging import Logging
+from facetrain.run.loop import Callbacks, Intervals, fit
 from facetrain.run.opening import report_start
 from facetrain.run.outputs import RunOutputs, open_outputs
 from facetrain.run.prepare import PreparedRun
 from facetrain.run.results import model_metadata, write_divergence, write_results, write_skipped_images
 from facetrain.telemetry.log import warn
 from facetrain.telemetry.recorder import RunEnd
-from facetrain.training.loop import Callbacks, Intervals, fit
 from facetrain.training.profile import RECORDED_STEPS, WARM_UP_STEPS, Profile, StepProfiler
 from facetrain.training.step import TrainStep
 from facetrain.verify.verifier import Verifier

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from facetrain.checkpoint.save import CheckpointWriter, Saved, SaveFailed
 from facetrain.distributed.grace_period import grace_s
@@ -13,8 +13,16 @@ from facetrain.distributed.stop_request import PendingAnswer, StopRequest
 from facetrain.errors import CheckpointError
 from facetrain.run.outputs import RunOutputs
 from facetrain.telemetry.log import logger
-from facetrain.training.loop import Agreement
 from facetrain.training.state import TrainState
+
+
+class Agreement(NamedTuple):
+    """Decision that all ranks took together after a step."""
+
+    stop: bool
+    """A signal reached one of the ranks: save a checkpoint and end the run."""
+    save: bool
+    """The time since the last checkpoint is over on one of the ranks."""
 
 
 class Checkpointing:

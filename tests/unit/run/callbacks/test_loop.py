@@ -1,6 +1,7 @@
 """Order of the calls of the training loop."""
 
-from facetrain.training.loop import Agreement, Callbacks, Intervals, fit
+from facetrain.run.callbacks.checkpointing import Agreement
+from facetrain.run.loop import Callbacks, Intervals, fit
 
 
 class Recording:

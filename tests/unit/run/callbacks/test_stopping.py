@@ -6,8 +6,7 @@ import pytest
 
 from facetrain.distributed.stop_request import StopRequest
 from facetrain.errors import UsageError
-from facetrain.run.callbacks.checkpointing import Stopping
-from facetrain.training.loop import Agreement
+from facetrain.run.callbacks.checkpointing import Agreement, Stopping
 
 
 def test_a_signal_is_agreed_on_and_shown_with_the_step(state):

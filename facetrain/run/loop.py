@@ -4,73 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
 
 from facetrain.data.loading.loader import Batch
+from facetrain.run.callbacks.checkpointing import Checkpointing, Stopping
+from facetrain.run.callbacks.evaluation import Evaluation
+from facetrain.run.callbacks.logging import Logging
+from facetrain.training.profile import StepProfiler
 from facetrain.training.state import TrainState
 from facetrain.training.step import TrainStep
-
-
-class Agreement(NamedTuple):
-    """Decision that all ranks took together after a step."""
-
-    stop: bool
-    """A signal reached one of the ranks: save a checkpoint and end the run."""
-    save: bool
-    """The time since the last checkpoint is over on one of the ranks."""
-
-
-class Logging(Protocol):
-    """Reports of the training metrics."""
-
-    def announce_stage(self, state: TrainState) -> None:
-        """Report the stage that begins with the next step, if one does."""
-
-    def report(self, state: TrainState, batches: tuple[Batch, ...]) -> None:
-        """Report the metrics since the last report. Collective."""
-
-    def report_spikes(self, state: TrainState) -> None:
-        """Report the loss spikes since the last call. Collective."""
-
-
-class Evaluation(Protocol):
-    """Verification of the network."""
-
-    def verify(self, state: TrainState) -> None:
-        """Score the network on every verification set. Collective."""
-
-    def draw(self, state: TrainState) -> None:
-        """Draw the figures of the verifications since the last call."""
-
-
-class Checkpointing(Protocol):
-    """Checkpoints of the run."""
-
-    def is_overdue(self) -> bool:
-        """Return whether this rank's clock asks for a checkpoint."""
-
-    def save(self, state: TrainState) -> None:
-        """Begin to save a checkpoint. Collective."""
-
-    def poll(self, state: TrainState) -> None:
-        """Commit the checkpoint in flight once every rank has written its part. Collective."""
-
-
-class Stopping(Protocol):
-    """Agreement of the ranks on ending the run early."""
-
-    def begin(self, *, save: bool) -> None:
-        """Send this rank's signal, and its wish for a checkpoint, to the others; do not wait. Collective."""
-
-    def agree(self, state: TrainState) -> Agreement:
-        """Return what the ranks decide together, by what each of them knew at the last `begin`. Collective."""
-
-
-class Profiler(Protocol):
-    """Recorder of a few steps."""
-
-    def begin_step(self) -> None:
-        """End the step before, and begin the next."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +22,7 @@ class Callbacks:
     evaluation: Evaluation
     checkpointing: Checkpointing
     stopping: Stopping
-    profiler: Profiler | None = None
+    profiler: StepProfiler | None = None
 
 
 @dataclass(frozen=True)
