@@ -11,7 +11,7 @@ from typing import Any
 from facetrain.backbone.low_rank import merge_adapters
 from facetrain.config.schema import Config
 from facetrain.data.dataset_card import read_copied_cards
-from facetrain.data.loading.staged_loader import TrainLoader
+from facetrain.data.loading.staged_loader import StagedLoader
 from facetrain.errors import DivergedError, RunError
 from facetrain.files import error_reason, printable, write_atomically
 from facetrain.models.model_file import AVERAGE_FILE, MODEL_FILE, STEP_KEY, save_model
@@ -32,7 +32,7 @@ def model_metadata(config: Config, folder: Path) -> dict[str, Any]:
     return describe_model(config) | {"datasets": read_copied_cards(folder / CARDS_FILE)}
 
 
-def write_skipped_images(run: PreparedRun, loader: TrainLoader) -> list[str]:
+def write_skipped_images(run: PreparedRun, loader: StagedLoader) -> list[str]:
     """Write the list of images that any rank could not read, and return it. Collective."""
     run.state.add_skipped_images(loader.skipped)
     skipped = sorted(run.state.skipped_images)

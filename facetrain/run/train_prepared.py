@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.config.loading import dump_config
-from facetrain.data.loading.staged_loader import TrainLoader
+from facetrain.data.loading.staged_loader import StagedLoader
 from facetrain.distributed.agreement import only_leader_reports
 from facetrain.distributed.stop_request import StopRequest
 from facetrain.errors import CheckpointError, ConfigError, DivergedError, SkippedError
@@ -96,7 +96,7 @@ def _open_outputs(run: PreparedRun) -> RunOutputs:
     )
 
 
-def _build_logging(run: PreparedRun, outputs: RunOutputs, step: TrainStep, loader: TrainLoader) -> Logging:
+def _build_logging(run: PreparedRun, outputs: RunOutputs, step: TrainStep, loader: StagedLoader) -> Logging:
     return Logging(
         outputs,
         step,
@@ -120,7 +120,7 @@ def _build_evaluation(run: PreparedRun, outputs: RunOutputs, stop_request: StopR
     return Evaluation(verifier, outputs.recorder, best_metric=run.config.checkpoint.best_metric)
 
 
-def _build_checkpointing(run: PreparedRun, outputs: RunOutputs, loader: TrainLoader) -> Checkpointing:
+def _build_checkpointing(run: PreparedRun, outputs: RunOutputs, loader: StagedLoader) -> Checkpointing:
     config = run.config
 
     def sync_run() -> None:

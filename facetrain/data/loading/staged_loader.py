@@ -45,7 +45,3 @@ class StagedLoader:
 
     def _open_next(self) -> None:
         self._loader = self._remaining.pop(0)(self.skipped)
-
-
-TrainLoader = Loader | StagedLoader
-"""Loader of a run."""

@@ -17,7 +17,7 @@ from facetrain.data.images.augment import Augment
 from facetrain.data.loading.dali import require_dali
 from facetrain.data.loading.loader import Loader, LoaderSettings
 from facetrain.data.loading.sampler import build_sampler
-from facetrain.data.loading.staged_loader import StagedLoader, TrainLoader
+from facetrain.data.loading.staged_loader import StagedLoader
 from facetrain.distributed.sync_batch_norm import use_sync_batch_norm
 from facetrain.distributed.world import World
 from facetrain.errors import ConfigError
@@ -95,18 +95,14 @@ def build_loader(
     *,
     workers: int,
     start_step: int,
-) -> TrainLoader:
+) -> StagedLoader:
     """Build the loader of this rank's batches; it begins to read at once."""
     open_stage = partial(_build_stage_loader, config, world, source, workers=workers)
-    first, *later = [stage for stage in schedule.stages if stage.stop_step > start_step] or [
-        schedule.stages[-1]
-    ]
-    if not later:
-        return open_stage(first, [], start_step=start_step)
+    stages = [stage for stage in schedule.stages if stage.stop_step > start_step]
     return StagedLoader(
         [
             partial(open_stage, stage, start_step=max(stage.first_step, start_step))
-            for stage in (first, *later)
+            for stage in stages or schedule.stages[-1:]
         ]
     )
 

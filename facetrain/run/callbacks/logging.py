@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from facetrain.data.loading.loader import Batch
-from facetrain.data.loading.staged_loader import TrainLoader
+from facetrain.data.loading.staged_loader import StagedLoader
 from facetrain.errors import SkippedError
 from facetrain.run.build.step_schedule import StepSchedule
 from facetrain.run.outputs import RunOutputs
@@ -25,7 +25,7 @@ class Logging:
         self,
         outputs: RunOutputs,
         step: TrainStep,
-        loader: TrainLoader,
+        loader: StagedLoader,
         schedule: StepSchedule,
         *,
         max_skipped_images: int | None,
