@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from facetrain.optim.settings import OptimSettings
+
 FIRST_STEPS = 1000
 """Steps after which the check decides at the latest."""
 _FEWEST_STEPS = 100
@@ -38,7 +40,8 @@ def chance_loss(num_classes: float, scale: float, target_cosine: float, embeddin
 class RunConditions:
     """Settings of a run that can be the reason why it does not learn."""
 
-    lr: float
+    optim: OptimSettings
+    """Optimizer, with the learning rate of the first stage."""
     normalized_images: int
     """Images over which a batch norm averages in a training step."""
     is_frozen: bool
@@ -46,8 +49,6 @@ class RunConditions:
     weight_norm: float | None
     """Norm of all weights of the backbone at the start. None: do not check how far they have moved, because the run
     was resumed, has the weights of another run, or has no SGD."""
-    clip_grad_norm: float | None
-    momentum: float
 
 
 class LearningCheck:
@@ -97,8 +98,8 @@ class LearningCheck:
         if self._finished:
             return None
         # Length of SGD's path, an upper bound: momentum adds up at most 1 / (1 − momentum) of each gradient.
-        norm = min(values["grad_norm"], self._where.clip_grad_norm or math.inf)
-        self._path += (step - self._last_report) * values["lr"] * norm / (1 - self._where.momentum)
+        norm = min(values["grad_norm"], self._where.optim.clip_grad_norm or math.inf)
+        self._path += (step - self._last_report) * values["lr"] * norm / (1 - self._where.optim.momentum)
         self._last_report = step
         if 2 * step <= self._last_step:
             return None
@@ -136,7 +137,7 @@ class LearningCheck:
     def _causes(self) -> Sequence[str]:
         where = self._where
         learning_rate = (
-            f"optim.lr {where.lr:g} is too low or too high (`facetrain doctor --config` compares it)"
+            f"optim.lr {where.optim.lr:g} is too low or too high (`facetrain doctor --config` compares it)"
         )
         causes = [
             learning_rate,
@@ -149,7 +150,7 @@ class LearningCheck:
             causes.insert(0, causes.pop())
         if self._hardly_moves:
             causes[causes.index(learning_rate)] = (
-                f"optim.lr {where.lr:g} is too low: the weights of the backbone have moved by less than "
+                f"optim.lr {where.optim.lr:g} is too low: the weights of the backbone have moved by less than "
                 f"{_LEAST_MOVEMENT:.0%}"
             )
         if where.is_frozen:

@@ -230,12 +230,10 @@ def build_learning_check(config: Config, state: TrainState, schedule: StepSchedu
         total_steps=first.stop_step,
         # A frozen backbone of another run has learned already.
         where=RunConditions(
-            config.optim.lr * first.lr_factor,
+            config.optim.model_copy(update={"lr": config.optim.lr * first.lr_factor}),
             first.local_batch_size * ranks,
             is_frozen=frozen and not config.model.init_from,
             weight_norm=weight_norm,
-            clip_grad_norm=config.optim.clip_grad_norm,
-            momentum=config.optim.momentum,
         ),
     )
 
