@@ -34,13 +34,16 @@ def test_transformed_datasets_report_their_size(data, tmp_path):
     two = json.loads(run("split", data, "--output", tmp_path / "two", "--validation", 0.25, "--json"))
     assert [one["identities"] for one in two] == [15, 5]
     one = json.loads(run("merge", two[0]["folder"], two[1]["folder"], "--output", tmp_path / "one", "--json"))
-    assert one == {"folder": str(tmp_path / "one"), "identities": 20, "images": 40, "without_landmarks": []}
+    assert one == {"folder": str(tmp_path / "one"), "identities": 20, "images": 40, "skipped": [],
+                   "empty_identities": 0, "without_landmarks": []}  # fmt: skip
     assert "40 images of 20 identities" in run("shuffle", tmp_path / "one", "--output", tmp_path / "mixed")
     few = run(
         "subset", tmp_path / "mixed", "--output", tmp_path / "few", "--identities", 3, "--max-images", 1
     )
     assert "3 images of 3 identities" in few
-    assert "3 images of 3 identities" in run("unpack", tmp_path / "few", "--output", tmp_path / "images")
+    assert "3 images of 3 identities" in run(
+        "convert", tmp_path / "few", "--to", "folder", "--output", tmp_path / "images"
+    )
     assert open_dataset(tmp_path / "images").num_images == 3
 
 

@@ -12,7 +12,8 @@ import pytest
 from facetrain.cli.app import app
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.synthetic import write_dataset
+from facetrain.data.settings import SyntheticSettings
+from facetrain.data.synthetic.dataset_writer import write_synthetic
 from tests.support.command import ROOT
 from tests.support.detector import write_detector
 from tests.support.exif import turned_jpeg
@@ -55,10 +56,8 @@ def write_photos(folder, faces):
 @pytest.mark.slow
 def test_the_page_leads_from_photos_to_an_exported_model(tmp_path, monkeypatch, capsys):
     pytest.importorskip("onnx")
-    write_dataset(
-        tmp_path / "drawn", identities=PEOPLE, images_per_identity=EACH, eval_identities=20, eval_pairs=20,
-        workers=2,
-    )  # fmt: skip
+    faces = SyntheticSettings(identities=PEOPLE, images_per_identity=EACH, eval_identities=20, eval_pairs=20)
+    write_synthetic(tmp_path / "drawn", faces, workers=2)
     write_photos(tmp_path / "photos", tmp_path / "drawn")
     (tmp_path / "photos" / "ann" / "notes.txt").write_text("at the beach")
     (tmp_path / "photos" / "ann" / "empty.jpg").write_bytes(b"")

@@ -10,7 +10,7 @@ import pytest
 
 from facetrain.data.dataset import identity_name, original_name
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.tools.convert import convert
+from facetrain.data.tools.rewrite import convert
 from tests.support.datasets import images_of, write_records
 
 _ROOT = Path(__file__).resolve().parents[2]

@@ -10,8 +10,8 @@ from facetrain.run.build import open_data
 from tests.support.ranks import run_ranks
 
 
-def write_slowly(folder, *, progress, identities, **_):
-    if identities == 13:
+def write_slowly(folder, faces, *, progress, image_size):
+    if faces.identities == 13:
         raise DataError("unlucky")
     for done in range(20):
         time.sleep(0.02)
@@ -22,7 +22,7 @@ def write_slowly(folder, *, progress, identities, **_):
 def write_and_look(folder, identities):
     config = Config.model_validate({"data": {"train": str(folder), "synthetic": {"identities": identities}}})
     world = SimpleNamespace(rank=collectives.rank(), is_leader=collectives.rank() == 0)
-    open_data.write_dataset, open_data._WRITING_INTERVAL_S = write_slowly, 0.05
+    open_data.write_synthetic, open_data._WRITING_INTERVAL_S = write_slowly, 0.05
     try:
         open_data.write_missing_dataset(config, world)
     except FacetrainError as error:

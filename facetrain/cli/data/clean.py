@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from facetrain.cli.data.options import BatchSize, Json, Precision, Workers
+from facetrain.cli.data.options import BatchSize, Json, Precision, Workers, json_facts
 from facetrain.cli.devices import Device
 from facetrain.cli.outputs import (
     echo_line,
@@ -132,7 +132,7 @@ def clean(
         _require_sound_cut(decisions.found, source.labels, label_N, folder, yes)
         with progress_bar("writing") as progress:
             written = write_cleaned(folder, label_N, output, workers=workers, progress=progress)
-        facts = facts | {"written": vars(written)}
+        facts = facts | {"written": json_facts(written)}
     if as_json:
         typer.echo(json.dumps(facts))
         return

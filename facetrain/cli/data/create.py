@@ -3,22 +3,46 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from facetrain.cli.data.faces import FaceLandmarks, first_names, print_detections
-from facetrain.cli.data.options import ImageSize, Json, MinImages, Output, Seed, Workers
+from facetrain.cli.data.faces import FaceLandmarks, detections, first_names, print_detections
+from facetrain.cli.data.options import (
+    IMAGE_SIZE,
+    MIN_IMAGES,
+    SEED,
+    Json,
+    Output,
+    Workers,
+    print_written,
+)
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.outputs import echo_line
 from facetrain.cli.unused_options import refuse_given
+from facetrain.data.tools.options import PackOptions
 from facetrain.errors import UsageError
 from facetrain.files import shell_path
 
 
+@dataclass(frozen=True)
+class Rendering:
+    """Size and randomness of rendered images, and the processes that render them."""
+
+    image_size: Annotated[int, IMAGE_SIZE] = 112
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the identities and their images.")] = 0
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of rendering processes; the default is one per usable core."),
+    ] = None
+
+
+@option_groups
 def synth(
     output: Output,
+    rendering: Rendering,
     identities: Annotated[int, typer.Option(min=1, help="Number of training identities.")] = 400,
     images_per_identity: Annotated[
         int, typer.Option(min=1, help="Number of training images of each identity.")
@@ -29,37 +53,29 @@ def synth(
     eval_pairs: Annotated[
         int, typer.Option(min=20, help="Number of pairs in synth.bin, a multiple of 20.")
     ] = 1000,
-    image_size: ImageSize = 112,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the identities and their images.")] = 0,
-    workers: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of rendering processes; the default is one per usable core."),
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Render synthetic identities: a training set, and verification pairs of other identities."""
     from facetrain.cli.progress import progress_bar
-    from facetrain.data.synthetic import write_dataset
+    from facetrain.data.settings import SyntheticSettings
+    from facetrain.data.synthetic.dataset_writer import write_synthetic
+    from facetrain.data.tools.sample_pairs import require_whole_folds
 
+    require_whole_folds(eval_pairs)
+    faces = SyntheticSettings(
+        identities=identities,
+        images_per_identity=images_per_identity,
+        eval_identities=eval_identities,
+        eval_pairs=eval_pairs,
+        seed=rendering.seed,
+    )
     with progress_bar("rendering identities") as progress:
-        written = write_dataset(
-            output,
-            identities=identities,
-            images_per_identity=images_per_identity,
-            eval_identities=eval_identities,
-            eval_pairs=eval_pairs,
-            image_size=image_size,
-            seed=seed,
-            workers=workers,
-            progress=progress,
+        written = write_synthetic(
+            output, faces, image_size=rendering.image_size, workers=rendering.workers, progress=progress
         )
-    if as_json:
-        typer.echo(json.dumps(vars(written) | {"folder": str(written.folder)}))
-    else:
-        echo_line(
-            f"{written.folder}: {written.images:,} images of {written.identities:,} identities, "
-            f"and {written.pairs:,} verification pairs of other identities"
-        )
+    print_written([written], as_json, pairs=eval_pairs)
+    if not as_json:
+        echo_line(f"  {eval_pairs:,} verification pairs of other identities")
 
 
 @option_groups
@@ -74,23 +90,25 @@ def pack(
     ],
     output: Output,
     faces: FaceLandmarks,
+    options: Annotated[
+        PackOptions,
+        {
+            "image_size": IMAGE_SIZE,
+            "quality": typer.Option(min=1, max=100, help="JPEG quality of images that have to be encoded."),
+            "min_images": MIN_IMAGES,
+            "shuffle": typer.Option(help="Write the images in random order."),
+            "seed": SEED,
+            "skip_bad": typer.Option(
+                help="Leave out images that cannot be read or have no landmarks, and list them."
+            ),
+        },
+    ],
     images: Annotated[
         Path | None,
         typer.Option(
             help="With a list file, the folder that its paths are relative to; the default is the file's folder."
         ),
     ] = None,
-    image_size: ImageSize = 112,
-    quality: Annotated[
-        int, typer.Option(min=1, max=100, help="JPEG quality of images that have to be encoded.")
-    ] = 95,
-    min_images: MinImages = 1,
-    shuffle: Annotated[bool, typer.Option(help="Write the images in random order.")] = False,
-    seed: Seed = 0,
-    skip_bad: Annotated[
-        bool,
-        typer.Option(help="Leave out images that cannot be read or have no landmarks, and list them."),
-    ] = False,
     workers: Workers = None,
     as_json: Json = False,
 ) -> None:
@@ -102,36 +120,24 @@ def pack(
 
     if source.suffix.lower() not in LIST_SUFFIXES:
         refuse_given(context, "images", when=f"on {source}, which is not a list file")
-    if not shuffle:
+    if not options.shuffle:
         refuse_given(context, "seed", when="without --shuffle")
     finder = faces.finder()
     with progress_bars("checking", "packing") as (checking, progress):
         packed = tool.pack(
-            source,
-            output,
-            images=images,
-            image_size=image_size,
-            quality=quality,
-            min_images_per_identity=min_images,
-            landmarks=finder,
-            shuffle=shuffle,
-            seed=seed,
-            skip_bad=skip_bad,
-            workers=workers,
-            checking=checking,
-            progress=progress,
-        )
+            source, output, options,
+            images=images, landmarks=finder, workers=workers, checking=checking, progress=progress,
+        )  # fmt: skip
     if as_json:
-        skipped = [vars(one) for one in packed.skipped]
-        typer.echo(json.dumps(vars(packed) | {"folder": str(packed.folder), "skipped": skipped}))
+        print_written([packed], as_json, **detections(finder))
         return
-    echo_line(f"{packed.folder}: {packed.images:,} images of {packed.identities:,} identities")
+    print_written([packed])
     if packed.skipped:
-        echo_line(f"  left out {len(packed.skipped):,} files, see {packed.folder / tool.SKIPPED_FILE}:")
+        echo_line(f"  left out {len(packed.skipped):,} files, see {output / tool.SKIPPED_FILE}:")
         for line in skipped_summary(packed.skipped):
             echo_line(f"    {line}")
     print_detections(finder)
-    _print_next_steps(packed.folder, image_size)
+    _print_next_steps(output, options.image_size)
 
 
 @option_groups

@@ -1,14 +1,20 @@
-"""Options and arguments that several `facetrain data` commands share."""
+"""Options and arguments that several `facetrain data` commands share, and their printed result."""
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from facetrain.cli.outputs import echo_line
 from facetrain.data.images.header import MAX_PIXELS
+
+if TYPE_CHECKING:
+    from facetrain.data.tools.writing import WrittenDataset
 
 Json = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON, and nothing else on standard output.")
@@ -22,17 +28,14 @@ Dataset = Annotated[
 Output = Annotated[Path, typer.Option(help="Folder to write the dataset to; it must not exist.")]
 MOST_PIXELS = math.isqrt(MAX_PIXELS)
 """Width and height of the largest square image that facetrain decodes."""
-ImageSize = Annotated[
-    int, typer.Option(min=16, max=MOST_PIXELS, help="Width and height of the written images, in pixels.")
-]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of the random selection or order.")]
+IMAGE_SIZE = typer.Option(min=16, max=MOST_PIXELS, help="Width and height of the written images, in pixels.")
+SEED = typer.Option(min=0, help="Seed of the random selection or order.")
+Seed = Annotated[int, SEED]
 Workers = Annotated[
     int | None,
     typer.Option(min=1, help="Number of threads that read images; the default is one per usable core."),
 ]
-MinImages = Annotated[
-    int, typer.Option(min=1, help="Leave out identities with fewer images than this number.")
-]
+MIN_IMAGES = typer.Option(min=1, help="Leave out identities with fewer images than this number.")
 Model = Annotated[Path, typer.Argument(help="Run folder, model file, or .onnx file.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Number of images per forward pass.")]
 Precision = Annotated[
@@ -44,3 +47,18 @@ Precision = Annotated[
         "dataset. A higher share reports less.",
     ),
 ]
+
+
+def print_written(written: Sequence[WrittenDataset], as_json: bool = False, **facts: Any) -> None:
+    """Print the datasets that a command wrote: a line for each, or JSON with further facts."""
+    if as_json:
+        results = [json_facts(dataset) | facts for dataset in written]
+        typer.echo(json.dumps(results[0] if len(results) == 1 else results))
+        return
+    for dataset in written:
+        echo_line(f"{dataset.folder}: {dataset.images:,} images of {dataset.identities:,} identities")
+
+
+def json_facts(dataset: WrittenDataset) -> dict[str, Any]:
+    """Return a written dataset as JSON values."""
+    return vars(dataset) | {"skipped": [vars(file) for file in dataset.skipped]}

@@ -1,20 +1,28 @@
-"""`facetrain data merge | split | shuffle | subset | unpack | convert | index`: new datasets from existing ones."""
+"""`facetrain data merge | split | shuffle | subset | convert | index`: new datasets from existing ones."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from facetrain.cli.data.options import Dataset, Json, MinImages, Output, Seed, Workers
+from facetrain.cli.data.options import (
+    MIN_IMAGES,
+    SEED,
+    Dataset,
+    Json,
+    Output,
+    Seed,
+    Workers,
+    print_written,
+)
+from facetrain.cli.option_groups import option_groups
 from facetrain.cli.outputs import echo_line
 from facetrain.cli.unused_options import refuse_given
+from facetrain.data.tools.options import SubsetOptions
 from facetrain.errors import UsageError
-
-if TYPE_CHECKING:
-    from facetrain.data.tools.rewrite import WrittenDataset
 
 
 def merge(
@@ -33,7 +41,7 @@ def merge(
         )
     with progress_bar("merging") as progress:
         written = rewrite.merge(datasets, output, workers=workers, progress=progress)
-    _print_written([written], as_json)
+    print_written([written], as_json)
     if written.without_landmarks and not as_json:
         echo_line(
             f"  landmarks are left out, because {', '.join(written.without_landmarks)} has none; "
@@ -61,7 +69,7 @@ def split(
         written = rewrite.split(
             dataset, output, validation=validation, seed=seed, workers=workers, progress=progress
         )
-    _print_written(list(written), as_json)
+    print_written(written, as_json)
 
 
 def shuffle(
@@ -73,35 +81,33 @@ def shuffle(
 
     with progress_bar("shuffling") as progress:
         written = rewrite.shuffle(dataset, output, seed=seed, workers=workers, progress=progress)
-    _print_written([written], as_json)
+    print_written([written], as_json)
 
 
+@option_groups
 def subset(
     context: typer.Context,
     dataset: Dataset,
     output: Output,
-    listed: Annotated[
-        Path | None,
-        typer.Option(
-            "--list",
-            metavar="FILE",
-            help="File with the identities to keep, one number per line; the default is all.",
-        ),
-    ] = None,
-    identities: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Number of identities to keep, selected at random; the default is all of them."
-        ),
-    ] = None,
-    min_images: MinImages = 1,
-    max_images: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Number of images to keep of each identity, selected at random; the default is all."
-        ),
-    ] = None,
-    seed: Seed = 0,
+    options: Annotated[
+        SubsetOptions,
+        {
+            "listed": typer.Option(
+                "--list",
+                metavar="FILE",
+                help="File with the identities to keep, one number per line; the default is all.",
+            ),
+            "identities": typer.Option(
+                min=1, help="Number of identities to keep, selected at random; the default is all of them."
+            ),
+            "min_images": MIN_IMAGES,
+            "max_images": typer.Option(
+                min=1,
+                help="Number of images to keep of each identity, selected at random; the default is all.",
+            ),
+            "seed": SEED,
+        },
+    ],
     workers: Workers = None,
     as_json: Json = False,
 ) -> None:
@@ -109,31 +115,11 @@ def subset(
     from facetrain.cli.progress import progress_bar
     from facetrain.data.tools import rewrite
 
-    if identities is None and max_images is None:
+    if options.identities is None and options.max_images is None:
         refuse_given(context, "seed", when="without --identities and --max-images")
     with progress_bar("writing") as progress:
-        written = rewrite.subset(
-            dataset,
-            output,
-            listed=listed,
-            identities=identities,
-            min_images_per_identity=min_images,
-            max_images_per_identity=max_images,
-            seed=seed,
-            workers=workers,
-            progress=progress,
-        )
-    _print_written([written], as_json)
-
-
-def unpack(dataset: Dataset, output: Output, workers: Workers = None, as_json: Json = False) -> None:
-    """Write every image, its bytes unchanged, into a folder per identity."""
-    from facetrain.cli.progress import progress_bar
-    from facetrain.data.tools import unpack as tool
-
-    with progress_bar("unpacking") as progress:
-        written = tool.unpack(dataset, output, workers=workers, progress=progress)
-    _print_written([written], as_json)
+        written = rewrite.subset(dataset, output, options, workers=workers, progress=progress)
+    print_written([written], as_json)
 
 
 def convert(
@@ -143,18 +129,19 @@ def convert(
         typer.Option(help="Folder to write, or file for lmdb (.lmdb) and zip (.zip); it must not exist."),
     ],
     to: Annotated[
-        Literal["recordio", "webdataset", "parquet", "lmdb", "zip"], typer.Option(help="Format to write.")
+        Literal["recordio", "webdataset", "parquet", "lmdb", "zip", "folder"],
+        typer.Option(help="Format to write."),
     ],
     workers: Workers = None,
     as_json: Json = False,
 ) -> None:
     """Write a dataset in another format, with the same bytes, order and names; labels lose their gaps."""
     from facetrain.cli.progress import progress_bar
-    from facetrain.data.tools import convert as tool
+    from facetrain.data.tools import rewrite
 
     with progress_bar("converting") as progress:
-        written = tool.convert(dataset, output, to, workers=workers, progress=progress)
-    _print_written([written], as_json)
+        written = rewrite.convert(dataset, output, to, workers=workers, progress=progress)
+    print_written([written], as_json)
     if written.empty_identities and not as_json:
         echo_line(
             f"  identities without images: {written.empty_identities:,}, left out; the labels after them are "
@@ -177,12 +164,3 @@ def index(
     typer.echo(
         json.dumps({"index": str(path), "records": records}) if as_json else f"{path}: {records:,} records"
     )
-
-
-def _print_written(written: list[WrittenDataset], as_json: bool) -> None:
-    if as_json:
-        results = [vars(one) for one in written]
-        typer.echo(json.dumps(results[0] if len(results) == 1 else results))
-        return
-    for one in written:
-        echo_line(f"{one.folder}: {one.images:,} images of {one.identities:,} identities")

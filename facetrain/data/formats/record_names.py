@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property, partial
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -98,60 +98,49 @@ class RecordNames:
         return names
 
 
-def write_names(folder: Path, source: FaceDataset, numbers: np.ndarray, label: np.ndarray) -> None:
-    """Write the names of images that were written to a folder, and of their identities, as `write_name_tables`.
-
-    Args:
-        folder: the folder with train.rec.
-        source: the dataset that the images come from.
-        numbers: numbers of the images in `source`, in the order of their keys from 1: (N,).
-        label: labels of the images in `folder`, from 0 without gaps: (N,).
-    """
-    identities = _most_frequent_source(source, numbers, label)
-    write_name_tables(
-        folder, numbers, partial(original_name, source), identities, partial(identity_name, source)
-    )
-
-
 def write_name_tables(
-    folder: Path,
-    numbers: np.ndarray,
-    image_name: Callable[[int], str | None],
-    identities: Sequence[int],
-    identity_name: Callable[[int], str],
+    folder: Path, numbers: np.ndarray, source: FaceDataset, identities: Sequence[int]
 ) -> None:
-    """Write the table of the images if they have names, and that of the identities if one or the images have names.
+    """Write the table of the images if they have names, and the table of the identities if one or the images have.
 
-    Those without a name are named by their numbers in the source. Images count as without names if none of 2000 has
-    one: the first 1000 numbers in ascending order, and 1000 spread evenly from the first to the last number.
+    Images and identities without a name are named by their numbers in the source. Images count as without names if
+    none of 2000 has one: the first 1000 numbers in ascending order, and 1000 spread evenly over all numbers.
 
     Args:
         folder: the folder with train.rec.
         numbers: numbers in the source of the images with the keys 1, 2, …: (N,).
-        image_name: returns the name of an image in the source.
+        source: the dataset that the images come from.
         identities: labels in the source of the identities 0, 1, ….
-        identity_name: returns the name of an identity in the source, its label as text if it has none.
     """
-    has_images = _has_names(image_name, numbers)
-    names = [identity_name(label) for label in identities]
+    has_images = _has_names(source, numbers)
+    names = [identity_name(source, label) for label in identities]
     if has_images:
-        rows = ((key, image_name(number) or str(number)) for key, number in enumerate(numbers.tolist(), 1))
+        rows = (
+            (key, original_name(source, number) or str(number))
+            for key, number in enumerate(numbers.tolist(), 1)
+        )
         _write_table(folder / NAMES_FILE, ("key", "name"), rows)
-    if has_images or names != [str(label) for label in identities]:
+    if has_images or names != [str(label) for label in range(len(names))]:
         _write_table(folder / IDENTITIES_FILE, ("identity", "name"), enumerate(_unique(names)))
 
 
-def _has_names(image_name: Callable[[int], str | None], numbers: np.ndarray) -> bool:
+def _has_names(source: FaceDataset, numbers: np.ndarray) -> bool:
     # Not all: 17 million take minutes, and a compressed Parquet column would be decoded once more.
     ascending = np.sort(numbers)
     spread = np.linspace(0, len(ascending) - 1, _PROBED_IMAGES).astype(np.int64)
     # In ascending order: some formats decode many neighbors to find one name.
     probed = np.unique(np.concatenate([ascending[:_PROBED_IMAGES], ascending[spread]]))
-    return any(image_name(number) is not None for number in probed.tolist())
+    return any(original_name(source, number) is not None for number in probed.tolist())
 
 
-def _most_frequent_source(source: FaceDataset, numbers: np.ndarray, label: np.ndarray) -> list[int]:
-    """Return the identity in the source that most images of each new identity had: corrected labels mix them."""
+def most_frequent_identities(source: FaceDataset, numbers: np.ndarray, label: np.ndarray) -> list[int]:
+    """Return the identity in the source that most images of each new identity had: corrected labels mix them.
+
+    Args:
+        source: the dataset that the images come from.
+        numbers: numbers of the images in the source: (N,).
+        label: new labels of the images, from 0 without gaps: (N,).
+    """
     classes = np.int64(source.num_classes)
     pair, count = np.unique(label * classes + source.labels[numbers], return_counts=True)
     order = np.lexsort((-count, pair // classes))

@@ -3,7 +3,3 @@
 An `Identity` holds the shapes and colors of one face; `CaptureConditions` hold the pose, light, expression and
 occlusion of one image. `render` turns both into pixels. `dataset_writer` writes datasets of these images.
 """
-
-from facetrain.data.synthetic.dataset_writer import SynthesisResult, write_dataset
-
-__all__ = ["SynthesisResult", "write_dataset"]

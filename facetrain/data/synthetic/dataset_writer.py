@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
@@ -18,10 +19,14 @@ from facetrain.data.formats.record_writer import write_identities
 from facetrain.data.synthetic.render import render_jpeg
 from facetrain.data.tools.parallel import report_progress
 from facetrain.data.tools.sample_pairs import genuine_flags
+from facetrain.data.tools.writing import WrittenDataset
 from facetrain.distributed.process_lifetime import end_with_parent
 from facetrain.distributed.spawn import HelperContext
 from facetrain.files import new_folder
 from facetrain.progress import ProgressCallback, ignore_progress
+
+if TYPE_CHECKING:
+    from facetrain.data.settings import SyntheticSettings  # pydantic, which rendering processes do not need
 
 EVAL_SET_NAME = "synth"
 _CARD = DatasetCard(
@@ -36,63 +41,44 @@ _IMAGES_PER_EVAL_IDENTITY = 10
 _FIRST_EVAL_IDENTITY = 1 << 40
 
 
-@dataclass(frozen=True)
-class SynthesisResult:
-    """Folder and size of a synthetic dataset that was written."""
-
-    folder: Path
-    identities: int
-    images: int
-    pairs: int
-
-
-def write_dataset(
+def write_synthetic(
     folder: Path,
+    faces: SyntheticSettings,
     *,
-    identities: int,
-    images_per_identity: int,
-    eval_identities: int,
-    eval_pairs: int,
     image_size: int = 112,
-    seed: int = 0,
     workers: int | None = None,
     progress: ProgressCallback = ignore_progress,
-) -> SynthesisResult:
+) -> WrittenDataset:
     """Write a training set, and `synth.bin` with pairs of other identities.
 
     The same arguments give the same bytes, for any number of workers. The folder appears complete or not at all.
 
     Args:
         folder: the output folder; it must not exist.
-        identities: number of training identities.
-        images_per_identity: number of training images of each identity.
-        eval_identities: number of identities of the verification set.
-        eval_pairs: number of verification pairs, a multiple of 20; half of them show one identity.
+        faces: numbers of identities, images and pairs, and the seed.
         image_size: pixels a side.
-        seed: seed of all identities, images and pairs.
         workers: rendering processes; one per usable core if None.
         progress: called after every identity, with the number of identities.
 
     Raises:
-        DataError: the folder exists or cannot be written, or `eval_pairs` is not a multiple of 20.
+        DataError: the folder exists or cannot be written.
     """
-    same = genuine_flags(eval_pairs)
-    workers = workers or usable_cores()
-    train = [(number, images_per_identity) for number in range(identities)]
-    evaluation = [
-        (_FIRST_EVAL_IDENTITY + number, _IMAGES_PER_EVAL_IDENTITY) for number in range(eval_identities)
+    same = genuine_flags(faces.eval_pairs)
+    identities = [(number, faces.images_per_identity) for number in range(faces.identities)]
+    identities += [
+        (_FIRST_EVAL_IDENTITY + number, _IMAGES_PER_EVAL_IDENTITY) for number in range(faces.eval_identities)
     ]
+    counts = [faces.images_per_identity] * faces.identities
     with new_folder(folder) as scratch:
-        rendered = _render_identities(seed, train + evaluation, image_size, workers)
-        images_of = report_progress(rendered, identities + eval_identities, progress)
-        labeled = ((label, image) for label in range(identities) for image in next(images_of))
+        rendered = _render_identities(faces.seed, identities, image_size, workers or usable_cores())
+        images_of = report_progress(rendered, len(identities), progress)
+        labeled = ((label, image) for label in range(faces.identities) for image in next(images_of))
         digest = ImageDigest()
-        write_identities(scratch, [images_per_identity] * identities, digest.of(labeled), image_size)
-        count = identities * images_per_identity
-        write_card(folder, scratch, replace(_CARD, people=identities, images=count, digest=digest.text))
-        images = _sample_pairs(list(images_of), same, seed)
-        write_bin(scratch / f"{EVAL_SET_NAME}.bin", images, same)
-    return SynthesisResult(folder, identities, identities * images_per_identity, eval_pairs)
+        write_identities(scratch, counts, digest.of(labeled), image_size)
+        card = replace(_CARD, people=len(counts), images=sum(counts), digest=digest.text)
+        write_card(folder, scratch, card)
+        write_bin(scratch / f"{EVAL_SET_NAME}.bin", _sample_pairs(list(images_of), same, faces.seed), same)
+    return WrittenDataset(folder=str(folder), images=sum(counts), identities=len(counts))
 
 
 def _render_identity(seed: int, identity: int, count: int, size: int) -> list[bytes]:

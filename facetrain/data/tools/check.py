@@ -10,18 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.dataset_card import ImageDigest, carry_cards
-from facetrain.data.formats.landmark_file import LANDMARKS_FILE, write_landmarks
-from facetrain.data.formats.record_names import write_name_tables
-from facetrain.data.formats.record_writer import write_identities
 from facetrain.data.images.decode import decode_rgb
-from facetrain.data.images.header import encoded_image_size
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.damaged_images import DataFault, TolerantReader, open_tolerant
 from facetrain.data.tools.near_duplicates import HASH_WORDS, digest, equal_groups, near_pairs, perceptual_hash
 from facetrain.data.tools.parallel import map_in_order, report_progress
+from facetrain.data.tools.writing import Selection, write_dataset
 from facetrain.errors import DataError
-from facetrain.files import new_folder
 from facetrain.progress import ProgressCallback, ignore_progress
 
 FAULT_KINDS = {
@@ -115,7 +110,11 @@ def check(
     faults += _empty_identities(images.label_N) + _contradictions(folder, images.label_N)
     good = np.stack([images.number_N[keep], images.label_N[keep]], 1)
     if repair is not None:
-        _write_copy(reader, good, repair, workers, folder, _landmarks(reader, good, folder, faults))
+        if not len(good):
+            raise DataError(f"{folder}: every image has a fault; there is nothing to write")
+        landmarks_N52 = _landmarks(reader, folder, faults)
+        copy = Selection(_StoredImages(reader, good), good[:, 0], good[:, 1], landmarks=landmarks_N52)
+        write_dataset(copy, repair, [folder], workers=workers)
     return CheckReport(len(images.number_N), len(np.unique(images.label_N)), faults, good)
 
 
@@ -228,12 +227,10 @@ def _contradictions(folder: Path, label_N: np.ndarray) -> list[DataFault]:
     return []
 
 
-def _landmarks(
-    reader: TolerantReader, good: np.ndarray, folder: Path, faults: list[DataFault]
-) -> np.ndarray | None:
-    """Return the landmarks of the images of the clean copy, (N, 5, 2); None, perhaps with a fault, without any."""
+def _landmarks(reader: TolerantReader, folder: Path, faults: list[DataFault]) -> np.ndarray | None:
+    """Return the landmarks of all records, (count, 5, 2); None, perhaps with a fault, without any."""
     try:
-        landmarks_N52 = reader.landmarks()
+        return reader.landmarks()
     except DataError as error:
         faults.append(
             DataFault(
@@ -243,35 +240,22 @@ def _landmarks(
             )
         )
         return None
-    return None if landmarks_N52 is None else landmarks_N52[good[:, 0]]
 
 
-def _write_copy(
-    reader: TolerantReader,
-    good: np.ndarray,
-    output: Path,
-    workers: int | None,
-    folder: Path,
-    landmarks_N52: np.ndarray | None,
-) -> None:
-    if not len(good):
-        raise DataError(f"{folder}: every image has a fault; there is nothing to write")
-    _, label = np.unique(good[:, 1], return_inverse=True)
+class _StoredImages:
+    """Records of a damaged dataset as a dataset of the images that can be read."""
 
-    def read_again(row: int) -> tuple[int, bytes]:
-        number = int(good[row, 0])
-        stored = reader.read(number)
+    def __init__(self, reader: TolerantReader, good: np.ndarray) -> None:
+        self._reader = reader
+        self.num_images = reader.count
+        self.labels = np.zeros(reader.count, np.int64)
+        self.labels[good[:, 0]] = good[:, 1]
+        self.num_classes = int(self.labels.max()) + 1
+        self.location, self.name, self.identity_name = reader.location, reader.name, reader.identity_name
+
+    def read(self, index: int) -> bytes:
+        """Return the image of a record again."""
+        stored = self._reader.read(index)
         if stored is None:
-            raise DataError(f"{reader.location(number)}: the record changed during the check; run it again")
-        return int(label[row]), stored.data
-
-    with new_folder(output) as scratch:
-        size = encoded_image_size(read_again(0)[1])
-        images = map_in_order(read_again, range(len(label)), workers)
-        counts, digest_of_copy = np.bincount(label).tolist(), ImageDigest()
-        write_identities(scratch, counts, digest_of_copy.of(images), min(size) if size else 112)
-        carry_cards([folder], output, scratch, (len(counts), len(label)), digest_of_copy)
-        if landmarks_N52 is not None:
-            write_landmarks(scratch / LANDMARKS_FILE, landmarks_N52)
-        identities = np.unique(good[:, 1]).tolist()
-        write_name_tables(scratch, good[:, 0], reader.name, identities, reader.identity_name)
+            raise DataError(f"{self.location(index)}: the record changed during the check; run it again")
+        return stored.data

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.dataset_card import ImageDigest, carry_cards
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.fault_calibration import PRECISION, FaultThreshold
 from facetrain.data.tools.identity_groups import find_duplicate_identities, find_mixed_identities
@@ -20,12 +19,11 @@ from facetrain.data.tools.label_faults import (
     applied_by_default,
     apply_faults,
 )
-from facetrain.data.tools.rewrite import WrittenDataset, write_images
 from facetrain.data.tools.separation import Separation, measure_separation
 from facetrain.data.tools.similarity import check_labeled
+from facetrain.data.tools.writing import Selection, WrittenDataset, write_dataset
 from facetrain.data.tools.wrong_images import find_wrong_images
 from facetrain.errors import DataError
-from facetrain.files import new_folder
 from facetrain.progress import ProgressCallback, ignore_progress
 
 
@@ -152,8 +150,5 @@ def write_cleaned(
     numbers = np.flatnonzero(label_N >= 0)
     if not len(numbers):
         raise DataError(f"{folder}: no image is left; check the report, and that the model fits this dataset")
-    with new_folder(output) as scratch:
-        digest = ImageDigest()
-        written = write_images(source, numbers, label_N[numbers], scratch, workers, progress, digest)
-        carry_cards([folder], output, scratch, written, digest)
-    return WrittenDataset(str(output), *written)
+    selection = Selection(source, numbers, label_N[numbers])
+    return write_dataset(selection, output, [folder], workers=workers, progress=progress)

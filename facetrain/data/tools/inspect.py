@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,19 +15,16 @@ from facetrain.data.formats.bin import read_bin
 from facetrain.data.images.header import encoded_image_size, read_header
 from facetrain.data.loading.sampler import permute
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.skipped_files import SkippedFile
+from facetrain.data.tools.writing import DatasetSize
 from facetrain.errors import DataError
 
 _HISTOGRAM_BOUNDS = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500)
 
 
-@dataclass(frozen=True)
-class DatasetStatistics:
+@dataclass(frozen=True, kw_only=True)
+class DatasetStatistics(DatasetSize):
     """Counts of a dataset. Sizes and formats are those of a sample of its images."""
 
-    folder: str
-    images: int
-    identities: int
     identities_without_images: int
     fewest: int
     """Images of the identity with the fewest images, at least 1."""
@@ -43,8 +40,6 @@ class DatasetStatistics:
     """The five most frequent sizes in the sample, such as "112×112", with their counts."""
     formats: dict[str, int]
     """The image formats in the sample with their counts."""
-    skipped: list[SkippedFile] = field(default_factory=list)
-    """Files of the dataset that are not images of it."""
 
 
 @dataclass(frozen=True)

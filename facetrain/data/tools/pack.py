@@ -7,45 +7,27 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from facetrain.data.dataset import FaceDataset, identity_name, image_landmarks, image_name, skipped_files
-from facetrain.data.dataset_card import ImageDigest, carry_cards
 from facetrain.data.formats.image_list import ListDataset
-from facetrain.data.formats.landmark_file import LANDMARKS_FILE, write_landmarks
-from facetrain.data.formats.record_names import write_names
-from facetrain.data.formats.record_writer import write_identities
 from facetrain.data.images.align import align, aligned_landmarks
 from facetrain.data.images.decode import decode_rgb, encode_jpeg, is_upright_jpeg, resize_square
 from facetrain.data.loading.sampler import permute
 from facetrain.data.open_dataset import drop_small_identities, open_dataset
 from facetrain.data.skipped_files import SkippedFile, skipped_table
 from facetrain.data.tools.landmarks import LandmarkFinder, YuNet, require_distinct_names
+from facetrain.data.tools.options import DEFAULT_PACK_OPTIONS, PackOptions
 from facetrain.data.tools.parallel import map_in_order, report_progress
+from facetrain.data.tools.writing import Selection, WrittenDataset, write_into
 from facetrain.errors import DataError, ImageError, UnreadableError
 from facetrain.face_landmarks import normalize_landmarks
 from facetrain.files import new_folder
 from facetrain.progress import ProgressCallback, ignore_progress
-
-
-@dataclass(frozen=True)
-class PackResult:
-    """Folder and size of a dataset that was written, and the images that were left out."""
-
-    folder: Path
-    identities: int
-    images: int
-    skipped: list[SkippedFile]
-    """Files and images that were left out."""
-    fallbacks: dict[str, str] = field(default_factory=dict)
-    """Images whose face the detector found only in a second attempt, and the attempt."""
-    several_faces: dict[str, int] = field(default_factory=dict)
-    """Images in which the detector found several faces of similar size, and their number."""
-
 
 SKIPPED_FILE = "skipped.csv"
 """Table of the files that were left out, in the folder of a packed dataset."""
@@ -56,37 +38,27 @@ _EXAMPLES = 3
 def pack(
     source_path: Path,
     output: Path,
+    options: PackOptions = DEFAULT_PACK_OPTIONS,
     *,
     images: Path | None = None,
-    image_size: int = 112,
-    quality: int = 95,
-    min_images_per_identity: int = 1,
     landmarks: LandmarkFinder | None = None,
-    shuffle: bool = False,
-    seed: int = 0,
-    skip_bad: bool = False,
     workers: int | None = None,
     checking: ProgressCallback = ignore_progress,
     progress: ProgressCallback = ignore_progress,
-) -> PackResult:
+) -> WrittenDataset:
     """Write a dataset of any format as train.rec, train.idx and property; the folder appears complete or not at all.
 
     Without alignment, an upright JPEG of the right size keeps its bytes. All other images are turned upright, resized
-    to `image_size` and encoded with `quality`. Identities keep their order and are numbered without gaps. Where the
-    source has names, names.csv and identities.csv keep them; skipped.csv lists what was left out, and why.
-    landmarks.npy has the landmarks of aligned images, or those of the source.
+    and encoded. Identities keep their order and are numbered without gaps. Where the source has names, names.csv and
+    identities.csv keep them; skipped.csv lists what was left out, and why. landmarks.npy has the landmarks of aligned
+    images, or those of the source.
 
     Args:
         source_path: the dataset.
         output: the folder to write; it must not exist.
+        options: form of the images, and which images are written.
         images: folder that the paths of a list file are relative to; the folder of the list file if None.
-        image_size: pixels a side.
-        quality: JPEG quality of encoded images, 1 to 100.
-        min_images_per_identity: identities with fewer images are left out.
         landmarks: if given, faces are aligned to ArcFace's template by their landmarks.
-        shuffle: write the images in random order, for readers that read a file from start to end.
-        seed: seed of the order.
-        skip_bad: leave out images that cannot be read or have no landmarks. Every image is then read twice.
         workers: number of threads; one per usable core if None.
         checking: with `skip_bad`, called after every image that is checked, before the first one is written.
         progress: called after every image that is written.
@@ -98,31 +70,23 @@ def pack(
     """
     source = open_dataset(source_path, root=images)
     require_distinct_names(landmarks, source.num_images, partial(image_name, source), source.location)
-    prepared = _PreparedImages(source, image_size, quality, landmarks)
+    prepared = _PreparedImages(source, options.image_size, options.quality, landmarks)
     skipped = list(skipped_files(source))
-    good = _large_identities(source, source_path, min_images_per_identity, skipped)
+    numbers = _large_identities(source, source_path, options.min_images, skipped)
     with new_folder(output) as scratch:
-        if skip_bad:
-            good = _good_images(prepared, good, workers, checking, skipped)
+        if options.skip_bad:
+            numbers = _good_images(prepared, numbers, workers, checking, skipped)
         elif isinstance(source, ListDataset):
             _require_files(source, source_path)
-        identity, label = np.unique(source.labels[good], return_inverse=True)
-        order = permute(np.arange(len(good)), len(good), key=seed) if shuffle else np.arange(len(good))
-        labeled = map_in_order(
-            lambda row: (int(label[row]), prepared.encoded(int(good[row]))), order, workers
+        if options.shuffle:
+            numbers = numbers[permute(np.arange(len(numbers)), len(numbers), key=options.seed)]
+        selection = Selection(
+            source, numbers, source.labels[numbers], prepared.encoded, prepared.landmarks_N52
         )
-        labeled_progress = report_progress(labeled, len(good), progress)
-        digest = ImageDigest()
-        write_identities(scratch, np.bincount(label).tolist(), digest.of(labeled_progress), image_size)
-        write_names(scratch, source, good[order], label[order])
-        if prepared.landmarks_N52 is not None:
-            write_landmarks(scratch / LANDMARKS_FILE, prepared.landmarks_N52[good[order]])
-        carry_cards([source_path], output, scratch, (len(identity), len(good)), digest)
+        written = write_into(scratch, selection, output, [source_path], workers=workers, progress=progress)
         if skipped:
             (scratch / SKIPPED_FILE).write_text(skipped_table(skipped), encoding="utf-8")
-    fallbacks = landmarks.fallbacks if isinstance(landmarks, YuNet) else {}
-    several_faces = landmarks.several_faces if isinstance(landmarks, YuNet) else {}
-    return PackResult(output, len(identity), len(good), skipped, fallbacks, several_faces)
+    return replace(written, skipped=skipped)
 
 
 def _require_files(source: FaceDataset, path: Path) -> None:

@@ -10,20 +10,21 @@ from typing import TypeVar
 from facetrain.cpu_cores import usable_cores
 from facetrain.progress import ProgressCallback
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
 def map_in_order(
-    function: Callable[[int], T], numbers: Iterable[int], workers: int | None
+    function: Callable[[S], T], items: Iterable[S], workers: int | None = None
 ) -> Generator[T, None, None]:
-    """Yield `function(number)` for all numbers in their order, computed by threads.
+    """Yield `function(item)` for all items in their order, computed by threads.
 
-    At most four results per thread are computed ahead, so memory does not grow with the length of `numbers`. When
+    At most four results per thread are computed ahead, so memory does not grow with the number of items. When
     the generator is closed, it cancels the pending calls and waits for those that are running.
 
     Args:
         function: must be safe to call from several threads; OpenCV and file reads release the GIL.
-        numbers: the arguments.
+        items: the arguments.
         workers: number of threads; one per usable core if None.
     """
     workers = workers or usable_cores()
@@ -31,8 +32,8 @@ def map_in_order(
     with ThreadPoolExecutor(workers) as pool:
         pending: deque[Future[T]] = deque()
         try:
-            for number in numbers:
-                pending.append(pool.submit(function, int(number)))
+            for item in items:
+                pending.append(pool.submit(function, item))
                 if len(pending) > ahead:
                     yield pending.popleft().result()
             while pending:

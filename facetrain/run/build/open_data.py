@@ -17,7 +17,7 @@ from facetrain.data.images.augment import normalize
 from facetrain.data.images.decode import decode_rgb, resize_square
 from facetrain.data.open_dataset import check_counts, open_dataset, require_landmarks
 from facetrain.data.published_datasets import require_dataset
-from facetrain.data.synthetic.dataset_writer import write_dataset
+from facetrain.data.synthetic.dataset_writer import write_synthetic
 from facetrain.distributed import collectives
 from facetrain.distributed.agreement import decide_on_leader, fail_together
 from facetrain.distributed.world import World
@@ -50,9 +50,7 @@ def write_missing_dataset(config: Config, world: World) -> None:
                 _leader_still_writes(this_rank=True)
 
         try:
-            write_dataset(
-                folder, image_size=config.data.image_size, progress=tell_others, **synthetic.model_dump()
-            )
+            write_synthetic(folder, synthetic, image_size=config.data.image_size, progress=tell_others)
         except DataError as error:
             failure = error
         _leader_still_writes(this_rank=False)

@@ -8,13 +8,13 @@ from facetrain.data.dataset_card import (
     read_cards,
     read_copied_cards,
 )
-from facetrain.data.synthetic import write_dataset
+from facetrain.data.settings import SyntheticSettings
+from facetrain.data.synthetic.dataset_writer import write_synthetic
 from facetrain.data.tools import pack as pack_tool
 from facetrain.data.tools import rewrite
-from facetrain.data.tools import unpack as unpack_tool
 from facetrain.data.tools.check import check
 from facetrain.data.tools.clean import write_cleaned
-from facetrain.data.tools.convert import convert
+from facetrain.data.tools.options import SubsetOptions
 from facetrain.errors import DataError
 from tests.support.command import ROOT
 from tests.support.datasets import write_records
@@ -30,9 +30,9 @@ kind: synthetic
 def test_pack_and_convert_keep_the_card_and_write_one_digest(tmp_path):
     source = write_records(tmp_path / "in", [1, 0, 1], size=112)
     (source / "dataset_card.yaml").write_text(_CARD)
-    convert(source, tmp_path / "a.zip", "zip")
-    convert(tmp_path / "a.zip", tmp_path / "b", "webdataset")
-    convert(tmp_path / "b", tmp_path / "c", "recordio")
+    rewrite.convert(source, tmp_path / "a.zip", "zip")
+    rewrite.convert(tmp_path / "a.zip", tmp_path / "b", "webdataset")
+    rewrite.convert(tmp_path / "b", tmp_path / "c", "recordio")
     cards = [read_card(tmp_path / name) for name in ("a.zip", "b", "c")]
     assert cards[0] == cards[1] == cards[2]
     assert (cards[0].license, cards[0].people, cards[0].images) == ("non-commercial research", 2, 3)
@@ -90,10 +90,10 @@ def _cards_of(folder):
 def test_every_tool_that_writes_a_dataset_carries_origin_and_license(tmp_path):
     source = write_records(tmp_path / "in", [0, 0, 1, 1, 2, 2], size=112)
     (source / "dataset_card.yaml").write_text(_CARD)
-    rewrite.subset(source, tmp_path / "subset", identities=2)
+    rewrite.subset(source, tmp_path / "subset", SubsetOptions(identities=2))
     rewrite.shuffle(source, tmp_path / "shuffled")
     rewrite.split(source, tmp_path / "split", validation=0.34)
-    unpack_tool.unpack(source, tmp_path / "unpacked")
+    rewrite.convert(source, tmp_path / "unpacked", "folder")
     check(source, repair=tmp_path / "repaired")
     write_cleaned(source, np.array([0, 0, 0, 0, -1, 1]), tmp_path / "cleaned")
     expected = {"subset": (2, 4), "shuffled": (3, 6), "split/train": (2, 4), "split/validation": (1, 2),
@@ -108,8 +108,8 @@ def test_a_merge_lists_the_cards_of_its_sources_and_so_do_copies_of_it(tmp_path)
     sources = [write_records(tmp_path / name, [0, 1], size=112) for name in ("a", "b")]
     (sources[0] / "dataset_card.yaml").write_text(_CARD)
     rewrite.merge(sources, tmp_path / "merged")
-    convert(tmp_path / "merged", tmp_path / "copy.zip", "zip")
-    rewrite.subset(tmp_path / "copy.zip", tmp_path / "subset", identities=3)
+    rewrite.convert(tmp_path / "merged", tmp_path / "copy.zip", "zip")
+    rewrite.subset(tmp_path / "copy.zip", tmp_path / "subset", SubsetOptions(identities=3))
     for name in ("merged", "copy.zip", "subset"):
         names = [(card.name, card.license) for card in read_cards(tmp_path / name)]
         assert names == [("HSFace10k", "non-commercial research"), ("b", "unknown")], name
@@ -140,14 +140,7 @@ def test_the_cards_of_public_datasets_load_and_agree_with_the_presets():
 
 
 def test_a_rendered_dataset_has_a_card(tmp_path):
-    write_dataset(
-        tmp_path / "s",
-        identities=2,
-        images_per_identity=1,
-        eval_identities=2,
-        eval_pairs=20,
-        image_size=32,
-        workers=1,
-    )
+    faces = SyntheticSettings(identities=2, images_per_identity=1, eval_identities=2, eval_pairs=20)
+    write_synthetic(tmp_path / "s", faces, image_size=32, workers=1)
     card = read_card(tmp_path / "s")
     assert (card.kind, card.people, card.images) == ("synthetic", 2, 2)

@@ -1,4 +1,5 @@
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,9 +9,9 @@ from facetrain.data.formats.record_names import write_name_tables
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.check import check
 from facetrain.data.tools.clean import write_cleaned
+from facetrain.data.tools.options import PackOptions, SubsetOptions
 from facetrain.data.tools.pack import pack
-from facetrain.data.tools.rewrite import merge, shuffle, split, subset
-from facetrain.data.tools.unpack import unpack
+from facetrain.data.tools.rewrite import convert, merge, shuffle, split, subset
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, write_records
 
@@ -57,7 +58,7 @@ def test_a_packed_dataset_has_the_names_of_its_images_and_identities(photos, tmp
 
 def test_every_transformation_keeps_the_names(photos, tmp_path):
     data = tmp_path / "data"
-    pack(photos, data, shuffle=True, seed=1)
+    pack(photos, data, PackOptions(shuffle=True, seed=1))
     expected = sorted(names_of(photos))
     assert sorted(names_of(data)) == expected
     shuffle(data, tmp_path / "shuffled")
@@ -68,7 +69,7 @@ def test_every_transformation_keeps_the_names(photos, tmp_path):
     assert (
         sorted(names_of(tmp_path / "two" / "train") + names_of(tmp_path / "two" / "validation")) == expected
     )
-    subset(data, tmp_path / "few", min_images_per_identity=3)
+    subset(data, tmp_path / "few", SubsetOptions(min_images=3))
     assert {identity for identity, _ in names_of(tmp_path / "few")} == {"Bö"}
     merge([data, data], tmp_path / "merged")
     assert {identity for identity, _ in names_of(tmp_path / "merged")} == {
@@ -87,7 +88,7 @@ def test_a_cleaned_identity_has_the_name_of_most_of_its_images(photos, tmp_path)
 
 def test_unpacked_files_have_their_original_names(photos, tmp_path):
     pack(photos, tmp_path / "data")
-    unpack(tmp_path / "data", tmp_path / "out")
+    convert(tmp_path / "data", tmp_path / "out", "folder")
     names = [name.replace(".png", ".jpg") for name in files_of(photos)]
     assert files_of(tmp_path / "out") == sorted([*names, "dataset_card.yaml"])
 
@@ -98,7 +99,7 @@ def test_names_that_lead_out_of_the_folder_are_changed(photos, tmp_path):
     (tmp_path / "data" / "names.csv").write_text(table.replace("007/x.png", "../../..\\x.png"))
     table = (tmp_path / "data" / "identities.csv").read_text(encoding="utf-8")
     (tmp_path / "data" / "identities.csv").write_text(table.replace("Ann Lee", "../up").replace("007", ".."))
-    unpack(tmp_path / "data", tmp_path / "out")
+    convert(tmp_path / "data", tmp_path / "out", "folder")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "out", "photos"]
     assert {"_../_.._x.jpg", "_.._up/a, b.jpg", "_.._up/c.jpg"} <= set(files_of(tmp_path / "out"))
 
@@ -131,12 +132,14 @@ def test_the_names_of_a_sample_of_images_decide_whether_a_table_is_written(tmp_p
         asked.append(number)
         return "a.jpg" if named is not None and number >= named else None
 
-    write_name_tables(tmp_path, np.arange(100_000)[::-1], image_name, [0], str)
+    source = SimpleNamespace(name=image_name, num_classes=1)
+    write_name_tables(tmp_path, np.arange(100_000)[::-1], source, [0])
     assert (tmp_path / "names.csv").exists() == (named is not None)
     probed = asked[: -100_000 if named is not None else None]
     assert len(probed) <= 2000 and probed == sorted(set(probed))
     # Also fewer images than are asked for.
-    write_name_tables(tmp_path, np.array([5, 3]), lambda number: "b.jpg" if number == 5 else None, [0], str)
+    source.name = {5: "b.jpg"}.get
+    write_name_tables(tmp_path, np.array([5, 3]), source, [0])
     assert (tmp_path / "names.csv").read_text() == "key,name\n1,b.jpg\n2,3\n"
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from facetrain.data.dataset import identity_name, original_name, skipped_files
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.tools.unpack import unpack
+from facetrain.data.tools.rewrite import convert
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, images_of
 
@@ -92,7 +92,7 @@ def test_a_zip64_archive_is_read(tmp_path):
 
 def test_all_tools_read_a_zip_archive_through_the_same_interface(tmp_path):
     path = write_zip(tmp_path / "a.zip", {f"p{n % 2}/{n}.png": encoded_image(n) for n in range(6)})
-    unpack(path, tmp_path / "out", workers=1)
+    convert(path, tmp_path / "out", "folder", workers=1)
     assert images_of(open_dataset(tmp_path / "out")) == images_of(open_dataset(path))
 
 

@@ -7,25 +7,30 @@ import pytest
 from facetrain.data.formats.bin import read_bin
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.synthetic import write_dataset
+from facetrain.data.settings import SyntheticSettings
+from facetrain.data.synthetic.dataset_writer import write_synthetic
 from facetrain.errors import DataError
 from tests.support.processes import descendants, kill, wait_until_gone
 
-SMALL = {"identities": 3, "images_per_identity": 4, "eval_identities": 12, "eval_pairs": 40, "image_size": 48}
+SMALL = SyntheticSettings(identities=3, images_per_identity=4, eval_identities=12, eval_pairs=40)
+
+
+def write(folder, workers=1, **changes):
+    return write_synthetic(folder, SMALL.model_copy(update=changes), image_size=48, workers=workers)
 
 
 def test_the_bytes_depend_on_the_seed_and_not_on_the_number_of_workers(tmp_path):
-    one = write_dataset(tmp_path / "one", workers=1, **SMALL)
-    two = write_dataset(tmp_path / "two", workers=2, **SMALL)
-    write_dataset(tmp_path / "other", workers=1, seed=1, **SMALL)
-    assert (one.images, one.pairs) == (two.images, two.pairs) == (12, 40)
+    one = write(tmp_path / "one")
+    two = write(tmp_path / "two", workers=2)
+    write(tmp_path / "other", seed=1)
+    assert (one.images, one.identities) == (two.images, two.identities) == (12, 3)
     for name in ("train.rec", "train.idx", "property", "synth.bin"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     assert (tmp_path / "one" / "train.rec").read_bytes() != (tmp_path / "other" / "train.rec").read_bytes()
 
 
 def test_the_verification_pairs_show_identities_that_the_training_set_does_not_have(tmp_path):
-    write_dataset(tmp_path / "data", workers=1, **SMALL)
+    write(tmp_path / "data")
     source = open_dataset(tmp_path / "data")
     assert (source.num_images, source.num_classes) == (12, 3)
     images, same = read_bin(tmp_path / "data" / "synth.bin")
@@ -38,20 +43,20 @@ def test_the_verification_pairs_show_identities_that_the_training_set_does_not_h
 def test_existing_folders_are_kept_and_a_failure_leaves_no_files(tmp_path):
     (tmp_path / "data").mkdir()
     with pytest.raises(DataError, match="already exists"):
-        write_dataset(tmp_path / "data", workers=1, **SMALL)
+        write(tmp_path / "data")
     with pytest.raises(DataError, match="multiple of 20"):
-        write_dataset(tmp_path / "other", workers=1, **(SMALL | {"eval_pairs": 30}))
+        write(tmp_path / "other", eval_pairs=30)
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(DataError, match="Not a directory"):
-        write_dataset(tmp_path / "file" / "data", workers=1, **SMALL)
+        write(tmp_path / "file" / "data")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "file"]
 
 
 _RENDER = """
 from pathlib import Path
-from facetrain.data.synthetic import write_dataset
-write_dataset(Path("data"), workers=2, identities=100_000, images_per_identity=4, eval_identities=9, eval_pairs=20,
-              image_size=48)
+from facetrain.data.settings import SyntheticSettings
+from facetrain.data.synthetic.dataset_writer import write_synthetic
+write_synthetic(Path("data"), SyntheticSettings(identities=100_000, images_per_identity=4), image_size=48, workers=2)
 """
 
 

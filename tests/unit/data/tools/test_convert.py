@@ -5,14 +5,18 @@ import pytest
 
 from facetrain.data.dataset import identity_name, image_landmarks, original_name
 from facetrain.data.formats.landmark_file import write_landmarks
+from facetrain.data.formats.recordio import RecordHeader, RecordWriter
 from facetrain.data.loading.loader import Loader, LoaderSettings
 from facetrain.data.loading.sampler import build_sampler
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.check import check
-from facetrain.data.tools.convert import FORMATS, convert
-from facetrain.data.tools.unpack import unpack
-from facetrain.errors import DataError, UsageError
+from facetrain.data.tools.rewrite import convert
+from facetrain.data.tools.writing import FORMATS
+from facetrain.errors import DataError, ImageError, UsageError
 from tests.support.datasets import encoded_image, images_of, write_records
+from tests.unit.data.tools.helpers import grouped_images
+
+ORDERED = [name for name, chosen in FORMATS.items() if chosen.keeps_order]
 
 
 def converted(source, tmp_path, to):
@@ -46,7 +50,7 @@ def test_a_converted_dataset_has_the_same_images_labels_and_names(tmp_path, to):
     assert [identity_name(output, label) for label in range(3)] == ["Ann Lee", "Zoë", "bob"]
 
 
-@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("to", ORDERED)
 def test_images_in_any_order_and_without_names_keep_order_and_labels(tmp_path, to):
     labels = [2, 0, 7, 2, 1, 0, 7]
     write_records(tmp_path / "in", labels)
@@ -59,7 +63,7 @@ def test_images_in_any_order_and_without_names_keep_order_and_labels(tmp_path, t
     assert not check(output).faults
 
 
-@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("to", ORDERED)
 def test_batches_are_those_of_the_same_images_in_recordio_also_after_a_resume(tmp_path, to):
     labels = [n % 5 for n in range(40)]
     write_records(tmp_path / "in", labels)
@@ -171,16 +175,13 @@ def test_names_that_repeat_stay_names_in_lmdb(tmp_path):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("to", ["webdataset", "zip", "unpack"])
+@pytest.mark.parametrize("to", ["webdataset", "zip", "folder"])
 def test_identities_named_by_numbers_keep_their_names(tmp_path, to):
     names = sorted(str(number) for number in range(12))
     for number, name in enumerate(names):
         (tmp_path / "in" / name).mkdir(parents=True)
         (tmp_path / "in" / name / "a.png").write_bytes(encoded_image(number))
-    if to == "unpack":
-        unpack(tmp_path / "in", output := tmp_path / "out")
-    else:
-        output = converted(tmp_path / "in", tmp_path, to)
+    output = converted(tmp_path / "in", tmp_path, to)
     dataset = open_dataset(output)
     assert images_of(dataset) == images_of(open_dataset(tmp_path / "in"))
     assert [identity_name(dataset, label) for label in range(12)] == names
@@ -194,3 +195,58 @@ def test_names_with_outer_white_space_are_found_again_in_a_zip_archive(tmp_path)
     dataset = open_dataset(tmp_path / "out.zip")
     assert images_of(dataset) == images_of(open_dataset(tmp_path / "in"))
     assert sorted(map(dataset.name, range(3))) == ["_ann/_1.png", "_bob/_1.png", "cid_/_1.png"]
+
+
+def test_files_of_a_folder_have_the_bytes_of_the_records(tmp_path):
+    data = write_records(tmp_path / "data", [0, 0, 1, 1, 1, 2, 3, 3, 3, 3])
+    written = convert(data, tmp_path / "out", "folder")
+    assert (written.identities, written.images) == (4, 10)
+    assert grouped_images(tmp_path / "out") == grouped_images(data)
+    assert (tmp_path / "out" / "3" / "9.png").read_bytes() == open_dataset(data).read(9)
+
+
+def test_no_file_or_folder_takes_the_name_of_another_one(tmp_path):
+    places = ["d1/1_2.jpg\tann", "d1/1.jpg\tann", "d2/1.jpg\tann", "d2/1_3.jpg\tann", "d2/2.jpg\tbob", "d2/3.jpg\tBob",
+              "d2/4.jpg\tbob_1"]  # fmt: skip
+    for number, line in enumerate(places):
+        file = tmp_path / line.partition("\t")[0]
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(encoded_image(number))
+    (tmp_path / "l.txt").write_text("\n".join(places) + "\n")
+    assert convert(tmp_path / "l.txt", tmp_path / "out", "folder").images == 7
+    assert sorted(one for _, one in images_of(open_dataset(tmp_path / "out"))) == sorted(
+        map(encoded_image, range(7))
+    )
+    folders = {path.name.lower() for path in (tmp_path / "out").iterdir()}
+    assert folders == {"ann", "bob", "bob_1", "bob_2", "dataset_card.yaml"}
+    assert (tmp_path / "out" / "ann" / "1_2.png").read_bytes() == encoded_image(0)
+
+
+def test_images_of_a_dataset_with_some_names_keep_apart(tmp_path):
+    data = write_records(tmp_path / "plain", [0, 0])
+    named = write_records(tmp_path / "named", [0, 0])
+    (named / "names.csv").write_text("key,name\n1,a/1.png\n2,b/1.png\n")
+    (tmp_path / "both.yaml").write_text(f"datasets:\n  - path: {data}\n  - path: {named}\n")
+    convert(tmp_path / "both.yaml", tmp_path / "out", "folder")
+    assert sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.png")) == [
+        "0/0.png", "0/1.png", "1/1.png", "1/1_3.png",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("to", ["folder", "webdataset", "zip"])
+def test_bytes_without_a_format_are_written_only_under_the_name_of_an_image(tmp_path, to):
+    with RecordWriter(tmp_path / "train.rec") as writer:
+        for key in range(1, 4):
+            data = b"no image" if key == 2 else encoded_image(key)
+            writer.write(key, RecordHeader.of_image(0, key), data)
+    source = open_dataset(tmp_path / "train.rec")
+    with pytest.raises(
+        ImageError, match=r"key 2 at byte .*neither the name nor the bytes are those of an image; .*--repair"
+    ):
+        convert(tmp_path / "train.rec", tmp_path / "out.zip", to)
+    assert not [path.name for path in tmp_path.iterdir() if "out" in path.name]
+    (tmp_path / "names.csv").write_text("key,name\n1,a.png\n2,b.JPG\n3,c.png\n")
+    convert(tmp_path / "train.rec", tmp_path / "out.zip", to)
+    written = open_dataset(tmp_path / "out.zip")
+    assert images_of(written) == images_of(source)
+    assert [PurePath(written.name(number)).name for number in range(3)] == ["a.png", "b.JPG", "c.png"]

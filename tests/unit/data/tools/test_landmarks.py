@@ -10,6 +10,7 @@ from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.detect_landmarks import write_dataset_landmarks
 from facetrain.data.tools.landmarks import YuNet, _Face, read_landmarks, select_face
+from facetrain.data.tools.options import PackOptions
 from facetrain.data.tools.pack import pack
 from facetrain.data.tools.rewrite import merge
 from facetrain.errors import DataError, ImageError
@@ -92,7 +93,7 @@ def test_a_file_without_valid_landmarks_is_refused(tmp_path, name, content, mess
 
 def test_packed_faces_are_aligned_to_the_template(dataset, tmp_path):
     listed = write_csv(tmp_path / "a.csv", ["ann/1.png", "ann/2.png", "bob/1.png"])
-    pack(dataset, tmp_path / "out", landmarks=listed, quality=100)
+    pack(dataset, tmp_path / "out", PackOptions(quality=100), landmarks=listed)
     source = open_dataset(tmp_path / "out")
     image = decode_rgb(source.read(2), location="x")
     assert image.shape == (112, 112, 3)
@@ -112,8 +113,8 @@ def test_images_without_landmarks_are_an_error_or_left_out(dataset, tmp_path):
     packed = pack(
         dataset,
         tmp_path / "out",
+        PackOptions(skip_bad=True),
         landmarks=listed,
-        skip_bad=True,
         checking=lambda *report: checked.append(report),
         progress=lambda *report: written.append(report),
     )
@@ -122,14 +123,14 @@ def test_images_without_landmarks_are_an_error_or_left_out(dataset, tmp_path):
 
 
 def test_images_without_names_are_named_by_their_numbers(dataset, tmp_path):
-    pack(dataset, tmp_path / "records", image_size=200)
+    pack(dataset, tmp_path / "records", PackOptions(image_size=200))
     (tmp_path / "records" / "names.csv").unlink()
     listed = write_csv(tmp_path / "a.csv", ["0", "1", "2"])
     assert pack(tmp_path / "records", tmp_path / "out", landmarks=listed).images == 3
 
 
 def test_images_of_a_packed_dataset_keep_their_names(dataset, tmp_path):
-    pack(dataset, tmp_path / "records", image_size=200)
+    pack(dataset, tmp_path / "records", PackOptions(image_size=200))
     listed = write_csv(tmp_path / "a.csv", ["ann/1.png", "ann/2.png", "bob/1.png"])
     assert pack(tmp_path / "records", tmp_path / "out", landmarks=listed).images == 3
 
@@ -195,7 +196,7 @@ def test_a_dataset_is_aligned_by_the_detector_without_output_from_opencv(tmp_pat
     (tmp_path / "dataset" / "ann").mkdir(parents=True)
     cv2.imwrite(str(tmp_path / "dataset" / "ann" / "1.png"), image)
     find = YuNet(write_detector(tmp_path / "yunet.onnx"))
-    pack(tmp_path / "dataset", tmp_path / "out", landmarks=find, quality=100)
+    pack(tmp_path / "dataset", tmp_path / "out", PackOptions(quality=100), landmarks=find)
     packed = decode_rgb(open_dataset(tmp_path / "out").read(0), location="x")[..., 0]
     rows, columns = np.nonzero(packed > 200)
     assert (rows.min(), rows.max(), columns.min(), columns.max()) == pytest.approx((40, 71, 40, 71), abs=1)

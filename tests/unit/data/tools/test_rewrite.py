@@ -1,4 +1,5 @@
 import tracemalloc
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +11,11 @@ from facetrain.data.formats.recordio import RecordReader
 from facetrain.data.open_dataset import images_of_large_identities, open_dataset
 from facetrain.data.tools.check import check
 from facetrain.data.tools.contact_sheet import write_fault_sheet
-from facetrain.data.tools.convert import convert
 from facetrain.data.tools.inspect import find_identity
 from facetrain.data.tools.label_faults import LabelFault
+from facetrain.data.tools.options import PackOptions, SubsetOptions
 from facetrain.data.tools.pack import pack
-from facetrain.data.tools.rewrite import merge, shuffle, split, subset
-from facetrain.data.tools.unpack import unpack
+from facetrain.data.tools.rewrite import convert, merge, shuffle, split, subset
 from facetrain.errors import DataError, ImageError
 from tests.support.datasets import encoded_image, write_records
 from tests.unit.data.tools.helpers import grouped_images
@@ -75,11 +75,11 @@ def test_a_split_with_an_empty_side_is_refused(data, tmp_path, fraction):
 
 def test_a_subset_keeps_listed_identities_and_limits_images(data, tmp_path):
     (tmp_path / "keep.txt").write_text("3\n1\n")
-    subset(data, tmp_path / "listed", listed=tmp_path / "keep.txt")
+    subset(data, tmp_path / "listed", SubsetOptions(listed=tmp_path / "keep.txt"))
     assert open_dataset(tmp_path / "listed").labels.tolist() == [0, 0, 0, 1, 1, 1, 1]
-    subset(data, tmp_path / "few", min_images_per_identity=2, max_images_per_identity=2)
+    subset(data, tmp_path / "few", SubsetOptions(min_images=2, max_images=2))
     assert open_dataset(tmp_path / "few").labels.tolist() == [0, 0, 1, 1, 2, 2]
-    assert subset(data, tmp_path / "two", identities=2, seed=5).identities == 2
+    assert subset(data, tmp_path / "two", SubsetOptions(identities=2, seed=5)).identities == 2
     assert grouped_images(tmp_path / "two") < grouped_images(data)
 
 
@@ -90,7 +90,7 @@ def test_a_subset_keeps_listed_identities_and_limits_images(data, tmp_path):
 def test_a_list_with_unknown_identities_is_refused(data, tmp_path, listed, message):
     (tmp_path / "keep.txt").write_text(listed)
     with pytest.raises(DataError, match=message):
-        subset(data, tmp_path / "out", listed=tmp_path / "keep.txt")
+        subset(data, tmp_path / "out", SubsetOptions(listed=tmp_path / "keep.txt"))
     assert not (tmp_path / "out").exists()
 
 
@@ -99,7 +99,7 @@ def test_a_failure_leaves_no_files(data, tmp_path):
         if done == 5:
             raise KeyboardInterrupt
 
-    for number, tool in enumerate((shuffle, unpack)):
+    for number, tool in enumerate((shuffle, partial(convert, to="folder"))):
         with pytest.raises(KeyboardInterrupt):
             tool(data, tmp_path / f"out{number}", progress=stop)
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
@@ -108,7 +108,7 @@ def test_a_failure_leaves_no_files(data, tmp_path):
 
 
 def test_a_written_dataset_has_the_layout_of_mxnet(data, tmp_path):
-    subset(data, tmp_path / "out")
+    subset(data, tmp_path / "out", SubsetOptions())
     records = list(RecordReader(tmp_path / "out" / "train.rec").scan())
     assert len(records) == 1 + 10 + 4
     assert np.frombuffer(records[0][1][24:32], "<f4").tolist() == [11.0, 15.0]
@@ -121,7 +121,7 @@ def test_a_written_dataset_has_the_layout_of_mxnet(data, tmp_path):
         lambda source, output: convert(source, output, "recordio"),
         lambda source, output: merge([source, source], output),
         lambda source, output: split(source, output, validation=0.5),
-        lambda source, output: subset(source, output, min_images_per_identity=2),
+        lambda source, output: subset(source, output, SubsetOptions(min_images=2)),
     ],
     ids=["shuffle", "convert", "merge", "split", "subset"],
 )
@@ -143,9 +143,9 @@ def test_a_very_large_label_needs_little_memory_and_time(tmp_path):
     tracemalloc.start()
     kept = open_dataset(data, min_images_per_identity=2)
     numbers = images_of_large_identities(open_dataset(data), 2)
-    listed = subset(data, tmp_path / "listed", listed=tmp_path / "list.txt")
-    large = subset(data, tmp_path / "large", min_images_per_identity=2)
-    packed = pack(data, tmp_path / "packed", image_size=16, min_images_per_identity=2)
+    listed = subset(data, tmp_path / "listed", SubsetOptions(listed=tmp_path / "list.txt"))
+    large = subset(data, tmp_path / "large", SubsetOptions(min_images=2))
+    packed = pack(data, tmp_path / "packed", PackOptions(image_size=16, min_images=2))
     merged = merge([data, data], tmp_path / "merged")
     with pytest.raises(DataError, match="no identity is named 'ann'"):
         find_identity(data, "ann")

@@ -1,0 +1,103 @@
+"""Names IDENTITY/FILE for the images of a dataset in a folder, an archive or shards."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from facetrain.data.dataset import FaceDataset, identity_name, original_name
+from facetrain.data.images.header import IMAGE_SUFFIXES, read_header, suffix_of
+from facetrain.data.unique_names import unique_name
+from facetrain.errors import ImageError
+
+_FORBIDDEN = re.compile(r"[/\\\x00-\x1f]|^\s+|\s+$")
+"""Characters of a name that would lead out of its folder, and those around it, which lists of paths ignore."""
+_JPEG_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif")
+
+
+class FileNames:
+    """Names of the images of a dataset: the original ones, or numbers with leading zeros, no two of them equal."""
+
+    def __init__(
+        self, source: FaceDataset, identities: Sequence[int], *, has_keys: bool, has_true_suffix: bool
+    ) -> None:
+        """Take the dataset.
+
+        Args:
+            source: the dataset.
+            identities: identity in the dataset of each label that is written.
+            has_keys: whether the name up to its first dot is the key of an image.
+            has_true_suffix: whether the suffix tells the format of the bytes, also if the original name has another.
+        """
+        self._source, self._has_keys, self._has_true_suffix = source, has_keys, has_true_suffix
+        self._folders = _identity_folders(source, identities)
+        self._digits = len(str(source.num_images - 1))
+        self._taken = set[str]()
+        # Numbers alone are different by themselves: a table of 17 million of them would fill the memory.
+        self._is_named = any(original_name(source, number) is not None for number in range(source.num_images))
+
+    def name(self, number: int, label: int, data: bytes) -> str:
+        """Return the name of an image; it ends with a suffix by which readers know an image.
+
+        Args:
+            number: number of the image in the dataset.
+            label: label that is written.
+            data: the encoded image.
+
+        Raises:
+            ImageError: neither the name nor the bytes are those of an image.
+        """
+        original, digits = original_name(self._source, number), f"{number:0{self._digits}d}"
+        stem = _name_inside((original or digits).rpartition("/")[2])
+        suffix = Path(stem).suffix
+        if suffix.lower() in IMAGE_SUFFIXES:
+            stem = stem.removesuffix(suffix)
+        else:
+            suffix = ""
+        if not suffix or self._has_true_suffix:
+            suffix = self._format_suffix(number, data, suffix)
+        if self._has_keys:
+            stem = stem.replace(".", "_")
+        path = f"{self._folders[label]}/{stem}"
+        if not self._is_named:
+            return path + suffix
+        if self._has_keys:  # the suffix is no part of a key
+            return unique_name(path, "", digits, self._taken) + suffix
+        return unique_name(path, suffix, digits, self._taken)
+
+    def _format_suffix(self, number: int, data: bytes, original: str) -> str:
+        """Return the suffix for the format of an image, spelled as in its name; the original one if it is unknown."""
+        if read_header(data) is None:
+            if original:
+                return original
+            # No reader would take a file without the suffix of an image for one.
+            raise ImageError(
+                f"{self._source.location(number)}: neither the name nor the bytes are those of an image; leave out "
+                "such images with `facetrain data check DATASET --repair DIR`"
+            )
+        suffix = suffix_of(data)
+        is_jpeg = suffix == ".jpg" and original.lower() in _JPEG_SUFFIXES
+        return original if is_jpeg or original.lower() == suffix else suffix
+
+
+def _identity_folders(source: FaceDataset, identities: Sequence[int]) -> list[str]:
+    """Return a folder name for each identity: its name, or its number.
+
+    The numbers have leading zeros if all identities are numbers, so that the order of the names is the order of the
+    labels.
+    """
+    names = [identity_name(source, identity) for identity in identities]
+    is_numbered = all(name == str(identity) for name, identity in zip(names, identities, strict=True))
+    digits, taken = len(str(source.num_classes - 1)), set[str]()
+    # One name alone that is equal to its number may be the real one: folders 0, 1, 10, 2 have the labels 0 to 3.
+    return [
+        unique_name(f"{identity:0{digits}d}" if is_numbered else _name_inside(name), "", identity, taken)
+        for name, identity in zip(names, identities, strict=True)
+    ]
+
+
+def _name_inside(name: str) -> str:
+    """Return a name without outer white space and characters that lead out of its folder: it comes from anywhere."""
+    name = _FORBIDDEN.sub(lambda match: "_" * len(match[0]), name)
+    return f"_{name}" if not name or name.startswith(".") else name

@@ -1,0 +1,43 @@
+"""Options of the dataset tools. This module imports nothing heavy: the command line reads it for every command."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class PackOptions:
+    """Form of the images in a packed dataset, and which images it has."""
+
+    image_size: int = 112
+    """Width and height in pixels."""
+    quality: int = 95
+    """JPEG quality of images that are encoded, 1 to 100."""
+    min_images: int = 1
+    """Identities with fewer images are left out."""
+    shuffle: bool = False
+    """Whether the images are written in random order, for readers that read a file from start to end."""
+    seed: int = 0
+    """Seed of the order."""
+    skip_bad: bool = False
+    """Leave out images that cannot be read or have no landmarks. Every image is then read twice."""
+
+
+DEFAULT_PACK_OPTIONS = PackOptions()
+
+
+@dataclass(frozen=True)
+class SubsetOptions:
+    """Identities and images that a subset keeps."""
+
+    listed: Path | None = None
+    """File with the identities to keep, one number per line; all if None."""
+    identities: int | None = None
+    """Number of identities to keep, selected by the seed; all if None."""
+    min_images: int = 1
+    """Identities with fewer images are left out."""
+    max_images: int | None = None
+    """Number of images to keep of each identity, selected by the seed; all if None."""
+    seed: int = 0
+    """Seed of both selections."""
