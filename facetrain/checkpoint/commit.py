@@ -23,7 +23,7 @@ from pathlib import Path
 
 from facetrain.checkpoint.manifest import read_manifest
 from facetrain.errors import CheckpointError
-from facetrain.files import error_reason, make_folder, sync_folder, write_atomically
+from facetrain.files import error_reason, sync_folder, write_atomically
 from facetrain.telemetry.log import warn
 
 CHECKPOINTS = "checkpoints"
@@ -45,7 +45,9 @@ def make_scratch_folder(folder: Path, step: int) -> Path:
     Raises:
         OSError: the folder cannot be created.
     """
-    make_folder(folder)
+    # Without its parents: a run folder that was moved or deleted meanwhile must not appear again.
+    folder.mkdir(exist_ok=True)
+    sync_folder(folder.parent)
     # A random suffix: a rank of an earlier, failed save may still be writing into the folder of that save.
     scratch = _hidden(step_folder(folder, step), f".tmp-{secrets.token_hex(4)}")
     scratch.mkdir()

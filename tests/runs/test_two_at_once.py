@@ -1,6 +1,7 @@
 """Two processes on one run folder: the second one is refused as long as the first one lives."""
 
 import os
+import shutil
 import signal
 
 import pytest
@@ -45,3 +46,29 @@ def test_a_second_resume_or_train_is_refused_while_the_first_one_lives_even_if_i
     loaded = load_config(folder / "config.yaml", [f"train.max_steps={last + 2}", "data.workers=0"])
     assert training.resume(loaded, folder) == 0, "a killed process holds nothing"
     assert not (folder / LOCK_FILE).exists()
+
+
+@pytest.mark.parametrize("change", ["moved", "deleted"])
+def test_a_run_whose_folder_is_moved_or_deleted_ends_and_is_not_split_between_two_folders(
+    describe, tmp_path, change
+):
+    folder, moved = tmp_path / "run", tmp_path / "moved"
+    process = start("train", "--config", describe(), "--run-dir", folder, *LONG, "--set", "data.workers=0")
+    try:
+        wait_for_step(folder, 2, process)
+        wait_for_checkpoint(folder)
+        folder.rename(moved)
+        if change == "deleted":
+            shutil.rmtree(moved)
+        _, stderr = process.communicate(timeout=60)
+    finally:
+        kill([process.pid, *descendants(process.pid)])
+        process.communicate()
+    (line,) = [line for line in stderr.splitlines() if line.startswith("error:")]
+    assert process.returncode == 1 and "Traceback" not in stderr, stderr
+    assert f"{folder}: the run folder was moved or deleted while the run trains" in line
+    assert not folder.exists()
+    if change == "moved":
+        last = Checkpoint.open(moved).step
+        loaded = load_config(moved / "config.yaml", [f"train.max_steps={last + 2}", "data.workers=0"])
+        assert training.resume(loaded, moved) == 0

@@ -37,6 +37,7 @@ from facetrain.files import (
     shell_path,
     write_atomically,
 )
+from facetrain.run.folder.leftovers import remove_leftovers
 from facetrain.run.folder.lock import LOCK_FILE
 
 _PACKAGES = ("facetrain", "torch", "torchvision", "numpy", "opencv-python-headless", "safetensors")
@@ -78,7 +79,7 @@ def is_restart(folder: Path, world: World) -> bool:
 
 
 def prepare_checkpoints(world: World, folder: Path, *, is_new_run: bool) -> None:
-    """Clean up after an interrupted save, before a checkpoint is opened. Only with the lock of the folder. Collective.
+    """Clean up after a killed process, before a checkpoint is opened. Only with the lock of the folder. Collective.
 
     Raises:
         UsageError: a new run is to begin in a folder that has checkpoints.
@@ -89,6 +90,7 @@ def prepare_checkpoints(world: World, folder: Path, *, is_new_run: bool) -> None
             raise _existing_run(folder)
         with os_errors_as(RunError, folder):
             remove_unfinished(folder / CHECKPOINTS)
+            remove_leftovers(folder)
 
     decide_on_leader(world, prepare)
 

@@ -12,6 +12,7 @@ an outage of the file system, in which no host can rewrite the file, does not co
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -82,6 +83,7 @@ class RunLock:
         self._silence, self._claim = _Watch(silence_s, outage_s), _Watch(silence_s, outage_s)
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
+        self._locked_folder = (0, 0)
 
     def try_acquire(self) -> str | None:
         """Try to get the lock. Return None if this process has it now, else what the next call waits for.
@@ -119,11 +121,19 @@ class RunLock:
         )
 
     def require_held(self) -> None:
-        """Check that no other process has taken the lock, after this one was stopped for a long time, say.
+        """Check that the folder is still there, and that no other process has taken the lock.
+
+        A process loses its lock if it was stopped for a long time, say.
 
         Raises:
-            RunError: another process writes the run now.
+            RunError: the folder was moved or deleted, or another process writes the run now.
         """
+        if self._has_moved():
+            # Open files follow a moved folder and new ones do not: the run would be split between two folders.
+            raise RunError(
+                f"{self._folder}: the run folder was moved or deleted while the run trains; this process ends. Move "
+                "it back, or continue with `facetrain resume` and the path that it has now"
+            )
         try:
             is_held = self._renew()
         except OSError:  # as in `_keep_alive`: if the disk is gone, the next save reports it
@@ -194,10 +204,19 @@ class RunLock:
         """Create the file, and rewrite it from now on; return False if it exists."""
         if not self._file.create(self._me.dump()):
             return False
+        self._locked_folder = _identity(self._folder)
         # A daemon: a run that ends by an error in another thread must not wait for it.
         self._thread = threading.Thread(target=self._keep_alive, name="run-lock", daemon=True)
         self._thread.start()
         return True
+
+    def _has_moved(self) -> bool:
+        try:
+            return _identity(self._folder) != self._locked_folder
+        except FileNotFoundError:
+            return True
+        except OSError:  # an outage of the file system, which may end
+            return False
 
     def _keep_alive(self) -> None:
         while not self._end.wait(self._beat_s):
@@ -218,6 +237,8 @@ class RunLock:
                 file.seek(0)
                 file.write(self._me.dump())
         except FileNotFoundError:  # the file was removed: the folder is locked again
+            if self._has_moved():
+                return False
             return self._file.create(self._me.dump())
         return True
 
@@ -239,6 +260,12 @@ def is_locked(folder: Path) -> bool:
     if holder is not None and holder.machine == this_machine():
         return holder.process_state() not in ENDED
     return time.time() - changed_ns / 1e9 < SILENCE_S + _CLOCK_DIFFERENCE_S
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    """Return what a folder keeps when it is moved, and another folder at its path does not have."""
+    status = os.stat(folder)
+    return status.st_dev, status.st_ino
 
 
 @contextmanager

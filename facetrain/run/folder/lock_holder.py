@@ -53,6 +53,8 @@ class Holder:
         """Return the holder that a file describes; None if it does not describe one."""
         try:
             values: dict[str, Any] = parse_json(content.decode())
+            if int(values["pid"]) <= 0:  # no process has such a number: `kill -1` would end all of the user's
+                return None
             return cls(
                 **{name: str(values[name]) for name in ("token", "host", "machine", "pid_start", "since")},
                 pid=int(values["pid"]),

@@ -107,6 +107,7 @@ def test_a_checkpoint_is_saved_even_if_the_name_of_the_newest_cannot_be_written(
 
 def test_a_run_folder_may_have_the_name_of_a_checkpoint(tmp_path):
     run = tmp_path / "step_20261123"
+    run.mkdir()
     CheckpointWriter(run / "checkpoints", asynchronous=False).save(snapshot(7))
     assert Checkpoint.open(run).step == Checkpoint.open(run / "checkpoints" / "step_00000007").step == 7
 

@@ -194,6 +194,30 @@ def test_a_lock_that_was_removed_by_hand_is_created_again(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_process_whose_folder_was_moved_finds_out_and_does_not_lock_another_one_in_its_place(
+    tmp_path, replaced
+):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    lock = RunLock(folder, beat_s=0.01)
+    assert lock.try_acquire() is None
+    folder.rename(tmp_path / "moved")
+    if replaced:
+        folder.mkdir()
+    time.sleep(0.1)
+    with pytest.raises(RunError, match="run: the run folder was moved or deleted while the run trains"):
+        lock.require_held()
+    lock.release()
+    assert not replaced or list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("pid", [-1, 0])
+def test_a_lock_with_a_number_that_no_process_has_counts_as_one_that_cannot_be_read(tmp_path, pid):
+    lock_of(tmp_path, pid=pid, pid_start="0")
+    assert "run.lock cannot be read: watching" in RunLock(tmp_path).try_acquire()
+
+
 @pytest.mark.parametrize("links", [True, False])
 def test_of_many_that_find_a_stale_lock_one_gets_it(tmp_path, monkeypatch, links):
     if not links:
