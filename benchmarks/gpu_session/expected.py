@@ -8,10 +8,10 @@ import torch
 
 from facetrain.config.loading import build_config
 from facetrain.config.schema import Config
+from facetrain.plan.backbone_cost import on_device
 from facetrain.plan.device import DEVICES, Device
-from facetrain.plan.execution import on_device
-from facetrain.plan.forecast import forecast, head_shape
-from facetrain.plan.head_cost import head_bytes
+from facetrain.plan.forecast import forecast, head_load
+from facetrain.plan.head_cost import head_work, table_bytes
 from facetrain.plan.speed import StepTime, head_seconds, step_time
 
 _REHEARSED = "h200"
@@ -48,10 +48,10 @@ def expected_step(config: Config, num_classes: int) -> StepTime | None:
 
 def expected_head(config: Config, num_classes: int) -> tuple[float | None, int]:
     """Return the forecast of the head's step in seconds, and its bytes."""
-    device, shape = device_kind(), head_shape(config, num_classes, 1, config.train.batch_size or 1)
-    needed = head_bytes(shape)
-    seconds = head_seconds(shape, device) if device else None
-    return seconds, needed.centers + needed.moments + max(needed.work, needed.update)
+    device, load = device_kind(), head_load(config, num_classes, 1, config.train.batch_size or 1)
+    work = head_work(load)
+    seconds = head_seconds(load, device) if device else None
+    return seconds, sum(table_bytes(load)) + max(work.peak, work.update)
 
 
 def expected_peak(config: Config, num_classes: int) -> int:

@@ -26,7 +26,8 @@ from facetrain.distributed import collectives
 from facetrain.distributed.ddp import wrap_in_ddp
 from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.world import World, join
-from facetrain.plan.forecast import backbone_cost, head_shape
+from facetrain.plan.backbone_cost import backbone_cost
+from facetrain.plan.forecast import head_load
 from facetrain.run.build.backbone import describe_model
 from facetrain.run.build.parts import build_augment, build_state, count_workers
 from facetrain.run.build.step_schedule import StepSchedule, schedule_steps
@@ -272,9 +273,9 @@ def _report(
 ) -> dict[str, Any]:
     config, world, batch = run.config, run.world, run.schedule.local_batch_size
     cost = backbone_cost(config, world.size, cuda=world.device.type == "cuda")
-    head = head_shape(config, num_classes, world.size, batch, cuda=world.device.type == "cuda")
+    head = head_load(config, num_classes, world.size, batch, cuda=world.device.type == "cuda")
     # Three products of an embedding with each sampled class: the logits and two gradients. A multiply-add is two.
-    flops = {"backbone": cost.flops_per_image, "head": 6 * head.width * head.sampled * world.size}
+    flops = {"backbone": cost.step.flops_per_image, "head": 6 * head.width * head.sampled * world.size}
     found = {name: variant.report(sum(flops.values()), machine) for name, variant in variants.items()}
     speed = {name: report["images_per_s"] for name, report in found.items()}
     baseline = found.pop(BASELINE, None)
@@ -290,7 +291,7 @@ def _report(
         "matrix_flops": machine.flops,
         "copied_bytes": machine.bytes,
         "flops_per_image": flops,
-        "bytes_per_image": cost.moved_per_image,
+        "bytes_per_image": round(cost.step.moved.per_image),
         "peak_gib": peak_gib(world.device),
         "inputs": {
             name: {**values, "share_of_time": profiles[name].shares()} for name, values in found.items()

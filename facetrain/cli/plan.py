@@ -51,8 +51,8 @@ def plan(
     """
     from facetrain.config.loading import load_config
     from facetrain.errors import UsageError
+    from facetrain.plan.backbone_cost import on_device
     from facetrain.plan.device import DEVICES
-    from facetrain.plan.execution import on_device
 
     if gpu not in (*DEVICES, "cpu"):
         raise UsageError(f"--gpu {gpu}: unknown; use one of {', '.join(DEVICES)}, cpu")
@@ -94,11 +94,11 @@ def _dataset_size(config: Config) -> tuple[int | None, int | None]:
 def _report(
     config: Config, num_classes: int, num_images: int | None, gpus: int, gpu: str, memory_gib: float
 ) -> dict[str, Any]:
+    from facetrain.plan.backbone_cost import runs_fused
     from facetrain.plan.changes import cheapest_change
     from facetrain.plan.device import DEVICES, GIB
-    from facetrain.plan.execution import runs_fused
+    from facetrain.plan.forecast import forecast_stages
     from facetrain.plan.limits import MemoryBudget
-    from facetrain.plan.stages import forecast_stages
     from facetrain.plan.teacher_cost import teacher_cost
     from facetrain.run.build.backbone import check_stage_sizes
     from facetrain.run.build.step_schedule import local_batch_size

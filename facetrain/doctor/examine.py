@@ -27,7 +27,7 @@ from facetrain.models.initialize_from import (
     check_center_count,
     read_centers,
 )
-from facetrain.plan.stages import forecast_stages
+from facetrain.plan.forecast import forecast_stages
 from facetrain.run.build.backbone import check_stage_sizes, describe_model, load_initial_weights
 from facetrain.run.build.step_schedule import schedule_steps
 from facetrain.verify.sets.pair_set import PairSet, load_pair_sets

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,43 +12,27 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from facetrain.backbone.base import Backbone
 from facetrain.backbone.iresnet import IResNet
-from facetrain.backbone.low_rank import add_adapters
 from facetrain.backbone.prelu import use_torch_backward
-from facetrain.backbone.settings import LoraSettings
+from facetrain.backbone.settings import ModelSettings
 from facetrain.backbone.zoo import build_on_meta
-from facetrain.optim.frozen_parts import freeze, has_frozen_batch_norm, trained_buffers
+from facetrain.config.schema import Config
+from facetrain.optim.frozen_parts import trained_buffers
 from facetrain.optim.parameter_names import require_prefixes
+from facetrain.plan.device import Device
 from facetrain.plan.memory_traffic import MemoryTraffic
+from facetrain.plan.pass_cost import PassCost, count_twice, remembered
+from facetrain.run.build.backbone import restrict_training
+from facetrain.run.build.step_schedule import local_batch_size
 from facetrain.torch_private import FakeTensorMode, LiveBytes
+from facetrain.training.fused_trunk import why_not_fused
+from facetrain.training.precision import InPrecision, memory_format_for
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
-class TrainedParts:
-    """Parts of a backbone that are trained; the keys of the config's section `model` with these names."""
-
-    freeze: tuple[str, ...] = ()
-    train_batch_norm: bool = True
-    lora: LoraSettings | None = None
-    lr_factors: tuple[str, ...] = ()
-    """Prefixes only: the factors change neither memory nor time."""
-
-    def apply(self, net: nn.Module) -> None:
-        """Freeze the other parts of a backbone, and add the adapters.
-
-        Raises:
-            ConfigError: a prefix names no part, or no part is left to train.
-        """
-        require_prefixes(net, self.lr_factors, "model.lr_factors")
-        freeze(net, self.freeze, train_batch_norm=self.train_batch_norm)
-        if self.lora is not None:
-            add_adapters(net, self.lora.rank, alpha=self.lora.alpha, targets=self.lora.targets)
-
-
-@dataclass(frozen=True)
 class BackboneCost:
-    """Bytes and operations of one backbone on one rank. The bytes of a step are linear in the batch."""
+    """Bytes of one backbone on one rank, and the cost of a step."""
 
     parameters: int
     """Number of trainable parameters."""
@@ -59,144 +40,148 @@ class BackboneCost:
     """Bytes of a moving average of all that is trained."""
     state_bytes: int
     """Bytes of parameters and buffers."""
-    flops_per_image: int
-    """Operations of forward and backward pass without recomputation; a multiply-add counts as two."""
-    moved_per_image: int
-    """Bytes that the kernels of forward and backward pass read and write for an image."""
-    moved_per_pass: int
-    """Bytes that they read and write for any number of images: casts of weights, and gradients that are added up."""
-    launches: int
-    """Kernels that the host launches for forward and backward pass."""
-    measured: tuple[tuple[int, int, int], tuple[int, int, int]]
-    """Two points (batch, bytes kept by the forward pass, peak of bytes in the backward pass)."""
-
-    def kept(self, batch: int) -> int:
-        """Return the bytes that exist after the forward pass: activations, and weights cast to 16 bits."""
-        return self._at(batch, 1)
-
-    def peak(self, batch: int) -> int:
-        """Return the peak of bytes of forward and backward pass."""
-        return self._at(batch, 2)
-
-    def _at(self, batch: int, column: int) -> int:
-        low, high = self.measured
-        slope = (high[column] - low[column]) / (high[0] - low[0])
-        return round(low[column] + slope * (batch - low[0]))
+    step: PassCost
+    """Forward and backward pass for one micro-batch."""
 
 
+def on_device(config: Config, device: Device) -> Config:
+    """Return the config with `train.fused` off if the device cannot run the fused kernels."""
+    if device.has_bf16:  # Both need compute capability 8.0.
+        return config
+    return config.model_copy(update={"train": config.train.model_copy(update={"fused": "off"})})
+
+
+def runs_fused(config: Config, *, cuda: bool = True) -> bool:
+    """Return whether the backbone runs on fused kernels on a GPU of compute capability 8.0 or higher.
+
+    False without Triton on this machine: then they cannot be counted.
+    """
+    train, gpu = config.train, torch.device("cuda")
+    if not cuda or train.fused != "on" or train.compile != "off":
+        return False
+    net = _training_network(config.model, config.data.image_size)
+    layout = memory_format_for(net, gpu, channels_last=train.channels_last)
+    network = InPrecision(net, train.precision, gpu, memory_format=layout)
+    return not why_not_fused(network, config.model.checkpoint_activations)
+
+
+def backbone_cost(
+    config: Config, gpus: int, *, cuda: bool = True, image_size: int | None = None
+) -> BackboneCost:
+    """Return the cost of the config's backbone. Results are remembered.
+
+    Args:
+        config: run description.
+        gpus: ranks of the whole run.
+        cuda: for GPUs that can run the fused kernels; see `on_device` for others.
+        image_size: side of the training images in pixels; None: `data.image_size`.
+
+    Raises:
+        ConfigError: the global batch cannot be divided among the GPUs, or a prefix of `model` names no part.
+        ModelError: the image size does not fit the backbone.
+    """
+    return measure_backbone(
+        config.model,
+        config.data.image_size,
+        precision=config.train.precision,
+        batch=local_batch_size(config, gpus),
+        # DDP's buckets hold the gradients before the backward pass, and after it.
+        gradients_held=gpus > 1,
+        fused=runs_fused(config, cuda=cuda),
+        trained_size=image_size or config.data.image_size,
+    )
+
+
+@remembered
 def measure_backbone(
-    options: dict[str, Any],
+    model: ModelSettings,
+    image_size: int,
     *,
     precision: str,
     batch: int,
-    checkpoint_activations: bool = False,
     gradients_held: bool = True,
     fused: bool = False,
-    trained: TrainedParts | None = None,
-    image_size: int | None = None,
+    trained_size: int | None = None,
 ) -> BackboneCost:
-    """Count a training step of `build_backbone(**options)` with `batch` images and with twice as many.
+    """Count a training step with `batch` images and with twice as many.
 
     Args:
-        options: arguments of `build_backbone`.
+        model: section `model` of the config.
+        image_size: side in pixels of the images that the network is built for.
         precision: fp32, bf16 or fp16.
         batch: images per rank and micro-batch.
-        checkpoint_activations: recompute activations in the backward pass.
-        gradients_held: the gradients exist before the backward pass, as DDP's buckets do.
+        gradients_held: the gradients exist before the backward pass.
         fused: count the fused trunk of an IResNet (`train.fused`); needs Triton.
-        trained: parts that are trained; None: all.
-        image_size: side of the images in pixels; None: that of the options.
+        trained_size: side in pixels of the images in this step; None: `image_size`.
 
     Raises:
-        ModelError: there is no such backbone.
-        ConfigError: `trained` does not fit it.
+        ConfigError: `model` names parts that the backbone does not have.
+        ModelError: the image size does not fit the backbone.
     """
-    net = _on_meta(options, trained, checkpoint_activations=checkpoint_activations)
-    state = sum(t.numel() * t.element_size() for t in (*net.parameters(), *net.buffers()))
-    low, high = (
-        _count_pass(
-            net,
-            _image_shape(options, images, image_size),
-            precision,
-            gradients_held=gradients_held,
-            fused=fused,
-        )
-        for images in (batch, 2 * batch)
-    )
-    moved_per_image = (high.moved - low.moved) // batch
-    weights = [p for p in net.parameters() if p.requires_grad]
-    averaged = [*weights, *(b for _, b in trained_buffers(net) if b.is_floating_point())]
+    side = trained_size or image_size
+    net = _training_network(model, image_size)
+    weights = [weight for weight in net.parameters() if weight.requires_grad]
+    averaged = [*weights, *(buffer for _, buffer in trained_buffers(net) if buffer.is_floating_point())]
     return BackboneCost(
-        parameters=sum(p.numel() for p in weights),
-        averaged_bytes=sum(t.numel() * t.element_size() for t in averaged),
-        state_bytes=state,
-        flops_per_image=_count_flops(tuple(options.items()), trained, image_size),
-        moved_per_image=moved_per_image,
-        moved_per_pass=low.moved - batch * moved_per_image,
-        launches=low.launches,
-        measured=((batch, low.kept, low.peak), (2 * batch, high.kept, high.peak)),
+        parameters=sum(weight.numel() for weight in weights),
+        averaged_bytes=sum(tensor.nbytes for tensor in averaged),
+        state_bytes=sum(tensor.nbytes for tensor in (*net.parameters(), *net.buffers())),
+        step=count_twice(
+            lambda images: _count_step(net, images, side, precision, gradients_held, fused),
+            batch,
+            _count_flops(model, image_size, side),
+        ),
     )
 
 
-def forward_bytes(options: dict[str, Any], *, precision: str, batch: int) -> int:
-    """Return the peak of bytes while `build_backbone(**options)` embeds a batch, as in verification."""
-    net = _on_meta(options).eval()
+@remembered
+def forward_bytes(model: ModelSettings, image_size: int, *, batch: int) -> int:
+    """Return the peak of bytes while a backbone embeds a batch in float32, as verification does."""
+    plain = model.model_copy(update={"checkpoint_activations": False})
+    net = _training_network(plain, image_size).eval()
     with FakeTensorMode():
         _give_fake_tensors(net)
-        image = torch.zeros(_image_shape(options, batch))
+        image_BCHW = torch.zeros(batch, 3, image_size, image_size)
         with torch.no_grad(), LiveBytes() as live:
-            _forward(net, net.trunk, image, precision)
+            _forward(net, net.trunk, image_BCHW, "fp32")
         return live.peak
 
 
-def freezes_batch_norm(options: dict[str, Any], trained: TrainedParts) -> bool:
-    """Return whether a batch norm of `build_backbone(**options)` is frozen.
-
-    Raises:
-        ConfigError: `trained` does not fit the backbone.
-    """
-    return has_frozen_batch_norm(_on_meta(options, trained))
-
-
-def _on_meta(
-    options: dict[str, Any], trained: TrainedParts | None = None, *, checkpoint_activations: bool = False
-) -> Backbone:
-    net = build_on_meta(**options, checkpoint_activations=checkpoint_activations)
-    if trained is not None:
-        with torch.device("meta"):
-            trained.apply(net)
+def _training_network(model: ModelSettings, image_size: int) -> Backbone:
+    """Return the backbone with its frozen parts and adapters, on the meta device."""
+    net = build_on_meta(
+        model.backbone,
+        **model.shape,
+        embedding_size=model.embedding_size,
+        image_size=image_size,
+        dropout=model.dropout,
+        checkpoint_activations=model.checkpoint_activations,
+    )
+    require_prefixes(net, tuple(model.lr_factors), "model.lr_factors")
+    with torch.device("meta"):
+        restrict_training(net, model)
     return net
 
 
-@dataclass(frozen=True)
-class _Pass:
-    """Counts of one forward and backward pass."""
-
-    kept: int
-    """Bytes that exist after the forward pass."""
-    peak: int
-    moved: int
-    launches: int
-
-
-def _count_pass(
-    net: Backbone, image_shape: Sequence[int], precision: str, *, gradients_held: bool, fused: bool
-) -> _Pass:
+def _count_step(
+    net: Backbone, images: int, side: int, precision: str, gradients_held: bool, fused: bool
+) -> tuple[int, int, int, int]:
+    """Return launches, and bytes moved, kept and at the peak."""
     with FakeTensorMode():
         _give_fake_tensors(net)
         if gradients_held:
             for parameter in net.parameters():
                 if parameter.requires_grad:
                     parameter.grad = torch.zeros_like(parameter)
-        image_BCHW = torch.zeros(image_shape)
+        image_BCHW = torch.zeros(images, 3, side, side)
         if fused:
-            return _count_fused_pass(net, image_BCHW, precision)
+            return _count_fused_step(net, image_BCHW, precision)
         with LiveBytes() as live, MemoryTraffic() as traffic:
             kept = _forward_and_backward(net, net.trunk, image_BCHW, precision, live)
-        return _Pass(kept, live.peak, traffic.bytes, traffic.launches)
+        return traffic.launches, traffic.bytes, kept, live.peak
 
 
-def _count_fused_pass(net: Backbone, image_BCHW: Tensor, precision: str) -> _Pass:
+def _count_fused_step(net: Backbone, image_BCHW: Tensor, precision: str) -> tuple[int, int, int, int]:
     from facetrain.backbone.fused_iresnet import FusedTrunk
     from facetrain.device.kernel_launches import shapes_only
 
@@ -209,7 +194,7 @@ def _count_fused_pass(net: Backbone, image_BCHW: Tensor, precision: str) -> _Pas
     traffic = MemoryTraffic(without=frozenset(["clone"]))
     with shapes_only() as kernels, LiveBytes() as live, traffic:
         kept = _forward_and_backward(net, FusedTrunk(net), image_BCHW, precision, live)
-    return _Pass(kept, live.peak, traffic.bytes + kernels.bytes, traffic.launches + kernels.launches)
+    return traffic.launches + kernels.launches, traffic.bytes + kernels.bytes, kept, live.peak
 
 
 def _forward_and_backward(
@@ -222,21 +207,13 @@ def _forward_and_backward(
     return kept
 
 
-def can_count_fused() -> bool:
-    """Return whether the fused trunk can be counted on this machine: its module imports Triton."""
-    return importlib.util.find_spec("triton") is not None
-
-
-@lru_cache(maxsize=32)  # a search for a change that makes a run fit counts the same network again and again
-def _count_flops(
-    options: tuple[tuple[str, Any], ...], trained: TrainedParts | None, image_size: int | None
-) -> int:
+@remembered
+def _count_flops(model: ModelSettings, image_size: int, side: int) -> int:
     # Not together with the bytes: the counter's hooks would keep recomputed activations alive.
-    net = _on_meta(dict(options), trained)
+    net = _training_network(model.model_copy(update={"checkpoint_activations": False}), image_size)
     with FakeTensorMode(), FlopCounterMode(display=False) as counter:
         _give_fake_tensors(net)
-        image_BCHW = torch.zeros(_image_shape(dict(options), 2, image_size))
-        _forward(net, net.trunk, image_BCHW, "fp32").sum().backward()
+        _forward(net, net.trunk, torch.zeros(2, 3, side, side), "fp32").sum().backward()
     return counter.get_total_flops() // 2
 
 
@@ -244,13 +221,6 @@ def _forward(net: Backbone, trunk: Callable[[Tensor], Tensor], image_BCHW: Tenso
     with torch.autocast("cpu", _DTYPES[precision]) if precision in _DTYPES else nullcontext():
         feature = trunk(image_BCHW)
     return net.neck(feature.float())
-
-
-def _image_shape(
-    options: dict[str, Any], batch: int, image_size: int | None = None
-) -> tuple[int, int, int, int]:
-    side = image_size or options.get("image_size", 112)
-    return batch, 3, side, side
 
 
 def _give_fake_tensors(net: nn.Module) -> None:

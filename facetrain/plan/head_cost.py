@@ -1,16 +1,21 @@
-"""Memory of the head on one rank: the same arithmetic as its tables and its sweep, without running them."""
+"""Memory of the head on one rank: its real tables, and the arithmetic of its sweep without running it."""
 
 # G gathered batch   D embedding   K this rank's classes   S sampled of K   C a chunk of S
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
+from facetrain.distributed.world import World
 from facetrain.head.class_chunk import default_chunk_size
-from facetrain.head.row_optimizer import moment_layout
+from facetrain.head.head_run import HeadRun, HeadStage
+from facetrain.head.margin_head import MarginHead
+from facetrain.head.settings import HeadSettings
 from facetrain.optim.settings import OptimSettings
+from facetrain.plan.pass_cost import remembered
 
 _BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 _ROUNDING = {"float32": 0, "bfloat16": 14, "int8": 9}
@@ -21,205 +26,209 @@ dtype of centers and momentum: counted by tests/support/head_traffic.py."""
 
 
 @dataclass(frozen=True)
-class HeadShape:
-    """The settings of a head on which its memory and its time depend."""
+class HeadLoad:
+    """Part of a head on the rank with the largest shard, and what a micro-batch asks of it."""
 
-    num_classes: int
+    settings: HeadSettings
+    optim: OptimSettings
     embedding_size: int
+    rows: int
+    """Classes of the shard."""
     global_batch: int
     """Embeddings per call: of all ranks, of one micro-batch."""
     world_size: int
-    optimizer: OptimSettings
-    sub_centers: int = 1
-    sample_rate: float = 1.0
-    accumulate: int = 1
-    chunk_size: int | None = None
-    """Classes per chunk; None: the head's default for this batch and device."""
-    weight_dtype: str = "float32"
-    momentum_dtype: str = "float32"
-    placement: str = "device"
     product_bytes: int = 4
     """Bytes of a number in the factors of the matrix products: 2 in bfloat16, else 4."""
-    update_in_backward: bool = True
-    """The centers are updated inside the backward pass; not with accumulation."""
+    stages: tuple[HeadSettings, ...] = ()
+    """Settings in all stages of the run; a table of expectations exists from the first stage on."""
     trained: bool = True
     """False for class centers of a teacher, which have neither moments nor a gradient."""
-    expectations: bool = False
-    """The loss compares with expectations of the classes (`head.expectations`)."""
-    keeps_expectations: bool = False
-    """There is a table of expectations as large as the centers, also in stages that do not use it."""
     cuda: bool = True
     """On a GPU a skipped update is masked by a factor, as the host does not read whether it is skipped."""
 
     @property
-    def rows(self) -> int:
-        """Classes of the largest shard."""
-        return -(-self.num_classes // self.world_size)
+    def updates_in_backward(self) -> bool:
+        """Whether the centers are updated inside the backward pass; not with accumulation."""
+        return self.trained and self.optim.accumulate == 1
 
     @property
     def sampled(self) -> int:
         """Classes of this rank in the sample of a step, on average."""
-        if self.sample_rate >= 1:
+        rate = self.settings.sample_rate
+        if rate >= 1:
             return self.rows
         # Positive classes are always in the sample. Their number is at most the rank's part of the batch.
         positive = min(self.global_batch / self.world_size, self.rows)
-        return min(round(self.sample_rate * self.rows + (1 - self.sample_rate) * positive), self.rows)
+        return min(round(rate * self.rows + (1 - rate) * positive), self.rows)
 
     @property
     def width(self) -> int:
         """Numbers of all centers of one class."""
-        return self.embedding_size * self.sub_centers
-
-    @property
-    def chunk(self) -> int:
-        """Classes whose logits exist at a time."""
-        default = default_chunk_size(
-            self.global_batch * self.sub_centers, self.width, "cuda" if self.cuda else "cpu"
-        )
-        return min(self.chunk_size or default, self.sampled)
-
-    @property
-    def moment_bytes_per_row(self) -> int:
-        """Bytes that the optimizer keeps for one class."""
-        if not self.trained:
-            return 0
-        layout = moment_layout(self.optimizer, self.width, getattr(torch, self.momentum_dtype))
-        return sum(columns * dtype.itemsize for columns, dtype in layout.values())
+        return self.embedding_size * self.settings.sub_centers
 
     @property
     def moments(self) -> int:
         """Moments that the optimizer keeps of each number: 1 for SGD with momentum, 2 for AdamW."""
-        if self.optimizer.name == "adamw":
+        if self.optim.name == "adamw":
             return 2
-        return 1 if self.optimizer.momentum else 0
+        return 1 if self.optim.momentum else 0
+
+    @property
+    def chunk(self) -> int:
+        """Classes whose logits exist at a time."""
+        if self.settings.chunk_size != "auto":
+            return min(self.settings.chunk_size, self.sampled)
+        logits = self.global_batch * self.settings.sub_centers
+        return min(default_chunk_size(logits, self.width, "cuda" if self.cuda else "cpu"), self.sampled)
 
 
-@dataclass(frozen=True)
-class HeadBytes:
-    """Bytes of the head on one rank."""
+class HeadWork(NamedTuple):
+    """Bytes of a step beside the tables, on the device."""
 
-    centers: int
-    """Class centers on the device."""
-    moments: int
-    """Their moments on the device."""
-    work: int
-    """Peak beside them while the backbone's activations exist, on the device."""
+    peak: int
+    """Peak while the backbone's activations exist."""
     accumulated: int
-    """Part of `work`: gradient of centers that is kept until the end of the step; 0 with `update_in_backward`."""
+    """Part of `peak`: gradient of the centers that is kept until the end of the step."""
     update: int
-    """Peak beside them at the end of a step that accumulated its gradient; else 0."""
-    elsewhere: int
-    """Centers and moments in the host's memory or on its disk."""
+    """Peak at the end of a step that has accumulated its gradient; else 0."""
 
 
-def head_bytes(shape: HeadShape) -> HeadBytes:
-    """Return the bytes of the head on the rank with the largest shard."""
-    centers = shape.rows * shape.width * _BYTES[shape.weight_dtype] * (2 if shape.keeps_expectations else 1)
-    moments = shape.rows * shape.moment_bytes_per_row
+def table_bytes(load: HeadLoad) -> tuple[int, int]:
+    """Return the bytes of the class centers and of their moments, wherever they are placed.
+
+    Raises:
+        ConfigError: the optimizer cannot keep its moments in the type of the settings.
+    """
+    centers, moments = _bytes_per_row(
+        load.settings, load.optim, load.embedding_size, load.stages, trained=load.trained
+    )
+    return load.rows * centers, load.rows * moments
+
+
+@remembered
+def _bytes_per_row(
+    settings: HeadSettings,
+    optim: OptimSettings,
+    embedding_size: int,
+    stages: tuple[HeadSettings, ...],
+    *,
+    trained: bool,
+) -> tuple[int, int]:
+    """Build the head of one class without memory; return the bytes of its centers and of its moments."""
+    world = World(rank=0, local_rank=0, size=1, local_size=1, device=torch.device("meta"))
+    run = HeadRun(stages=tuple(HeadStage(0, stage) for stage in stages), trained=trained)
+    in_memory = settings.model_copy(update={"placement": "device"})
+    head = MarginHead(in_memory, optim, run, world, embedding_size=embedding_size, num_classes=1)
+    sizes = {name: table.nbytes for name, table in head.row_state().items()}
+    centers = sum(sizes.get(name, 0) for name in ("weight", "expectation"))
+    return centers, sum(sizes.values()) - centers
+
+
+def head_work(load: HeadLoad) -> HeadWork:
+    """Return the bytes that a step needs beside the tables."""
     # Two int64 per sampled class: its row, and its place in the sample.
-    sample = 0 if shape.sample_rate >= 1 else 16 * shape.sampled
-    accumulated = _accumulated_gradient(shape)
-    work = _gathered_embeddings(shape) + sample + _chunk_peak(shape) + accumulated
-    elsewhere = 0
-    if shape.placement != "device":
-        centers, moments, elsewhere = 0, 0, centers + moments
-    return HeadBytes(centers, moments, work, accumulated, _update_peak(shape), elsewhere)
+    sample = 0 if load.settings.sample_rate >= 1 else 16 * load.sampled
+    accumulated = _accumulated_gradient(load)
+    peak = _gathered_embeddings(load) + sample + _chunk_peak(load) + accumulated
+    return HeadWork(peak, accumulated, _update_peak(load))
 
 
-def moved_per_number(shape: HeadShape, *, one_pass: bool) -> int:
+def moved_per_number(load: HeadLoad, *, one_pass: bool) -> int:
     """Return the bytes that a step reads and writes in device memory for each number of the sampled centers.
 
     The factors, which are in proportion to the batch, are not included. A test compares these numbers with the count of
     the head's own step.
 
     Args:
-        shape: settings of the head.
+        load: the head and its batch.
         one_pass: the Triton kernel updates the centers.
     """
-    weight, moment = _BYTES[shape.weight_dtype], _BYTES[shape.momentum_dtype]
-    if not one_pass and shape.trained:
-        narrowest = min((shape.weight_dtype, shape.momentum_dtype), key=_BYTES.__getitem__)
+    weight, moment = _BYTES[load.settings.weight_dtype], _BYTES[load.settings.momentum_dtype]
+    if not one_pass and load.trained:
+        narrowest = min((load.settings.weight_dtype, load.settings.momentum_dtype), key=_BYTES.__getitem__)
         return _MOVED_BY_TORCH[narrowest]
-    factor = shape.product_bytes
+    factor = load.product_bytes
     # Made in the forward and again in the backward pass.
     copies = 0 if weight == factor else 2 * (weight + factor)
     norms, logits, embeddings_gradient = weight, 2 * factor, factor
-    if not shape.trained:
+    if not load.trained:
         return norms + copies + logits + embeddings_gradient
     gradient = factor
     update = gradient + 2 * weight + 2 * moment
     return norms + copies + logits + embeddings_gradient + gradient + update
 
 
-def _gathered_embeddings(shape: HeadShape) -> int:
+def _gathered_embeddings(load: HeadLoad) -> int:
     # Five float32 tensors (G, D): unit embeddings, target centers, their contributions to the centers' gradient, the
     # embeddings' gradient, and the contribution of a chunk to it. Beside these, the factors of the products: unit
     # embeddings (in float32 no copy is needed) and weighted embeddings.
-    factors = 2 * _narrow_bytes(shape) or 4
-    return shape.global_batch * shape.embedding_size * (5 * 4 + factors)
+    factors = 2 * _narrow_bytes(load) or 4
+    return load.global_batch * load.embedding_size * (5 * 4 + factors)
 
 
-def _chunk_peak(shape: HeadShape) -> int:
+def _chunk_peak(load: HeadLoad) -> int:
     """Return the peak of one chunk: in its products, in its gradient, or in its update."""
-    logit_count = shape.global_batch * shape.chunk
-    slopes = logit_count * shape.sub_centers * (_narrow_bytes(shape) or 4)
-    logits = logit_count * shape.sub_centers * (4 + _narrow_bytes(shape))
-    if shape.sub_centers > 1:
+    logit_count = load.global_batch * load.chunk
+    slopes = logit_count * load.settings.sub_centers * (_narrow_bytes(load) or 4)
+    logits = logit_count * load.settings.sub_centers * (4 + _narrow_bytes(load))
+    if load.settings.sub_centers > 1:
         # int64: the nearest sub-center; float32: its logit.
         logits += logit_count * (8 + 4)
-    numbers = shape.chunk * shape.width
-    factor = _narrow_bytes(shape) if shape.weight_dtype == "float32" else 0
-    converted = 4 if shape.weight_dtype == "bfloat16" else 0
-    # A gradient that is kept until the end of the step is counted in `_accumulated_gradient`.
-    gradient = 4 if shape.update_in_backward else 0
+    numbers = load.chunk * load.width
+    factor = _narrow_bytes(load) if load.settings.weight_dtype == "float32" else 0
+    converted = 4 if load.settings.weight_dtype == "bfloat16" else 0
+    # With sampling, a gradient that waits for the end of the step is kept as it is (`_accumulated_gradient`); without,
+    # it is added to the gradient of the micro-batches before.
+    is_added = load.trained and load.settings.sample_rate >= 1
+    gradient = 4 if load.updates_in_backward or is_added else 0
     # The product of gradient and center, before it is summed over each row.
-    product = 4 if shape.trained else 0
-    held = numbers * (_copied_bytes(shape) + factor)
+    product = 4 if load.trained else 0
+    held = numbers * (_copied_bytes(load) + factor)
     # Random bits for stochastic rounding, drawn once per step for the largest chunk.
-    noise = 0 if shape.weight_dtype == shape.momentum_dtype == "float32" else 4 * numbers
+    noise = 0 if load.settings.weight_dtype == load.settings.momentum_dtype == "float32" else 4 * numbers
     return noise + max(
         logits + held,
         slopes + held + numbers * (gradient + converted + product),
-        numbers * (4 + _update_bytes_per_number(shape)) if shape.update_in_backward else 0,
+        numbers * (4 + _update_bytes_per_number(load)) if load.updates_in_backward else 0,
     )
 
 
-def _accumulated_gradient(shape: HeadShape) -> int:
+def _accumulated_gradient(load: HeadLoad) -> int:
     """Return the bytes of the sampled rows' gradient, if the update waits for the end of the step."""
-    if shape.update_in_backward or not shape.trained:
+    if not load.trained or load.updates_in_backward:
         return 0
-    rows = shape.sampled * shape.width * 4
+    rows = load.sampled * load.width * 4
     # With sampling, micro-batches differ in their positive classes, so the gradient of each is kept.
-    return rows if shape.sample_rate >= 1 else rows * shape.accumulate
+    return rows if load.settings.sample_rate >= 1 else rows * load.optim.accumulate
 
 
-def _update_peak(shape: HeadShape) -> int:
+def _update_peak(load: HeadLoad) -> int:
     """Return the peak at the end of a step: joining the accumulated gradients, or updating their rows."""
-    if shape.update_in_backward or not shape.trained:
+    if not load.trained or load.updates_in_backward:
         return 0
-    numbers = shape.sampled * shape.width
-    if shape.sample_rate >= 1:
-        return 4 * numbers + shape.chunk * shape.width * (4 + _update_bytes_per_number(shape))
-    return numbers * max(4 * (2 * shape.accumulate + 1), 8 + _update_bytes_per_number(shape))
+    numbers = load.sampled * load.width
+    if load.settings.sample_rate >= 1:
+        return 4 * numbers + load.chunk * load.width * (4 + _update_bytes_per_number(load))
+    return numbers * max(4 * (2 * load.optim.accumulate + 1), 8 + _update_bytes_per_number(load))
 
 
-def _update_bytes_per_number(shape: HeadShape) -> int:
+def _update_bytes_per_number(load: HeadLoad) -> int:
     """Return the bytes per number that an update needs: copies of rows and moments, and temporaries."""
-    rounding = max(_ROUNDING[shape.weight_dtype], _ROUNDING[shape.momentum_dtype])
-    converted = 4 if shape.weight_dtype == "bfloat16" else _copied_bytes(shape)
-    moments = _copied_bytes(shape) if shape.momentum_dtype == "float32" else 4
-    temporaries = 16 if shape.optimizer.name == "adamw" else 0
-    masked = 4 if shape.cuda else 0
-    return converted + moments * shape.moments + max(temporaries, rounding) + masked
+    rounding = max(_ROUNDING[load.settings.weight_dtype], _ROUNDING[load.settings.momentum_dtype])
+    converted = 4 if load.settings.weight_dtype == "bfloat16" else _copied_bytes(load)
+    moments = _copied_bytes(load) if load.settings.momentum_dtype == "float32" else 4
+    temporaries = 16 if load.optim.name == "adamw" else 0
+    masked = 4 if load.cuda else 0
+    return converted + moments * load.moments + max(temporaries, rounding) + masked
 
 
-def _copied_bytes(shape: HeadShape) -> int:
+def _copied_bytes(load: HeadLoad) -> int:
     """Return the bytes per number of rows that are copied to be read; consecutive rows on the device are not."""
-    if shape.sample_rate >= 1 and shape.placement == "device":
+    if load.settings.sample_rate >= 1 and load.settings.placement == "device":
         return 0
-    return _BYTES[shape.weight_dtype]
+    return _BYTES[load.settings.weight_dtype]
 
 
-def _narrow_bytes(shape: HeadShape) -> int:
+def _narrow_bytes(load: HeadLoad) -> int:
     """Return the bytes of a number in a 16-bit copy for the products; 0 if the products are in float32."""
-    return shape.product_bytes if shape.product_bytes < 4 else 0
+    return load.product_bytes if load.product_bytes < 4 else 0

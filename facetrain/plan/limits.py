@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from facetrain.config.schema import Config
-from facetrain.plan.stages import forecast_stages
+from facetrain.plan.forecast import forecast_stages
 
 USABLE = 0.95
 """Share of a device's memory that a plan may fill. The rest is for what is lost between the allocator's blocks."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from facetrain.config.schema import Config
-from facetrain.plan.backbone_cost import BackboneCost
+from facetrain.plan.backbone_cost import BackboneCost, backbone_cost, on_device
 from facetrain.plan.device import (
     BETWEEN_MACHINES,
     GPUS_PER_MACHINE,
@@ -17,10 +17,10 @@ from facetrain.plan.device import (
     PRODUCTS_REACHED,
     Device,
 )
-from facetrain.plan.execution import on_device
-from facetrain.plan.forecast import backbone_cost, head_shape, moments_of, teacher_head_shape
-from facetrain.plan.head_cost import HeadShape, moved_per_number
+from facetrain.plan.forecast import head_load, moments_of, teacher_load
+from facetrain.plan.head_cost import HeadLoad, moved_per_number
 from facetrain.plan.memory_traffic import weight_bytes
+from facetrain.plan.pass_cost import PassCost
 from facetrain.plan.teacher_cost import teacher_cost
 from facetrain.run.build.step_schedule import local_batch_size
 
@@ -87,87 +87,84 @@ def step_time(
     config = on_device(config, device)
     batch, micro_batches = local_batch_size(config, gpus), config.optim.accumulate
     cost = backbone_cost(config, gpus, image_size=image_size)
-    seconds = micro_batches * _pass_seconds(cost, batch, config, device)
+    seconds = micro_batches * _pass_seconds(cost.step, batch, config, device, repeats=True)
     seconds += weight_bytes(cost.parameters, moments_of(config)) / (device.memory_bytes * MEMORY_REACHED)
     if config.optim.ema is not None:
         # Weights and averages are read, and the averages written.
         seconds += 3 * cost.averaged_bytes / (device.memory_bytes * MEMORY_REACHED)
-    shape = head_shape(config, num_classes, gpus, batch)
-    taught = teacher_head_shape(config, num_classes, gpus, batch)
-    shapes = [shape] if taught is None else [shape, taught]
+    head = head_load(config, num_classes, gpus, batch)
     if config.train.precision == "fp16" and not device.has_bf16:
-        shapes = [replace(each, product_bytes=4) for each in shapes]
+        head = replace(head, product_bytes=4)
+    taught = teacher_load(config, head)
+    heads = [head] if taught is None else [head, taught]
     # DDP exchanges gradients while the rest of the backward pass of the last micro-batch runs. How much of it
     # they can hide behind is an assumption: a third of that micro-batch.
     overlap = seconds / micro_batches / 3
+    replayed = config.train.compile == "reduce-overhead"
     return StepTime(
         device=seconds,
         # Replayed code is launched as a whole.
-        host=0.0
-        if config.train.compile == "reduce-overhead"
-        else micro_batches * cost.launches * LAUNCH_SECONDS,
-        head=micro_batches * sum(head_seconds(each, device) for each in shapes),
+        host=0.0 if replayed else micro_batches * cost.step.launches * LAUNCH_SECONDS,
+        head=micro_batches * sum(head_seconds(each, device) for each in heads),
         teacher=micro_batches * _teacher_seconds(config, batch, device),
-        network=_network_seconds(shape, cost, config, gpus, device, overlap=overlap),
+        network=_network_seconds(head, cost, config, gpus, device, overlap=overlap),
         images=batch * gpus * micro_batches,
     )
 
 
-def _pass_seconds(cost: BackboneCost, batch: int, config: Config, device: Device) -> float:
+def _pass_seconds(
+    cost: PassCost, batch: int, config: Config, device: Device, *, repeats: bool = False
+) -> float:
     """Return the time of the products, and then of the bytes that the kernels read and write."""
     rate = device.flops_32 if config.train.precision == "fp32" else device.flops_16
     # Checkpointing repeats the forward pass, which is a third of forward and backward. Its bytes are counted.
-    repeated = 4 / 3 if config.model.checkpoint_activations else 1.0
+    repeated = 4 / 3 if repeats and config.model.checkpoint_activations else 1.0
     products = batch * repeated * cost.flops_per_image / (rate * PRODUCTS_REACHED)
-    moved = batch * cost.moved_per_image + cost.moved_per_pass
-    return products + moved / (device.memory_bytes * MEMORY_REACHED)
+    return products + cost.moved(batch) / (device.memory_bytes * MEMORY_REACHED)
 
 
 def _teacher_seconds(config: Config, batch: int, device: Device) -> float:
     """Return the time of the teacher's forward pass: of the device, or of the launches if they take longer."""
-    if config.distill is None:
+    forward = config.distill and teacher_cost(config.distill, config.train.precision).forward
+    if not forward:
         return 0.0
-    cost = teacher_cost(config.distill, config.train.precision)
-    rate = device.flops_32 if config.train.precision == "fp32" else device.flops_16
-    moved = batch * cost.moved_per_image + cost.moved_per_pass
-    products = batch * cost.flops_per_image / (rate * PRODUCTS_REACHED)
-    return max(products + moved / (device.memory_bytes * MEMORY_REACHED), cost.launches * LAUNCH_SECONDS)
+    return max(_pass_seconds(forward, batch, config, device), forward.launches * LAUNCH_SECONDS)
 
 
-def head_seconds(shape: HeadShape, device: Device) -> float:
+def head_seconds(load: HeadLoad, device: Device) -> float:
     """Return the estimated time of the head for one micro-batch: forward and backward pass, and the update."""
-    logits = shape.global_batch * shape.sampled
-    rate = (device.flops_16 if shape.product_bytes == 2 else device.flops_32) * _PRODUCT_EFFICIENCY
+    logits = load.global_batch * load.sampled
+    rate = (device.flops_16 if load.product_bytes == 2 else device.flops_32) * _PRODUCT_EFFICIENCY
     memory = device.memory_bytes * _MEMORY_EFFICIENCY
-    numbers = shape.sampled * shape.embedding_size
+    numbers = load.sampled * load.embedding_size
     # `head.class_chunk.fused_chunks_available` also requires a margin and a loss for which there are kernels.
-    fused = shape.product_bytes == 2 and shape.sub_centers == 1 and device.has_bf16
+    fused = load.product_bytes == 2 and load.settings.sub_centers == 1 and device.has_bf16
     moved = logits * (_BYTES_PER_FUSED_LOGIT if fused else _BYTES_PER_LOGIT)
-    one_pass = device.has_bf16 and shape.optimizer.name == "sgd"
-    moved += numbers * moved_per_number(shape, one_pass=one_pass)
-    if shape.sample_rate < 1:
-        moved += shape.rows * _BYTES_PER_DRAWN_CLASS
-    products = _PRODUCTS if shape.trained else _PRODUCTS - 1
-    if shape.expectations:
+    one_pass = device.has_bf16 and load.optim.name == "sgd"
+    moved += numbers * moved_per_number(load, one_pass=one_pass)
+    if load.settings.sample_rate < 1:
+        moved += load.rows * _BYTES_PER_DRAWN_CLASS
+    products = _PRODUCTS if load.trained else _PRODUCTS - 1
+    if load.trained and load.settings.expectations != "off":
         products += _EXPECTATION_PRODUCTS
         moved += logits * (_BYTES_PER_FUSED_LOGIT if fused else _BYTES_PER_LOGIT)
         # Read in the forward pass and again in the backward pass.
-        moved += 2 * numbers * shape.product_bytes
-    seconds = products * 2 * logits * shape.embedding_size / rate + moved / memory
-    if shape.placement != "device":
+        moved += 2 * numbers * load.product_bytes
+    seconds = products * 2 * logits * load.embedding_size / rate + moved / memory
+    if load.settings.placement != "device":
         # Centers and momentum, there and back; centers of a teacher only there, for each of the two passes.
-        seconds += (4 if shape.trained else 2) * _FLOAT32 * numbers / HOST_LINK
+        seconds += (4 if load.trained else 2) * _FLOAT32 * numbers / HOST_LINK
     return seconds
 
 
 def _network_seconds(
-    shape: HeadShape, cost: BackboneCost, config: Config, gpus: int, device: Device, *, overlap: float
+    load: HeadLoad, cost: BackboneCost, config: Config, gpus: int, device: Device, *, overlap: float
 ) -> float:
     """Return the time to gather and scatter embeddings, and of the part of the all-reduce that nothing hides."""
     if gpus == 1:
         return 0.0
     rate = device.link_bytes if gpus <= GPUS_PER_MACHINE else BETWEEN_MACHINES
-    embeddings = 2 * shape.global_batch * shape.embedding_size * _FLOAT32
+    embeddings = 2 * load.global_batch * load.embedding_size * _FLOAT32
     gradient_bytes = _FLOAT32 if config.train.compress_gradients == "none" else 2
     # A ring's all-reduce sends nearly two times the message from each rank.
     gradients = 2 * cost.parameters * gradient_bytes / rate

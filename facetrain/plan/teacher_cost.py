@@ -1,12 +1,9 @@
 """Memory and operations of a teacher (`distill`), counted while it embeds one and two images."""
 
-# B images   H, W height and width
-
 from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -16,6 +13,7 @@ from facetrain.config.schema import Config
 from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.models.onnx_network import OnnxNetwork
 from facetrain.plan.memory_traffic import MemoryTraffic
+from facetrain.plan.pass_cost import PassCost, count_twice, remembered
 from facetrain.torch_private import LiveBytes
 from facetrain.training.settings import DistillSettings
 from facetrain.training.teacher_cache import cached_embedding_size
@@ -25,28 +23,20 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class TeacherCost:
-    """Bytes and operations of a teacher on one rank; all but the first two are 0 if its embeddings are cached."""
+    """Bytes of a teacher on one rank, and the cost of its forward pass."""
 
     embedding_size: int
+    weight_bytes: int = 0
+    """Bytes of parameters and buffers; 0 if its embeddings are cached."""
+    forward: PassCost | None = None
+    """None if its embeddings are cached, or if onnxruntime runs it on the host."""
     is_counted: bool = True
     """False for a network that onnxruntime runs on the host: its memory and its time are unknown."""
-    state_bytes: int = 0
-    """Bytes of parameters and buffers."""
-    peak_per_image: int = 0
-    """Peak of bytes of the forward pass for each image."""
-    flops_per_image: int = 0
-    """Operations of the forward pass; a multiply-add counts as two."""
-    moved_per_image: int = 0
-    """Bytes that the kernels read and write for each image."""
-    moved_per_pass: int = 0
-    """Bytes that they read and write for any number of images."""
-    launches: int = 0
-    """Kernels that the host launches."""
 
 
-@lru_cache(maxsize=4)
+@remembered
 def teacher_cost(distill: DistillSettings, precision: str) -> TeacherCost:
-    """Return the cost of a config's teacher with the number format `precision`. Results are cached.
+    """Return the cost of a config's teacher with the number format `precision`. Results are remembered.
 
     Raises:
         ModelError: the teacher cannot be opened.
@@ -56,21 +46,13 @@ def teacher_cost(distill: DistillSettings, precision: str) -> TeacherCost:
     if distill.cache is not None:
         return TeacherCost(cached_embedding_size(Path(distill.cache)))
     model = open_model(Path(distill.teacher), torch.device("cpu"))
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        size = model.network(_images(model, 1)).shape[1]
     if isinstance(model.network, OnnxNetwork):
-        image_BCHW = model.prepare(torch.zeros(1, model.image_size, model.image_size, 3, dtype=torch.uint8))
-        return TeacherCost(model.network(image_BCHW).shape[1], is_counted=False)
-    one, two = (_count(model, images, precision) for images in (1, 2))
-    moved_per_image = two.moved - one.moved
+        return TeacherCost(size, is_counted=False)
+    forward = count_twice(lambda images: _count(model, images, precision), 1, counter.get_total_flops())
     state = (*model.network.parameters(), *model.network.buffers())
-    return TeacherCost(
-        one.embedding_size,
-        state_bytes=sum(tensor.numel() * tensor.element_size() for tensor in state),
-        peak_per_image=two.peak - one.peak,
-        flops_per_image=two.flops - one.flops,
-        moved_per_image=moved_per_image,
-        moved_per_pass=max(one.moved - moved_per_image, 0),
-        launches=one.launches,
-    )
+    return TeacherCost(size, sum(tensor.nbytes for tensor in state), forward)
 
 
 def teacher_bytes(config: Config, batch: int, moments: int) -> tuple[int, int]:
@@ -88,26 +70,17 @@ def teacher_bytes(config: Config, batch: int, moments: int) -> tuple[int, int]:
     if config.distill.loss != "relational" and cost.embedding_size != config.model.embedding_size:
         # With its gradient and its moments.
         projection = 4 * cost.embedding_size * config.model.embedding_size * (2 + moments)
-    return cost.state_bytes + projection, batch * cost.peak_per_image
+    return cost.weight_bytes + projection, cost.forward.peak(batch) if cost.forward else 0
 
 
-@dataclass(frozen=True)
-class _Counts:
-    embedding_size: int
-    peak: int
-    flops: int
-    moved: int
-    launches: int
-
-
-def _count(model: EmbeddingModel, images: int, precision: str) -> _Counts:
-    """Count the forward pass for some images."""
-    side = model.image_size
-    image_BCHW = model.prepare(torch.zeros(images, side, side, 3, dtype=torch.uint8))
+def _count(model: EmbeddingModel, images: int, precision: str) -> tuple[int, int, int, int]:
+    """Return launches, and bytes moved, kept and at the peak of the forward pass."""
+    image_BCHW = _images(model, images)
     autocast = torch.autocast("cpu", _DTYPES[precision]) if precision in _DTYPES else nullcontext()
-    with torch.no_grad(), autocast:
-        with LiveBytes() as live, MemoryTraffic() as traffic:
-            size = model.network(image_BCHW).shape[1]
-        with FlopCounterMode(display=False) as counter:
-            model.network(image_BCHW)
-    return _Counts(size, live.peak, counter.get_total_flops(), traffic.bytes, traffic.launches)
+    with torch.no_grad(), autocast, LiveBytes() as live, MemoryTraffic() as traffic:
+        model.network(image_BCHW)
+    return traffic.launches, traffic.bytes, 0, live.peak
+
+
+def _images(model: EmbeddingModel, count: int) -> torch.Tensor:
+    return model.prepare(torch.zeros(count, model.image_size, model.image_size, 3, dtype=torch.uint8))

@@ -50,6 +50,16 @@ def choose_trunk(network: InPrecision, fused: str, *, checkpoint_activations: bo
 
 def _why_unusable(network: InPrecision, checkpoint_activations: bool) -> str:
     """Return why this rank cannot use the fused trunk, "" if it can."""
+    if reason := why_not_fused(network, checkpoint_activations):
+        return reason
+    from facetrain.backbone.kernels.self_check import why_unusable
+
+    assert network.dtype is not None
+    return why_unusable(network.device, network.dtype)
+
+
+def why_not_fused(network: InPrecision, checkpoint_activations: bool) -> str:
+    """Return why a network has no fused trunk whatever the GPU, "" if it has one."""
     backbone = network.backbone
     if not isinstance(backbone, IResNet):
         return "only r18 to r2060 and iresnet have a fused trunk"
@@ -70,6 +80,4 @@ def _why_unusable(network: InPrecision, checkpoint_activations: bool) -> str:
         )
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
-    from facetrain.backbone.kernels.self_check import why_unusable
-
-    return why_unusable(network.device, network.dtype)
+    return ""

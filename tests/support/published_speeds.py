@@ -10,8 +10,8 @@ import numpy as np
 from facetrain.config.loading import load_config
 from facetrain.config.schema import Config
 from facetrain.plan import device
-from facetrain.plan.execution import on_device
-from facetrain.plan.forecast import backbone_cost, moments_of
+from facetrain.plan.backbone_cost import backbone_cost, on_device
+from facetrain.plan.forecast import moments_of
 from facetrain.plan.memory_traffic import weight_bytes
 from facetrain.plan.speed import StepTime, step_time
 from facetrain.run.build.step_schedule import local_batch_size
@@ -58,9 +58,8 @@ def fit() -> dict[str, float]:
         forecast, _ = published_step(config, classes or config.data.num_classes or 0, gpus)
         cost, batch = backbone_cost(config, gpus), local_batch_size(config, gpus)
         seconds = forecast.images / speed
-        moved = batch * cost.moved_per_image + cost.moved_per_pass
-        moved += weight_bytes(cost.parameters, moments_of(config))
-        products = batch * cost.flops_per_image / V100.flops_16
+        moved = cost.step.moved(batch) + weight_bytes(cost.parameters, moments_of(config))
+        products = batch * cost.step.flops_per_image / V100.flops_16
         rows.append(np.array([1.0, products, moved / V100.memory_bytes]) / seconds)
         rest.append(1 - (forecast.head + forecast.network) / seconds)
     constant, products, memory = np.linalg.lstsq(np.stack(rows), np.array(rest), rcond=None)[0]

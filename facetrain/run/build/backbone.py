@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone
 from facetrain.backbone.low_rank import add_adapters
+from facetrain.backbone.settings import ModelSettings
 from facetrain.backbone.zoo import build_backbone
 from facetrain.config.loading import plain_config
 from facetrain.config.schema import Config
@@ -70,10 +71,19 @@ def build_initial_backbone(config: Config, source: FaceDataset) -> Backbone:
     )
     if config.model.init_from:
         load_initial_weights(config, backbone, partial(evenly_spread_images, source, config.data.image_size))
-    freeze(backbone, config.model.freeze, train_batch_norm=config.model.train_batch_norm)
-    if (lora := config.model.lora) is not None:
-        add_adapters(backbone, lora.rank, alpha=lora.alpha, targets=lora.targets)
+    restrict_training(backbone, config.model)
     return backbone
+
+
+def restrict_training(backbone: nn.Module, model: ModelSettings) -> None:
+    """Freeze the parts of a backbone that are not trained, and add the adapters.
+
+    Raises:
+        ConfigError: a prefix names no part, or no part is left to train.
+    """
+    freeze(backbone, model.freeze, train_batch_norm=model.train_batch_norm)
+    if (lora := model.lora) is not None:
+        add_adapters(backbone, lora.rank, alpha=lora.alpha, targets=lora.targets)
 
 
 def load_initial_weights(config: Config, backbone: Backbone, images: Callable[[], Tensor]) -> list[str]:

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from facetrain.backbone.settings import ModelSettings
 from facetrain.backbone.zoo import build_backbone
 from facetrain.plan.backbone_cost import measure_backbone
 from facetrain.plan.memory_traffic import MemoryTraffic
@@ -23,13 +24,10 @@ def count_real_step(options, batch, precision, **how):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_a_backbones_bytes_are_forecast_without_its_memory(precision, checkpointed):
-    options = {
-        "name": "iresnet", "layers": (1, 2, 2, 1), "widths": (16, 16, 32, 32),
-        "image_size": 32, "embedding_size": 16,
-    }  # fmt: skip
-    cost = measure_backbone(
-        options, precision=precision, batch=8, checkpoint_activations=checkpointed, gradients_held=False
-    )
+    options = {"layers": (1, 2, 2, 1), "widths": (16, 16, 32, 32), "embedding_size": 16}
+    model = ModelSettings(backbone="iresnet", checkpoint_activations=checkpointed, **options)
+    cost = measure_backbone(model, 32, precision=precision, batch=8, gradients_held=False).step
+    options |= {"name": "iresnet", "image_size": 32}
     for batch in (8, 12):  # 12 is between the two that were counted
         kept, peak = count_real_step(options, batch, precision, checkpoint_activations=checkpointed)
         assert cost.kept(batch) == pytest.approx(kept, rel=0.02)
@@ -37,14 +35,14 @@ def test_a_backbones_bytes_are_forecast_without_its_memory(precision, checkpoint
 
 
 def test_operations_and_parameters_are_those_of_the_published_network():
-    cost = measure_backbone({"name": "r50"}, precision="bf16", batch=2)
+    cost = measure_backbone(ModelSettings(), 112, precision="bf16", batch=2)
     assert cost.parameters == 43_590_848 - 512  # the last batch norm's scale is fixed
-    assert cost.flops_per_image == pytest.approx(3 * 2 * 6.31e9, rel=0.02)  # 6.3 G multiply-adds
+    assert cost.step.flops_per_image == pytest.approx(3 * 2 * 6.31e9, rel=0.02)  # 6.3 G multiply-adds
 
 
 def test_checkpointing_keeps_fewer_activations():
     plain, checkpointed = (
-        measure_backbone({"name": "r50"}, precision="bf16", batch=8, checkpoint_activations=how)
+        measure_backbone(ModelSettings(checkpoint_activations=how), 112, precision="bf16", batch=8).step
         for how in (False, True)
     )
     assert checkpointed.kept(64) < 0.4 * plain.kept(64)
@@ -94,13 +92,14 @@ def test_arguments_that_two_kernels_read_are_counted_twice():
     ("name", "fused", "moved"), [("r50", False, 288e6), ("r50", True, 209e6), ("r100", False, 455e6)]
 )
 def test_an_image_moves_the_bytes_that_were_counted_by_hand(name, fused, moved):
-    cost = measure_backbone({"name": name}, precision="bf16", batch=4, fused=fused)
-    assert cost.moved_per_image == pytest.approx(moved, rel=0.01)
+    cost = measure_backbone(ModelSettings(backbone=name), 112, precision="bf16", batch=4, fused=fused)
+    assert cost.step.moved.per_image == pytest.approx(moved, rel=0.01)
 
 
 def test_fused_kernels_halve_the_activations_and_need_as_many_operations():
+    model = ModelSettings(backbone="r18")
     plain, fused = (
-        measure_backbone({"name": "r18"}, precision="bf16", batch=4, fused=how) for how in (False, True)
+        measure_backbone(model, 112, precision="bf16", batch=4, fused=how).step for how in (False, True)
     )
     assert fused.kept(128) < 0.5 * plain.kept(128) and fused.peak(128) < 0.6 * plain.peak(128)
-    assert fused.flops_per_image == plain.flops_per_image and fused.parameters == plain.parameters
+    assert fused.flops_per_image == plain.flops_per_image

@@ -4,8 +4,8 @@ import shlex
 
 from facetrain.config.loading import build_config
 from facetrain.plan.changes import cheapest_change
+from facetrain.plan.forecast import forecast_stages
 from facetrain.plan.limits import USABLE, MemoryBudget
-from facetrain.plan.stages import forecast_stages
 
 GIB = 1 << 30
 

@@ -6,8 +6,8 @@ import torch
 from facetrain.config.loading import build_config
 from facetrain.distributed.world import World
 from facetrain.head.margin_head import MarginHead
-from facetrain.plan.forecast import forecast, teacher_head_shape
-from facetrain.plan.stages import forecast_stages
+from facetrain.plan.forecast import forecast, forecast_stages, head_load, teacher_load
+from facetrain.plan.head_cost import table_bytes
 from facetrain.run.build.head import head_run
 from facetrain.run.build.step_schedule import schedule_steps, stage_configs
 
@@ -53,5 +53,7 @@ def test_the_centers_of_a_teacher_have_no_expectations(monkeypatch):
     described = config(
         head={"expectations": "moving"}, distill={"teacher": "t.safetensors", "loss": "adaptive_centers"}
     )
-    shape = teacher_head_shape(described, CLASSES, 1, 4)
-    assert not shape.expectations and not shape.keeps_expectations
+    trained = head_load(described, CLASSES, 1, 4)
+    centers, _ = table_bytes(trained)
+    taught, _ = table_bytes(teacher_load(described, trained))
+    assert centers == 2 * taught == 2 * CLASSES * 8 * 4

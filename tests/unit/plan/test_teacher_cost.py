@@ -3,56 +3,48 @@
 import pytest
 import torch
 
-from facetrain.backbone.low_rank import add_adapters
-from facetrain.backbone.settings import LoraSettings
+from facetrain.backbone.settings import LoraSettings, ModelSettings
 from facetrain.backbone.zoo import build_backbone
 from facetrain.config.loading import build_config
+from facetrain.head.settings import HeadSettings
 from facetrain.models.model_file import describe_backbone, save_model
-from facetrain.optim.frozen_parts import freeze
+from facetrain.optim.settings import OptimSettings
 from facetrain.optim.weight_average import WeightAverage
-from facetrain.plan.backbone_cost import TrainedParts, measure_backbone
+from facetrain.plan.backbone_cost import measure_backbone, runs_fused
 from facetrain.plan.device import DEVICES
-from facetrain.plan.execution import runs_fused
 from facetrain.plan.forecast import forecast
-from facetrain.plan.head_cost import HeadShape, head_bytes
+from facetrain.plan.head_cost import HeadLoad, head_work, table_bytes
 from facetrain.plan.speed import step_time
+from facetrain.run.build.backbone import restrict_training
 from facetrain.torch_private import LiveBytes
 from facetrain.training.teacher_cache import new_cache
 from tests.support.heads import make_head, margin_settings
 
 TINY = {"layers": (1, 1, 1, 1), "widths": (16, 16, 32, 32), "embedding_size": 16, "image_size": 32}
+MODEL = ModelSettings(backbone="iresnet", layers=TINY["layers"], widths=TINY["widths"], embedding_size=16)
 PARTS = [
-    TrainedParts(freeze=("conv1", "bn1", "prelu", "layer1", "layer2")),
-    TrainedParts(train_batch_norm=False),
-    TrainedParts(lora=LoraSettings(rank=2)),
+    {"freeze": ("conv1", "bn1", "prelu", "layer1", "layer2")},
+    {"train_batch_norm": False},
+    {"lora": LoraSettings(rank=2)},
 ]
-
-
-def real_network(parts):
-    network = build_backbone("iresnet", **TINY)
-    freeze(network, parts.freeze, train_batch_norm=parts.train_batch_norm)
-    if parts.lora:
-        add_adapters(network, parts.lora.rank, alpha=None, targets=())
-    return network
 
 
 @pytest.mark.parametrize("parts", PARTS, ids=["freeze", "batch norm", "LoRA"])
 def test_frozen_parts_and_adapters_are_counted_as_they_train(parts):
-    cost = measure_backbone(
-        {"name": "iresnet", **TINY}, precision="fp32", batch=8, trained=parts, gradients_held=False
-    )
-    network, image = real_network(parts), torch.randn(8, 3, 32, 32)
+    model = MODEL.model_copy(update=parts)
+    cost = measure_backbone(model, 32, precision="fp32", batch=8, gradients_held=False)
+    network, image = build_backbone("iresnet", **TINY), torch.randn(8, 3, 32, 32)
+    restrict_training(network, model)
     with LiveBytes() as live:
         embedding = network(image)
         kept = live.now
         embedding.backward(torch.ones_like(embedding))
-    assert cost.kept(8) == pytest.approx(kept, rel=0.03) and cost.peak(8) == pytest.approx(
-        live.peak, rel=0.05
-    )
+    assert cost.step.kept(8) == pytest.approx(kept, rel=0.03)
+    assert cost.step.peak(8) == pytest.approx(live.peak, rel=0.05)
     assert cost.parameters == sum(p.numel() for p in network.parameters() if p.requires_grad)
     assert cost.averaged_bytes == sum(t.nbytes for t in WeightAverage(network, 0.9)._averages.values())
-    whole = measure_backbone({"name": "iresnet", **TINY}, precision="fp32", batch=8, gradients_held=False)
-    assert cost.parameters < whole.parameters and cost.kept(8) < 1.2 * whole.kept(8)
+    whole = measure_backbone(MODEL, 32, precision="fp32", batch=8, gradients_held=False)
+    assert cost.parameters < whole.parameters and cost.step.kept(8) < 1.2 * whole.step.kept(8)
 
 
 def config(folder, **sections):
@@ -108,25 +100,24 @@ def test_an_average_adds_a_copy_of_what_is_trained_to_memory_and_checkpoint(tmp_
 def test_the_fused_trunk_is_not_planned_with_frozen_batch_norms(tmp_path):
     pytest.importorskip("triton")
     model = config(tmp_path).model.model_dump(exclude_none=True)
-    train = {"batch_size": 4, "precision": "bf16"}
+    train = {"batch_size": 4, "precision": "bf16", "fused": "on"}
     assert runs_fused(config(tmp_path, train=train))
     assert runs_fused(config(tmp_path, train=train, model=model | {"freeze": ["fc"]}))
     assert not runs_fused(config(tmp_path, train=train, model=model | {"freeze": ["layer1"]}))
 
 
-def test_the_bytes_of_a_head_that_is_not_trained_are_forecast(tmp_path):
-    shape = HeadShape(
-        num_classes=20_480, embedding_size=64, global_batch=256, world_size=1, cuda=False, chunk_size=2048,
-        optimizer=config(tmp_path).optim, update_in_backward=False, trained=False,
-    )  # fmt: skip
+def test_the_bytes_of_a_head_that_is_not_trained_are_forecast():
+    settings = HeadSettings(chunk_size=2048)
+    load = HeadLoad(
+        settings, OptimSettings(), 64, rows=20_480, global_batch=256, world_size=1, trained=False, cuda=False
+    )
     head = make_head(
-        embedding_size=64, num_classes=shape.num_classes, margin=margin_settings("cosface"), chunk_size=2048,
+        embedding_size=64, num_classes=load.rows, margin=margin_settings("cosface"), chunk_size=2048,
         update_in_backward=False, trained=False,
     )  # fmt: skip
-    embedding, label = torch.randn(256, 64, requires_grad=True), torch.randint(0, shape.num_classes, (256,))
+    embedding, label = torch.randn(256, 64, requires_grad=True), torch.randint(0, load.rows, (256,))
     with LiveBytes() as live:
-        head.begin_step(0, lr=0.1)
+        head.begin_step(0, lr=0.0)
         head(embedding, label).backward()
-    found = head_bytes(shape)
-    assert found.work == pytest.approx(live.peak, rel=0.05)
-    assert (found.centers, found.moments) == (head.weight.data.nbytes, 0)
+    assert head_work(load).peak == pytest.approx(live.peak, rel=0.05)
+    assert table_bytes(load) == (head.weight.data.nbytes, 0)
