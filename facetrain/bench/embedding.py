@@ -18,8 +18,8 @@ from facetrain.backbone.zoo import build_backbone, names
 from facetrain.data.images.augment import normalize
 from facetrain.distributed.world import join
 from facetrain.models.export.example_inputs import example_pixels
+from facetrain.models.export.export import export
 from facetrain.models.export.formats import ExportOptions
-from facetrain.models.export.onnx import export_onnx
 from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import EmbeddingModel, describe_backbone, open_model
 
@@ -113,7 +113,7 @@ def _onnxruntime(opened: EmbeddingModel, image: Tensor, threads: int) -> Callabl
     options.intra_op_num_threads = threads
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.onnx")
-        export_onnx(opened, path, ExportOptions())
+        export(opened, "onnx", path, ExportOptions())
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     feed = {"image": image.contiguous().numpy()}
     return lambda: torch.from_numpy(session.run(None, feed)[0])

@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from facetrain.cli.evaluation_options import Model
-from facetrain.cli.export_options import (
-    AsJson,
-    Average,
-    Batch,
-    Calibrate,
-    CalibrateImages,
-    Compare,
-    DataDir,
-    Format,
-    FromPixels,
-    ModelCard,
-    Opset,
-    Output,
-    Quantization,
-    Targets,
-    Unit,
-)
+from facetrain.cli.export_options import Average, FileOptions, Format, Images, Outputs, Sets
+from facetrain.cli.option_groups import option_groups
 from facetrain.cli.outputs import echo_line, require_no_input, require_writable, write_text
 from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError
@@ -52,91 +36,76 @@ _NUM_COMPARED = 100
 """Largest number of images to take from `--compare`."""
 
 
+@option_groups
 def export(
     context: typer.Context,
     model: Model,
     format: Format,
-    output: Output,
-    from_pixels: FromPixels = False,
-    unit: Unit = False,
-    opset: Opset = None,
-    batch: Batch = None,
-    int8: Quantization = None,
-    calibrate: Calibrate = None,
-    calibrate_images: CalibrateImages = 256,
-    compare: Compare = None,
+    outputs: Outputs,
+    file: FileOptions,
+    images: Images,
+    sets: Sets,
     average: Average = False,
-    target: Targets = None,
-    data_dir: DataDir = None,
-    model_card: ModelCard = None,
-    as_json: AsJson = False,
 ) -> None:
     """Write a model to a file for another program; a file that gives other embeddings is not written."""
     import torch
 
     from facetrain.config.loading import eval_dir_of_run
+    from facetrain.models.export.export import export as export_model
     from facetrain.models.model_file import THRESHOLDS_KEY, open_model
 
-    given: dict[str, Any] = {"from_pixels": from_pixels, "unit": unit, "opset": opset, "batch": batch}
-    _check_options(format, given | {"int8": int8, "calibration": calibrate, "faces": compare})
-    if calibrate is None:
+    _check_options(format, file, images)
+    if images.calibrate is None:
         refuse_given(context, "calibrate_images", when="without --calibrate")
-    if not target:
+    if not sets.target:
         refuse_given(context, "data_dir", when="without --target")
-    row = FORMATS[format]
+    row, output = FORMATS[format], outputs.output
     _check_output(format, row, output)
-    require_writable(*row.files(output), model_card)
-    require_no_input((model, calibrate, compare), *row.files(output), model_card)
-    exporter = row.load()
+    require_writable(*row.files(output), outputs.model_card)
+    require_no_input((model, images.calibrate, images.compare), *row.files(output), outputs.model_card)
+    row.load()  # a missing package is reported before the network is opened
     opened = open_model(model, torch.device("cpu"), average=average)
-    sets = data_dir or eval_dir_of_run(model)
-    results = _evaluate(opened, target, sets)
-    images = [] if calibrate is None else _read_evenly(calibrate, calibrate_images)
-    is_compared = "faces" in row.options and not int8
-    faces = _faces(compare, opened.image_size) if is_compared else None
-    options = ExportOptions(**given, int8=int8, calibration=images, faces=faces)
-    exported = exporter(opened, output, options)
-    report = _report(row.files(output), opened, exported)
-    if int8 and THRESHOLDS_KEY in opened.metadata:
+    data_dir = sets.data_dir or eval_dir_of_run(model)
+    results = _evaluate(opened, sets.target, data_dir)
+    if row.is_compared:
+        file = replace(file, images=_read_images(images, file, opened.image_size))
+    exported = export_model(opened, format, output, file)
+    report = _report(opened, exported)
+    if file.int8 and THRESHOLDS_KEY in opened.metadata:
         report["left_out"] = [THRESHOLDS_KEY]
     if results:
-        model_results, results = results, _evaluate(exported.model, target, sets)
+        model_results, results = results, _evaluate(exported.model, sets.target, data_dir)
         report["accuracy"] = _compare_accuracy(model_results, results)
         report["rates"] = _compare_rates(model_results, results)
-    if model_card:
+    if outputs.model_card:
         # With the results of the file: quantization changes them.
-        _write_card(model_card, opened, output.name, results, options, report)
-    if as_json:
+        _write_card(outputs.model_card, opened, output.name, results, file, report)
+    if outputs.as_json:
         typer.echo(json.dumps(report))
         return
     for line in _format_report(report):
         echo_line(line)
 
 
-_FLAGS = {"calibration": "--calibrate", "faces": "--compare"}
-"""Options of the command line whose names are not those of the fields of `ExportOptions`."""
-
-
-def _check_options(format: str, given: Mapping[str, Any]) -> None:
+def _check_options(format: str, file: ExportOptions, images: Images) -> None:
     """Refuse options that the format does not support, and options that exclude each other.
-
-    Args:
-        format: Name of the format.
-        given: Values of the command line, by field of `ExportOptions`.
 
     Raises:
         UsageError: there are such options.
     """
-    for option, value in given.items():
-        if value and option not in FORMATS[format].options:
-            supported = " or ".join(name for name, row in FORMATS.items() if option in row.options)
-            flag = _FLAGS.get(option, f"--{option.replace('_', '-')}")
-            raise UsageError(f"--format {format} has no option {flag}; use --format {supported} with it")
-    if given["int8"] and any(given[option] for option in ("from_pixels", "unit", "opset", "batch", "faces")):
+    row = FORMATS[format]
+    given = {field.name for field in fields(file) if getattr(file, field.name)}
+    for option in sorted(given - row.options):
+        supported = " or ".join(name for name, other in FORMATS.items() if option in other.options)
+        flag = f"--{option.replace('_', '-')}"
+        raise UsageError(f"--format {format} has no option {flag}; use --format {supported} with it")
+    if images.compare is not None and not row.is_compared:
+        raise UsageError(f"--format {format} has no option --compare; the file has the weights themselves")
+    if file.int8 and (given - {"int8", "run_config"} or images.compare):
         raise UsageError(
             "--int8 cannot be combined with --from-pixels, --unit, --opset, --batch and --compare; remove one of them"
         )
-    if given["int8"] is None and given["calibration"] is not None:
+    if not file.int8 and images.calibrate is not None:
         raise UsageError("--calibrate is used by --int8 only; add it or remove --calibrate")
 
 
@@ -161,20 +130,24 @@ def _read_evenly(input: Path, count: int) -> list[bytes]:
     return [images[int(n * step)] for n in range(min(count, len(images)))]
 
 
-def _faces(compare: Path | None, size: int) -> Tensor:
-    """Return the images on which file and network are compared, uint8 (N, size, size, 3).
+def _read_images(images: Images, file: ExportOptions, size: int) -> Tensor | None:
+    """Return the faces for calibration or comparison, uint8 (N, size, size, 3); None for drawn ones with `int8`.
 
     Raises:
         UsageError: the input has no images.
     """
     from facetrain.models.export.example_inputs import decode_faces, drawn_faces
 
-    if compare is None:
-        return drawn_faces(size)
-    images = _read_evenly(compare, _NUM_COMPARED)
-    if not images:
-        raise UsageError(f"--compare {compare}: has no images; give another input or leave it out")
-    return decode_faces(images, size)
+    if images.calibrate is not None:
+        option, path, count = "--calibrate", images.calibrate, images.calibrate_images
+    elif images.compare is not None:
+        option, path, count = "--compare", images.compare, _NUM_COMPARED
+    else:
+        return None if file.int8 else drawn_faces(size)
+    encoded = _read_evenly(path, count)
+    if not encoded:
+        raise UsageError(f"{option} {path}: has no images; give another input or leave it out")
+    return decode_faces(encoded, size)
 
 
 def _evaluate(model: Path | EmbeddingModel, target: list[str] | None, data_dir: Path) -> dict[str, Any]:
@@ -208,15 +181,14 @@ def _compare_rates(model: dict[str, Any], file: dict[str, Any]) -> dict[str, dic
     }
 
 
-def _report(files: list[Path], opened: EmbeddingModel, exported: Exported) -> dict[str, Any]:
+def _report(opened: EmbeddingModel, exported: Exported) -> dict[str, Any]:
     """Return the result of an export as JSON."""
-    more = {} if exported.weights is None else {"weights": str(exported.weights)}
-    files = files if exported.weights is None else [*files, exported.weights]
+    first, *second = map(str, exported.files)
     return {
-        "output": str(files[0]),
-        **more,
+        "output": first,
+        **({"weights": second[0]} if second else {}),
         "description": opened.description,
-        "bytes": sum(file.stat().st_size for file in files),
+        "bytes": sum(file.stat().st_size for file in exported.files),
         **({} if exported.comparison is None else asdict(exported.comparison)),
         **({} if exported.similarity is None else {"cosine": asdict(exported.similarity)}),
     }

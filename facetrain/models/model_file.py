@@ -33,6 +33,7 @@ from facetrain.checkpoint.manifest import MANIFEST
 from facetrain.data.images.augment import normalize
 from facetrain.errors import CheckpointError, ModelError, RunError
 from facetrain.files import error_reason, listed, new_file, parse_json
+from facetrain.models.checksum import CHECKSUM_KEY, checksum_of
 from facetrain.models.mxnet_network import open_mxnet
 from facetrain.models.onnx_network import open_onnx
 from facetrain.models.weight_files import (
@@ -47,6 +48,8 @@ MODEL_FILE = "model.safetensors"
 AVERAGE_FILE = "model_ema.safetensors"
 """Name of the file with the average of the weights, beside `MODEL_FILE`."""
 METADATA_KEY = "facetrain"
+CONFIG_KEY = "config"
+"""Key of the description: the config of the run."""
 STEP_KEY = "step"
 """Key of the description: number of training steps of the weights in a file of a run."""
 THRESHOLDS_KEY = "thresholds"
@@ -107,15 +110,25 @@ def save_model(path: Path, state: dict[str, Tensor], description: dict[str, Any]
     Raises:
         RunError: the file cannot be written.
     """
+    with new_file(path, RunError) as scratch:
+        write_model(scratch, state, description)
+
+
+def write_model(path: Path, state: dict[str, Tensor], description: dict[str, Any]) -> None:
+    """Write a .safetensors file in place, with a checksum of the weights.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+    metadata = {METADATA_KEY: json.dumps(description), CHECKSUM_KEY: checksum_of(tensors)}
+    path.touch()
+    mode = path.stat().st_mode  # by the umask; safetensors writes files for their owner only
     try:
-        with new_file(path, RunError) as scratch:
-            scratch.touch()
-            mode = scratch.stat().st_mode  # by the umask; safetensors writes files for their owner only
-            save_file(tensors, scratch, metadata={METADATA_KEY: json.dumps(description)})
-            scratch.chmod(mode)
+        save_file(tensors, path, metadata=metadata)
     except SafetensorError as error:
-        raise RunError(f"{path}: the model cannot be written: {error_reason(error)}") from error
+        raise OSError(error_reason(error)) from error
+    path.chmod(mode)
 
 
 def open_model(path: Path, device: torch.device, *, average: bool = False) -> EmbeddingModel:

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from facetrain.errors import ModelError, missing_package
 from facetrain.face_landmarks import NORMALIZED_TEMPLATE
 from facetrain.files import error_reason
+from facetrain.models.checksum import CHECKSUM_KEY, checksum_of_onnx, require_checksum
 from facetrain.models.onnx_layers import parse_metadata, states_pixels, takes_pixels
-from facetrain.models.onnx_limits import require_fitting_sizes
+from facetrain.models.onnx_limits import require_small_values, require_stored_weights
 
 _DEFAULT_IMAGE_SIZE = 112
 _IMAGE_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
@@ -149,12 +150,12 @@ def open_onnx(path: Path) -> OnnxNetwork:
     except ImportError as error:
         raise ModelError(f"{path}: {missing_package(error, 'onnx')}") from error
     try:
-        require_fitting_sizes(path)
+        normalizes = _check(onnx.load(str(path), load_external_data=False), path)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _ERRORS  # else one line for each weight that is also listed as an input
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         network = OnnxNetwork(session, path)
-        network.normalizes = _normalizes(onnx, path, network)
+        network.normalizes = network.from_pixels or normalizes
     except ModelError:
         raise
     except Exception as error:  # onnxruntime's errors have no common base
@@ -162,8 +163,19 @@ def open_onnx(path: Path) -> OnnxNetwork:
     return network
 
 
-def _normalizes(onnx: Any, path: Path, network: OnnxNetwork) -> bool:
-    is_stated = states_pixels(network.metadata, path)
-    if is_stated is not None:
-        return is_stated
-    return network.from_pixels or takes_pixels(onnx, onnx.load(str(path), load_external_data=False), path)
+def _check(model: Any, path: Path) -> bool:
+    """Check a graph before it is loaded, and return whether it takes pixels from 0 to 255.
+
+    Raises:
+        ModelError: its weights are damaged, its values too large, or its input unknown.
+    """
+    import onnx
+
+    require_stored_weights(path, model)
+    texts = {entry.key: entry.value for entry in model.metadata_props}
+    if CHECKSUM_KEY in texts:
+        require_checksum(texts, checksum_of_onnx(model, path.parent), path)
+    is_stated = states_pixels(parse_metadata(texts), path)
+    normalizes = takes_pixels(onnx, model, path) if is_stated is None else is_stated
+    require_small_values(path, model)
+    return normalizes

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from facetrain.errors import ModelError
 from facetrain.files import error_reason
+from facetrain.models.checksum import CHECKSUM_KEY, checksum_of, require_checksum
 from facetrain.models.published_weights import convert_published
 
 ORIGIN_KEY = "origin"
@@ -202,9 +203,12 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             names = list(file.keys())
             if len(names) > _MAX_TENSORS:
                 raise ModelError(f"{path}: has {len(names):,} tensors; the limit is {_MAX_TENSORS:,}")
-            return {name: file.get_tensor(name) for name in names}, dict(file.metadata() or {})
+            weights, metadata = {name: file.get_tensor(name) for name in names}, dict(file.metadata() or {})
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{path}: {error}") from error
+    if CHECKSUM_KEY in metadata:
+        require_checksum(metadata, checksum_of(weights), path)
+    return weights, metadata
 
 
 def _without_prefixes(name: str) -> str:

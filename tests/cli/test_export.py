@@ -1,12 +1,12 @@
 """`facetrain export`: quantization, comparison with the model, and the model card."""
 
 import json
-from typing import get_args
+from typing import get_args, get_type_hints
 
 import pytest
 
 from facetrain.backbone.zoo import build_backbone
-from facetrain.cli import export_options
+from facetrain.cli.export_options import FileOptions, Outputs
 from facetrain.data.formats.bin import write_bin
 from facetrain.models.model_file import describe_backbone, save_model
 from facetrain.models.weight_files import read_weights
@@ -143,7 +143,8 @@ def test_the_file_is_compared_on_given_faces_and_its_size_and_speed_are_printed(
 
 
 def test_the_help_names_the_files_and_the_images_per_call_of_each_format():
-    output, batch = (get_args(option)[1].help for option in (export_options.Output, export_options.Batch))
+    output = get_args(get_type_hints(Outputs, include_extras=True)["output"])[1].help
+    batch = get_args(FileOptions)[1]["batch"].help
     assert "openvino: FILE.xml and FILE.bin. ncnn: FILE.ncnn.param and FILE.ncnn.bin." in output
     assert batch.endswith("by default any number, in tflite and executorch 1.")
 

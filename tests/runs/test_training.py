@@ -13,8 +13,8 @@ import torch
 from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.embeddings.inference import Inference
+from facetrain.models.export.export import export
 from facetrain.models.export.formats import ExportOptions
-from facetrain.models.export.onnx import export_onnx
 from facetrain.models.model_file import describe_backbone, open_model, save_model
 from facetrain.telemetry.jsonl import read_jsonl
 from facetrain.verify.evaluate import evaluate
@@ -233,7 +233,7 @@ def test_a_run_that_fine_tunes_an_onnx_file_begins_with_what_eval_says_of_it(des
     network = randomize(build_backbone("iresnet", **options))
     save_model(tmp_path / "m.safetensors", network.state_dict(), describe_backbone("iresnet", **options))
     opened = open_model(tmp_path / "m.safetensors", torch.device("cpu"))
-    export_onnx(opened, tmp_path / "m.onnx", ExportOptions())
+    export(opened, "onnx", tmp_path / "m.onnx", ExportOptions())
     start_at = ("--set", f"model.init_from={tmp_path / 'm.onnx'}", "--set", "train.max_steps=1")
     checked(facetrain("train", "--config", describe(), "--run-dir", tmp_path / "tuned", *start_at))
     (expected,) = evaluate(

@@ -22,8 +22,8 @@ from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import EmbeddingModel
 from facetrain.models.onnx_network import OnnxNetwork
 
-TOLERANCE = 1e-3
-"""Largest difference that `compare` accepts. Other kernels round differently: 1e-6 to 1e-5 is usual."""
+_LEAST_COSINE = 0.5
+"""An int8 file with a smaller mean cosine to the network is not written."""
 _MOST_ONNX_BYTES = 2**31 - 2**27
 """Largest weights that are part of an ONNX file: protobuf writes less than 2 GiB, and the nodes need some of it."""
 _NUM_EXAMPLES = 5
@@ -51,39 +51,24 @@ def require_exportable(model: EmbeddingModel) -> None:
             )
 
 
-def require_no_landmarks(model: EmbeddingModel, format: str) -> None:
-    """Refuse a network that takes landmarks, for a format in which such a file is not tested.
-
-    Raises:
-        ModelError: the network takes landmarks.
-    """
-    if model.takes_landmarks:
-        raise ModelError(
-            f"{model.description}: takes landmarks and cannot be exported to {format}; use --format onnx or openvino"
-        )
-
-
 def fits_onnx_file(model: EmbeddingModel) -> bool:
     """Return whether one ONNX file can have the weights of a network."""
     return sum(weight.nbytes for weight in model.network.state_dict().values()) <= _MOST_ONNX_BYTES
 
 
-def compare(
-    path: Path, runtime: Runtime, model: EmbeddingModel, options: ExportOptions, tolerance: float = TOLERANCE
-) -> Comparison:
-    """Compare a file with the network, on `options.faces` or else on random images.
+def compare(path: Path, runtime: Runtime, model: EmbeddingModel, options: ExportOptions) -> Comparison:
+    """Compare a file with the network, on `options.images` or else on random images.
 
     Args:
         path: The final path of the file, for the message.
         runtime: The file, opened.
         model: The network.
         options: The options with which the file was written.
-        tolerance: Largest difference to accept.
 
     Raises:
-        RunError: the embeddings differ by more than `tolerance`, or are not numbers.
+        RunError: the embeddings differ by more than the tolerance of the runtime, or are not numbers.
     """
-    faces = example_pixels(model, _NUM_EXAMPLES) if options.faces is None else options.faces
+    faces = example_pixels(model, _NUM_EXAMPLES) if options.images is None else options.images
     deployed = Deployed(model, options).eval()
     expected, found = [], []
     for pixels in faces.split(_CHUNK):
@@ -94,10 +79,10 @@ def compare(
     expected_ND, found_ND = torch.cat(expected), torch.cat(found)
     difference = float((found_ND - expected_ND).abs().max() / expected_ND.abs().max())
     # "not <" instead of ">=": the comparison with NaN is false.
-    if not difference < tolerance:
+    if not difference < runtime.tolerance:
         raise RunError(
             f"{path}: not written: its embeddings differ from those of the network by {difference:.2g} of their size, "
-            f"more than {tolerance:g}; try another version of torch or {runtime.name.split()[0]}"
+            f"more than {runtime.tolerance:g}; try another version of torch or {runtime.name.split()[0]}"
         )
     cosine_N = torch.nn.functional.cosine_similarity(found_ND, expected_ND)
     cosine = Similarity(float(cosine_N.mean()), float(cosine_N.min()), len(faces))
@@ -107,6 +92,19 @@ def compare(
         difference, cosine, runtime.name, milliseconds, torch_milliseconds, batch,
         torch.get_num_threads(),
     )  # fmt: skip
+
+
+def require_similar(path: Path, cosine: Similarity) -> None:
+    """Refuse an int8 file whose embeddings have little in common with those of the network.
+
+    Raises:
+        RunError: the mean cosine is too small.
+    """
+    if not cosine.mean >= _LEAST_COSINE:
+        raise RunError(
+            f"{path}: not written: the mean cosine of its embeddings with those of the network is {cosine.mean:.3f}; "
+            "give images like those of the network's training with --calibrate"
+        )
 
 
 def _measure(

@@ -15,9 +15,6 @@ from facetrain.data.synthetic.render import render_jpeg
 from facetrain.models.export.formats import ExportOptions
 from facetrain.models.model_file import EmbeddingModel
 
-_NUM_DRAWN = 20
-"""Drawn faces, each of another person. Drawing 100 would take longer than the export."""
-
 
 def inputs_of_file(model: EmbeddingModel, options: ExportOptions, pixels_NHWC: Tensor) -> tuple[Tensor, ...]:
     """Return the inputs of the exported file for uint8 RGB images (N, H, W, 3): the images, and example landmarks."""
@@ -38,9 +35,9 @@ def example_landmarks(model: EmbeddingModel, count: int) -> tuple[Tensor, ...]:
     return (torch.rand(count, 5, 2, generator=torch.Generator().manual_seed(1)),)
 
 
-def drawn_faces(size: int) -> Tensor:
-    """Return drawn faces, uint8 (N, S, S, 3), the same at every call."""
-    return decode_faces([render_jpeg(0, identity, 0, size) for identity in range(_NUM_DRAWN)], size)
+def drawn_faces(size: int, count: int = 20) -> Tensor:
+    """Return drawn faces of different people, uint8 (N, S, S, 3), the same at every call."""
+    return decode_faces([render_jpeg(0, identity, 0, size) for identity in range(count)], size)
 
 
 def decode_faces(images: Sequence[bytes], size: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Export to ExecuTorch's format for its XNNPACK backend, compared with the network in ExecuTorch on the CPU."""
+"""Export to ExecuTorch's format for its XNNPACK backend, opened again by ExecuTorch on the CPU."""
 
 # N images   H, W height and width   D embedding size
 
@@ -11,35 +11,23 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from facetrain.errors import RunError
-from facetrain.files import new_file
-from facetrain.models.export.checks import compare, require_exportable, require_no_landmarks
 from facetrain.models.export.deployed import Deployed, file_metadata
 from facetrain.models.export.example_inputs import example_pixels, inputs_of_file
-from facetrain.models.export.formats import Exported, ExportOptions
-from facetrain.models.export.runtime import Runtime, runtime_model
+from facetrain.models.export.formats import ExportOptions
+from facetrain.models.export.runtime import Runtime, Written
 from facetrain.models.model_file import EmbeddingModel
 
 
-def export_executorch(model: EmbeddingModel, path: Path, options: ExportOptions) -> Exported:
+def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Written:
     """Write a .pte file for one image per call, or for `batch` images.
 
-    Input and output of its method `forward` are those of `export_onnx`. Each part of the metadata is a method
+    Input and output of its method `forward` are those of the ONNX file. Each part of the metadata is a method
     without arguments, such as `preprocessing`, that returns JSON.
-
-    Raises:
-        ModelError: the model was opened from an ONNX file, has diverged, or takes landmarks.
-        RunError: the file cannot be written, or its embeddings differ.
     """
-    require_exportable(model)
-    require_no_landmarks(model, "executorch")
     batch = options.batch or 1
     program = _lower(model, options, batch)
-    with new_file(path, RunError, suffix=".pte") as scratch:
-        scratch.write_bytes(program)
-        runtime = _open(program, batch)
-        comparison = compare(path, runtime, model, options)
-    return Exported(comparison, runtime_model(model, runtime, options))
+    path.write_bytes(program)
+    return Written(_open(program, batch))
 
 
 def _lower(model: EmbeddingModel, options: ExportOptions, batch: int) -> bytes:
@@ -67,7 +55,7 @@ def _open(program: bytes, batch: int) -> Runtime:
     def run(images: np.ndarray) -> np.ndarray:
         (embedding,) = forward.execute([torch.from_numpy(images)])
         # The copy: the next call overwrites the memory of the output.
-        found: np.ndarray = embedding.numpy().copy()
-        return found
+        copied: np.ndarray = embedding.numpy().copy()
+        return copied
 
     return Runtime(f"executorch {version('executorch')}", run, batch)

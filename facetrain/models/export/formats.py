@@ -5,18 +5,24 @@ It imports no torch, so that the command line can list the formats at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from facetrain.errors import ModelError, missing_package
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from facetrain.models.model_file import EmbeddingModel
+
+
+class Int8(StrEnum):
+    """Kinds of quantization to 8 bits."""
+
+    dynamic = "dynamic"
+    static = "static"
 
 
 @dataclass(frozen=True)
@@ -27,16 +33,17 @@ class ExportOptions:
     """Take uint8 RGB images (N, H, W, 3) and normalize them inside the network."""
     unit: bool = False
     """Divide the embeddings by their length."""
-    int8: str | None = None
-    """`dynamic` or `static`: quantize to 8 bits."""
-    calibration: Sequence[bytes] = ()
-    """Encoded images from which `int8="static"` finds the ranges of activations; drawn faces if there are none."""
+    int8: Int8 | None = None
+    """Quantize to 8 bits."""
     opset: int | None = None
     """Version of ONNX's operators; None for the exporter's default."""
     batch: int | None = None
     """Fixed number of images per call; None for any number, or for one if the format has no free size."""
-    faces: Tensor | None = None
-    """Images on which the file is compared with the network, uint8 (N, H, W, 3); None for a few random ones."""
+    run_config: bool = False
+    """Store the config of the run in the metadata. It names folders of the machine that trained the network."""
+    images: Any = None
+    """Tensor of faces, uint8 (N, H, W, 3): file and network are compared on them, and `int8` is calibrated with most of
+    them. None: a few random images, and for `int8` drawn faces."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +79,14 @@ class Comparison:
 class Exported:
     """Result of an export."""
 
-    comparison: Comparison | None
-    """Embeddings and speed of the file beside the network's; None for a file that is not compared."""
+    files: list[Path]
+    """The file, and a second one that belongs to it."""
     model: Path | EmbeddingModel
     """The file as `facetrain.verify.evaluate.evaluate` takes it, to measure its accuracy."""
-    similarity: Similarity | None = None
-    """For a file that must differ from the network, because it computes in int8."""
-    weights: Path | None = None
-    """Second file, for weights that are too large for the first one."""
+    comparison: Comparison | None
+    """Embeddings and speed of the file beside the network's; None for a file that is not compared."""
+    similarity: Similarity | None
+    """For a file that computes in int8."""
 
     @property
     def difference(self) -> float | None:
@@ -87,8 +94,7 @@ class Exported:
         return None if self.comparison is None else self.comparison.difference
 
 
-Exporter = Callable[["EmbeddingModel", Path, ExportOptions], Exported]
-"""Writes a network to a file, which appears complete or not at all."""
+_INPUT_OPTIONS = frozenset({"from_pixels", "unit", "batch"})
 
 
 @dataclass(frozen=True)
@@ -96,9 +102,8 @@ class ExportFormat:
     """A row of the registry."""
 
     module: str
-    """Module below `facetrain.models.export`; imported when the format is used."""
-    function: str
-    """Name of the `Exporter` in this module."""
+    """Module below `facetrain.models.export` whose function `write` is a `Writer` (see `runtime`); imported when the
+    format is used."""
     options: frozenset[str] = frozenset()
     """Fields of `ExportOptions` that the format supports."""
     packages: tuple[str, ...] = ()
@@ -108,14 +113,22 @@ class ExportFormat:
     suffix: str = ""
     """End that the name of the file must have."""
     second_suffix: str = ""
-    """Suffix of a second file beside it, which replaces the last one of its name; empty if there is none."""
+    """Suffix of a second file, which follows the name, or replaces its last suffix if the format prescribes one; empty
+    if there is none."""
+    is_compared: bool = True
+    """Whether a runtime opens the file, to compare its embeddings with those of the network."""
+    takes_landmarks: bool = False
+    """Whether a network with a second input for landmarks is tested in this format."""
 
     def files(self, path: Path) -> list[Path]:
         """Return the files that an export to `path` writes."""
-        return [path, path.with_suffix(self.second_suffix)] if self.second_suffix else [path]
+        if not self.second_suffix:
+            return [path]
+        name = path.with_suffix("").name if self.suffix else path.name
+        return [path, path.with_name(name + self.second_suffix)]
 
-    def load(self) -> Exporter:
-        """Import the exporter and its packages.
+    def load(self) -> Callable[..., Any]:
+        """Import the module and its packages.
 
         Raises:
             ModelError: a package is not installed.
@@ -125,33 +138,34 @@ class ExportFormat:
                 import_module(package)
         except ImportError as error:
             raise ModelError(f"this export format {missing_package(error, self.extra)}") from error
-        exporter: Exporter = getattr(import_module(f"{__package__}.{self.module}"), self.function)
-        return exporter
+        write: Callable[..., Any] = import_module(f"{__package__}.{self.module}").write
+        return write
 
 
 FORMATS: dict[str, ExportFormat] = {
-    "safetensors": ExportFormat("torch_formats", "export_safetensors", suffix=".safetensors"),
+    "safetensors": ExportFormat(
+        "safetensors", suffix=".safetensors", is_compared=False, takes_landmarks=True
+    ),
     "onnx": ExportFormat(
         "onnx",
-        "export_onnx",
-        frozenset({"from_pixels", "unit", "int8", "calibration", "opset", "batch", "faces"}),
+        _INPUT_OPTIONS | {"int8", "opset", "run_config"},
         packages=("onnx", "onnxruntime", "onnxscript"),  # torch's exporter imports onnxscript
         extra="onnx",
+        second_suffix=".data",
+        takes_landmarks=True,
     ),
-    "torch_export": ExportFormat("torch_formats", "export_program", frozenset({"faces"})),
+    "torch_export": ExportFormat("torch_program", takes_landmarks=True),
     "openvino": ExportFormat(
         "openvino",
-        "export_openvino",
-        frozenset({"from_pixels", "unit", "batch", "faces"}),
+        _INPUT_OPTIONS | {"run_config"},
         packages=("onnx", "onnxscript", "openvino"),
         extra="openvino",
         suffix=".xml",
         second_suffix=".bin",
+        takes_landmarks=True,
     ),
     "ncnn": ExportFormat(
         "ncnn",
-        "export_ncnn",
-        frozenset({"faces"}),
         packages=("onnx", "onnxscript", "ncnn", "pnnx"),
         extra="ncnn",
         suffix=".ncnn.param",
@@ -159,16 +173,14 @@ FORMATS: dict[str, ExportFormat] = {
     ),
     "tflite": ExportFormat(
         "tflite",
-        "export_tflite",
-        frozenset({"from_pixels", "unit", "batch", "faces"}),
+        _INPUT_OPTIONS,
         packages=("litert_torch", "ai_edge_litert"),
         extra="tflite",
         suffix=".tflite",
     ),
     "executorch": ExportFormat(
         "executorch",
-        "export_executorch",
-        frozenset({"from_pixels", "unit", "batch", "faces"}),
+        _INPUT_OPTIONS | {"run_config"},
         packages=("executorch.runtime", "executorch.exir"),
         extra="executorch",
         suffix=".pte",

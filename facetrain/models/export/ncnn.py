@@ -1,49 +1,43 @@
-"""Export to ncnn's format by pnnx, compared with the network in ncnn on the CPU."""
+"""Export to ncnn's format by pnnx, opened again by ncnn on the CPU."""
 
 # N images   H, W height and width   D embedding size
 
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from facetrain.errors import ModelError, RunError
-from facetrain.models.export.checks import compare, require_no_landmarks
-from facetrain.models.export.file_pair import new_file_pair
-from facetrain.models.export.formats import FORMATS, Exported, ExportOptions
-from facetrain.models.export.onnx import save_onnx, trace_onnx
-from facetrain.models.export.runtime import Runtime, runtime_model
+from facetrain.models.export.formats import FORMATS, ExportOptions
+from facetrain.models.export.onnx import trace_onnx
+from facetrain.models.export.runtime import Runtime, Written
+from facetrain.models.export.save_onnx import save_onnx
 from facetrain.models.model_file import EmbeddingModel
 
-NCNN_TOLERANCE = 5e-3
+_TOLERANCE = 5e-3
 """Largest difference to accept. ncnn's Winograd convolutions round more: 1e-4 to 1e-3 is usual."""
 _INPUT, _OUTPUT = "in0", "out0"
 """Names that pnnx gives."""
 
 
-def export_ncnn(model: EmbeddingModel, path: Path, options: ExportOptions) -> Exported:
+def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Written:
     """Write NAME.ncnn.param (the graph) and NAME.ncnn.bin (the weights, float32), for one image per call.
 
     The input `in0` is float32 (3, H, W) as the network takes it, the output `out0` is float32 (D,). The format has
     no metadata; the normalization is in the model card.
 
     Raises:
-        ModelError: the model was opened from an ONNX file, has diverged, takes landmarks, or has an operation that
-            ncnn cannot run.
-        RunError: the files cannot be written, or their embeddings differ.
+        ModelError: the network has an operation that ncnn cannot run.
     """
-    require_no_landmarks(model, "ncnn")
-    proto = trace_onnx(model, ExportOptions(batch=1))
     param, weights = FORMATS["ncnn"].files(path)
-    with new_file_pair(param, weights) as folder:
-        save_onnx(proto, folder / "model.onnx", model)
-        _convert(model, folder, param.name, weights.name)
-        runtime = _open(model, folder / param.name, folder / weights.name)
-        comparison = compare(path, runtime, model, options, NCNN_TOLERANCE)
-    return Exported(comparison, runtime_model(model, runtime, options))
+    one_image = replace(options, batch=1)
+    save_onnx(trace_onnx(model, one_image), path.with_name("model.onnx"), model, one_image)
+    _convert(model, path.parent, param.name, weights.name)
+    return Written(_open(model, param, weights))
 
 
 def _convert(model: EmbeddingModel, folder: Path, param: str, weights: str) -> None:
@@ -92,7 +86,7 @@ def _open(model: EmbeddingModel, param: Path, weights: Path) -> Runtime:
                 raise RunError(f"ncnn: the network of {model.description} does not run (status {status})")
             return np.array(embedding)[None]
 
-    return Runtime(f"ncnn {ncnn.__version__}", run, batch=1)
+    return Runtime(f"ncnn {ncnn.__version__}", run, batch=1, tolerance=_TOLERANCE)
 
 
 def _unknown_layers(param: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Export to ONNX, compared with the network in onnxruntime."""
+"""Export to ONNX, opened again by onnxruntime."""
 
 # N images   H, W height and width   D embedding size
 
@@ -15,15 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from facetrain.errors import ModelError, RunError
-from facetrain.files import new_file
-from facetrain.models.export.checks import compare, fits_onnx_file, require_exportable
-from facetrain.models.export.deployed import Deployed, file_metadata
+from facetrain.errors import ModelError
+from facetrain.models.export.deployed import Deployed
 from facetrain.models.export.example_inputs import example_pixels, inputs_of_file
-from facetrain.models.export.file_pair import new_file_pair
-from facetrain.models.export.formats import Comparison, Exported, ExportOptions
-from facetrain.models.export.int8 import export_int8
-from facetrain.models.export.runtime import Runtime
+from facetrain.models.export.formats import ExportOptions
+from facetrain.models.export.int8 import write_int8
+from facetrain.models.export.runtime import Runtime, Written
+from facetrain.models.export.save_onnx import save_onnx
 from facetrain.models.model_file import THRESHOLDS_KEY, EmbeddingModel
 from facetrain.models.onnx_network import LANDMARKS_INPUT
 
@@ -31,7 +29,7 @@ _INPUTS = "image", LANDMARKS_INPUT
 """Names of the inputs; a network without KP-RPE has the first one."""
 
 
-def export_onnx(model: EmbeddingModel, path: Path, options: ExportOptions) -> Exported:
+def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Written:
     """Write an ONNX file, with a free batch size unless `batch` is set.
 
     Weights that are too large for one file are in a second one, NAME.data, beside it.
@@ -41,58 +39,21 @@ def export_onnx(model: EmbeddingModel, path: Path, options: ExportOptions) -> Ex
     the image's sides. The output is `embedding`: float32 (N, D), of unit length with `unit`. The metadata
     of the file describe the input and have the description of the model file.
 
-    With `int8` the result has the cosines of the embeddings with those of the network, see `int8.export_int8`. The
-    file then has no thresholds: those of the model were measured on other embeddings.
+    With `int8` the file has no thresholds: those of the model were measured on other embeddings.
 
     Raises:
-        ModelError: the model was opened from an ONNX file or has diverged, torch or onnx cannot write the opset, or
-            the network is too large for `int8`.
-        ImageError: a calibration image cannot be decoded.
-        RunError: the file cannot be written, or its embeddings differ too much.
+        ModelError: torch or onnx cannot write the opset, or the network is too large for `int8`.
     """
+
+    def write_float32(path: Path) -> None:
+        save_onnx(trace_onnx(model, options), path, model, options)
+
     if not options.int8:
-        return _write_float32(model, path, options)
-    require_exportable(model)
+        write_float32(path)
+        return Written(_open(path, model, options))
     kept = {key: value for key, value in model.metadata.items() if key != THRESHOLDS_KEY}
-    model = replace(model, metadata=kept)
-    return export_int8(model, path, options, lambda float32: _save_compared(model, float32, options, path))
-
-
-def _write_float32(model: EmbeddingModel, path: Path, options: ExportOptions) -> Exported:
-    """Write the file, or both files, and compare them with the network."""
-    if fits_onnx_file(model):
-        with new_file(path, RunError) as scratch:
-            return Exported(_save_compared(model, scratch, options, path), path)
-    weights = _data_file(path)
-    with new_file_pair(path, weights) as folder:
-        comparison = _save_compared(model, folder / path.name, options, path)
-    return Exported(comparison, path, weights=weights)
-
-
-def _save_compared(model: EmbeddingModel, scratch: Path, options: ExportOptions, path: Path) -> Comparison:
-    """Write a temporary file, and return the comparison with the network; messages name `path`."""
-    import onnx
-
-    proto = trace_onnx(model, options)
-    onnx.helper.set_model_props(proto, file_metadata(model, options))
-    save_onnx(proto, scratch, model)
-    return compare(path, _open(scratch, model, options), model, options)
-
-
-def save_onnx(proto: Any, path: Path, model: EmbeddingModel) -> None:
-    """Write the graph of a network, with the weights in NAME.data beside it if they do not fit into one file."""
-    import onnx
-
-    if fits_onnx_file(model):
-        onnx.save(proto, str(path))
-        return
-    data = _data_file(path)
-    onnx.save(proto, str(path), save_as_external_data=True, location=data.name)
-    data.chmod(path.stat().st_mode)  # by the umask; onnx writes the second file for its owner only
-
-
-def _data_file(path: Path) -> Path:
-    return path.with_name(f"{path.name}.data")
+    cosine = write_int8(replace(model, metadata=kept), path, options, write_float32)
+    return Written(_open(path, model, options), cosine)
 
 
 def _open(path: Path, model: EmbeddingModel, options: ExportOptions) -> Runtime:
@@ -119,12 +80,11 @@ def _open(path: Path, model: EmbeddingModel, options: ExportOptions) -> Runtime:
 
 
 def trace_onnx(model: EmbeddingModel, options: ExportOptions) -> Any:
-    """Return the graph of a network as an ONNX protobuf, see `export_onnx`, with the size of the batch as asked.
+    """Return the graph of a network as an ONNX protobuf, see `write`, with the size of the batch as asked.
 
     Raises:
-        ModelError: the model was opened from an ONNX file or has diverged, or torch or onnx cannot write the opset.
+        ModelError: torch or onnx cannot write the opset.
     """
-    require_exportable(model)
     _require_known_opset(options.opset)
     deployed = Deployed(model, options).eval().cpu()
     example = inputs_of_file(model, options, example_pixels(model, options.batch or 2))

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from facetrain.models.export.formats import ExportOptions
+from facetrain.models.export.formats import ExportOptions, Similarity
 from facetrain.models.model_file import EmbeddingModel
 from facetrain.models.onnx_network import run_in_batches
 
@@ -26,10 +27,26 @@ class Runtime:
     """Maps images, as the file takes them, and landmarks (N, 5, 2) if the network takes them, to embeddings (N, D)."""
     batch: int | None = None
     """Number of images that `run` takes; None for any number."""
+    tolerance: float = 1e-3
+    """Largest difference from the network to accept. Other kernels round differently: 1e-6 to 1e-5 is usual."""
 
     def embed(self, *inputs: np.ndarray) -> np.ndarray:
         """Return the embeddings (N, D) of any number of images, given with their landmarks as `run` takes them."""
         return run_in_batches(self.run, inputs, self.batch)
+
+
+@dataclass(frozen=True)
+class Written:
+    """File that the module of a format has written."""
+
+    runtime: Runtime | None = None
+    """The file, opened again, to be compared with the network; None for a file that is not compared."""
+    cosine: Similarity | None = None
+    """For a file that must differ from the network, because it computes in int8."""
+
+
+Writer = Callable[[EmbeddingModel, Path, ExportOptions], Written]
+"""Writes a network to a file in a folder of its own, perhaps with a second file."""
 
 
 class RuntimeNetwork(nn.Module):

@@ -1,4 +1,4 @@
-"""Export to TensorFlow Lite's format by litert-torch, compared with the network in LiteRT on the CPU."""
+"""Export to TensorFlow Lite's format by litert-torch, opened again by LiteRT on the CPU."""
 
 # N images   H, W height and width   D embedding size
 
@@ -11,39 +11,26 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from facetrain.errors import RunError
-from facetrain.files import new_file
-from facetrain.models.export.checks import compare, require_exportable, require_no_landmarks
 from facetrain.models.export.deployed import Deployed
 from facetrain.models.export.example_inputs import example_pixels, inputs_of_file
-from facetrain.models.export.formats import Exported, ExportOptions
-from facetrain.models.export.runtime import Runtime, runtime_model
+from facetrain.models.export.formats import ExportOptions
+from facetrain.models.export.runtime import Runtime, Written
 from facetrain.models.model_file import EmbeddingModel
 
 
-def export_tflite(model: EmbeddingModel, path: Path, options: ExportOptions) -> Exported:
+def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Written:
     """Write a .tflite file for one image per call, or for `batch` images.
 
-    Input and output are those of `export_onnx`. The file has no metadata; the normalization is in the model card.
-
-    Raises:
-        ModelError: the model was opened from an ONNX file, has diverged, or takes landmarks.
-        RunError: the file cannot be written, or its embeddings differ.
+    Input and output are those of the ONNX file. The file has no metadata; the normalization is in the model card.
     """
-    require_exportable(model)
-    require_no_landmarks(model, "tflite")
     import litert_torch
 
     batch = options.batch or 1
     example = inputs_of_file(model, options, example_pixels(model, batch))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # jax and torch warn of what litert-torch calls
-        written = litert_torch.convert(Deployed(model, options).eval().cpu(), example)
-    with new_file(path, RunError, suffix=".tflite") as scratch:
-        written.export(str(scratch))
-        runtime = _open(scratch, batch)
-        comparison = compare(path, runtime, model, options)
-    return Exported(comparison, runtime_model(model, runtime, options))
+        litert_torch.convert(Deployed(model, options).eval().cpu(), example).export(str(path))
+    return Written(_open(path, batch))
 
 
 def _open(path: Path, batch: int) -> Runtime:
@@ -57,7 +44,7 @@ def _open(path: Path, batch: int) -> Runtime:
     def run(images: np.ndarray) -> np.ndarray:
         interpreter.set_tensor(image["index"], images)
         interpreter.invoke()
-        found: np.ndarray = interpreter.get_tensor(embedding["index"])
-        return found
+        embeddings: np.ndarray = interpreter.get_tensor(embedding["index"])
+        return embeddings
 
     return Runtime(f"ai-edge-litert {version('ai-edge-litert')}", run, batch)

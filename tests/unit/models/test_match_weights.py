@@ -10,8 +10,8 @@ from facetrain.backbone.iresnet import LAYERS
 from facetrain.backbone.zoo import build_backbone
 from facetrain.data.images.augment import normalize
 from facetrain.errors import ModelError
+from facetrain.models.export.export import export
 from facetrain.models.export.formats import ExportOptions
-from facetrain.models.export.onnx import export_onnx
 from facetrain.models.initialize_from import initialize_backbone
 from facetrain.models.model_file import describe_backbone, open_model, save_model
 from tests.support.mxnet_files import randomize, write_iresnet
@@ -59,7 +59,7 @@ def exported(tmp_path, name, options, **how):
     torch.manual_seed(0)
     net = randomize(build_backbone(name, **options))
     save_model(tmp_path / "m.safetensors", net.state_dict(), describe_backbone(name, **options))
-    export_onnx(open_model(tmp_path / "m.safetensors", CPU), tmp_path / "m.onnx", ExportOptions(**how))
+    export(open_model(tmp_path / "m.safetensors", CPU), "onnx", tmp_path / "m.onnx", ExportOptions(**how))
     return tmp_path / "m.onnx"
 
 

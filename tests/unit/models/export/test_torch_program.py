@@ -5,8 +5,8 @@ import torch
 
 from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import RunError
+from facetrain.models.export.export import export
 from facetrain.models.export.formats import ExportOptions
-from facetrain.models.export.torch_formats import export_program
 from facetrain.models.model_file import describe_backbone, open_model, save_model
 from tests.support.mxnet_files import randomize
 
@@ -26,7 +26,7 @@ def model(tmp_path_factory):
 
 
 def test_the_file_gives_the_embeddings_of_the_network_for_any_number_of_images(model, tmp_path):
-    exported = export_program(model, tmp_path / "m.pt2", ExportOptions())
+    exported = export(model, "torch_export", tmp_path / "m.pt2", ExportOptions())
     assert exported.difference < 1e-5
     program = torch.export.load(tmp_path / "m.pt2").module()
     for count in (1, 4):
@@ -45,5 +45,5 @@ def test_a_file_with_other_embeddings_is_not_written(model, tmp_path, monkeypatc
 
     monkeypatch.setattr(torch.export, "load", lambda path: Wrong())
     with pytest.raises(RunError, match=r"m.pt2: not written: its embeddings differ"):
-        export_program(model, tmp_path / "m.pt2", ExportOptions())
+        export(model, "torch_export", tmp_path / "m.pt2", ExportOptions())
     assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,77 @@
+"""Export of a network to files, which appear complete and compared with the network, or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from facetrain.errors import ModelError, RunError
+from facetrain.files import error_reason, sync_file, sync_folder
+from facetrain.models.export.checks import compare, require_exportable, require_similar
+from facetrain.models.export.formats import FORMATS, Exported, ExportOptions
+from facetrain.models.export.runtime import Writer, runtime_model
+from facetrain.models.model_file import EmbeddingModel
+
+
+def export(model: EmbeddingModel, format: str, path: Path, options: ExportOptions) -> Exported:
+    """Write a network to a file of a format, a row of `FORMATS`, and perhaps to a second one beside it.
+
+    The embeddings of the file are compared with those of the network before it appears.
+
+    Raises:
+        ModelError: the network was opened from an ONNX file or has diverged, or the format cannot store it.
+        RunError: the files cannot be written, or their embeddings differ too much.
+    """
+    row = FORMATS[format]
+    write: Writer = row.load()
+    require_exportable(model)
+    if model.takes_landmarks and not row.takes_landmarks:
+        raise ModelError(
+            f"{model.description}: takes landmarks and cannot be exported to {format}; use --format onnx or openvino"
+        )
+    comparison = None
+    with _new_files(row.files(path)) as folder:
+        written = write(model, folder / path.name, options)
+        if written.cosine is not None:
+            require_similar(path, written.cosine)
+        elif written.runtime is not None:
+            comparison = compare(path, written.runtime, model, options)
+    return Exported(
+        [file for file in row.files(path) if file.exists()],
+        path if written.runtime is None else runtime_model(model, written.runtime, options),
+        comparison,
+        written.cosine,
+    )
+
+
+@contextmanager
+def _new_files(files: Sequence[Path]) -> Iterator[Path]:
+    """Yield a temporary folder; its files of these names move beside each other when the block ends without an error.
+
+    The first file is needed, the others belong to it: older ones are replaced or removed. After a crash there are all
+    new files, all old ones, or no first one, so that a program never opens a graph with the weights of another.
+
+    Raises:
+        RunError: the operating system refuses.
+    """
+    first, *others = files
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{first.name}.", dir=first.parent) as name:
+            folder = Path(name)
+            yield folder
+            for file in folder.iterdir():
+                with file.open("rb") as opened:
+                    sync_file(opened.fileno(), file)
+            if others:
+                first.unlink(missing_ok=True)
+            for file in (*others, first):
+                if (folder / file.name).exists():
+                    os.replace(folder / file.name, file)
+                else:
+                    file.unlink(missing_ok=True)
+            sync_folder(first.parent)
+    except OSError as error:  # it may name the temporary folder, which nobody has given
+        raise RunError(f"{first}: {error_reason(error)}") from error

@@ -1,0 +1,25 @@
+"""Export of the weights of a backbone with its description, which `open_model` reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from facetrain.errors import ModelError
+from facetrain.models.export.formats import ExportOptions
+from facetrain.models.export.runtime import Written
+from facetrain.models.model_file import EmbeddingModel, write_model
+
+
+def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Written:
+    """Write a .safetensors file, which has the config of the run too.
+
+    Raises:
+        ModelError: the network is not one of facetrain's backbones.
+    """
+    if "backbone" not in model.metadata:
+        raise ModelError(
+            f"{model.description}: is a graph of another program, which .safetensors cannot store; "
+            "use --format onnx or torch_export"
+        )
+    write_model(path, model.network.state_dict(), model.metadata)
+    return Written()
