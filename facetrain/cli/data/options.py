@@ -15,6 +15,8 @@ from facetrain.data.images.header import MAX_PIXELS
 
 if TYPE_CHECKING:
     from facetrain.data.tools.writing import WrittenDataset
+    from facetrain.embeddings.embedding_files import Embeddings
+    from facetrain.embeddings.inference import Inference
 
 Json = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON, and nothing else on standard output.")
@@ -37,7 +39,6 @@ Workers = Annotated[
 ]
 MIN_IMAGES = typer.Option(min=1, help="Leave out identities with fewer images than this number.")
 Model = Annotated[Path, typer.Argument(help="Run folder, model file, or .onnx file.")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Number of images per forward pass.")]
 Precision = Annotated[
     float,
     typer.Option(
@@ -62,3 +63,12 @@ def print_written(written: Sequence[WrittenDataset], as_json: bool = False, **fa
 def json_facts(dataset: WrittenDataset) -> dict[str, Any]:
     """Return a written dataset as JSON values."""
     return vars(dataset) | {"skipped": [vars(file) for file in dataset.skipped]}
+
+
+def embed_images(title: str, model: Path, images: Path, inference: Inference) -> Embeddings:
+    """Return the embeddings of a dataset, a verification set or a folder of images, with a progress bar."""
+    from facetrain.cli.progress import progress_bar
+    from facetrain.embeddings.embed_images import embed_input
+
+    with progress_bar(title) as progress:
+        return embed_input(model, images, inference, progress=progress)

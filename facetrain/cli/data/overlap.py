@@ -9,23 +9,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from facetrain.cli.data.options import BatchSize, Dataset, Json, Model, Precision
-from facetrain.cli.devices import Device
+from facetrain.cli.data.options import Dataset, Json, Model, Precision, embed_images
+from facetrain.cli.evaluation_options import Float32InferenceOptions
+from facetrain.cli.option_groups import option_groups
 from facetrain.cli.outputs import echo_line, require_no_input, require_sheet, require_writable, write_text
 from facetrain.errors import UsageError
 
 if TYPE_CHECKING:
     from facetrain.data.dataset import FaceDataset
     from facetrain.data.tools.overlap import OverlapReport
-    from facetrain.embeddings.embedding_files import Embeddings
 
 _PRINTED_IDENTITIES = 20
 
 
+@option_groups
 def overlap(
     model: Model,
     dataset: Dataset,
     test: Annotated[Path, typer.Argument(help="Test set: a .bin, a folder of images, or a dataset.")],
+    inference: Float32InferenceOptions,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -42,8 +44,6 @@ def overlap(
         ),
     ] = None,
     precision: Precision = 0.95,
-    device: Device = "auto",
-    batch_size: BatchSize = 256,
     as_json: Json = False,
 ) -> None:
     """Find the identities of a training set that a test set also has."""
@@ -55,8 +55,8 @@ def overlap(
     require_no_input((model, dataset, test), output, sheet)
     require_sheet(sheet)
     source = open_dataset(dataset)
-    train = _embed(model, dataset, device, batch_size, "embedding the dataset")
-    tested = _embed(model, test, device, batch_size, "embedding the test set")
+    train = embed_images("embedding the dataset", model, dataset, inference)
+    tested = embed_images("embedding the test set", model, test, inference)
     report = find_overlap(train.embedding, train.label, tested.embedding, precision=precision)
     if output is not None:
         _write_list(report, dataset, output)
@@ -71,15 +71,6 @@ def overlap(
         typer.echo(json.dumps(_facts(report, source)))
     else:
         _echo_report(report, dataset, test, titles)
-
-
-def _embed(model: Path, images: Path, device: str, batch_size: int, title: str) -> Embeddings:
-    from facetrain.cli.progress import progress_bar
-    from facetrain.embeddings.embed_images import embed_input
-    from facetrain.embeddings.inference import Inference
-
-    with progress_bar(title) as progress:
-        return embed_input(model, images, Inference(device, batch_size), progress=progress)
 
 
 def _write_list(report: OverlapReport, dataset: Path, output: Path) -> None:
