@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.common import run
-from facetrain.data.loading.sampler import GlobalSampler
+from facetrain.data.loading.sampler import GlobalSampler, SampleOrder
 
 
 def measure_shuffle(
@@ -14,7 +14,7 @@ def measure_shuffle(
     """Return statistics of batches, means over `steps` batches of one epoch. The defaults are the sizes of MS1MV3."""
     report = {}
     for mode in ("full", "blocks"):
-        sampler = GlobalSampler(images, seed=1, global_batch_size=batch_size, mode=mode)
+        sampler = GlobalSampler(images, SampleOrder(seed=1, global_batch_size=batch_size, mode=mode))
         identities, pairs, shared = [], [], []
         for step in np.linspace(0, sampler.steps_per_epoch - 2, steps).astype(int).tolist():
             before = np.unique(sampler.batch(step) // images_per_identity)

@@ -25,7 +25,9 @@ from facetrain.bench.machine_peak import synchronize
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.augment import Augment
 from facetrain.data.loading.loader import Loader, LoaderSettings
-from facetrain.data.loading.sampler import GlobalSampler
+from facetrain.data.loading.sampler import GlobalSampler, SampleOrder
+from facetrain.data.settings import DataSettings
+from facetrain.distributed.world import World
 
 _WARM_UP_BATCHES = 4
 _DECODED_IMAGES = 4096
@@ -125,9 +127,13 @@ def loader_rate(
     decode: str = "cpu",
 ) -> float:
     """Return the images per second of facetrain's loader; `decode` as in `data.decode`."""
-    order = GlobalSampler(source.num_images, seed=0, global_batch_size=batch_size)
-    settings = LoaderSettings(local_batch_size=batch_size, workers=workers, decode=decode)
-    loader = Loader(source, order, settings, rank=0, world_size=1, device=device)
+    order = GlobalSampler(source.num_images, SampleOrder(seed=0, global_batch_size=batch_size))
+    settings = LoaderSettings(
+        DataSettings.model_validate({"train": "", "decode": decode}),
+        local_batch_size=batch_size,
+        workers=workers,
+    )
+    loader = Loader(source, order, settings, World(0, 0, 1, 1, device))
 
     def use(batch: Any) -> None:
         (micro_batch,) = batch

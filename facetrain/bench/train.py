@@ -21,7 +21,7 @@ from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.augment import normalize
 from facetrain.data.loading.loader import Batch, Loader, LoaderSettings
-from facetrain.data.loading.sampler import build_sampler
+from facetrain.data.loading.sampler import SampleOrder, build_sampler
 from facetrain.distributed import collectives
 from facetrain.distributed.ddp import wrap_in_ddp
 from facetrain.distributed.process_setup import fix_cublas_workspace
@@ -214,16 +214,15 @@ def open_loader(run: BenchedRun, source: FaceDataset) -> Loader:
     """Open the loader of this rank as `facetrain train` does."""
     config, schedule, world = run.config, run.schedule, run.world
     settings = LoaderSettings(
+        config.data,
         local_batch_size=schedule.local_batch_size,
         accumulate=config.optim.accumulate,
-        image_size=config.data.image_size,
         workers=count_workers(config, world),
-        decode=config.data.decode,
     )
     sampler = build_sampler(
-        source, seed=0, global_batch_size=schedule.global_batch_size, mode=config.data.shuffle
+        source, SampleOrder(seed=0, global_batch_size=schedule.global_batch_size, mode=config.data.shuffle)
     )
-    return Loader(source, sampler, settings, rank=world.rank, world_size=world.size, device=world.device)
+    return Loader(source, sampler, settings, world)
 
 
 def _variant_of(run: BenchedRun, batches: Batches, held_bytes: int) -> Variant:

@@ -15,6 +15,7 @@ from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.augment import Augment
 from facetrain.data.loading.loader import Batch
+from facetrain.data.settings import AugmentSettings
 from facetrain.doctor.check_result import LIKELY, CheckResult, failed, passed, warning
 from facetrain.doctor.image_sample import read_images
 from facetrain.files import shell_path
@@ -86,7 +87,7 @@ def _check_cache(
     distill = config.distill
     assert distill is not None and distill.cache is not None, "the config has no cache of a teacher"
     # Without flips: row 0 is the embedding of the image itself.
-    cache = open_cache(config, source, Augment(0, flip=0))
+    cache = open_cache(config, source, Augment(0, AugmentSettings(flip=0)))
     batch = Batch(0, 0, torch.empty(0), torch.empty(0), torch.from_numpy(index_B))
     cos_B = F.cosine_similarity(cache(batch, torch.empty(0)), embedding_BT)
     wrong = int((~(cos_B >= _SAME_EMBEDDING)).sum())

@@ -7,7 +7,9 @@ import torch
 
 from facetrain.bench.generated_dataset import open_or_generate
 from facetrain.data.loading.loader import Loader, LoaderSettings
-from facetrain.data.loading.sampler import GlobalSampler
+from facetrain.data.loading.sampler import GlobalSampler, SampleOrder
+from facetrain.data.settings import DataSettings
+from facetrain.distributed.world import World
 
 pytestmark = [
     pytest.mark.gpu,
@@ -23,11 +25,9 @@ DECODERS = [
 
 
 def batches(dataset, decode):
-    sampler = GlobalSampler(dataset.num_images, seed=1, global_batch_size=128)
-    settings = LoaderSettings(local_batch_size=128, decode=decode)
-    loader = Loader(
-        dataset, sampler, settings, rank=0, world_size=1, device=torch.device("cuda"), stop_step=8
-    )
+    sampler = GlobalSampler(dataset.num_images, SampleOrder(seed=1, global_batch_size=128))
+    settings = LoaderSettings(DataSettings(train="", decode=decode), local_batch_size=128)
+    loader = Loader(dataset, sampler, settings, World(0, 0, 1, 1, torch.device("cuda")), stop_step=8)
     found = [(batch.image_BHWC.clone(), batch.label_B.clone()) for (batch,) in loader]
     loader.close()
     return found

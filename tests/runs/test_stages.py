@@ -13,7 +13,7 @@ from facetrain import load_model
 from facetrain.backbone.iresnet import IResNet
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import load_config
-from facetrain.data.loading.sampler import GlobalSampler
+from facetrain.data.loading.sampler import GlobalSampler, SampleOrder
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import ConfigError
 from facetrain.run import training
@@ -112,7 +112,7 @@ def test_each_step_of_a_run_with_smaller_images_at_first_equals_one_of_a_plain_t
     assert training.train(config, tmp_path / "run") == 0
 
     source = open_dataset(Path(config.data.train))
-    sampler = GlobalSampler(source.num_images, seed=config.seed, global_batch_size=24)
+    sampler = GlobalSampler(source.num_images, SampleOrder(seed=config.seed, global_batch_size=24))
     reported = losses(tmp_path / "run")
     for step in (4, 5, 9, 10, 11):  # the last and the first of each stage
         network, center = weights_after(step, tmp_path / "run", config, source.num_classes)

@@ -69,7 +69,7 @@ def distillation(rounds: int) -> None:
     config = build_config(values, "step_costs")
     schedule = schedule_steps(config, IMAGES, 1)
     state = build_state(config, WORLD, CLASSES, schedule, Path("unused"), None)  # type: ignore[arg-type]
-    augment = Augment(0, **config.data.augment.model_dump())
+    augment = Augment(0, config.data.augment)
     step = TrainStep(state.network, augment, max_skipped_steps=1 << 30)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "teacher.safetensors"

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
 
 import cv2
 import numpy as np
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from facetrain.counter_rng import key_of, uniform
 from facetrain.data.images.jpeg_compression import recompress
+from facetrain.data.settings import AugmentSettings
 from facetrain.face_landmarks import MIRRORED_ORDER
 
 # One number per random draw: a new augmentation does not change the draws of the others.
@@ -36,6 +36,7 @@ _IMAGES_IN_CACHE = 2
 """Float32 images of 112 × 112 that fit into a core's level-2 cache with room to spare."""
 _LUMA = (0.299, 0.587, 0.114)  # weights of red, green and blue in gray: ITU-R BT.601, as in OpenCV
 _BUFFERS_KEPT = 4
+_DEFAULTS = AugmentSettings()
 
 
 class BufferPool:
@@ -115,39 +116,21 @@ class Augment:
 
     Args:
         seed: seed of the draws.
-        flip: probability of mirroring an image.
-        low_resolution, blur, gray, color, crop, erase, jpeg: probability of each further augmentation;
-            the methods below describe them.
-        low_resolution_sizes: sides in pixels that `low_resolution` shrinks images to, each with the same probability;
-            none: 50, 60, 70 and 80 % of the image's side.
+        settings: probabilities; the methods below describe the augmentations.
     """
 
-    def __init__(
-        self,
-        seed: int,
-        *,
-        flip: float = 0.5,
-        low_resolution: float = 0.0,
-        low_resolution_sizes: Sequence[int] = (),
-        blur: float = 0.0,
-        gray: float = 0.0,
-        color: float = 0.0,
-        crop: float = 0.0,
-        erase: float = 0.0,
-        jpeg: float = 0.0,
-    ) -> None:
-        self._seed, self._buffers = seed, BufferPool()
-        self._flip, self._crop, self._low_resolution_sizes = flip, crop, low_resolution_sizes
+    def __init__(self, seed: int, settings: AugmentSettings = _DEFAULTS) -> None:
+        self._seed, self._settings, self._buffers = seed, settings, BufferPool()
         self._augmentations = [
             (probability, purpose, augment)
             for probability, purpose, augment in (
-                (crop, _CROP, self._random_crop),
-                (low_resolution, _LOW_RESOLUTION, self._lower_resolution),
-                (blur, _BLUR, self._gaussian_blur),
-                (color, _COLOR, self._color_jitter),
-                (gray, _GRAY, self._to_gray),
-                (jpeg, _JPEG, self._jpeg_artifacts),
-                (erase, _ERASE, self._random_erase),
+                (settings.crop, _CROP, self._random_crop),
+                (settings.low_resolution, _LOW_RESOLUTION, self._lower_resolution),
+                (settings.blur, _BLUR, self._gaussian_blur),
+                (settings.color, _COLOR, self._color_jitter),
+                (settings.gray, _GRAY, self._to_gray),
+                (settings.jpeg, _JPEG, self._jpeg_artifacts),
+                (settings.erase, _ERASE, self._random_erase),
             )
             if probability > 0
         ]
@@ -174,7 +157,7 @@ class Augment:
 
     def flips(self, sample_B: Tensor, epoch: int) -> Tensor | None:
         """Return which samples are mirrored in an epoch, bool (B,) on the host; None if none ever is."""
-        return self._uniform(sample_B, epoch, _FLIP) < self._flip if self._flip else None
+        return self._uniform(sample_B, epoch, _FLIP) < self._settings.flip if self._settings.flip else None
 
     def move_landmarks(self, landmarks_B52: Tensor, sample_B: Tensor, epoch: int) -> Tensor:
         """Return the landmarks (B, 5, 2) of augmented images, as fractions of their sides, on the host.
@@ -185,7 +168,7 @@ class Augment:
         if flip_B is not None:
             mirrored = mirror_landmarks(landmarks_B52)
             landmarks_B52 = torch.where(flip_B[:, None, None], mirrored, landmarks_B52)
-        selected_S = (self._uniform(sample_B, epoch, _CROP) < self._crop).nonzero()[:, 0]
+        selected_S = (self._uniform(sample_B, epoch, _CROP) < self._settings.crop).nonzero()[:, 0]
         if len(selected_S):
             scale, x, y = self._crop_window(landmarks_B52, sample_B[selected_S], epoch)
             # The crop shows the coordinate scale · c + shift, both from −1 to 1, at c.
@@ -205,7 +188,9 @@ class Augment:
 
     def _lower_resolution(self, image: Tensor, sample_S: Tensor, epoch: int) -> Tensor:
         """Shrink to one of the sizes, or to 50, 60, 70 or 80 % of the size, and enlarge again."""
-        sizes = self._low_resolution_sizes or [int((0.5 + 0.1 * n) * image.shape[2]) for n in range(4)]
+        sizes = self._settings.low_resolution_sizes or [
+            int((0.5 + 0.1 * n) * image.shape[2]) for n in range(4)
+        ]
         level_S = (self._uniform(sample_S, epoch, _LOW_RESOLUTION_SCALE) * len(sizes)).long()
         out = image.clone()
         for level, size in enumerate(sizes):

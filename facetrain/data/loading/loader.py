@@ -23,7 +23,9 @@ from facetrain.data.loading.device_prefetch import EXTRA_SLOTS, build_prefetcher
 from facetrain.data.loading.reader import ImageReader
 from facetrain.data.loading.reader_pool import REQUEST_ROWS, ReaderPool
 from facetrain.data.loading.sampler import GlobalSampler
+from facetrain.data.settings import DataSettings
 from facetrain.device.profiler_ranges import profiler_range
+from facetrain.distributed.world import World
 
 _STEPS_AHEAD = 3
 _REQUESTS_AHEAD = 3
@@ -52,22 +54,18 @@ class Batch:
 
 @dataclass(frozen=True)
 class LoaderSettings:
-    """Batch size, image size and reading options of a `Loader`."""
+    """Batch size, reading options and number of reading processes of a `Loader`."""
 
+    data: DataSettings
+    """Settings of the training data; of a stage, with its image size."""
     local_batch_size: int
     """Images per rank and micro-batch."""
     accumulate: int = 1
     """Micro-batches per step."""
-    image_size: int = 112
-    """Side of the square images in pixels; other sizes are resized."""
     workers: int = 2
-    """Reading processes; 0 reads in the training process."""
-    bad_records: str = "error"
-    """`error` raises if an image cannot be read or decoded; `skip` replaces it with the next readable image."""
+    """Reading processes; 0 reads in the training process. `data.workers` may be `auto`."""
     landmarks: bool = False
     """Load the landmarks of the images, which the dataset must have."""
-    decode: str = "cpu"
-    """Decoder of JPEGs that need no resizing: `cpu`, or `gpu` (torchvision) or `dali`, in whole batches."""
 
 
 class Loader:
@@ -83,15 +81,13 @@ class Loader:
         dataset: images and labels.
         sampler: images of every global batch.
         settings: sizes and reading options.
-        rank: global rank, from 0.
-        world_size: number of ranks.
-        device: device of the batches; None: CPU.
+        world: this rank, the number of ranks, and the device of the batches.
         start_step: first step, after a resume the step of the checkpoint.
         stop_step: step to stop before; None: endless.
-        skipped: list to which messages about bad images are appended; None: a new one.
+        skipped: list to which messages about replaced bad images are added, each once; None: a new one.
 
     Raises:
-        DataError: if `settings.decode` cannot work on the device.
+        DataError: if `data.decode` cannot work on the device.
     """
 
     def __init__(
@@ -99,10 +95,8 @@ class Loader:
         dataset: FaceDataset,
         sampler: GlobalSampler,
         settings: LoaderSettings,
+        world: World,
         *,
-        rank: int,
-        world_size: int,
-        device: torch.device | None = None,
         start_step: int = 0,
         stop_step: int | None = None,
         skipped: list[str] | None = None,
@@ -116,25 +110,26 @@ class Loader:
         # Kept: isinstance with a runtime-checkable protocol is slow.
         self._prefetch = dataset.prefetch if isinstance(dataset, SupportsPrefetch) else None
         self._landmarks = image_landmarks(dataset) if settings.landmarks else None
-        self._rank, self._world_size = rank, world_size
+        self._world = world
         self._next_step, self._stop_step = start_step, stop_step
         self._is_first_step = True
         rows = settings.local_batch_size * settings.accumulate
         self._steps_ahead = max(
             _STEPS_AHEAD, math.ceil(_REQUESTS_AHEAD * settings.workers * REQUEST_ROWS / rows)
         )
-        self._slots = BatchSlots(self._steps_ahead + EXTRA_SLOTS, rows, settings.image_size)
-        skip_bad, keep_jpeg = settings.bad_records == "skip", settings.decode != "cpu"
+        self._slots = BatchSlots(self._steps_ahead + EXTRA_SLOTS, rows, settings.data.image_size)
+        skip_bad, keep_jpeg = settings.data.bad_records == "skip", settings.data.decode != "cpu"
         self._decoder: DeviceDecoder | None = None
         if keep_jpeg:
-            target = device or torch.device("cpu")
-            decode = build_decoder(settings.decode, target, batch_size=rows, threads=max(settings.workers, 1))
+            decode = build_decoder(
+                settings.data.decode, world.device, batch_size=rows, threads=max(settings.workers, 1)
+            )
             fallback = ImageReader(dataset, self._slots, skip_bad=skip_bad)
-            self._decoder = DeviceDecoder(self._slots, fallback, target, decode)
+            self._decoder = DeviceDecoder(self._slots, fallback, world.device, decode)
         self._pool = ReaderPool(
             dataset, self._slots, workers=settings.workers, skip_bad=skip_bad, keep_jpeg=keep_jpeg
         )
-        self._prefetcher = build_prefetcher(self._slots.image, device)
+        self._prefetcher = build_prefetcher(self._slots.image, world.device)
         self._free = deque(range(len(self._slots.image)))
         self._pending: deque[tuple[int, int, np.ndarray]] = deque()
         self._submit_steps()  # reading starts while the rest of the run is still being built
@@ -229,5 +224,5 @@ class Loader:
 
     def _local_part(self, index_G: np.ndarray) -> np.ndarray:
         """Return this rank's part of a global batch, micro-batch by micro-batch: int64 (accumulate · B,)."""
-        grid = index_G.reshape(self._settings.accumulate, self._world_size, self._settings.local_batch_size)
-        return np.ascontiguousarray(grid[:, self._rank]).reshape(-1)
+        grid = index_G.reshape(self._settings.accumulate, self._world.size, self._settings.local_batch_size)
+        return np.ascontiguousarray(grid[:, self._world.rank]).reshape(-1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -54,38 +54,37 @@ def _feistel(value: np.ndarray, half_bits: int, keys: list[np.uint64]) -> np.nda
     return left << shift | right
 
 
+@dataclass(frozen=True)
+class SampleOrder:
+    """Order in which a run, or a stage of it, goes through a dataset."""
+
+    seed: int
+    global_batch_size: int
+    """Images per step, over all ranks and micro-batches."""
+    mode: str = "full"
+    """`full` permutes all images. `blocks` permutes blocks of neighboring images, and then images within windows of
+    blocks, so that a disk reads whole blocks."""
+    block: int = 128
+    """Images per block."""
+    window: int = 1024
+    """Blocks per window."""
+    first_step: int = 0
+    """Step at which the first epoch begins."""
+    first_epoch: int = 0
+    """Number of that epoch. A run in stages has an order for each of them."""
+
+
 class GlobalSampler:
     """Dataset indices of every global batch, independent of the number of ranks, workers and restarts.
 
     Images that do not fill the last batch of an epoch are left out; they are different in each epoch.
 
-    Args:
-        num_images: size of the dataset.
-        seed: seed of the order.
-        global_batch_size: images per step, over all ranks and micro-batches.
-        mode: `full` permutes all images. `blocks` permutes blocks of neighboring images, and then images within
-            windows of blocks, so that a disk reads whole blocks.
-        block: images per block.
-        window: blocks per window.
-        first_step: step at which the first epoch of this sampler begins.
-        first_epoch: number of that epoch. A run in stages has a sampler for each of them.
-
     Raises:
         DataError: if the dataset is smaller than one global batch.
     """
 
-    def __init__(
-        self,
-        num_images: int,
-        *,
-        seed: int,
-        global_batch_size: int,
-        mode: str = "full",
-        block: int = 128,
-        window: int = 1024,
-        first_step: int = 0,
-        first_epoch: int = 0,
-    ) -> None:
+    def __init__(self, num_images: int, order: SampleOrder) -> None:
+        global_batch_size = order.global_batch_size
         if num_images < global_batch_size:
             raise DataError(
                 f"{num_images:,} images do not fill one global batch of {global_batch_size:,}; "
@@ -94,9 +93,9 @@ class GlobalSampler:
         self.num_images = num_images
         self.global_batch_size = global_batch_size
         self.steps_per_epoch = num_images // global_batch_size
-        self._seed, self._mode = seed, mode
-        self._first_step, self._first_epoch = first_step, first_epoch
-        self._block, self._window_images = block, block * window
+        self._seed, self._mode = order.seed, order.mode
+        self._first_step, self._first_epoch = order.first_step, order.first_epoch
+        self._block, self._window_images = order.block, order.block * order.window
 
     def epoch(self, step: int) -> int:
         """Return the epoch of a step, from 0."""
@@ -161,35 +160,13 @@ class MixtureSampler(GlobalSampler):
     Args:
         counts: images of each dataset.
         weights: passes over each dataset per epoch.
-
-    The other arguments are those of `GlobalSampler`.
+        order: as for `GlobalSampler`.
     """
 
-    def __init__(
-        self,
-        counts: Sequence[int],
-        weights: Sequence[float],
-        *,
-        seed: int,
-        global_batch_size: int,
-        mode: str = "full",
-        block: int = 128,
-        window: int = 1024,
-        first_step: int = 0,
-        first_epoch: int = 0,
-    ) -> None:
+    def __init__(self, counts: Sequence[int], weights: Sequence[float], order: SampleOrder) -> None:
         self._counts = np.array(counts)
         self._per_epoch = images_per_epoch(counts, weights)
-        super().__init__(
-            int(self._per_epoch.sum()),
-            seed=seed,
-            global_batch_size=global_batch_size,
-            mode=mode,
-            block=block,
-            window=window,
-            first_step=first_step,
-            first_epoch=first_epoch,
-        )
+        super().__init__(int(self._per_epoch.sum()), order)
         self._first_position = np.cumsum(self._per_epoch) - self._per_epoch
         self._first_index = np.cumsum(self._counts) - self._counts
 
@@ -234,27 +211,12 @@ def epoch_size(dataset: FaceDataset) -> int:
     return dataset.num_images
 
 
-def build_sampler(
-    dataset: FaceDataset,
-    *,
-    seed: int,
-    global_batch_size: int,
-    mode: str = "full",
-    first_step: int = 0,
-    first_epoch: int = 0,
-) -> GlobalSampler:
-    """Return the sampler of a dataset; a `MixtureSampler` for a mixture. The arguments are those of `GlobalSampler`.
+def build_sampler(dataset: FaceDataset, order: SampleOrder) -> GlobalSampler:
+    """Return the sampler of a dataset; a `MixtureSampler` for a mixture.
 
     Raises:
         DataError: if an epoch is smaller than one global batch.
     """
-    options: dict[str, Any] = {
-        "seed": seed,
-        "global_batch_size": global_batch_size,
-        "mode": mode,
-        "first_step": first_step,
-        "first_epoch": first_epoch,
-    }
     if isinstance(dataset, MixtureDataset):
-        return MixtureSampler(dataset.counts, dataset.weights, **options)
-    return GlobalSampler(dataset.num_images, **options)
+        return MixtureSampler(dataset.counts, dataset.weights, order)
+    return GlobalSampler(dataset.num_images, order)

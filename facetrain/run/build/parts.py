@@ -16,7 +16,7 @@ from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.augment import Augment
 from facetrain.data.loading.dali import require_dali
 from facetrain.data.loading.loader import Loader, LoaderSettings
-from facetrain.data.loading.sampler import build_sampler
+from facetrain.data.loading.sampler import SampleOrder, build_sampler
 from facetrain.data.loading.staged_loader import StagedLoader
 from facetrain.distributed.sync_batch_norm import use_sync_batch_norm
 from facetrain.distributed.world import World
@@ -84,7 +84,7 @@ def check_precision(config: Config, world: World) -> None:
 
 def build_augment(config: Config) -> Augment:
     """Build the augmentation of image batches on the device."""
-    return Augment(key_of(config.seed, _AUGMENT_STREAM), **config.data.augment.model_dump())
+    return Augment(key_of(config.seed, _AUGMENT_STREAM), config.data.augment)
 
 
 def build_loader(
@@ -117,33 +117,23 @@ def _build_stage_loader(
     workers: int,
     start_step: int,
 ) -> Loader:
-    sampler = build_sampler(
-        source,
-        seed=config.seed,
-        global_batch_size=stage.global_batch_size,
-        mode=config.data.shuffle,
+    order = SampleOrder(
+        config.seed,
+        stage.global_batch_size,
+        config.data.shuffle,
         first_step=stage.first_step,
         first_epoch=stage.first_epoch,
     )
     settings = LoaderSettings(
-        local_batch_size=stage.local_batch_size,
+        config.data.model_copy(update={"image_size": stage.image_size}),
+        stage.local_batch_size,
         accumulate=config.optim.accumulate,
-        image_size=stage.image_size,
         workers=workers,
-        bad_records=config.data.bad_records,
-        decode=config.data.decode,
         landmarks=takes_landmarks(config.model.backbone),
     )
+    sampler = build_sampler(source, order)
     return Loader(
-        source,
-        sampler,
-        settings,
-        rank=world.rank,
-        world_size=world.size,
-        device=world.device,
-        start_step=start_step,
-        stop_step=stage.stop_step,
-        skipped=skipped,
+        source, sampler, settings, world, start_step=start_step, stop_step=stage.stop_step, skipped=skipped
     )
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from facetrain.data.dataset import SubsetDataset
-from facetrain.data.loading.sampler import MixtureSampler, build_sampler, epoch_size
+from facetrain.data.loading.sampler import MixtureSampler, SampleOrder, build_sampler, epoch_size
 from facetrain.data.mixture import DatasetHead, MixtureDataset
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import DataError
@@ -40,7 +40,7 @@ def test_identity_lists_of_a_mixture_use_the_numbers_before_small_identities_are
 def test_an_epoch_shows_each_dataset_as_often_as_its_weight(tmp_path):
     dataset = open_dataset(mixture(tmp_path, "datasets: [{path: one, weight: 0.5}, {path: two, weight: 2}]"))
     assert epoch_size(dataset) == 11
-    sampler = build_sampler(dataset, seed=1, global_batch_size=1)
+    sampler = build_sampler(dataset, SampleOrder(seed=1, global_batch_size=1))
     first, second = (np.array([sampler.batch(11 * e + t)[0] for t in range(11)]) for e in range(2))
     for epoch in (first, second):
         assert np.bincount(epoch, minlength=10)[6:].tolist() == [2, 2, 2, 2]
@@ -51,7 +51,7 @@ def test_an_epoch_shows_each_dataset_as_often_as_its_weight(tmp_path):
 
 def mixture_in_blocks(seed=1):
     return MixtureSampler(
-        [1000, 300], [0.5, 2], seed=seed, global_batch_size=11, mode="blocks", block=16, window=4
+        [1000, 300], [0.5, 2], SampleOrder(seed=seed, global_batch_size=11, mode="blocks", block=16, window=4)
     )
 
 
@@ -74,7 +74,7 @@ def test_a_mixture_in_blocks_prefetches_the_blocks_that_it_reads():
         batch = sampler.batch(step).tolist()
         assert asked.issuperset(batch)
         read += batch
-    full = MixtureSampler([1000, 300], [0.5, 2], seed=1, global_batch_size=11)
+    full = MixtureSampler([1000, 300], [0.5, 2], SampleOrder(seed=1, global_batch_size=11))
     windows = [read[start : start + 64] for start in range(0, 1024, 64)]
     scattered = np.concatenate([full.batch(step) for step in range(100)]).tolist()
 
@@ -108,7 +108,9 @@ def test_prefetching_reaches_the_datasets_of_a_mixture_and_of_a_subset():
 
 
 def test_a_batch_of_a_mixture_depends_on_seed_and_step_only():
-    orders = [MixtureSampler([100, 50], [1, 1.5], seed=seed, global_batch_size=7) for seed in (1, 1, 2)]
+    orders = [
+        MixtureSampler([100, 50], [1, 1.5], SampleOrder(seed=seed, global_batch_size=7)) for seed in (1, 1, 2)
+    ]
     a, b, c = (sampler.batch(40) for sampler in orders)
     np.testing.assert_array_equal(a, b)
     assert not np.array_equal(a, c)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from facetrain.config.loading import build_config
-from facetrain.data.loading.sampler import GlobalSampler, MixtureSampler
+from facetrain.data.loading.sampler import GlobalSampler, MixtureSampler, SampleOrder
 from facetrain.errors import ConfigError, DataError
 from facetrain.optim.learning_rate import polynomial_lr
 from facetrain.run.build.step_schedule import schedule_steps, stage_configs
@@ -77,7 +77,11 @@ def test_every_epoch_of_every_stage_shows_each_image_once(mode, mixed):
             "seed": 7, "mode": mode, "block": 4, "window": 3, "global_batch_size": stage.global_batch_size,
             "first_step": stage.first_step, "first_epoch": stage.first_epoch,
         }  # fmt: skip
-        sampler = MixtureSampler([60, 40], [1, 1], **options) if mixed else GlobalSampler(100, **options)
+        sampler = (
+            MixtureSampler([60, 40], [1, 1], SampleOrder(**options))
+            if mixed
+            else GlobalSampler(100, SampleOrder(**options))
+        )
         steps = range(stage.first_step, stage.stop_step)
         epochs = np.array([sampler.epoch(step) for step in steps]).reshape(-1, stage.steps_per_epoch)
         assert (stage.first_epoch + np.arange(len(epochs)) == epochs.T).all()
@@ -85,9 +89,8 @@ def test_every_epoch_of_every_stage_shows_each_image_once(mode, mixed):
     assert len(orders) == 5 and all(sorted(order) == list(range(100)) for order in orders)
     assert len(set(map(tuple, orders))) == 5
     # The order of the images of an epoch does not depend on the batch size.
-    plain = MixtureSampler([60, 40], [1, 1], **options | {"first_step": 0, "first_epoch": 0}) if mixed else (
-        GlobalSampler(100, **options | {"first_step": 0, "first_epoch": 0})
-    )  # fmt: skip
+    order = SampleOrder(**options | {"first_step": 0, "first_epoch": 0})
+    plain = MixtureSampler([60, 40], [1, 1], order) if mixed else GlobalSampler(100, order)
     assert np.concatenate([plain.batch(step) for step in range(50)]).reshape(-1, 100).tolist() == orders
 
 

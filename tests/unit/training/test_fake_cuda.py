@@ -5,6 +5,7 @@ import torch
 
 from facetrain.data.images.augment import Augment, normalize
 from facetrain.data.loading.loader import Batch
+from facetrain.data.settings import AugmentSettings
 from facetrain.optim.loss_scale import LossScale
 from facetrain.optim.optimizer import parameter_groups
 from facetrain.optim.settings import OptimSettings
@@ -26,7 +27,7 @@ class UpdatedHead:
 
 def test_augmentations_mix_no_devices_and_never_block_the_host(monkeypatch):
     names = ("blur", "gray", "color", "crop", "erase", "jpeg")
-    augment, sample = Augment(1, **dict.fromkeys(names, 1.0)), torch.arange(6)
+    augment, sample = Augment(1, AugmentSettings(**dict.fromkeys(names, 1.0))), torch.arange(6)
     with fake_cuda(monkeypatch) as blocking:
         image = normalize(torch.empty(6, 32, 32, 3, dtype=torch.uint8, device=GPU), sample > 3)
         for (

@@ -14,9 +14,10 @@ from facetrain.data.formats.landmark_file import (
 from facetrain.data.images.augment import Augment, mirror_landmarks
 from facetrain.data.images.decode import resize_square
 from facetrain.data.loading.loader import Loader, LoaderSettings
-from facetrain.data.loading.sampler import GlobalSampler
+from facetrain.data.loading.sampler import GlobalSampler, SampleOrder
 from facetrain.data.mixture import MixtureDataset
 from facetrain.data.open_dataset import open_dataset, require_landmarks
+from facetrain.data.settings import AugmentSettings, DataSettings
 from facetrain.data.tools.detect_landmarks import write_dataset_landmarks
 from facetrain.data.tools.landmarks import read_landmarks
 from facetrain.data.tools.options import PackOptions, SubsetOptions
@@ -25,6 +26,7 @@ from facetrain.data.tools.rewrite import convert, merge, shuffle, subset
 from facetrain.errors import DataError
 from facetrain.face_landmarks import ARCFACE_TEMPLATE, NORMALIZED_TEMPLATE
 from tests.support.datasets import write_records
+from tests.support.world import ONE_RANK
 
 
 def random_landmarks(count, seed=0):
@@ -65,7 +67,7 @@ def dot_position(channel):
     "augmentations", [{"flip": 0.5}, {"crop": 1.0}, {"flip": 0.5, "crop": 0.7, "low_resolution": 0.5}]
 )
 def test_landmarks_move_with_the_image(augmentations):
-    augment = Augment(7, **({"flip": 0.0} | augmentations))
+    augment = Augment(7, AugmentSettings(**({"flip": 0.0} | augmentations)))
     landmarks = torch.from_numpy(random_landmarks(12, seed=3) * 0.5 + 0.25)
     image = torch.from_numpy(np.stack([dots(points[:3], 96) for points in landmarks.numpy()]))
     sample = torch.arange(100, 112)
@@ -100,9 +102,11 @@ def test_the_loader_gives_each_image_its_landmarks(folder):
     landmarks[5] = np.nan
     write_landmarks(folder / "landmarks.npy", landmarks)
     dataset = open_dataset(folder)
-    settings = LoaderSettings(2, accumulate=2, image_size=16, workers=0, landmarks=True)
-    sampler = GlobalSampler(12, seed=1, global_batch_size=4)
-    loader = Loader(dataset, sampler, settings, rank=0, world_size=1, stop_step=3)
+    settings = LoaderSettings(
+        DataSettings(train="", image_size=16), 2, accumulate=2, workers=0, landmarks=True
+    )
+    sampler = GlobalSampler(12, SampleOrder(seed=1, global_batch_size=4))
+    loader = Loader(dataset, sampler, settings, ONE_RANK, stop_step=3)
     batches = [batch for step in loader for batch in step]
     loader.close()
     assert sorted(torch.cat([batch.sample_B for batch in batches]).tolist()) == list(range(12))
@@ -116,9 +120,11 @@ def test_a_replaced_image_has_its_own_landmarks(folder):
     broken = data.index(b"\x89PNG", data.index(b"\x89PNG", data.index(b"\x89PNG") + 1) + 1)
     data[broken : broken + 4] = b"oops"
     (folder / "train.rec").write_bytes(data)
-    settings = LoaderSettings(12, image_size=16, workers=0, landmarks=True, bad_records="skip")
-    sampler = GlobalSampler(12, seed=1, global_batch_size=12)
-    loader = Loader(open_dataset(folder), sampler, settings, rank=0, world_size=1, stop_step=1)
+    settings = LoaderSettings(
+        DataSettings(train="", image_size=16, bad_records="skip"), 12, workers=0, landmarks=True
+    )
+    sampler = GlobalSampler(12, SampleOrder(seed=1, global_batch_size=12))
+    loader = Loader(open_dataset(folder), sampler, settings, ONE_RANK, stop_step=1)
     ((batch,),) = list(loader)
     loader.close()
     row = batch.sample_B.tolist().index(2)
@@ -126,9 +132,9 @@ def test_a_replaced_image_has_its_own_landmarks(folder):
 
 
 def test_without_the_setting_no_landmarks_are_loaded(folder):
-    sampler = GlobalSampler(12, seed=1, global_batch_size=12)
-    settings = LoaderSettings(12, image_size=16, workers=0)
-    loader = Loader(open_dataset(folder), sampler, settings, rank=0, world_size=1, stop_step=1)
+    sampler = GlobalSampler(12, SampleOrder(seed=1, global_batch_size=12))
+    settings = LoaderSettings(DataSettings(train="", image_size=16), 12, workers=0)
+    loader = Loader(open_dataset(folder), sampler, settings, ONE_RANK, stop_step=1)
     ((batch,),) = list(loader)
     loader.close()
     assert batch.landmarks_B52 is None

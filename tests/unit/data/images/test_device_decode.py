@@ -10,10 +10,12 @@ from facetrain.data.formats.record_writer import write_identities
 from facetrain.data.images.decode import decode_rgb, encode_jpeg
 from facetrain.data.images.device_decode import build_decoder
 from facetrain.data.loading.loader import Loader, LoaderSettings
-from facetrain.data.loading.sampler import GlobalSampler
+from facetrain.data.loading.sampler import GlobalSampler, SampleOrder
 from facetrain.data.open_dataset import open_dataset
+from facetrain.data.settings import DataSettings
 from facetrain.errors import DataError, ImageError
 from tests.support.datasets import encoded_image
+from tests.support.world import ONE_RANK
 
 SIZE = 32
 HAS_DALI = bool(importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.dali"))
@@ -34,11 +36,13 @@ def write(folder, encoded):
 
 
 def loaded(dataset, *, decode="gpu", workers=1, bad_records="error"):
-    sampler = GlobalSampler(dataset.num_images, seed=1, global_batch_size=dataset.num_images)
+    sampler = GlobalSampler(dataset.num_images, SampleOrder(seed=1, global_batch_size=dataset.num_images))
     settings = LoaderSettings(
-        dataset.num_images, image_size=SIZE, workers=workers, bad_records=bad_records, decode=decode
+        DataSettings(train="", image_size=SIZE, bad_records=bad_records, decode=decode),
+        dataset.num_images,
+        workers=workers,
     )
-    loader = Loader(dataset, sampler, settings, rank=0, world_size=1, stop_step=1)
+    loader = Loader(dataset, sampler, settings, ONE_RANK, stop_step=1)
     try:
         ((batch,),) = list(loader)
     finally:

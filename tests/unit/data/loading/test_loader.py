@@ -9,12 +9,14 @@ import torch
 from facetrain.data.loading.batch_slots import BatchSlots
 from facetrain.data.loading.loader import Loader, LoaderSettings
 from facetrain.data.loading.reader_pool import ReaderPool
-from facetrain.data.loading.sampler import GlobalSampler
+from facetrain.data.loading.sampler import GlobalSampler, SampleOrder
 from facetrain.data.open_dataset import open_dataset
+from facetrain.data.settings import DataSettings
 from facetrain.errors import ImageError, RecordError, RunError
 from tests.support.datasets import encoded_image, write_records
+from tests.support.world import ONE_RANK
 
-SMALL = LoaderSettings(local_batch_size=4, image_size=16, workers=1)
+SMALL = LoaderSettings(DataSettings(train="", image_size=16), local_batch_size=4, workers=1)
 
 
 @pytest.fixture
@@ -24,13 +26,20 @@ def dataset(tmp_path):
 
 def collect(dataset, world_size, *, start=0, workers=2, global_batch=12, accumulate=1):
     """Return per step the rows that all ranks together see, micro-batch by micro-batch."""
-    sampler = GlobalSampler(dataset.num_images, seed=9, global_batch_size=global_batch)
+    sampler = GlobalSampler(dataset.num_images, SampleOrder(seed=9, global_batch_size=global_batch))
     local = global_batch // world_size // accumulate
     ranks = []
     for rank in range(world_size):
-        settings = LoaderSettings(local, accumulate=accumulate, image_size=16, workers=workers)
+        settings = LoaderSettings(
+            DataSettings(train="", image_size=16), local, accumulate=accumulate, workers=workers
+        )
         loader = Loader(
-            dataset, sampler, settings, rank=rank, world_size=world_size, start_step=start, stop_step=7
+            dataset,
+            sampler,
+            settings,
+            replace(ONE_RANK, rank=rank, size=world_size),
+            start_step=start,
+            stop_step=7,
         )
         ranks.append(list(loader))
         loader.close()
@@ -75,8 +84,8 @@ def test_images_and_labels_match_the_dataset_indices(dataset):
 
 
 def test_a_batch_keeps_its_content_as_long_as_it_is_referenced(dataset):
-    sampler = GlobalSampler(40, seed=9, global_batch_size=4)
-    loader = Loader(dataset, sampler, SMALL, rank=0, world_size=1, stop_step=20)
+    sampler = GlobalSampler(40, SampleOrder(seed=9, global_batch_size=4))
+    loader = Loader(dataset, sampler, SMALL, ONE_RANK, stop_step=20)
     held = {}
     for step, (batch,) in enumerate(loader):
         if step in (0, 3, 4, 5, 6, 11):
@@ -102,14 +111,14 @@ class OneBad:
 
 
 def test_a_bad_image_raises_an_error_or_is_replaced_by_the_next(dataset):
-    sampler = GlobalSampler(40, seed=9, global_batch_size=40)
-    settings = LoaderSettings(local_batch_size=40, image_size=16, workers=0)
-    strict = Loader(OneBad(dataset), sampler, settings, rank=0, world_size=1, stop_step=1)
+    sampler = GlobalSampler(40, SampleOrder(seed=9, global_batch_size=40))
+    settings = LoaderSettings(DataSettings(train="", image_size=16), local_batch_size=40, workers=0)
+    strict = Loader(OneBad(dataset), sampler, settings, ONE_RANK, stop_step=1)
     with pytest.raises(ImageError, match="key 6 at byte"):
         list(strict)
     strict.close()
-    settings = replace(settings, bad_records="skip")
-    lenient = Loader(OneBad(dataset), sampler, settings, rank=0, world_size=1, stop_step=1)
+    settings = replace(settings, data=DataSettings(train="", image_size=16, bad_records="skip"))
+    lenient = Loader(OneBad(dataset), sampler, settings, ONE_RANK, stop_step=1)
     ((batch,),) = list(lenient)
     lenient.close()
     row = batch.sample_B.tolist().index(5)
@@ -129,10 +138,10 @@ class UncomparedMessage(str):
 
 
 def test_a_message_about_a_bad_image_is_found_without_a_search_of_all_messages(dataset):
-    sampler = GlobalSampler(40, seed=1, global_batch_size=4)
-    loader = Loader(dataset, sampler, replace(SMALL, workers=0), rank=0, world_size=1)
+    sampler = GlobalSampler(40, SampleOrder(seed=1, global_batch_size=4))
     first, second, third = (UncomparedMessage(f"image {number}") for number in range(3))
-    loader.skipped = [first]  # those of an earlier stage
+    earlier = [first]  # in an earlier stage
+    loader = Loader(dataset, sampler, replace(SMALL, workers=0), ONE_RANK, skipped=earlier)
     loader._add_skipped([first, second])
     loader._add_skipped([second, third, third])
     loader.close()
@@ -141,8 +150,8 @@ def test_a_message_about_a_bad_image_is_found_without_a_search_of_all_messages(d
 
 @pytest.mark.parametrize("taken", [0, 1])
 def test_closing_ends_the_reading_processes(dataset, taken):
-    sampler = GlobalSampler(40, seed=9, global_batch_size=4)
-    loader = Loader(dataset, sampler, replace(SMALL, workers=2), rank=0, world_size=1)
+    sampler = GlobalSampler(40, SampleOrder(seed=9, global_batch_size=4))
+    loader = Loader(dataset, sampler, replace(SMALL, workers=2), ONE_RANK)
     batches = iter(loader)
     for _ in range(taken):
         next(batches)
@@ -156,10 +165,10 @@ def test_an_error_in_a_reading_process_is_raised_by_the_loader(tmp_path):
     folder = write_records(tmp_path, [n % 7 for n in range(40)])
     dataset = open_dataset(folder)
     with (folder / "train.rec").open("r+b") as file:
-        file.seek(int(dataset._catalog.offset[5]))
+        file.seek(int(dataset.columns.arrays["offset"][5]))
         file.write(b"damaged!")
-    sampler = GlobalSampler(40, seed=9, global_batch_size=40)
-    loader = Loader(dataset, sampler, replace(SMALL, local_batch_size=40), rank=0, world_size=1)
+    sampler = GlobalSampler(40, SampleOrder(seed=9, global_batch_size=40))
+    loader = Loader(dataset, sampler, replace(SMALL, local_batch_size=40), ONE_RANK)
     with pytest.raises(RecordError, match="key 6 at byte .*: no record starts") as caught:
         next(iter(loader))
     assert "read_at" in caught.value.__notes__[0]  # the traceback that it had there
@@ -167,8 +176,8 @@ def test_an_error_in_a_reading_process_is_raised_by_the_loader(tmp_path):
 
 
 def test_a_reading_process_that_is_killed_is_reported(dataset):
-    sampler = GlobalSampler(40, seed=9, global_batch_size=4)
-    loader = Loader(dataset, sampler, SMALL, rank=0, world_size=1)
+    sampler = GlobalSampler(40, SampleOrder(seed=9, global_batch_size=4))
+    loader = Loader(dataset, sampler, SMALL, ONE_RANK)
     batches = iter(loader)
     next(batches)
     (child,) = multiprocessing.active_children()

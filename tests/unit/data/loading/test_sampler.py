@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from facetrain.data.loading.sampler import GlobalSampler, MixtureSampler, permute, permute_blocks
+from facetrain.data.loading.sampler import GlobalSampler, MixtureSampler, SampleOrder, permute, permute_blocks
 from facetrain.errors import DataError
 
 
@@ -17,18 +17,20 @@ def test_a_permutation_contains_every_number_once_and_depends_on_the_key(length)
 
 @pytest.mark.parametrize("mode", ["full", "blocks"])
 def test_an_epoch_shows_every_image_at_most_once_and_the_next_epoch_has_another_order(mode):
-    sampler = GlobalSampler(1003, seed=5, global_batch_size=10, mode=mode, block=16, window=4)
+    sampler = GlobalSampler(1003, SampleOrder(seed=5, global_batch_size=10, mode=mode, block=16, window=4))
     epochs = [np.concatenate([sampler.batch(100 * e + t) for t in range(100)]) for e in range(2)]
     assert sampler.steps_per_epoch == 100 and [sampler.epoch(t) for t in (0, 99, 100)] == [0, 0, 1]
     for images_of in epochs:
         assert len(np.unique(images_of)) == 1000 and images_of.min() >= 0 and images_of.max() < 1003
     assert not np.array_equal(*epochs)
-    other = GlobalSampler(1003, seed=6, global_batch_size=10, mode=mode, block=16, window=4)
+    other = GlobalSampler(1003, SampleOrder(seed=6, global_batch_size=10, mode=mode, block=16, window=4))
     assert not np.array_equal(sampler.batch(0), other.batch(0))
 
 
 def test_a_batch_in_blocks_reads_few_blocks():
-    sampler = GlobalSampler(64 * 100, seed=1, global_batch_size=64 * 4, mode="blocks", block=64, window=4)
+    sampler = GlobalSampler(
+        64 * 100, SampleOrder(seed=1, global_batch_size=64 * 4, mode="blocks", block=64, window=4)
+    )
     assert len(np.unique(sampler.batch(0) // 64)) == 4
 
 
@@ -46,7 +48,11 @@ def test_a_permutation_of_blocks_contains_every_number_once_and_moves_the_short_
 @pytest.mark.parametrize("mixed", [False, True])
 def test_every_image_of_a_dataset_in_blocks_is_shown_in_some_epoch(mixed):
     options = {"seed": 1, "global_batch_size": 1024, "mode": "blocks"}
-    sampler = MixtureSampler([5050, 5050], [1, 1], **options) if mixed else GlobalSampler(10100, **options)
+    sampler = (
+        MixtureSampler([5050, 5050], [1, 1], SampleOrder(**options))
+        if mixed
+        else GlobalSampler(10100, SampleOrder(**options))
+    )
     missing = [
         set(range(10100)).difference(*(sampler.batch(9 * epoch + step).tolist() for step in range(9)))
         for epoch in range(100)
@@ -57,7 +63,9 @@ def test_every_image_of_a_dataset_in_blocks_is_shown_in_some_epoch(mixed):
 
 @pytest.mark.parametrize("rest", [0, 5])
 def test_blocks_are_prefetched_one_window_ahead(rest):
-    sampler = GlobalSampler(64 * 12 + rest, seed=1, global_batch_size=64, mode="blocks", block=64, window=4)
+    sampler = GlobalSampler(
+        64 * 12 + rest, SampleOrder(seed=1, global_batch_size=64, mode="blocks", block=64, window=4)
+    )
     ranges = [list(sampler.ranges_to_prefetch(step, is_first_step=step == 0)) for step in range(12)]
     asked = [[n for first, count in stretches for n in range(first, first + count)] for stretches in ranges]
     assert [len(images) for images in asked] == [512, 0, 0, 0, 256, 0, 0, 0, rest, 0, 0, 0]
@@ -69,4 +77,4 @@ def test_blocks_are_prefetched_one_window_ahead(rest):
 
 def test_a_dataset_smaller_than_a_global_batch_is_refused():
     with pytest.raises(DataError, match="3 images do not fill one global batch of 4"):
-        GlobalSampler(3, seed=0, global_batch_size=4)
+        GlobalSampler(3, SampleOrder(seed=0, global_batch_size=4))

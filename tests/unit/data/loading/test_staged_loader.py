@@ -1,12 +1,15 @@
 """A loader for each stage of a run, with the interface of one."""
 
+from dataclasses import replace
 from functools import partial
 
 from facetrain.data.loading.loader import Loader, LoaderSettings
-from facetrain.data.loading.sampler import GlobalSampler
+from facetrain.data.loading.sampler import GlobalSampler, SampleOrder
 from facetrain.data.loading.staged_loader import StagedLoader
 from facetrain.data.open_dataset import open_dataset
+from facetrain.data.settings import DataSettings
 from tests.support.datasets import write_records
+from tests.support.world import ONE_RANK
 from tests.unit.data.loading.test_loader import OneBad
 
 STAGES = [(0, 4, 0, 6), (4, 6, 2, 12)]  # first and last step, first epoch, images
@@ -15,13 +18,14 @@ STAGES = [(0, 4, 0, 6), (4, 6, 2, 12)]  # first and last step, first epoch, imag
 def open_stage(dataset, opened, number, skipped, start_step=None, rank=0, world_size=1):
     first_step, stop_step, first_epoch, images = STAGES[number]
     sampler = GlobalSampler(
-        12, seed=1, global_batch_size=images, first_step=first_step, first_epoch=first_epoch
+        12, SampleOrder(seed=1, global_batch_size=images, first_step=first_step, first_epoch=first_epoch)
     )
-    settings = LoaderSettings(images // world_size, image_size=24, workers=0, bad_records="skip")
-    loader = Loader(
-        dataset, sampler, settings, rank=rank, world_size=world_size, stop_step=stop_step,
-        start_step=first_step if start_step is None else start_step, skipped=skipped,
-    )  # fmt: skip
+    settings = LoaderSettings(
+        DataSettings(train="", image_size=24, bad_records="skip"), images // world_size, workers=0
+    )
+    start = first_step if start_step is None else start_step
+    world = replace(ONE_RANK, rank=rank, size=world_size)
+    loader = Loader(dataset, sampler, settings, world, stop_step=stop_step, start_step=start, skipped=skipped)
     opened.append(loader)
     return loader
 

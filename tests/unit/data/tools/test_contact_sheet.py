@@ -4,6 +4,7 @@ import pytest
 from facetrain.data.images.augment import Augment
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
+from facetrain.data.settings import AugmentSettings
 from facetrain.data.tools.contact_sheet import (
     LABEL_HEIGHT,
     _ascii,
@@ -43,7 +44,9 @@ def test_sheets_show_identities_or_all_images_of_one_identity(dataset, tmp_path)
 
 
 def test_an_augmented_sheet_shows_the_inputs_of_training(dataset, tmp_path):
-    write_augmented_sheet(dataset, Augment(0, flip=1.0), tmp_path / "sheet.png", rows=4, epochs=2, size=64)
+    write_augmented_sheet(
+        dataset, Augment(0, AugmentSettings(flip=1.0)), tmp_path / "sheet.png", rows=4, epochs=2, size=64
+    )
     shown = read_png(tmp_path / "sheet.png")
     assert shown.shape == (4 * 64, 3 * 64, 3)
     plain, *seen = np.split(shown, 3, axis=1)
@@ -51,7 +54,9 @@ def test_an_augmented_sheet_shows_the_inputs_of_training(dataset, tmp_path):
         for row in range(4):
             pixels = slice(row * 64, (row + 1) * 64)
             assert (epoch[pixels] == plain[pixels, ::-1]).all()
-    write_augmented_sheet(dataset, Augment(0, flip=0.0, gray=1.0), tmp_path / "gray.png", epochs=1)
+    write_augmented_sheet(
+        dataset, Augment(0, AugmentSettings(flip=0.0, gray=1.0)), tmp_path / "gray.png", epochs=1
+    )
     gray = read_png(tmp_path / "gray.png")[:, 112:]
     assert (gray[..., 0] == gray[..., 2]).all()
 

@@ -7,13 +7,15 @@ from facetrain.data.dataset import identity_name, image_landmarks, original_name
 from facetrain.data.formats.landmark_file import write_landmarks
 from facetrain.data.formats.recordio import RecordHeader, RecordWriter
 from facetrain.data.loading.loader import Loader, LoaderSettings
-from facetrain.data.loading.sampler import build_sampler
+from facetrain.data.loading.sampler import SampleOrder, build_sampler
 from facetrain.data.open_dataset import open_dataset
+from facetrain.data.settings import DataSettings
 from facetrain.data.tools.check import check
 from facetrain.data.tools.rewrite import convert
 from facetrain.data.tools.writing import FORMATS
 from facetrain.errors import DataError, ImageError, UsageError
 from tests.support.datasets import encoded_image, images_of, write_records
+from tests.support.world import ONE_RANK
 from tests.unit.data.tools.helpers import grouped_images
 
 ORDERED = [name for name, chosen in FORMATS.items() if chosen.keeps_order]
@@ -74,9 +76,9 @@ def test_batches_are_those_of_the_same_images_in_recordio_also_after_a_resume(tm
 
 
 def batches(dataset, start):
-    sampler = build_sampler(dataset, seed=3, global_batch_size=8, mode="full")
-    settings = LoaderSettings(local_batch_size=8, image_size=16, workers=0)
-    loader = Loader(dataset, sampler, settings, rank=0, world_size=1, start_step=start, stop_step=8)
+    sampler = build_sampler(dataset, SampleOrder(seed=3, global_batch_size=8, mode="full"))
+    settings = LoaderSettings(DataSettings(train="", image_size=16), local_batch_size=8, workers=0)
+    loader = Loader(dataset, sampler, settings, ONE_RANK, start_step=start, stop_step=8)
     try:
         return [
             (batch.step, batch.sample_B.tolist(), batch.label_B.tolist(), batch.image_BHWC.numpy().tobytes())

@@ -6,8 +6,9 @@ import torch
 from facetrain.backbone.zoo import build_backbone
 from facetrain.data.images.augment import Augment
 from facetrain.data.loading.loader import Loader, LoaderSettings
-from facetrain.data.loading.sampler import build_sampler
+from facetrain.data.loading.sampler import SampleOrder, build_sampler
 from facetrain.data.open_dataset import open_dataset
+from facetrain.data.settings import DataSettings
 from facetrain.distributed.world import World
 from facetrain.head.head_run import HeadRun
 from facetrain.head.margin_head import MarginHead
@@ -21,6 +22,7 @@ from facetrain.training.precision import InPrecision
 from facetrain.training.state import TrainState
 from facetrain.training.step import TrainStep
 from tests.support.datasets import write_records
+from tests.support.world import ONE_RANK
 from tests.unit.run.callbacks.helpers import BATCH, CLASSES, CPU, SIZE
 
 
@@ -51,8 +53,8 @@ def loader(tmp_path):
     """Loader of four steps."""
     write_records(tmp_path / "data", [n // 6 for n in range(BATCH * CLASSES)], size=SIZE)
     source = open_dataset(tmp_path / "data")
-    order = build_sampler(source, seed=0, global_batch_size=BATCH, mode="full")
-    settings = LoaderSettings(local_batch_size=BATCH, workers=0, image_size=SIZE)
-    loader = Loader(source, order, settings, rank=0, world_size=1, stop_step=4)
+    order = build_sampler(source, SampleOrder(seed=0, global_batch_size=BATCH, mode="full"))
+    settings = LoaderSettings(DataSettings(train="", image_size=SIZE), local_batch_size=BATCH, workers=0)
+    loader = Loader(source, order, settings, ONE_RANK, stop_step=4)
     yield loader
     loader.close()
