@@ -10,9 +10,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from facetrain.optim.optimizer import ParameterGroup
+from facetrain.optim.optimizer import GroupOptimizer, ParameterGroup
 
 _COEFFICIENTS = 3.4445, -4.7750, 2.0315
 """Coefficients of x, x³ and x⁵ in a Newton–Schulz step: its slope at 0 is as steep as possible."""
@@ -21,7 +20,7 @@ _LEAST_NORM = 1e-7
 """A gradient of zeros stays zero."""
 
 
-class Muon(Optimizer):
+class Muon(GroupOptimizer):
     """Optimizer that moves each weight by an orthogonal matrix near its momentum.
 
     Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024,
@@ -41,13 +40,14 @@ class Muon(Optimizer):
 
     def __init__(self, groups: list[ParameterGroup], *, momentum: float, weight_decay: float) -> None:
         """Take the weights in groups with a learning rate `lr` each, which is 0 until it is set."""
-        super().__init__(groups, {"lr": 0.0, "momentum": momentum, "weight_decay": weight_decay})
+        super().__init__(groups)
+        self._momentum, self._weight_decay = momentum, weight_decay
         for group in self.param_groups:
             for weight in group["params"]:
-                self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+                self.state[weight] = {"momentum_buffer": torch.zeros_like(weight)}
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self) -> None:
         """Update all weights that have a gradient."""
         for group in self.param_groups:
             same_shape: dict[torch.Size, list[tuple[Tensor, Tensor]]] = defaultdict(list)
@@ -55,25 +55,23 @@ class Muon(Optimizer):
                 if weight.grad is not None:
                     same_shape[weight.shape].append((weight, weight.grad))
             for pairs in same_shape.values():
-                self._update(pairs, group["lr"], group["momentum"], group["weight_decay"])
+                self._update(pairs, group["lr"])
 
-    def _update(
-        self, pairs: list[tuple[Tensor, Tensor]], lr: float, momentum: float, weight_decay: float
-    ) -> None:
+    def _update(self, pairs: list[tuple[Tensor, Tensor]], lr: float) -> None:
         """Update weights of the same shape by their gradients."""
         directions = []
         for weight, gradient in pairs:
             buffer = self.state[weight]["momentum_buffer"]
             # A skipped step leaves the buffer as it is: its mean with itself is exact.
             gradient = torch.where(self.found_inf.bool(), buffer, gradient / self.grad_scale)
-            buffer.lerp_(gradient, 1 - momentum)
-            directions.append(gradient.lerp(buffer, momentum).reshape(len(weight), -1))
+            buffer.lerp_(gradient, 1 - self._momentum)
+            directions.append(gradient.lerp(buffer, self._momentum).reshape(len(weight), -1))
         matrix_NRC = torch.stack(directions)
         rows, columns = matrix_NRC.shape[1:]
         rate = lr * (1 - self.found_inf)
         step_NRC = orthogonalize(matrix_NRC) * (rate * math.sqrt(max(1.0, rows / columns)))
         for (weight, _), step_RC in zip(pairs, step_NRC, strict=True):
-            weight.mul_(1 - rate * weight_decay).sub_(step_RC.reshape(weight.shape))
+            weight.mul_(1 - rate * self._weight_decay).sub_(step_RC.reshape(weight.shape))
 
 
 def orthogonalize(matrix_NRC: Tensor) -> Tensor:

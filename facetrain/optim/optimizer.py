@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
 from facetrain.optim.parameter_names import named_plainly, require_prefixes
 
@@ -48,6 +49,120 @@ def parameter_groups(
     return [{"params": parameters, "lr_factor": factor} for factor, parameters in groups.items()]
 
 
+class GroupOptimizer:
+    """Optimizer of parameters in groups, whose step unscales, clips and skips on the device.
+
+    Not a `torch.optim.Optimizer`: to build one, torch imports its compiler, which takes a quarter of the time until the
+    first step of a small run.
+    """
+
+    grad_scale: Tensor | None = None
+    """Factor by which gradients are divided in the next step, a scalar on the device; None: 1."""
+    found_inf: Tensor | None = None
+    """1 if the next step must change nothing, else 0, a scalar on the device; None: 0."""
+
+    def __init__(self, groups: list[ParameterGroup]) -> None:
+        """Take the groups; the learning rate of each is 0 until the stepper sets it."""
+        self.param_groups = [{"lr": 0.0, **group} for group in groups]
+        self.state: dict[Tensor, dict[str, Tensor]] = {}
+        """Moments of each parameter."""
+
+    def step(self) -> None:
+        """Update all parameters that have a gradient."""
+        raise NotImplementedError
+
+    def zero_grad(self) -> None:
+        """Clear the gradients."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+
+class FusedSGD(GroupOptimizer):
+    """SGD with momentum and weight decay, by torch's fused kernel; see `torch.optim.SGD`."""
+
+    def __init__(self, groups: list[ParameterGroup], *, momentum: float, weight_decay: float) -> None:
+        """Take the groups. The buffers are zeros, which give the same first step as no buffer."""
+        super().__init__(groups)
+        self._momentum, self._weight_decay = momentum, weight_decay
+        if momentum:
+            # The fused kernel would leave a buffer of its own uninitialized if it skips its first step.
+            self.state = {p: {"momentum_buffer": torch.zeros_like(p)} for p in _parameters(self.param_groups)}
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Update all parameters that have a gradient."""
+        for group in self.param_groups:
+            trained = [parameter for parameter in group["params"] if parameter.grad is not None]
+            buffers = [self.state[p]["momentum_buffer"] if self._momentum else None for p in trained]
+            sgd(
+                trained,
+                [parameter.grad for parameter in trained],
+                buffers,
+                fused=True,
+                grad_scale=self.grad_scale,
+                found_inf=self.found_inf,
+                weight_decay=self._weight_decay,
+                momentum=self._momentum,
+                lr=group["lr"],
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+            )
+
+
+class FusedAdamW(GroupOptimizer):
+    """AdamW by torch's fused kernel; see `torch.optim.AdamW`."""
+
+    def __init__(
+        self,
+        groups: list[ParameterGroup],
+        *,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+    ) -> None:
+        """Take the groups, the decay rates of the moments, and the term added to the denominator."""
+        super().__init__(groups)
+        self._betas, self._eps, self._weight_decay = betas, eps, weight_decay
+        self.state = {
+            parameter: {
+                "step": torch.zeros((), device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+            for parameter in _parameters(self.param_groups)
+        }
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Update all parameters that have a gradient."""
+        for group in self.param_groups:
+            trained = [parameter for parameter in group["params"] if parameter.grad is not None]
+            first, second, steps = (
+                [self.state[parameter][name] for parameter in trained]
+                for name in ("exp_avg", "exp_avg_sq", "step")
+            )
+            adamw(
+                trained,
+                [parameter.grad for parameter in trained],
+                first,
+                second,
+                [],
+                steps,
+                fused=True,
+                grad_scale=self.grad_scale,
+                found_inf=self.found_inf,
+                amsgrad=False,
+                beta1=self._betas[0],
+                beta2=self._betas[1],
+                lr=group["lr"],
+                weight_decay=self._weight_decay,
+                eps=self._eps,
+                maximize=False,
+            )
+
+
 def build_optimizer(
     groups: list[ParameterGroup],
     name: str,
@@ -56,44 +171,25 @@ def build_optimizer(
     betas: tuple[float, float],
     eps: float,
     weight_decay: float,
-) -> Optimizer:
-    """Build a fused SGD or AdamW, which can unscale, clip and skip a step on the device (`fused_step`).
+) -> GroupOptimizer:
+    """Build a fused SGD or AdamW.
 
-    Weight decay applies to every parameter, as in the published recipes. The learning rate of each group is 0 until
-    the stepper sets it.
+    Weight decay applies to every parameter, as in the published recipes.
     """
-    optimizer: Optimizer
     if name == "adamw":
-        optimizer = AdamW(groups, lr=0.0, betas=betas, eps=eps, weight_decay=weight_decay, fused=True)
-    else:
-        optimizer = SGD(groups, lr=0.0, momentum=momentum, weight_decay=weight_decay, fused=True)
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            optimizer.state[parameter] = _initial_state(parameter, name, momentum)
-    return optimizer
+        return FusedAdamW(groups, betas=betas, eps=eps, weight_decay=weight_decay)
+    return FusedSGD(groups, momentum=momentum, weight_decay=weight_decay)
 
 
-def fused_step(optimizer: Optimizer, *, grad_scale: Tensor, skip: Tensor) -> None:
+def fused_step(optimizer: GroupOptimizer, *, grad_scale: Tensor, skip: Tensor) -> None:
     """Take an optimizer step with the gradients divided by `grad_scale`, or none where `skip` is 1.
 
     Both are float32 scalars on the device of the parameters. The fused kernels read them there, so the host does not
-    wait for the GPU. They are passed as `torch.amp.GradScaler` passes them to a fused optimizer.
+    wait for the GPU.
     """
-    optimizer.grad_scale = grad_scale  # type: ignore[attr-defined]
-    optimizer.found_inf = skip  # type: ignore[attr-defined]
+    optimizer.grad_scale, optimizer.found_inf = grad_scale, skip
     optimizer.step()
 
 
-def _initial_state(parameter: Tensor, name: str, momentum: float) -> dict[str, Tensor]:
-    """Return the optimizer state of one parameter before the first step.
-
-    Set explicitly, because the fused SGD would allocate an uninitialized momentum buffer in its first step and leave
-    it so if that step is skipped. Zeros give the same first step as no buffer.
-    """
-    if name == "adamw":
-        return {
-            "step": torch.zeros((), device=parameter.device),
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
-        }
-    return {"momentum_buffer": torch.zeros_like(parameter)} if momentum else {}
+def _parameters(groups: list[ParameterGroup]) -> list[nn.Parameter]:
+    return [parameter for group in groups for parameter in group["params"]]

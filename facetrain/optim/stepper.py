@@ -8,11 +8,10 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from facetrain.distributed import collectives
 from facetrain.optim.loss_scale import LossScale
-from facetrain.optim.optimizer import fused_step
+from facetrain.optim.optimizer import GroupOptimizer, fused_step
 
 
 class RowUpdater(Protocol):
@@ -49,7 +48,7 @@ class Stepper:
     def __init__(
         self,
         backbone: nn.Module,
-        optimizers: Sequence[Optimizer],
+        optimizers: Sequence[GroupOptimizer],
         head: RowUpdater,
         scale: LossScale,
         *,
@@ -96,7 +95,7 @@ class Stepper:
         clip_factor = (norm / self._clip).clamp_min(1.0) if self._clip else torch.ones_like(norm)
         for optimizer in self.optimizers:
             fused_step(optimizer, grad_scale=self.scale.value * clip_factor, skip=skipped)
-            optimizer.zero_grad(set_to_none=True)
+            optimizer.zero_grad()
         if not self._head.update_in_backward:
             self._head.step(self.scale.value, skipped)
         self.scale.update(skipped)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torch import Tensor
-from torch.optim import Optimizer
 
 from facetrain.backbone.base import Backbone
 from facetrain.config.schema import Config
@@ -14,7 +13,7 @@ from facetrain.head.head_group import Head
 from facetrain.optim.learning_rate import LearningRateSchedule
 from facetrain.optim.loss_scale import LossScale
 from facetrain.optim.muon import Muon, hidden_weights, split_groups
-from facetrain.optim.optimizer import ParameterGroup, build_optimizer, parameter_groups
+from facetrain.optim.optimizer import GroupOptimizer, ParameterGroup, build_optimizer, parameter_groups
 from facetrain.optim.settings import OptimSettings
 from facetrain.optim.stepper import Stepper
 from facetrain.run.build.step_schedule import StepSchedule
@@ -52,13 +51,13 @@ def build_stepper(
 
 def build_optimizers(
     optim: OptimSettings, groups: list[ParameterGroup], hidden: set[Tensor]
-) -> list[Optimizer]:
+) -> list[GroupOptimizer]:
     """Build the optimizers of parameter groups: one for all, or Muon for the `hidden` weights and one for the rest.
 
     Raises:
         ConfigError: no hidden weight is trained, which Muon could update.
     """
-    optimizers: list[Optimizer] = []
+    optimizers: list[GroupOptimizer] = []
     if optim.muon:
         by_muon, groups = split_groups(groups, hidden)
         if not by_muon:
