@@ -24,26 +24,19 @@ def device_kind() -> Device | None:
     return next((device for kind, device in DEVICES.items() if kind in name), None)
 
 
-def run_config(
-    backbone: str, batch: int, *, image_size: int, precision: str = "bf16", device: str, **changes: Any
-) -> Config:
-    """Return the config of a run without verification; `changes` are keys such as `train.fused` and their values."""
-    values: dict[str, Any] = {
-        "data": {"train": "generated", "image_size": image_size},
-        "model": {"backbone": backbone},
-        "train": {"batch_size": batch, "precision": precision, "device": device},
-        "eval": {"targets": []},
-    }
-    for key, value in changes.items():
+def run_config(keys: dict[str, Any], device: str) -> Config:
+    """Return the config of a run without verification; `keys` are keys such as `train.fused` and their values."""
+    values: dict[str, Any] = {"data": {"train": "generated"}, "eval": {"targets": []}}
+    for key, value in ({"train.device": device} | keys).items():
         section, name = key.split(".")
         values.setdefault(section, {})[name] = value
     return build_config(values, "GPU session")
 
 
-def expected_step(config: Config, num_classes: int) -> StepTime | None:
-    """Return the forecast of a step on one GPU of this machine's kind."""
+def expected_step(config: Config, num_classes: int, gpus: int = 1) -> StepTime | None:
+    """Return the forecast of a step on GPUs of this machine's kind."""
     device = device_kind()
-    return step_time(config, num_classes, 1, device) if device else None
+    return step_time(config, num_classes, gpus, device) if device else None
 
 
 def expected_head(config: Config, num_classes: int) -> tuple[float | None, int]:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 GROUPS = {
-    "tests": "Tests on the device (`tests/gpu`)",
+    "self-test": "The kernels' own check",
     "kernels": "Kernels compared with float64",
-    "backbone": "Training steps of the backbone, without a head",
-    "head": "Steps of the head",
     "steps": "Whole training steps compared with arcface_torch's recipe",
+    "head": "Steps of the head",
+    "backbone": "Training steps of the backbone, without a head",
     "memory": "Peak of memory compared with `facetrain plan`",
     "loader": "Images per second of the loader",
     "limit": "The largest number of identities that fits",
+    "run": "A whole run",
+    "tests": "Tests on the device (`tests/gpu`)",
 }
-"""Groups of jobs, with the titles of their tables."""
+"""Groups of jobs in the order of their value, with the titles of their tables."""
 _KERNEL_TESTS = ("interpret_kernels", "interpret_fused_iresnet")
+_TEST = re.compile(r"^def (test_\w+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -39,32 +44,27 @@ class Job:
 class Sizes:
     """Sizes of the measurements: those for a GPU, or tiny ones for a rehearsal on a CPU."""
 
-    backbones: tuple[str, ...]
-    batches: tuple[int, ...]
-    image_size: int
-    identities: tuple[int, ...]
-    step_backbones: tuple[str, ...]
-    step_identities: tuple[int, ...]
-    step_batch: int
-    head_batch: int
-    steps: int
-    rounds: int
-    loader_seconds: float
+    backbones: tuple[str, ...] = ("r50", "r100", "r18", "mbf", "vit_b")
+    batches: tuple[int, ...] = (128, 256, 512)
+    image_size: int = 112
+    identities: tuple[int, ...] = (2_000_000, 100_000, 1_000_000, 10_000_000)
+    step_backbones: tuple[str, ...] = ("r100", "r50")
+    step_identities: tuple[int, ...] = (360_232, 2_059_906)
+    step_batches: tuple[int, ...] = (128, 256)
+    gpus: tuple[int, ...] = (1, 2, 4, 8)
+    head_batch: int = 1024
+    steps: int = 20
+    rounds: int = 3
+    run_steps: int = 1200
+    loader_seconds: float = 5.0
+
+    def config(self, backbone: str, batch: int, **changes: Any) -> dict[str, Any]:
+        """Return keys of a config and their values."""
+        keys = {"model.backbone": backbone, "train.batch_size": batch, "data.image_size": self.image_size}
+        return keys | {name.replace("__", "."): value for name, value in changes.items()}
 
 
-ON_GPU = Sizes(
-    backbones=("r50", "r100", "r18", "mbf", "vit_b"),
-    batches=(256, 128, 512),
-    image_size=112,
-    identities=(2_000_000, 100_000, 1_000_000, 10_000_000),
-    step_backbones=("r50", "r100"),
-    step_identities=(360_232, 2_059_906),
-    step_batch=256,
-    head_batch=1024,
-    steps=20,
-    rounds=3,
-    loader_seconds=5.0,
-)
+ON_GPU = Sizes()
 REHEARSAL = Sizes(
     backbones=("r18",),
     batches=(2,),
@@ -72,83 +72,83 @@ REHEARSAL = Sizes(
     identities=(2000,),
     step_backbones=("r18",),
     step_identities=(5000,),
-    step_batch=2,
+    step_batches=(2,),
+    gpus=(1,),
     head_batch=16,
     steps=1,
     rounds=1,
+    run_steps=4,
     loader_seconds=0.2,
 )
 
 
 def list_jobs(checkout: Path, *, cpu: bool = False) -> list[Job]:
     """Return the jobs for a checkout of the repository; `cpu`: a rehearsal without a GPU."""
-    sizes = REHEARSAL if cpu else ON_GPU
-    device = "cpu" if cpu else "cuda"
-    jobs = [*_tests(checkout), *_kernels(), *_backbones(sizes), *_heads(sizes), *_steps(sizes)]
-    jobs += [*_memory(sizes), *_loader(sizes), *_limit(sizes)]
-    return [Job(j.name, j.group, j.seconds, {**j.options, "device": device}, j.interpreted) for j in jobs]
+    sizes, device = (REHEARSAL, "cpu") if cpu else (ON_GPU, "cuda")
+    jobs = [*_kernels(), *_steps(sizes), *_heads(sizes), *_backbones(sizes), *_memory(sizes)]
+    jobs += [*_others(sizes), *_tests(checkout)]
+    return [replace(job, options={**job.options, "device": device}) for job in jobs]
+
+
+def _kernels() -> Iterator[Job]:
+    for precision in ("bf16", "fp16"):
+        name = f"self-test {precision}"
+        yield Job(name, "self-test", 300, {"precision": precision}, interpreted=True)
+    for module in _KERNEL_TESTS:
+        options = {"module": f"tests.support.{module}"}
+        yield Job(f"kernels {module}", "kernels", 300, options, interpreted=True)
+
+
+def _steps(sizes: Sizes) -> Iterator[Job]:
+    turns = {"steps": sizes.steps, "rounds": sizes.rounds}
+    for gpus, batch, backbone, identities in itertools.product(
+        sizes.gpus, sizes.step_batches, sizes.step_backbones, sizes.step_identities
+    ):
+        config = sizes.config(backbone, batch, train__precision="bf16")
+        options = {"config": config, "identities": identities, "gpus": gpus, "turns": turns}
+        yield Job(f"steps {gpus} x {backbone} {batch} {identities}", "steps", 300, options)
+
+
+def _heads(sizes: Sizes) -> Iterator[Job]:
+    for identities, precision in itertools.product(sizes.identities, ("bf16", "fp16")):
+        options = {
+            "identities": identities, "precision": precision, "batch": sizes.head_batch, "steps": sizes.steps
+        }  # fmt: skip
+        yield Job(f"head {identities} {precision}", "head", 240, options)
+
+
+def _backbones(sizes: Sizes) -> Iterator[Job]:
+    turns = {"steps": sizes.steps, "rounds": sizes.rounds}
+    for batch, name in itertools.product(sizes.batches, sizes.backbones):
+        options = {"name": name, "batch": batch, "image_size": sizes.image_size, "turns": turns}
+        yield Job(f"backbone {name} {batch}", "backbone", 420, options)
+
+
+def _memory(sizes: Sizes) -> Iterator[Job]:
+    changes: tuple[dict[str, Any], ...] = (
+        {}, {"train__fused": "on"}, {"model__checkpoint_activations": True}
+    )  # fmt: skip
+    for backbone, change in itertools.product(sizes.step_backbones, changes):
+        config = sizes.config(backbone, sizes.step_batches[-1], **change)
+        label = " ".join(f"{key}={value}" for key, value in change.items()).replace("__", ".") or "defaults"
+        options = {"config": config, "identities": sizes.step_identities[0]}
+        yield Job(f"memory {backbone} {label}", "memory", 180, options)
+
+
+def _others(sizes: Sizes) -> Iterator[Job]:
+    batch = sizes.step_batches[-1]
+    for decode in ("cpu", "gpu"):
+        options = {"decode": decode, "batch": max(batch, 32), "seconds": sizes.loader_seconds}
+        yield Job(f"loader {decode}", "loader", 240, options)
+    config = sizes.config(sizes.step_backbones[0], batch)
+    yield Job("limit identities", "limit", 480, {"config": config})
+    yield Job(
+        "run", "run", 480, {"config": sizes.config("r50", sizes.step_batches[0]), "steps": sizes.run_steps}
+    )
 
 
 def _tests(checkout: Path) -> Iterator[Job]:
     for path in sorted((checkout / "tests" / "gpu").glob("test_*.py")):
-        yield Job(f"tests/gpu/{path.name}", "tests", 500, {"path": f"tests/gpu/{path.name}"})
-
-
-def _kernels() -> Iterator[Job]:
-    for module in _KERNEL_TESTS:
-        yield Job(
-            f"kernels {module}", "kernels", 300, {"module": f"tests.support.{module}"}, interpreted=True
-        )
-
-
-def _backbones(sizes: Sizes) -> Iterator[Job]:
-    for batch in sizes.batches:
-        for name in sizes.backbones:
-            options = {
-                "name": name, "batch": batch, "image_size": sizes.image_size,
-                "steps": sizes.steps, "rounds": sizes.rounds,
-            }  # fmt: skip
-            yield Job(f"backbone {name} {batch}", "backbone", 420, options)
-
-
-def _heads(sizes: Sizes) -> Iterator[Job]:
-    for identities in sizes.identities:
-        for precision in ("bf16", "fp16"):
-            options = {
-                "identities": identities, "precision": precision, "batch": sizes.head_batch, "steps": sizes.steps
-            }  # fmt: skip
-            yield Job(f"head {identities} {precision}", "head", 240, options)
-
-
-def _steps(sizes: Sizes) -> Iterator[Job]:
-    for backbone in sizes.step_backbones:
-        for identities in sizes.step_identities:
-            for precision in ("bf16", "fp16"):
-                options = {
-                    "backbone": backbone, "identities": identities, "precision": precision, "batch": sizes.step_batch,
-                    "image_size": sizes.image_size, "steps": sizes.steps, "rounds": sizes.rounds,
-                }  # fmt: skip
-                yield Job(f"steps {backbone} {identities} {precision}", "steps", 300, options)
-
-
-def _memory(sizes: Sizes) -> Iterator[Job]:
-    identities = sizes.step_identities[0]
-    for backbone in sizes.step_backbones:
-        for change in ({}, {"train.fused": "off"}, {"model.checkpoint_activations": True}):
-            options = {
-                "backbone": backbone, "identities": identities, "batch": sizes.step_batch,
-                "image_size": sizes.image_size, "change": change,
-            }  # fmt: skip
-            label = " ".join(f"{key}={value}" for key, value in change.items()) or "defaults"
-            yield Job(f"memory {backbone} {label}", "memory", 180, options)
-
-
-def _loader(sizes: Sizes) -> Iterator[Job]:
-    for decode in ("cpu", "gpu"):
-        options = {"decode": decode, "batch": max(sizes.step_batch, 32), "seconds": sizes.loader_seconds}
-        yield Job(f"loader {decode}", "loader", 240, options)
-
-
-def _limit(sizes: Sizes) -> Iterator[Job]:
-    options = {"backbone": sizes.step_backbones[0], "batch": sizes.step_batch, "image_size": sizes.image_size}
-    yield Job("limit identities", "limit", 480, options)
+        for name in _TEST.findall(path.read_text(encoding="utf-8")):
+            test = f"tests/gpu/{path.name}::{name}"
+            yield Job(test, "tests", 500, {"test": test})

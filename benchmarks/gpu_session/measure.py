@@ -8,6 +8,8 @@ JOB is a job as JSON, RESULT a file. The exit code is 1 if a part of the job fai
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -21,15 +23,18 @@ from benchmarks.gpu_session.rows import Rows
 from facetrain.cpu_cores import usable_cores
 
 _MEASURES: dict[str, Callable[..., Rows]] = {
-    "tests": oracles.run_tests,
+    "self-test": oracles.self_test,
     "kernels": oracles.compare_kernels,
-    "backbone": speed.measure_backbone,
-    "head": speed.measure_head,
     "steps": speed.measure_steps,
+    "head": speed.measure_head,
+    "backbone": speed.measure_backbone,
     "memory": memory.measure_memory,
     "loader": speed.measure_loader,
     "limit": memory.measure_limit,
+    "run": speed.measure_run,
+    "tests": oracles.run_test,
 }
+_GPU_STATE = "driver_version,clocks.sm,clocks.max.sm,power.draw,power.limit,temperature.gpu"
 
 
 def main() -> int:
@@ -59,12 +64,17 @@ def _write(result: Path, rows: list[dict[str, Any]], failures: list[str]) -> Non
 
 def _machine() -> dict[str, str]:
     cuda = torch.cuda.is_available()
-    return {
+    machine = {
         "device": torch.cuda.get_device_name() if cuda else "CPU (rehearsal)",
         "torch": str(torch.version.__version__),
         "Python": sys.version.split()[0],
         "cores": str(usable_cores()),
     }
+    if shutil.which("nvidia-smi"):
+        command = ["nvidia-smi", f"--query-gpu={_GPU_STATE}", "--format=csv,noheader"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        machine[_GPU_STATE] = "; ".join(done.stdout.strip().splitlines())
+    return machine
 
 
 if __name__ == "__main__":

@@ -28,62 +28,63 @@ _REHEARSED_IDENTITIES, _REHEARSED_LIMIT = 4000, 3500
 """Expected and actual limit of a rehearsal, where no memory ends."""
 
 
-def measure_memory(
-    device: str,
-    backbone: str,
-    identities: int,
-    batch: int,
-    image_size: int,
-    change: dict[str, Any],
-    failures: list[str],
-) -> Rows:
+def measure_memory(config: dict[str, Any], device: str, identities: int, failures: list[str]) -> Rows:
     """Yield the peak of allocated memory of whole steps."""
-    config = expected.run_config(backbone, batch, image_size=image_size, device=device, **change)
-    with open_or_generate(None, image_size=image_size) as source:
-        peak = _take_steps(config, identities, source)
-    label = "".join(f", {key}: {value}" for key, value in change.items())
-    needed = expected.expected_peak(config, identities) / 2**30
-    yield row(f"{backbone}, batch {batch}, {identities:,} identities{label}", "GiB at most", peak, needed)
+    if device == "cpu" and config.get("train.fused") == "on":
+        print("Triton's interpreter takes minutes for a whole network; the group `kernels` runs the kernels")
+        return
+    described = expected.run_config(config, device)
+    with open_or_generate(None, image_size=described.data.image_size) as source:
+        peak = _take_steps(described, identities, source)
+    needed = expected.expected_peak(described, identities) / 2**30
+    what = ", ".join(f"{key}: {value}" for key, value in config.items())
+    yield row(f"{what}, {identities:,} identities", "GiB at most", peak, needed)
 
 
 def _take_steps(config: Config, identities: int, source: FaceDataset, steps: int = 3) -> float:
-    """Take whole steps of a run; return the peak of allocated memory in GiB."""
+    """Take whole steps of a run; return the peak of allocated memory in GiB, without the first step.
+
+    In the first step cuDNN tries its algorithms, whose workspaces are no part of later steps.
+    """
     with (
         join(config.train.device, cpu_setting="train.device: cpu") as world,
         tempfile.TemporaryDirectory() as scratch,
     ):
+        run = build_run(config, world, identities, Path(scratch), source)
+        batches = repeated_batch(run, identities)
+        run.take_steps(islice(batches, 1))
         if world.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(world.device)
-        run = build_run(config, world, identities, Path(scratch), source)
-        run.take_steps(islice(repeated_batch(run, identities), steps))
+        run.take_steps(islice(batches, steps))
         synchronize(world.device)
         return peak_gib(world.device)
 
 
-def measure_limit(device: str, backbone: str, batch: int, image_size: int, failures: list[str]) -> Rows:
+def measure_limit(config: dict[str, Any], device: str, failures: list[str]) -> Rows:
     """Yield the largest number of identities with which a step fits in the device's memory, by bisection."""
-    config = expected.run_config(backbone, batch, image_size=image_size, device=device)
+    described = expected.run_config(config, device)
     if device == "cuda":
         memory = torch.cuda.get_device_properties(0).total_memory
-        planned = MemoryBudget(gpus=1, memory=memory).most_identities(config)
+        planned = MemoryBudget(gpus=1, memory=memory).most_identities(described)
     else:
         planned = _REHEARSED_IDENTITIES
 
-    with open_or_generate(None, image_size=image_size) as source:
+    with open_or_generate(None, image_size=described.data.image_size) as source:
 
         def fits(identities: int) -> bool:
             if device == "cpu" and identities > _REHEARSED_LIMIT:
                 return False
             try:
-                _take_steps(config, identities, source)
+                _take_steps(described, identities, source)
             except torch.OutOfMemoryError:
                 return False
             finally:
                 free_memory()
             return True
 
-        found = largest_that_fits(planned, fits)
-    yield row(f"{backbone}, batch {batch}", "identities", found, planned)
+        largest = largest_that_fits(planned, fits)
+    what = ", ".join(f"{key}: {value}" for key, value in config.items())
+    yield row(what, "identities", largest, planned)
 
 
 def largest_that_fits(planned: int, fits: Callable[[int], bool], trials: int = 6) -> int:

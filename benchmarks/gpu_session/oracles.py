@@ -1,4 +1,4 @@
-"""Jobs of a GPU session that check results: the tests on the device, and the kernels beside float64."""
+"""Jobs of a GPU session that check results: self-test, kernels beside float64, tests on the device."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import json
 import statistics
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 from benchmarks.gpu_session.rows import Rows, row
 
@@ -20,25 +17,27 @@ _ROUNDING = 5e-2
 """Error that rounding to 16 bits explains."""
 
 
-def run_tests(device: str, path: str, failures: list[str]) -> Rows:
-    """Run a test file and yield the numbers of passed, failed and skipped tests."""
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "junit.xml"
-        # -W default: warnings of packages that this machine happens to have are no errors.
-        options = ("-q", "-p", "no:cacheprovider", "-W", "default", f"--junitxml={report}")
-        command = [sys.executable, "-m", "pytest", path, *options]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        if not report.exists():
-            failures.append(_end_of(done.stdout))
-            return
-        suite = ElementTree.parse(report).getroot()
-        suite = suite if suite.tag == "testsuite" else suite[0]
-    counts = {name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")}
-    failed = counts["failures"] + counts["errors"]
-    yield row(path, "passed", counts["tests"] - failed - counts["skipped"])
-    yield row(path, "failed", failed)
-    yield row(path, "skipped", counts["skipped"])
-    if failed or done.returncode:
+def self_test(device: str, precision: str, failures: list[str]) -> Rows:
+    """Yield what the kernels' own check says, with which a run decides whether it uses them."""
+    import torch
+
+    from facetrain.backbone.kernels.self_check import why_unusable
+
+    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    reason = why_unusable(torch.device(device), dtypes[precision])
+    yield row(f"fused trunk, {precision}", "verdict", reason or "usable")
+    if reason:
+        failures.append(f"fused trunk, {precision}: {reason}")
+
+
+def run_test(device: str, test: str, failures: list[str]) -> Rows:
+    """Run a test function and yield its outcome."""
+    # -W default: warnings of packages that this machine happens to have are no errors.
+    options = ("-q", "-p", "no:cacheprovider", "-W", "default")
+    command = [sys.executable, "-m", "pytest", test, *options]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    yield row(test, "outcome", done.stdout.strip().splitlines()[-1] if done.stdout.strip() else "no output")
+    if done.returncode:
         failures.append(_end_of(done.stdout))
 
 

@@ -21,12 +21,15 @@ from facetrain.backbone.iresnet import LAYERS
 from facetrain.backbone.prelu import use_torch_backward
 from facetrain.backbone.zoo import build_backbone
 from facetrain.bench.machine_peak import synchronize
+from facetrain.bench.workloads import BackboneWorkload, Turns
+from facetrain.cpu_cores import usable_cores
 from facetrain.distributed.process_setup import keep_freed_memory
 from facetrain.distributed.spawn import HelperContext
 from facetrain.errors import RunError, UsageError
 from facetrain.telemetry.memory import peak_gib
 from facetrain.training.fused_trunk import choose_trunk
 from facetrain.training.precision import InPrecision, memory_format_for
+from facetrain.training.settings import TrainSettings
 
 _WARM_UP_STEPS = 3
 _LR = 1e-6
@@ -37,26 +40,21 @@ _LR = 1e-6
 class BackboneVariant:
     """Settings of a training step."""
 
-    precision: str
-    channels_last: bool = False
-    facetrain: bool = False
+    train: TrainSettings
+    """Section `train` of the config: precision, memory layout, compiler, fused kernels."""
+    facetrain: bool = True
     """Use the fused optimizer and, on the CPU, facetrain's allocator settings and PReLU backward pass."""
-    compile: str = "off"
-    """Value of `train.compile`."""
-    fused: bool = False
-    """Run an IResNet's trunk on fused kernels (`train.fused`)."""
 
 
+_BF16 = TrainSettings(precision="bf16")
 VARIANTS = {
-    "plain": BackboneVariant("fp32"),
-    "bf16": BackboneVariant("bf16"),
-    "channels_last": BackboneVariant("bf16", channels_last=True),
-    "facetrain": BackboneVariant("bf16", channels_last=True, facetrain=True),
-    "facetrain_compiled": BackboneVariant("bf16", channels_last=True, facetrain=True, compile="on"),
-    "facetrain_fused": BackboneVariant("bf16", channels_last=True, facetrain=True, fused=True),
-    "facetrain_replayed": BackboneVariant(
-        "bf16", channels_last=True, facetrain=True, compile="reduce-overhead"
-    ),
+    "plain": BackboneVariant(TrainSettings(precision="fp32", channels_last=False), facetrain=False),
+    "bf16": BackboneVariant(TrainSettings(precision="bf16", channels_last=False), facetrain=False),
+    "channels_last": BackboneVariant(_BF16, facetrain=False),
+    "facetrain": BackboneVariant(_BF16),
+    "facetrain_compiled": BackboneVariant(TrainSettings(precision="bf16", compile="on")),
+    "facetrain_fused": BackboneVariant(TrainSettings(precision="bf16", fused="on")),
+    "facetrain_replayed": BackboneVariant(TrainSettings(precision="bf16", compile="reduce-overhead")),
 }
 ON_EVERY_DEVICE = ["plain", "bf16", "channels_last", "facetrain", "facetrain_compiled"]
 """Variants for all networks and devices. Fused kernels need a GPU and an IResNet, replayed code needs a GPU."""
@@ -67,24 +65,10 @@ TakeSteps = Callable[[int], tuple[float, float]]
 """Takes a number of steps; returns the seconds that they took and the peak of memory so far in GiB."""
 
 
-@dataclass(frozen=True)
-class BackboneWorkload:
-    """Network, images and device that all variants have in common."""
-
-    backbone: str
-    batch: int
-    image_size: int
-    device: str
-    threads: int
-    """Threads of one process on the CPU."""
-
-
 def measure_backbone_steps(
-    workload: BackboneWorkload, variants: Sequence[str], *, steps: int, rounds: int
+    workload: BackboneWorkload, variants: Sequence[str], turns: Turns
 ) -> dict[str, Any]:
     """Return images per second (medians over the rounds), ratios to `plain`, and peaks of memory.
-
-    Each variant takes `steps` steps in each of `rounds` rounds.
 
     Raises:
         UsageError: a variant is not possible with this network or device.
@@ -97,11 +81,11 @@ def measure_backbone_steps(
         first = {name: take_steps(1)[0] for name, take_steps in processes.items()}
         for take_steps in processes.values():
             take_steps(_WARM_UP_STEPS)
-        for _ in range(rounds):  # In turn: a busy machine slows all variants down by the same share.
+        for _ in range(turns.rounds):
             for name, take_steps in processes.items():
-                speeds[name].append(steps * workload.batch / take_steps(steps)[0])
+                speeds[name].append(turns.steps * workload.batch / take_steps(turns.steps)[0])
         peaks = {name: take_steps(0)[1] for name, take_steps in processes.items()}
-    medians = {name: statistics.median(found) for name, found in speeds.items()}
+    medians = {name: statistics.median(rounds) for name, rounds in speeds.items()}
     return {
         "torch": torch.version.__version__,
         **vars(workload),
@@ -120,10 +104,10 @@ def measure_backbone_steps(
 
 def _check_variants(workload: BackboneWorkload, variants: Sequence[str]) -> None:
     for name in variants:
-        variant = VARIANTS[name]
-        if workload.device == "cpu" and (variant.fused or variant.compile == "reduce-overhead"):
+        train = VARIANTS[name].train
+        if workload.device == "cpu" and (train.fused == "on" or train.compile == "reduce-overhead"):
             raise UsageError(f"--variant {name}: needs a GPU; measure another variant, or use --device cuda")
-        if variant.fused and workload.backbone not in LAYERS:
+        if train.fused == "on" and workload.backbone not in LAYERS:
             raise UsageError(
                 f"--variant {name}: {workload.backbone} has no fused kernels; use --backbone {', '.join(LAYERS)}"
             )
@@ -167,13 +151,13 @@ def _step_function(pipe: Connection, name: str) -> TakeSteps:
 
 def _serve_steps(pipe: Connection, workload: BackboneWorkload, variant: BackboneVariant) -> None:
     """Take steps as requested through the pipe, until it is closed. Runs in its own process."""
-    torch.set_num_threads(workload.threads)
+    torch.set_num_threads(workload.threads or usable_cores())
     device = torch.device(workload.device)
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True  # As training does: it chooses the fastest convolutions.
     if variant.facetrain and device.type == "cpu":
         keep_freed_memory()
-    step = build_step(workload, variant, device)
+    step, is_first = build_step(workload, variant, device), True
     while True:
         try:
             steps = pipe.recv()
@@ -185,6 +169,10 @@ def _serve_steps(pipe: Connection, workload: BackboneWorkload, variant: Backbone
             step()
         synchronize(device)
         pipe.send((time.perf_counter() - start, peak_gib(device)))
+        if is_first and device.type == "cuda":
+            # In the first step cuDNN tries its algorithms, whose workspaces are no part of later steps.
+            torch.cuda.reset_peak_memory_stats(device)
+        is_first = False
 
 
 def build_step(
@@ -196,15 +184,16 @@ def build_step(
         ConfigError: the variant is not possible with this network or device.
     """
     torch.manual_seed(0)
+    train = variant.train
     backbone = build_backbone(workload.backbone, image_size=workload.image_size)
     if not variant.facetrain:
         use_torch_backward(backbone)
-    memory_format = memory_format_for(backbone, device, channels_last=variant.channels_last)
+    memory_format = memory_format_for(backbone, device, channels_last=train.channels_last)
     backbone = backbone.to(device, memory_format=memory_format)  # type: ignore[call-overload]
     network = InPrecision(
-        backbone, variant.precision, device, memory_format=memory_format, compile=variant.compile
+        backbone, train.precision, device, memory_format=memory_format, compile=train.compile
     )
-    choose_trunk(network, "on" if variant.fused else "off", checkpoint_activations=False)
+    choose_trunk(network, train.fused, checkpoint_activations=False)
     optimizer = torch.optim.SGD(
         [parameter for parameter in backbone.parameters() if parameter.requires_grad],
         lr=_LR,

@@ -30,11 +30,13 @@ def open_or_generate(folder: Path | None, *, image_size: int = 112) -> Iterator[
         yield open_dataset(folder)
         return
     with tempfile.TemporaryDirectory() as scratch:
-        _write_noise(Path(scratch), image_size)
+        write_noise(Path(scratch), image_size)
         yield open_dataset(Path(scratch))
 
 
-def _write_noise(folder: Path, image_size: int) -> None:
+def write_noise(folder: Path, image_size: int) -> None:
+    """Write 4,096 generated images of 512 identities."""
+    folder.mkdir(exist_ok=True)
     random = np.random.default_rng(0)
     with RecordWriter(folder / "train.rec") as writer:
         for key in range(_NUM_IMAGES):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,6 +17,7 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.bench.arcface_torch_step import ArcfaceTorchStep
 from facetrain.bench.generated_dataset import open_or_generate
 from facetrain.bench.machine_peak import MachinePeak, measure_peak, synchronize
+from facetrain.bench.workloads import RunWorkload, Turns
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.augment import normalize
@@ -30,7 +31,7 @@ from facetrain.plan.backbone_cost import backbone_cost
 from facetrain.plan.forecast import head_load
 from facetrain.run.build.backbone import describe_model
 from facetrain.run.build.parts import build_augment, build_state, count_workers
-from facetrain.run.build.step_schedule import StepSchedule, schedule_steps
+from facetrain.run.build.step_schedule import local_batch_size, schedule_steps
 from facetrain.telemetry.memory import peak_gib
 from facetrain.training.deterministic import deterministic_algorithms
 from facetrain.training.fused_trunk import choose_trunk
@@ -39,8 +40,6 @@ from facetrain.training.profile import RECORDED_STEPS, Profile, StepProfiler
 from facetrain.training.state import TrainState
 from facetrain.training.step import TrainStep
 
-INPUTS = ("synthetic", "records")
-"""One batch that stays on the device; a dataset, through the loader."""
 BASELINE = "arcface_torch"
 _WARM_UP_STEPS = 3
 _ENDLESS = 1 << 40
@@ -55,10 +54,23 @@ class BenchedRun:
     """A run that takes steps without checkpoints, verification or logging."""
 
     config: Config
-    world: World
-    schedule: StepSchedule
     state: TrainState
     step: TrainStep
+
+    @property
+    def world(self) -> World:
+        """Rank, world size and device of this process."""
+        return self.state.world
+
+    @property
+    def local_batch_size(self) -> int:
+        """Images per rank and micro-batch."""
+        return local_batch_size(self.config, self.world.size)
+
+    @property
+    def global_batch_size(self) -> int:
+        """Images per step of all ranks."""
+        return self.local_batch_size * self.world.size * self.config.optim.accumulate
 
     def take_steps(self, batches: Batches) -> None:
         """Take one step with each batch."""
@@ -108,26 +120,10 @@ class Variant:
         return report
 
 
-def measure_training(
-    config: Config,
-    folder: Path | None,
-    *,
-    identities: int,
-    inputs: Sequence[str],
-    steps: int,
-    rounds: int,
-    baseline: bool = False,
-) -> dict[str, Any] | None:
+def measure_training(config: Config, workload: RunWorkload, turns: Turns) -> dict[str, Any] | None:
     """Train on each kind of input in turn; return the report on the leader, None on other ranks. Collective.
 
-    Args:
-        config: run description; its learning rate is replaced by a very small one.
-        folder: dataset for the input `records`; generated images if None.
-        identities: classes of the head, unless the dataset has more.
-        inputs: names from INPUTS.
-        steps: timed steps of each variant in each round.
-        rounds: repetitions; the report has the medians.
-        baseline: also measure the step of arcface_torch, with the same backbone, batch and precision.
+    The learning rate of the config is replaced by a very small one.
     """
     config = config.model_copy(update={"optim": config.optim.model_copy(update={"lr": _LR})})
     if config.train.deterministic:
@@ -137,22 +133,22 @@ def measure_training(
         deterministic_algorithms(config.train.deterministic),
         tf32_convolutions(config.train.tf32),
         tempfile.TemporaryDirectory() as scratch,
-        open_or_generate(folder, image_size=config.data.image_size) as source,
+        open_or_generate(workload.data, image_size=config.data.image_size) as source,
     ):
-        num_classes = max(identities, source.num_classes)
+        num_classes = max(workload.identities, source.num_classes)
         variants: dict[str, Variant] = {}
-        if baseline:
+        if workload.baseline:
             variants[BASELINE] = build_baseline(config, world, num_classes)
         allocated = _allocated_bytes(world.device)
         run = build_run(config, world, num_classes, Path(scratch), source)
         held = _allocated_bytes(world.device) - allocated
         loader = open_loader(run, source)
         batches = {"synthetic": repeated_batch(run, num_classes), "records": iter(loader)}
-        for name in inputs:
+        for name in workload.inputs:
             variants[name] = _variant_of(run, batches[name], held)
         try:
-            machine = _measure_in_turn(variants, config, world, steps, rounds)
-            profiles = {name: _profile(run, batches[name], Path(scratch)) for name in inputs}
+            machine = _measure_in_turn(variants, config, world, turns)
+            profiles = {name: _profile(run, batches[name], Path(scratch)) for name in workload.inputs}
         finally:
             loader.close()
         return _report(run, num_classes, machine, variants, profiles) if world.is_leader else None
@@ -171,7 +167,7 @@ def build_run(
         state.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
     )
     step = TrainStep(network, build_augment(config), max_skipped_steps=_ENDLESS)
-    return BenchedRun(config, world, schedule, state, step)
+    return BenchedRun(config, state, step)
 
 
 def build_baseline(config: Config, world: World, num_classes: int) -> Variant:
@@ -182,7 +178,7 @@ def build_baseline(config: Config, world: World, num_classes: int) -> Variant:
     """
     torch.manual_seed(0)
     allocated = _allocated_bytes(world.device)
-    batch, side = schedule_steps(config, _ENDLESS, world.size).local_batch_size, config.data.image_size
+    batch, side = local_batch_size(config, world.size), config.data.image_size
     options = describe_model(config)["backbone"]
     backbone = build_backbone(options.pop("name"), **options)
     step = ArcfaceTorchStep(backbone, num_classes, config.train.precision, world.device)
@@ -200,7 +196,7 @@ def build_baseline(config: Config, world: World, num_classes: int) -> Variant:
 
 def repeated_batch(run: BenchedRun, num_classes: int) -> Batches:
     """Yield the same random images and labels again and again."""
-    side, count = run.config.data.image_size, run.schedule.local_batch_size
+    side, count = run.config.data.image_size, run.local_batch_size
     generator = torch.Generator().manual_seed(run.world.rank)
     image = torch.randint(256, (count, side, side, 3), dtype=torch.uint8, generator=generator)
     label = torch.randint(num_classes, (count,), generator=generator)
@@ -212,15 +208,15 @@ def repeated_batch(run: BenchedRun, num_classes: int) -> Batches:
 
 def open_loader(run: BenchedRun, source: FaceDataset) -> Loader:
     """Open the loader of this rank as `facetrain train` does."""
-    config, schedule, world = run.config, run.schedule, run.world
+    config, world = run.config, run.world
     settings = LoaderSettings(
         config.data,
-        local_batch_size=schedule.local_batch_size,
+        local_batch_size=run.local_batch_size,
         accumulate=config.optim.accumulate,
         workers=count_workers(config, world),
     )
     sampler = build_sampler(
-        source, SampleOrder(seed=0, global_batch_size=schedule.global_batch_size, mode=config.data.shuffle)
+        source, SampleOrder(seed=0, global_batch_size=run.global_batch_size, mode=config.data.shuffle)
     )
     return Loader(source, sampler, settings, world)
 
@@ -228,22 +224,20 @@ def open_loader(run: BenchedRun, source: FaceDataset) -> Loader:
 def _variant_of(run: BenchedRun, batches: Batches, held_bytes: int) -> Variant:
     return Variant(
         lambda steps: run.take_steps(islice(batches, steps)),
-        run.schedule.global_batch_size,
+        run.global_batch_size,
         run.world.device,
         held_bytes,
     )
 
 
-def _measure_in_turn(
-    variants: dict[str, Variant], config: Config, world: World, steps: int, rounds: int
-) -> MachinePeak:
+def _measure_in_turn(variants: dict[str, Variant], config: Config, world: World, turns: Turns) -> MachinePeak:
     """Measure every variant in every round; return the machine's best rates of all rounds."""
     machine = MachinePeak(0.0, 0.0)
-    for _ in range(rounds):  # In turn: a busy machine slows all variants down by the same share.
+    for _ in range(turns.rounds):
         now = measure_peak(config.train.precision, world.device)
         machine = MachinePeak(max(machine.flops, now.flops), max(machine.bytes, now.bytes))
         for variant in variants.values():
-            variant.measure(steps)
+            variant.measure(turns.steps)
     return machine
 
 
@@ -252,15 +246,15 @@ def _allocated_bytes(device: torch.device) -> int:
 
 
 def _profile(run: BenchedRun, batches: Batches, scratch: Path) -> Profile:
-    found: list[Profile] = []
+    profiles: list[Profile] = []
     trace = scratch / f"rank_{run.world.rank}.pt.trace.json.gz"
     # One more batch than the profiler records: it stops when the next step begins.
     some = islice(batches, _WARM_UP_STEPS + RECORDED_STEPS + 1)
-    with StepProfiler(trace, run.world.device, found.append, warm_up=_WARM_UP_STEPS) as profiler:
+    with StepProfiler(trace, run.world.device, profiles.append, warm_up=_WARM_UP_STEPS) as profiler:
         for batch in some:
             profiler.begin_step()
             run.take_steps(iter([batch]))
-    return found[0]
+    return profiles[0]
 
 
 def _report(
@@ -270,7 +264,7 @@ def _report(
     variants: dict[str, Variant],
     profiles: dict[str, Profile],
 ) -> dict[str, Any]:
-    config, world, batch = run.config, run.world, run.schedule.local_batch_size
+    config, world, batch = run.config, run.world, run.local_batch_size
     cost = backbone_cost(config, world.size, cuda=world.device.type == "cuda")
     head = head_load(config, num_classes, world.size, batch, cuda=world.device.type == "cuda")
     # Three products of an embedding with each sampled class: the logits and two gradients. A multiply-add is two.

@@ -63,7 +63,7 @@ def test_a_name_that_does_not_exist_is_a_usage_error(arguments, message):
     [
         (("backbone", "--device", "cuda"), "--device cuda: this machine has no GPU; use --device cpu"),
         (("head", "--device", "cuda"), "--device cuda: this machine has no GPU; use --device cpu"),
-        (("backbone", "--variant", "facetrain_graphs"), "--variant facetrain_graphs: needs a GPU"),
+        (("backbone", "--variant", "facetrain_replayed"), "--variant facetrain_replayed: needs a GPU"),
         (("backbone", "--variant", "facetrain_fused"), "--variant facetrain_fused: needs a GPU"),
     ],
 )

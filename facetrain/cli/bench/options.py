@@ -9,17 +9,18 @@ from typing import Annotated, Any
 
 import typer
 
+from facetrain.bench.workloads import Turns
 from facetrain.cli.outputs import echo_line
 from facetrain.errors import UsageError
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
-Data = Annotated[
-    Path | None, typer.Option(help="Dataset to read; by default 4,096 generated images of about 8 kB each.")
+DATA_OPTION = typer.Option(help="Dataset to read; by default 4,096 generated images of about 8 kB each.")
+Data = Annotated[Path | None, DATA_OPTION]
+_ROUNDS = typer.Option(min=1, help="Number of rounds. Variants take turns; the result is the median.")
+Rounds = Annotated[int, _ROUNDS]
+TurnsOptions = Annotated[
+    Turns, {"steps": typer.Option(min=1, help="Timed steps in each round."), "rounds": _ROUNDS}
 ]
-Rounds = Annotated[
-    int, typer.Option(min=1, help="Number of rounds. Variants take turns; the result is the median.")
-]
-Steps = Annotated[int, typer.Option(min=1, help="Timed steps in each round.")]
 Variants = Annotated[
     list[str] | None,
     typer.Option("--variant", metavar="NAME", help="Measure this variant; may be repeated."),

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from facetrain.cli.bench.options import Data, Json, Rounds, Steps, Variants, require_known
-from facetrain.cli.devices import Device, resolve_device
+from facetrain.bench.workloads import INPUTS, BackboneWorkload, RunWorkload
+from facetrain.cli.bench.options import DATA_OPTION, Json, TurnsOptions, Variants, require_known
+from facetrain.cli.devices import DEVICE_OPTION, resolve_device
+from facetrain.cli.option_groups import option_groups
 from facetrain.cli.train import Processes, Set
 from facetrain.cli.unused_options import refuse_launch_options
 from facetrain.cpu_cores import usable_cores
@@ -21,17 +24,20 @@ if TYPE_CHECKING:
 _DEFAULT_CONFIG = {"data": {"train": "generated"}, "model": {"backbone": "r18"}, "train": {"batch_size": 64}}
 
 
+@option_groups
 def backbone(
-    name: Annotated[str, typer.Option("--backbone", help="Network: r18, r50, r100, mbf, …")] = "r18",
+    workload: Annotated[
+        BackboneWorkload,
+        {
+            "backbone": typer.Option(help="Network: r18, r50, r100, mbf, …"),
+            "batch": typer.Option("--batch-size", min=2, help="Images per step."),
+            "image_size": typer.Option(min=16, help="Width and height of an image in pixels."),
+            "threads": typer.Option(min=1, help="Threads on the CPU; by default the number of usable cores."),
+            "device": DEVICE_OPTION,
+        },
+    ],
+    turns: TurnsOptions,
     variants: Variants = None,
-    batch_size: Annotated[int, typer.Option(min=2, help="Images per step.")] = 32,
-    image_size: Annotated[int, typer.Option(min=16, help="Width and height of an image in pixels.")] = 112,
-    steps: Steps = 3,
-    rounds: Rounds = 5,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads on the CPU; by default the number of usable cores.")
-    ] = None,
-    device: Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Measure a backbone's training step with PyTorch's defaults, in bf16, in channels_last, and compiled.
@@ -39,15 +45,15 @@ def backbone(
     Without --variant, all variants are measured but facetrain_fused and facetrain_replayed, which need a GPU.
     """
     from facetrain.backbone.zoo import names
-    from facetrain.bench.backbone import ON_EVERY_DEVICE, VARIANTS, BackboneWorkload, measure_backbone_steps
+    from facetrain.bench.backbone import ON_EVERY_DEVICE, VARIANTS, measure_backbone_steps
 
     require_known("--variant", variants or (), VARIANTS)
     # `iresnet` needs layers and widths, which this command has no options for.
-    require_known("--backbone", [name], [known for known in names() if known != "iresnet"])
-    workload = BackboneWorkload(
-        name, batch_size, image_size, resolve_device(device), threads or usable_cores()
+    require_known("--backbone", [workload.backbone], [known for known in names() if known != "iresnet"])
+    workload = replace(
+        workload, device=resolve_device(workload.device), threads=workload.threads or usable_cores()
     )
-    report = measure_backbone_steps(workload, variants or ON_EVERY_DEVICE, steps=steps, rounds=rounds)
+    report = measure_backbone_steps(workload, variants or ON_EVERY_DEVICE, turns)
     typer.echo(json.dumps(report, indent=1) if as_json else _format_backbone(report))
 
 
@@ -65,28 +71,31 @@ def _format_backbone(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+@option_groups
 def train(
     context: typer.Context,
+    *,
     config: Annotated[
         Path | None,
-        typer.Option(help="Run description, YAML; by default an r18 in bf16 with 64 images per step."),
-    ] = None,
-    set_: Set = None,
-    identities: Annotated[int, typer.Option(min=2, help="Number of class centers of the head.")] = 10_000,
-    data: Data = None,
-    inputs: Annotated[
-        list[str] | None,
         typer.Option(
-            "--input",
-            metavar="synthetic|records",
-            help="synthetic: one batch that stays on the device; records: a dataset. By default both.",
+            help="Config: a YAML file, or the name of a preset; by default an r18 in bf16 with 64 images per step."
         ),
     ] = None,
-    baseline: Annotated[
-        bool, typer.Option("--baseline", help="Also measure the training step of arcface_torch.")
-    ] = False,
-    steps: Steps = 5,
-    rounds: Rounds = 3,
+    set_: Set = None,
+    workload: Annotated[
+        RunWorkload,
+        {
+            "identities": typer.Option(min=2, help="Number of class centers of the head."),
+            "data": DATA_OPTION,
+            "inputs": typer.Option(
+                "--input",
+                metavar="synthetic|records",
+                help="synthetic: one batch that stays on the device; records: a dataset. By default both.",
+            ),
+            "baseline": typer.Option("--baseline", help="Also measure the training step of arcface_torch."),
+        },
+    ],
+    turns: TurnsOptions,
     nproc_per_node: Processes = "auto",
     as_json: Json = False,
 ) -> None:
@@ -95,21 +104,13 @@ def train(
     from facetrain.distributed.process_lifetime import launched_by_torchrun
     from facetrain.distributed.topology import topology
 
-    require_known("--input", inputs or (), ("synthetic", "records"))
+    require_known("--input", workload.inputs, INPUTS)
     described = _load_or_default(config, set_)
 
     def measure() -> int:
-        from facetrain.bench.train import INPUTS, measure_training
+        from facetrain.bench.train import measure_training
 
-        report = measure_training(
-            described,
-            data,
-            identities=identities,
-            inputs=inputs or INPUTS,
-            steps=steps,
-            rounds=rounds,
-            baseline=baseline,
-        )
+        report = measure_training(described, workload, turns)
         if report is not None:
             typer.echo(json.dumps(report, indent=1) if as_json else format_training(report))
         return 0

@@ -140,14 +140,14 @@ def test_a_job_that_fails_is_recorded_with_its_last_lines(tmp_path):
 
 @pytest.mark.slow
 def test_a_rehearsed_backbone_has_expected_and_measured_numbers():
-    options = {"device": "cpu", "name": "r18", "batch": 2, "image_size": 32, "steps": 1, "rounds": 1}
-    options["labels"] = ["plain"]
+    turns = {"steps": 1, "rounds": 1}
+    options = {"device": "cpu", "name": "r18", "batch": 2, "image_size": 32, "turns": turns}
     record = run_in_process(
         Job("j", "backbone", 120, options), 120, checkout=ROOT, packages=[], environment=os.environ
     )
     assert record["status"] == "done", record
     speed, *_ = record["result"]["rows"]
-    assert speed["what"] == "r18, batch 2, plain" and speed["expected"] > 0 and speed["measured"] > 0
+    assert speed["what"] == "r18, batch 2, facetrain" and speed["expected"] > 0 and speed["measured"] > 0
     assert record["result"]["machine"]["device"] == "CPU (rehearsal)"
 
 
@@ -211,4 +211,5 @@ def test_the_script_needs_only_the_standard_library_to_list_its_jobs(tmp_path):
     ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "limit identities"
+    names = done.stdout.splitlines()
+    assert names[0] == "self-test bf16" and names[-1].startswith("tests/gpu/test_")
