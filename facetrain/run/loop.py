@@ -1,4 +1,4 @@
-"""Training loop."""
+"""Training loop: what happens in a run from the first verification to the last checkpoint, on one screen."""
 
 from __future__ import annotations
 

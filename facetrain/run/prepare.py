@@ -128,9 +128,11 @@ def prepare_run(
             if checkpoint is not None:
                 check_meaning(checkpoint, changes, set_keys)
                 check_data(checkpoint, digests, source.num_classes, set_keys)
+    # Each rank builds the whole backbone from the same seed, and its own part of the class centers: nothing is sent.
     with fail_together(world):
         state = build_state(config, world, source.num_classes, schedule, folder, source)
         state.head.check_labels(source.labels)
+    # Apart from the block above: ranks exchange whether they can use the kernels, and all must take part.
     choose_trunk(
         state.network, config.train.fused, checkpoint_activations=config.model.checkpoint_activations
     )

@@ -36,6 +36,7 @@ def train_prepared(run: PreparedRun, *, profile: bool = False) -> int:
     outputs = _open_outputs(run)
     if run.world.is_leader:
         report_start(run, outputs)
+    # The loader first: its processes read the first images while the rest is built and the network is verified.
     loader = build_loader(config, run.world, run.source, schedule, workers=run.workers, start_step=first_step)
     step = TrainStep(run.network, build_augment(config), max_skipped_steps=config.train.max_skipped_steps)
     intervals = Intervals(
@@ -60,6 +61,7 @@ def train_prepared(run: PreparedRun, *, profile: bool = False) -> int:
         try:
             with recording:
                 fit(state, loader, step, callbacks, intervals, resumed=run.resumed)
+            # The last checkpoint is the run's result, or what a resume continues from: it must not fail in silence.
             checkpointing.finish()
             if stopping.signal or (state.step == schedule.total_steps and state.step > first_step):
                 checkpointing.require_saved(state)
@@ -72,7 +74,7 @@ def train_prepared(run: PreparedRun, *, profile: bool = False) -> int:
                 write_divergence(run, error)
             raise only_leader_reports(run.world, error) from error
         finally:
-            loader.close()
+            loader.close()  # ends the reading processes, which would otherwise wait for requests
             outputs.close(end)
     if profiler is not None and not profiler.is_over:
         outputs.print(f"nothing was profiled: that takes {WARM_UP_STEPS + RECORDED_STEPS + 1} steps")

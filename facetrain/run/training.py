@@ -50,6 +50,7 @@ def train(
         default = Path(config.run.dir) / config.run.name
         if _some_rank_resumes(this_rank=False):
             return _resume(config, world, run_dir or default, profile=profile, set_keys=set_keys)
+        # Before the folder is created, which tells whether a failure may remove it again.
         is_new = run_dir is None or not run_dir.exists()
         folder, continues = create_run_folder(
             world, given=run_dir, default=default, may_exist=resume_existing
@@ -125,7 +126,7 @@ def _joined_world(config: Config) -> Iterator[World]:
     timeout_s = config.train.timeout_s
     deterministic = config.train.deterministic
     if deterministic:
-        fix_cublas_workspace()
+        fix_cublas_workspace()  # cuBLAS reads the variable when CUDA starts, which joining does
     joining = join(
         config.train.device,
         timeout_s=timeout_s,
@@ -144,6 +145,7 @@ def _joined_world(config: Config) -> Iterator[World]:
 def _run(run: PreparedRun, *, profile: bool) -> int:
     """Train a prepared run, with its state in the run folder; return the exit code."""
     try:
+        # One file for all ranks: `facetrain runs` reads it, and only the leader writes it.
         if not run.world.is_leader:
             return train_prepared(run, profile=profile)
         start = Start(step=run.state.step, ranks=run.world.size, device=run.world.device.type)
