@@ -104,7 +104,7 @@ def original_name(dataset: FaceDataset, index: int) -> str | None:
 def identity_name(dataset: FaceDataset, label: int) -> str:
     """Return the name of an identity: its folder, or its number if it has no name.
 
-    A label above those of the dataset, which `clean` gives to a part of an identity, has no name.
+    A label above all labels of the dataset, which `clean` gives to a part of an identity, has no name.
     """
     if label < dataset.num_classes and isinstance(dataset, SupportsIdentityName):
         return printable(dataset.identity_name(label))
@@ -139,7 +139,7 @@ class ImageSubset:
     """Selected images of another dataset; their identities are relabeled without gaps in their original order."""
 
     def __init__(self, dataset: FaceDataset, index: np.ndarray, identities: np.ndarray | None = None) -> None:
-        """Select images by their indices, int64 (N,); `identities` are those of the images if None."""
+        """Select images by their indices, int64 (N,); `identities` None: the identities of the images."""
         self._dataset, self._index = dataset, index
         labels = dataset.labels[index]
         self.identities = np.unique(labels) if identities is None else identities

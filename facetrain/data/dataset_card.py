@@ -56,7 +56,7 @@ class DatasetCard:
 
 
 def card_path(dataset: Path) -> Path:
-    """Return the path of a dataset's card; that of FOLDER/train.rec is the card of the folder."""
+    """Return the path of a dataset's card; FOLDER/train.rec has the card of the folder."""
     if dataset.is_dir():
         return dataset / CARD_FILE
     if dataset.name == "train.rec":
@@ -86,7 +86,7 @@ def _read_cards_beside(dataset: Path) -> list[DatasetCard]:
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: {error_reason(error)}") from error
     if isinstance(content, list) and content:
-        return [_card_of(one, path) for one in content]
+        return [_card_of(entry, path) for entry in content]
     return [_card_of(content, path)]
 
 
@@ -139,7 +139,7 @@ def carry_cards(
 ) -> None:
     """Write the cards of the datasets from which another one was written.
 
-    Origin, license and consent are those of the sources. The card of a single source gets the new numbers. Of several
+    Origin, license and consent are copied from the sources. A single source's card gets the new numbers. Of several
     sources, or a source with several cards, each card is listed, with the numbers of its own dataset.
 
     Args:

@@ -56,7 +56,7 @@ class DatasetHead:
 
 
 class MixtureDataset:
-    """Concatenation of datasets: images and identities of each follow those of the previous one."""
+    """Concatenation of datasets: the images and identities of each dataset follow those before."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class MixtureDataset:
     @property
     def skipped(self) -> list[SkippedFile]:
         """Files that the datasets leave out."""
-        return [one for dataset in self.datasets for one in skipped_files(dataset)]
+        return [file for dataset in self.datasets for file in skipped_files(dataset)]
 
     @cached_property
     def _has_names(self) -> list[bool]:
@@ -147,7 +147,7 @@ def open_mixture(
         path: the YAML file.
         open_dataset: opens one dataset.
         drop_small_identities: removes identities with few images; called last, because the numbers in
-            `identities:` and `without:` files are those of the whole dataset.
+            `identities:` and `without:` files are labels of the whole dataset.
 
     Raises:
         DataError: if the file is not as described above, or a dataset cannot be opened.
@@ -251,7 +251,7 @@ def read_identities(path: Path, num_classes: int) -> np.ndarray:
     """Return the identities that a file lists, one number a line: int64 (N,).
 
     Raises:
-        DataError: the file cannot be read, or a number is not that of one of the `num_classes` identities.
+        DataError: the file cannot be read, or a number is not below `num_classes`.
     """
     try:
         with os_errors_as(DataError, path):

@@ -16,7 +16,7 @@ _NOT_PYTHON = (SyntaxError, tokenize.TokenError)
 
 
 def map_npy(path: Path) -> np.ndarray:
-    """Map an array into memory. NumPy compares the size that the header claims with that of the file.
+    """Map an array into memory. NumPy compares the size that the header claims with the file.
 
     Raises:
         OSError: the file cannot be read, or is not a regular file.

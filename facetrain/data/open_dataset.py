@@ -20,7 +20,7 @@ from facetrain.data.mixture import MIXTURE_SUFFIXES, MixtureDataset, open_mixtur
 from facetrain.errors import DataError
 from facetrain.files import listed, os_errors_as, printable
 
-DATASET_SUFFIXES = frozenset(MIXTURE_SUFFIXES).union(*(one.suffixes for one in FORMATS))
+DATASET_SUFFIXES = frozenset(MIXTURE_SUFFIXES).union(*(format.suffixes for format in FORMATS))
 """Suffixes of files that are a dataset each."""
 
 
@@ -89,34 +89,34 @@ def _format_of(path: Path) -> Format:
     """
     if path.is_file():
         name = path.name.lower()
-        for one in FORMATS:
-            if name.endswith(one.suffixes) and one.accepts(path):
-                return one
+        for format in FORMATS:
+            if name.endswith(format.suffixes) and format.accepts(path):
+                return format
     if not path.is_dir():
         problem = "not a dataset" if path.exists() else "no such folder or file"
-        parts = [part for one in FORMATS for part in one.parts]
+        parts = [part for format in FORMATS for part in format.parts]
         raise DataError(
             f"{printable(str(path))}: {problem}; a dataset is a folder with {', '.join(parts)} or one subfolder per "
             f"identity, or a file {' '.join(sorted(DATASET_SUFFIXES))}"
         )
-    found = _format_of_folder(path)
-    if found is None:
+    recognized = _format_of_folder(path)
+    if recognized is None:
         return FORMATS[-1]
-    one, part = found
-    if not one.beside_images:
+    format, part = recognized
+    if not format.beside_images:
         _require_no_photos(path, part)
-    return one
+    return format
 
 
 def _format_of_folder(folder: Path) -> tuple[Format, str] | None:
     """Return the format that a folder has a part of, and the name of the part; None if it has none."""
     with os_errors_as(DataError, folder):
         names = os.listdir(folder)  # once: a folder of identities has up to a million of them
-    for one in FORMATS:
-        is_part = re.compile("|".join(map(fnmatch.translate, one.parts)), re.IGNORECASE).match
-        for name in filter(is_part, names) if one.parts else ():
+    for format in FORMATS:
+        is_part = re.compile("|".join(map(fnmatch.translate, format.parts)), re.IGNORECASE).match
+        for name in filter(is_part, names) if format.parts else ():
             if not name.startswith("."):
-                return one, name
+                return format, name
     return None
 
 
@@ -166,7 +166,7 @@ def require_landmarks(dataset: FaceDataset, path: Path, backbone: str) -> None:
 def check_counts(
     dataset: FaceDataset, folder: Path, *, num_classes: int | None, num_images: int | None
 ) -> None:
-    """Compare the counts of a dataset with those of the config; None skips a check.
+    """Compare the counts of a dataset with the config; None skips a check.
 
     Raises:
         DataError: if they differ.

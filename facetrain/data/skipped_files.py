@@ -40,18 +40,18 @@ def skipped_table(skipped: Iterable[SkippedFile]) -> str:
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(["file", "kind", "reason"])
-    writer.writerows((one.name, one.kind, one.reason) for one in skipped)
+    writer.writerows((file.name, file.kind, file.reason) for file in skipped)
     return table.getvalue()
 
 
 def skipped_summary(skipped: Iterable[SkippedFile]) -> list[str]:
     """Return one line per kind: the number of files, and the names of the first ones."""
     listed = list(skipped)
-    counts = Counter(one.kind for one in listed)
+    counts = Counter(file.kind for file in listed)
     lines = []
     for kind, description in SKIP_KINDS.items():
         if counts[kind]:
-            names = [one.name for one in listed if one.kind == kind][:_EXAMPLES]
+            names = [file.name for file in listed if file.kind == kind][:_EXAMPLES]
             more = ", …" if counts[kind] > len(names) else ""
             lines.append(f"{description}: {counts[kind]:,} ({', '.join(names)}{more})")
     return lines

@@ -122,14 +122,14 @@ def pick_column(names: list[str], wanted: tuple[str, ...], what: str, path: Path
 def require_labels(kind: Any, name: str, path: Path) -> None:
     """Check that values of a type of pyarrow can be labels, before they are converted.
 
-    Dates and durations have a wider range than those of Python, and pyarrow ends the process on some types.
+    Dates and durations have a wider range than in Python, and pyarrow ends the process on some types.
 
     Raises:
         DataError: they are neither numbers nor texts; the message names the column and begins with `path`.
     """
     types = import_pyarrow(path).types
     values = kind.value_type if types.is_dictionary(kind) else kind
-    if not any(getattr(types, f"is_{one}")(values) for one in _LABEL_KINDS):
+    if not any(getattr(types, f"is_{kind_name}")(values) for kind_name in _LABEL_KINDS):
         raise DataError(
             f"{path}: column {printable(name)} has values of type {printable(str(values))[:100]}; expected whole "
             "numbers or texts"

@@ -96,7 +96,7 @@ class CatalogDataset:
         self.path, self.files, self.columns = path, files, columns
         self.landmark_file: Path | None = None
         if not self.num_images:
-            example = "".join(f"; {one.name} is left out: {one.reason}" for one in self.skipped[:1])
+            example = "".join(f"; {file.name} is left out: {file.reason}" for file in self.skipped[:1])
             raise DataError(f"{path}: the dataset contains no images{example}")
         self.num_classes = int(self.labels.max()) + 1
 
@@ -122,7 +122,7 @@ class CatalogDataset:
     @property
     def skipped(self) -> list[SkippedFile]:
         """Files and members that are not images of an identity, and the reasons."""
-        return [SkippedFile(*one) for one in self.columns.value("skipped", [])]
+        return [SkippedFile(*entry) for entry in self.columns.value("skipped", [])]
 
     @property
     def landmarks(self) -> np.ndarray | None:

@@ -153,12 +153,10 @@ class _ImageSetUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Callable[..., Any]:
         """Return our constructor for a name in the file, never the real function."""
-        found = self._constructors.get((module, name))
-        if found is None:
-            raise ValueError(
-                f"it refers to {module}.{name}, which a list of images does not need; do not trust it"
-            )
-        return found
+        constructor = self._constructors.get((module, name))
+        if constructor is None:
+            raise ValueError(f"unexpected object {module}.{name}; the file may be malicious")
+        return constructor
 
     def copy_bytes(self, value: Any) -> bytes:
         """Return bytes, a bytearray or a latin-1 string as bytes; the copies may not exceed the size of the file."""

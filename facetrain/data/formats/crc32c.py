@@ -1,7 +1,7 @@
 """CRC-32C (Castagnoli) of records: `google-crc32c` if it is installed, otherwise with NumPy.
 
-A CRC is linear over XOR: that of a message is the XOR of those of its bytes, each followed by zeros. So a table with
-one row per position in a block gives the CRCs of all blocks of a message at once, and a second table combines them.
+A CRC is linear over XOR: the CRC of a message is the XOR of the CRCs of its bytes, each followed by zeros. So a table
+with one row per position in a block gives the CRCs of all blocks of a message at once; a second table combines them.
 """
 
 from __future__ import annotations

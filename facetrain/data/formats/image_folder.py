@@ -21,7 +21,7 @@ _PROBED_FOLDERS, _PROBED_FILES = 1000, 16
 
 
 class FileDataset(CatalogDataset):
-    """Images in files of their own, whose paths are the names of the catalog."""
+    """Images with a file each, whose paths are the names of the catalog."""
 
     def __init__(self, path: Path, files: Sequence[Path], columns: Columns, root: Path) -> None:
         """Take a catalog and the folder that the paths are relative to."""
@@ -109,7 +109,7 @@ def _image_files(folder: Path, identity: str, skip: Callable[[str, str, str], No
             name = f"{identity}/{entry.name}"
             suffix = os.path.splitext(entry.name)[1].lower()
             if entry.name.startswith("."):
-                # macOS writes a file ._NAME.jpg of its own beside each image on a foreign disk.
+                # macOS writes a hidden file ._NAME.jpg beside each image on a foreign disk.
                 skip(name, "hidden", "the name begins with a dot")
             elif entry.is_dir():
                 skip(name, "nested", f"a folder inside the folder of an identity; {_count(entry)}")

@@ -114,7 +114,7 @@ def open_parquet(folder: Path) -> CatalogDataset:
     """
     files, skipped = train_files(files_in(folder, (".parquet",)))
     require_all_shards(files)
-    entries = [(one.name, one.kind, one.reason) for one in skipped]
+    entries = [(file.name, file.kind, file.reason) for file in skipped]
     columns = cached_columns(catalog_path(folder), files, partial(_build_catalog, files, folder, entries))
     return ParquetDataset(folder, files, columns)
 
@@ -138,10 +138,10 @@ class _RowGroup:
     def image(self, row: int) -> bytes | None:
         """Return the bytes of a row; None if it has none."""
         part = bisect_right(self._ends, row)
-        found = self._images[part]
-        if found is None:
+        images = self._images[part]
+        if images is None:
             return None
-        places, data = found
+        places, data = images
         start, size = places[row - self._ends[part]].tolist()  # from the end: negative
         return None if size < 0 else bytes(memoryview(data)[start : start + size]) if size else b""
 
@@ -168,7 +168,7 @@ class _GroupCache:
         with self._lock:
             self._groups.pop(group, None)
             self._groups[group] = rows  # the newest is the last
-            while len(self._groups) > 1 and sum(one.nbytes for one in self._groups.values()) > _CACHE_BYTES:
+            while len(self._groups) > 1 and sum(rows.nbytes for rows in self._groups.values()) > _CACHE_BYTES:
                 del self._groups[next(iter(self._groups))]
         return rows
 
@@ -178,12 +178,12 @@ def _build_catalog(files: Sequence[Path], folder: Path, skipped: list[tuple[str,
     image = label = ""
     for number, path in enumerate(files):
         file = _open(path)
-        found = file.schema_arrow.names
+        columns = file.schema_arrow.names
         if not number:
-            image = pick_column(found, IMAGE_COLUMNS, "image", path)
-            label = pick_column(found, LABEL_COLUMNS, "identity", path)
+            image = pick_column(columns, IMAGE_COLUMNS, "image", path)
+            label = pick_column(columns, LABEL_COLUMNS, "identity", path)
             names = class_names(file.schema_arrow, label)
-        if missing := {image, label}.difference(found):
+        if missing := {image, label}.difference(columns):
             raise DataError(
                 f"{path}: has no column {', '.join(missing)}, unlike {files[0]}; rename its columns"
             )

@@ -49,7 +49,7 @@ class RecordDataset(CatalogDataset):
         """
         offsets = self.columns.arrays["offset"]
         offset, expected = offsets.item(index), self.labels.item(index)
-        # In most files, the record of image i + 1 follows that of image i: read exactly up to it.
+        # In most files, the record of image i + 1 follows the record of image i: read exactly up to it.
         size = offsets.item(index + 1) - offset if index + 1 < len(offsets) else 0
         label, image = self._reader.image_at(offset, size) or self._read_any_record(index)
         if label != expected:

@@ -1,4 +1,4 @@
-"""Files of Hugging Face's datasets: those of the split to train on, and those that a folder consists of."""
+"""Files of Hugging Face's datasets: the split to train on, and the Arrow files of a folder."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def train_files(paths: list[Path]) -> tuple[list[Path], list[SkippedFile]]:
     A file without the name of a split, such as part1-00000-of-00001.parquet, belongs to the dataset.
 
     Raises:
-        DataError: their names are those of several splits, and none is called train.
+        DataError: they belong to several splits, and none is called train.
     """
     split_of = {path: match[1] for path in paths if (match := _SHARD.fullmatch(path.name))}
     splits = sorted(set(split_of.values()))
@@ -45,8 +45,8 @@ def train_files(paths: list[Path]) -> tuple[list[Path], list[SkippedFile]]:
         return paths, []
     if _SPLIT not in splits:
         raise DataError(
-            f"{paths[0].parent}: has files of the splits {listed(splits)}, and none of {_SPLIT!r}; move those of one "
-            "split into a folder of their own"
+            f"{paths[0].parent}: has files of the splits {listed(splits)}, and none of {_SPLIT!r}; move the "
+            "files of one split into another folder"
         )
     reason = f"not a file of the split {_SPLIT!r}"
     others = [

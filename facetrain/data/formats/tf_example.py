@@ -63,7 +63,7 @@ class _Message:
         self._read, self._size, self._fields = read, size, 0
 
     def fields(self, start: int, end: int, *, wanted: int | None = None) -> Iterator[_Field]:
-        """Yield the fields of a part of the message, or only those of one number."""
+        """Yield the fields of a part of the message, or only the fields with one number."""
         while start < end:
             self._fields += 1
             if self._fields > _MAX_FIELDS:

@@ -183,7 +183,7 @@ def _shard_number(path: Path) -> int:
 
 
 def _record(file: PositionalFile, shard: int, offset: int, identity: int | str | None) -> Record:
-    """Return the record at a byte offset; `identity` is that of the message if None."""
+    """Return the record at a byte offset; `identity` None: the message has the identity."""
     place = f"{file.path}: record at byte {offset:,}"
     header = file.bytes_at(offset, _HEADER_BYTES)
     if len(header) < _HEADER_BYTES or masked_crc32c(header[:8]) != _HEADER.unpack(header)[1]:

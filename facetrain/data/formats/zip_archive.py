@@ -43,7 +43,7 @@ _SPARE_HEADER_BYTES = 512
 
 
 class ZipDataset(CatalogDataset):
-    """Images of a zip archive; `offset` is that of the local header before an image, `size` its bytes in the archive.
+    """Images of a zip archive; `offset` is the local header before an image, `size` its bytes in the archive.
 
     A deflated image is decompressed whole, unlike a member of a compressed tar: most programs deflate, and
     ten lines read it. Further columns: `full_size` after decompression, `method`, `crc`; `prefix`, the length of the

@@ -112,7 +112,7 @@ class Augment:
 
     The random draws of an image depend on (seed, epoch, dataset index) only, never on its batch or rank. They
     are computed on the host, so that the host never waits for the device. Flip, low resolution, blur and gray are
-    those of arcface_torch's DALI reader.
+    as in arcface_torch's DALI reader.
 
     Args:
         seed: seed of the draws.
@@ -162,7 +162,7 @@ class Augment:
     def move_landmarks(self, landmarks_B52: Tensor, sample_B: Tensor, epoch: int) -> Tensor:
         """Return the landmarks (B, 5, 2) of augmented images, as fractions of their sides, on the host.
 
-        The arguments are those of the images, and the landmarks before augmentation. A flip and a crop move them.
+        The arguments are as for the images, and the landmarks before augmentation. A flip and a crop move them.
         """
         flip_B = self.flips(sample_B, epoch)
         if flip_B is not None:

@@ -27,7 +27,7 @@ class EncodedColor(NamedTuple):
 
 
 def encoded_color(data: bytes) -> EncodedColor:
-    """Return the color storage of an encoded image; that of RGB with 8 bits for data without a readable header."""
+    """Return the color storage of an encoded image; RGB with 8 bits for data without a readable header."""
     header = read_header(data)
     if header is None:
         return EncodedColor()

@@ -69,10 +69,10 @@ class ImageHeader(NamedTuple):
 def read_header(data: bytes) -> ImageHeader | None:
     """Return the header of an encoded image; None for other data, and for a header that is cut off."""
     try:
-        found = _format_and_size(data)
+        format_and_size = _format_and_size(data)
     except (struct.error, IndexError):
         return None
-    return None if found is None else ImageHeader(*found)
+    return None if format_and_size is None else ImageHeader(*format_and_size)
 
 
 def encoded_image_size(data: bytes) -> tuple[int, int] | None:
@@ -145,8 +145,8 @@ def _format_and_size(data: bytes) -> tuple[str, int, int] | None:
     if data[4:12] in (b"ftypavif", b"ftypavis"):
         return _largest_box_size("AVIF", data, b"ispe", skip=4)
     if data[:12] == b"\x00\x00\x00\x0cjP  \r\n\x87\n":
-        found = _largest_box_size("JPEG 2000", data, b"ihdr", skip=0)
-        return found and (found[0], found[2], found[1])  # the box has the height first
+        box = _largest_box_size("JPEG 2000", data, b"ihdr", skip=0)
+        return box and (box[0], box[2], box[1])  # the box has the height first
     if data[:4] in (b"II*\x00", b"MM\x00*"):
         tags = tiff_tags(data)
         known = _TIFF_WIDTH in tags and _TIFF_HEIGHT in tags

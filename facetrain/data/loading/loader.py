@@ -148,7 +148,7 @@ class Loader:
                 self._add_skipped(self._pool.wait(slot))
                 self._prefetcher.wait_for_transfers()
                 image = self._slot_to_device(slot)
-                # Of the images in the slot: a replacement has the label of its own identity.
+                # Labels of the images in the slot: a replacement may show another identity than the bad image.
                 read = self._slots.index[slot].copy()  # the slot is filled again while the batch is in use
                 label = self._dataset.labels[read].astype(np.int64)
                 label_on_device = self._prefetcher.to_device(label)

@@ -6,6 +6,7 @@ of them, so threads would wait for Python's global lock half of the time.
 
 from __future__ import annotations
 
+import contextlib
 import selectors
 from collections import deque
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from facetrain.data.dataset import FaceDataset
 from facetrain.data.loading.batch_slots import BatchSlots
 from facetrain.data.loading.reader import ImageReader, ReadRequest, ReadResult, run_reader
 from facetrain.distributed.spawn import HelperContext, HelperProcess
-from facetrain.errors import RunError
+from facetrain.errors import DataError, RunError
 
 REQUEST_ROWS = 64
 """Images per request: few enough to spread a batch over many processes, enough to keep messages rare."""
@@ -45,6 +46,7 @@ class ReaderPool:
         skip_bad: bool,
         keep_jpeg: bool = False,
     ) -> None:
+        self._dataset = dataset
         self._reader = ImageReader(dataset, slots, skip_bad=skip_bad, keep_jpeg=keep_jpeg)
         self._num_open: dict[int, int] = {}
         self._results: dict[int, list[ReadResult]] = {}
@@ -65,7 +67,8 @@ class ReaderPool:
             remote.close()
             self._workers.append((process, connection))
             self._selector.register(connection, selectors.EVENT_READ, number)
-        self._num_queued = [0] * workers
+        # Of each process, in the order in which it answers them.
+        self._queued: list[deque[ReadRequest]] = [deque() for _ in range(workers)]
         self._waiting: deque[ReadRequest] = deque()
         # Runs before multiprocessing's exit handler, which would wait forever: readers ignore its SIGTERM.
         self.close = Finalize(self, _stop_workers, args=(self._workers, self._selector), exitpriority=10)
@@ -112,26 +115,26 @@ class ReaderPool:
     def _send_waiting(self) -> None:
         """Send each waiting request to the process with the fewest, until all processes have enough."""
         while self._waiting:
-            idlest = self._num_queued.index(min(self._num_queued))
-            if self._num_queued[idlest] == _MOST_QUEUED:
+            idlest = min(range(len(self._queued)), key=lambda number: len(self._queued[number]))
+            if len(self._queued[idlest]) == _MOST_QUEUED:
                 return
-            self._num_queued[idlest] += 1
+            self._queued[idlest].append(self._waiting.popleft())
             try:
-                self._workers[idlest][1].send(self._waiting.popleft())
+                self._workers[idlest][1].send(self._queued[idlest][-1])
             except ConnectionError:
                 self._raise_worker_exited(idlest)
 
     def _receive(self, timeout_s: float | None) -> bool:
         """Receive one result of each process that has one; return whether there was one before the time was over."""
-        found = self._selector.select(timeout_s)
-        for ready, _ in found:
+        events = self._selector.select(timeout_s)
+        for ready, _ in events:
             worker = ready.data
             try:
                 self._add_result(self._workers[worker][1].recv())
             except (EOFError, ConnectionError):
                 self._raise_worker_exited(worker)
-            self._num_queued[worker] -= 1
-        return bool(found)
+            self._queued[worker].popleft()
+        return bool(events)
 
     def _add_result(self, result: ReadResult) -> None:
         self._results[result.request.slot].append(result)
@@ -140,9 +143,14 @@ class ReaderPool:
     def _raise_worker_exited(self, worker: int) -> NoReturn:
         process = self._workers[worker][0]
         process.join(1)
+        place = ""
+        if self._queued[worker]:
+            with contextlib.suppress(DataError):
+                place = f" at or after {self._dataset.location(self._queued[worker][0].indices[0])}"
         raise RunError(
-            f"reading process {process.pid} ended unexpectedly (exit code {process.exitcode}); -9 usually "
-            "means that the machine ran out of memory: add memory, or lower data.workers"
+            f"reading process {process.pid} ended unexpectedly (exit code {process.exitcode}){place}; -9 usually "
+            "means that the machine ran out of memory: add memory, or lower data.workers; with another code, a "
+            "library crashed on an image there"
         )
 
 

@@ -113,7 +113,7 @@ class GlobalSampler:
         """Yield (first index, count) of the ranges to read in advance.
 
         When a step enters a window, these are the blocks of the next window; at the first step after a start
-        or resume, also those of the current window. Yields nothing in `full` mode, which reads single images.
+        or resume, also the blocks of the current window. Yields nothing in `full` mode, which reads single images.
         """
         if self._mode == "full":
             return
