@@ -65,7 +65,7 @@ def inspect(
     if sheet is not None:
         _write_sheet(dataset, sheet, label, augment)
     if as_json:
-        facts = vars(statistics) | {"skipped": [vars(one) for one in statistics.skipped]}
+        facts = vars(statistics) | {"skipped": [vars(file) for file in statistics.skipped]}
         typer.echo(json.dumps(facts | ({} if locations is None else {"images": locations})))
     elif locations is not None:
         echo_line(f"{dataset}: identity {identity} has {len(locations):,} images")
@@ -92,19 +92,21 @@ def _inspect_pair_set(
     from facetrain.data.tools.contact_sheet import write_pair_sheet
     from facetrain.data.tools.inspect import inspect_pair_set
 
-    found = inspect_pair_set(path)
+    statistics = inspect_pair_set(path)
     if sheet is not None:
         images, _ = read_bin(path)
-        step = max(found.pairs // _SHEET_PAIRS, 1)  # the pairs of a fold are sorted: the same person first
-        pairs = [(2 * number, 2 * number + 1) for number in range(0, found.pairs, step)][:_SHEET_PAIRS]
+        step = max(
+            statistics.pairs // _SHEET_PAIRS, 1
+        )  # the pairs of a fold are sorted: the same person first
+        pairs = [(2 * number, 2 * number + 1) for number in range(0, statistics.pairs, step)][:_SHEET_PAIRS]
         write_pair_sheet(pairs, images.__getitem__, images.__getitem__, sheet)
     if as_json:
-        typer.echo(json.dumps(vars(found)))
+        typer.echo(json.dumps(vars(statistics)))
         return
-    echo_line(f"{path}: {found.pairs:,} pairs, {found.same:,} of one person")
-    for what, counts in (("sizes", found.sizes), ("formats", found.formats)):
+    echo_line(f"{path}: {statistics.pairs:,} pairs, {statistics.same:,} of one person")
+    for what, counts in (("sizes", statistics.sizes), ("formats", statistics.formats)):
         listed = ", ".join(f"{name} ({count:,})" for name, count in counts.items())
-        echo_line(f"  {what} of {found.images:,} images: {listed}")
+        echo_line(f"  {what} of {statistics.images:,} images: {listed}")
     _report_sheet(sheet, as_json)
 
 
@@ -127,21 +129,23 @@ def _write_sheet(dataset: Path, sheet: Path, identity: int | None, augment: Path
         write_identities_sheet(dataset, sheet)
 
 
-def _print_statistics(found: DatasetStatistics) -> None:
-    echo_line(f"{found.folder}: {found.images:,} images of {found.identities:,} identities")
-    if found.identities_without_images:
-        echo_line(f"  {found.identities_without_images:,} identities have no image")
-    echo_line(f"  images per identity: {found.fewest:,} to {found.most:,}, median {found.median:g}")
-    for name, count in found.histogram.items():
+def _print_statistics(statistics: DatasetStatistics) -> None:
+    echo_line(f"{statistics.folder}: {statistics.images:,} images of {statistics.identities:,} identities")
+    if statistics.identities_without_images:
+        echo_line(f"  {statistics.identities_without_images:,} identities have no image")
+    echo_line(
+        f"  images per identity: {statistics.fewest:,} to {statistics.most:,}, median {statistics.median:g}"
+    )
+    for name, count in statistics.histogram.items():
         echo_line(f"    {name:>9}  {count:,} identities")
-    for what, counts in (("sizes", found.sizes), ("formats", found.formats)):
+    for what, counts in (("sizes", statistics.sizes), ("formats", statistics.formats)):
         listed = ", ".join(f"{name} ({count:,})" for name, count in counts.items())
-        echo_line(f"  {what} of {found.sample:,} images: {listed}")
-    if found.skipped:
+        echo_line(f"  {what} of {statistics.sample:,} images: {listed}")
+    if statistics.skipped:
         from facetrain.data.skipped_files import skipped_summary
 
-        echo_line(f"  {len(found.skipped):,} files are not images of the dataset (--json lists them):")
-        for line in skipped_summary(found.skipped):
+        echo_line(f"  {len(statistics.skipped):,} files are not images of the dataset (--json lists them):")
+        for line in skipped_summary(statistics.skipped):
             echo_line(f"    {line}")
 
 

@@ -63,7 +63,7 @@ def overlap(
     titles = [
         f"{number}. {identity_title(source, one.identity)}, {train.name[one.image]} | {tested.name[one.test_image]}, "
         f"cosine {one.similarity:.3f}"
-        for number, one in enumerate(report.found, 1)
+        for number, one in enumerate(report.overlapping, 1)
     ]
     if sheet is not None:
         _write_sheet(report, dataset, test, sheet, titles)
@@ -76,14 +76,14 @@ def overlap(
 def _write_list(report: OverlapReport, dataset: Path, output: Path) -> None:
     if report.separation.useless:
         raise UsageError(f"{dataset}: {report.separation.sentence()}; nothing is written to {output}")
-    write_text(output, "".join(f"{one.identity}\n" for one in report.found))
+    write_text(output, "".join(f"{one.identity}\n" for one in report.overlapping))
 
 
 def _write_sheet(report: OverlapReport, dataset: Path, test: Path, sheet: Path, titles: list[str]) -> None:
     from facetrain.data.tools.contact_sheet import write_pair_sheet
     from facetrain.embeddings.embed_images import read_input
 
-    pairs = [(one.image, one.test_image) for one in report.found]
+    pairs = [(one.image, one.test_image) for one in report.overlapping]
     left, right = read_input(dataset)[0], read_input(test)[0]
     write_pair_sheet(pairs, left.__getitem__, right.__getitem__, sheet, labels=titles)
 
@@ -97,7 +97,7 @@ def _facts(report: OverlapReport, source: FaceDataset) -> dict[str, object]:
         "expected_false": report.threshold.expected_false,
         "threshold": threshold if math.isfinite(threshold) else None,
         "overlapping": [
-            vars(one) | {"identity_name": identity_name(source, one.identity)} for one in report.found
+            vars(one) | {"identity_name": identity_name(source, one.identity)} for one in report.overlapping
         ],
     }
 
@@ -106,8 +106,10 @@ def _echo_report(report: OverlapReport, dataset: Path, test: Path, titles: list[
     from facetrain.data.tools.fault_calibration import MIN_SCORES
 
     expected = f"{report.threshold.expected_false:.1f}"
-    false = f", about {expected} by mistake, more if the model confuses some people" if report.found else ""
-    echo_line(f"{len(report.found):,} identities of {dataset} are also in {test}{false}")
+    false = (
+        f", about {expected} by mistake, more if the model confuses some people" if report.overlapping else ""
+    )
+    echo_line(f"{len(report.overlapping):,} identities of {dataset} are also in {test}{false}")
     echo_line(f"  {report.separation.sentence()}")
     if report.threshold.too_few and not report.separation.useless:
         echo_line(

@@ -6,8 +6,10 @@ grows downward.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -22,112 +24,92 @@ _HAIR = np.array(
 _IRIS = np.array([[62, 38, 22], [104, 72, 36], [82, 104, 66], [78, 114, 142]], float)
 
 
+def _drawn(draw: Callable[[np.random.Generator], Any]) -> Any:
+    """Declare a field that is drawn by a function of a generator."""
+    return field(metadata={"draw": draw})
+
+
+def _normal(mean: float, spread: float) -> Any:
+    # Clipped: a face with several extreme values at once would not look like a face.
+    return _drawn(lambda rng: float(mean + 1.7 * spread * np.clip(rng.normal(), -1.8, 1.8)))
+
+
+def _optional(probability: float, low: float, high: float) -> Any:
+    def draw(rng: np.random.Generator) -> float:
+        value = rng.uniform(low, high)
+        return float(value) if rng.random() < probability else 0.0
+
+    return _drawn(draw)
+
+
+def _sample_moles(rng: np.random.Generator) -> tuple[tuple[float, float, float], ...]:
+    return tuple(
+        (float(rng.uniform(-28, 28)), float(rng.uniform(-14, 34)), float(rng.uniform(0.9, 1.8)))
+        for _ in range(rng.poisson(0.8))
+    )
+
+
 @dataclass(frozen=True)
 class Identity:
-    """Shape and color parameters of one face."""
+    """Shape and color parameters of one face, and the distributions that they are drawn from.
+
+    The order of the fields is the order of the draws and defines the faces: a field in between changes all of them.
+    """
 
     skin: Color
     hair: Color
     iris: Color
     lips: Color
-    cheek_width: float
-    jaw_width: float
-    jaw_height: float
-    chin_width: float
-    forehead_width: float
-    eye_distance: float
-    eye_height: float
-    eye_width: float
-    eye_opening: float
-    eye_tilt: float
-    lid: float
-    brow_height: float
-    brow_width: float
-    brow_thickness: float
-    brow_arch: float
-    brow_tilt: float
-    nose_length: float
-    nose_width: float
-    bridge_width: float
-    nose_round: float
-    mouth_height: float
-    mouth_width: float
-    upper_lip: float
-    lower_lip: float
-    cupid_bow: float
-    hairline: float
-    hair_volume: float
-    hair_length: float
-    parting: float
-    fringe: float
-    ear_size: float
-    moustache: float
-    beard: float
-    folds: float
-    freckles: float
-    moles: tuple[tuple[float, float, float], ...]
+    cheek_width: float = _normal(38.5, 2.4)
+    jaw_width: float = _normal(29.5, 3.4)
+    jaw_height: float = _normal(25, 2.6)
+    chin_width: float = _normal(12.5, 3.0)
+    forehead_width: float = _normal(34.5, 2.4)
+    eye_distance: float = _normal(17.6, 1.5)
+    eye_height: float = _normal(-20, 1.6)
+    eye_width: float = _normal(7.6, 0.9)
+    eye_opening: float = _normal(3.5, 0.7)
+    eye_tilt: float = _normal(0.04, 0.09)
+    lid: float = _normal(1.6, 0.8)
+    brow_height: float = _normal(-31, 2.0)
+    brow_width: float = _normal(10.5, 1.4)
+    brow_thickness: float = _normal(2.6, 0.9)
+    brow_arch: float = _normal(2.4, 1.4)
+    brow_tilt: float = _normal(0.0, 0.1)
+    nose_length: float = _normal(5.0, 2.0)
+    nose_width: float = _normal(8.4, 1.5)
+    bridge_width: float = _normal(3.4, 0.9)
+    nose_round: float = _normal(1.0, 0.3)
+    mouth_height: float = _normal(20.5, 1.8)
+    mouth_width: float = _normal(14.0, 1.9)
+    upper_lip: float = _normal(3.0, 0.9)
+    lower_lip: float = _normal(4.0, 1.1)
+    cupid_bow: float = _normal(1.0, 0.5)
+    hairline: float = _normal(-51, 4.5)
+    hair_volume: float = _normal(7, 3.0)
+    hair_length: float = _normal(10, 24)
+    parting: float = _normal(0, 13)
+    fringe: float = _optional(0.35, 3, 15)
+    ear_size: float = _normal(8, 1.5)
+    moustache: float = _optional(0.18, 0.4, 0.9)
+    beard: float = _optional(0.2, 0.25, 0.75)
+    folds: float = _optional(0.4, 0.15, 0.5)
+    freckles: float = _optional(0.2, 0.3, 1.0)
+    moles: tuple[tuple[float, float, float], ...] = _drawn(_sample_moles)
     """Position (x, y) and radius of each mole."""
 
 
 @lru_cache(maxsize=1024)
 def sample_identity(seed: int, number: int) -> Identity:
     """Sample identity `number`: a pure function of the seed and the number."""
-    # The order of the draws from `rng` defines the faces: a draw that is added in between changes all of them.
     rng = np.random.default_rng([seed, number, 1])
-
-    def normal(mean: float, spread: float) -> float:
-        # Clipped: a face with several extreme values at once would not look like a face.
-        return float(mean + 1.7 * spread * np.clip(rng.normal(), -1.8, 1.8))
-
-    def optional(probability: float, low: float, high: float) -> float:
-        value = rng.uniform(low, high)
-        return float(value) if rng.random() < probability else 0.0
-
     skin = _interpolate(_SKIN, rng)
     return Identity(
         skin=_color(skin),
         hair=_color(_interpolate(_HAIR, rng)),
         iris=_color(_interpolate(_IRIS, rng)),
         lips=_color(skin * np.array([0.92, 0.66, 0.68]) + rng.normal(0, 7, 3)),
-        cheek_width=normal(38.5, 2.4),
-        jaw_width=normal(29.5, 3.4),
-        jaw_height=normal(25, 2.6),
-        chin_width=normal(12.5, 3.0),
-        forehead_width=normal(34.5, 2.4),
-        eye_distance=normal(17.6, 1.5),
-        eye_height=normal(-20, 1.6),
-        eye_width=normal(7.6, 0.9),
-        eye_opening=normal(3.5, 0.7),
-        eye_tilt=normal(0.04, 0.09),
-        lid=normal(1.6, 0.8),
-        brow_height=normal(-31, 2.0),
-        brow_width=normal(10.5, 1.4),
-        brow_thickness=normal(2.6, 0.9),
-        brow_arch=normal(2.4, 1.4),
-        brow_tilt=normal(0.0, 0.1),
-        nose_length=normal(5.0, 2.0),
-        nose_width=normal(8.4, 1.5),
-        bridge_width=normal(3.4, 0.9),
-        nose_round=normal(1.0, 0.3),
-        mouth_height=normal(20.5, 1.8),
-        mouth_width=normal(14.0, 1.9),
-        upper_lip=normal(3.0, 0.9),
-        lower_lip=normal(4.0, 1.1),
-        cupid_bow=normal(1.0, 0.5),
-        hairline=normal(-51, 4.5),
-        hair_volume=normal(7, 3.0),
-        hair_length=normal(10, 24),
-        parting=normal(0, 13),
-        fringe=optional(0.35, 3, 15),
-        ear_size=normal(8, 1.5),
-        moustache=optional(0.18, 0.4, 0.9),
-        beard=optional(0.2, 0.25, 0.75),
-        folds=optional(0.4, 0.15, 0.5),
-        freckles=optional(0.2, 0.3, 1.0),
-        moles=tuple(
-            (float(rng.uniform(-28, 28)), float(rng.uniform(-14, 34)), float(rng.uniform(0.9, 1.8)))
-            for _ in range(rng.poisson(0.8))
-        ),
+        **{trait.name: trait.metadata["draw"](rng) for trait in fields(Identity) if trait.metadata},
     )
 
 

@@ -236,7 +236,7 @@ def _landmarks(reader: TolerantReader, folder: Path, faults: list[DataFault]) ->
             DataFault(
                 "dataset",
                 f"{folder}: its landmarks are not in the clean copy, because they cannot be assigned to its images; "
-                f"write those of the copy with `facetrain data landmarks` ({error})",
+                f"find the landmarks of the copy with `facetrain data landmarks` ({error})",
             )
         )
         return None

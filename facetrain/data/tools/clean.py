@@ -66,19 +66,19 @@ def find_label_faults(
     check_labeled(label_N)
     # A damaged label can be so large that the centers of all labels below it would fill the memory.
     present_L, row_N = np.unique(label_N, return_inverse=True)
-    found = _find_label_faults(embedding_ND, row_N, precision=precision, merge=merge)
-    groups = int(present_L[-1]) + 1 + np.arange(len(found.faults))
+    report = _find_label_faults(embedding_ND, row_N, precision=precision, merge=merge)
+    groups = int(present_L[-1]) + 1 + np.arange(len(report.faults))
     label_of = np.concatenate([present_L.astype(np.int64), groups, [-1]])  # the last one for −1
     faults = [
         replace(
-            one,
-            identity=int(label_of[one.identity]),
-            other=int(label_of[one.other]),
-            target=int(label_of[one.target]),
+            fault,
+            identity=int(label_of[fault.identity]),
+            other=int(label_of[fault.other]),
+            target=int(label_of[fault.target]),
         )
-        for one in found.faults
+        for fault in report.faults
     ]
-    return replace(found, faults=faults, label_N=label_of[found.label_N])
+    return replace(report, faults=faults, label_N=label_of[report.label_N])
 
 
 def _find_label_faults(
@@ -110,7 +110,7 @@ def _find_label_faults(
     images, image_thresholds, separation = find_wrong_images(
         embedding_ND, label, {(pair.one, pair.other) for pair in same}, separation, precision
     )
-    faults += [_in_dataset(one, label_N, label) for one in images]
+    faults += [_in_dataset(fault, label_N, label) for fault in images]
     thresholds = {MIXED_IDENTITY: split_threshold, DUPLICATE_IDENTITY: same_threshold} | image_thresholds
     corrected = apply_faults(label_N, applied_by_default(faults, merge=merge))
     return CleanReport(separation, faults, corrected, thresholds)

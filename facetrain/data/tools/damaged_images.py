@@ -71,7 +71,7 @@ class TolerantDatasetReader:
     """Reader for formats with one file or one shard entry per image, in which one damaged image affects no other."""
 
     def __init__(self, path: Path) -> None:
-        # A landmark file that does not fit is a fault of its own: `check` opens the dataset as training does.
+        # A landmark file that does not fit is a separate fault: `check` opens the dataset as training does.
         source = open_dataset(path, with_landmarks=False)
         self._path, self._source, self.count = path, source, source.num_images
         self.faults: list[DataFault] = []
@@ -182,13 +182,13 @@ class TolerantRecordReader:
 
     def _scan(self) -> np.ndarray:
         """Return the offsets of the records before the first damaged one, ascending int64."""
-        found: list[int] = []
+        offsets: list[int] = []
         try:
             for offset in self._reader.scan_offsets():
-                found.append(offset)
+                offsets.append(offset)
         except RecordError as error:
             self._add_fault("record", str(error))
-        return np.array(found, dtype=np.int64)
+        return np.array(offsets, dtype=np.int64)
 
     def _read_index(self, rec_path: Path, idx_path: Path) -> tuple[np.ndarray, np.ndarray]:
         """Return keys and distinct ascending offsets inside the file, int64 each."""

@@ -29,7 +29,7 @@ class WrittenLandmarks:
     file: Path
     images: int
     missing: list[str]
-    """Names of the images without landmarks; those of an aligned face take their place."""
+    """Names of the images without landmarks; readers take the landmarks of an aligned face."""
 
 
 def write_dataset_landmarks(
@@ -63,8 +63,8 @@ def write_dataset_landmarks(
         return None if points is None else square_landmarks(points, *image.shape[:2])
 
     landmarks_N52 = np.full((count, 5, 2), np.nan, np.float32)
-    found = report_progress(map_in_order(find, range(count), workers), count, progress)
-    for number, points in enumerate(found):
+    points_of_images = report_progress(map_in_order(find, range(count), workers), count, progress)
+    for number, points in enumerate(points_of_images):
         if points is not None:
             landmarks_N52[number] = points
     missing = np.flatnonzero(np.isnan(landmarks_N52[:, 0, 0]))

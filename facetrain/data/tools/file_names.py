@@ -46,7 +46,7 @@ class FileNames:
             data: the encoded image.
 
         Raises:
-            ImageError: neither the name nor the bytes are those of an image.
+            ImageError: the name has no suffix of an image, and the format of the bytes is unknown.
         """
         original, digits = original_name(self._source, number), f"{number:0{self._digits}d}"
         stem = _name_inside((original or digits).rpartition("/")[2])

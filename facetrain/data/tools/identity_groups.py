@@ -66,8 +66,8 @@ def find_mixed_identities(
     ]
     score = np.array([-split.similarity for split in splits])
     planted = np.array([-split.similarity for split in joined if split])
-    found = calibrate_threshold(score, [planted], lowest=-same_person, precision=precision)
-    return [split for split in splits if -split.similarity >= found.threshold], found
+    calibration = calibrate_threshold(score, [planted], lowest=-same_person, precision=precision)
+    return [split for split in splits if -split.similarity >= calibration.threshold], calibration
 
 
 def find_duplicate_identities(
@@ -92,17 +92,17 @@ def find_duplicate_identities(
     halves = _half_similarities(embedding_ND, label_N)
     # Groups of people whom the model confuses have similar centers, but not as similar as halves of one person.
     least = float(np.quantile(halves, _LEAST_SIMILAR)) if len(halves) else 1.0
-    found = calibrate_threshold(cosine, [halves], lowest=max(same_person, least), precision=precision)
+    calibration = calibrate_threshold(cosine, [halves], lowest=max(same_person, least), precision=precision)
     # A set: two identities that are each other's nearest one are one pair.
     pairs = {
         (float(cosine[row]), int(present[min(row, mate[row])]), int(present[max(row, mate[row])]))
-        for row in np.flatnonzero(cosine >= found.threshold).tolist()
+        for row in np.flatnonzero(cosine >= calibration.threshold).tolist()
     }
     best: dict[tuple[int, int], float] = {}
     for similarity, one, other in pairs:  # both directions may differ by a rounding error
         best[one, other] = max(similarity, best.get((one, other), -1.0))
     ordered = sorted(best.items(), key=lambda item: (-item[1], item[0]))
-    return [SamePerson(one, other, similarity) for (one, other), similarity in ordered], found
+    return [SamePerson(one, other, similarity) for (one, other), similarity in ordered], calibration
 
 
 def _half_similarities(embedding_ND: np.ndarray, label_N: np.ndarray) -> np.ndarray:

@@ -23,7 +23,7 @@ _HISTOGRAM_BOUNDS = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500)
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetStatistics(DatasetSize):
-    """Counts of a dataset. Sizes and formats are those of a sample of its images."""
+    """Counts of a dataset, with the sizes and formats of a sample of its images."""
 
     identities_without_images: int
     fewest: int
@@ -44,7 +44,7 @@ class DatasetStatistics(DatasetSize):
 
 @dataclass(frozen=True)
 class PairStatistics:
-    """Counts of a verification set. Sizes and formats are those of all images."""
+    """Counts of a verification set, with the sizes and formats of all images."""
 
     file: str
     images: int

@@ -45,19 +45,19 @@ class LabelFault:
 
 def applied_by_default(faults: list[LabelFault], *, merge: bool) -> list[LabelFault]:
     """Return the faults to apply: all with `merge`, otherwise all but duplicate identities."""
-    return [one for one in faults if merge or one.kind != DUPLICATE_IDENTITY]
+    return [fault for fault in faults if merge or fault.kind != DUPLICATE_IDENTITY]
 
 
 def apply_faults(label_N: np.ndarray, faults: list[LabelFault]) -> np.ndarray:
     """Return the labels after the decisions on faults: first groups, then single images, last merged identities."""
     label = label_N.astype(np.int64)
-    for one in faults:
-        if one.kind == MIXED_IDENTITY:
-            label[list(one.images)] = one.target
-    for one in faults:
-        if one.kind in (MISLABELED_IMAGE, OUTLIER_IMAGE):
-            label[list(one.images)] = one.target
-    merged = [(one.identity, one.other, one.target) for one in faults if one.kind == DUPLICATE_IDENTITY]
+    for kinds in ((MIXED_IDENTITY,), (MISLABELED_IMAGE, OUTLIER_IMAGE)):
+        for fault in faults:
+            if fault.kind in kinds:
+                label[list(fault.images)] = fault.target
+    merged = [
+        (fault.identity, fault.other, fault.target) for fault in faults if fault.kind == DUPLICATE_IDENTITY
+    ]
     if not merged:
         return label
     # Not an array of all labels: a damaged label can be so large that it would fill the memory.

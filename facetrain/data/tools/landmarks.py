@@ -43,7 +43,7 @@ the largest face."""
 _PADDING = 0.5
 """Border around an image in a second attempt, in units of its longer side: YuNet misses faces that fill an image."""
 _MAX_PADDED_PIXELS = 4 * MAX_PIXELS
-"""Pixels of a square image of `MAX_PIXELS` with its border; that of a long one would fill the memory."""
+"""Pixels of a square image of `MAX_PIXELS` with its border; a long image with its border would fill the memory."""
 DETECTED = "detected"
 PADDED, LOW_SCORE, PADDED_LOW_SCORE = "padded image", "lower score", "padded image, lower score"
 CENTER_CROP = "center crop"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -85,7 +86,26 @@ def quoted(words: list[str]) -> str:
     return repr(" ".join(words)[:_QUOTED_CHARACTERS])
 
 
-def find_numbered(images: Path, name: str, number: str, location: str) -> Path:
+def read_numbered_pairs(lines: list[Line], images: Path) -> Iterator[ListedPair]:
+    """Yield the pairs of lines `name i j` and `name i other j`, as in LFW's list.
+
+    Raises:
+        PairsError: a line has another form, or there is no such image.
+    """
+    if lines and len(lines[0][1]) <= 2 and all(word.isdigit() for word in lines[0][1]):
+        lines = lines[1:]
+    for location, words in lines:
+        if len(words) not in (3, 4):
+            raise PairsError(f"{location}: {quoted(words)} is neither `name i j` nor `name i other j`")
+        other = words[0] if len(words) == 3 else words[2]
+        first, second = (
+            _find_numbered(images, words[0], words[1], location),
+            _find_numbered(images, other, words[-1], location),
+        )
+        yield ListedPair(first, second, len(words) == 3, (words[0], other))
+
+
+def _find_numbered(images: Path, name: str, number: str, location: str) -> Path:
     """Return image `number` of a person in a folder per person, `name/name_0001.jpg`.
 
     Raises:

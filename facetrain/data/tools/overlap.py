@@ -40,7 +40,7 @@ class OverlapReport:
     """Training identities that a test set also has."""
 
     separation: Separation
-    found: list[OverlappingIdentity]
+    overlapping: list[OverlappingIdentity]
     """Most similar first."""
     threshold: FaultThreshold
 
@@ -94,12 +94,14 @@ def find_overlap(
     order_M = np.flatnonzero(matched_M)[np.argsort(identity_M[matched_M], kind="stable")]
     order_N = np.argsort(label_N, kind="stable")
     first_K = np.searchsorted(label_N[order_N], np.arange(count + 1))
-    found = []
+    overlapping = []
     for rows in np.split(order_M, np.flatnonzero(np.diff(identity_M[order_M])) + 1) if len(order_M) else ():
         number = int(identity_M[rows[0]])
         test_image = int(rows[cosine_M[rows].argmax()])
         images = order_N[first_K[number] : first_K[number + 1]]
         image = int(images[(embedding_ND[images] @ test_MD[test_image]).argmax()])
         identity, cosine = int(present_K[number]), float(cosine_M[test_image])
-        found.append(OverlappingIdentity(identity, cosine, image, test_image, len(rows)))
-    return OverlapReport(separation, sorted(found, key=lambda one: -one.similarity), threshold)
+        overlapping.append(OverlappingIdentity(identity, cosine, image, test_image, len(rows)))
+    return OverlapReport(
+        separation, sorted(overlapping, key=lambda identity: -identity.similarity), threshold
+    )

@@ -51,7 +51,7 @@ def pack(
     Without alignment, an upright JPEG of the right size keeps its bytes. All other images are turned upright, resized
     and encoded. Identities keep their order and are numbered without gaps. Where the source has names, names.csv and
     identities.csv keep them; skipped.csv lists what was left out, and why. landmarks.npy has the landmarks of aligned
-    images, or those of the source.
+    images, otherwise the landmarks of the source.
 
     Args:
         source_path: the dataset.

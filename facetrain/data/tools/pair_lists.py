@@ -36,11 +36,11 @@ from facetrain.data.tools.listed_pairs import (
     Line,
     ListedPair,
     check_inside,
-    find_numbered,
     is_image_name,
     mix_folds,
     quoted,
     read_lines,
+    read_numbered_pairs,
 )
 from facetrain.data.tools.pair_images import PairImages
 from facetrain.data.tools.pair_writer import PairsToWrite, group_lines
@@ -122,21 +122,7 @@ def _read_list(lines: list[Line], images: Path) -> Iterator[ListedPair]:
         return _read_path_pairs(lines, images)
     if len(words) == 1 and is_image_name(words[0]):
         return _read_two_path_lines(lines, images)
-    return _read_numbered_pairs(lines, images)
-
-
-def _read_numbered_pairs(lines: list[Line], images: Path) -> Iterator[ListedPair]:
-    if lines and len(lines[0][1]) <= 2 and all(word.isdigit() for word in lines[0][1]):
-        lines = lines[1:]
-    for location, words in lines:
-        if len(words) not in (3, 4):
-            raise PairsError(f"{location}: {quoted(words)} is neither `name i j` nor `name i other j`")
-        other = words[0] if len(words) == 3 else words[2]
-        first, second = (
-            find_numbered(images, words[0], words[1], location),
-            find_numbered(images, other, words[-1], location),
-        )
-        yield ListedPair(first, second, len(words) == 3, (words[0], other))
+    return read_numbered_pairs(lines, images)
 
 
 def _read_two_line_pairs(lines: list[Line], images: Path) -> Iterator[ListedPair]:
@@ -204,14 +190,14 @@ def _read_cfp(split: Path, images: Path | None) -> Iterator[ListedPair]:
 
 def _cfp_images(path: Path, images: Path | None) -> dict[str, Path]:
     """Return the images of a list by their numbers. The paths in a list end in person/pose/image."""
-    found = {}
+    numbered = {}
     for location, words in read_lines(path):
         if len(words) != 2 or not words[0].isdigit() or not is_image_name(words[1]):
             raise PairsError(f"{location}: {quoted(words)} is not of the form `number image`")
         root = path.parent.parent if images is None else images
         whole = path.parent / words[1] if images is None else images.joinpath(*Path(words[1]).parts[-3:])
-        found[words[0]] = check_inside(root, whole, location)
-    return found
+        numbered[words[0]] = check_inside(root, whole, location)
+    return numbered
 
 
 def _find_named(images: Path, name: str, location: str) -> Path:

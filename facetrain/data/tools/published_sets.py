@@ -3,7 +3,7 @@
 | set | list | images |
 |---|---|---|
 | LFW | `pairs.txt` | a folder per person |
-| SLLFW | `pair_SLLFW.txt` | those of LFW |
+| SLLFW | `pair_SLLFW.txt` | the images of LFW |
 | XQLFW | `xqlfw_pairs.txt` | a folder per person, original or aligned |
 | CALFW, CPLFW | `pairs_CALFW.txt`, `pairs_CPLFW.txt` | one folder, original or aligned |
 | MLFW | `pairs.txt` | one folder, original or aligned |
@@ -13,14 +13,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from facetrain.data.formats.bin import read_bin
 from facetrain.data.tools.landmarks import LandmarkTable
-from facetrain.data.tools.listed_pairs import ListedPair, find_numbered, interleave_folds, quoted, read_lines
+from facetrain.data.tools.listed_pairs import (
+    ListedPair,
+    interleave_folds,
+    quoted,
+    read_lines,
+    read_numbered_pairs,
+)
 from facetrain.data.tools.near_duplicates import digest
 from facetrain.data.tools.pair_writer import PairsToWrite, group_lines, require_readable
 from facetrain.errors import PairsError
@@ -72,20 +78,20 @@ def find_published_set(folder: Path, *, originals: bool = False) -> PublishedSet
     Raises:
         PairsError: the folder has a list with a name that only one set has, but not its images.
     """
-    found = [layout for layout in _LAYOUTS if (folder / layout.list).is_file()]
-    for layout in found:
+    layouts = [layout for layout in _LAYOUTS if (folder / layout.list).is_file()]
+    for layout in layouts:
         names = layout.originals + layout.aligned if originals else layout.aligned + layout.originals
         for name in names:
             # Archives often have a folder of the same name inside the folder that they are unpacked to.
             for images in (folder / name / name, folder / name):
                 if images.is_dir():
                     return PublishedSet(layout.name, folder / layout.list, images)
-    if len(found) == 1:
-        expected = ", ".join(found[0].aligned + found[0].originals)
+    if len(layouts) == 1:
+        (layout,) = layouts
+        expected = ", ".join(layout.aligned + layout.originals)
         raise PairsError(
-            f"{folder}: has the list {found[0].list} of {found[0].name} but no folder of its images ({expected}); give "
-            f"the list and --images: facetrain data pairs {shell_path(folder / found[0].list)} --images DIR "
-            "--output SET.bin"
+            f"{folder}: has the list {layout.list} of {layout.name} but no folder of its images ({expected}); give the "
+            f"list and --images: facetrain data pairs {shell_path(folder / layout.list)} --images DIR --output SET.bin"
         )
     return None
 
@@ -111,20 +117,12 @@ def read_rfw(root: Path) -> list[ListedPair]:
     Raises:
         PairsError: a line has an unknown form, or an image is missing; the message has the line number.
     """
-    groups = []
+    pairs_of_groups = []
     for group in _rfw_groups(root):
-        images = root / "data" / group
-        of_group = []
-        for location, words in read_lines(root / "txts" / group / f"{group}_pairs.txt"):
-            if len(words) not in (3, 4):
-                raise PairsError(f"{location}: {quoted(words)} is neither `name i j` nor `name i other j`")
-            other = words[0] if len(words) == 3 else words[2]
-            first = find_numbered(images, words[0], words[1], location)
-            second = find_numbered(images, other, words[-1], location)
-            subjects = (words[0], other)
-            of_group.append(ListedPair(first, second, len(words) == 3, subjects, (group, group)))
-        groups.append(of_group)
-    return interleave_folds(groups)
+        lines = read_lines(root / "txts" / group / f"{group}_pairs.txt")
+        listed = read_numbered_pairs(lines, root / "data" / group)
+        pairs_of_groups.append([replace(pair, groups=(group, group)) for pair in listed])
+    return interleave_folds(pairs_of_groups)
 
 
 def read_rfw_landmarks(root: Path) -> LandmarkTable | None:

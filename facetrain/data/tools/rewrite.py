@@ -45,7 +45,7 @@ def merge(
     workers: int | None = None,
     progress: ProgressCallback = ignore_progress,
 ) -> WrittenDataset:
-    """Write several datasets as one. The labels of each dataset follow those of the one before it.
+    """Write several datasets as one. The labels of each dataset follow the labels before them.
 
     Landmarks are written if all datasets have them.
 

@@ -25,7 +25,7 @@ class Separation:
     """Error of a model on a dataset, between an image's identity and another identity."""
 
     eer: float
-    """Share of images below `threshold` to the center of their identity, and above it to that of another one."""
+    """Share of images below `threshold` to the center of their identity, and above it to the center of another one."""
     threshold: float
     """Cosine of an image and a center with equal shares of both errors."""
 

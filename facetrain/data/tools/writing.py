@@ -115,7 +115,7 @@ class Selection:
     read: Callable[[int], bytes] | None = None
     """Returns an image as it is written, by its number in the dataset; None: `source.read`."""
     landmarks: np.ndarray | None = None
-    """Landmarks of all images of the dataset, complete when the last image was read; None: those of the dataset."""
+    """Landmarks of all images of the dataset, complete when the last image was read; None: the dataset's landmarks."""
 
     @cached_property
     def new_label(self) -> np.ndarray:
@@ -173,7 +173,7 @@ def write_dataset(
 
     Raises:
         UsageError: the output has the wrong suffix.
-        ImageError: an image is empty; or neither its name nor its bytes are those of an image, in a format of files.
+        ImageError: an image is empty; or its name has no suffix of an image and its format is unknown.
         DataError: an image cannot be read, or the output or a file beside it exists or cannot be written.
     """
     chosen = FORMATS[to]

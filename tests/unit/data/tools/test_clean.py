@@ -47,8 +47,8 @@ def test_blocks_give_the_same_result_as_all_embeddings_at_once(faces, monkeypatc
     assert [vars(one) | {"similarity": 0} for one in blocks.faults] == [
         vars(one) | {"similarity": 0} for one in whole.faults
     ]
-    assert [one.image for one in again.found] == [one.image for one in overlapping.found]
-    assert len(overlapping.found) == 36
+    assert [one.image for one in again.overlapping] == [one.image for one in overlapping.overlapping]
+    assert len(overlapping.overlapping) == 36
 
 
 def test_labels_with_large_gaps_give_the_faults_of_labels_without_gaps(faces):
@@ -75,8 +75,10 @@ def test_labels_with_large_gaps_give_the_faults_of_labels_without_gaps(faces):
         assert [other.identity, other.other, other.target] == numbers
         assert (one.kind, one.image, one.images) == (other.kind, other.image, other.images)
     assert (wide.label_N == label_of[dense.label_N]).all()
-    found = find_overlap(embedding, label, embedding).found
-    assert [label_of[one.identity] for one in found] == [one.identity for one in overlapping.found] != []
+    found = find_overlap(embedding, label, embedding).overlapping
+    assert (
+        [label_of[one.identity] for one in found] == [one.identity for one in overlapping.overlapping] != []
+    )
 
 
 def test_an_identity_with_very_many_images_is_split_by_some_of_them(faces, monkeypatch):
