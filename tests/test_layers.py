@@ -178,3 +178,23 @@ def test_reading_and_changing_datasets_takes_no_torch():
     loaded = "facetrain.data.loading.reader", "facetrain.data.synthetic.dataset_writer", *sorted(tools)
     script = f"import sys, {', '.join(loaded)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("part", "unknown"),
+    [
+        ("sets", ("metrics", "output")),
+        ("metrics", ("sets", "output")),
+    ],
+)
+def test_sets_metrics_and_output_of_verify_are_apart(part, unknown):
+    """`sets` reads files, `metrics` computes, `output` shows; the modules above them connect the three."""
+    above = {path.stem for path in (ROOT / "verify").glob("*.py")} - {"__init__"}
+    for path in (ROOT / "verify" / part).glob("*.py"):
+        parts = {name.split(".")[2] for name in imported(path) if name.startswith("facetrain.verify.")}
+        assert not parts & {*unknown, *above}, path
+
+
+def test_the_output_of_verify_knows_results_and_no_evaluation():
+    for path in (ROOT / "verify" / "output").glob("*.py"):
+        assert "facetrain.verify.evaluate" not in imported(path), path

@@ -169,7 +169,8 @@ class Model:
         """Return the cosine similarity of two faces, and whether it reaches a threshold.
 
         The threshold is the given one, or that of the false match rate `fmr` in a model file that
-        `facetrain calibrate` wrote; by default the one of the lowest stored rate, and none in other files.
+        `facetrain calibrate` wrote; by default of the lowest stored rate with an FNMR below one half, and none in
+        other files.
 
         Examples:
             >>> model.compare("a.jpg", "b.jpg", threshold=0.3).same

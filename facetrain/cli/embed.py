@@ -107,8 +107,8 @@ def compare(
     fmr: Annotated[
         float | None,
         typer.Option(
-            help="False match rate whose threshold decides, one of those that `facetrain calibrate` stored. The "
-            "default is the lowest; a model without thresholds gives no decision."
+            help="False match rate whose threshold decides, one that `facetrain calibrate` stored. The default is the "
+            "lowest with an FNMR below one half; a model without thresholds gives no decision."
         ),
     ] = None,
     device: Device = "auto",

@@ -18,7 +18,7 @@ from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError
 
 if TYPE_CHECKING:
-    from facetrain.verify.evaluate import Evaluation
+    from facetrain.verify.evaluated_sets import EvaluatedSets
 
 _OPTIONS_OF_MODELS = ("data_dir", "flip", "detector_score", "device", "batch_size", "bf16")
 
@@ -113,14 +113,14 @@ def evaluate(
         if system.model is None:
             files = [file, system.pairs]
         else:
-            files = [one.path for one in evaluation.sets.values() if isinstance(one, PairSet)]
+            files = [target.path for target in evaluation.sets.values() if isinstance(target, PairSet)]
         details = _report_details(evaluation.sets, files, system.data_dir, against)
         page = write_report(results.report, evaluation, model=str(path), details=details)
         if not results.only_json:
             echo_line(f"report: {page}")
 
 
-def _print_results(evaluation: Evaluation, system: Path, results: ResultOptions) -> None:
+def _print_results(evaluation: EvaluatedSets, system: Path, results: ResultOptions) -> None:
     """Print the results, and write the JSON file."""
     from facetrain.verify.output.formatting import format_evaluation
 

@@ -85,7 +85,7 @@ class EvaluatedSystem:
         Raises:
             UsageError: not exactly one is given, or --target, --pairs, --checkpoint or --slices does not fit it.
         """
-        if sum(one is not None for one in (self.model, self.scores, self.embeddings)) != 1:
+        if sum(system is not None for system in (self.model, self.scores, self.embeddings)) != 1:
             raise UsageError("give one of MODEL, --scores and --embeddings: the system to evaluate")
         if self.model is not None and not self.targets:
             raise UsageError(f"{self.model}: give the evaluation set with --target")

@@ -16,7 +16,7 @@ _SHEET_SUFFIXES = (".png", ".html", ".htm")
 
 
 def require_writable(*files: Path | None) -> None:
-    """Check that files can be written, each to a path of its own; None is skipped.
+    """Check that files can be written, each to another path; None is skipped.
 
     Raises:
         UsageError: the path is a folder, its folder does not exist, it may not be written, or it is given twice.

@@ -79,8 +79,8 @@ class ImageEmbedder:
         """Return the embeddings of encoded images and of their mirror images: float32 (N, D) each.
 
         Images with equal bytes are embedded once. Collective: every rank embeds a share, and all ranks get
-        all rows. `name` is the name of the set in error messages. A network that takes landmarks gets those of
-        aligned faces if they are None.
+        all rows. `name` is the name of the set in error messages. A network that takes landmarks gets the
+        landmarks of aligned faces if they are None.
 
         Raises:
             ImageError: an image cannot be decoded; the message has its index.

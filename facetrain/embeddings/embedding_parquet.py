@@ -87,7 +87,9 @@ def _batches(path: Path) -> Iterator[tuple[np.ndarray, Any, np.ndarray]]:
         require_fitting(path, sum(group.total_byte_size for group in groups))
         # Encoded, billions of equal numbers need a few bytes.
         columns = [group.column(number) for group in groups for number in range(group.num_columns)]
-        numbers = sum(one.num_values for one in columns if one.path_in_schema.startswith("embedding"))
+        numbers = sum(
+            column.num_values for column in columns if column.path_in_schema.startswith("embedding")
+        )
         require_fitting(path, 4 * numbers)
         # use_threads=False: pyarrow's idle threads sometimes abort the process when the interpreter exits.
         for batch in parquet.iter_batches(_READ_ROWS, columns=list(_COLUMNS), use_threads=False):

@@ -178,5 +178,5 @@ def _scan(
         # The first block, or one with much better entries than those before it.
         lowest = cosine_qg.topk(kept, sorted=True).values[:, -1:] - 2 * error
         candidate_qg &= cosine_qg >= lowest
-    found = candidate_qg.nonzero()
-    return probe[found[:, 0]].numpy(), found[:, 1].numpy()
+    pair_C2 = candidate_qg.nonzero()
+    return probe[pair_C2[:, 0]].numpy(), pair_C2[:, 1].numpy()

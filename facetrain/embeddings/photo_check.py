@@ -17,11 +17,11 @@ _LARGEST_RATIO = 1.05
 """Longer by shorter side up to which an image counts as square."""
 _LARGEST_SCALE = 3
 """Side of an image, as a multiple of the network's input, from which it is probably not a crop of a face."""
-_LEAST_PATTERN, _PATTERN_SPREAD = 0.2, 0.3
+_LEAST_PATTERN, _PATTERN_SPREAD = 0.15, 0.3
 """Least correlation with an upright face, on average over many images; and two standard deviations of one image.
 
-Aligned faces have 0.30 to 0.41 (CelebA, LFW), with a standard deviation of 0.15; faces of half the width of a photo
-have less than 0.1.
+Aligned faces have 0.30 to 0.41 (CelebA, LFW; drawn faces 0.19), with a standard deviation of 0.15; faces of half the
+width of a photo have less than 0.1.
 """
 _ADVICE = (
     "the network needs aligned faces, and gives other images high scores by chance; align them first: facetrain data "

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.config.loading import dump_config
 from facetrain.data.loading.staged_loader import StagedLoader
 from facetrain.distributed.agreement import only_leader_reports
 from facetrain.distributed.stop_request import StopRequest
+from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.errors import CheckpointError, ConfigError, DivergedError, SkippedError
 from facetrain.files import error_reason, shell_path, sync_folder, write_atomically
 from facetrain.run.build.parts import build_augment, build_learning_check, build_loader
@@ -113,11 +115,14 @@ def _build_logging(run: PreparedRun, outputs: RunOutputs, step: TrainStep, loade
 def _build_evaluation(run: PreparedRun, outputs: RunOutputs, stop_request: StopRequest) -> Evaluation:
     verifier = Verifier(
         run.sets,
-        image_size=run.config.data.image_size,
-        batch_size=run.config.eval.batch_size,
-        device=run.world.device,
-        workers=run.workers,
-        check_stop=stop_request.raise_if_requested,  # a signal interrupts the verification
+        partial(
+            ImageEmbedder,
+            image_size=run.config.data.image_size,
+            batch_size=run.config.eval.batch_size,
+            device=run.world.device,
+            workers=run.workers,
+            check_stop=stop_request.raise_if_requested,  # a signal interrupts the verification
+        ),
     )
     return Evaluation(verifier, outputs.recorder, best_metric=run.config.checkpoint.best_metric)
 

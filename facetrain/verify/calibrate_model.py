@@ -53,7 +53,7 @@ def calibrate_model(
         model: a run folder, a .safetensors file, or, with `output`, any file of a facetrain backbone.
         target: a dataset, or a `.bin` set with a table of subjects; a path, or the name of a set in `data_dir`.
         data_dir: folder of the sets that are given by name.
-        fmrs: false match rates; by default those of `calibration.FMRS` that the data reaches.
+        fmrs: false match rates; by default the rates of `calibration.FMRS` that the data reaches.
         output: .safetensors file for the model with its thresholds. By default, the file is replaced.
         seed: seed of the sampled people of a large dataset and of the bootstrap.
         inference: device, batch size and precision.
@@ -85,7 +85,7 @@ def calibrate_model(
         unit_ND = embed_images(open_embedder(opened, world, inference), images, target, progress=progress)
     name = os.path.basename(os.path.abspath(target))  # also of the current folder, "."
     thresholds = calibrate(unit_ND, labels, fmrs, data=name, seed=seed)
-    stored = {THRESHOLDS_KEY: [one.as_json() for one in thresholds]}
+    stored = {THRESHOLDS_KEY: [threshold.as_json() for threshold in thresholds]}
     if path.is_file() and output is None:
         weights, metadata = read_weights(path)
         save_model(path, weights, json.loads(metadata[METADATA_KEY]) | stored)

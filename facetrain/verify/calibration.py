@@ -21,14 +21,16 @@ from facetrain.errors import DataError, ModelError, UsageError
 from facetrain.models.model_file import THRESHOLDS_KEY
 from facetrain.verify.metrics import bootstrap
 from facetrain.verify.metrics.operating_points import FMRS
+from facetrain.verify.metrics.result import Interval
 from facetrain.verify.metrics.roc import ROUNDING
 from facetrain.verify.metrics.scored_pairs import REPLICATES
-from facetrain.verify.result import Interval
 
 MAX_IMAGES = 50_000
 """Most images that are compared with each other; the people of a larger dataset are sampled."""
 _BLOCK = 1 << 24
 """Similarities that are computed at a time: 64 MiB."""
+_MOST_REJECTED = 0.5
+"""False non-match rate from which a threshold is not chosen unless it is asked for."""
 
 
 @dataclass(frozen=True)
@@ -114,13 +116,13 @@ def calibrate(
 
 
 def reachable_fmrs(labels: Sequence[Any] | np.ndarray) -> list[float]:
-    """Return those of `FMRS` that have at least one impostor pair among images of these people, (N,)."""
+    """Return the rates of `FMRS` that have at least one impostor pair among images of these people, (N,)."""
     impostors = _pairs_between(np.bincount(dense_ids(list(labels)))[None])[0]
     return [fmr for fmr in FMRS if impostors * fmr >= 1 - 1e-9]
 
 
 def sampled_images(labels: np.ndarray, *, seed: int = 0, limit: int = MAX_IMAGES) -> np.ndarray:
-    """Return the images to compare, int ascending: all, or those of randomly drawn people up to about `limit`.
+    """Return the images to compare, int ascending: all, or the images of randomly drawn people up to about `limit`.
 
     People who would exceed the limit are left out, so that one with very many images does not end the draw.
     """
@@ -142,38 +144,42 @@ def stored_thresholds(metadata: Mapping[str, Any], origin: Path) -> list[Thresho
         ModelError: the description has thresholds of an unknown form.
     """
     try:
-        found = [
+        thresholds = [
             Threshold(
-                float(one["fmr"]),
-                float(one["cosine"]),
-                _interval(one["fmr_interval"]),
-                None if one["fnmr"] is None else float(one["fnmr"]),
-                None if one["fnmr_interval"] is None else _interval(one["fnmr_interval"]),
-                str(one["data"]),
-                int(one["impostors"]),
-                int(one["subjects"]),
+                float(stored["fmr"]),
+                float(stored["cosine"]),
+                _interval(stored["fmr_interval"]),
+                None if stored["fnmr"] is None else float(stored["fnmr"]),
+                None if stored["fnmr_interval"] is None else _interval(stored["fnmr_interval"]),
+                str(stored["data"]),
+                int(stored["impostors"]),
+                int(stored["subjects"]),
             )
-            for one in metadata.get(THRESHOLDS_KEY, ())
+            for stored in metadata.get(THRESHOLDS_KEY, ())
         ]
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ModelError(
             f"{origin}: its thresholds are damaged; measure them again with facetrain calibrate"
         ) from error
-    return sorted(found, key=lambda one: -one.fmr)
+    return sorted(thresholds, key=lambda stored: -stored.fmr)
 
 
 def pick_threshold(thresholds: Sequence[Threshold], fmr: float | None, origin: Path) -> Threshold | None:
-    """Return the stored threshold of a false match rate; of the lowest rate if it is None, or None without any.
+    """Return the stored threshold of a false match rate; None without any thresholds.
+
+    If the rate is None, the lowest rate is chosen at which less than half of the genuine pairs are rejected: beyond
+    it, two images of one person mostly count as two people. Without such a rate, the highest one is chosen.
 
     Raises:
         UsageError: the model has no threshold for this rate; the message names the stored ones.
     """
     if fmr is None:
-        return thresholds[-1] if thresholds else None
-    for one in thresholds:
-        if math.isclose(one.fmr, fmr, rel_tol=1e-6):
-            return one
-    stored = ", ".join(f"{one.fmr:g}" for one in thresholds)
+        usable = [each for each in thresholds if each.fnmr is None or each.fnmr < _MOST_REJECTED]
+        return next(reversed(usable or thresholds[:1]), None)
+    for threshold in thresholds:
+        if math.isclose(threshold.fmr, fmr, rel_tol=1e-6):
+            return threshold
+    stored = ", ".join(f"{threshold.fmr:g}" for threshold in thresholds)
     raise UsageError(
         f"{origin}: has no threshold for an FMR of {fmr:g}; "
         + (f"stored are {stored}" if stored else "measure it with facetrain calibrate")

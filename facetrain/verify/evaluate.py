@@ -1,11 +1,10 @@
-"""Evaluation of one model or other system, or of two in comparison: the functions behind `facetrain eval`."""
+"""EvaluatedSets of one model or other system, or of two in comparison: the functions behind `facetrain eval`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,15 +15,14 @@ from facetrain.embeddings.inference import Inference
 from facetrain.errors import UsageError
 from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.progress import ProgressCallback
+from facetrain.telemetry.log import warn
+from facetrain.verify.evaluated_sets import EvaluatedSets
+from facetrain.verify.metrics.result import Result
 from facetrain.verify.metrics.scored_pairs import ScoredPairs
-from facetrain.verify.model_comparison import Difference, compare_results
+from facetrain.verify.model_comparison import compare_results
 from facetrain.verify.options import EvaluationOptions
 from facetrain.verify.protocols import evaluate_set, scores_result
-from facetrain.verify.result import Result
-from facetrain.verify.sets.evaluation_sets import EvaluationSet, open_evaluation_sets
-from facetrain.verify.sets.pair_columns import score_file_and_column
-from facetrain.verify.sets.pair_set import PairSet
-from facetrain.verify.sets.score_files import (
+from facetrain.verify.score_files import (
     ScoreTable,
     is_score_file,
     read_scored_pairs,
@@ -32,45 +30,11 @@ from facetrain.verify.sets.score_files import (
     scores_of_same_pairs,
     scores_of_set,
 )
+from facetrain.verify.sets.evaluation_sets import EvaluationSet, open_evaluation_sets
+from facetrain.verify.sets.pair_columns import score_file_and_column
+from facetrain.verify.sets.pair_set import PairSet, doubtful_pairs
 from facetrain.verify.sets.slice_table import SliceTable, read_slice_table
 from facetrain.verify.verifier import evaluation_mode
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Results of a model on all sets, and its differences to another model."""
-
-    description: str
-    """Architecture and origin of the model, for the reader."""
-    results: dict[str, Result]
-    """Results by the name of the set; IJB's 1:N protocol is `NAME_1n`. Empty on all ranks but the leader."""
-    sets: dict[str, EvaluationSet]
-    """The sets by name: the report shows the images of the hardest pairs."""
-    is_leader: bool
-    """True on the rank that has the results."""
-    precision: str = "fp32"
-    """Precision of the networks: fp32, on GPUs maybe with TF32, or bf16; empty without a network."""
-    against: str = ""
-    """Description of the other model; empty without one."""
-    other_results: dict[str, Result] = field(default_factory=dict)
-    """Results of the other model by set, for the figures."""
-    differences: dict[str, dict[str, Difference]] = field(default_factory=dict)
-    """Differences to the other model by set and metric."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return all metrics of all sets."""
-        content: dict[str, Any] = {
-            "description": self.description,
-            "precision": self.precision,
-            "sets": {name: result.as_json() for name, result in self.results.items()},
-        }
-        if self.against:
-            content["against"] = self.against
-            content["differences"] = {
-                name: {metric: difference.as_json() for metric, difference in by_metric.items()}
-                for name, by_metric in self.differences.items()
-            }
-        return content
 
 
 def evaluate(
@@ -83,7 +47,7 @@ def evaluate(
     options: EvaluationOptions | None = None,
     inference: Inference | None = None,
     progress: ProgressCallback | None = None,
-) -> Evaluation:
+) -> EvaluatedSets:
     """Evaluate a model on every set, and compare it with the model `against` if that is given.
 
     Under torchrun all ranks share the embedding, and the leader has the results.
@@ -110,9 +74,13 @@ def evaluate(
     with join(inference.device) as world:
         other_scores = against if against is not None and is_score_file(against) else None
         models = [_open(each, world) for each in (model, against) if each not in (None, other_scores)]
-        sets = {one.name: one for one in open_evaluation_sets(targets, data_dir)}
+        sets = {target.name: target for target in open_evaluation_sets(targets, data_dir)}
         slice_tables = _read_tables(sets, tables or {})
         sets = {name: _with_subjects(one, slice_tables.get(name)) for name, one in sets.items()}
+        if world.is_leader:
+            for each in sets.values():
+                for message in doubtful_pairs(each) if isinstance(each, PairSet) else ():
+                    warn(message)
         scored = None if other_scores is None else _scores_of_only_set(other_scores, sets)
         report = progress if world.is_leader else None
 
@@ -127,14 +95,14 @@ def evaluate(
         precision = _precision(world, inference)
         description, results = evaluate_model(models[0])
         if against is None:
-            return Evaluation(description, results, sets, world.is_leader, precision)
+            return EvaluatedSets(description, results, sets, world.is_leader, precision)
         if scored is None:
             other_description, others = evaluate_model(models[1])
         else:
             other_description = str(against)
             others = {name: scores_result(scored, {}, options, folds_of_set=True) for name in results}
         differences = {name: compare_results(result, others[name]) for name, result in results.items()}
-        return Evaluation(
+        return EvaluatedSets(
             description, results, sets, world.is_leader, precision, other_description, others, differences
         )
 
@@ -145,7 +113,7 @@ def evaluate_scores(
     pair_list: Path | None = None,
     against: Path | None = None,
     options: EvaluationOptions | None = None,
-) -> Evaluation:
+) -> EvaluatedSets:
     """Evaluate the scores or embeddings of another system, without its images.
 
     Args:
@@ -170,10 +138,10 @@ def evaluate_scores(
     for pairs in (result.hardest_genuine, result.hardest_impostors):
         pairs[:] = [replace(pair, name=table.pair[pair.pair]) for pair in pairs]
     if against is None:
-        return Evaluation(f"scores of {scores}", {name: result}, {}, is_leader=True, precision="")
+        return EvaluatedSets(f"scores of {scores}", {name: result}, {}, is_leader=True, precision="")
     other = scores_of_same_pairs(table, _read_score_table(against, pair_list))
     other_result = scores_result(other, {}, options)
-    return Evaluation(
+    return EvaluatedSets(
         f"scores of {scores}",
         {name: result},
         {},

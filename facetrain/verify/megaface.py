@@ -16,8 +16,8 @@ import numpy as np
 from facetrain.embeddings.exact_search import float32_error, rescore, unit_rows
 from facetrain.embeddings.normalization import is_rejected
 from facetrain.verify.metrics import bootstrap
+from facetrain.verify.metrics.result import Result
 from facetrain.verify.metrics.scored_pairs import REPLICATES, add_replicates
-from facetrain.verify.result import Result
 
 RANKS = (1, 10)
 """Ranks that MegaFace reports."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from facetrain.verify.metrics import bootstrap
-from facetrain.verify.result import Interval, Result
+from facetrain.verify.metrics.result import Interval, Result
 
 
 @dataclass(frozen=True)

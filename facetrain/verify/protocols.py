@@ -17,6 +17,7 @@ from facetrain.verify.megaface import megaface_result
 from facetrain.verify.metrics.discard import discard_curve
 from facetrain.verify.metrics.fold_accuracy import fold_order
 from facetrain.verify.metrics.identification import Search, identification_result, search
+from facetrain.verify.metrics.result import Result
 from facetrain.verify.metrics.scored_pairs import (
     ScoredPairs,
     add_fold_accuracy,
@@ -27,7 +28,6 @@ from facetrain.verify.metrics.scored_pairs import (
 from facetrain.verify.metrics.slices import slice_groups
 from facetrain.verify.metrics.templates import pool_templates, score_pairs
 from facetrain.verify.options import EvaluationOptions
-from facetrain.verify.result import Result
 from facetrain.verify.sets.evaluation_sets import EvaluationSet
 from facetrain.verify.sets.ijb import IjbSet, TemplateSubjects
 from facetrain.verify.sets.pair_set import PairSet
@@ -130,7 +130,7 @@ def scores_result(
 
     The folds of the accuracy are runs of consecutive pairs, as published. If the pairs are sorted by their labels, so
     that a fold would have pairs of one kind only, the pairs are dealt to the folds in turn; but not with
-    `folds_of_set`, for pairs of a set whose order is that of its folds.
+    `folds_of_set`, for pairs of a set which are in the order of its folds.
     """
     result = pair_result(scored, protocol="verification", **options.draws)
     order_P = np.arange(len(scored.same_P)) if folds_of_set else fold_order(scored.same_P)
@@ -186,7 +186,7 @@ def _ijb_results(ijb: IjbSet, options: EvaluationOptions, embedding_ND: np.ndarr
     results = {ijb.name: pair_result(pairs, protocol="templates", **options.draws)}
     if ijb.probes is not None:
         searches, subjects = _search_galleries(template, unit_TD, ijb.galleries, ijb.probes)
-        listed = np.concatenate([one.template for one in (ijb.probes, *ijb.galleries.values())])
+        listed = np.concatenate([part.template for part in (ijb.probes, *ijb.galleries.values())])
         results[f"{ijb.name}_1n"] = identification_result(
             searches,
             subjects=subjects,
@@ -207,8 +207,8 @@ def _template_subjects(
     lists = [*ijb.galleries.values(), *([ijb.probes] if ijb.probes else [])]
     firsts, seconds = [first[ijb.same]], [second[ijb.same]]
     if lists:
-        listed = np.searchsorted(template, np.concatenate([one.template for one in lists]))
-        subject = np.concatenate([one.subject for one in lists])
+        listed = np.searchsorted(template, np.concatenate([part.template for part in lists]))
+        subject = np.concatenate([part.subject for part in lists])
         order = np.argsort(subject, kind="stable")
         same_subject = np.diff(subject[order]) == 0
         firsts.append(listed[order][:-1][same_subject])

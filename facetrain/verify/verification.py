@@ -8,11 +8,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.embeddings.normalization import is_rejected
 from facetrain.verify.metrics.bootstrap import draw_subjects
 from facetrain.verify.metrics.discard import discard_curve, pair_quality
 from facetrain.verify.metrics.fold_accuracy import squared_distances
+from facetrain.verify.metrics.result import Result
 from facetrain.verify.metrics.scored_pairs import (
     REPLICATES,
     ScoredPairs,
@@ -23,9 +23,7 @@ from facetrain.verify.metrics.scored_pairs import (
     pair_result,
     slice_threshold,
 )
-from facetrain.verify.result import Result
-from facetrain.verify.sets.pair_set import PairSet
-from facetrain.verify.sets.subjects import connected_subjects
+from facetrain.verify.sets.pair_set import PairSet, known_or_inferred_subjects
 
 
 def verification_result(
@@ -54,7 +52,7 @@ def verification_result(
         replicates: bootstrap draws of subjects; 0 gives no intervals.
         seed: seed of the draws.
     """
-    subject_N = pairs.subject if pairs.subject is not None else inferred_subjects(pairs)
+    subject_N = known_or_inferred_subjects(pairs)
     scored = score_pairs(plain_ND + mirrored_ND, pairs.same, subject_N)
     result = pair_result(scored, protocol="verification", replicates=replicates, seed=seed)
     add_fold_accuracy(result, scored, replicates=replicates, seed=seed)
@@ -91,13 +89,3 @@ def score_pairs(embedding_ND: np.ndarray, same_P: np.ndarray, subject_N: np.ndar
     pair_P = np.arange(len(same_P))
     rejected = int(is_rejected(embedding_ND).sum())
     return ScoredPairs(score_P, same_P, 2 * pair_P, 2 * pair_P + 1, subject_N, rejected=rejected)
-
-
-def inferred_subjects(pairs: PairSet) -> np.ndarray:
-    """Return the subject id of every image of a set without subject labels: int (N,).
-
-    Images with equal bytes are one image, and genuine pairs connect images of one subject.
-    """
-    image_N = dense_ids(pairs.images)
-    first_P, second_P = image_N[0::2], image_N[1::2]
-    return connected_subjects(first_P, second_P, pairs.same, int(image_N.max()) + 1)[image_N]

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
-from facetrain.data.images.augment import normalize
 from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.models.inference_network import inference_network
-from facetrain.progress import ProgressCallback
-from facetrain.verify.result import Result
+from facetrain.verify.metrics.result import Result
 from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.verification import verification_result
 
@@ -27,37 +23,20 @@ class Verifier:
     """
 
     def __init__(
-        self,
-        sets: Iterable[PairSet],
-        *,
-        image_size: int,
-        batch_size: int,
-        device: torch.device,
-        workers: int = 2,
-        prepare: Callable[[Tensor], Tensor] = normalize,
-        progress: ProgressCallback | None = None,
-        check_stop: Callable[[], None] | None = None,
+        self, sets: Iterable[PairSet], embedder: Callable[[Callable[..., Tensor]], ImageEmbedder]
     ) -> None:
-        """Store the sets and the settings, which `ImageEmbedder` documents.
+        """Store the sets, and what returns the embedder of a network.
 
-        `check_stop` is called after each batch; an exception that it raises ends the verification.
+        The embedder's `check_stop` is called after each batch; an exception that it raises ends the verification.
         """
         self.sets = list(sets)
-        self._settings: dict[str, Any] = {
-            "image_size": image_size,
-            "batch_size": batch_size,
-            "device": device,
-            "workers": workers,
-            "prepare": prepare,
-            "progress": progress,
-            "check_stop": check_stop,
-        }
+        self._embedder = embedder
 
     def __call__(self, model: nn.Module) -> Iterator[tuple[str, Result]]:
         """Yield the name and the result of each set. Collective."""
         with evaluation_mode(model):
             # As `facetrain eval` does, so that both report the same numbers.
-            network = inference_network(model, self._settings["device"])
+            network = inference_network(model, self._embedder(model).device)
             for pairs in self.sets:
                 yield pairs.name, self.score(network, pairs)
 
@@ -65,10 +44,9 @@ class Verifier:
         """Return the result of one set. Collective.
 
         Embeddings that are not finite give accuracy 0 instead of an error: the training loop stops a run
-        that has diverged, with a message of its own.
+        that has diverged, with a message about the step.
         """
-        embedder = ImageEmbedder(model, **self._settings)
-        plain, mirrored = embedder.embed_plain_and_mirrored(
+        plain, mirrored = self._embedder(model).embed_plain_and_mirrored(
             pairs.images, name=pairs.name, landmarks=pairs.landmarks
         )
         if not (np.isfinite(plain).all() and np.isfinite(mirrored).all()):

@@ -1,15 +1,12 @@
 """Bad input: one line with the fault, its place and the remedy, and the right exit code."""
 
-import re
 import subprocess
 import sys
 
 import pytest
 import torch
-import typer
-from typer import rich_utils
 
-from facetrain.cli.app import _exit_with_error, app
+from facetrain.cli.app import _exit_with_error
 from facetrain.distributed.process_setup import has_gpu_driver
 from facetrain.distributed.world import pick_device
 from facetrain.errors import UsageError
@@ -212,31 +209,6 @@ def test_help_names_every_command():
     assert facetrain("data", "pack", "-h").stdout == facetrain("data", "pack", "--help").stdout != ""
     for command in ("train", "resume", "eval", "embed", "compare", "data", "config"):
         assert command in process.stdout
-
-
-def commands(group, words=()):
-    """Yield the words of each command, and the command."""
-    for name, command in group.commands.items():
-        if hasattr(command, "commands"):
-            yield from commands(command, (*words, name))
-        else:
-            yield (*words, name), command
-
-
-def test_help_keeps_the_square_brackets_of_its_texts(monkeypatch, capsys):
-    """Rich takes [name] for markup and prints nothing for it, unless it is escaped."""
-    monkeypatch.setattr(rich_utils, "MAX_WIDTH", 1000)
-    found = 0
-    for words, command in commands(typer.main.get_command(app)):
-        texts = [command.help or ""]
-        for parameter in command.params:
-            texts += [getattr(parameter, "help", None) or "", parameter.metavar or ""]
-        bracketed = {part for text in texts for part in re.findall(r"\[[^\]\\]*\]", text)}
-        app([*words, "--help"], standalone_mode=False)
-        shown = capsys.readouterr().out
-        assert {part for part in bracketed if part not in shown} == set(), words
-        found += len(bracketed)
-    assert found > 4
 
 
 @pytest.mark.parametrize("command", [("--help",), ("train", "-h"), ("data", "pack", "-h"), ("eval", "-h")])

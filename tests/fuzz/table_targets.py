@@ -33,8 +33,8 @@ from facetrain.run.folder.lock import LOCK_FILE, RunLock
 from facetrain.run.folder.run_state import read_state
 from facetrain.telemetry.jsonl import read_jsonl
 from facetrain.verify.calibration import stored_thresholds
+from facetrain.verify.score_files import read_scores, score_pair_list
 from facetrain.verify.sets.ijb import open_ijb
-from facetrain.verify.sets.score_files import read_scores, score_pair_list
 from facetrain.verify.sets.search_sets import read_noise_list
 from facetrain.verify.sets.slice_table import read_slice_table
 from tests.fuzz.framing import SEPARATOR, catalog_of, members_of, tar_with_checksums, zip_of

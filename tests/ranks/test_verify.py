@@ -1,5 +1,6 @@
 import os
 import signal
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from torch import nn
 
 from facetrain.distributed import collectives
 from facetrain.distributed.stop_request import Stopped, StopRequest
+from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.verify.options import EvaluationOptions
 from facetrain.verify.protocols import evaluate_set
 from facetrain.verify.sets.evaluation_sets import open_evaluation_set
@@ -26,11 +28,14 @@ def score(progress=None, check_stop=None):
     pairs = PairSet("set", [encoded_image(n % 20) for n in range(22)], np.arange(11) % 2 == 0)
     verifier = Verifier(
         [pairs],
-        image_size=16,
-        batch_size=2,
-        device=torch.device("cpu"),
-        progress=progress,
-        check_stop=check_stop,
+        partial(
+            ImageEmbedder,
+            image_size=16,
+            batch_size=2,
+            device=torch.device("cpu"),
+            progress=progress,
+            check_stop=check_stop,
+        ),
     )
     return dict(verifier(network))["set"].available_metrics
 

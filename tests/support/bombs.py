@@ -34,7 +34,7 @@ from facetrain.embeddings.embedding_files import load_embeddings
 from facetrain.errors import FacetrainError
 from facetrain.models.model_file import open_model
 from facetrain.models.weight_files import read_weights
-from facetrain.verify.sets.score_files import read_scores
+from facetrain.verify.score_files import read_scores
 
 MAX_SECONDS, SPARE_MIB = 10.0, 256
 _SAFETY = 6 << 30

@@ -9,8 +9,8 @@ from facetrain.errors import ConfigError
 from facetrain.telemetry.log import logger
 from facetrain.telemetry.recorder import Recorder
 from facetrain.training.state import TrainState, averaged_buffers
+from facetrain.verify.metrics.result import Result
 from facetrain.verify.output.figures import figure_images
-from facetrain.verify.result import Result
 from facetrain.verify.verifier import Verifier
 
 

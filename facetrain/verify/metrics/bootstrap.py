@@ -46,7 +46,7 @@ def interval_quantiles(subjects: int) -> tuple[float, float]:
     """Return the shares of the replicates below the low and the high end of an interval.
 
     With few subjects, replicates vary less than the metric does over sets of other people: their variance is too small
-    by the factor (S − 1) / S, and their quantiles are those of a normal instead of a t distribution. The expanded
+    by the factor (S − 1) / S, and their quantiles follow a normal instead of a t distribution. The expanded
     percentile interval is wider by both (Hesterberg, "What teachers should know about the bootstrap", The American
     Statistician 69, 2015). For 20 subjects the shares are 1.6 % and 98.4 %, for 1,000 they are 2.5 % and 97.5 %.
     """
@@ -71,7 +71,7 @@ def excluded_level(share: float, subjects: int) -> float:
 
 
 def _expanded(z: float, subjects: int) -> float:
-    """Return the normal quantile of the expanded interval of which z is that of the percentile interval."""
+    """Return the normal quantile of the expanded interval, given the quantile z of the percentile interval."""
     freedom = max(subjects - 1, 1)
     # Quantile of Student's t, Abramowitz and Stegun, "Handbook of mathematical functions", 26.7.5.
     t = (

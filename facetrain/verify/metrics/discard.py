@@ -33,7 +33,7 @@ class DiscardCurve:
 
     @property
     def area_ratio(self) -> float | None:
-        """Area under the curve up to `LARGEST_SHARE`, divided by that of random discarding; None without errors.
+        """Area under the curve up to `LARGEST_SHARE`, divided by the area of random discarding; None without errors.
 
         Random discarding does not change the rate, so the ratio is 1; a smaller value is better.
         """
@@ -63,7 +63,7 @@ def discard_curve(
     Args:
         score_P: similarity scores, float (P,).
         same_P: True for a genuine pair, bool (P,).
-        quality_P: quality of each pair, float (P,): that of its worse image, see `pair_quality`.
+        quality_P: quality of each pair, float (P,): the quality of its worse image, see `pair_quality`.
         threshold: score from which pairs are accepted. It stays the same for all shares.
         quality: name of the measure.
     """

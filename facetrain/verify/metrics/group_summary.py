@@ -15,18 +15,40 @@ RATES = ("accuracy", "fmr", "fnmr", "fold_accuracy")
 
 
 @dataclass(frozen=True)
-class GroupSummary:
-    """Spread of the error rates over the groups of one column, see `summarize_groups`."""
+class ColumnMetrics:
+    """Metrics of the groups of one column of a slice table."""
 
     column: str
     metrics: dict[str, float | None]
-    """`accuracy_mean`, `accuracy_std` and ratios of the highest rate; None if the lowest rate is 0."""
+    """Metrics by name; None where the groups have too few pairs."""
     interval: dict[str, tuple[float, float]]
     """95 % interval of each metric."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the metrics at the top level and the intervals under `intervals`."""
         return {"column": self.column, **self.metrics, "intervals": self.interval}
+
+
+class GroupSummary(ColumnMetrics):
+    """Spread of the error rates over the groups of one column, see `summarize_groups`.
+
+    The metrics are `accuracy_mean`, `accuracy_std` and ratios of the highest rate, which are None if the lowest rate
+    is 0.
+    """
+
+
+@dataclass(frozen=True)
+class Group(ColumnMetrics):
+    """Error rates of the pairs that share one value of a column of the slice table.
+
+    The metrics are `accuracy`, `fmr`, `fnmr`, `fold_accuracy`, `pairs`, `genuine` and `impostors`.
+    """
+
+    value: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Return column and value, the metrics at the top level and the intervals under `intervals`."""
+        return {"column": self.column, "value": self.value} | super().as_json()
 
 
 def summarize_groups(rates: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

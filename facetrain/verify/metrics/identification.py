@@ -1,6 +1,6 @@
 """1:N identification: search in a gallery, and its metrics.
 
-The terms are those of NIST's FRVT 1:N (Grother, Ngan and Hanaoka, NISTIR 8271, 2019) and ISO/IEC 19795-1:
+The terms follow NIST's FRVT 1:N (Grother, Ngan and Hanaoka, NISTIR 8271, 2019) and ISO/IEC 19795-1:
 
     mated probe          the gallery has an entry of the probe's person, its mate
     nonmated probe       it has none
@@ -20,9 +20,9 @@ import numpy as np
 
 from facetrain.embeddings.normalization import cosines, is_rejected
 from facetrain.verify.metrics import bootstrap
+from facetrain.verify.metrics.result import Result
 from facetrain.verify.metrics.roc import Roc, roc, tar_at_far
 from facetrain.verify.metrics.scored_pairs import REPLICATES, add_replicates
-from facetrain.verify.result import Result
 
 RANKS = (1, 5, 10, 20)
 FPIRS = (1e-1, 1e-2)
@@ -65,9 +65,9 @@ class Search:
 def search(
     probe_QD: np.ndarray, probe_subject_Q: np.ndarray, gallery_GD: np.ndarray, gallery_subject_G: np.ndarray
 ) -> Search:
-    """Compare unit embeddings of probes, float (Q, D), with those of a gallery, float (G, D).
+    """Compare unit embeddings of probes, float (Q, D), with the unit embeddings of a gallery, float (G, D).
 
-    Subjects are ids, int (Q,) and (G,). A gallery entry with subject −1 is the mate of no probe.
+    Subjects are ids, int (Q,) and (G,). A gallery entry with subject −1 is a distractor: it matches no probe.
     """
     outcomes = [
         _rank_mates(similarity_qG, probe_subject_Q[block], gallery_subject_G)

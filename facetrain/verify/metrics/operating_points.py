@@ -1,6 +1,6 @@
 """Operating points: the false non-match rate at fixed false match rates, by which a lab chooses a model.
 
-The rates of 1:1 are FNMR and FMR, those of open-set 1:N are FNIR and FPIR (ISO/IEC 19795-1; NIST's FRTE reports).
+The rates of 1:1 are FNMR and FMR, the rates of open-set 1:N are FNIR and FPIR (ISO/IEC 19795-1; NIST's FRTE reports).
 """
 
 from __future__ import annotations

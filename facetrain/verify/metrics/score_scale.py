@@ -10,7 +10,7 @@ from typing import overload
 import numpy as np
 
 _DISTANCES = 4.0
-"""Largest squared distance of two unit vectors: that of cosine −1."""
+"""Largest squared distance of two unit vectors, which have cosine −1."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import numpy as np
 from facetrain.verify.metrics import bootstrap
 from facetrain.verify.metrics.fold_accuracy import FOLDS, FoldAccuracy, FoldSearch, grid_roc, mean_over_folds
 from facetrain.verify.metrics.pair_blocks import every_subject_once
+from facetrain.verify.metrics.result import HardPair, Histogram, Result
 from facetrain.verify.metrics.roc import (
     FARS,
     Roc,
@@ -22,7 +23,6 @@ from facetrain.verify.metrics.roc import (
     threshold_at,
 )
 from facetrain.verify.metrics.score_scale import COSINE, ScoreScale
-from facetrain.verify.result import HardPair, Histogram, Result
 
 REPLICATES = 1000
 """Bootstrap draws by default."""
@@ -114,8 +114,8 @@ def bootstrap_fold_accuracy(
     """Return the fold accuracy, and `accuracy` and `threshold` in every draw, (R,) each.
 
     Every draw repeats the search for the thresholds; a draw without pairs gives NaN. `accuracy_std` has no replicates:
-    a draw holds about 63 % of the subjects, so its folds have fewer distinct pairs and differ more than those of the
-    set. Its standard deviation over the folds is therefore biased upward, often by more than it varies.
+    a draw holds about 63 % of the subjects, so its folds have fewer distinct pairs and differ more than the folds of
+    the set. Its standard deviation over the folds is therefore biased upward, often by more than it varies.
     """
     folds = min(FOLDS, len(pairs.same_P))
     search = FoldSearch(pairs.scale.distance(pairs.score_P), pairs.same_P, folds, *pairs.sides)
@@ -179,7 +179,7 @@ def _bootstrap_curve(pairs: ScoredPairs, result: Result, replicates: int, seed: 
 
 
 def slice_threshold(result: Result, fmr: float | None) -> float | None:
-    """Return the threshold of all slices and discard curves: that of an FMR, or the mean threshold of the folds.
+    """Return the threshold of all slices and discard curves: the threshold of an FMR, or the mean of the folds.
 
     Return None if the set has too few impostor pairs for the FMR, or no genuine pairs.
     """

@@ -8,10 +8,9 @@ import numpy as np
 
 from facetrain.verify.metrics import bootstrap
 from facetrain.verify.metrics.fold_accuracy import FOLDS, FoldSearch, fold_order, mean_over_folds
-from facetrain.verify.metrics.group_summary import RATES, GroupSummary, summarize_groups
+from facetrain.verify.metrics.group_summary import RATES, Group, GroupSummary, summarize_groups
 from facetrain.verify.metrics.pair_blocks import PairBlocks, every_subject_once
 from facetrain.verify.metrics.scored_pairs import REPLICATES, ScoredPairs
-from facetrain.verify.result import Group
 
 _OUTCOMES = 4
 """Outcomes of a pair: impostor rejected, impostor accepted, genuine accepted, genuine rejected."""
@@ -70,15 +69,15 @@ def _slice_column(
         is_genuine = pairs.same_P[members]
         # A rate of one kind of pairs rests on the subjects that have such a pair.
         of_kind = {"fmr": members[~is_genuine], "fnmr": members[is_genuine]}
-        found = {
+        interval_of = {
             name: bootstrap.interval(
                 rate[:, at], pairs.count_subjects(of_kind.get(name, members)), float(rates[name][0, at])
             )
             for name, rate in replicate.items()
             if metrics[name] is not None
         }
-        intervals = {name: interval for name, interval in found.items() if interval}
-        groups.append(Group(column, str(value), metrics, intervals))
+        intervals = {name: interval for name, interval in interval_of.items() if interval}
+        groups.append(Group(column, metrics, intervals, str(value)))
     return groups, _summary(column, rates, replicate, pairs.subjects)
 
 
@@ -92,8 +91,8 @@ def _summary(
     complete_V = np.isfinite(rates["fmr"][0]) & np.isfinite(rates["fnmr"][0])
     if complete_V.sum() < 2:
         return GroupSummary(column, {}, {})
-    found = summarize_groups({name: rates[name][:, complete_V] for name in RATES})
-    metrics = {name: _none_if_nan(value[0]) for name, value in found.items()}
+    summary = summarize_groups({name: rates[name][:, complete_V] for name in RATES})
+    metrics = {name: _none_if_nan(value[0]) for name, value in summary.items()}
     drawn = summarize_groups({name: replicate[name][:, complete_V] for name in RATES}) if replicate else {}
     intervals = {
         name: interval

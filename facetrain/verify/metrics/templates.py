@@ -58,7 +58,7 @@ def _pool(embedding_ND: np.ndarray, template_N: np.ndarray, media_N: np.ndarray)
 
 
 def _template_ranges(ends_T: np.ndarray, limit: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of templates with at most `limit` images in total; a larger template is a range of its own."""
+    """Yield ranges of templates with at most `limit` images in total; a larger template is a range by itself."""
     first = 0
     while first < len(ends_T):
         before = ends_T[first - 1] if first else 0

@@ -9,8 +9,8 @@ import numpy as np
 
 from facetrain.verify.metrics.discard import LARGEST_SHARE
 from facetrain.verify.metrics.fold_accuracy import FoldAccuracy
+from facetrain.verify.metrics.result import Histogram, Result, thin_curve
 from facetrain.verify.metrics.roc import Roc
-from facetrain.verify.result import Histogram, Result, thin_curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -22,10 +22,11 @@ _RATIOS = ("_ratio", "_to_best", "_to_mean")
 """Ends of the names of metrics that are quotients of two rates."""
 
 if TYPE_CHECKING:
-    from facetrain.verify.evaluate import Evaluation
+    from facetrain.verify.evaluated_sets import EvaluatedSets
+    from facetrain.verify.metrics.group_summary import Group
     from facetrain.verify.metrics.operating_points import OperatingPoint
+    from facetrain.verify.metrics.result import Result
     from facetrain.verify.model_comparison import Difference
-    from facetrain.verify.result import Group, Result
 
 
 def format_number(name: str, value: float | None) -> str:
@@ -68,17 +69,23 @@ def format_counts(result: Result) -> str:
     return ", ".join([*counts, f"{result.subjects:,} subjects"])
 
 
-def format_rejected(result: Result) -> str:
-    """Return the warning that images have an embedding of zeros."""
-    return f"warning: embeddings of zeros: {result.rejected:,}; their score is −1 with every other image"
+def format_warnings(result: Result) -> Iterator[str]:
+    """Yield warnings of embeddings of zeros, and of scores that are reversed."""
+    if result.rejected:
+        yield f"warning: embeddings of zeros: {result.rejected:,}; their score is −1 with every other image"
+    auc = result.metrics.get("auc")
+    if auc is not None and auc < 0.5:
+        yield (
+            f"warning: AUC {auc:.3f}, below one half: impostor pairs score higher than genuine pairs; are labels or "
+            "scores reversed?"
+        )
 
 
-def format_evaluation(evaluation: Evaluation) -> Iterator[str]:
+def format_evaluation(evaluation: EvaluatedSets) -> Iterator[str]:
     """Yield the lines of an evaluation: metrics of every set, its slices, the differences to the other model."""
     for name, result in evaluation.results.items():
         yield f"{name}: {format_counts(result)}"
-        if result.rejected:
-            yield f"  {format_rejected(result)}"
+        yield from (f"  {warning}" for warning in format_warnings(result))
         accuracies, others = headline(result)
         yield from (_format_metric(metric, value, result) for metric, value in accuracies)
         yield from (format_point(point) for point in result.operating_points)
@@ -94,8 +101,7 @@ def format_evaluation(evaluation: Evaluation) -> Iterator[str]:
                 yield f"    {metric:18} {format_number(metric, value)}  {interval}".rstrip()
     for name, differences in evaluation.differences.items():
         yield f"{name}, against {evaluation.against}:"
-        if evaluation.other_results[name].rejected:
-            yield f"  {format_rejected(evaluation.other_results[name])}"
+        yield from (f"  {warning}" for warning in format_warnings(evaluation.other_results[name]))
         for metric, difference in differences.items():
             yield _format_difference(metric, difference)
 

@@ -18,17 +18,17 @@ from facetrain.data.images.decode import decode_rgb, resize_square
 from facetrain.errors import ImageError, PairsError, RunError, UsageError
 from facetrain.files import error_reason, os_errors_as
 from facetrain.html_page import details_table, escape, html_page, row, svg
-from facetrain.verify.evaluate import Evaluation
-from facetrain.verify.metrics.group_summary import GroupSummary
+from facetrain.verify.evaluated_sets import EvaluatedSets
+from facetrain.verify.metrics.group_summary import Group, GroupSummary
+from facetrain.verify.metrics.result import HardPair, Result
 from facetrain.verify.output.figures import result_figures
 from facetrain.verify.output.formatting import (
     format_counts,
     format_interval,
     format_number,
-    format_rejected,
+    format_warnings,
     headline,
 )
-from facetrain.verify.result import Group, HardPair, Result
 from facetrain.verify.sets.evaluation_sets import EvaluationSet
 from facetrain.verify.sets.ijb import IjbSet
 from facetrain.verify.sets.pair_set import PairSet
@@ -73,7 +73,7 @@ def report_files(folder: Path) -> list[Path]:
 
 
 def write_report(
-    folder: Path, evaluation: Evaluation, *, model: str, details: Mapping[str, str] | None = None
+    folder: Path, evaluation: EvaluatedSets, *, model: str, details: Mapping[str, str] | None = None
 ) -> Path:
     """Write `report.html`, `report.json` and a PNG file per figure into a folder; return the path of the page.
 
@@ -102,7 +102,7 @@ def write_report(
 
 
 def _body(
-    evaluation: Evaluation, figures: dict[str, dict[str, Figure]], details: Mapping[str, str]
+    evaluation: EvaluatedSets, figures: dict[str, dict[str, Figure]], details: Mapping[str, str]
 ) -> Iterator[str]:
     yield f"<p>{escape(evaluation.description)}</p>"
     about = {**details, **({"precision": evaluation.precision} if evaluation.precision else {})}
@@ -113,8 +113,7 @@ def _body(
     for name, result in evaluation.results.items():
         yield f"<h2>{escape(name)}</h2>"
         yield f"<p>{format_counts(result)}</p>"
-        if result.rejected:
-            yield f"<p>{format_rejected(result)}</p>"
+        yield from (f"<p>{warning}</p>" for warning in format_warnings(result))
         yield from _headline_table(result, evaluation.other_results.get(name))
         yield from _metrics_table(result)
         yield '<div class="figures">'
@@ -178,7 +177,7 @@ def _metrics_table(result: Result) -> Iterator[str]:
     yield "</table></div>"
 
 
-def _differences_table(evaluation: Evaluation, name: str) -> Iterator[str]:
+def _differences_table(evaluation: EvaluatedSets, name: str) -> Iterator[str]:
     if not evaluation.differences.get(name):
         return
     yield f"<h3>Compared with {escape(evaluation.against)}</h3>"

@@ -63,5 +63,5 @@ def open_evaluation_sets(targets: Iterable[str], folder: Path) -> list[Evaluatio
         PairsError: as `open_evaluation_set`, or two sets have the same name.
     """
     sets = [open_evaluation_set(target, folder) for target in targets]
-    require_distinct_names([one.name for one in sets])
+    require_distinct_names([target.name for target in sets])
     return sets

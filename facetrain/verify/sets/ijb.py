@@ -160,13 +160,13 @@ def _named_rows(path: Path, numbers: int) -> tuple[list[str], np.ndarray]:
         names.append(words[0])
         rows.append(words[1:])
     try:
-        found = np.array(rows, dtype=np.float64).reshape(-1, numbers)
+        number_NK = np.array(rows, dtype=np.float64).reshape(-1, numbers)
     except ValueError as error:
         raise PairsError(f"{path}{_first_unreadable(rows)}: a number cannot be read: {error}") from None
     # As float32, in which landmarks and scores are kept.
     with np.errstate(over="ignore"):
-        _check_rows(np.isfinite(found.astype(np.float32)), path, "a number is not finite")
-    return names, found
+        _check_rows(np.isfinite(number_NK.astype(np.float32)), path, "a number is not finite")
+    return names, number_NK
 
 
 def _first_unreadable(rows: list[list[str]]) -> str:

@@ -1,11 +1,7 @@
-"""Columns of tables of pairs: the score of one of several systems, groups of both people, and the names of BFW.
+"""Columns of tables of pairs: the score of one of several systems, and groups of both people.
 
 `NAME_1` and `NAME_2` are the groups of the two people of a pair. They become one slice NAME, whose value is the group
 that both have, or `a / b`; of many different numbers, the quartiles of both columns together are the groups.
-
-The table of BFW ("Balanced Faces in the Wild", Robinson et al., CVPR Workshops 2020) has the columns p1, p2, label,
-id1, id2, att1, att2, g1, g2, e1, e2 and a score column for each system. They are read as the two images, `genuine`,
-the subjects, and the groups `subgroup`, `gender` and `ethnicity`.
 """
 
 # P pairs
@@ -23,16 +19,7 @@ from facetrain.verify.sets.slice_table import QUALITY, pair_values, read_quality
 SUBJECTS = ("subject_1", "subject_2")
 """Columns of the people on both images."""
 NO_SLICES = {"score", "distance", "genuine", "pair", "first", "second", *SUBJECTS}
-"""Columns with a meaning of their own."""
-_BFW = {
-    "p1": "first", "p2": "second", "label": "genuine",
-    "id1": SUBJECTS[0], "id2": SUBJECTS[1], "ids1": SUBJECTS[0], "ids2": SUBJECTS[1],
-    "att1": "subgroup_1", "att2": "subgroup_2", "g1": "gender_1", "g2": "gender_2",
-    "e1": "ethnicity_1", "e2": "ethnicity_2",
-}  # fmt: skip
-"""Names of BFW's columns in a pair list."""
-_BFW_IGNORED = {"ID", "Unnamed: 0", "fold", "a1", "a2"}
-"""Row number, the published five folds, and abbreviations of att1 and att2."""
+"""Columns with a meaning, which are no slices."""
 
 
 def score_file_and_column(path: Path) -> tuple[Path, str | None]:
@@ -41,49 +28,24 @@ def score_file_and_column(path: Path) -> tuple[Path, str | None]:
     return (Path(file), column) if colon and file.endswith(".csv") and not path.exists() else (path, None)
 
 
-def unify_columns(
-    path: Path, texts: dict[str, list[str]], *, score: str | None, need_score: bool
-) -> dict[str, list[str]]:
-    """Return the columns of a table with the names of a score file or pair list.
+def select_score(path: Path, texts: dict[str, list[str]], score: str | None) -> dict[str, list[str]]:
+    """Return the columns of a table with `score` or `distance` as the only score.
 
     Args:
         path: the table, for messages.
         texts: values (P,) by column.
-        score: the column of the score; None if it is `score` or `distance`.
-        need_score: False for a pair list. The other columns of a table of BFW are then the scores of systems, and
-            dropped.
+        score: the selected column; None leaves the table as it is.
 
     Raises:
-        DataError: there is no such column, or a table of BFW has scores and none of them is selected.
+        DataError: there is no such column.
     """
-    if score is not None and score not in texts:
+    if score is None:
+        return texts
+    if score not in texts:
         raise DataError(f"{path}: no column {score!r}; the columns are {listed(texts)}")
-    if {"p1", "p2", "label"} <= texts.keys():
-        texts = _from_bfw(path, texts, score, need_score)
-    elif score is not None:
-        others = {name: values for name, values in texts.items() if name not in ("score", "distance", score)}
-        texts = others | {_kind_of_score(score): texts[score]}
-    return texts
-
-
-def _from_bfw(
-    path: Path, texts: dict[str, list[str]], score: str | None, need_score: bool
-) -> dict[str, list[str]]:
-    systems = [name for name in texts if name not in _BFW and name not in _BFW_IGNORED]
-    if need_score and score is None and "score" in systems:
-        score = "score"
-    if need_score and score is None:
-        raise DataError(
-            f"{path}: has the scores of several systems; select one as {path}:COLUMN, where COLUMN is "
-            f"{' or '.join(systems)}"
-        )
-    found = {_BFW[name]: values for name, values in texts.items() if name in _BFW}
-    return found if score is None else found | {_kind_of_score(score): texts[score]}
-
-
-def _kind_of_score(column: str) -> str:
-    """Return the name of a selected column in a score file: a column `distance` keeps its meaning."""
-    return column if column == "distance" else "score"
+    others = {name: values for name, values in texts.items() if name not in ("score", "distance", score)}
+    # A column `distance` keeps its meaning.
+    return others | {score if score == "distance" else "score": texts[score]}
 
 
 def pair_slices(path: Path, texts: dict[str, list[str]]) -> dict[str, np.ndarray]:
@@ -107,7 +69,7 @@ def pair_slices(path: Path, texts: dict[str, list[str]]) -> dict[str, np.ndarray
 
 
 def read_pair_quality(path: Path, texts: dict[str, list[str]]) -> np.ndarray | None:
-    """Remove the quality from the columns of a table, and return that of every pair; None if there is none.
+    """Remove the quality from the columns of a table, and return the quality of every pair; None if there is none.
 
     It is the column `quality`, or the lower one of the columns `quality_1` and `quality_2` of both images.
 

@@ -17,8 +17,10 @@ from facetrain.data.formats.pair_archives import (
     is_pair_archive,
     read_pair_archive,
 )
+from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.errors import PairsError
 from facetrain.verify.sets.known_subjects import known_subjects
+from facetrain.verify.sets.subjects import connected_subjects
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class PairSet:
 def load_pair_set(target: str, folder: Path) -> PairSet:
     """Read a set in any form of `pair_archives`, by its path or by its name in `folder`, and the tables beside it.
 
-    Without a table of subjects, those of a published list are used if the set is one, see `known_subjects`.
+    Without a table of subjects, a published list gives the subjects if the set is published, see `known_subjects`.
 
     Raises:
         PairsError: the set does not exist (the message lists the sets of the folder), cannot be read, or its table of
@@ -87,3 +89,34 @@ def require_distinct_names(names: list[str]) -> None:
     """
     if len(set(names)) < len(names):
         raise PairsError(f"two evaluation sets have the same name: {', '.join(sorted(names))}; rename one")
+
+
+def known_or_inferred_subjects(pairs: PairSet) -> np.ndarray:
+    """Return the subject id of every image, int (N,): the ids of the set, or what its pairs tell.
+
+    Without ids, images with equal bytes are one image, and genuine pairs connect images of one subject.
+    """
+    if pairs.subject is not None:
+        return pairs.subject
+    image_N = dense_ids(pairs.images)
+    first_P, second_P = image_N[0::2], image_N[1::2]
+    return connected_subjects(first_P, second_P, pairs.same, int(image_N.max()) + 1)[image_N]
+
+
+def doubtful_pairs(pairs: PairSet) -> list[str]:
+    """Return a message for each fault of a set that makes its results useless, although they can be computed."""
+    if pairs.same.all() or not pairs.same.any():
+        return [
+            f"{pairs.name}: all pairs are of one kind; accuracy and error rates need genuine and impostor pairs"
+        ]
+    image_N = dense_ids(pairs.images)
+    side_P2 = np.sort(image_N.reshape(-1, 2), axis=1)
+    messages = []
+    if own := int((side_P2[:, 0] == side_P2[:, 1]).sum()):
+        messages.append(f"{pairs.name}: {own:,} pairs have the same image on both sides; remove them")
+    distinct = len(np.unique(side_P2, axis=0))
+    if contradictory := len(np.unique(np.column_stack([side_P2, pairs.same]), axis=0)) - distinct:
+        messages.append(
+            f"{pairs.name}: {contradictory:,} pairs are listed both as genuine and as impostor; correct their labels"
+        )
+    return messages

@@ -41,7 +41,7 @@ class SearchSet:
     """Subject id of each probe, int from 0."""
     gallery: Sequence[bytes]
     gallery_subject: np.ndarray
-    """Subject id of each gallery image; −1 for a distractor, the mate of no probe."""
+    """Subject id of each gallery image; −1 for a distractor: matches no probe."""
 
 
 @dataclass(frozen=True)
@@ -96,12 +96,12 @@ def open_megaface(folder: Path, name: str) -> DistractorSet:
     """
     folders = _megaface_folders(folder)
     assert folders is not None, "is_megaface(folder) holds"
-    found = [_images(part) for part in folders]
+    listed = [_images(part) for part in folders]
     lists = (folder / f"{part}_noises.txt" for part in ("facescrub", "megaface"))
     probes, distractors = (
-        exclude_listed(images, read_noise_list(path)) for images, path in zip(found, lists, strict=True)
+        exclude_listed(images, read_noise_list(path)) for images, path in zip(listed, lists, strict=True)
     )
-    excluded = sum(map(len, found)) - len(probes) - len(distractors)
+    excluded = sum(map(len, listed)) - len(probes) - len(distractors)
     subject = dense_ids([path.relative_to(folders[0]).parts[0] for path in probes])
     # `rank1@1000` uses the first 1000 distractors: a fixed shuffle makes them a random sample, the same each time.
     np.random.default_rng(0).shuffle(distractors)

@@ -41,7 +41,7 @@ class SliceTable:
     subject: np.ndarray | None
     """Subject id of each of the 2P images, int from 0 without gaps; None without a column `subject`."""
     quality: np.ndarray | None = None
-    """Quality of every pair, float (P,): that of its worse image; None without a column `quality`."""
+    """Quality of every pair, float (P,), which is the quality of its worse image; None without a column `quality`."""
 
 
 def read_slice_table(path: Path, same_P: np.ndarray) -> SliceTable:

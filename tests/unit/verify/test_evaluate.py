@@ -9,10 +9,11 @@ from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.bin_groups import write_groups
 from facetrain.embeddings.inference import Inference
 from facetrain.models.model_file import describe_backbone, save_model
-from facetrain.verify.evaluate import evaluate
+from facetrain.verify.evaluate import evaluate, evaluate_scores
 from facetrain.verify.metrics.fold_accuracy import fold_accuracy
 from facetrain.verify.metrics.roc import threshold_at
 from facetrain.verify.options import EvaluationOptions
+from facetrain.verify.output.formatting import format_evaluation
 from tests.support.datasets import encoded_image
 
 CPU = Inference("cpu", workers=1)
@@ -103,3 +104,23 @@ def test_another_system_has_the_folds_of_the_set(model, tmp_path):
     other = found.other_results["pairs"]
     expected = fold_accuracy(other.scale.distance(score), np.array(same)).mean
     assert other.metrics["accuracy"] == found.differences["pairs"]["accuracy"].second == expected
+
+
+@pytest.mark.parametrize(
+    ("images", "same", "message"),
+    [
+        ([1, 1, 2, 3], [True, False], "1 pairs have the same image on both sides"),
+        ([1, 2, 2, 1, 3, 4], [True, False, False], "1 pairs are listed both as genuine and as impostor"),
+        ([1, 2, 3, 4], [True, True], "all pairs are of one kind"),
+    ],
+)
+def test_a_set_with_useless_pairs_gives_a_warning(model, tmp_path, capsys, images, same, message):
+    write_bin(tmp_path / "set.bin", [encoded_image(number, 32) for number in images], same)
+    evaluate(model, ["set"], tmp_path, options=EvaluationOptions(bootstrap=0), inference=CPU)
+    assert f"warning: set: {message}" in capsys.readouterr().err
+
+
+def test_reversed_scores_give_a_warning(tmp_path):
+    (tmp_path / "a.csv").write_text("score,genuine\n0.1,1\n0.2,1\n0.8,0\n0.9,0\n")
+    evaluation = evaluate_scores(tmp_path / "a.csv", options=EvaluationOptions(bootstrap=0))
+    assert "  warning: AUC 0.000, below one half" in "\n".join(format_evaluation(evaluation))

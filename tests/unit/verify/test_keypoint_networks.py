@@ -1,5 +1,7 @@
 """Networks with KP-RPE in evaluation and export: every path gives the embeddings of the network with its landmarks."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -95,7 +97,9 @@ def test_the_verification_of_a_run_uses_the_landmarks_of_the_set(network, landma
         "embed_plain_and_mirrored",
         lambda self, images, *, name, landmarks: (seen.append(landmarks), (np.ones((COUNT, 2)),) * 2)[1],
     )
-    verifier = Verifier([load_pair_set("val", tmp_path)], image_size=32, batch_size=4, device=CPU)
+    verifier = Verifier(
+        [load_pair_set("val", tmp_path)], partial(ImageEmbedder, image_size=32, batch_size=4, device=CPU)
+    )
     list(verifier(network))
     np.testing.assert_array_equal(seen[0], landmarks)
 

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 from scipy.stats import norm, t
 
+from facetrain.verify.metrics.result import Result
 from facetrain.verify.metrics.scored_pairs import pair_result
 from facetrain.verify.model_comparison import compare_results
-from facetrain.verify.result import Result
 from tests.unit.verify.test_bootstrap import people
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from facetrain.verify.evaluate import Evaluation
+from facetrain.verify.evaluated_sets import EvaluatedSets
 from facetrain.verify.output.figures import figure_images, result_figures
 from facetrain.verify.output.report import write_report
 from facetrain.verify.sets.pair_set import PairSet
@@ -24,7 +24,7 @@ def found():
     embedding_ND = np.random.default_rng(0).normal(size=(80, 8))
     embedding_ND[1::2][same] = embedding_ND[0::2][same] + 0.3 * embedding_ND[1::2][same]
     result, _ = verification_result(embedding_ND, embedding_ND, pairs, replicates=20)
-    return Evaluation("r50 <script>alert(1)</script>", {"lfw": result}, {"lfw": pairs}, True)
+    return EvaluatedSets("r50 <script>alert(1)</script>", {"lfw": result}, {"lfw": pairs}, True)
 
 
 def test_the_page_is_self_contained_and_has_no_script(found, tmp_path):

@@ -1,4 +1,4 @@
-"""Score files with a column for each of the two people of a pair, among them the published table of BFW."""
+"""Score files with a column for each of the two people of a pair, and with the scores of several systems."""
 
 from itertools import pairwise
 
@@ -9,76 +9,49 @@ from facetrain.embeddings.embedding_files import Embeddings, save_embeddings
 from facetrain.errors import DataError
 from facetrain.verify.evaluate import evaluate_scores
 from facetrain.verify.options import EvaluationOptions
-from facetrain.verify.sets.score_files import read_scored_pairs, read_scores
+from facetrain.verify.score_files import read_scored_pairs, read_scores
 from tests.support.score_files import columns_of, write
 from tests.unit.verify.test_bootstrap import people
 
 FAST = EvaluationOptions(bootstrap=50)
 
-BFW = {"genuine": "label", "subject_1": "id1", "subject_2": "id2"}
 
-
-def write_bfw(path, pairs, **systems):
-    """Write pairs in the columns of BFW's published table; people alternate between two groups."""
-    columns = columns_of(pairs)
-    first, second = pairs.sides
-    sides = (("1", first), ("2", second))
-    table = {"": range(len(first)), "fold": np.arange(len(first)) % 5 + 1}
-    table |= {f"p{side}": [f"women/{person}/{person}.jpg" for person in people] for side, people in sides}
-    table |= {new: columns[old] for old, new in BFW.items()}
-    for name, values in (
-        ("att", ("asian_females", "white_males")),
-        ("g", "FM"),
-        ("e", "AW"),
-        ("a", ("AF", "WM")),
-    ):
-        table |= {f"{name}{side}": [values[person % 2] for person in people] for side, people in sides}
-    return write(path, table | systems)
-
-
-def test_a_table_of_bfw_has_groups_of_pairs_and_one_score_for_each_system(tmp_path):
+def test_groups_of_both_people_are_compared_for_each_of_several_systems(tmp_path):
     pairs = people(np.random.default_rng(0), 60)
-    scores = [repr(float(score)) for score in pairs.score_P]
-    path = write_bfw(tmp_path / "bfw.csv", pairs, vgg16=["0.5"] * len(scores), resnet50=scores)
-    found = read_scores(tmp_path / "bfw.csv:resnet50")
-    assert found.path == path and found.scored.score_P.tolist() == pairs.score_P.tolist()
-    assert found.scored.same_P.tolist() == pairs.same_P.tolist() and found.scored.subjects == 60
-    assert found.columns.keys() == {"subgroup", "gender", "ethnicity"}
     first, second = pairs.sides
-    same_group = first % 2 == second % 2
-    assert (found.columns["gender"][~same_group] == "F / M").all()
-    assert (found.columns["gender"][same_group & (first % 2 == 0)] == "F").all()
+    columns = columns_of(pairs)
+    columns |= {"ours": columns.pop("score"), "theirs": ["0.5"] * len(first)}
+    for side, person in ((1, first), (2, second)):
+        columns[f"gender_{side}"] = ["FM"[each % 2] for each in person]
+    write(tmp_path / "systems.csv", columns)
+    found = read_scores(tmp_path / "systems.csv:ours")
+    assert found.scored.score_P.tolist() == pairs.score_P.tolist() and found.scored.subjects == 60
     evaluation = evaluate_scores(
-        tmp_path / "bfw.csv:resnet50", against=tmp_path / "bfw.csv:vgg16", options=FAST
+        tmp_path / "systems.csv:ours", against=tmp_path / "systems.csv:theirs", options=FAST
     )
-    result = evaluation.results["bfw"]
-    assert evaluation.differences["bfw"]["auc"].second == 0.5
+    result = evaluation.results["systems"]
+    assert evaluation.differences["systems"]["auc"].second == 0.5
     by_group = {group.value: group.metrics for group in result.groups if group.column == "gender"}
     assert by_group["F / M"]["genuine"] == 0 and by_group["F / M"]["fnmr"] is None
     # Pairs across groups have no genuine pairs, and are no group of people in the summary.
-    summary = next(one for one in result.group_summaries if one.column == "gender")
+    summary = next(each for each in result.group_summaries if each.column == "gender")
     accuracy = [by_group[group]["accuracy"] for group in "FM"]
     assert summary.metrics["accuracy_mean"] == pytest.approx(np.mean(accuracy))
-    with pytest.raises(DataError, match="select one as .*bfw.csv:COLUMN, where COLUMN is vgg16 or resnet50"):
-        read_scores(path)
     with pytest.raises(DataError, match="no column 'absent'; the columns are "):
-        read_scores(tmp_path / "bfw.csv:absent")
+        read_scores(tmp_path / "systems.csv:absent")
 
 
-def test_a_table_of_bfw_is_a_pair_list_for_embeddings_by_image_path(tmp_path):
+def test_embeddings_of_a_list_file_are_found_by_the_path_inside_its_folder(tmp_path):
     pairs = people(np.random.default_rng(1), 20)
-    path = write_bfw(tmp_path / "bfw.csv", pairs, senet50=["nan"] * len(pairs.same_P))
-    names = [f"women/{person}/{person}.jpg" for person in range(20)]
-    unit = np.eye(20, dtype=np.float32)
-    save_embeddings(tmp_path / "bfw.npz", Embeddings(unit, names, np.arange(20)))
-    table = read_scored_pairs(tmp_path / "bfw.npz", path)
     first, second = pairs.sides
-    assert table.scored.score_P.tolist() == (first == second).astype(float).tolist()
-    assert table.columns.keys() == {"subgroup", "gender", "ethnicity"}
-    names = [f"data/bfw/{name}" for name in names]
-    save_embeddings(tmp_path / "paths.npz", Embeddings(unit, names, np.arange(20)))
+    columns = {"genuine": columns_of(pairs)["genuine"]}
+    for name, person in (("first", first), ("second", second)):
+        columns[name] = [f"women/{each}/{each}.jpg" for each in person]
+    path = write(tmp_path / "pairs.csv", columns)
+    names = [f"data/faces/women/{person}/{person}.jpg" for person in range(20)]
+    save_embeddings(tmp_path / "paths.npz", Embeddings(np.eye(20, dtype=np.float32), names, np.arange(20)))
     found = read_scored_pairs(tmp_path / "paths.npz", path)
-    assert found.scored.score_P.tolist() == table.scored.score_P.tolist()
+    assert found.scored.score_P.tolist() == (first == second).astype(float).tolist()
 
 
 def test_a_score_file_has_pairwise_groups_and_other_score_columns(tmp_path):
@@ -105,10 +78,6 @@ def test_a_distance_that_is_selected_by_its_name_stays_a_distance(tmp_path):
     found = read_scores(tmp_path / "a.csv:distance")
     assert found.scored.score_P.tolist() == [-0.25, -1.5] and found.scored.scale.low == -1.5
     assert not found.columns
-    pairs = people(np.random.default_rng(0), 60)
-    write_bfw(tmp_path / "bfw.csv", pairs, distance=[repr(1 - float(score)) for score in pairs.score_P])
-    bfw = read_scores(tmp_path / "bfw.csv:distance").scored
-    np.testing.assert_allclose(bfw.score_P, pairs.score_P - 1, atol=1e-12)
 
 
 def test_the_quality_of_a_pair_is_the_lower_one_of_both_images(tmp_path):

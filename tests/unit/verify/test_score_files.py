@@ -13,8 +13,8 @@ from facetrain.verify.metrics.score_scale import COSINE
 from facetrain.verify.options import EvaluationOptions
 from facetrain.verify.output.formatting import format_evaluation
 from facetrain.verify.protocols import scores_result
+from facetrain.verify.score_files import read_scores, scores_of_set
 from facetrain.verify.sets.pair_set import PairSet
-from facetrain.verify.sets.score_files import read_scores, scores_of_set
 from tests.support.score_files import columns_of, write
 from tests.unit.verify.test_bootstrap import people
 

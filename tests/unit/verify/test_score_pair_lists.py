@@ -11,8 +11,8 @@ from facetrain.verify.evaluate import evaluate_scores
 from facetrain.verify.options import EvaluationOptions
 from facetrain.verify.output.formatting import format_evaluation
 from facetrain.verify.protocols import results_from_embeddings, scores_result
+from facetrain.verify.score_files import read_scored_pairs, scores_of_set
 from facetrain.verify.sets.pair_set import PairSet
-from facetrain.verify.sets.score_files import read_scored_pairs, scores_of_set
 from tests.support.score_files import write
 
 FAST = EvaluationOptions(bootstrap=50)

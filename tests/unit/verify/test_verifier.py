@@ -1,3 +1,5 @@
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -30,7 +32,7 @@ class Net(nn.Module):
 
 
 def make_verifier(*sets):
-    return Verifier(sets, image_size=16, batch_size=7, device=torch.device("cpu"))
+    return Verifier(sets, partial(ImageEmbedder, image_size=16, batch_size=7, device=torch.device("cpu")))
 
 
 def test_verification_separates_the_pairs_and_does_not_change_the_network():

@@ -1,9 +1,12 @@
 """Verification during training."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from facetrain.distributed.stop_request import Stopped
+from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.errors import ConfigError
 from facetrain.run.callbacks.evaluation import Evaluation
 from facetrain.telemetry.log import logger
@@ -14,6 +17,8 @@ from facetrain.verify.verifier import Verifier
 from tests.support.datasets import encoded_image
 from tests.unit.run.callbacks.helpers import CPU, SIZE, Board
 
+embedder_of = partial(ImageEmbedder, image_size=SIZE, batch_size=8, device=CPU, workers=0)
+
 
 @pytest.fixture
 def pairs():
@@ -22,7 +27,7 @@ def pairs():
 
 
 def verifier_of(pairs, check_stop=None):
-    return Verifier([pairs], image_size=SIZE, batch_size=8, device=CPU, workers=0, check_stop=check_stop)
+    return Verifier([pairs], partial(embedder_of, check_stop=check_stop))
 
 
 def raise_stopped():
@@ -99,6 +104,6 @@ def test_the_first_verification_must_measure_the_metric_of_the_best_checkpoint(
 
 
 def test_a_metric_of_the_best_checkpoint_needs_a_verification_set(state):
-    verifier = Verifier([], image_size=SIZE, batch_size=8, device=CPU, workers=0)
+    verifier = Verifier([], embedder_of)
     with pytest.raises(ConfigError, match="measures no set: eval.targets is empty"):
         Evaluation(verifier, Recorder(), best_metric="lfw/accuracy").verify(state)

@@ -10,8 +10,7 @@ A score file is a CSV file with a header line and one row for each pair. Columns
                  curve
     any other    slices, see `slice_table`; NAME_1 and NAME_2, the groups of both people, become one slice NAME
 
-`FILE.csv:COLUMN` takes the score from another column; `FILE.csv:distance` is a distance. The table of BFW is read too,
-see `pair_columns`.
+`FILE.csv:COLUMN` takes the score from another column; `FILE.csv:distance` is a distance.
 
 A pair list is a CSV file with the columns `first` and `second`, the names of two images in the file of embeddings,
 `genuine`, and the optional columns above.
@@ -43,11 +42,10 @@ from facetrain.verify.sets.pair_columns import (
     pair_slices,
     read_pair_quality,
     score_file_and_column,
-    unify_columns,
+    select_score,
 )
-from facetrain.verify.sets.pair_set import PairSet
+from facetrain.verify.sets.pair_set import PairSet, known_or_inferred_subjects
 from facetrain.verify.sets.subjects import connected_subjects, items_of_pairs, subjects_of_items
-from facetrain.verify.verification import inferred_subjects
 
 _GENUINE = {"1": True, "true": True, "0": False, "false": False}
 _NAMED = 3
@@ -85,7 +83,7 @@ def read_scores(path: Path) -> ScoreTable:
     path, column = score_file_and_column(path)
     texts = read_columns(path)
     names = list(texts)
-    texts = unify_columns(path, texts, score=column, need_score=True)
+    texts = select_score(path, texts, column)
     if ("score" in texts) == ("distance" in texts):
         raise DataError(
             f"{path}: columns {listed(names)}; a score file needs either a column score or a column distance; give the "
@@ -116,7 +114,7 @@ def score_pair_list(loaded: Embeddings, embeddings: Path, pair_list: Path) -> Sc
     Raises:
         DataError: as `read_scored_pairs`.
     """
-    texts = unify_columns(pair_list, read_columns(pair_list), score=None, need_score=False)
+    texts = read_columns(pair_list)
     first_P, second_P = (
         _rows_of_images(pair_list, side, texts, embeddings, loaded) for side in ("first", "second")
     )
@@ -134,10 +132,10 @@ def scores_of_set(path: Path, target: PairSet) -> ScoredPairs:
     """Read another system's scores, or embeddings, of the pairs of a set, in the order of the set.
 
     Raises:
-        DataError: the file cannot be read, or its number of rows or its labels differ from those of the set.
+        DataError: the file cannot be read, or its number of rows or its labels differ from the set.
     """
     pair_P = np.arange(len(target.same))
-    subject_N = target.subject if target.subject is not None else inferred_subjects(target)
+    subject_N = known_or_inferred_subjects(target)
     if path.suffix in SUFFIXES:
         embedding_ND = load_embeddings(path).embedding
         if len(embedding_ND) != 2 * len(pair_P):

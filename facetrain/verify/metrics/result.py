@@ -11,7 +11,7 @@ import numpy as np
 
 from facetrain.verify.metrics.discard import DiscardCurve
 from facetrain.verify.metrics.fold_accuracy import FoldAccuracy, GridRoc
-from facetrain.verify.metrics.group_summary import GroupSummary
+from facetrain.verify.metrics.group_summary import Group, GroupSummary
 from facetrain.verify.metrics.operating_points import OperatingPoint, match_points, search_points
 from facetrain.verify.metrics.roc import Roc
 from facetrain.verify.metrics.score_scale import COSINE, ScoreScale
@@ -55,22 +55,6 @@ class HardPair:
         if not self.name:
             del content["name"]
         return content
-
-
-@dataclass(frozen=True)
-class Group:
-    """Error rates of the pairs that share one value of a column of the slice table."""
-
-    column: str
-    value: str
-    metrics: dict[str, float | None]
-    """`accuracy`, `fmr`, `fnmr`, `pairs`, `genuine`, `impostors`; a rate without pairs is None."""
-    interval: dict[str, Interval]
-    """95 % interval of each rate."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the metrics at the top level and the intervals under `intervals`."""
-        return {"column": self.column, "value": self.value, **self.metrics, "intervals": self.interval}
 
 
 @dataclass
@@ -133,7 +117,7 @@ class Result:
         return match_points(self.metrics, self.interval, self.threshold, self.curve.impostors)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the metrics at the top level, and everything else under names of its own."""
+        """Return the metrics at the top level, and everything else under other names."""
         return {
             "protocol": self.protocol,
             **self.metrics,

@@ -1,0 +1,47 @@
+"""Results of a model on several sets, the input of `verify/output`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from facetrain.verify.metrics.result import Result
+from facetrain.verify.model_comparison import Difference
+from facetrain.verify.sets.evaluation_sets import EvaluationSet
+
+
+@dataclass(frozen=True)
+class EvaluatedSets:
+    """Results of a model on all sets, and its differences to another model."""
+
+    description: str
+    """Architecture and origin of the model, for the reader."""
+    results: dict[str, Result]
+    """Results by the name of the set; IJB's 1:N protocol is `NAME_1n`. Empty on all ranks but the leader."""
+    sets: dict[str, EvaluationSet]
+    """The sets by name: the report shows the images of the hardest pairs."""
+    is_leader: bool
+    """True on the rank that has the results."""
+    precision: str = "fp32"
+    """Precision of the networks: fp32, on GPUs maybe with TF32, or bf16; empty without a network."""
+    against: str = ""
+    """Description of the other model; empty without one."""
+    other_results: dict[str, Result] = field(default_factory=dict)
+    """Results of the other model by set, for the figures."""
+    differences: dict[str, dict[str, Difference]] = field(default_factory=dict)
+    """Differences to the other model by set and metric."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all metrics of all sets."""
+        content: dict[str, Any] = {
+            "description": self.description,
+            "precision": self.precision,
+            "sets": {name: result.as_json() for name, result in self.results.items()},
+        }
+        if self.against:
+            content["against"] = self.against
+            content["differences"] = {
+                name: {metric: difference.as_json() for metric, difference in by_metric.items()}
+                for name, by_metric in self.differences.items()
+            }
+        return content
