@@ -15,7 +15,7 @@ LARGE ?=
 # Without compiled modules every process that a test starts would compile those it imports: five seconds for torch.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup quickstart test test-slow unit check format ranks gpu golden fuzz interop long soak faults clock bench real-faces speedrun docs lock clean
+.PHONY: help setup quickstart test test-slow unit check format ranks gpu golden fuzz interop long soak faults clock bench real-faces speedrun config-docs docs lock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -75,6 +75,9 @@ real-faces: $(READY)  ## train the recipes on the real faces in REAL (../shared/
 
 speedrun: $(READY)  ## train the fastest recipe on the real faces in REAL with five seeds, about 12 minutes (docs/log/log.md)
 	$(BIN)/python recipes/speedrun/run.py --data $(REAL)
+
+config-docs: $(READY)  ## write the reference of the config keys into docs/config.md
+	PYTHONPATH=. $(BIN)/python scripts/config_docs.py
 
 docs: $(READY)  ## build the documentation site into build/site
 	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

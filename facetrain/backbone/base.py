@@ -27,12 +27,24 @@ class Backbone(nn.Module):
     autocast.
     """
 
-    embedding_size: int
     stride: ClassVar[int] = 16
     """Pixels of the image's side for each cell of the last feature map's side."""
     takes_landmarks: ClassVar[bool] = False
     """Whether `trunk` and `forward` take a second argument: the landmarks of the faces, (B, 5, 2), in units of the
     image's sides, see `face_landmarks.py`. Without it they use the landmarks of aligned faces."""
+
+    def __init__(
+        self,
+        *,
+        embedding_size: int = 512,
+        image_size: int = 112,
+        dropout: float = 0.0,
+        checkpoint_activations: bool = False,
+    ) -> None:
+        """Take the options of every backbone, which the section `model` of the config describes."""
+        super().__init__()
+        self.embedding_size, self.image_size = embedding_size, image_size
+        self._dropout, self._recompute = dropout, checkpoint_activations
 
     def trunk(self, image_BCHW: Tensor) -> Tensor:
         """Map normalized images (B, 3, H, W) to features."""
@@ -54,7 +66,7 @@ class Backbone(nn.Module):
     def layer_prefixes(self) -> list[tuple[str, ...]]:
         """Return the prefixes of the parameter names of each layer, from the image on.
 
-        A layer is the stem, or a block of the trunk. All other parameters are those of the last layer: the norm at the
+        A layer is the stem, or a block of the trunk. All other parameters belong to the last layer: the norm at the
         end of the trunk, and the neck.
         """
         raise NotImplementedError
@@ -83,7 +95,7 @@ def resize_features(feature_BCHW: Tensor, side: int) -> Tensor:
     """Return feature maps (B, C, side, side): the given ones, or float32 ones by bilinear interpolation.
 
     In a training stage of smaller images, the last layer gets features of as many cells as in the rest of the run. The
-    interpolation has no parameters, so all weights are those of the final size. Networks in evaluation mode do not
+    interpolation has no parameters, so all weights fit the final size. Networks in evaluation mode do not
     call it: they take images of the final size only.
     """
     height, width = feature_BCHW.shape[2:]

@@ -1,6 +1,6 @@
 """IResNet, the improved ResNet (Duta et al., arXiv 2004.04989) in the variants of arcface_torch and AdaFace.
 
-Parameter names and their order are those of arcface_torch, so its published weights load.
+Parameter names and their order are as in arcface_torch, so its published weights load.
 """
 
 # B batch   C channels   D embedding
@@ -8,21 +8,13 @@ Parameter names and their order are those of arcface_torch, so its published wei
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone, resize_features, run_block
 from facetrain.backbone.prelu import PReLU
 
-LAYERS: dict[str, tuple[int, int, int, int]] = {
-    "r18": (2, 2, 2, 2),
-    "r34": (3, 4, 6, 3),
-    "r50": (3, 4, 14, 3),
-    "r100": (3, 13, 30, 3),
-    "r200": (6, 26, 60, 6),
-    "r2060": (3, 128, 896, 3),
-}
-"""Name -> blocks per stage."""
 WIDTHS = (64, 128, 256, 512)
 """Channels per stage."""
 
@@ -72,19 +64,14 @@ class IResNet(Backbone):
         widths: Sequence[int] = WIDTHS,
         *,
         subsample_shortcut: bool = False,
-        embedding_size: int = 512,
-        image_size: int = 112,
-        dropout: float = 0.0,
-        checkpoint_activations: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__()
-        self.embedding_size = embedding_size
+        super().__init__(**options)
         self.subsample_shortcut = subsample_shortcut
-        self._recompute = checkpoint_activations
         self.conv1 = nn.Conv2d(3, widths[0], 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(widths[0])
         self.prelu = PReLU(widths[0])
-        side, channels = image_size, widths[0]
+        side, channels = self.image_size, widths[0]
         for number, (depth, width) in enumerate(zip(layers, widths, strict=True), start=1):
             blocks = [
                 IBasicBlock(
@@ -99,9 +86,9 @@ class IResNet(Backbone):
             side, channels = (side + 1) // 2, width
         self._side = side
         self.bn2 = nn.BatchNorm2d(channels)
-        self.dropout = nn.Dropout(dropout)
-        self.fc = nn.Linear(channels * side * side, embedding_size)
-        self.features = nn.BatchNorm1d(embedding_size)
+        self.dropout = nn.Dropout(self._dropout)
+        self.fc = nn.Linear(channels * side * side, self.embedding_size)
+        self.features = nn.BatchNorm1d(self.embedding_size)
         # The scale is fixed at 1: the head normalizes embeddings and would cancel a scale common to all features.
         nn.init.ones_(self.features.weight)
         self.features.weight.requires_grad_(False)

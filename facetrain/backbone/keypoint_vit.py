@@ -10,6 +10,7 @@ relative to five landmarks of the face. So the network can follow a face that is
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ al., ICCV 2021, arXiv 2107.14222, equation 18) with the published α = 1.9, β =
 _BINS = 2 * len(_LEAST_DISTANCES) + 1
 """Bins of a relative coordinate, of both signs."""
 BUCKETS = _BINS**2
-"""Classes of relative positions of two patches; each has a bias of its own (method "product" of iRPE)."""
+"""Classes of relative positions of two patches; each has one bias (method "product" of iRPE)."""
 
 
 def bucket_ids(side: int, device: torch.device) -> Tensor:
@@ -124,28 +125,12 @@ class KeypointVisionTransformer(VisionTransformer):
         width: int,
         depth: int,
         *,
-        drop_path: float,
         patch: int = 8,
         heads: int = 8,
-        mlp_ratio: int = 4,
-        embedding_size: int = 512,
-        image_size: int = 112,
-        dropout: float = 0.0,
-        checkpoint_activations: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            width,
-            depth,
-            drop_path=drop_path,
-            patch=patch,
-            heads=heads,
-            mlp_ratio=mlp_ratio,
-            mask_token=False,
-            embedding_size=embedding_size,
-            image_size=image_size,
-            dropout=dropout,
-            checkpoint_activations=checkpoint_activations,
-        )
+        """Take the options of `VisionTransformer`."""
+        super().__init__(width, depth, patch=patch, heads=heads, mask_token=False, **options)
         self._heads = heads
         self.keypoint_linear = nn.Linear(_OFFSETS, depth * heads * BUCKETS)
         nn.init.zeros_(self.keypoint_linear.weight)
@@ -154,7 +139,7 @@ class KeypointVisionTransformer(VisionTransformer):
     def trunk(self, image_BCHW: Tensor, landmarks_B52: Tensor | None = None) -> Tensor:
         """Map normalized images (B, 3, H, W) and their landmarks to tokens, flat (B, N·width).
 
-        The landmarks (B, 5, 2) are x and y as fractions of the image's sides. None: those of an aligned face.
+        The landmarks (B, 5, 2) are x and y as fractions of the image's sides. None: the landmarks of an aligned face.
         """
         if landmarks_B52 is None:
             landmarks_B52 = _aligned_landmarks(image_BCHW)

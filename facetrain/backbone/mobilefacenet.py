@@ -5,19 +5,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone, resize_features, run_block
 from facetrain.backbone.prelu import PReLU
 from facetrain.errors import ModelError
-
-LAYERS: dict[str, tuple[int, int, int, int]] = {
-    "mbf_small": (1, 4, 6, 2),
-    "mbf": (1, 4, 6, 2),
-    "mbf_large": (2, 8, 12, 4),
-}
-"""Name -> blocks per stage."""
 
 
 class ConvBlock(nn.Module):
@@ -98,42 +92,38 @@ class MobileFaceNet(Backbone):
 
     def __init__(
         self,
-        depths: Sequence[int],
+        layers: Sequence[int],
         scale: int,
-        *,
-        embedding_size: int = 512,
-        image_size: int = 112,
-        dropout: float = 0.0,
-        checkpoint_activations: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__()
-        if dropout:
-            raise ModelError(f"model.dropout: MobileFaceNet has no dropout layer, got {dropout}; set it to 0")
-        self.embedding_size = embedding_size
-        self._recompute = checkpoint_activations
-        narrow, wide, side = 64 * scale, 128 * scale, image_size
+        super().__init__(**options)
+        if self._dropout:
+            raise ModelError(
+                f"model.dropout: MobileFaceNet has no dropout layer, got {self._dropout}; set it to 0"
+            )
+        narrow, wide, side = 64 * scale, 128 * scale, self.image_size
         for _ in range(4):
             side = (side + 1) // 2
         second = (
             ConvBlock(narrow, narrow, 3, 1, 1, groups=64)
-            if depths[0] == 1
-            else Residual(narrow, depths[0], 128)
+            if layers[0] == 1
+            else Residual(narrow, layers[0], 128)
         )
         self.layers = nn.ModuleList(
             [
                 ConvBlock(3, narrow, 3, 2, 1),
                 second,
                 DepthWise(narrow, narrow, 128, 2, residual=False),
-                Residual(narrow, depths[1], 128),
+                Residual(narrow, layers[1], 128),
                 DepthWise(narrow, wide, 256, 2, residual=False),
-                Residual(wide, depths[2], 256),
+                Residual(wide, layers[2], 256),
                 DepthWise(wide, wide, 512, 2, residual=False),
-                Residual(wide, depths[3], 256),
+                Residual(wide, layers[3], 256),
             ]
         )
         self._side = side
         self.conv_sep = ConvBlock(wide, 512)
-        self.features = GlobalDepthWise(512, side, embedding_size)
+        self.features = GlobalDepthWise(512, side, self.embedding_size)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

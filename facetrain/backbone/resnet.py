@@ -13,8 +13,6 @@ from facetrain.backbone.base import Backbone, run_block
 from facetrain.errors import ModelError
 from facetrain.files import error_reason
 
-NAMES = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
-
 
 class TorchvisionResNet(Backbone):
     """ResNet of torchvision whose classifier is replaced by an embedding layer and batch norm.
@@ -27,22 +25,16 @@ class TorchvisionResNet(Backbone):
     def __init__(
         self,
         name: str,
-        *,
-        embedding_size: int = 512,
-        image_size: int = 112,
-        dropout: float = 0.0,
-        checkpoint_activations: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__()
+        super().__init__(**options)
         net: Any = _import_models().__dict__[name]()
-        self.embedding_size = embedding_size
-        self._recompute = checkpoint_activations
         self.stem = nn.Sequential(net.conv1, net.bn1, net.relu, net.maxpool)
         self.stages = nn.Sequential(net.layer1, net.layer2, net.layer3, net.layer4)
         self.pool = net.avgpool
-        self.dropout = nn.Dropout(dropout)
-        self.fc = nn.Linear(net.fc.in_features, embedding_size)
-        self.features = nn.BatchNorm1d(embedding_size)
+        self.dropout = nn.Dropout(self._dropout)
+        self.fc = nn.Linear(net.fc.in_features, self.embedding_size)
+        self.features = nn.BatchNorm1d(self.embedding_size)
         # As in IResNet: the head would cancel this scale.
         self.features.weight.requires_grad_(False)
 

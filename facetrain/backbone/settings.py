@@ -6,18 +6,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from facetrain.settings import NotNegative, Positive, Settings
-
-BackboneName = Literal[
-    "r18", "r34", "r50", "r100", "r200", "r2060",
-    "mbf_small", "mbf", "mbf_large",
-    "vit_t", "vit_s", "vit_b", "vit_l", "vit_h",
-    "ir18", "ir34", "ir50", "ir101",
-    "vit_s_patch8", "vit_b_patch8", "vit_s_kprpe", "vit_b_kprpe",
-    "timm_vit_t_patch8", "timm_vit_s_patch8_gap",
-    "resnet18", "resnet34", "resnet50", "resnet101", "resnet152",
-    "iresnet",
-]  # fmt: skip
+from facetrain.backbone.registry import BACKBONES
+from facetrain.settings import NotNegative, OneOf, Positive, Settings
 
 
 class LoraSettings(Settings):
@@ -34,7 +24,7 @@ class LoraSettings(Settings):
 class ModelSettings(Settings):
     """Backbone network, which maps an image to an embedding."""
 
-    backbone: BackboneName = "r50"
+    backbone: Annotated[str, OneOf(BACKBONES)] = "r50"
     """Architecture of the backbone: an IResNet (r18 to r2060), MobileFaceNet (mbf…), ViT (vit_…, timm_vit_…), ViT with
     position encoding by landmarks (vit_…_kprpe), IR network of AdaFace and CVLface (ir18 to ir101), or ResNet of
     torchvision (resnet…); iresnet takes `layers` and `widths`."""
@@ -73,9 +63,15 @@ class ModelSettings(Settings):
     of an adapter (`lora`) have the factor of the weight that it updates."""
 
     @model_validator(mode="after")
-    def _check_lora(self) -> Self:
-        if self.lora is not None and self.init_from is None:
-            raise ValueError("lora needs init_from, the model whose weights are updated")
+    def _check_init_from(self) -> Self:
+        need_it = {
+            "lora needs init_from, the model whose weights are updated": self.lora is not None,
+            "train_batch_norm: false needs init_from, the model whose statistics are kept": not self.train_batch_norm,
+            "init_blocks: first needs init_from, the model with more blocks": self.init_blocks == "first",
+        }
+        for message, is_set in need_it.items():
+            if is_set and self.init_from is None:
+                raise ValueError(message)
         if self.lora is not None and self.freeze:
             raise ValueError(
                 "freeze cannot be combined with lora, which freezes all weights; see lora.targets"
@@ -83,20 +79,14 @@ class ModelSettings(Settings):
         return self
 
     @model_validator(mode="after")
-    def _check_train_batch_norm(self) -> Self:
-        if not self.train_batch_norm and self.init_from is None:
-            raise ValueError("train_batch_norm: false needs init_from, the model whose statistics are kept")
-        return self
-
-    @model_validator(mode="after")
     def _check_layers_and_widths(self) -> Self:
-        is_iresnet, layers = self.backbone == "iresnet", self.layers
-        is_mobile = self.backbone.startswith("mbf")
+        changeable, layers = BACKBONES[self.backbone].changeable, self.layers
+        is_iresnet = "widths" in changeable
         if is_iresnet and (layers is None or self.widths is None):
             raise ValueError("backbone iresnet needs layers and widths, with four numbers each")
         if not is_iresnet and self.widths is not None:
             raise ValueError(f"widths are only for backbone iresnet, not {self.backbone}")
-        if layers is not None and not (is_iresnet or is_mobile):
+        if layers is not None and "layers" not in changeable:
             raise ValueError(f"layers are only for backbone iresnet and mbf…, not {self.backbone}")
         if any(numbers is not None and len(numbers) != 4 for numbers in (layers, self.widths)):
             raise ValueError("layers and widths must have four numbers each")
@@ -104,12 +94,6 @@ class ModelSettings(Settings):
             raise ValueError(
                 "layers: each stage of an IResNet and the first of a MobileFaceNet needs at least one block"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_init_blocks(self) -> Self:
-        if self.init_blocks == "first" and self.init_from is None:
-            raise ValueError("init_blocks: first needs init_from, the model with more blocks")
         return self
 
     @property

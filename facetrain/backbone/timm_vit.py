@@ -9,6 +9,7 @@ average of the tokens. The attention has biases, and the activation is GELU.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -83,25 +84,20 @@ class TimmVisionTransformer(Backbone):
         *,
         patch: int = 8,
         class_token: bool = True,
-        embedding_size: int = 512,
-        image_size: int = 112,
-        dropout: float = 0.0,
-        checkpoint_activations: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__()
-        self.embedding_size = embedding_size
-        self._recompute = checkpoint_activations
-        self._image_size, self._patch, self._side = image_size, patch, image_size // patch
+        super().__init__(**options)
+        self._patch, self._side = patch, self.image_size // patch
         tokens = self._side**2
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width)) if class_token else None
         self.pos_embed = nn.Parameter(torch.zeros(1, tokens + class_token, width))
         self.patch_embed = PatchEmbed(width, patch)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(self._dropout)
         self.blocks = nn.ModuleList(TimmBlock(width) for _ in range(depth))
         # timm names the last norm after its place: before the average of the tokens, or behind it.
         self.norm = nn.LayerNorm(width, _EPS) if class_token else nn.Identity()
         self.fc_norm = nn.Identity() if class_token else nn.LayerNorm(width, _EPS)
-        self.head = nn.Linear(width, embedding_size)
+        self.head = nn.Linear(width, self.embedding_size)
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
         if self.cls_token is not None:
             nn.init.normal_(self.cls_token, std=1e-6)
@@ -132,7 +128,7 @@ class TimmVisionTransformer(Backbone):
 
     def check_image_size(self, size: int) -> None:
         """Check that the patches cover images of another size as well as those of the network's size."""
-        check_patches(size, self._patch, self._image_size)
+        check_patches(size, self._patch, self.image_size)
 
     def regions(self) -> Iterator[tuple[nn.Module, str]]:
         """Yield each block."""

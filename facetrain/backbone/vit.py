@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -94,7 +94,7 @@ class PatchEmbed(nn.Module):
 def resize_tokens(token_BNC: Tensor, side: int) -> Tensor:
     """Return the tokens of a grid of `side` × `side` patches, (B, side², C), by bilinear interpolation.
 
-    `token_BNC` are those of another square grid, row by row: positions of a network, or its tokens.
+    `token_BNC` belong to another square grid, row by row: positions of a network, or its tokens.
     """
     grid = math.isqrt(token_BNC.shape[1])
     if grid == side:
@@ -139,22 +139,17 @@ class VisionTransformer(Backbone):
         heads: int = 8,
         mlp_ratio: int = 4,
         mask_token: bool = True,
-        embedding_size: int = 512,
-        image_size: int = 112,
-        dropout: float = 0.0,
-        checkpoint_activations: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__()
-        self.embedding_size = embedding_size
-        self._recompute = checkpoint_activations
-        self._image_size, self._patch, self._side = image_size, patch, image_size // patch
+        super().__init__(**options)
+        self._patch, self._side = patch, self.image_size // patch
         tokens = self._side**2
         self.pos_embed = nn.Parameter(torch.zeros(1, tokens, width))
         # There is no masking of patches in training, but arcface_torch's weights contain this parameter.
         if mask_token:
             self.mask_token = nn.Parameter(torch.zeros(1, 1, width), requires_grad=False)
         self.patch_embed = PatchEmbed(width, patch)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(self._dropout)
         self.blocks = nn.ModuleList(
             self.block(width, heads, mlp_ratio, drop_path * n / (depth - 1)) for n in range(depth)
         )
@@ -162,8 +157,8 @@ class VisionTransformer(Backbone):
         self.feature = nn.Sequential(
             nn.Linear(width * tokens, width, bias=False),
             nn.BatchNorm1d(width, eps=2e-5),
-            nn.Linear(width, embedding_size, bias=False),
-            nn.BatchNorm1d(embedding_size, eps=2e-5),
+            nn.Linear(width, self.embedding_size, bias=False),
+            nn.BatchNorm1d(self.embedding_size, eps=2e-5),
         )
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
         if mask_token:
@@ -202,7 +197,7 @@ class VisionTransformer(Backbone):
 
     def check_image_size(self, size: int) -> None:
         """Check that the patches cover images of another size as well as those of the network's size."""
-        check_patches(size, self._patch, self._image_size)
+        check_patches(size, self._patch, self.image_size)
 
     def regions(self) -> Iterator[tuple[nn.Module, str]]:
         """Yield each block."""

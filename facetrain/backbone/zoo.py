@@ -1,80 +1,27 @@
-"""Registry of the backbones by name."""
+"""Construction of the backbones by name."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from facetrain.backbone import mobilefacenet, resnet
 from facetrain.backbone.base import Backbone
-from facetrain.backbone.iresnet import LAYERS, IResNet
-from facetrain.backbone.keypoint_vit import KeypointVisionTransformer
-from facetrain.backbone.mobilefacenet import MobileFaceNet
-from facetrain.backbone.timm_vit import TimmVisionTransformer
-from facetrain.backbone.vit import VisionTransformer
+from facetrain.backbone.registry import BACKBONES
 from facetrain.errors import ModelError
-
-_MOBILE: dict[str, Callable[..., Backbone]] = {
-    name: partial(MobileFaceNet, depths=mobilefacenet.LAYERS[name], scale=scale)
-    for name, scale in {"mbf_small": 1, "mbf": 2, "mbf_large": 4}.items()
-}
-_ARCFACE_TORCH: dict[str, Callable[..., Backbone]] = {
-    **{name: partial(IResNet, layers) for name, layers in LAYERS.items()},
-    **_MOBILE,
-    "vit_t": partial(VisionTransformer, 256, 12, drop_path=0.05),
-    "vit_s": partial(VisionTransformer, 512, 12, drop_path=0.05),
-    "vit_b": partial(VisionTransformer, 512, 24, drop_path=0.05),
-    "vit_l": partial(VisionTransformer, 768, 24, drop_path=0.05),
-    "vit_h": partial(VisionTransformer, 1024, 48, drop_path=0.05),
-}
-_WITH_LANDMARKS: dict[str, Callable[..., Backbone]] = {
-    # CVLface
-    "vit_s_kprpe": partial(KeypointVisionTransformer, 512, 12, drop_path=0.1, mlp_ratio=5),
-    "vit_b_kprpe": partial(KeypointVisionTransformer, 512, 24, drop_path=0.1, heads=16, mlp_ratio=3),
-}
-_OTHER_PROGRAMS: dict[str, Callable[..., Backbone]] = {
-    # AdaFace and CVLface. Their IR-101 has the depths of r100: the numbers count other layers.
-    **{
-        name: partial(IResNet, LAYERS[depths], subsample_shortcut=True)
-        for name, depths in {"ir18": "r18", "ir34": "r34", "ir50": "r50", "ir101": "r100"}.items()
-    },
-    # CVLface
-    "vit_s_patch8": partial(
-        VisionTransformer, 512, 12, drop_path=0.1, patch=8, mlp_ratio=5, mask_token=False
-    ),
-    "vit_b_patch8": partial(
-        VisionTransformer, 512, 24, drop_path=0.1, patch=8, heads=16, mlp_ratio=3, mask_token=False
-    ),
-    **_WITH_LANDMARKS,
-    # timm, in the sizes of gau-nernst/timm-face
-    "timm_vit_t_patch8": partial(TimmVisionTransformer, 192, 12),
-    "timm_vit_s_patch8_gap": partial(TimmVisionTransformer, 384, 12, class_token=False),
-}
-_ZOO: dict[str, Callable[..., Backbone]] = {
-    **_ARCFACE_TORCH,
-    **_OTHER_PROGRAMS,
-    **{name: partial(resnet.TorchvisionResNet, name) for name in resnet.NAMES},
-}
-PUBLISHED_NAMES = (*_ARCFACE_TORCH, *_OTHER_PROGRAMS)
-"""Names of the backbones that other programs publish weights of."""
+from facetrain.settings import imported
 
 _OPTIONS = ("embedding_size", "image_size", "dropout", "checkpoint_activations")
 """Options of every backbone."""
 
 
-def names() -> list[str]:
-    """Return every name that `build_backbone` accepts."""
-    return [*_ZOO, "iresnet"]
-
-
 def takes_landmarks(name: str) -> bool:
     """Return whether a backbone takes landmarks with each image, see `Backbone.takes_landmarks`."""
-    return name in _WITH_LANDMARKS
+    network: type[Backbone] = imported(BACKBONES[name].place)
+    return network.takes_landmarks
 
 
 def build_backbone(
@@ -95,21 +42,20 @@ def build_backbone(
     """
     if unknown := options.keys() - _OPTIONS:
         raise ModelError(f"model.backbone: {name} has no option {min(unknown)}; use {', '.join(_OPTIONS)}")
-    if name == "iresnet":
-        if layers is None or widths is None:
-            raise ModelError("model.backbone: iresnet needs model.layers and model.widths, four numbers each")
-        return IResNet(layers, widths, **options)
-    if name not in _ZOO:
-        close = difflib.get_close_matches(name, names(), n=1)
-        hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(names())}"
+    if name not in BACKBONES:
+        close = difflib.get_close_matches(name, BACKBONES, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(BACKBONES)}"
         raise ModelError(f"model.backbone: {name!r} is not a backbone; {hint}")
-    if widths is not None:
+    place, arguments, changeable, _ = BACKBONES[name]
+    given = {key: value for key, value in (("layers", layers), ("widths", widths)) if value is not None}
+    if "widths" in given.keys() - set(changeable):
         raise ModelError(f"model.widths: the channels of {name} are fixed; leave them out")
-    if layers is not None:
-        if name not in _MOBILE:
-            raise ModelError(f"model.layers: the number of blocks of {name} is fixed; leave it out")
-        options["depths"] = layers
-    return _ZOO[name](**options)
+    if "layers" in given.keys() - set(changeable):
+        raise ModelError(f"model.layers: the number of blocks of {name} is fixed; leave it out")
+    if set(changeable) - (arguments | given).keys():
+        raise ModelError(f"model.backbone: {name} needs model.layers and model.widths, four numbers each")
+    network: Backbone = imported(place)(**arguments | given, **options)
+    return network
 
 
 def build_on_meta(name: str, **options: Any) -> Backbone:

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from facetrain.backbone.iresnet import LAYERS
 from facetrain.backbone.prelu import use_torch_backward
+from facetrain.backbone.registry import IRESNET_LAYERS
 from facetrain.backbone.zoo import build_backbone
 from facetrain.bench.machine_peak import synchronize
 from facetrain.bench.workloads import BackboneWorkload, Turns
@@ -107,9 +107,10 @@ def _check_variants(workload: BackboneWorkload, variants: Sequence[str]) -> None
         train = VARIANTS[name].train
         if workload.device == "cpu" and (train.fused == "on" or train.compile == "reduce-overhead"):
             raise UsageError(f"--variant {name}: needs a GPU; measure another variant, or use --device cuda")
-        if train.fused == "on" and workload.backbone not in LAYERS:
+        if train.fused == "on" and workload.backbone not in IRESNET_LAYERS:
             raise UsageError(
-                f"--variant {name}: {workload.backbone} has no fused kernels; use --backbone {', '.join(LAYERS)}"
+                f"--variant {name}: {workload.backbone} has no fused kernels; use --backbone "
+                f"{', '.join(IRESNET_LAYERS)}"
             )
 
 

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from facetrain.backbone.zoo import build_backbone, names
+from facetrain.backbone.registry import BACKBONES
+from facetrain.backbone.zoo import build_backbone
 from facetrain.data.images.augment import normalize
 from facetrain.distributed.world import join
 from facetrain.models.export.example_inputs import example_pixels
@@ -51,7 +52,7 @@ def measure_embedding(
     """
     with join("cpu"):
         torch.set_num_threads(threads)
-        opened = _random_model(model, batch_size) if model in names() else open_model(Path(model), _CPU)
+        opened = _random_model(model, batch_size) if model in BACKBONES else open_model(Path(model), _CPU)
         image = opened.prepare(example_pixels(opened, batch_size))
         installed = all(find_spec(package) for package in ("onnx", "onnxscript", RIVAL))
         embed = {

@@ -90,7 +90,7 @@ def _explain_fault(fault: Any) -> str:
     key, schema = _locate(fault["loc"])
     if fault["type"] == "missing":
         return f"{key} is missing"
-    if fault["type"] == "value_error":  # a check of the schema, which has a message of its own
+    if fault["type"] == "value_error":  # a rule of the settings, which brings its message
         message = str(fault["ctx"]["error"])
         return f"{key}: {message}" if key else message
     value = json.dumps(fault["input"], default=str, ensure_ascii=False)

@@ -19,6 +19,8 @@ from facetrain.config.schema import RECIPES, Config
 from facetrain.errors import ConfigError
 
 MAX_EXTENDS = 16
+_PATHS = ("run.dir", "data.train", "model.init_from", "distill.teacher", "distill.cache", "eval.dir")
+"""Keys that hold a path. `eval.targets` has paths and names."""
 
 
 def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
@@ -45,6 +47,7 @@ def build_config(values: dict[str, Any], where: str, overrides: Iterable[str] = 
     for change in changes:
         _merge(values, change)
     recipe = values.get("recipe", Config.model_fields["recipe"].default)
+    # A deep copy: the merge changes it.
     merged = json.loads(json.dumps(RECIPES.get(recipe, {}) if isinstance(recipe, str) else {}))
     _merge(merged, values)
     update_removed_keys(merged, where)
@@ -77,55 +80,33 @@ def with_absolute_paths(config: Config) -> Config:
 
     Relative paths are relative to the current folder. The names of evaluation sets in `eval.dir` stay as they are.
     """
+    plain = plain_config(config)
+    for key in _PATHS:
+        section, _, name = key.partition(".")
+        if path := _value(plain, key):
+            plain[section][name] = os.path.abspath(path)
+    plain["eval"]["targets"] = [_absolute_target(target, config.eval_dir) for target in config.eval.targets]
+    return Config.model_validate(plain)
 
-    def absolute(path: str | None) -> str | None:
-        return path and os.path.abspath(path)
 
-    def absolute_target(target: str) -> str:
-        has_folder = Path(target).name != target
-        is_in_eval_dir = (Path(config.eval_dir) / target).exists()
-        is_path = Path(target).exists() and (has_folder or target.endswith(".bin")) and not is_in_eval_dir
-        return os.path.abspath(target) if is_path else target
-
-    distill = config.distill
-    if distill is not None:
-        paths = {"teacher": absolute(distill.teacher), "cache": absolute(distill.cache)}
-        distill = distill.model_copy(update=paths)
-    return config.model_copy(
-        update={
-            "distill": distill,
-            "run": config.run.model_copy(update={"dir": absolute(config.run.dir)}),
-            "data": config.data.model_copy(update={"train": absolute(config.data.train)}),
-            "model": config.model.model_copy(update={"init_from": absolute(config.model.init_from)}),
-            "eval": config.eval.model_copy(
-                update={
-                    "dir": absolute(config.eval.dir),
-                    "targets": tuple(map(absolute_target, config.eval.targets)),
-                }
-            ),
-        }
-    )
+def _absolute_target(target: str, eval_dir: str) -> str:
+    has_folder = Path(target).name != target
+    is_in_eval_dir = (Path(eval_dir) / target).exists()
+    is_path = Path(target).exists() and (has_folder or target.endswith(".bin")) and not is_in_eval_dir
+    return os.path.abspath(target) if is_path else target
 
 
 def describe_changed_paths(given: Config, absolute: Config) -> str:
     """Return comment lines of YAML with the paths of `given` that are not absolute; "" if there are none."""
-    paths = {
-        "run.dir": (given.run.dir, absolute.run.dir),
-        "data.train": (given.data.train, absolute.data.train),
-        "model.init_from": (given.model.init_from, absolute.model.init_from),
-        **(
-            {
-                "distill.teacher": (given.distill.teacher, absolute.distill.teacher),
-                "distill.cache": (given.distill.cache, absolute.distill.cache),
-            }
-            if given.distill and absolute.distill
-            else {}
-        ),
-        "eval.dir": (given.eval.dir, absolute.eval.dir),
-        "eval.targets": (list(given.eval.targets), list(absolute.eval.targets)),
-    }
-    changed = [f"{key}: {json.dumps(path)}" for key, (path, other) in paths.items() if path != other]
-    return "".join(f"# given as {line}\n" for line in changed)
+    before, after = plain_config(given), plain_config(absolute)
+    changed = [key for key in (*_PATHS, "eval.targets") if _value(before, key) != _value(after, key)]
+    return "".join(f"# given as {key}: {json.dumps(_value(before, key))}\n" for key in changed)
+
+
+def _value(plain: dict[str, Any], key: str) -> Any:
+    """Return the value of a dotted key; None if its section is null."""
+    section, _, name = key.partition(".")
+    return (plain[section] or {}).get(name)
 
 
 def read_merged(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:

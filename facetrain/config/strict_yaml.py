@@ -1,6 +1,6 @@
 """Strict YAML reader: 5e-4 is a number, duplicate keys are errors, and no file can run code.
 
-A subclass of PyYAML's SafeLoader. Its errors are translated, because PyYAML's speak of its own tokens.
+A subclass of PyYAML's SafeLoader. Its errors are translated, because PyYAML's speak of its tokens.
 """
 
 from __future__ import annotations

@@ -166,19 +166,21 @@ def require_landmarks(dataset: FaceDataset, path: Path, backbone: str) -> None:
 def check_counts(
     dataset: FaceDataset, folder: Path, *, num_classes: int | None, num_images: int | None
 ) -> None:
-    """Compare the counts of a dataset with the config; None skips a check.
+    """Compare the counts of a dataset with the counts of the config; None skips a check.
 
     Raises:
-        DataError: if they differ.
+        DataError: if they differ; the message names all that do, and the options for another dataset.
     """
-    for key, expected, found in (
-        ("num_classes", num_classes, dataset.num_classes),
-        ("num_images", num_images, dataset.num_images),
-    ):
-        if expected is not None and expected != found:
-            first = int(dataset.labels.min())
-            labels = f" (its labels begin at {first}, not at 0)" if first and key == "num_classes" else ""
-            raise DataError(
-                f"data.{key} is {expected:,}, but {folder} contains {found:,}{labels}; correct the key, or set it "
-                "to null for another dataset"
-            )
+    expected = {"num_classes": num_classes, "num_images": num_images}
+    counted = {"num_classes": dataset.num_classes, "num_images": dataset.num_images}
+    wrong = [key for key, count in expected.items() if count not in (None, counted[key])]
+    if not wrong:
+        return
+    first = int(dataset.labels.min())
+    labels = f" (its labels begin at {first}, not at 0)" if first and "num_classes" in wrong else ""
+    raise DataError(
+        " and ".join(f"data.{key} is {expected[key]:,}" for key in wrong)
+        + f", but {folder} contains {' and '.join(f'{counted[key]:,}' for key in wrong)}{labels}; correct the config, "
+        + "or for another dataset add "
+        + " ".join(f"--set data.{key}=null" for key in wrong)
+    )

@@ -207,7 +207,7 @@ def allocate_tables(
 def draw_centers(table: Tensor, shard: ClassShard, seed: int) -> None:
     """Fill a shard's table of centers from N(0, 0.01²).
 
-    Each block of 4,096 classes has a generator of its own, so the centers do not depend on the number of ranks.
+    Each block of 4,096 classes has its random generator, so the centers do not depend on the number of ranks.
     """
     blocks = range(shard.start // _INIT_BLOCK, -(-shard.stop // _INIT_BLOCK))
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:

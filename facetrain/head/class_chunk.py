@@ -66,7 +66,7 @@ class Chunk:
     ) -> None:
         """Take unit embeddings in the product dtype, and centers (C, N·D); `start` is the chunk's first position.
 
-        `inverse_norm_R` is that of an earlier chunk of the same centers; None: it is computed.
+        `inverse_norm_R` is 1 / |w| of an earlier chunk of the same centers; None: it is computed.
         """
         self._start = start
         self._target, self._margin, self._unit_GD = target, margin, unit_GD
@@ -119,7 +119,7 @@ class Chunk:
     def unfinished_gradients(
         self, slope_GR: Tensor, inputs: BackwardInputs
     ) -> tuple[Tensor, UnfinishedGradient]:
-        """Return what `gradients` returns, but leave the rest of the centers' gradient to the update in one pass."""
+        """Return the embeddings' gradient and the unprojected gradient of the centers; the fused update finishes it."""
         assert inputs.target_order is not None, "the update needs the samples in the order of their targets"
         grad_GD = self.embedding_gradient(slope_GR)
         product_RD = slope_GR.T @ inputs.weighted_GD

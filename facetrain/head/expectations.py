@@ -107,9 +107,7 @@ class ExpectationPass:
         `factor_GD` are the unit embeddings in the dtype of the matrix products.
         """
         sweep = self._sweep
-        target = find_target(
-            unit_GD, None, sweep.sampled.position_G, sweep.sampled.index_S, sweep.weight, None, sweep.margin
-        )
+        target = find_target(unit_GD, None, sweep.sampled, sweep.weight, None, sweep.margin)
         # Without the target's logit: the sum is over the negatives.
         statistics_PG = self._loss.begin(torch.full_like(target.cos_G, -torch.inf))
         for _, chunk in sweep.chunks(factor_GD, target, []):
@@ -140,7 +138,7 @@ class ExpectationPass:
     def update(self, unit_GD: Tensor, finite: Tensor) -> None:
         """Move the expectations of the batch's classes toward its embeddings, unless the loss is not finite.
 
-        Never waits for the device: all samples write a row, those of one class the same value.
+        Never waits for the device: all samples write a row, and samples of one class write the same value.
         """
         sweep, target = self._sweep, self._target
         if not self._moving or not sweep.size:

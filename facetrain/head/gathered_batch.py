@@ -15,10 +15,12 @@ from facetrain.errors import DataError
 
 def start_gather(embedding_BD: Tensor, *, with_norms: bool) -> collectives.GatheredRows:
     """Start to gather unit embeddings, each followed by its norm if requested: (G, X). Collective."""
+    # The squares of 16-bit numbers overflow fp16 from 256 on.
     embedding_BD = embedding_BD.to(torch.promote_types(embedding_BD.dtype, torch.float32))
     unit_BD = F.normalize(embedding_BD)
     if not with_norms:
         return collectives.GatheredRows(unit_BD)
+    # One message for both: a second gather would wait for the network once more.
     norm_B = torch.linalg.vector_norm(embedding_BD, dim=1)
     return collectives.GatheredRows(torch.cat([unit_BD, norm_B[:, None]], dim=1))
 
@@ -35,6 +37,7 @@ class LabelGather:
 
     def gather(self, label_B: Tensor) -> Tensor:
         """Return the labels of all ranks (G,): the expected ones where these are, else `label_B`. Collective."""
+        # Taken once: labels that were expected for a step must not serve the next.
         expected, self._expected = self._expected, None
         return collectives.gather(label_B).flatten() if expected is None else expected.wait()
 

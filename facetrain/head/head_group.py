@@ -33,7 +33,7 @@ class HeadPart:
 
     head: MarginHead
     first_class: int = 0
-    """Label of the head's class 0 among those of the group."""
+    """Label in the group of the head's class 0."""
     loss_weight: float = 1.0
     """Factor on the loss of the dataset's images."""
     share: float = 1.0
@@ -61,7 +61,7 @@ class HeadGroup:
         self.embedding_size = heads[0].embedding_size
         self.update_in_backward = heads[0].update_in_backward
         self.on_device = heads[0].on_device
-        self._needs_norms = any(head.needs_norms for head in heads)
+        self._needs_norms = any(head.margin.needs_norms for head in heads)
         self._labels = LabelGather()
 
     def begin_step(self, step: int, *, lr: float, loss_scale: Tensor | None = None) -> None:
@@ -99,6 +99,7 @@ class HeadGroup:
             for part, label, rows_GX in zip(self.parts, label_of_part, rows_of_part, strict=True):
                 if len(label):
                     part.head.follow_teacher(torch.from_numpy(label - part.first_class), rows_GX)
+        # After the samples are drawn: drawing needs no embeddings, and overlaps with their gather.
         sorted_GX = gathered.wait().index_select(0, order_G)
         losses = [
             self._loss(part, rows_GX, classes, len(label_G))
@@ -162,7 +163,7 @@ class HeadGroup:
 
     def _loss(self, part: HeadPart, rows_GX: Tensor, sampled: SampledClasses, global_batch: int) -> Tensor:
         unit_GD = rows_GX[:, : self.embedding_size]
-        norm_G = rows_GX[:, -1] if part.head.needs_norms else None
+        norm_G = rows_GX[:, -1] if part.head.margin.needs_norms else None
         return part.head.loss_of_gathered(unit_GD, norm_G, sampled, global_batch=global_batch)
 
 

@@ -69,6 +69,7 @@ class Softmax:
     def join(self, statistics_WPG: Tensor, target_logit_G: Tensor) -> tuple[Tensor, Tensor]:
         largest_WG, total_WG = statistics_WPG.unbind(1)
         largest_G = largest_WG.amax(0)
+        # All ranks join in the order of their numbers: another order would round differently on each.
         log_total_G = (total_WG * (largest_WG - largest_G).exp()).sum(0).log() + largest_G
         return log_total_G - target_logit_G, log_total_G
 

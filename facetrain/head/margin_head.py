@@ -63,11 +63,11 @@ class MarginHead:
         self.on_device = settings.placement == "device"
         self._settings, self._optim, self._run = settings, optim, run
         self._rank, self._device = world.rank, world.device
-        self._margin = build_margin(settings.margin, seed=run.margin_seed)
+        self.margin = build_margin(settings.margin, seed=run.margin_seed)
         self._stages = run.stages or (HeadStage(0, settings),)
         self._stage = self._stages[0]
         anchor_margin = CombinedMargin(
-            MarginSettings(scale=self._margin.scale), m3=settings.expectation_margin
+            MarginSettings(scale=self.margin.scale), m3=settings.expectation_margin
         )
         self._expectations = Expectations(self._stages, anchor_margin)
         self._tables = self._allocate_tables()
@@ -84,7 +84,7 @@ class MarginHead:
         self._threshold = self._build_threshold() if settings.loss == "unified" else None
         self._loss: Loss = self._threshold.loss if self._threshold else Softmax()
         fused = fused_chunks_available(
-            self._device, self._margin, self._loss, settings.sub_centers, run.product_dtype
+            self._device, self.margin, self._loss, settings.sub_centers, run.product_dtype
         )
         self.chunk_type = FusedChunk if fused else Chunk
         self._labels = LabelGather()
@@ -146,7 +146,7 @@ class MarginHead:
         self._expectations.begin_step(step, self._tables)
         self._step, self._lr, self._loss_scale = step, lr, loss_scale
         self._optimizer.begin_step(step, self._rank)
-        self._margin.begin_step(step)
+        self.margin.begin_step(step)
         self._sub_centers.begin_step(step)
 
     def _enter(self, stage: HeadStage) -> None:
@@ -173,15 +173,16 @@ class MarginHead:
             self.check_labels(label_B.numpy())
         label_G = self._labels.gather(label_B)
         if self.reads_labels:
+            # The host selects the sampled classes: the sizes of all tensors are then known without asking the device.
             label_G = label_G.cpu()  # waits for the device, unless the labels were expected
-        gathered = start_gather(embedding_BD, with_norms=self.needs_norms)
+        gathered = start_gather(embedding_BD, with_norms=self.margin.needs_norms)
         # Sampling and reading rows need no embeddings, so they overlap with the gather.
         sampled = self.sample_classes(label_G)
         if teacher is not None:
             self.follow_teacher(label_G, teacher.wait())
         gathered_GX = gathered.wait()
         unit_GD, norm_G = (
-            (gathered_GX[:, :-1], gathered_GX[:, -1]) if self.needs_norms else (gathered_GX, None)
+            (gathered_GX[:, :-1], gathered_GX[:, -1]) if self.margin.needs_norms else (gathered_GX, None)
         )
         return self.loss_of_gathered(unit_GD, norm_G, sampled, global_batch=len(unit_GD))
 
@@ -201,14 +202,14 @@ class MarginHead:
     ) -> Tensor:
         """Return the mean loss over a gathered batch, the same scalar on every rank. Collective.
 
-        `unit_GD` has the unit embeddings of all ranks, `norm_G` their norms if `needs_norms`. `global_batch` counts
-        the images of all heads, if these are those of one dataset. The chunks depend on it alone, so they are the same
-        in every micro-batch.
+        `unit_GD` has the unit embeddings of all ranks, `norm_G` their norms if the margin needs them. `global_batch`
+        counts the images of all heads, if these images belong to one dataset. The chunks depend on it alone, so they
+        are the same in every micro-batch.
         """
         self._step_tables = sampled.tables
         sweep = ClassSweep(
             sampled=sampled,
-            margin=self._margin,
+            margin=self.margin,
             loss=self._loss,
             classes_per_chunk=self._classes_per_chunk(global_batch),
             chunk_type=self.chunk_type,
@@ -223,6 +224,7 @@ class MarginHead:
             loss_scale=self._loss_scale if self.update_in_backward else None,
             one_pass=self._optimizer.one_pass and self.update_in_backward,
         )
+        # The second anchor passes over the same classes, with another table and margin: it is made from the sweep.
         anchor = self._expectations.second_anchor(sweep, self._stage)
         return sharded_cross_entropy(unit_GD, norm_G, replace(sweep, second_anchor=anchor))
 
@@ -243,6 +245,7 @@ class MarginHead:
         valid = skip == 0
         chunks = self._gradient.take()
         for number, (rows, gradient) in enumerate(chunks):
+            # Rows in host memory are copied while the chunk before is updated.
             for ahead, _ in chunks[number : number + 2]:
                 self._tables.begin_fetch(ahead)
             self._optimizer.update(self._tables.by_name, rows, gradient / grad_scale, self._lr, valid)
@@ -259,37 +262,18 @@ class MarginHead:
 
     @property
     def counts_nearest(self) -> bool:
-        """Whether `take_nearest` counts samples: only if the largest logit is that of the nearest class."""
-        return isinstance(self._loss, Softmax) and not self._margin.changes_negatives
-
-    @property
-    def needs_norms(self) -> bool:
-        """Whether the margin needs the norms of the embeddings."""
-        return self._margin.needs_norms
-
-    @property
-    def penalizes_norms(self) -> bool:
-        """Whether the loss contains a term of the norms, so that it has no level of chance."""
-        return self._margin.penalizes_norms
+        """Whether `take_nearest` counts samples: only if the nearest class has the largest logit."""
+        return isinstance(self._loss, Softmax) and not self.margin.changes_negatives
 
     @property
     def reads_labels(self) -> bool:
         """Whether the head needs the labels of a step on the host."""
         return self._sampler.reads_labels
 
-    def chance_cosine(self) -> float:
-        """Return `Margin.chance_cosine` of the head's margin."""
-        return self._margin.chance_cosine()
-
     @property
     def classes_per_step(self) -> float:
-        """Number of classes that are sampled for a step of the present stage; those of the images take part, too."""
+        """Number of classes that are sampled for a step of the present stage; the images' classes take part, too."""
         return self.num_classes * self._stage.settings.sample_rate
-
-    @property
-    def scale(self) -> float:
-        """Scale s of the logits."""
-        return self._margin.scale
 
     def check_labels(self, labels: np.ndarray) -> None:
         """Check that every label is a class of the head.
@@ -312,6 +296,7 @@ class MarginHead:
             for start in range(self.shard.start, self.shard.stop, _ROWS_PER_COPY):
                 stop = min(start + _ROWS_PER_COPY, self.shard.stop)
                 table[start - self.shard.start : stop - self.shard.start].copy_(read(name, start, stop))
+        # Every rank asks for the same class, so that all of them decide alike.
         self._expectations.find_whether_begun(read)
 
     def state(self) -> dict[str, Tensor]:
@@ -320,7 +305,7 @@ class MarginHead:
         These are averages, threshold, and whether the expectations have begun.
         """
         threshold = self._threshold.state() if self._threshold else {}
-        return self._margin.state() | threshold | self._expectations.state()
+        return self.margin.state() | threshold | self._expectations.state()
 
     def load_state(self, saved: dict[str, Tensor]) -> None:
         """Load what `state` returned; entries missing in `saved` keep their values."""

@@ -181,8 +181,8 @@ def find(ascending: np.ndarray, values: np.ndarray) -> np.ndarray:
     if not len(ascending):
         return np.full(len(values), -1)
     place = np.searchsorted(ascending, values)
-    found = ascending[np.minimum(place, len(ascending) - 1)] == values
-    return np.where(found, place, -1)
+    is_present = ascending[np.minimum(place, len(ascending) - 1)] == values
+    return np.where(is_present, place, -1)
 
 
 def _common_rows(old: _StepRows, index: np.ndarray) -> np.ndarray:

@@ -155,17 +155,10 @@ def sharded_cross_entropy(unit_GD: Tensor, norm_G: Tensor | None, sweep: ClassSw
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, unit_GD: Tensor, norm_G: Tensor | None, sweep: ClassSweep) -> Tensor:
-        target = find_target(
-            unit_GD,
-            norm_G,
-            sweep.sampled.position_G,
-            sweep.sampled.index_S,
-            sweep.weight,
-            sweep.dominant_K,
-            sweep.margin,
-            host_row_G=sweep.sampled.target_row_G,
-        )
+        target = find_target(unit_GD, norm_G, sweep.sampled, sweep.weight, sweep.dominant_K, sweep.margin)
+        # Converted once: all chunks multiply the same factor.
         factor_GD = unit_GD.to(sweep.product_dtype or unit_GD.dtype)
+        # −∞ adds nothing to the sums of the ranks without the class, and the maximum over the ranks finds the logit.
         logit_G = torch.where(target.is_local_G, target.with_margin.value_G * sweep.margin.scale, -torch.inf)
         statistics_PG = sweep.loss.begin(logit_G)
         inverse_norms: list[Tensor] = []
@@ -182,13 +175,15 @@ class _CrossEntropy(torch.autograd.Function):
             joined_G = logit_G + loss_G
         largest_G = sweep.loss.largest_logit(statistics_WPG)
         if largest_G is not None and sweep.count_nearest:
-            # A margin only lowers the target logit, so the largest logit is that of a negative, or of the target.
+            # A margin only lowers the target logit, so the largest logit belongs to a negative, or to the target.
             is_nearest_G = target.is_local_G & (target.cos_G * sweep.margin.scale >= largest_G)
             sweep.count_nearest(is_nearest_G.sum(), len(is_nearest_G))
+        # The mean over the images that count: label noise (`least_cos`) has the weight 0.
         weight_G = kept_G / kept_G.sum().clamp_min(1)
         loss = (loss_G * weight_G).sum()
         if norm_G is not None and (penalty := sweep.margin.norm_penalty(norm_G)):
             loss += penalty[0].mean()
+        # The finite flag stays on the device, where the update reads it.
         ctx.save_for_backward(unit_GD, norm_G, factor_GD, logit_G, joined_G, weight_G, torch.isfinite(loss))
         ctx.sweep, ctx.target, ctx.inverse_norms = sweep, target, inverse_norms
         ctx.losses = None if sweep.second_anchor is None else (first_loss_G, loss_G)
@@ -219,6 +214,7 @@ class _CrossEntropy(torch.autograd.Function):
             target_grad_GD=(by_target_G * target.inverse_norm_G)[:, None] * unit_GD,
             target_order=order_targets(target, sweep.sub_centers(unit_GD)) if sweep.one_pass else None,
         )
+        # The logits of the forward pass are computed again: all of them at once would need G · S numbers.
         grad_GD = torch.zeros_like(unit_GD)
         if sweep.second_anchor is not None:
             grad_GD += sweep.second_anchor.embedding_gradient(ctx.losses[1])
@@ -235,6 +231,7 @@ class _CrossEntropy(torch.autograd.Function):
             sweep.take_gradient(rows, grad_CX, finite)
             del grad_CX
         grad_GD.mul_(by_cos_G[:, None]).add_(target.center_GD * by_target_G[:, None])
+        # After the last chunk: `finish` may move the threshold of the unified loss, which the slopes use.
         sweep.loss.accumulate_gradient(joined_G, weight_G)
         sweep.finish(target, finite)
         grad_norm_G = _norm_gradient(norm_G, by_margin_G, target, sweep, grad_loss)

@@ -12,6 +12,7 @@ from torch import Tensor
 from facetrain.distributed import collectives
 from facetrain.head.class_centers import RowTable
 from facetrain.head.margins.base import Margin, TargetCosine
+from facetrain.head.sampling import SampledClasses
 
 
 @dataclass(frozen=True)
@@ -47,39 +48,43 @@ def target_rows(position_G: Tensor, index_S: Tensor | None) -> Tensor:
 def find_target(
     unit_GD: Tensor,
     norm_G: Tensor | None,
-    position_G: Tensor,
-    index_S: Tensor | None,
+    sampled: SampledClasses,
     weight: RowTable,
     dominant_K: Tensor | None,
     margin: Margin,
-    *,
-    host_row_G: Tensor | None = None,
 ) -> TargetClass:
     """Compute the cosine of each unit embedding to its target center, and apply the margin.
 
     With sub-centers the nearest one is the target center, or the one in `dominant_K` (int64) if that is given.
-    `host_row_G` are the rows of the target classes on the host, for a table that is there. Collective if the margin
-    needs all target cosines: an all-reduce of one number per sample.
+    Collective if the margin needs all target cosines: an all-reduce of one number per sample.
     """
+    position_G, index_S = sampled.position_G, sampled.index_S
+    # Everything below is computed for the whole batch, also where another rank has the class: to select the samples
+    # of this rank, the host would have to wait for the device to count them.
     is_local_G = position_G >= 0
     center_GD, inverse_norm_G = torch.zeros_like(unit_GD), unit_GD.new_ones(len(unit_GD))
     cos_G, nearest_G = unit_GD.new_zeros(len(unit_GD)), torch.zeros_like(position_G)
+    # A rank without classes in the step has no row that could stand for the others' targets.
     if len(weight.data if index_S is None else index_S):
         rows = target_rows(position_G, index_S)
         weight_GND = (
-            weight.fetch(rows if host_row_G is None else host_row_G)
+            weight.fetch(rows if sampled.target_row_G is None else sampled.target_row_G)
             .to(unit_GD.dtype)
             .unflatten(1, (-1, unit_GD.shape[1]))
         )
+        # In the precision of the embeddings, whatever the dtype of the large products: the slope of an angular margin
+        # grows without bound near a cosine of 1.
         inverse_GN = torch.linalg.vector_norm(weight_GND, dim=2).clamp_min(1e-12).reciprocal()
         cos_GN = torch.einsum("gd,gnd->gn", unit_GD, weight_GND) * inverse_GN
         nearest_G = cos_GN.argmax(1) if dominant_K is None else dominant_K[rows]
         nearest = torch.arange(len(unit_GD), device=unit_GD.device), nearest_G
         inverse_norm_G = inverse_GN[nearest]
         center_GD = torch.where(is_local_G[:, None], weight_GND[nearest] * inverse_norm_G[:, None], 0)
+        # Rounding can leave [−1, 1], where arccos is NaN.
         cos_G = torch.where(is_local_G, cos_GN[nearest].clamp(-1, 1), 0)
     if margin.needs_all_target_cosines:
         cos_G = collectives.sum_(cos_G)
+    # Before `apply`: the formulas use the averages with this batch in them, as the authors' codes do.
     margin.update_averages(norm_G, cos_G)
     return TargetClass(
         position_G,

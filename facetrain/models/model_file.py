@@ -24,9 +24,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from facetrain.backbone.iresnet import LAYERS
 from facetrain.backbone.low_rank import merge_adapters
-from facetrain.backbone.zoo import PUBLISHED_NAMES, build_backbone, build_on_meta
+from facetrain.backbone.registry import BACKBONES, IRESNET_LAYERS
+from facetrain.backbone.zoo import build_backbone, build_on_meta
 from facetrain.checkpoint.commit import CHECKPOINTS, LATEST, complete_steps, was_put_aside
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.manifest import MANIFEST
@@ -226,14 +226,14 @@ def identify_backbone(weights: dict[str, Tensor], origin: str) -> dict[str, Any]
     Raises:
         ModelError: no known network at 112 pixels has such weights.
     """
-    names = PUBLISHED_NAMES
+    names = [name for name, architecture in BACKBONES.items() if architecture.is_published]
     embedding_size = next(
         (len(weights[name]) for name in _LAST_WEIGHTS if name in weights), DEFAULT_EMBEDDING_SIZE
     )
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     for name in names:
         # Building the 1,030 blocks of r2060 takes seconds, even without memory for the weights.
-        if name in LAYERS and f"layer3.{LAYERS[name][2] - 1}.bn1.weight" not in weights:
+        if name in IRESNET_LAYERS and f"layer3.{IRESNET_LAYERS[name][2] - 1}.bn1.weight" not in weights:
             continue
         if shapes == _published_shapes(name, embedding_size):
             return describe_backbone(name, embedding_size=embedding_size, image_size=DEFAULT_IMAGE_SIZE)

@@ -46,7 +46,7 @@ def has_frozen_batch_norm(module: nn.Module) -> bool:
 
 
 def trained_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield name and value of the buffers that training changes: all but those of frozen batch norms."""
+    """Yield name and value of the buffers that training changes: all but the buffers of frozen batch norms."""
     for prefix, submodule in module.named_modules():
         if submodule.training:
             yield from submodule.named_buffers(prefix, recurse=False)

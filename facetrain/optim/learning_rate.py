@@ -4,36 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearningRateSchedule:
-    """Schedule of a run, by the keys of the section `optim` of the config."""
-
-    name: str
-    """polynomial, cosine or one_cycle."""
-    base: float
-    """Highest learning rate."""
-    warmup_steps: int
-    """Steps with a rate that grows linearly."""
-    total_steps: float
-    """The schedule ends at this step."""
-    power: float = 2.0
-    """Exponent; only for polynomial."""
-    start_factor: float = 0.04
-    """Rate of step 0 as a fraction of `base`; only for one_cycle."""
-    final_factor: float = 0.0
-    """Rate at the end as a fraction of `base`; not for polynomial."""
-
-    def __call__(self, step: float) -> float:
-        """Return the learning rate of a step, counted from 0. A fraction of a step is allowed."""
-        run = {"base": self.base, "warmup_steps": self.warmup_steps, "total_steps": self.total_steps}
-        if self.name == "cosine":
-            return cosine_lr(step, **run, final_factor=self.final_factor)
-        if self.name == "one_cycle":
-            return one_cycle_lr(step, **run, start_factor=self.start_factor, final_factor=self.final_factor)
-        return polynomial_lr(step, **run, power=self.power)
+from collections.abc import Callable
 
 
 def polynomial_lr(
@@ -104,3 +75,11 @@ def one_cycle_lr(
 def _warm_up(step: float, base: float, warmup_steps: float) -> float:
     # Step 0 uses the rate of step 1: with a rate of 0 it would change nothing.
     return base * max(step, 1) / warmup_steps
+
+
+SCHEDULES: dict[str, tuple[Callable[..., float], tuple[str, ...]]] = {
+    "polynomial": (polynomial_lr, ("power",)),
+    "cosine": (cosine_lr, ("final_factor",)),
+    "one_cycle": (one_cycle_lr, ("start_factor", "final_factor")),
+}
+"""Registry: name in the config -> function, and the keys of the section `optim` that only some schedules take."""

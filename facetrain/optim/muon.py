@@ -94,7 +94,7 @@ def orthogonalize(matrix_NRC: Tensor) -> Tensor:
 
 
 def hidden_weights(module: nn.Module, layer_prefixes: Sequence[tuple[str, ...]]) -> set[Tensor]:
-    """Return the weights that Muon is for: those of convolutions and linear layers before the last layer.
+    """Return the weights that Muon is for: weights of convolutions and linear layers before the last layer.
 
     `layer_prefixes` has the prefixes of the parameter names of each layer but the last, as for `parameter_groups`.
 

@@ -11,6 +11,7 @@ from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from facetrain.optim.parameter_names import named_plainly, require_prefixes
+from facetrain.optim.settings import OptimSettings
 
 ParameterGroup = dict[str, Any]
 """Parameters with the same settings: `params`, `lr`, and `lr_factor`, by which the scheduled rate is multiplied."""
@@ -81,11 +82,11 @@ class GroupOptimizer:
 class FusedSGD(GroupOptimizer):
     """SGD with momentum and weight decay, by torch's fused kernel; see `torch.optim.SGD`."""
 
-    def __init__(self, groups: list[ParameterGroup], *, momentum: float, weight_decay: float) -> None:
+    def __init__(self, groups: list[ParameterGroup], optim: OptimSettings) -> None:
         """Take the groups. The buffers are zeros, which give the same first step as no buffer."""
         super().__init__(groups)
-        self._momentum, self._weight_decay = momentum, weight_decay
-        if momentum:
+        self._optim = optim
+        if optim.momentum:
             # The fused kernel would leave a buffer of its own uninitialized if it skips its first step.
             self.state = {p: {"momentum_buffer": torch.zeros_like(p)} for p in _parameters(self.param_groups)}
 
@@ -94,7 +95,7 @@ class FusedSGD(GroupOptimizer):
         """Update all parameters that have a gradient."""
         for group in self.param_groups:
             trained = [parameter for parameter in group["params"] if parameter.grad is not None]
-            buffers = [self.state[p]["momentum_buffer"] if self._momentum else None for p in trained]
+            buffers = [self.state[p]["momentum_buffer"] if self._optim.momentum else None for p in trained]
             sgd(
                 trained,
                 [parameter.grad for parameter in trained],
@@ -102,8 +103,8 @@ class FusedSGD(GroupOptimizer):
                 fused=True,
                 grad_scale=self.grad_scale,
                 found_inf=self.found_inf,
-                weight_decay=self._weight_decay,
-                momentum=self._momentum,
+                weight_decay=self._optim.weight_decay,
+                momentum=self._optim.momentum,
                 lr=group["lr"],
                 dampening=0.0,
                 nesterov=False,
@@ -114,17 +115,10 @@ class FusedSGD(GroupOptimizer):
 class FusedAdamW(GroupOptimizer):
     """AdamW by torch's fused kernel; see `torch.optim.AdamW`."""
 
-    def __init__(
-        self,
-        groups: list[ParameterGroup],
-        *,
-        betas: tuple[float, float],
-        eps: float,
-        weight_decay: float,
-    ) -> None:
-        """Take the groups, the decay rates of the moments, and the term added to the denominator."""
+    def __init__(self, groups: list[ParameterGroup], optim: OptimSettings) -> None:
+        """Take the groups; the moments are zeros."""
         super().__init__(groups)
-        self._betas, self._eps, self._weight_decay = betas, eps, weight_decay
+        self._optim = optim
         self.state = {
             parameter: {
                 "step": torch.zeros((), device=parameter.device),
@@ -154,31 +148,21 @@ class FusedAdamW(GroupOptimizer):
                 grad_scale=self.grad_scale,
                 found_inf=self.found_inf,
                 amsgrad=False,
-                beta1=self._betas[0],
-                beta2=self._betas[1],
+                beta1=self._optim.betas[0],
+                beta2=self._optim.betas[1],
                 lr=group["lr"],
-                weight_decay=self._weight_decay,
-                eps=self._eps,
+                weight_decay=self._optim.weight_decay,
+                eps=self._optim.eps,
                 maximize=False,
             )
 
 
-def build_optimizer(
-    groups: list[ParameterGroup],
-    name: str,
-    *,
-    momentum: float,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
-) -> GroupOptimizer:
+def build_optimizer(groups: list[ParameterGroup], optim: OptimSettings) -> GroupOptimizer:
     """Build a fused SGD or AdamW.
 
     Weight decay applies to every parameter, as in the published recipes.
     """
-    if name == "adamw":
-        return FusedAdamW(groups, betas=betas, eps=eps, weight_decay=weight_decay)
-    return FusedSGD(groups, momentum=momentum, weight_decay=weight_decay)
+    return FusedAdamW(groups, optim) if optim.name == "adamw" else FusedSGD(groups, optim)
 
 
 def fused_step(optimizer: GroupOptimizer, *, grad_scale: Tensor, skip: Tensor) -> None:

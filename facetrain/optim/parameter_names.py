@@ -1,4 +1,4 @@
-"""Names of parameters as configs use them: those of the network without adapters."""
+"""Names of parameters as configs use them: the names in the network without adapters."""
 
 from __future__ import annotations
 

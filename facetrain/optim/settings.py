@@ -6,7 +6,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from facetrain.settings import Positive, Settings
+from facetrain.optim.learning_rate import SCHEDULES
+from facetrain.settings import OneOf, Positive, Settings
 
 
 class MuonSettings(Settings):
@@ -17,7 +18,7 @@ class MuonSettings(Settings):
     """
 
     lr: Annotated[float, Field(gt=0)] = 0.02
-    """Highest learning rate; the schedule is that of `optim.lr`."""
+    """Highest learning rate; it follows the schedule of `optim.lr`."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
     """Momentum."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
@@ -51,7 +52,7 @@ class OptimSettings(Settings):
     average is verified and written beside the weights. null: no average."""
     accumulate: Positive = 1
     """Number of micro-batches per step, whose gradients are added up."""
-    schedule: Literal["polynomial", "cosine", "one_cycle"] = "polynomial"
+    schedule: Annotated[str, OneOf(SCHEDULES)] = "polynomial"
     """Learning rate schedule. polynomial: linear warm-up, then a polynomial down to 0. cosine: linear warm-up, then
     half a period of a cosine (SGDR without restarts). one_cycle: linear warm-up from `start_factor`, an equally long
     descent to the same rate, and a further descent in the rest of the run (Super-Convergence)."""

@@ -31,7 +31,7 @@ class WeightAverage:
     """
 
     def __init__(self, backbone: nn.Module, decay: float) -> None:
-        """Start from the weights of the backbone. The decay is that of one step, below 1."""
+        """Start from the weights of the backbone. The decay is per step, below 1."""
         self._decay = decay
         self._parameters: dict[str, Tensor] = {
             name: value.detach() for name, value in backbone.named_parameters() if value.requires_grad
@@ -47,7 +47,7 @@ class WeightAverage:
     def update(self, step: int) -> None:
         """Move the averages toward the weights after a step, which is counted from 0.
 
-        A skipped step counts: its weights are those of the step before.
+        A skipped step counts: its weights equal the weights of the step before.
         """
         move = get_ema_multi_avg_fn(decay_at(step, self._decay))
         move([*self._averages.values()], [*self._current.values()], 0)

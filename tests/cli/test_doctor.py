@@ -122,7 +122,7 @@ def test_failures_contain_advice_and_the_exit_code_is_one(tmp_path, monkeypatch,
     }
     assert code == 1 and report["failures"] == 2
     assert (
-        "set it to null for another dataset" in failed["dataset"]
+        "for another dataset add --set data.num_" in failed["dataset"]
         and "no such verification set" in failed["verification sets"]
     )
 

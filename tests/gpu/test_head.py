@@ -19,7 +19,8 @@ def train(margin, device, dtype, scale=None, **options):
     """Return the head, and losses, gradients of the embeddings and centers of three steps."""
     head = make_head(
         embedding_size=SIZE, num_classes=CLASSES, margin=combined(**MARGINS[margin]), weight_decay=5e-4, seed=1,
-        weight_dtype=dtype, momentum_dtype=dtype, chunk_size=1500, device=torch.device(device), **options,
+        weight_dtype=dtype, momentum_dtype=dtype, chunk_size=1500, sample_block=1,
+        device=torch.device(device), **options,
     )  # fmt: skip
     generator = torch.Generator().manual_seed(0)
     losses, gradients = [], []

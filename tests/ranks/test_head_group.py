@@ -42,7 +42,7 @@ def make_heads(rank, world_size, rate, *, update_in_backward, placement="device"
             embedding_size=SIZE, num_classes=classes, margin=combined(**margin), rank=rank, seed=3 + number,
             world_size=world_size, sample_rate=rate, weight_decay=DECAY, chunk_size=4,
             weight_dtype=torch.float64, momentum_dtype=torch.float64, update_in_backward=update_in_backward,
-            placement=placement, folder=folder and folder / f"head_{number}",
+            placement=placement, sample_block=1, folder=folder and folder / f"head_{number}",
         )
         for number, (classes, margin) in enumerate(zip(CLASSES, MARGINS, strict=True))
     ]  # fmt: skip
@@ -195,7 +195,7 @@ def test_heads_with_norms_and_averages_keep_their_own():
         return HeadGroup(heads, WEIGHTS, (0.3, 0.5, 0.2))
 
     first = group()
-    assert [part.head.penalizes_norms for part in first.parts] == [False, False, True]
+    assert [part.head.margin.penalizes_norms for part in first.parts] == [False, False, True]
     first.begin_step(0, lr=LR)
     image, label = batch(0)
     embedding = (9 * image.float() @ torch.ones(5, SIZE)).requires_grad_()

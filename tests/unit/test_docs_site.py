@@ -11,8 +11,8 @@ import typer
 import facetrain
 from facetrain.cli.app import app
 from facetrain.config.schema import Config
+from scripts.config_docs import all_keys
 from tests.support.command import ROOT, environment
-from tests.unit.config.test_docs import keys, sections
 
 # The log names the commands and files of its days.
 PAGES = [
@@ -21,7 +21,7 @@ PAGES = [
     *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name != "log"),
 ]
 GENERATED = {ROOT / "docs" / "commands.md", ROOT / "docs" / "contributing.md"}
-CONFIG_KEYS = {key for key, _ in keys()} | {key for key, _ in sections(Config)}
+CONFIG_KEYS = set(all_keys(Config))
 # Files whose names look like keys of a section.
 FILE_ENDINGS = (
     ".mdb",

@@ -44,12 +44,12 @@ def backbone(
 
     Without --variant, all variants are measured but facetrain_fused and facetrain_replayed, which need a GPU.
     """
-    from facetrain.backbone.zoo import names
+    from facetrain.backbone.registry import BACKBONES
     from facetrain.bench.backbone import ON_EVERY_DEVICE, VARIANTS, measure_backbone_steps
 
     require_known("--variant", variants or (), VARIANTS)
     # `iresnet` needs layers and widths, which this command has no options for.
-    require_known("--backbone", [workload.backbone], [known for known in names() if known != "iresnet"])
+    require_known("--backbone", [workload.backbone], [known for known in BACKBONES if known != "iresnet"])
     workload = replace(
         workload, device=resolve_device(workload.device), threads=workload.threads or usable_cores()
     )

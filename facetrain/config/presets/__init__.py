@@ -41,7 +41,7 @@ def find_config(path: Path) -> Path:
     NAME, NAME.yaml and configs/NAME.yaml are names of a preset. A path that is neither is returned as it is.
 
     Raises:
-        ConfigError: the name is not that of a preset, but the beginning of several, or similar to some.
+        ConfigError: no preset has the name, but several begin with it, or some have similar names.
     """
     name = path.stem
     if path.exists() or path.suffix not in _SUFFIXES or path.parent not in _FOLDERS_IN_NAMES:

@@ -38,8 +38,8 @@ from facetrain.training.state import TrainState
 _MAX_AUTO_WORKERS = 16
 _LEAST_TRAINED = 0.01
 """A backbone counts as frozen if a smaller fraction of its weights is trained."""
-# Numbers that derive independent random keys from config.seed (counter_rng.key_of); build_head.py uses 5, 6, 8 and 9,
-# build_distillation.py uses 7.
+# Numbers that derive independent random keys from config.seed (counter_rng.key_of); head.py uses 5, 6, 8 and 9,
+# distillation.py uses 7.
 _AUGMENT_STREAM, _DROPOUT_STREAM = 3, 4
 
 
@@ -201,14 +201,14 @@ def build_learning_check(config: Config, state: TrainState, schedule: StepSchedu
     if state.step == 0 and not config.model.init_from and plain_sgd:
         weight_norm = math.sqrt(sum(float(weight.detach().double().square().sum()) for weight in weights))
     # MagFace's loss contains a penalty on the norms, for which there is no level of chance.
-    has_level = not any(part.head.penalizes_norms for part in head_parts(head))
+    has_level = not any(part.head.margin.penalizes_norms for part in head_parts(head))
     parts = [
         (part, _classes_in_step(part, first.local_batch_size * state.world.size)) for part in head_parts(head)
     ]
     chance = sum(
         part.loss_weight
         * part.share
-        * chance_loss(classes, part.head.scale, part.head.chance_cosine(), head.embedding_size)
+        * chance_loss(classes, part.head.margin.scale, part.head.margin.chance_cosine(), head.embedding_size)
         for part, classes in parts
     )
     return LearningCheck(

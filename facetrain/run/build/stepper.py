@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor
 
@@ -10,7 +11,7 @@ from facetrain.backbone.base import Backbone
 from facetrain.config.schema import Config
 from facetrain.errors import ConfigError
 from facetrain.head.head_group import Head
-from facetrain.optim.learning_rate import LearningRateSchedule
+from facetrain.optim.learning_rate import SCHEDULES
 from facetrain.optim.loss_scale import LossScale
 from facetrain.optim.muon import Muon, hidden_weights, split_groups
 from facetrain.optim.optimizer import GroupOptimizer, ParameterGroup, build_optimizer, parameter_groups
@@ -70,28 +71,19 @@ def build_optimizers(
         by_muon = [group | {"lr_factor": ratio * group["lr_factor"]} for group in by_muon]
         optimizers.append(Muon(by_muon, momentum=optim.muon.momentum, weight_decay=optim.muon.weight_decay))
     if groups or not optimizers:
-        optimizers.append(
-            build_optimizer(
-                groups,
-                optim.name,
-                momentum=optim.momentum,
-                betas=optim.betas,
-                eps=optim.eps,
-                weight_decay=optim.weight_decay,
-            )
-        )
+        optimizers.append(build_optimizer(groups, optim))
     return optimizers
 
 
 def learning_rates(config: Config, schedule: StepSchedule) -> Callable[[int], float]:
     """Return the function from a step to its learning rate: the schedule's, times the factor of the step's stage."""
-    rate_at = LearningRateSchedule(
-        name=config.optim.schedule,
-        base=config.optim.lr,
+    optim = config.optim
+    scheduled, keys = SCHEDULES[optim.schedule]
+    rate_at = partial(
+        scheduled,
+        base=optim.lr,
         warmup_steps=schedule.warmup_steps,
         total_steps=schedule.progress(schedule.total_steps),
-        power=config.optim.power,
-        start_factor=config.optim.start_factor,
-        final_factor=config.optim.final_factor,
+        **{key: getattr(optim, key) for key in keys},
     )
     return lambda step: schedule.stage_at(step).lr_factor * rate_at(schedule.progress(step))

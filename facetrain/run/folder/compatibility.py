@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-from facetrain.backbone import mobilefacenet
+from facetrain.backbone.registry import BACKBONES
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.config import strict_yaml as yaml
 from facetrain.config.loading import build_config, plain_config
@@ -201,8 +201,9 @@ def _shaping_value(config: Any, key: str) -> Any:
     """Return the value of a dotted key; the numbers of blocks that `model.layers: null` stands for."""
     value = _lookup(config, key)
     if value is None and key == "model.layers":
-        published = mobilefacenet.LAYERS.get(str(_lookup(config, "model.backbone")))
-        return list(published) if published else None
+        architecture = BACKBONES.get(str(_lookup(config, "model.backbone")))
+        changed = architecture is not None and "layers" in architecture.changeable
+        return list(architecture.arguments.get("layers", ())) or None if architecture and changed else None
     return value
 
 

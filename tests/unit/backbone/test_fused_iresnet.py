@@ -13,8 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from facetrain.backbone.iresnet import LAYERS, IResNet
+from facetrain.backbone.iresnet import IResNet
 from facetrain.backbone.prelu import use_torch_backward
+from facetrain.backbone.registry import IRESNET_LAYERS
 from facetrain.torch_private import LiveBytes
 from tests.support.command import ROOT, environment
 
@@ -105,7 +106,7 @@ def step_cost(name: str, batch: int, *, fused: bool) -> dict[str, int]:
     from facetrain.device.kernel_launches import shapes_only
 
     with FakeTensorMode():
-        net = IResNet(LAYERS[name])
+        net = IResNet(IRESNET_LAYERS[name])
         use_torch_backward(net)
         for module in net.modules():
             if isinstance(module, torch.nn.Conv2d):
@@ -128,6 +129,6 @@ def test_a_step_moves_few_bytes_and_keeps_half_of_the_activations(name, megabyte
     assert (large["moved"] - small["moved"]) / 64 <= megabytes * 1e6
     kept, plain_kept = large["kept"] - small["kept"], plain_large["kept"] - plain_small["kept"]
     assert kept <= 0.5 * plain_kept
-    blocks = sum(LAYERS[name])
+    blocks = sum(IRESNET_LAYERS[name])
     # Each of 3 norms: 2 kernels for the statistics (1 where they come with the input), 1 forward, 2 backward.
     assert large["launches"] <= 15 * blocks + 5 * 4 + 5

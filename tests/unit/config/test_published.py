@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from facetrain.backbone.zoo import names
+from facetrain.backbone.registry import BACKBONES
 from facetrain.config.arcface_torch import convert
 from facetrain.config.loading import load_config
 from facetrain.errors import ConfigError
@@ -17,7 +17,7 @@ CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_preset_is_valid_and_named_after_its_file(path):
     config = load_config(path)
-    assert config.model.backbone in names()
+    assert config.model.backbone in BACKBONES
     assert config.run.name == path.stem
     assert load_config(path, ["recipe=head"]).optim.power == 1 or path.stem == "quickstart"
 

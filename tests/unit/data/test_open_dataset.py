@@ -105,6 +105,9 @@ def test_counts_in_the_config_must_agree_with_the_data(tmp_path):
         check_counts(dataset, tmp_path, num_classes=3, num_images=None)
     with pytest.raises(DataError, match="data.num_images is 1"):
         check_counts(dataset, tmp_path, num_classes=None, num_images=1)
+    both = "data.num_classes is 3 and data.num_images is 1, but .* contains 2 and 2; .*classes=null --set data.num_im"
+    with pytest.raises(DataError, match=both):
+        check_counts(dataset, tmp_path, num_classes=3, num_images=1)
 
 
 def test_every_format_has_a_row_with_its_names_of_files_in_the_docs():

@@ -143,7 +143,7 @@ def test_adamw_on_all_rows_equals_adamw_of_torch():
 @pytest.mark.parametrize("scale", [64.0, 128.0])
 def test_the_loss_neither_overflows_nor_underflows_if_all_cosines_are_minus_1(scale):
     head = small_head(margin="cosface")
-    head._margin = make_margin("cosface", scale=scale)
+    head.margin = make_margin("cosface", scale=scale)
     direction = torch.nn.functional.normalize(torch.ones(1, SIZE, dtype=torch.float64))
     head.weight.data.copy_(-direction.expand(CLASSES, SIZE))
     loss = head(direction.expand(BATCH, SIZE).clone(), batch()[1])

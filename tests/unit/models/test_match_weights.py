@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from facetrain.backbone.iresnet import LAYERS
+from facetrain.backbone.registry import IRESNET_LAYERS
 from facetrain.backbone.zoo import build_backbone
 from facetrain.data.images.augment import normalize
 from facetrain.errors import ModelError
@@ -42,7 +42,7 @@ def assert_embeds_as_eval(network, path, *, unit=False):
 @pytest.mark.parametrize("name", ["r18", "r100"])
 def test_a_backbone_loads_the_weights_of_an_mxnet_iresnet(tmp_path, name):
     torch.manual_seed(0)
-    options = {"layers": LAYERS[name], "widths": (4, 4, 8, 8), "embedding_size": 16}
+    options = {"layers": IRESNET_LAYERS[name], "widths": (4, 4, 8, 8), "embedding_size": 16}
     net = randomize(build_backbone("iresnet", **options), eps=2e-5)
     path, backbone = write_iresnet(tmp_path, net), build_backbone("iresnet", **options)
     initialize_backbone(backbone, path, no_images)

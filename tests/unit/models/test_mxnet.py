@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from facetrain.backbone.iresnet import LAYERS
+from facetrain.backbone.registry import IRESNET_LAYERS
 from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError
 from facetrain.models.file_layers import Node
@@ -45,7 +45,7 @@ def test_a_params_file_truncated_or_changed_at_any_byte_is_refused_or_read(tmp_p
 def test_mxnet_iresnets_give_the_embeddings_of_the_torch_network(tmp_path, name, settings):
     """Narrow, with InsightFace's depths and PReLUs, the fixed gamma after pre_fc1, and 1/128 instead of 1/127.5."""
     torch.manual_seed(0)
-    options = {"layers": LAYERS[name], "widths": (4, 4, 8, 8), "embedding_size": 16}
+    options = {"layers": IRESNET_LAYERS[name], "widths": (4, 4, 8, 8), "embedding_size": 16}
     net = randomize(build_backbone("iresnet", **options), eps=2e-5)
     symbol = write_iresnet(tmp_path, net)
     # The names that versions of MXNet have used for the attributes of a node.

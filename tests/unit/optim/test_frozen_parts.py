@@ -10,6 +10,7 @@ from facetrain.distributed import collectives
 from facetrain.errors import ConfigError
 from facetrain.optim.frozen_parts import freeze
 from facetrain.optim.optimizer import build_optimizer, parameter_groups
+from facetrain.optim.settings import OptimSettings
 from facetrain.run import training
 from facetrain.training.fused_trunk import choose_trunk
 from facetrain.training.precision import InPrecision
@@ -28,9 +29,7 @@ def copy_of(tensors):
 
 
 def train(network, steps):
-    optimizer = build_optimizer(
-        parameter_groups(network, {}), "sgd", momentum=0.9, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01
-    )
+    optimizer = build_optimizer(parameter_groups(network, {}), OptimSettings(weight_decay=0.01))
     for group in optimizer.param_groups:
         group["lr"] = 0.01
     for _ in range(steps):

@@ -3,12 +3,14 @@ import json
 import pytest
 import torch
 
-from facetrain.backbone.zoo import build_backbone, names
+from facetrain.backbone.registry import BACKBONES
+from facetrain.backbone.zoo import build_backbone
 from facetrain.config.loading import build_config
 from facetrain.errors import ConfigError
-from facetrain.optim.learning_rate import LearningRateSchedule, cosine_lr, one_cycle_lr, polynomial_lr
+from facetrain.optim.learning_rate import SCHEDULES, cosine_lr, one_cycle_lr, polynomial_lr
 from facetrain.optim.optimizer import parameter_groups
 from facetrain.run.build.step_schedule import schedule_steps
+from facetrain.run.build.stepper import learning_rates
 from tests.support.golden import golden_path
 
 
@@ -77,18 +79,16 @@ def test_one_cycle_of_half_the_run_has_no_last_descent():
     assert one_cycle_lr(10, base=1.0, warmup_steps=5, total_steps=10) == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "function", "options"),
-    [
-        ("polynomial", polynomial_lr, {"power": 3.0}),
-        ("cosine", cosine_lr, {"final_factor": 0.1}),
-        ("one_cycle", one_cycle_lr, {"start_factor": 0.1, "final_factor": 0.01}),
-    ],
-)
-def test_a_schedule_by_its_name_is_the_function_of_the_same_name(name, function, options):
-    run = {"base": 0.4, "warmup_steps": 4, "total_steps": 12}
-    schedule = LearningRateSchedule(name=name, **run, **options)
-    assert [schedule(step) for step in range(14)] == [function(step, **run, **options) for step in range(14)]
+@pytest.mark.parametrize("name", list(SCHEDULES))
+def test_a_run_uses_the_schedule_that_its_config_names_with_the_keys_of_optim(name):
+    keys = {"lr": 0.4, "warmup_epochs": 4, "power": 3.0, "start_factor": 0.1}
+    keys |= {} if name == "polynomial" else {"final_factor": 0.01}
+    values = {"data": {"train": "x"}, "optim": keys | {"schedule": name}}
+    config = build_config(values | {"train": {"epochs": 12, "batch_size": 10}}, "x")
+    rate_at = learning_rates(config, schedule_steps(config, 10, 1))
+    function, names = SCHEDULES[name]
+    run = {"base": 0.4, "warmup_steps": 4, "total_steps": 12} | {key: keys[key] for key in names}
+    assert [rate_at(step) for step in range(14)] == [function(step, **run) for step in range(14)]
 
 
 def test_a_rise_of_more_than_half_of_the_run_is_refused_with_the_longest_one():
@@ -123,7 +123,7 @@ def test_layer_decay_gives_each_layer_the_power_of_the_layers_behind_it(name, la
             assert matching and set(matching) == {0.75**behind}, start
 
 
-@pytest.mark.parametrize("name", [name for name in names() if name not in ("iresnet", "r2060")])
+@pytest.mark.parametrize("name", [name for name in BACKBONES if name not in ("iresnet", "r2060")])
 def test_the_layers_of_every_backbone_have_trained_parameters_and_leave_some_for_the_last(name):
     with torch.device("meta"):
         network = build_backbone(name)

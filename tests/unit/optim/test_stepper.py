@@ -7,6 +7,7 @@ from facetrain.errors import ConfigError
 from facetrain.optim.frozen_parts import freeze
 from facetrain.optim.loss_scale import LossScale
 from facetrain.optim.optimizer import build_optimizer, fused_step, parameter_groups
+from facetrain.optim.settings import OptimSettings
 from facetrain.optim.stepper import Stepper
 
 
@@ -27,12 +28,7 @@ class CountingHead:
 
 def make_stepper(net, *, name="sgd", clip=None, enabled=False, lr_factors=None):
     optimizer = build_optimizer(
-        parameter_groups(net, lr_factors or {}),
-        name,
-        momentum=0.9,
-        betas=(0.9, 0.999),
-        eps=1e-8,
-        weight_decay=0.01,
+        parameter_groups(net, lr_factors or {}), OptimSettings(name=name, weight_decay=0.01)
     )
     scale = LossScale(torch.device("cpu"), enabled=enabled)
     return Stepper(net, [optimizer], CountingHead(), scale, schedule=lambda t: 0.1, clip_grad_norm=clip)
@@ -69,11 +65,11 @@ def test_two_optimizers_update_all_parameters_as_one_does_and_share_the_bound_of
     torch.manual_seed(0)
     nets = [nn.Linear(5, 3)]
     nets.append(clone_of(nets[0]))
-    rules = {"momentum": 0.9, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
+    optim = OptimSettings(weight_decay=0.01)
     steppers = [
         Stepper(
             net,
-            [build_optimizer([{"params": part, "lr_factor": 1.0}], "sgd", **rules) for part in parts],
+            [build_optimizer([{"params": part, "lr_factor": 1.0}], optim) for part in parts],
             CountingHead(),
             LossScale(torch.device("cpu"), enabled=False),
             schedule=lambda t: 0.1,
@@ -127,9 +123,7 @@ def test_fused_steps_are_torchs_to_the_last_bit_also_where_a_parameter_has_no_gr
     theirs = [nn.Parameter(parameter.detach().clone()) for parameter in ours]
     rules = {"weight_decay": 0.01} | ({"momentum": momentum} if name == "sgd" else {"eps": 1e-6})
     optimizer = build_optimizer(
-        [{"params": ours, "lr_factor": 1.0}],
-        name,
-        **{"momentum": 0.0, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.01} | rules,
+        [{"params": ours, "lr_factor": 1.0}], OptimSettings(name=name, **{"betas": (0.8, 0.95)} | rules)
     )
     if name == "sgd":
         reference = torch.optim.SGD(theirs, lr=0.1, fused=True, **rules)

@@ -115,7 +115,7 @@ def test_the_loss_of_random_embeddings_is_that_of_chance(tmp_path, margin):
     embedding_BD = torch.randn(1000, 32, generator=generator)
     label_B = torch.randint(4000, (1000,), generator=generator)
     loss = float(state.head(embedding_BD, label_B))
-    assert loss == pytest.approx(chance_loss(4000, 16, state.head.chance_cosine(), 32), rel=0.05)
+    assert loss == pytest.approx(chance_loss(4000, 16, state.head.margin.chance_cosine(), 32), rel=0.05)
     nearest, images = state.head.take_nearest()
     assert images == 1000 and nearest < 10
 

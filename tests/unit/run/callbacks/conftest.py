@@ -32,12 +32,11 @@ def state():
     options = {"layers": (1, 1, 1, 1), "widths": (4, 4, 4, 4), "embedding_size": 8, "image_size": SIZE}
     backbone = build_backbone("iresnet", **options)
     network = InPrecision(backbone, "fp32", CPU, memory_format=torch.contiguous_format)
-    rules = {"momentum": 0.9, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0}
     world = World(rank=0, local_rank=0, size=1, local_size=1, device=CPU)
     head = MarginHead(
         HeadSettings(), OptimSettings(), HeadRun(), world, embedding_size=8, num_classes=CLASSES
     )
-    optimizer = build_optimizer(parameter_groups(backbone, {}), "sgd", **rules)
+    optimizer = build_optimizer(parameter_groups(backbone, {}), OptimSettings(weight_decay=0))
     scale = LossScale(CPU, enabled=False)
     stepper = Stepper(backbone, [optimizer], head, scale, schedule=lambda step: 0.01, clip_grad_norm=5.0)
     return TrainState(world, network, head, stepper, SpikeDetector(5.0, CPU))

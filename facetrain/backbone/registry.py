@@ -1,0 +1,83 @@
+"""Registry of the backbones: name in the config, place of the class, and its arguments.
+
+The places are text, so that the settings have the names without importing torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Architecture(NamedTuple):
+    """Class of a backbone, and the arguments that its name stands for."""
+
+    place: str
+    """MODULE:CLASS."""
+    arguments: dict[str, Any]
+    changeable: tuple[str, ...] = ()
+    """Keys of the section `model` that take the place of arguments of the same name."""
+    is_published: bool = True
+    """Whether other programs publish weights of it."""
+
+
+_IRESNET = "facetrain.backbone.iresnet:IResNet"
+_MOBILE = "facetrain.backbone.mobilefacenet:MobileFaceNet"
+_VIT = "facetrain.backbone.vit:VisionTransformer"
+_KEYPOINT_VIT = "facetrain.backbone.keypoint_vit:KeypointVisionTransformer"
+_TIMM_VIT = "facetrain.backbone.timm_vit:TimmVisionTransformer"
+_RESNET = "facetrain.backbone.resnet:TorchvisionResNet"
+
+IRESNET_LAYERS = {
+    "r18": (2, 2, 2, 2),
+    "r34": (3, 4, 6, 3),
+    "r50": (3, 4, 14, 3),
+    "r100": (3, 13, 30, 3),
+    "r200": (6, 26, 60, 6),
+    "r2060": (3, 128, 896, 3),
+}
+"""Blocks per stage of arcface_torch's IResNets."""
+
+
+def _vit(place: str, width: int, depth: int, **arguments: Any) -> Architecture:
+    return Architecture(place, {"width": width, "depth": depth, **arguments})
+
+
+def _mobile(layers: tuple[int, int, int, int], scale: int) -> Architecture:
+    return Architecture(_MOBILE, {"layers": layers, "scale": scale}, changeable=("layers",))
+
+
+def _ir(layers: str) -> Architecture:
+    return Architecture(_IRESNET, {"layers": IRESNET_LAYERS[layers], "subsample_shortcut": True})
+
+
+BACKBONES: dict[str, Architecture] = {
+    # arcface_torch
+    **{name: Architecture(_IRESNET, {"layers": layers}) for name, layers in IRESNET_LAYERS.items()},
+    "mbf_small": _mobile((1, 4, 6, 2), scale=1),
+    "mbf": _mobile((1, 4, 6, 2), scale=2),
+    "mbf_large": _mobile((2, 8, 12, 4), scale=4),
+    "vit_t": _vit(_VIT, 256, 12, drop_path=0.05),
+    "vit_s": _vit(_VIT, 512, 12, drop_path=0.05),
+    "vit_b": _vit(_VIT, 512, 24, drop_path=0.05),
+    "vit_l": _vit(_VIT, 768, 24, drop_path=0.05),
+    "vit_h": _vit(_VIT, 1024, 48, drop_path=0.05),
+    # AdaFace and CVLface. Their IR-101 has the depths of r100: the numbers count other layers.
+    "ir18": _ir("r18"),
+    "ir34": _ir("r34"),
+    "ir50": _ir("r50"),
+    "ir101": _ir("r100"),
+    # CVLface
+    "vit_s_patch8": _vit(_VIT, 512, 12, drop_path=0.1, patch=8, mlp_ratio=5, mask_token=False),
+    "vit_b_patch8": _vit(_VIT, 512, 24, drop_path=0.1, patch=8, heads=16, mlp_ratio=3, mask_token=False),
+    "vit_s_kprpe": _vit(_KEYPOINT_VIT, 512, 12, drop_path=0.1, mlp_ratio=5),
+    "vit_b_kprpe": _vit(_KEYPOINT_VIT, 512, 24, drop_path=0.1, heads=16, mlp_ratio=3),
+    # timm, in the sizes of gau-nernst/timm-face
+    "timm_vit_t_patch8": _vit(_TIMM_VIT, 192, 12),
+    "timm_vit_s_patch8_gap": _vit(_TIMM_VIT, 384, 12, class_token=False),
+    # torchvision
+    **{
+        name: Architecture(_RESNET, {"name": name}, is_published=False)
+        for name in ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+    },
+    "iresnet": Architecture(_IRESNET, {}, changeable=("layers", "widths"), is_published=False),
+}
