@@ -7,12 +7,14 @@ process; the processes take turns.
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -61,9 +63,6 @@ ON_EVERY_DEVICE = ["plain", "bf16", "channels_last", "facetrain", "facetrain_com
 BASELINE = "plain"
 """PyTorch's defaults, with which the other variants are compared."""
 
-TakeSteps = Callable[[int], tuple[float, float]]
-"""Takes a number of steps; returns the seconds that they took and the peak of memory so far in GiB."""
-
 
 def measure_backbone_steps(
     workload: BackboneWorkload, variants: Sequence[str], turns: Turns
@@ -76,15 +75,18 @@ def measure_backbone_steps(
     """
     _check_variants(workload, variants)
     speeds: dict[str, list[float]] = {name: [] for name in variants}
-    with _variant_processes(workload, variants) as processes:
+    peaks = dict.fromkeys(variants, 0.0)
+    with ExitStack() as stack:
+        pools = {name: stack.enter_context(ProcessPoolExecutor(1, HelperContext())) for name in variants}
         # Separate, because it includes compilation and the first allocation of all memory.
-        first = {name: take_steps(1)[0] for name, take_steps in processes.items()}
-        for take_steps in processes.values():
-            take_steps(_WARM_UP_STEPS)
+        first = {name: _take_steps_in(pool, workload, name, 1)[0] for name, pool in pools.items()}
+        for name, pool in pools.items():
+            _take_steps_in(pool, workload, name, _WARM_UP_STEPS)
         for _ in range(turns.rounds):
-            for name, take_steps in processes.items():
-                speeds[name].append(turns.steps * workload.batch / take_steps(turns.steps)[0])
-        peaks = {name: take_steps(0)[1] for name, take_steps in processes.items()}
+            for name, pool in pools.items():
+                seconds, peak = _take_steps_in(pool, workload, name, turns.steps)
+                speeds[name].append(turns.steps * workload.batch / seconds)
+                peaks[name] = max(peaks[name], peak)
     medians = {name: statistics.median(rounds) for name, rounds in speeds.items()}
     return {
         "torch": torch.version.__version__,
@@ -114,66 +116,43 @@ def _check_variants(workload: BackboneWorkload, variants: Sequence[str]) -> None
             )
 
 
-@contextmanager
-def _variant_processes(workload: BackboneWorkload, variants: Sequence[str]) -> Iterator[dict[str, TakeSteps]]:
-    """Start one process per variant; yield the functions that take steps in them."""
-    context = HelperContext()
-    pipes = {name: context.Pipe() for name in variants}
-    processes = [
-        context.Process(target=_serve_steps, args=(remote, workload, VARIANTS[name]), daemon=True)
-        for name, (_, remote) in pipes.items()
-    ]
-    for process, (_, remote) in zip(processes, pipes.values(), strict=True):
-        process.start()
-        remote.close()
+def _take_steps_in(
+    pool: ProcessPoolExecutor, workload: BackboneWorkload, name: str, steps: int
+) -> tuple[float, float]:
+    """Take steps in the process of a variant; return their seconds and their peak of memory in GiB."""
     try:
-        yield {name: _step_function(local, name) for name, (local, _) in pipes.items()}
-    finally:
-        for local, _ in pipes.values():
-            local.close()  # The processes end when their pipe is closed.
-        for process in processes:
-            process.join()
+        return pool.submit(_take_steps, workload, name, steps).result()
+    except BrokenProcessPool as error:
+        raise RunError(
+            f"bench backbone: the process of variant {name} ended early; if memory is short, "
+            "reduce --batch-size or measure fewer variants at a time (--variant)"
+        ) from error
 
 
-def _step_function(pipe: Connection, name: str) -> TakeSteps:
-    def take_steps(steps: int) -> tuple[float, float]:
-        try:
-            pipe.send(steps)
-            seconds, peak = pipe.recv()
-        except (EOFError, OSError) as error:
-            raise RunError(
-                f"bench backbone: the process of variant {name} ended early; if memory is short, "
-                "reduce --batch-size or measure fewer variants at a time (--variant)"
-            ) from error
-        return seconds, peak
+def _take_steps(workload: BackboneWorkload, name: str, steps: int) -> tuple[float, float]:
+    """Take steps in this process, which has only this variant."""
+    device, step = torch.device(workload.device), _prepared_step(workload, name)
+    if device.type == "cuda":
+        # The peak of these steps alone: in the first one, cuDNN's search needs further memory.
+        torch.cuda.reset_peak_memory_stats(device)
+    synchronize(device)
+    start = time.perf_counter()
+    for _ in range(steps):
+        step()
+    synchronize(device)
+    return time.perf_counter() - start, peak_gib(device)
 
-    return take_steps
 
-
-def _serve_steps(pipe: Connection, workload: BackboneWorkload, variant: BackboneVariant) -> None:
-    """Take steps as requested through the pipe, until it is closed. Runs in its own process."""
+@functools.cache
+def _prepared_step(workload: BackboneWorkload, name: str) -> Callable[[], None]:
+    """Set up this process for a variant, and build its step once."""
     torch.set_num_threads(workload.threads or usable_cores())
     device = torch.device(workload.device)
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True  # As training does: it chooses the fastest convolutions.
-    if variant.facetrain and device.type == "cpu":
+    elif VARIANTS[name].facetrain:
         keep_freed_memory()
-    step, is_first = build_step(workload, variant, device), True
-    while True:
-        try:
-            steps = pipe.recv()
-        except EOFError:
-            return
-        synchronize(device)
-        start = time.perf_counter()
-        for _ in range(steps):
-            step()
-        synchronize(device)
-        pipe.send((time.perf_counter() - start, peak_gib(device)))
-        if is_first and device.type == "cuda":
-            # In the first step cuDNN tries its algorithms, whose workspaces are no part of later steps.
-            torch.cuda.reset_peak_memory_stats(device)
-        is_first = False
+    return build_step(workload, VARIANTS[name], device)
 
 
 def build_step(

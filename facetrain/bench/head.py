@@ -1,7 +1,7 @@
 """Head benchmark: time and memory of full steps compared with plain PyTorch implementations of the same algorithm.
 
 A step is forward pass, backward pass and update: embeddings in, their gradient and updated centers out. Each
-variant runs in its own process (this module as a program), because its peak of resident memory (VmHWM) is the peak of
+variant runs in its own process, because its peak of resident memory (VmHWM) is the peak of
 a whole process.
 """
 
@@ -9,16 +9,13 @@ a whole process.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import re
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +23,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from facetrain.bench.failed_process import failure_reason
 from facetrain.bench.machine_peak import synchronize
 from facetrain.distributed import collectives
+from facetrain.distributed.spawn import HelperContext
 from facetrain.distributed.world import World
 from facetrain.errors import RunError, UsageError
 from facetrain.files import os_errors_as
@@ -161,18 +158,19 @@ def measure_head_steps(
         with os_errors_as(UsageError, disk, "name a folder on the disk to measure"):
             disk.mkdir(parents=True, exist_ok=True)
     for variant in variants:
-        command = [
-            *(sys.executable, "-m", "facetrain.bench.head", variant, str(num_classes)),
-            *map(str, (embedding_size, batch_size, steps, device)),
-        ]
-        done = subprocess.run(command + ([str(disk)] if disk else []), capture_output=True, text=True)
-        if done.returncode != 0:
-            reason = failure_reason(done)
-            raise RunError(
-                f"bench head: variant {variant} failed with {num_classes:,} identities: {reason}; "
-                "use fewer identities or another variant"
+        with ProcessPoolExecutor(1, HelperContext()) as pool:
+            measured = pool.submit(
+                measure_variant, variant, num_classes, embedding_size, batch_size, steps, device, disk
             )
-        yield json.loads(done.stdout)
+            try:
+                report = measured.result()
+            except Exception as error:  # among them BrokenProcessPool, if the kernel has ended the process
+                reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+                raise RunError(
+                    f"bench head: variant {variant} failed with {num_classes:,} identities: {reason}; "
+                    "use fewer identities or another variant"
+                ) from error
+        yield report
 
 
 def _require_room_for_batch(variant: str, num_classes: int, batch_size: int) -> None:
@@ -246,19 +244,5 @@ def measure_variant(
 def _peak_bytes() -> int:
     """Return the largest resident memory of this process so far; 0 where /proc does not have it."""
     # Not getrusage: its peak includes that of the parent process, from which this one was forked.
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    return int(found[1]) * 1024 if found else 0
-
-
-def _main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("variant", choices=VARIANTS)
-    for name in ("classes", "embedding_size", "batch_size", "steps"):
-        parser.add_argument(name, type=int)
-    parser.add_argument("device")
-    parser.add_argument("disk", type=Path, nargs="?")
-    print(json.dumps(measure_variant(**vars(parser.parse_args()))))
-
-
-if __name__ == "__main__":
-    _main()
+    peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(peak[1]) * 1024 if peak else 0
