@@ -10,7 +10,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,39 +32,16 @@ _WARM_UP_BATCHES = 4
 _DECODED_IMAGES = 4096
 
 
-@dataclass(frozen=True)
-class LoaderReport:
-    """Images per second of each variant: the medians over the rounds."""
-
-    workers: int
-    device: str
-    image_bytes: float
-    """Mean size of an encoded image."""
-    decoder: float
-    """`cv2.imdecode` of images in memory, in as many threads as there are workers: an upper bound."""
-    loader: float
-    """facetrain's loader: read, decoded and batched; on the device as uint8."""
-    loader_augmented: float
-    """facetrain's loader with flip and normalization; on the device as float32."""
-    dataloader_cv2: float
-    """torch's DataLoader with OpenCV: decoded and flipped in the workers, normalized on the device."""
-    dataloader_pil: float
-    """torch's DataLoader with PIL and torchvision's transforms, as most training scripts have it."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the numbers and the ratios to compare."""
-        return asdict(self) | {
-            "loader_per_decoder": self.loader / self.decoder,
-            "augmented_per_decoder": self.loader_augmented / self.decoder,
-            "augmented_per_dataloader_cv2": self.loader_augmented / self.dataloader_cv2,
-            "augmented_per_dataloader_pil": self.loader_augmented / self.dataloader_pil,
-        }
-
-
 def measure_loader(
     folder: Path | None, *, workers: int, batch_size: int, seconds: float, rounds: int, device: torch.device
-) -> LoaderReport:
-    """Measure all variants on a dataset, or on generated images if `folder` is None.
+) -> dict[str, Any]:
+    """Return the images per second of each variant on a dataset, or on generated images if `folder` is None.
+
+    - `decoder`: `cv2.imdecode` of images in memory, in as many threads as there are workers: an upper bound.
+    - `loader`: facetrain's loader: read, decoded and batched; on the device as uint8.
+    - `loader_augmented`: facetrain's loader with flip and normalization; on the device as float32.
+    - `dataloader_cv2`: torch's DataLoader with OpenCV: decoded and flipped in the workers, normalized on the device.
+    - `dataloader_pil`: torch's DataLoader with PIL and torchvision's transforms, as most training scripts have it.
 
     Args:
         folder: dataset, in any format that `facetrain train` reads.
@@ -93,9 +69,17 @@ def measure_loader(
         for _ in range(rounds):  # In turn: a busy machine slows all variants down by the same share.
             for name, measure in variants.items():
                 rates[name].append(measure())
-    medians = {name: statistics.median(values) for name, values in rates.items()}
-    mean_bytes = statistics.mean(len(image) for image in images)
-    return LoaderReport(workers=workers, device=str(device), image_bytes=mean_bytes, **medians)
+    speed = {name: statistics.median(values) for name, values in rates.items()}
+    return {
+        "workers": workers,
+        "device": str(device),
+        "image_bytes": statistics.mean(len(image) for image in images),
+        **speed,
+        "loader_per_decoder": speed["loader"] / speed["decoder"],
+        "augmented_per_decoder": speed["loader_augmented"] / speed["decoder"],
+        "augmented_per_dataloader_cv2": speed["loader_augmented"] / speed["dataloader_cv2"],
+        "augmented_per_dataloader_pil": speed["loader_augmented"] / speed["dataloader_pil"],
+    }
 
 
 def _decoder_rate(images: list[bytes], threads: int, seconds: float) -> float:

@@ -19,22 +19,31 @@ _MOST_GIB = 1_000_000
 def plan(
     config: Annotated[Path, typer.Option(help="Run description, YAML.")],
     gpus: Annotated[
-        int, typer.Option(min=1, help="Number of GPUs of the whole run, eight per machine; or of processes.")
+        int,
+        typer.Option(
+            min=1, help="Number of GPUs of the whole run, eight per machine; on a CPU, of processes."
+        ),
     ] = 8,
     memory: Annotated[
         float | None,
-        typer.Option(metavar="GIB", min=1, help="Memory of one GPU in GiB; by default that of --gpu."),
+        typer.Option(
+            metavar="GIB", min=1, help="Memory of one GPU in GiB; by default the memory of --gpu-kind."
+        ),
     ] = None,
     gpu: Annotated[
         str,
         typer.Option(
+            "--gpu-kind",
+            "--gpu",
             metavar="v100|a100|h100|h200|cpu",
             help="Kind of GPU; cpu: forecast the memory of processes without a GPU.",
         ),
     ] = "h100",
     identities: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of identities; by default that of the config, or of the dataset."),
+        typer.Option(
+            min=1, help="Number of identities; by default the number in the config, or in the dataset."
+        ),
     ] = None,
     set_: Annotated[
         list[str] | None,
@@ -55,9 +64,9 @@ def plan(
     from facetrain.plan.device import DEVICES
 
     if gpu not in (*DEVICES, "cpu"):
-        raise UsageError(f"--gpu {gpu}: unknown; use one of {', '.join(DEVICES)}, cpu")
+        raise UsageError(f"--gpu-kind {gpu}: unknown; use one of {', '.join(DEVICES)}, cpu")
     if gpu == "cpu" and memory is None:
-        raise UsageError("--gpu cpu: also give --memory, the GiB that each process may use")
+        raise UsageError("--gpu-kind cpu: also give --memory, the GiB that each process may use")
     if memory and memory > _MOST_GIB:
         raise UsageError(f"--memory {memory:g}: use a number of at most {_MOST_GIB:,}")
     described = load_config(config, set_ or ())

@@ -28,6 +28,7 @@ def plan(*arguments):
 
 def test_the_json_of_a_plan_has_memory_limits_and_time():
     arguments = ("plan", "--config", CONFIG, "--gpus", 8, "--memory", 80, "--gpu", "h100", *FEW_BLOCKS)
+    arguments += ("--set", "train.fused=on")
     done = facetrain(*arguments, "--json", fresh=True)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -45,7 +46,9 @@ def test_for_a_run_that_does_not_fit_the_cheapest_change_is_printed():
 
 def test_the_memory_of_processes_on_a_cpu_is_planned_without_their_speed():
     sets = (*AS_TINY, "--set", "head.sample_rate=0.01", "--set", "train.compile=on")
-    code, printed, messages = plan("--config", CONFIG, "--gpus", 2, "--gpu", "cpu", "--memory", 40, *sets)
+    code, printed, messages = plan(
+        "--config", CONFIG, "--gpus", 2, "--gpu-kind", "cpu", "--memory", 40, *sets
+    )
     assert code == 0, messages
     assert "2 × cpu" in printed and "saving" in printed and "largest batch per process" in printed
     assert "that of a compiled network is not forecast" in printed
@@ -110,7 +113,7 @@ def test_a_memory_that_no_gpu_has_is_refused(memory):
 def test_an_unknown_gpu_is_a_usage_error_of_one_line():
     done = facetrain("plan", "--config", CONFIG, "--gpu", "abacus", fresh=True)
     assert done.returncode == 2
-    assert done.stderr == "error: --gpu abacus: unknown; use one of v100, a100, h100, h200, cpu\n"
+    assert done.stderr == "error: --gpu-kind abacus: unknown; use one of v100, a100, h100, h200, cpu\n"
 
 
 def test_the_plan_of_a_run_in_stages_adds_up_their_times_and_takes_the_memory_of_the_largest(tmp_path):

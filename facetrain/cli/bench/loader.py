@@ -38,7 +38,7 @@ def loader(
         seconds=seconds,
         rounds=rounds,
         device=torch.device(resolve_device(device)),
-    ).as_json()
+    )
     if as_json:
         typer.echo(json.dumps(report, indent=1))
         return
