@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 
@@ -16,6 +16,14 @@ class FaceDataset(Protocol):
     """Encoded images with one identity each, addressed by an index from 0.
 
     Implementations can be read from any number of threads, and pickled: the reading processes receive a copy.
+
+    A dataset may also have these, which the functions below read; `CatalogDataset` has all of them:
+
+        prefetch(first, count)   asks the operating system to read neighboring images in advance
+        name(index)              path of an image inside the dataset; None if it is unknown
+        identity_name(label)     name of an identity; its number if it has none
+        landmarks                float32 (num_images, 5, 2), see `formats/landmark_file.py`; None without any
+        skipped                  list of `SkippedFile`: files that are not images of the dataset
     """
 
     @property
@@ -42,52 +50,10 @@ class FaceDataset(Protocol):
         """Return the place of an image (file, key, byte offset) for error messages."""
 
 
-@runtime_checkable
-class SupportsPrefetch(Protocol):
-    """Dataset that can ask the operating system to read neighboring images in advance."""
-
-    def prefetch(self, first: int, count: int) -> None:
-        """Announce that images `first` to `first + count - 1` will be read soon."""
-
-
-@runtime_checkable
-class SupportsImageName(Protocol):
-    """Dataset whose images may have file names."""
-
-    def name(self, index: int) -> str | None:
-        """Return the path of an image inside the dataset; None if it is unknown."""
-
-
-@runtime_checkable
-class SupportsIdentityName(Protocol):
-    """Dataset whose identities may have names."""
-
-    def identity_name(self, label: int) -> str:
-        """Return the name of an identity; its number if it has none."""
-
-
-@runtime_checkable
-class SupportsSkippedFiles(Protocol):
-    """Dataset that leaves out files."""
-
-    @property
-    def skipped(self) -> list[SkippedFile]:
-        """Files that are not images of the dataset."""
-
-
-@runtime_checkable
-class SupportsLandmarks(Protocol):
-    """Dataset whose images may have landmarks, see `formats/landmark_file.py`."""
-
-    @property
-    def landmarks(self) -> np.ndarray | None:
-        """Landmarks of every image, float32 (num_images, 5, 2), NaN for an image without a face; None without any."""
-
-
 def prefetch_images(dataset: FaceDataset, first: int, count: int) -> None:
     """Announce a read of images `first` to `first + count - 1`; does nothing if the dataset cannot prefetch."""
-    if isinstance(dataset, SupportsPrefetch):
-        dataset.prefetch(first, count)
+    if (prefetch := getattr(dataset, "prefetch", None)) is not None:
+        prefetch(first, count)
 
 
 def image_name(dataset: FaceDataset, index: int) -> str:
@@ -97,7 +63,8 @@ def image_name(dataset: FaceDataset, index: int) -> str:
 
 def original_name(dataset: FaceDataset, index: int) -> str | None:
     """Return the path of an image inside the dataset, or inside the one that was packed; None if it is unknown."""
-    name = dataset.name(index) if isinstance(dataset, SupportsImageName) else None
+    name_of = getattr(dataset, "name", None)
+    name = None if name_of is None else name_of(index)
     return None if name is None else printable(name)
 
 
@@ -106,9 +73,8 @@ def identity_name(dataset: FaceDataset, label: int) -> str:
 
     A label above all labels of the dataset, which `clean` gives to a part of an identity, has no name.
     """
-    if label < dataset.num_classes and isinstance(dataset, SupportsIdentityName):
-        return printable(dataset.identity_name(label))
-    return str(label)
+    name_of = getattr(dataset, "identity_name", str)
+    return printable(name_of(label)) if label < dataset.num_classes else str(label)
 
 
 def has_identity_names(dataset: FaceDataset) -> bool:
@@ -119,12 +85,12 @@ def has_identity_names(dataset: FaceDataset) -> bool:
 
 def image_landmarks(dataset: FaceDataset) -> np.ndarray | None:
     """Return the landmarks of every image, float32 (num_images, 5, 2); None if the dataset has none."""
-    return dataset.landmarks if isinstance(dataset, SupportsLandmarks) else None
+    return getattr(dataset, "landmarks", None)
 
 
 def skipped_files(dataset: FaceDataset) -> list[SkippedFile]:
     """Return the files that a dataset leaves out."""
-    return dataset.skipped if isinstance(dataset, SupportsSkippedFiles) else []
+    return getattr(dataset, "skipped", [])
 
 
 def consecutive_ranges(index: np.ndarray) -> Iterator[tuple[int, int]]:

@@ -19,6 +19,7 @@ from facetrain.data.formats.arrow_columns import (
     arrow_batches,
     arrow_errors,
     decoded_bytes,
+    image_fields,
     import_pyarrow,
     require_labels,
 )
@@ -99,28 +100,18 @@ def _table_rows(table: Any, path: Path) -> Iterator[dict[str, Any]]:
     for name in table.schema.names:
         column = table.column(name)
         if name in _IMAGES:
-            column = _image_bytes(column, name, path)
+            images = [image_fields(chunk)[0] for chunk in getattr(column, "chunks", [column])]
+            if any(image is None for image in images):
+                raise PairsError(
+                    f"{path}: column {name} has values of type {printable(str(column.type))[:100]}; expected bytes, "
+                    "or a struct of bytes and path"
+                )
+            values[name] = [image for chunk in images for image in chunk.to_pylist()]
         else:
             require_labels(column.type, name, path)
-        values[name] = column.to_pylist()
+            values[name] = column.to_pylist()
     for row in zip(*values.values(), strict=True):
         yield dict(zip(values, row, strict=True))
-
-
-def _image_bytes(column: Any, name: str, path: Path) -> Any:
-    """Return the column of bytes of a column of images."""
-    from pyarrow import types
-
-    kind = column.type
-    if types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
-        column = column.flatten()[kind.get_field_index("bytes")]
-    values = column.type.value_type if types.is_dictionary(column.type) else column.type
-    if not (types.is_binary(values) or types.is_large_binary(values)):
-        raise PairsError(
-            f"{path}: column {name} has values of type {printable(str(kind))[:100]}; expected bytes, or a struct of "
-            "bytes and path"
-        )
-    return column
 
 
 def _used_columns(names: list[str], path: Path) -> list[str]:

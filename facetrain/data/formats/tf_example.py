@@ -30,7 +30,7 @@ class Feature(NamedTuple):
 
 
 class _Field(NamedTuple):
-    number: int
+    tag: int
     start: int
     end: int
     value: int | None
@@ -46,13 +46,13 @@ def read_features(read: Read, size: int) -> dict[str, Feature | None]:
     message, features = _Message(read, size), dict[str, Feature | None]()
     for example in message.fields(0, size, wanted=1):
         for entry in message.fields(example.start, example.end, wanted=1):
-            name, found = "", None
+            name, feature = "", None
             for part in message.fields(entry.start, entry.end):
-                if part.number == 1:
+                if part.tag == 1:
                     name = message.text(part)
-                elif part.number == 2:
-                    found = message.first_value(part)
-            features[name] = found
+                elif part.tag == 2:
+                    feature = message.first_value(part)
+            features[name] = feature
     return features
 
 
@@ -83,7 +83,7 @@ class _Message:
             field = _Field(tag >> 3, start + used, start + used + length, value)
             if field.end > end:
                 raise ValueError("a field is longer than its message")
-            if wanted is None or field.number == wanted:
+            if wanted is None or field.tag == wanted:
                 yield field
             start = field.end
 
@@ -95,16 +95,16 @@ class _Message:
         """Return the first value of a Feature message."""
         for values in self.fields(feature.start, feature.end):
             for value in self.fields(values.start, values.end, wanted=1):
-                if values.number == _BYTES_LIST and value.value is None:
+                if values.tag == _BYTES_LIST and value.value is None:
                     return Feature(value.start, value.end, None)
                 if value.value is None and value.start == value.end:
                     break
-                if values.number == _FLOAT_LIST:
+                if values.tag == _FLOAT_LIST:
                     head = self._read(value.start, _FLOAT.size)
                     if len(head) < _FLOAT.size or value.value is not None:
                         raise ValueError("a number is cut off")
                     return Feature(value.start, value.end, _FLOAT.unpack(head)[0])
-                if values.number == _INT64_LIST:
+                if values.tag == _INT64_LIST:
                     # Packed, as all current writers do, or one varint per field.
                     head = self._read(value.start, _HEAD_BYTES) if value.value is None else b""
                     number = _varint(head, 0)[0] if value.value is None else value.value

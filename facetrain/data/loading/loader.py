@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from facetrain.data.dataset import FaceDataset, SupportsPrefetch, image_landmarks
+from facetrain.data.dataset import FaceDataset, image_landmarks, prefetch_images
 from facetrain.data.formats.landmark_file import without_gaps
 from facetrain.data.images.device_decode import DeviceDecoder, build_decoder
 from facetrain.data.loading.batch_slots import BatchSlots
@@ -107,8 +107,6 @@ class Loader:
         self.wait_s = 0.0
         """Seconds that training has waited for batches."""
         self._dataset, self._sampler, self._settings = dataset, sampler, settings
-        # Kept: isinstance with a runtime-checkable protocol is slow.
-        self._prefetch = dataset.prefetch if isinstance(dataset, SupportsPrefetch) else None
         self._landmarks = image_landmarks(dataset) if settings.landmarks else None
         self._world = world
         self._next_step, self._stop_step = start_step, stop_step
@@ -209,11 +207,9 @@ class Loader:
     def _submit_steps(self) -> None:
         """Have the pool read further steps, until `_steps_ahead` steps are pending."""
         while len(self._pending) < self._steps_ahead and self._next_step != self._stop_step:
-            if self._prefetch is not None:
-                for first, count in self._sampler.ranges_to_prefetch(
-                    self._next_step, is_first_step=self._is_first_step
-                ):
-                    self._prefetch(first, count)
+            ranges = self._sampler.ranges_to_prefetch(self._next_step, is_first_step=self._is_first_step)
+            for first, count in ranges:
+                prefetch_images(self._dataset, first, count)
             self._is_first_step = False
             sample = self._local_part(self._sampler.batch(self._next_step))
             slot = next(slot for slot in self._free if self._prefetcher.is_free(slot))
