@@ -1,5 +1,7 @@
 """Start of helper processes that do not import the main module of the program.
 
+A helper never sees Ctrl-C, which a terminal sends to all processes: the process that started it decides what ends.
+
 The spawn method of `multiprocessing` runs the main module of the parent again in every child, as `__mp_main__`. A
 script without `if __name__ == "__main__":` would start its training again there, and a program on standard input has
 no file to run. The helpers of facetrain call functions of facetrain only, so they need no main module.
@@ -7,12 +9,14 @@ no file to run. The helpers of facetrain call functions of facetrain only, so th
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnContext, SpawnProcess
-from threading import Lock
-from types import ModuleType
+from threading import Lock, current_thread, main_thread
+from types import FrameType, ModuleType
 
 _REPLACING = Lock()
 
@@ -21,8 +25,8 @@ class HelperProcess(SpawnProcess):
     """Process whose target and arguments are pickled, and belong to an importable module."""
 
     def start(self) -> None:
-        """Start the process."""
-        with _empty_main_module():
+        """Start the process. It never gets SIGINT, nor the other signals that are blocked in this thread."""
+        with _interrupt_deferred(), signals_blocked(signal.SIGINT), _empty_main_module():
             super().start()
 
 
@@ -30,6 +34,39 @@ class HelperContext(SpawnContext):
     """Context of `multiprocessing` that starts helper processes; also for ProcessPoolExecutor."""
 
     Process = HelperProcess
+
+
+@contextmanager
+def signals_blocked(*numbers: signal.Signals) -> Iterator[None]:
+    """Block signals in this thread, and for ever in the processes that it starts meanwhile.
+
+    A process that ignores a signal only from its own first line on would die of one that comes before.
+    """
+    # It starts with the first process, and unblocks SIGINT and SIGTERM in this thread (before Python 3.12).
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _interrupt_deferred() -> Iterator[None]:
+    """Handle a Ctrl-C after the block: in the middle of a start, it would leave a process without its arguments."""
+    handler = signal.getsignal(signal.SIGINT)
+    if current_thread() is not main_thread() or not callable(handler):
+        yield
+        return
+    received: list[FrameType | None] = []
+    # A blocked signal is not enough: the kernel gives it to another thread, and Python's handler runs in this one.
+    signal.signal(signal.SIGINT, lambda _, frame: received.append(frame))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if received:
+        handler(signal.SIGINT, received[0])
 
 
 @contextmanager

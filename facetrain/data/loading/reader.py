@@ -38,6 +38,11 @@ class ReadResult:
     skipped: Sequence[str] = ()
 
 
+IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""Signals that reach the whole process group: of Ctrl-C, of a scheduler, of the end of a terminal. The training process
+decides how to stop, and it needs batches until its last checkpoint."""
+
+
 class ImageReader:
     """Reads images of a dataset into batch slots, as RGB of the slots' size.
 
@@ -106,9 +111,7 @@ def run_reader(
     connection: Connection, dataset: FaceDataset, slots: BatchSlots, skip_bad: bool, keep_jpeg: bool
 ) -> None:
     """Answer read requests until the training process closes the connection; the main function of a process."""
-    # Ctrl-C and a scheduler's SIGTERM or SIGUSR1 reach the whole process group. The training process decides
-    # how to stop, and it needs batches until its last checkpoint.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+    for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     cv2.setNumThreads(0)  # there is one process per core already
     reader = ImageReader(dataset, slots, skip_bad=skip_bad, keep_jpeg=keep_jpeg)

@@ -18,8 +18,8 @@ import numpy as np
 
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.loading.batch_slots import BatchSlots
-from facetrain.data.loading.reader import ImageReader, ReadRequest, ReadResult, run_reader
-from facetrain.distributed.spawn import HelperContext, HelperProcess
+from facetrain.data.loading.reader import IGNORED_SIGNALS, ImageReader, ReadRequest, ReadResult, run_reader
+from facetrain.distributed.spawn import HelperContext, HelperProcess, signals_blocked
 from facetrain.errors import DataError, RunError
 
 REQUEST_ROWS = 64
@@ -55,6 +55,10 @@ class ReaderPool:
         self._workers: list[tuple[HelperProcess, Connection]] = []
         # Kept open: multiprocessing.connection.wait registers all connections again in each call.
         self._selector = selectors.DefaultSelector()
+        # Before the first start, which Ctrl-C may interrupt. It runs before multiprocessing's exit handler, which would
+        # wait forever: readers ignore its SIGTERM.
+        self.close = Finalize(self, _stop_workers, args=(self._workers, self._selector), exitpriority=10)
+        """End the processes; can be called twice."""
         for number in range(workers):
             connection, remote = context.Pipe()
             process = context.Process(
@@ -63,16 +67,14 @@ class ReaderPool:
                 name=f"reader-{number}",
                 daemon=True,
             )
-            process.start()
+            with signals_blocked(*IGNORED_SIGNALS):
+                process.start()
             remote.close()
             self._workers.append((process, connection))
             self._selector.register(connection, selectors.EVENT_READ, number)
         # Of each process, in the order in which it answers them.
         self._queued: list[deque[ReadRequest]] = [deque() for _ in range(workers)]
         self._waiting: deque[ReadRequest] = deque()
-        # Runs before multiprocessing's exit handler, which would wait forever: readers ignore its SIGTERM.
-        self.close = Finalize(self, _stop_workers, args=(self._workers, self._selector), exitpriority=10)
-        """End the processes; can be called twice."""
 
     def submit(self, slot: int, indices: np.ndarray) -> None:
         """Start reading images, int64 (rows,), into rows 0, 1, … of a slot.
