@@ -26,12 +26,15 @@ _CHUNK_BYTES = 1 << 24
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
-    torch.uint8: "U8", torch.bool: "BOOL",
+    torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8", torch.bool: "BOOL",
+    torch.complex64: "C64", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
 }  # fmt: skip
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor]) -> tuple[int, str]:
-    """Write named tensors of any shape and device to a new file, and sync it to the disk.
+def write_tensors(
+    path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None
+) -> tuple[int, str]:
+    """Write named tensors of any shape and device, and metadata, to a new file, and sync it to the disk.
 
     Return the size in bytes and the SHA-256. The checksum is computed while writing: reading the file
     again would take as long as writing it.
@@ -43,7 +46,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> tuple[int, str]:
     ordered = dict(sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])))
     digest, size = hashlib.sha256(), 0
     with path.open("xb") as file:
-        for chunk in _chunks(ordered):
+        for chunk in _chunks(ordered, metadata):
             digest.update(chunk)
             size += file.write(chunk)
         file.flush()
@@ -51,9 +54,9 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> tuple[int, str]:
     return size, digest.hexdigest()
 
 
-def _chunks(tensors: dict[str, Tensor]) -> Iterator[Any]:
+def _chunks(tensors: dict[str, Tensor], metadata: dict[str, str] | None) -> Iterator[Any]:
     """Yield the content of the file in order, as buffers of bytes."""
-    yield _header(tensors)
+    yield _header(tensors, metadata)
     for tensor in tensors.values():
         # A few rows at a time: `contiguous()` copies a strided table, and a copy of all of it may not fit.
         rows = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
@@ -65,8 +68,9 @@ def _chunks(tensors: dict[str, Tensor]) -> Iterator[Any]:
             yield chunk.view(-1).view(torch.uint8).cpu().numpy()
 
 
-def _header(tensors: dict[str, Tensor]) -> bytes:
-    entries, offset = {}, 0
+def _header(tensors: dict[str, Tensor], metadata: dict[str, str] | None) -> bytes:
+    entries: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    offset = 0
     for name, tensor in tensors.items():
         end = offset + tensor.numel() * tensor.element_size()
         entries[name] = {

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from facetrain.backbone.low_rank import merge_adapters
@@ -30,6 +29,7 @@ from facetrain.backbone.zoo import build_backbone, build_on_meta
 from facetrain.checkpoint.commit import CHECKPOINTS, LATEST, complete_steps, was_put_aside
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.manifest import MANIFEST
+from facetrain.checkpoint.tensor_file import write_tensors
 from facetrain.data.images.augment import normalize
 from facetrain.errors import CheckpointError, ModelError, RunError
 from facetrain.files import error_reason, listed, new_file, parse_json
@@ -115,20 +115,15 @@ def save_model(path: Path, state: dict[str, Tensor], description: dict[str, Any]
 
 
 def write_model(path: Path, state: dict[str, Tensor], description: dict[str, Any]) -> None:
-    """Write a .safetensors file in place, with a checksum of the weights.
+    """Write a new .safetensors file, with a checksum of the weights: the same bytes for the same weights.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file exists, or cannot be written.
     """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     metadata = {METADATA_KEY: json.dumps(description), CHECKSUM_KEY: checksum_of(tensors)}
-    path.touch()
-    mode = path.stat().st_mode  # by the umask; safetensors writes files for their owner only
-    try:
-        save_file(tensors, path, metadata=metadata)
-    except SafetensorError as error:
-        raise OSError(error_reason(error)) from error
-    path.chmod(mode)
+    # Not by `safetensors.torch.save_file`: it writes the entries of the metadata in a random order.
+    write_tensors(path, tensors, metadata)
 
 
 def open_model(path: Path, device: torch.device, *, average: bool = False) -> EmbeddingModel:

@@ -96,9 +96,9 @@ def test_a_fine_tuned_run_keeps_the_statistics_and_resumes_bit_for_bit(dataset, 
     statistics = [name for name in before if "running" in name]
     assert statistics and all(torch.equal(before[name], after[name]) for name in statistics)
     assert not torch.equal(before["fc.weight"], after["fc.weight"])
+    expected = (tmp_path / "tuned" / "model.safetensors").read_bytes()
     assert training.resume(tuned, tmp_path / "tuned", 1) == 0
-    resumed = load_file(tmp_path / "tuned" / "model.safetensors")  # the order of its metadata is random
-    assert resumed.keys() == after.keys() and all(torch.equal(resumed[name], after[name]) for name in after)
+    assert (tmp_path / "tuned" / "model.safetensors").read_bytes() == expected
     before = {path: path.read_bytes() for path in (tmp_path / "first").rglob("*") if path.is_file()}
     refused = load_config(tmp_path / "tuned.yaml", ["train.max_steps=4"])
     with pytest.raises(
