@@ -41,16 +41,16 @@ def write_missing_dataset(config: Config, world: World) -> None:
     failure: DataError | None = None
     if world.is_leader:
         print(f"rendering {synthetic.identities:,} synthetic identities to {folder}", flush=True)
-        told_at = time.monotonic()
+        sent_at = time.monotonic()
 
-        def tell_others(done: int, total: int) -> None:
-            nonlocal told_at
-            if time.monotonic() - told_at > _WRITING_INTERVAL_S:
-                told_at = time.monotonic()
+        def send_sign(done: int, total: int) -> None:
+            nonlocal sent_at
+            if time.monotonic() - sent_at > _WRITING_INTERVAL_S:
+                sent_at = time.monotonic()
                 _leader_still_writes(this_rank=True)
 
         try:
-            write_synthetic(folder, synthetic, image_size=config.data.image_size, progress=tell_others)
+            write_synthetic(folder, synthetic, image_size=config.data.image_size, progress=send_sign)
         except DataError as error:
             failure = error
         _leader_still_writes(this_rank=False)
