@@ -44,10 +44,7 @@ def test_a_file_that_holds_no_embeddings_is_refused(tmp_path, suffix):
         load_embeddings(path)
 
 
-def test_a_file_with_fewer_names_than_embeddings_is_refused(tmp_path):
-    np.savez(tmp_path / "e.npz", embedding=np.ones((3, 4)), name=np.array(["a"]), label=np.zeros(3))
-    with pytest.raises(DataError, match="1 names, labels of shape"):
-        load_embeddings(tmp_path / "e.npz")
+def test_pickled_names_are_refused(tmp_path):
     np.savez(tmp_path / "p.npz", embedding=np.ones((1, 4)), name=np.array(["a"], object), label=np.zeros(1))
     with pytest.raises(DataError, match="not a file of embeddings"):
         load_embeddings(tmp_path / "p.npz")
@@ -136,10 +133,3 @@ def test_rows_of_different_sizes_are_refused(tmp_path):
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
     with pytest.raises(DataError, match="of different sizes"):
         load_embeddings(tmp_path / "a.parquet")
-
-
-@pytest.mark.parametrize("label", [["x", "y"], [0.5, 1.5]])
-def test_labels_that_are_no_whole_numbers_are_refused(tmp_path, label):
-    np.savez(tmp_path / "a.npz", embedding=np.eye(2), name=["a", "b"], label=label)
-    with pytest.raises(DataError, match="labels that are whole numbers"):
-        load_embeddings(tmp_path / "a.npz")

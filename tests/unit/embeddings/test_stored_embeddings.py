@@ -73,9 +73,10 @@ def test_names_without_characters_are_read(tmp_path):
         ({"embedding": np.ones(3), "name": ["a"] * 3, "label": [0, 1, 2]}, "expected one name"),
         ({"embedding": np.array([["x"]]), "name": ["a"], "label": [0]}, "one row of numbers"),
         ({"embedding": np.ones((1, 4)), "name": ["a"], "label": [0.5]}, "labels that are whole numbers"),
+        ({"embedding": np.ones((1, 4)), "name": ["a"], "label": ["x"]}, "labels that are whole numbers"),
         ({"embedding": np.ones((1, 4)), "label": [0]}, "not a file of embeddings"),
     ],
-    ids=["empty", "names", "vector", "texts", "labels", "no names"],
+    ids=["empty", "names", "vector", "texts", "labels", "text labels", "no names"],
 )
 def test_columns_that_do_not_fit_are_refused_in_one_line(tmp_path, arrays, message):
     np.savez(tmp_path / "e.npz", **arrays)
@@ -155,12 +156,15 @@ def test_the_key_of_an_embedding_changes_with_its_model_images_and_settings(tmp_
 
 
 def test_a_changed_byte_of_an_embedding_is_found_in_the_first_pass_over_the_rows(tmp_path, monkeypatch):
-    path, known = tmp_path / "e.npz", some()
+    path, known = (
+        tmp_path / "e.npz",
+        some(3000),
+    )  # beyond the first bytes, which are read when the file is opened
     save_embeddings(path, known)
     data = bytearray(path.read_bytes())
-    data[data.index(known.embedding[30].tobytes())] ^= 1
+    data[data.index(known.embedding[2000].tobytes())] ^= 1
     path.write_bytes(data)
-    monkeypatch.setattr(embedding_files, "BLOCK_BYTES", 4 * 8 * 20)
+    monkeypatch.setattr(embedding_files, "BLOCK_BYTES", 4 * 8 * 700)
     with pytest.raises(DataError, match=r"e\.npz: damaged, the checksum of embedding\.npy differs"):
         list(open_embeddings(path).blocks())
     with pytest.raises(DataError, match="checksum"):
