@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -47,6 +48,10 @@ class PositionalFile:
             raise self.read_error(
                 f"{self.path}: cannot read {count:,} bytes at byte {offset:,}: {error_reason(error)}"
             ) from error
+
+    def part(self, offset: int, size: int) -> Callable[[int, int], bytes]:
+        """Return a function (position, count) that reads bytes of a part of the file, and none after the part."""
+        return lambda position, count: self.bytes_at(offset + position, max(min(count, size - position), 0))
 
     def prefetch_bytes(self, offset: int, count: int) -> None:
         """Ask the operating system to read a range into its cache, in one request."""

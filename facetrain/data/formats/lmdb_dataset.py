@@ -72,7 +72,7 @@ def _parse(file: LmdbFile, value: Value) -> tuple[int, int, int]:
     """Return the byte offset and the size of an image, and its label."""
     place = f"{file.path}: the value of key {printable(value.key.decode('utf-8', 'replace'))!r}"
     try:
-        start, end, label = image_and_label(partial(_read_inside, file, value), value.size)
+        start, end, label = image_and_label(file.part(value.offset, value.size), value.size)
     except (ValueError, OverflowError, IndexError) as error:
         raise DataError(f"{place} is not a pair of image and label: {error}") from None
     if end > value.size or not 0 <= label < MAX_LABEL:
@@ -80,11 +80,6 @@ def _parse(file: LmdbFile, value: Value) -> tuple[int, int, int]:
             f"{place} has the label {label}, or an image that is longer than the value; labels go from 0 to 2^31 - 1"
         )
     return value.offset + start, end - start, label
-
-
-def _read_inside(file: LmdbFile, value: Value, position: int, count: int) -> bytes:
-    """Return bytes of a value, never those after it."""
-    return file.bytes_at(value.offset + position, max(min(count, value.size - position), 0))
 
 
 def _listed(file: LmdbFile, value: Value, most: int) -> list[bytes]:

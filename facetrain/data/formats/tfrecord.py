@@ -193,7 +193,7 @@ def _record(file: PositionalFile, shard: int, offset: int, identity: int | str |
         raise DataError(
             f"{place}: claims {length:,} bytes, past the end of the file; it is truncated: copy it again"
         )
-    window = _Window(partial(_bytes_inside, file, offset + _HEADER_BYTES, length))
+    window = _Window(file.part(offset + _HEADER_BYTES, length))
     try:
         features = read_features(window.read, length)
     except ValueError as error:
@@ -233,10 +233,6 @@ def _identity(features: dict[str, Feature | None], window: _Window, place: str) 
         )
     # Also a text of digits: 7 and 007 may be two people.
     return window.read(label.start, size).decode("utf-8", "surrogateescape")
-
-
-def _bytes_inside(file: PositionalFile, offset: int, length: int, position: int, count: int) -> bytes:
-    return file.bytes_at(offset + position, max(min(count, length - position), 0))
 
 
 class _Window:
