@@ -11,6 +11,9 @@ API does the same, and what is gained.
   notes on extending PyTorch.
 - `foreach_copy_` (`torch._foreach_copy_`, same versions): copies a list of tensors by a few kernels. The public
   `Tensor.copy_` launches one for each tensor: 300 in a step, for the statistics of an r100's batch norms.
+- `onednn_linear` (`torch.ops.mkldnn._linear_pointwise`, same versions; None in a build without oneDNN): x·weightᵀ in
+  float32 on a CPU by oneDNN, as torch.compile calls it. The public `torch.mm` calls MKL, which on AMD's processors does
+  not use AVX-512. Gain on a Zen 4: 12 % of the CPU time of a step of the sampled head with 1 million identities.
 - `tree_leaves` (same versions): the tensors in the nested arguments of an intercepted operation, in the order and
   with the containers that torch itself knows.
 """
@@ -18,6 +21,7 @@ API does the same, and what is gained.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,9 +29,30 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["FakeTensorMode", "LiveBytes", "TorchDispatchMode", "foreach_copy_", "tree_leaves"]
+__all__ = [
+    "FakeTensorMode",
+    "LiveBytes",
+    "TorchDispatchMode",
+    "foreach_copy_",
+    "onednn_linear",
+    "tree_leaves",
+]
 
 foreach_copy_ = torch._foreach_copy_
+
+
+def _find_onednn_linear() -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return None
+
+    def linear(x_MK: torch.Tensor, weight_NK: torch.Tensor) -> torch.Tensor:
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x_MK, weight_NK, None, "none", [], "")
+        return product
+
+    return linear
+
+
+onednn_linear = _find_onednn_linear()
 
 
 class LiveBytes(TorchDispatchMode):

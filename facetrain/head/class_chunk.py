@@ -14,6 +14,7 @@ from torch import Tensor
 from facetrain.head.center_gradient import UnfinishedGradient
 from facetrain.head.losses import Loss, Softmax
 from facetrain.head.margins.base import Margin
+from facetrain.head.products import product, product_with_transposed, transposed_product
 from facetrain.head.target import TargetClass
 
 if TYPE_CHECKING:
@@ -80,6 +81,15 @@ class Chunk:
         """1 / |w| of each center."""
         self._inside_G, self._column_G = target.columns(start, start + self._num_classes)
 
+    def store_inverse_norms(self, into_R: Tensor) -> None:
+        """Write 1 / |w| of each center to its place in a tensor for all chunks of a step.
+
+        One small tensor per chunk, kept until the backward pass, would lie between the large ones of the chunks: the
+        C library could then not use their memory again, and the peak of a step grew by up to a quarter of the tables.
+        """
+        first = self._start * (len(self.inverse_norm_R) // self._num_classes)
+        into_R[first : first + len(self.inverse_norm_R)] = self.inverse_norm_R
+
     def add_to(self, statistics_PG: Tensor, loss: Loss) -> Tensor:
         """Return the loss's statistics with this chunk's negatives added."""
         return loss.add_chunk(statistics_PG, self._logits()[0])
@@ -98,7 +108,7 @@ class Chunk:
 
     def embedding_gradient(self, slope_GR: Tensor) -> Tensor:
         """Return this chunk's part of the embeddings' gradient (G, D), without a factor per sample."""
-        return slope_GR @ self._factor_RD
+        return product(slope_GR, self._factor_RD)
 
     def gradients(self, slope_GR: Tensor, inputs: BackwardInputs) -> tuple[Tensor, Tensor]:
         """Return this chunk's part of the embeddings' gradient (G, D), and the centers' gradient (C, N·D).
@@ -106,7 +116,7 @@ class Chunk:
         The former still lacks a factor per sample, which is the same for all chunks.
         """
         grad_GD = self.embedding_gradient(slope_GR)
-        grad_RD = (slope_GR.T @ inputs.weighted_GD).to(self.inverse_norm_R.dtype)
+        grad_RD = transposed_product(slope_GR, inputs.weighted_GD).to(self.inverse_norm_R.dtype)
         # Samples whose target class is not in this chunk add 0 to an arbitrary row.
         row_G = self._column_G * (len(grad_RD) // self._num_classes) + self._target.nearest_G
         grad_RD.index_add_(0, row_G, torch.where(self._inside_G[:, None], inputs.target_grad_GD, 0))
@@ -122,7 +132,7 @@ class Chunk:
         """Return the embeddings' gradient and the unprojected gradient of the centers; the fused update finishes it."""
         assert inputs.target_order is not None, "the update needs the samples in the order of their targets"
         grad_GD = self.embedding_gradient(slope_GR)
-        product_RD = slope_GR.T @ inputs.weighted_GD
+        product_RD = transposed_product(slope_GR, inputs.weighted_GD)
         first = self._start * (len(product_RD) // self._num_classes)
         centers_R1 = torch.arange(first, first + len(product_RD) + 1, device=product_RD.device)
         first_R1 = torch.searchsorted(inputs.target_order.center_G, centers_R1, out_int32=True)
@@ -131,7 +141,7 @@ class Chunk:
 
     def _logits(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return the negatives' logits (−∞ for targets), the margin's factor on their derivatives, and sub-centers."""
-        logit_GR = (self._unit_GD @ self._factor_RD.T).to(self.inverse_norm_R.dtype)
+        logit_GR = product_with_transposed(self._unit_GD, self._factor_RD).to(self.inverse_norm_R.dtype)
         logit_GC, nearest_GC1 = self._nearest(logit_GR.mul_(self.inverse_norm_R * self._margin.scale))
         factor_GC = self._margin.change_negatives_(logit_GC, self._target.cos_G)
         # Write one column of every sample, with the value it has if the target is not here. To select only the samples

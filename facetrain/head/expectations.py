@@ -95,7 +95,7 @@ class ExpectationPass:
         """Take the sweep over the table of the expectations; `moving`: they follow the embeddings."""
         self._sweep, self._moving = sweep, moving
         self._loss = Softmax()
-        self._inverse_norms: list[Tensor] = []
+        self._inverse_norm_R: Tensor
         self._target: TargetClass
         self._factor_GD: Tensor
         self._logit_G: Tensor
@@ -110,9 +110,10 @@ class ExpectationPass:
         target = find_target(unit_GD, None, sweep.sampled, sweep.weight, None, sweep.margin)
         # Without the target's logit: the sum is over the negatives.
         statistics_PG = self._loss.begin(torch.full_like(target.cos_G, -torch.inf))
-        for _, chunk in sweep.chunks(factor_GD, target, []):
+        self._inverse_norm_R = target.cos_G.new_empty(sweep.size * sweep.sub_centers(unit_GD))
+        for _, chunk in sweep.chunks(factor_GD, target, None):
             statistics_PG = chunk.add_to(statistics_PG, self._loss)
-            self._inverse_norms.append(chunk.inverse_norm_R)
+            chunk.store_inverse_norms(self._inverse_norm_R)
             del chunk  # or its memory would be held while the next chunk is made
         logit_G = torch.where(target.is_local_G, target.with_margin.value_G * sweep.margin.scale, -torch.inf)
         gathered_WXG = collectives.gather(torch.cat([statistics_PG, logit_G[None]]))
@@ -130,7 +131,7 @@ class ExpectationPass:
         sweep, target = self._sweep, self._target
         slope_G = -(self._log_ratio_G - loss_G).exp() * target.with_margin.by_cos_G
         grad_GD = target.center_GD * torch.where(target.is_local_G, slope_G, 0)[:, None]
-        for _, chunk in sweep.chunks(self._factor_GD, target, self._inverse_norms):
+        for _, chunk in sweep.chunks(self._factor_GD, target, self._inverse_norm_R):
             grad_GD += chunk.embedding_gradient(chunk.slopes(self._loss, self._logit_G + loss_G))
             del chunk
         return grad_GD

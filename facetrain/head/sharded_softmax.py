@@ -109,14 +109,14 @@ class ClassSweep:
         return slice(start, stop) if index_S is None else index_S[start:stop]
 
     def chunks(
-        self, unit_GD: Tensor, target: TargetClass, inverse_norms: list[Tensor]
+        self, unit_GD: Tensor, target: TargetClass, inverse_norm_R: Tensor | None
     ) -> Iterator[tuple[Rows, Chunk]]:
         """Yield each chunk with its rows of the table.
 
-        `inverse_norms` has 1 / |w| of each chunk's centers in the backward pass; it is empty in the forward pass. Rows
-        in host memory are copied to the device one chunk ahead; after the forward pass, the first one again.
+        `inverse_norm_R` has 1 / |w| of all centers in the backward pass; it is None in the forward pass. Rows in host
+        memory are copied to the device one chunk ahead; after the forward pass, the first one again.
         """
-        is_backward = len(inverse_norms) > 0
+        is_backward, sub_centers = inverse_norm_R is not None, self.sub_centers(unit_GD)
         starts = range(0, self.size, self.classes_per_chunk)
         for number, start in enumerate(starts):
             rows = self._rows(start)
@@ -136,7 +136,9 @@ class ClassSweep:
                     self.margin,
                     start,
                     dominant_C,
-                    inverse_norms[number] if inverse_norms else None,
+                    None
+                    if inverse_norm_R is None
+                    else inverse_norm_R[start * sub_centers : (start + self.classes_per_chunk) * sub_centers],
                 ),
             )
 
@@ -161,10 +163,10 @@ class _CrossEntropy(torch.autograd.Function):
         # −∞ adds nothing to the sums of the ranks without the class, and the maximum over the ranks finds the logit.
         logit_G = torch.where(target.is_local_G, target.with_margin.value_G * sweep.margin.scale, -torch.inf)
         statistics_PG = sweep.loss.begin(logit_G)
-        inverse_norms: list[Tensor] = []
-        for _, chunk in sweep.chunks(factor_GD, target, []):
+        inverse_norm_R = target.cos_G.new_empty(sweep.size * sweep.sub_centers(unit_GD))
+        for _, chunk in sweep.chunks(factor_GD, target, None):
             statistics_PG = chunk.add_to(statistics_PG, sweep.loss)
-            inverse_norms.append(chunk.inverse_norm_R)
+            chunk.store_inverse_norms(inverse_norm_R)
             del chunk  # or its memory would be held while the next chunk is made
         kept_G = target.is_local_G & (target.cos_G >= sweep.least_cos) if sweep.least_cos > -1 else None
         logit_G, statistics_WPG, kept_G = _exchange(statistics_PG, logit_G, kept_G)
@@ -185,7 +187,7 @@ class _CrossEntropy(torch.autograd.Function):
             loss += penalty[0].mean()
         # The finite flag stays on the device, where the update reads it.
         ctx.save_for_backward(unit_GD, norm_G, factor_GD, logit_G, joined_G, weight_G, torch.isfinite(loss))
-        ctx.sweep, ctx.target, ctx.inverse_norms = sweep, target, inverse_norms
+        ctx.sweep, ctx.target, ctx.inverse_norm_R = sweep, target, inverse_norm_R
         ctx.losses = None if sweep.second_anchor is None else (first_loss_G, loss_G)
         return loss
 
@@ -219,7 +221,7 @@ class _CrossEntropy(torch.autograd.Function):
         if sweep.second_anchor is not None:
             grad_GD += sweep.second_anchor.embedding_gradient(ctx.losses[1])
             sweep.second_anchor.update(unit_GD, finite)
-        for rows, chunk in sweep.chunks(factor_GD, target, ctx.inverse_norms):
+        for rows, chunk in sweep.chunks(factor_GD, target, ctx.inverse_norm_R):
             if sweep.take_gradient is None:
                 grad_GD += chunk.embedding_gradient(chunk.slopes(sweep.loss, joined_G))
                 del chunk

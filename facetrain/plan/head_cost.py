@@ -184,10 +184,13 @@ def _chunk_peak(load: HeadLoad) -> int:
     # The product of gradient and center, before it is summed over each row.
     product = 4 if load.trained else 0
     held = numbers * (_copied_bytes(load) + factor)
+    # A product in float32 on a CPU copies its first factor if that is transposed, see `head.products`.
+    transposed = slopes if load.trained and not load.cuda and not _narrow_bytes(load) else 0
     # Random bits for stochastic rounding, drawn once per step for the largest chunk.
     noise = 0 if load.settings.weight_dtype == load.settings.momentum_dtype == "float32" else 4 * numbers
     return noise + max(
         logits + held,
+        slopes + transposed + held + numbers * gradient,
         slopes + held + numbers * (gradient + converted + product),
         numbers * (4 + _update_bytes_per_number(load)) if load.updates_in_backward else 0,
     )
