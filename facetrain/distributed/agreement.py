@@ -16,7 +16,7 @@ from facetrain.errors import FacetrainError, LostRankError, RankError, RunError,
 from facetrain.files import error_reason
 
 _T = TypeVar("_T")
-# torch raises a plain RuntimeError if a process group fails: only its text differs from that of other errors.
+# torch raises a plain RuntimeError if a process group fails: only its text differs from other errors.
 _TIMED_OUT = ("imed out", "imeout")
 _LOST = (*_TIMED_OUT, "onnection", "NCCL", "gloo", "reset by peer")
 _PATIENCE_S = 3.0

@@ -155,7 +155,7 @@ def _explain_rendezvous_failure(error: Exception, endpoint: str, log_dir: Path) 
 
 
 def _exit_code(error: ChildFailedError) -> int:
-    """Return the exit code of the rank that failed for a reason of its own, which it has printed.
+    """Return the exit code of the rank that failed first and has printed its reason.
 
     Raises:
         LaunchError: no rank has printed a reason.

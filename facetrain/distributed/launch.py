@@ -17,7 +17,7 @@ from facetrain.distributed.topology import Topology
 
 
 def launch(train: Callable[[], int], where: Topology, run_id: str) -> int:
-    """Train and return the exit code of the command: 0, that of the first rank that failed, or 128 + a signal.
+    """Train and return the exit code of the command: 0, the code of the first rank that failed, or 128 + a signal.
 
     A single process calls `train` itself. Otherwise torch's elastic agent starts the ranks: each of them runs
     the command line of this process again.

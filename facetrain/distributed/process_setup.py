@@ -51,7 +51,7 @@ def keep_compiled_code() -> None:
 
 
 def fix_cublas_workspace() -> None:
-    """Give cuBLAS a workspace of its own for each stream: with a shared one, its sums may differ from run to run.
+    """Give cuBLAS a separate workspace for each stream: with a shared one, its sums may differ from run to run.
 
     cuBLAS reads the setting when it starts, so call this before CUDA starts. See "Results reproducibility" in the
     documentation of cuBLAS.

@@ -76,7 +76,7 @@ def register_rank(store: Store, rank: int) -> str:
 def watchdog_address(store: Store, rank: int) -> tuple[tuple[str, int] | None, socket.socket | None]:
     """Return the address on which rank 0's watchdog listens, and on rank 0 the listening socket.
 
-    The address is that of the interface that leads to the store. None if rank 0 has no such address.
+    The address belongs to the interface that leads to the store. None if rank 0 has no such address.
     """
     if rank:
         published = str(store.get("watchdog").decode()).rpartition(" ")

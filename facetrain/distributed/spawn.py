@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnContext, SpawnProcess
+from pathlib import Path
 from threading import Lock, current_thread, main_thread
 from types import FrameType, ModuleType
 
@@ -28,6 +29,14 @@ class HelperProcess(SpawnProcess):
         """Start the process. It never gets SIGINT, nor the other signals that are blocked in this thread."""
         with _interrupt_deferred(), signals_blocked(signal.SIGINT), _empty_main_module():
             super().start()
+
+    def is_stopped(self) -> bool:
+        """Return whether the process was stopped by a signal, and does not run until it is continued. Linux only."""
+        try:
+            state = Path(f"/proc/{self.pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+        except (OSError, IndexError):
+            return False
+        return state == "T"
 
 
 class HelperContext(SpawnContext):

@@ -32,7 +32,7 @@ def use_sync_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:
 
 
 class StatisticsAcrossRanks:
-    """Batch statistics over all ranks, for kernels that compute those of one rank."""
+    """Batch statistics over all ranks, for kernels that compute the statistics of one rank."""
 
     def __init__(self) -> None:
         self.world_size = collectives.world_size()
@@ -119,7 +119,7 @@ class _SyncNormalize(torch.autograd.Function):
 
 
 def _combine(mean_C: Tensor, var_C: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and variance over all ranks from those of each rank, for equal numbers of samples.
+    """Return mean and variance over all ranks from mean and variance of each rank, for equal numbers of samples.
 
     The total variance is the mean of the variances plus the variance of the means. A difference of
     sums of squares would lose digits by cancellation.

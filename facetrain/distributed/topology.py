@@ -43,7 +43,8 @@ def topology(
     least, most = _node_range(nnodes)
     if most > 1 and not rdzv_endpoint:
         raise UsageError(
-            f"--nnodes {nnodes} needs --rdzv-endpoint HOST:PORT: one host and a free port on it, the same on every node"
+            f"--nnodes {nnodes} needs --rdzv-endpoint HOST:PORT: one machine and a port of it; give the same value on "
+            "all"
         )
     return Topology(
         nproc_per_node=_processes(nproc_per_node, device),

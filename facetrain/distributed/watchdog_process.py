@@ -1,4 +1,4 @@
-"""Watchdog of one rank, as a process of its own: it ends its rank, and informs the watchdogs of the others.
+"""Watchdog of one rank, in a separate process: it ends its rank, and informs the watchdogs of the others.
 
 `facetrain.distributed.watchdog` starts it. It imports neither torch nor facetrain: it must start in milliseconds
 and need little memory, and no lock of the rank (Python's, or one of a C library) may block it.

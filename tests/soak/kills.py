@@ -116,7 +116,7 @@ class Starter:
         return False
 
     def _start(self, run_dir: Path) -> list[int]:
-        """Fork the ranks into one process group; return their process ids, that of the group first."""
+        """Fork the ranks into one process group; return their process ids, the leader of the group first."""
         port = _free_port()
         self._output.write_bytes(b"")
         ranks: list[int] = []

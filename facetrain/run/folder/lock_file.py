@@ -26,7 +26,7 @@ class LockFile:
             with scratch.open("wb") as file:
                 file.write(content)
                 file.flush()
-                # An empty lock, after a power cut, would be watched like that of another host.
+                # An empty lock, after a power cut, would be watched like the lock of another host.
                 os.fsync(file.fileno())
             try:
                 os.link(scratch, self.path)
