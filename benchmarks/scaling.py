@@ -1,6 +1,6 @@
 """Weak scaling on the CPU: whole steps on 1, 2 and 4 processes, the same batch on each.
 
-Each process has one thread. Processes in excess of the cores share them, so the ideal speed is that of one
+Each process has one thread. Processes in excess of the cores share them, so the ideal speed is the speed of one
 process times the cores in use. Each result is compared with a model of two numbers fitted to all of them: the
 seconds that a core needs for a step, and the bytes per second at which gradients are exchanged.
 """

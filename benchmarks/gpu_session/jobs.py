@@ -28,7 +28,7 @@ _TEST = re.compile(r"^def (test_\w+)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Job:
-    """One measurement, which runs in a process of its own."""
+    """Measurement that runs in its own process."""
 
     name: str
     group: str

@@ -42,7 +42,7 @@ def run_test(device: str, test: str, failures: list[str]) -> Rows:
 
 
 def compare_kernels(device: str, module: str, failures: list[str]) -> Rows:
-    """Run a module that prints errors as JSON; yield the largest of each case, beside that of PyTorch's operations."""
+    """Run a module that prints errors as JSON; yield the largest of each case and PyTorch's error."""
     done = subprocess.run([sys.executable, "-m", module], capture_output=True, text=True)
     if done.returncode:
         failures.append(_end_of(done.stderr))

@@ -103,7 +103,7 @@ class Session:
 def run_in_process(
     job: Job, limit: float, *, checkout: Path, packages: Sequence[Path], environment: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Run a job's program in a process group of its own, and end the group after `limit` seconds.
+    """Run a job's program in a new process group, and end the group after `limit` seconds.
 
     `packages` are folders that the job imports from before the installed packages.
     """

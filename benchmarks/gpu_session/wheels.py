@@ -64,7 +64,7 @@ def unpack(wheels: Path, target: Path) -> Path:
 
 
 def _check_python(path: Path) -> None:
-    found = _WHEEL.fullmatch(path.name)
+    name = _WHEEL.fullmatch(path.name)
     here = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    if found and found["python"].startswith("cp") and found["abi"] != "abi3" and found["python"] != here:
-        raise UsageError(f"{path}: is for {found['python']}, and this Python is {here}; carry wheels for it")
+    if name and name["python"].startswith("cp") and name["abi"] != "abi3" and name["python"] != here:
+        raise UsageError(f"{path}: is for {name['python']}, and this Python is {here}; carry wheels for it")

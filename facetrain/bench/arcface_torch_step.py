@@ -5,7 +5,7 @@ margin applied under `no_grad`, softmax over the ranks by two reductions, one de
 centers, the loss read by the host in every step. Sources: the documents and configs of the repository
 (insightface, recognition/arcface_torch) and An et al., Partial FC, arXiv 2203.15565.
 
-The dtypes are those of the original: the product of embeddings and centers runs inside autocast, so it is
+The dtypes are as in the original: the product of embeddings and centers runs inside autocast, so it is
 in 16 bits with bf16 and fp16, and the logits are converted to float32 after it. In three places this step
 does less than the original, in favor of the baseline: it applies arccos and cos to the target logits alone,
 it subtracts 1 at the targets instead of a one-hot matrix, and it reads no scalar in the backward pass.

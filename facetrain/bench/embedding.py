@@ -36,7 +36,7 @@ def measure_embedding(
 ) -> dict[str, Any]:
     """Return the images per second of each variant, and its ratio to onnxruntime where that is installed.
 
-    The variants take turns for `rounds` rounds; each rate is that of the fastest round, because other work on the
+    The variants take turns for `rounds` rounds; each rate is the rate of the fastest round, because other work on the
     machine can only slow a round down. `plain` is the network as it is, `facetrain` and `facetrain_bf16` are the forms
     in which `facetrain eval` and `embed` run it.
 

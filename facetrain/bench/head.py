@@ -61,7 +61,7 @@ PLAIN_VARIANTS: dict[str, dict[str, Any]] = {
 """Options of PlainHeadStep."""
 VARIANTS = [*PLAIN_VARIANTS, *HEAD_VARIANTS]
 DEFAULT_VARIANTS = [name for name in VARIANTS if "1pct" not in name and "fp16" not in name]
-"""All variants but those of fp16, which are for GPUs, and those of a sample rate of 1 %, which need more classes than
+"""All variants except fp16, which is for GPUs, and except a sample rate of 1 %, which needs more classes than
 fit in a short run."""
 
 
@@ -243,6 +243,6 @@ def measure_variant(
 
 def _peak_bytes() -> int:
     """Return the largest resident memory of this process so far; 0 where /proc does not have it."""
-    # Not getrusage: its peak includes that of the parent process, from which this one was forked.
+    # Not getrusage: its peak includes the peak of the parent process, from which this one was forked.
     peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     return int(peak[1]) * 1024 if peak else 0

@@ -80,7 +80,7 @@ class BenchedRun:
 
 
 class Variant:
-    """Steps that are timed in turn with those of other variants."""
+    """Steps that are timed in turn with the steps of other variants."""
 
     def __init__(
         self, take_steps: Callable[[int], None], images_per_step: int, device: torch.device, held_bytes: int

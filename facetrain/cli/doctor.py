@@ -73,7 +73,7 @@ def doctor(
         gpus = topology("auto", "1", None, 0, described.train.device).nproc_per_node
     device = described.train.device if described else "auto"
     with join(device, cpu_setting="train.device: cpu") as world:
-        local_results = [vars(one) for one in (*faults, *examine(world, described, run_dir, gpus=gpus))]
+        local_results = [vars(result) for result in (*faults, *examine(world, described, run_dir, gpus=gpus))]
         results = _merge(collectives.gather_json(local_results))
     failures = sum(result["status"] == "failure" for result in results)
     if world.is_leader:
@@ -100,7 +100,7 @@ def _config_of_run(path: Path, overrides: Sequence[str]) -> tuple[Config | None,
 
 
 def _merge(results_of_ranks: list[list[dict[str, str]]]) -> list[dict[str, Any]]:
-    """Return all results of the leader, and those of the other ranks that are not ok."""
+    """Return all results of the leader, and the results of other ranks that are not ok."""
     return [
         {"rank": rank} | result
         for rank, results in enumerate(results_of_ranks)

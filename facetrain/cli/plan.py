@@ -199,7 +199,7 @@ def _format(report: dict[str, Any]) -> str:
     ]
     if report["compiled"]:
         lines.append(
-            "  This is the memory without train.compile; that of a compiled network is not forecast."
+            "  This is the memory without train.compile; the memory of a compiled network is not forecast."
         )
     if not report["teacher_counted"]:
         lines.append("  The teacher is an ONNX file, whose memory and time on the host are not forecast.")

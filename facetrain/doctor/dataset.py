@@ -54,8 +54,8 @@ def check_landmarks(source: FaceDataset, train: str, backbone: str) -> list[Chec
     message = f"{source.num_images - missing:,} of {source.num_images:,} images have landmarks"
     if missing > source.num_images / 2:
         advice = (
-            "the others train with those of an aligned face: check images and detector, and write the landmarks again "
-            "with `facetrain data landmarks`"
+            "the others train with the template of an aligned face: check images and detector, and write the landmarks "
+            "again with `facetrain data landmarks`"
         )
         return [warning("landmarks", message, advice)]
     return [passed("landmarks", message)]

@@ -46,7 +46,7 @@ def examine(
         world: this rank.
         config: run to check; None checks the machine only.
         run_dir: run folder whose checkpoints to verify.
-        gpus: number of ranks of the run that the config is meant for; None: those of this world.
+        gpus: number of ranks of the run that the config is meant for; None: the ranks of this world.
     """
     results: list[CheckResult] = []
     if world.local_rank == 0:
@@ -138,7 +138,7 @@ def _examine_images(config: Config, sources: list[FaceDataset], sets: list[PairS
 
 
 def _examine_normalization(config: Config, source: FaceDataset) -> list[CheckResult]:
-    """Compare the input that the initial weights were trained on with that of this run."""
+    """Compare the input that the initial weights were trained on with the input of this run."""
     network = build_backbone(**describe_model(config)["backbone"])
     index = np.linspace(0, source.num_images - 1, _NORMALIZATION_IMAGES).astype(np.int64)
     image_BHWC = read_images(source, index, config.data.image_size)

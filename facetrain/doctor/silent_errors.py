@@ -155,7 +155,7 @@ def _find_stored_normalized(check: str, sample: ImageSample) -> Iterator[CheckRe
 def check_alignment(
     name: str, sample: ImageSample, reference_name: str, reference: ImageSample
 ) -> list[CheckResult]:
-    """Compare size and place of the faces of a verification set with those of the training data.
+    """Compare size and place of the faces of a verification set with the faces of the training data.
 
     Returns:
         One result; none if one of the two has too few images, or the training data has no face at one place.
@@ -171,7 +171,10 @@ def check_alignment(
     if moved.similarity < _CLEAR_FACE:
         if len(sample) < 2 * _FEWEST_IMAGES:
             return []
-        message = f"the average face does not resemble that of {reference_name} (correlation {moved.similarity:.2f})"
+        message = (
+            f"the average face does not resemble the average face of {reference_name} "
+            f"(correlation {moved.similarity:.2f})"
+        )
         return [warning(check, message, advice, POSSIBLE)]
     if not _is_moved(moved):
         return [passed(check, f"as {reference_name} (correlation {moved.similarity_in_place:.2f})")]

@@ -71,7 +71,7 @@ def _check_colors(path: str, embedding_BT: Tensor, swapped_BT: Tensor) -> CheckR
     """Compare how well the teacher separates identities with the order of colors of its file, and with the other."""
     given, swapped = _separation(embedding_BT), _separation(swapped_BT)
     message = (
-        f"{path}: separates two images of an identity from those of others by {given:.1f} standard deviations, with "
+        f"{path}: separates two images of an identity from images of others by {given:.1f} standard deviations, with "
         f"red and blue exchanged by {swapped:.1f}"
     )
     if swapped > given + _CLEAR_DIFFERENCE:
@@ -94,12 +94,12 @@ def _check_cache(
     if wrong:
         return failed(
             "teacher cache",
-            f"{distill.cache}: {wrong} of {len(index_B)} embeddings are not those of the images; the smallest cosine "
+            f"{distill.cache}: {wrong} of {len(index_B)} embeddings do not match the images; the smallest cosine "
             f"is {cos_B.min():.2f}",
             f"write it again: facetrain embed {shell_path(distill.teacher)} {shell_path(config.data.train)} "
             f"--output {shell_path(distill.cache)}",
         )
-    return passed("teacher cache", f"{distill.cache}: {len(index_B)} embeddings are those of the images")
+    return passed("teacher cache", f"{distill.cache}: {len(index_B)} embeddings match the images")
 
 
 def _pairs(labels: np.ndarray) -> np.ndarray:

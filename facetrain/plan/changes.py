@@ -45,16 +45,16 @@ def cheapest_change(config: Config, num_classes: int, budget: MemoryBudget) -> C
     Single changes are tried from cheap to expensive; then they are combined in that order. None: nothing fits.
     """
     for propose in _PROPOSALS:
-        found = _possible(propose, config, budget)
-        if found and budget.fits(found[1], num_classes):
-            return found[0]
+        proposed = _possible(propose, config, budget)
+        if proposed and budget.fits(proposed[1], num_classes):
+            return proposed[0]
     changes: list[Change] = []
     keys: dict[str, Any] = {}
     for propose in _PROPOSALS:
-        found = _possible(propose, config, budget)
-        if found is None:
+        proposed = _possible(propose, config, budget)
+        if proposed is None:
             continue
-        change, config = found
+        change, config = proposed
         changes.append(change)
         keys |= change.keys
         if budget.fits(config, num_classes):

@@ -10,7 +10,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Device:
-    """One kind of GPU. Rates are those of the vendor for dense products, per second."""
+    """One kind of GPU. Rates are stated by the vendor for dense products, per second."""
 
     memory_gib: float
     flops_16: float

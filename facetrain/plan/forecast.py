@@ -33,7 +33,7 @@ class Forecast:
     moments: int
     """Moments of the backbone."""
     centers: int
-    """Class centers on the device, those of a teacher too."""
+    """Class centers on the device, including the centers of a teacher."""
     center_moments: int
     """Moments of the class centers on the device."""
     average: int
@@ -82,7 +82,7 @@ def forecast_stages(
         config: run description.
         num_classes: classes of the whole head.
         gpus: ranks of the whole run; processes if `cuda` is false.
-        batch: images per rank and micro-batch in all stages; None: those of the config and its stages.
+        batch: images per rank and micro-batch in all stages; None: as in the config and its stages.
         cuda: forecast for GPUs, else for processes on a CPU.
 
     Raises:
@@ -106,7 +106,7 @@ def moments_of(config: Config) -> int:
 def head_load(
     config: Config, num_classes: int, gpus: int, batch: int, *, run: Config | None = None, cuda: bool = True
 ) -> HeadLoad:
-    """Return the head's work for `batch` images per rank and micro-batch; `run` is that of `forecast`."""
+    """Return the head's work for `batch` images per rank and micro-batch; for `run`, see `forecast`."""
     # As `product_dtype` of run/build/head.py, on a GPU that multiplies bfloat16.
     narrow = config.train.precision == "bf16" or (cuda and config.train.precision == "fp16")
     return HeadLoad(
@@ -155,7 +155,7 @@ def forecast(
         config: run description.
         num_classes: classes of the whole head.
         gpus: ranks of the whole run; processes if `cuda` is false.
-        run: config of the whole run, if `config` is that of a stage: the head keeps what any stage needs.
+        run: config of the whole run, if `config` describes a stage: the head keeps what any stage needs.
         batch: images per rank and micro-batch; the config's if None.
         cuda: forecast for GPUs, else for processes on a CPU.
         image_size: side of the training images in pixels; None: `data.image_size`.

@@ -26,7 +26,7 @@ class MemoryBudget:
     """Whether the run is on GPUs; else it is on a CPU."""
 
     def fits(self, config: Config, num_classes: int, *, batch: int | None = None) -> bool:
-        """Return whether the rank that needs most fits in all stages. `batch` is that of `forecast_stages`."""
+        """Return whether the rank that needs most fits in all stages. For `batch`, see `forecast_stages`."""
         largest = forecast_stages(config, num_classes, self.gpus, batch=batch, cuda=self.cuda)
         return largest.needed.total <= USABLE * self.memory
 

@@ -29,7 +29,10 @@ operation for."""
 _READ_TWICE: dict[str, tuple[int, ...]] = {
     "native_batch_norm": (0,),  # for the statistics, then for the result
     "native_batch_norm_backward": (0, 1),  # for the sums, then for the gradient
-    "native_layer_norm_backward": (0, 1),  # for the input's gradient, and for those of weight and bias
+    "native_layer_norm_backward": (
+        0,
+        1,
+    ),  # for the gradient of the input, and for the gradients of weight and bias
     "convolution_backward": (0,),  # for the input's gradient, and for the weight's
 }
 """Arguments that two kernels of one operation read, each from memory."""

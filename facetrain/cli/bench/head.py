@@ -35,7 +35,7 @@ def head(
 ) -> None:
     """Compare full steps of the head with plain PyTorch implementations of the same algorithm.
 
-    Without --variant, all variants are measured but those of a sample rate of 1 %.
+    Without --variant, all variants are measured except fp16 and a sample rate of 1 %.
     """
     from facetrain.bench.head import DEFAULT_VARIANTS, VARIANTS, measure_head_steps, with_ratios
 
