@@ -57,9 +57,10 @@ interop: $(READY)  ## exchange files with MXNet 1.9.1 and other programs in buil
 long: $(READY)  ## run the tests that take minutes: lost ranks and hosts, cut networks, memory of whole runs
 	$(BIN)/pytest -m long
 
-soak: $(READY)  ## 1,000 random kills in 26 settings, and 10,000 damages of run folders
+soak: $(READY)  ## 1,000 random kills in 26 settings, 10,000 damages of run folders, Ctrl-C at 200 moments
 	$(BIN)/python -m tests.soak.kills --kills 1000
 	$(BIN)/python -m tests.soak.damages --damages 10000
+	$(BIN)/python -m tests.soak.interrupts --moments 40
 
 faults: $(READY)  ## kill runs at random, change their ranks, fill their disk, for MINUTES (60)
 	$(BIN)/python -m tests.soak.run --minutes $(MINUTES)

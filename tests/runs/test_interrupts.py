@@ -1,9 +1,32 @@
-"""Ctrl-C while reading processes start, which ignore it only from their own first line on."""
+"""Ctrl-C before a command has begun, and while reading processes start."""
+
+import subprocess
+import sys
 
 import pytest
 
 from tests.runs.test_lost_ranks import LONG
 from tests.soak.interrupts import interrupt
+from tests.support.command import environment
+
+INTERRUPTED_IMPORT = """
+import runpy, sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+runpy.run_module("facetrain", run_name="__main__")
+"""
+
+
+def test_ctrl_c_during_the_imports_is_an_interruption():
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IMPORT], env=environment(), capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])

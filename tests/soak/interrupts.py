@@ -54,6 +54,8 @@ def interrupt(arguments: Sequence[object], moment_s: float = 0.0, processes: int
         left = wait_until_gone(pids, 10)
         kill(left)
         process.communicate()
+    if "init_import_site" in stderr:  # Python itself was not up yet
+        return []
     lines = [line for line in stderr.splitlines() if not _NOT_COUNTED.match(line)]
     faults = [f"processes left: {left}"] if left else []
     # While Python ends, the signal has its default action; a shell reports that as 130, too.
