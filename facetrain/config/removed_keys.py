@@ -11,6 +11,7 @@ _WITHOUT_EFFECT: dict[str, tuple[tuple[object, ...], str]] = {
         ("auto", "off", False),
         "set train.compile to reduce-overhead, with which torch replays CUDA graphs",
     ),
+    "run.commercial": ((False, True), "read the licenses in the cards of the datasets"),
     "model.quantize": (
         (None,),
         "train in float32, and export the model with `facetrain export --int8 static`",

@@ -322,7 +322,11 @@ def test_a_switch_takes_the_words_that_yaml_reads_as_truth_values(key, word):
 
 
 def test_a_config_of_an_older_version_loads_and_a_removed_key_with_an_effect_says_what_to_do():
-    old = {"train": {"cuda_graphs": "auto", "compile": "auto"}, "model": {"quantize": None}}
+    old = {
+        "run": {"commercial": True},
+        "train": {"cuda_graphs": "auto", "compile": "auto"},
+        "model": {"quantize": None},
+    }
     assert build_config({"data": {"train": "x"}} | old, "x") == build_config({"data": {"train": "x"}}, "x")
     for key, value, advice in (
         ("train.cuda_graphs", "on", "set train.compile to reduce-overhead"),
