@@ -65,9 +65,10 @@ def open_where_machines_differ(folder):
 
 
 def test_all_ranks_open_the_checkpoint_and_use_the_run_folder_that_the_leader_finds(tmp_path):
+    (tmp_path / "machine1" / "seen_by_one").mkdir(parents=True)
     writer = CheckpointWriter(tmp_path / "machine1" / "run", asynchronous=False)
     writer.save(snapshot(1))
-    shutil.copytree(tmp_path / "machine1", tmp_path / "machine0")
+    shutil.copytree(tmp_path / "machine1" / "run", tmp_path / "machine0" / "run")
     writer.save(snapshot(2))
     for machine in (0, 1):
         other = CheckpointWriter(tmp_path / f"machine{machine}" / "other", asynchronous=False)
