@@ -1,4 +1,4 @@
-"""Agreement of the nodes on who takes part in a start of the ranks, without the store in which it lies.
+"""Agreement of the nodes on who takes part in a start of the ranks, without the store that holds it.
 
 The state has a number, which grows by one with every start, and the nodes of this start. A node whose ranks have failed
 opens the next start; the others see the larger number, end their ranks and join. A node that comes later is listed as
@@ -38,7 +38,7 @@ class Start:
 
     @classmethod
     def decode(cls, text: str) -> Start:
-        """Return the state of a text from the store, which anybody who reaches its port can have written.
+        """Return the state of a text from the store, which anyone who reaches its port can have written.
 
         Raises:
             ValueError: it is no such state.

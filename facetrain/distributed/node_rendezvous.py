@@ -1,8 +1,8 @@
 """Rendezvous of the nodes of a run: their elastic agents meet in a store, and agree on the nodes of each start.
 
-torch's own rendezvous (`c10d`) writes its state to the store as a pickle and unpickles what lies there, so that whoever
-reaches the port runs code in every agent; and its store listens on all interfaces. This one writes JSON, which is
-parsed and checked, and with a single node its store listens on the loopback interface only.
+torch's own rendezvous (`c10d`) writes its state to the store as a pickle and unpickles what it reads there, so that
+anyone who reaches the port runs code in every agent; and its store listens on all interfaces. This one writes JSON,
+which is parsed and checked, and with a single node its store listens on the loopback interface only.
 """
 
 from __future__ import annotations
