@@ -51,7 +51,7 @@ def test_the_memory_of_processes_on_a_cpu_is_planned_without_their_speed():
     )
     assert code == 0, messages
     assert "2 × cpu" in printed and "saving" in printed and "largest batch per process" in printed
-    assert "that of a compiled network is not forecast" in printed
+    assert "the memory of a compiled network is not forecast" in printed
     assert "images/s" not in printed and "holds up to twice" in printed
     assert "also give --memory" in str(refusal("plan", "--config", CONFIG, "--gpu", "cpu"))
 
