@@ -14,6 +14,7 @@ def bench(*arguments):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_the_head_is_measured_beside_plain_pytorch():
     plain, head, disk = bench(
         "head", "--identities", 3000, "--embedding-size", 32, "--batch-size", 16, "--steps", 2, "--device", "cpu",
@@ -23,6 +24,7 @@ def test_the_head_is_measured_beside_plain_pytorch():
     assert disk["classes"] == 3000 and head["peak_bytes"] > 50e6
 
 
+@pytest.mark.slow
 def test_a_backbone_is_measured_with_pytorchs_defaults_and_with_facetrains_settings():
     report = bench(
         "backbone", "--backbone", "mbf", "--batch-size", 4, "--image-size", 48, "--steps", 1, "--rounds", 2,
@@ -34,6 +36,7 @@ def test_a_backbone_is_measured_with_pytorchs_defaults_and_with_facetrains_setti
     assert report["threads"] == 1 and tuned["peak_gib"] > 0.1
 
 
+@pytest.mark.slow
 def test_the_loader_is_measured_beside_the_decoder_and_both_dataloaders():
     done = facetrain(
         "bench", "loader", "--workers", 1, "--batch-size", 16, "--seconds", 0.2, "--rounds", 1, "--device", "cpu",
@@ -102,6 +105,7 @@ def test_a_number_that_cannot_be_measured_is_a_usage_error(arguments, message):
     assert error.exit_code == 2 and message in str(error) and "\n" not in str(error)
 
 
+@pytest.mark.slow
 def test_whole_steps_are_measured_with_and_without_a_dataset_and_beside_arcface_torch():
     small = (
         "model.backbone=iresnet",

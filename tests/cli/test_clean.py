@@ -87,6 +87,7 @@ def test_a_report_is_written_edited_and_applied(tmp_path, capsys):
     assert "made of another dataset" in str(refusal("data", "clean", tmp_path / "out", "--apply", report))
 
 
+@pytest.mark.slow
 def test_a_large_cut_needs_yes_and_a_model_that_can_tell_identities_apart(tmp_path, capsys):
     import torch
 

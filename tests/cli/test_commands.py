@@ -52,6 +52,7 @@ def test_a_face_is_like_itself_and_its_embeddings_have_names(model, tmp_path):
     np.testing.assert_allclose(np.linalg.norm(found["embedding"], axis=1), 1, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_onnx_file_takes_pixels_and_gives_embeddings_of_length_1(model, tmp_path):
     output = tmp_path / "model.onnx"
     exported = facetrain("export", model, "--format", "onnx", "--output", output, "--from-pixels", "--unit")

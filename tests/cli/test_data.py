@@ -118,6 +118,7 @@ def test_a_check_of_a_damaged_dataset_exits_with_2_and_can_repair_it(data, tmp_p
     assert "no faults" in run("check", tmp_path / "clean")
 
 
+@pytest.mark.slow
 def test_errors_are_one_line(data, tmp_path):
     write_bin(tmp_path / "val.bin", [encoded_image(n) for n in range(4)], [True, False])
     for arguments, message in (
@@ -206,6 +207,7 @@ def test_pack_reads_a_list_file_and_aligns_by_landmarks(tmp_path):
     assert process.returncode == 2 and "give one of them" in process.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_command_leaves_no_files(tmp_path, number, code):
     data = write_records(tmp_path / "data", [n // 4 for n in range(3000)])
@@ -249,6 +251,7 @@ def test_the_next_commands_work_for_a_folder_that_begins_with_a_dash(photos, tmp
     assert inspected.returncode == 0 and (tmp_path / "faces.png").exists(), inspected.stderr
 
 
+@pytest.mark.slow
 def test_inspect_takes_a_rec_a_bin_and_the_name_of_an_identity(photos, data, tmp_path):
     assert "2 files are not images of the dataset" in run("inspect", photos)
     run("pack", photos, "--output", tmp_path / "out")

@@ -43,6 +43,7 @@ def write_config(tmp_path, **data):
     return path
 
 
+@pytest.mark.slow
 def test_a_run_without_problems_passes(tmp_path, monkeypatch, capsys):
     write_records(tmp_path / "data", [0, 0, 1, 1])
     code, out, _ = run(monkeypatch, capsys, "--config", write_config(tmp_path))
@@ -50,6 +51,7 @@ def test_a_run_without_problems_passes(tmp_path, monkeypatch, capsys):
     assert "4 images of 2 identities" in out and "2 per step; 2 steps per epoch" in out
 
 
+@pytest.mark.slow
 def test_initial_weights_that_are_missing_or_of_another_network_fail(tmp_path, monkeypatch, capsys):
     write_records(tmp_path / "data", [0, 0, 1, 1])
     options = {"layers": (1, 1, 1, 1), "embedding_size": 16, "image_size": 16}
@@ -67,6 +69,7 @@ def test_initial_weights_that_are_missing_or_of_another_network_fail(tmp_path, m
         assert found == code and message in out, out
 
 
+@pytest.mark.slow
 def test_batch_and_learning_rate_are_checked_for_the_intended_number_of_gpus(tmp_path, monkeypatch, capsys):
     write_records(tmp_path / "data", [n // 4 for n in range(64)])
     config = write_config(tmp_path)
@@ -77,6 +80,7 @@ def test_batch_and_learning_rate_are_checked_for_the_intended_number_of_gpus(tmp
     assert run(monkeypatch, capsys, "--gpus", 8)[0] == 2
 
 
+@pytest.mark.slow
 def test_without_a_launcher_the_run_is_checked_for_all_gpus_of_the_machine(tmp_path, monkeypatch, capsys):
     write_records(tmp_path / "data", [n // 4 for n in range(64)])
     monkeypatch.setattr("facetrain.distributed.topology.has_gpu_driver", lambda: True)
@@ -86,6 +90,7 @@ def test_without_a_launcher_the_run_is_checked_for_all_gpus_of_the_machine(tmp_p
     assert "2 images × 8 ranks × " in run(monkeypatch, capsys, *config, "--set", "train.device=auto")[1]
 
 
+@pytest.mark.slow
 def test_the_image_sizes_of_stages_are_printed_and_checked(tmp_path, monkeypatch, capsys):
     write_records(tmp_path / "data", [0, 0, 1, 1], size=48)
     config = write_config(tmp_path, image_size=48)
@@ -97,6 +102,7 @@ def test_the_image_sizes_of_stages_are_printed_and_checked(tmp_path, monkeypatch
     assert code == 1 and "stage 1 of train.stages: image_size: 36 pixels do not fit the backbone" in out
 
 
+@pytest.mark.slow
 def test_landmarks_of_the_training_images_are_required_and_counted(tmp_path, monkeypatch, capsys):
     write_records(tmp_path / "data", [0, 0, 1, 1])
     settings = ("model.backbone=vit_s_kprpe", "model.layers=null", "model.widths=null")

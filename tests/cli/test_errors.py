@@ -31,6 +31,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("options", "message"), WRONG)
 def test_an_impossible_request_ends_with_2_and_one_line(describe, options, message):  # noqa: F811
     process = facetrain("train", "--config", describe(), *options, fresh=True)
@@ -39,6 +40,7 @@ def test_an_impossible_request_ends_with_2_and_one_line(describe, options, messa
     assert len(lines) == 1 and lines[0].startswith("error: ") and message in lines[0], process.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(has_gpu_driver(), reason="torch's errors are kept: only they name a collective of NCCL")
 def test_a_rank_of_another_launcher_that_finds_no_other_rank_ends_with_1_and_one_line(describe):  # noqa: F811
     process = subprocess.run(
@@ -189,11 +191,13 @@ main()
     assert (done.returncode, done.stderr) == (2, "error: other/metrics.jsonl: Permission denied\n")
 
 
+@pytest.mark.slow
 def test_on_several_ranks_one_of_them_prints_the_error(describe):  # noqa: F811
     process = torchrun(2, "train", "--config", describe(), "--set", "data.train=/nowhere")
     assert process.stderr.count("error: /nowhere: no such folder") == 1
 
 
+@pytest.mark.slow
 def test_the_traceback_comes_with_debug_alone(describe, tmp_path):  # noqa: F811
     process = facetrain("eval", tmp_path, "--target", "x", "--debug", fresh=True)
     assert process.returncode == 1 and "Traceback" in process.stderr

@@ -42,6 +42,7 @@ def output_of(process):
     return process.stdout
 
 
+@pytest.mark.slow
 def test_eval_runs_every_protocol_and_compares_two_models(model, tmp_path):
     same = [n % 2 == 0 for n in range(40)]
     images = [
@@ -80,6 +81,7 @@ def test_eval_runs_every_protocol_and_compares_two_models(model, tmp_path):
     assert gap["difference"] == pytest.approx(gap["first"] - gap["second"]) and 0 < gap["p"] <= 1
 
 
+@pytest.mark.slow
 def test_another_system_is_evaluated_alone_and_beside_a_model(model, tmp_path):
     same = [n % 2 == 0 for n in range(40)]
     images = [
@@ -109,6 +111,7 @@ def test_another_system_is_evaluated_alone_and_beside_a_model(model, tmp_path):
     assert f"against {tmp_path / 'system.csv'}" in shown and "1.00000 = " in shown
 
 
+@pytest.mark.slow
 def test_calibrated_thresholds_decide_and_travel_with_the_model(model, tmp_path):
     import onnxruntime
 
@@ -300,6 +303,7 @@ def test_a_report_is_checked_first_and_the_results_are_printed_before_it(
     assert isinstance(error, UsageError)
 
 
+@pytest.mark.slow
 def test_a_report_has_the_digest_of_the_set_that_was_evaluated(model, tmp_path):
     # A target with a suffix is a path; its name alone is looked for in the data folder.
     (tmp_path / "data").mkdir()

@@ -32,6 +32,7 @@ def model(tmp_path):
     return tmp_path / "model.safetensors"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("int8", ["dynamic", "static"])
 def test_a_quantized_model_has_int8_weights_and_its_accuracy_is_reported(model, tmp_path, int8):
     faces = ["--calibrate", tmp_path / "faces.bin", "--calibrate-images", 20] if int8 == "static" else []
@@ -60,6 +61,7 @@ def test_a_quantized_model_has_int8_weights_and_its_accuracy_is_reported(model, 
     assert quantized > 4 if int8 == "static" else quantized == 0
 
 
+@pytest.mark.slow
 def test_the_card_of_a_network_that_normalizes_says_that_it_takes_pixels(tmp_path):
     network = build_backbone("iresnet", layers=(1, 1, 1, 1), widths=(4, 4, 4, 4))
     graph, card = write_iresnet(tmp_path, randomize(network)), tmp_path / "card.md"
@@ -72,6 +74,7 @@ def test_the_card_of_a_network_that_normalizes_says_that_it_takes_pixels(tmp_pat
     assert expected in card.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("int8", ["dynamic", "static"])
 def test_a_quantized_model_has_none_of_the_thresholds_that_were_measured_before(model, tmp_path, int8):
     import onnx

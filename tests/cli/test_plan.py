@@ -26,6 +26,7 @@ def plan(*arguments):
     return code or 0, output.getvalue(), messages.getvalue()
 
 
+@pytest.mark.slow
 def test_the_json_of_a_plan_has_memory_limits_and_time():
     arguments = ("plan", "--config", CONFIG, "--gpus", 8, "--memory", 80, "--gpu", "h100", *FEW_BLOCKS)
     arguments += ("--set", "train.fused=on")

@@ -11,6 +11,7 @@ from tests.fuzz.targets import TARGETS, seeds
 SLOW = {"config": 150, "peer_config": 300, "mixture": 200, "mxnet_network": 100}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
 def test_mutated_input_raises_nothing_but_the_documented_error(name):
     corpus = seeds()[name] + corpora.load(name)

@@ -38,6 +38,7 @@ def output_of(*arguments):
     return process.stdout
 
 
+@pytest.mark.slow
 def test_overlap_finds_the_identities_shared_with_the_test_set_and_draws_them(people, model, tmp_path):
     for number, images in enumerate(people[:40]):
         copied(images[:3], tmp_path / "train" / f"{number:02d}")
@@ -62,6 +63,7 @@ def test_overlap_finds_the_identities_shared_with_the_test_set_and_draws_them(pe
     assert "0 identities of" in output_of("overlap", model, tmp_path / "mix.yaml", tmp_path / "test.bin")
 
 
+@pytest.mark.slow
 def test_clean_finds_wrong_labels_and_writes_a_dataset_without_them(people, model, tmp_path):
     for number, images in enumerate(people[:40]):
         copied(images[:5], tmp_path / "data" / f"{number:02d}")

@@ -170,6 +170,7 @@ def test_the_network_is_identified_by_its_names_and_shapes(tmp_path, case):
     assert backbone == {"name": named.get(case, case), "embedding_size": 512, "image_size": 112}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     [

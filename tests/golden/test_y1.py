@@ -27,6 +27,7 @@ def some_faces(count):
     return torch.stack([torch.from_numpy(decode_rgb(data, location="")) for data in pairs.images[:count]])
 
 
+@pytest.mark.slow
 def test_y1_has_the_accuracy_on_real_faces_that_numpy_measured():
     faces, model = shared_path(FACES), shared_path("real/y1/model-symbol.json")
     options = EvaluationOptions(bootstrap=0)
@@ -47,6 +48,7 @@ def test_the_mxnet_and_onnx_files_of_y1_give_the_same_embeddings():
     torch.testing.assert_close(found[0], found[1], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["model-symbol.json", "y1_rgb_pm1.onnx"])
 def test_a_network_initialized_from_y1_gives_its_embeddings_also_in_training_mode(name):
     path, (image, others) = shared_path(f"real/y1/{name}"), some_faces(128).chunk(2)

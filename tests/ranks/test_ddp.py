@@ -66,6 +66,7 @@ def train_with_each_option():
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_ranks_have_the_gradients_of_one_process_with_each_option_of_the_exchange(world_size):
     expected = train(make_net(False), 1, batches(world_size))
@@ -95,6 +96,7 @@ def restart_after_each_step():
     return [undisturbed, restarted]
 
 
+@pytest.mark.slow
 def test_gradients_of_three_ranks_are_equal_bit_for_bit_after_a_restart():
     for undisturbed, restarted in run_ranks(3, restart_after_each_step):
         assert all(torch.equal(a, b) for a, b in zip(undisturbed, restarted, strict=True))

@@ -70,6 +70,7 @@ def train_on_two_and_on_one(rank, config, folder, ports):
         with_rank(rank, size, port, training.train, load_config(config, options), folder / f"{size}")
 
 
+@pytest.mark.slow
 def test_a_student_with_a_projection_learns_the_same_on_two_ranks_as_on_one(describe, tmp_path):  # noqa: F811
     config = describe(steps=4, checkpoint="every_steps: 4")
     # The teacher's process group ends before rank 1 joins the next one.

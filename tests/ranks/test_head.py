@@ -87,6 +87,7 @@ def train_dense(margin, rate):
     return losses, net.state_dict(), weight.detach()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_training_on_ranks_equals_the_dense_reference_for_every_margin_and_sample_rate(world_size):
     ranks = run_ranks(world_size, train_sharded)

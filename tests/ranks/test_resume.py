@@ -48,6 +48,7 @@ def on_replaced_host(rank, config, folder, ports):
     with_rank(rank, 2, ports[1], function, longer, folder)
 
 
+@pytest.mark.slow
 def test_a_run_continues_if_one_rank_is_started_by_train_and_the_other_by_resume(describe, tmp_path):  # noqa: F811
     config = describe(steps=2, checkpoint="every_steps: 2")
     start_ranks(on_replaced_host, (config, tmp_path / "run", free_ports(2)), 2)

@@ -2,6 +2,7 @@
 
 import shutil
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -30,6 +31,7 @@ def train_and_resume(rank, config, folder, ports):
     with_rank(rank, 1, ports[3], training.resume, ended, folder / "loaded", 2)
 
 
+@pytest.mark.slow
 def test_the_average_continues_exactly_on_as_many_ranks_and_to_rounding_on_another_number(describe, tmp_path):  # noqa: F811
     config = describe(steps=4, checkpoint="every_steps: 2, keep: 9")
     start_ranks(train_and_resume, (config, tmp_path, free_ports(4)), 2)

@@ -52,6 +52,7 @@ def check(process):
     assert "Traceback" not in process.stderr
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_trains_with_reading_processes(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     command = [sys.executable, "program.py"]
@@ -60,6 +61,7 @@ def test_a_script_without_a_guard_trains_with_reading_processes(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_program_on_standard_input_trains_with_reading_processes(tmp_path):
     command = [sys.executable, "-"]
     check(

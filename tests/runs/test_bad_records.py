@@ -21,6 +21,7 @@ def damaged(dataset, describe, tmp_path):
     return config
 
 
+@pytest.mark.slow
 def test_bad_images_are_skipped_counted_and_listed_and_no_rank_waits(damaged, tmp_path):
     process = torchrun(2, "train", "--config", damaged, "--set", "data.bad_records=skip")
     assert process.returncode == 0, process.stderr
@@ -33,6 +34,7 @@ def test_bad_images_are_skipped_counted_and_listed_and_no_rank_waits(damaged, tm
     assert "3 images could not be read and were replaced by others" in process.stdout
 
 
+@pytest.mark.slow
 def test_a_run_stops_on_all_ranks_where_more_are_skipped_than_allowed(damaged, tmp_path):
     allowed = ("--set", "data.bad_records=skip", "--set", "data.max_skipped=2")
     process = torchrun(2, "train", "--config", damaged, *allowed)

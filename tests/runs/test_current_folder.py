@@ -1,10 +1,12 @@
 """Runs that are started, continued and evaluated from different folders."""
 
+import pytest
 import yaml
 
 from tests.support.command import facetrain
 
 
+@pytest.mark.slow
 def test_a_run_with_relative_paths_is_continued_and_evaluated_from_another_folder(
     describe, dataset, tmp_path
 ):

@@ -46,6 +46,7 @@ def write_cvlface(folder):
     return folder / "model.pt", None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", [write_adaface, write_cvlface])
 def test_a_foreign_file_is_evaluated_fine_tuned_and_exported(write, data, tmp_path, monkeypatch, capsys):
     def facetrain(*words):

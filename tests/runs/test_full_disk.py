@@ -1,11 +1,14 @@
 """A run on a disk that is too small for its second checkpoint."""
 
+import pytest
+
 from facetrain.checkpoint.load import Checkpoint
 from tests.runs.test_training import losses, metrics
 from tests.support.command import facetrain
 from tests.support.faults import small_disk
 
 
+@pytest.mark.slow
 def test_training_goes_on_when_the_disk_is_full_and_fails_at_the_end_without_its_last_checkpoint(
     describe, tmp_path
 ):
@@ -21,6 +24,7 @@ def test_training_goes_on_when_the_disk_is_full_and_fails_at_the_end_without_its
         Checkpoint.open(folder / "checkpoints" / "latest").verify()
 
 
+@pytest.mark.slow
 def test_a_disk_that_cannot_hold_a_checkpoint_is_refused_before_the_first_step(describe, tmp_path):
     folder = tmp_path / "disk" / "run"
     with small_disk(tmp_path / "disk", size_kib=96):

@@ -120,6 +120,7 @@ def test_after_the_restart_of_a_killed_rank_the_metrics_equal_those_of_an_uninte
     assert not wait_until_gone(before, 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["agent", "rank"])
 def test_no_process_outlives_its_run(started_run, victim):
     memory = set(Path("/dev/shm").iterdir())
@@ -241,6 +242,7 @@ def test_with_two_agents_a_rank_that_hangs_is_named_by_the_other_and_ended_by_it
     assert "Traceback" not in "".join(stderr.values()) and not wait_until_gone(ranks.values(), 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGUSR1, 138), (signal.SIGHUP, 129), (signal.SIGINT, 130)]
 )
@@ -257,6 +259,7 @@ def test_a_signal_to_the_launcher_saves_and_ends_within_the_printed_time(started
     Checkpoint.open(folder).verify()
 
 
+@pytest.mark.slow
 def test_further_signals_to_the_launcher_do_not_keep_the_ranks_from_saving(started_run):
     # The end of a terminal sends several: the shell sends SIGHUP to its jobs, and the kernel does when the shell ends.
     folder, process = started_run(*LONG, "--set", "checkpoint.every_steps=100000")
@@ -294,6 +297,7 @@ def test_a_verification_that_a_signal_interrupts_is_repeated_after_the_resume(de
     assert not Checkpoint.open(folder).meta["unverified"]
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_even_ranks_that_hang_at_once(started_run):
     _, process = started_run(*LONG)
     ranks = ranks_of(process.pid)
@@ -307,6 +311,7 @@ def test_a_second_ctrl_c_ends_even_ranks_that_hang_at_once(started_run):
     assert not wait_until_gone(ranks.values(), 20)
 
 
+@pytest.mark.slow
 def test_a_record_that_one_rank_cannot_read_ends_all_ranks_with_one_message(describe, dataset, tmp_path):
     shutil.copytree(dataset / "data", tmp_path / "data")
     path = tmp_path / "data" / "train.rec"

@@ -49,6 +49,7 @@ def test_a_run_on_one_host_listens_on_the_loopback_interface_only(describe, tmp_
     assert addresses and all(address.is_loopback for address in addresses)
 
 
+@pytest.mark.slow
 def test_the_ranks_of_torchrun_listen_on_the_loopback_interface_and_its_own_port_is_reported(
     describe, dataset, tmp_path
 ):

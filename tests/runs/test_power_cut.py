@@ -99,6 +99,7 @@ def sweep(recorded, folder, *, each_folder):
     return len(seen), faults
 
 
+@pytest.mark.slow
 def test_a_power_cut_after_any_call_of_a_run_loses_no_saved_checkpoint_and_no_metric(recorded, tmp_path):
     states, faults = sweep(recorded, tmp_path, each_folder=False)
     assert states > 100 and not faults, json.dumps(faults, indent=1)
@@ -112,6 +113,7 @@ def test_a_power_cut_after_which_one_folder_was_written_or_all_but_one_loses_not
     assert states > 150 and not faults, json.dumps(faults, indent=1)
 
 
+@pytest.mark.slow
 def test_a_run_continues_from_what_a_power_cut_has_left_as_if_there_had_been_none(recorded, tmp_path):
     calls, config, disk = recorded
     model = Disk(disk)

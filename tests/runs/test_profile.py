@@ -1,9 +1,12 @@
 import gzip
 import json
 
+import pytest
+
 from tests.support.command import facetrain, torchrun
 
 
+@pytest.mark.slow
 def test_a_profiled_run_leaves_traces_and_says_where_its_time_went(describe, tmp_path):
     folder = tmp_path / "run"
     done = torchrun(2, "train", "--config", describe(accumulate=2), "--run-dir", folder, "--profile")

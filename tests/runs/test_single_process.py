@@ -62,6 +62,7 @@ def wait_until_full(pipe):
         fcntl.ioctl(pipe, termios.FIONREAD, unread)
 
 
+@pytest.mark.slow
 def test_the_process_of_the_command_trains_itself_and_starts_reading_processes_only(started):
     process, folder = started()
     wait_for_step(folder, 2, process)
@@ -82,6 +83,7 @@ def test_reading_processes_ignore_signals_to_the_group_because_the_run_needs_bat
     assert readers and all(handles(pid, number, "SigIgn") for pid in readers for number in numbers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"),
     [(signal.SIGTERM, 143), (signal.SIGUSR1, 138), (signal.SIGHUP, 129), (signal.SIGINT, 130)],
@@ -113,6 +115,7 @@ def test_a_signal_before_the_first_step_ends_the_process_with_its_code(started, 
     assert process.returncode == code and "Traceback" not in stderr, stderr
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_is_ended_when_the_grace_period_is_over(started):
     process, folder = started(TORCH_ELASTIC_SHUTDOWN_TIMEOUT="1")
     wait_for_step(folder, 2, process)
@@ -122,6 +125,7 @@ def test_a_process_that_hangs_is_ended_when_the_grace_period_is_over(started):
     assert process.returncode == 143 and stderr.endswith("error: still running 1 s after SIGTERM\n"), stderr
 
 
+@pytest.mark.slow
 def test_a_process_whose_messages_nobody_reads_is_ended_when_the_grace_period_is_over(started):
     process, _ = started(TORCH_ELASTIC_SHUTDOWN_TIMEOUT="1")
     fcntl.fcntl(process.stderr, fcntl.F_SETPIPE_SZ, 4096)
@@ -131,6 +135,7 @@ def test_a_process_whose_messages_nobody_reads_is_ended_when_the_grace_period_is
     assert process.returncode == 143
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_even_a_process_whose_messages_nobody_reads(started):
     process, _ = started()
     fcntl.fcntl(process.stderr, fcntl.F_SETPIPE_SZ, 4096)
@@ -149,6 +154,7 @@ def test_a_grace_period_that_is_no_number_is_refused_before_there_is_a_run_folde
     assert process.returncode == 2 and not folder.exists()
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_even_a_process_that_hangs_at_once(started):
     process, folder = started()
     wait_for_step(folder, 2, process)
@@ -163,6 +169,7 @@ def test_a_second_ctrl_c_ends_even_a_process_that_hangs_at_once(started):
     assert there and not wait_until_gone(there, 20)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_a_process_that_is_killed(started):
     memory = set(Path("/dev/shm").iterdir())
     process, folder = started()
@@ -173,6 +180,7 @@ def test_nothing_is_left_of_a_process_that_is_killed(started):
     assert set(Path("/dev/shm").iterdir()) <= memory
 
 
+@pytest.mark.slow
 def test_a_failure_is_repeated_as_often_as_restarts_are_allowed_and_its_code_is_kept(describe, tmp_path):
     done = facetrain(
         "train", "--config", describe(), "--set", f"data.train={tmp_path / 'absent'}", "--max-restarts", 2

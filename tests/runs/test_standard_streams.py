@@ -12,6 +12,7 @@ from tests.support.command import environment
 _SHORT = ("--set", "train.max_steps=2", "--set", "data.workers=0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", ["full", "pipe", "closed"])
 def test_a_run_ends_well_though_nobody_can_read_what_it_prints(describe, tmp_path, broken):
     command = [

@@ -4,6 +4,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from facetrain.telemetry.jsonl import read_jsonl
 from tests.support.command import environment
 
@@ -22,6 +24,7 @@ log: {{every_steps: 1, tensorboard: false}}
 """
 
 
+@pytest.mark.slow
 def test_a_run_writes_a_missing_synthetic_dataset_first(tmp_path):
     config = tmp_path / "synthetic.yaml"
     config.write_text(CONFIG.format(folder=tmp_path))

@@ -123,6 +123,7 @@ def test_a_run_that_ends_earlier_now_is_refused_with_a_command_that_has_the_opti
         facetrain.train(shorter, folder, resume=True)
 
 
+@pytest.mark.slow
 def test_two_ranks_continue_a_run_too(stopped, finished, tmp_path):
     values, folder = stopped
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))

@@ -54,6 +54,7 @@ def whole(describe, tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_a_run_leaves_its_folder_and_says_what_to_do_next(describe, tmp_path):
     process = checked(facetrain("train", "--config", describe(), "--set", "log.tensorboard=true"))
     folder = tmp_path / "runs" / "tiny"
@@ -103,6 +104,7 @@ def test_a_run_leaves_its_folder_and_says_what_to_do_next(describe, tmp_path):
     assert taken.returncode == 2 and "facetrain resume" in taken.stderr
 
 
+@pytest.mark.slow
 def test_wandb_and_mlflow_have_the_metrics_of_a_run_and_of_its_continuation(describe, tmp_path):
     pytest.importorskip("wandb")
     pytest.importorskip("mlflow")
@@ -156,6 +158,7 @@ def interrupt(folder, describe, step, options):
     process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -178,6 +181,7 @@ def test_a_run_killed_anywhere_and_resumed_records_what_the_uninterrupted_one_do
         assert sums[0] == sums[1], name
 
 
+@pytest.mark.slow
 def test_a_run_saved_on_two_ranks_goes_on_on_three_and_on_one(whole, describe, tmp_path):
     alone = losses(whole())
     folder = tmp_path / "moved"
@@ -207,6 +211,7 @@ def test_a_resume_whose_config_does_not_fit_leaves_the_run_as_it_was(whole, tmp_
     assert kept() == before
 
 
+@pytest.mark.slow
 def test_a_resume_that_fails_on_one_rank_leaves_the_run_as_it_was(describe, tmp_path):
     folder = tmp_path / "run"
     checked(torchrun(2, "train", "--config", describe(), "--run-dir", folder))
@@ -219,6 +224,7 @@ def test_a_resume_that_fails_on_one_rank_leaves_the_run_as_it_was(describe, tmp_
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_commands_of_one_shell_that_sets_the_ranks_are_no_restarts_of_each_other(describe, tmp_path):
     folder, alone = tmp_path / "run", {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}
     for port in free_ports(2):
@@ -227,6 +233,7 @@ def test_commands_of_one_shell_that_sets_the_ranks_are_no_restarts_of_each_other
     assert second.returncode == 2 and "run: already holds a run, at step 12; continue it with" in errors
 
 
+@pytest.mark.slow
 def test_a_run_that_fine_tunes_an_onnx_file_begins_with_what_eval_says_of_it(describe, dataset, tmp_path):
     pytest.importorskip("onnxscript")
     options = {"layers": (1, 1, 1, 1), "widths": (8, 8, 16, 16), "embedding_size": 16, "image_size": 32}
@@ -244,6 +251,7 @@ def test_a_run_that_fine_tunes_an_onnx_file_begins_with_what_eval_says_of_it(des
     assert first["val/auc"] == pytest.approx(expected.metrics["auc"], abs=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_loss_that_is_never_finite_ends_the_run_and_says_at_which_step(describe, tmp_path, ranks):
     process = facetrain(
@@ -262,6 +270,7 @@ def test_a_loss_that_is_never_finite_ends_the_run_and_says_at_which_step(describ
     assert len(report["images_and_labels_by_rank"]) == ranks and len(set(images)) == 24
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "ranks", "model"), [("bf16", 2, "."), ("fp16", 1, "checkpoints")])
 def test_training_and_eval_report_the_same_numbers_to_the_last_digit(
     describe, dataset, tmp_path, precision, ranks, model

@@ -17,6 +17,7 @@ from tests.support.command import start
 from tests.support.processes import descendants, kill
 
 
+@pytest.mark.slow
 def test_a_second_resume_or_train_is_refused_while_the_first_one_lives_even_if_it_is_stopped(
     describe, tmp_path
 ):
@@ -48,6 +49,7 @@ def test_a_second_resume_or_train_is_refused_while_the_first_one_lives_even_if_i
     assert not (folder / LOCK_FILE).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["moved", "deleted"])
 def test_a_run_whose_folder_is_moved_or_deleted_ends_and_is_not_split_between_two_folders(
     describe, tmp_path, change

@@ -62,6 +62,7 @@ print(repr(why_unusable(torch.device("cpu"), torch.float16)))
 """
 
 
+@pytest.mark.slow
 @INTERPRETED
 def test_the_check_at_the_start_of_a_run_works_with_torch_2_11():
     done = subprocess.run(
@@ -71,6 +72,7 @@ def test_the_check_at_the_start_of_a_run_works_with_torch_2_11():
     assert done.stdout == "''\n", done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_kernels_spill_no_register_and_load_16_bytes_at_a_time_on_each_generation_of_gpus():
     found = report("compile_batch_norm_kernels")
     assert len(found) == 24
@@ -122,6 +124,7 @@ def step_cost(name: str, batch: int, *, fused: bool) -> dict[str, int]:
     return {"moved": moved.bytes.total() + kernels.bytes, "kept": kept, "launches": kernels.launches}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "megabytes"), [("r50", 210), ("r100", 335)])
 def test_a_step_moves_few_bytes_and_keeps_half_of_the_activations(name, megabytes):
     small, large = (step_cost(name, batch, fused=True) for batch in (64, 128))

@@ -36,6 +36,7 @@ def test_the_model_recovers_the_numbers_that_its_steps_were_made_from():
     assert made[2] < fit_step_seconds(slower, 2, size)[2] < slower[2]
 
 
+@pytest.mark.slow
 def test_the_traffic_of_the_head_follows_the_formula_at_any_number_of_classes():
     # Also: a script takes its parameters as options, and prints JSON.
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
@@ -74,6 +75,7 @@ def test_fold_accuracies_equal_those_of_the_published_loop():
     assert report["equal"] and report["pairs"] == 600
 
 
+@pytest.mark.slow
 def test_a_search_is_measured_in_a_gallery_of_any_size(tmp_path):
     report = measure_search(entries=70_000, size=8, probes=4, folder=tmp_path)
     assert report["exact"]["queries_per_second"] > 0

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 # One process imports torch and forks children, one at a time; each saves in a loop until it is killed.
 KILLER = """
 import os, random, signal, sys, time
@@ -53,6 +55,7 @@ for number in range(kills):
 """
 
 
+@pytest.mark.slow
 def test_the_latest_checkpoint_is_complete_after_a_kill_at_any_moment(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", KILLER, str(tmp_path), "40"], capture_output=True, text=True, timeout=120

@@ -90,6 +90,7 @@ def test_only_the_beginning_of_a_long_header_is_read(tmp_path):
         load_embeddings(bombs._npz(tmp_path / "a.npz", claimed=" " * 20_000))
 
 
+@pytest.mark.slow
 def test_embeddings_that_compress_a_hundred_times_are_refused(tmp_path):
     with pytest.raises(DataError, match="decompresses to .* more than"):
         load_embeddings(bombs._npz(tmp_path / "a.npz", rows=1 << 17))
@@ -117,6 +118,7 @@ def test_an_npz_file_has_the_arrays_that_numpy_reads(tmp_path):
         np.testing.assert_array_equal(arrays["embedding"], some().embedding)
 
 
+@pytest.mark.slow
 def test_one_row_of_equal_numbers_is_refused_before_it_is_decoded(tmp_path):
     pytest.importorskip("pyarrow")
     # A row of 100 million numbers in 800 bytes: decoded, it would need 400 MiB, and its levels 400 MiB more.

@@ -217,6 +217,7 @@ def test_labels_that_were_expected_give_the_same_step():
         assert plain(embedding, label).item() == expecting(embedding, wrong).item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("expectations", ["off", "fixed"])
 def test_no_tensor_of_a_chunk_lives_until_the_backward_pass(expectations):
     # Each would pin the memory around it: the peak of a step was up to a quarter of the tables larger.

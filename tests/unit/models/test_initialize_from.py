@@ -96,6 +96,7 @@ def test_the_centers_in_mxnet_files_are_read(tmp_path):
 
 
 def test_the_centers_of_a_run_are_read_by_class(tmp_path):
+    (tmp_path / "run").mkdir()
     writer = CheckpointWriter(tmp_path / "run" / "checkpoints", keep=1)
     writer.save(snapshot(1, rank=0, world_size=1))
     writer.finish()

@@ -63,6 +63,7 @@ def exported(tmp_path, name, options, **how):
     return tmp_path / "m.onnx"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options", "how"),
     [

@@ -2,6 +2,8 @@
 
 import shlex
 
+import pytest
+
 from facetrain.config.loading import build_config
 from facetrain.plan.changes import cheapest_change
 from facetrain.plan.forecast import forecast_stages
@@ -38,6 +40,7 @@ def test_checkpointed_activations_are_proposed_without_what_excludes_them():
     assert "without train.fused" in change.price
 
 
+@pytest.mark.slow
 def test_a_change_is_made_in_the_stages_that_have_the_key():
     stages = [{"until_epoch": 5, "batch_size": 512, "sample_rate": 0.5}, {"until_epoch": 9, "image_size": 24}]
     values = {

@@ -38,6 +38,7 @@ NEAR = 0.05 if torch.__version__.startswith("2.13") else 0.1
 NET = {"backbone": "iresnet", "layers": [1] * 4, "widths": [64, 64, 128, 256], "embedding_size": 256}
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_whole_run_is_as_forecast():
     values = {"model": NET, "train": {"batch_size": 24, "precision": "bf16"}, "eval": {"batch_size": 16}}
     assert train(values, 400) == pytest.approx(1, abs=NEAR)

@@ -35,6 +35,7 @@ def test_the_forecast_speed_on_eight_v100_is_close_to_the_published_one(rate, pu
         assert speed == pytest.approx(images_per_second, rel=tolerance), classes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "gpus"), RUNS)
 def test_the_speed_of_published_runs_is_forecast_within_25_percent(name, gpus):
     described = config(name)
@@ -81,6 +82,7 @@ def test_the_limits_fit_and_slightly_more_does_not():
     assert budget.fits(described, identities) and not budget.fits(described, identities + 10_000)
 
 
+@pytest.mark.slow
 def test_the_cheapest_change_makes_a_run_fit_and_none_is_offered_if_none_does():
     described = config("glint360k_r50", "train.precision=bf16")
     budget = MemoryBudget(8, 20 * GIB)

@@ -70,6 +70,7 @@ def afresh(tmp_path, monkeypatch):
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("again", "mode"), [(False, "on"), (True, "on"), (False, "reduce-overhead")])
 def test_a_compiled_network_learns_what_the_plain_one_does_and_equal_blocks_share_their_code(again, mode):
     torch.manual_seed(0)

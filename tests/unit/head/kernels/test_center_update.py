@@ -9,6 +9,7 @@ ROUNDED = {"bfloat16": 2**-7, "int8": 2**-4}
 """Bound of the error of one rounding, in the mean magnitude of these numbers."""
 
 
+@pytest.mark.slow
 def test_the_update_equals_sgd_in_float64_and_rounds_like_the_torch_operations(found):
     assert len(found["updates"]) == 10
     for case, tables in found["updates"].items():
@@ -28,6 +29,7 @@ def test_the_update_equals_sgd_in_float64_and_rounds_like_the_torch_operations(f
                 assert error["bias"] < 0.002, (case, name, error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", ["updates"], indirect=True)
 def test_the_update_compiles_without_spilling_to_wide_accesses_for_a100_h100_and_b200(compiled):
     assert len(compiled) == 12

@@ -7,6 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 
+@pytest.mark.slow
 def test_statistics_and_slopes_equal_a_float64_reference(found):
     for name, errors in found["kernels"].items():
         limit = 2e-5 if "float32" in name else 2e-2
@@ -18,6 +19,7 @@ def test_a_head_with_the_kernels_equals_one_without(found):
         assert max(errors.values()) < 1e-5, (name, errors)
 
 
+@pytest.mark.slow
 def test_nothing_overflows_if_all_cosines_are_1_or_minus_1(found):
     for name, (log_total, expected) in found["ends"].items():
         assert log_total == pytest.approx(expected, rel=1e-6), name
@@ -27,6 +29,7 @@ def test_a_center_that_is_not_a_number_is_hidden_by_no_filter(found):
     assert found["hidden"] == {"0.0": False, "0.2": False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", ["softmax"], indirect=True)
 def test_the_kernels_compile_to_tensor_core_code_without_spilling_for_a100_h100_and_b200(compiled):
     assert len(compiled) == 6

@@ -38,6 +38,7 @@ HERE = [name for name, row in FORMATS.items() if all(map(is_installed, row.packa
 """Formats whose packages are installed. `make interop` tests the others."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HERE)
 def test_a_format_writes_its_files_and_replaces_older_ones(model, tmp_path, name):
     files = FORMATS[name].files(tmp_path / f"exported{FORMATS[name].suffix}")

@@ -92,6 +92,7 @@ def test_the_command_names_the_second_file_and_counts_its_bytes(model, tmp_path,
     assert third == f"{graph}.data has the weights; keep it in the folder of {graph}."
 
 
+@pytest.mark.slow
 def test_a_network_with_landmarks_is_exported_though_it_looks_up_a_table(model, tmp_path):
     torch.manual_seed(0)
     network = KeypointVisionTransformer(64, 2, drop_path=0.0, image_size=32, embedding_size=16).eval()
@@ -168,6 +169,7 @@ def test_a_graph_that_normalizes_inside_is_not_normalized_twice(tmp_path, from_p
     np.testing.assert_allclose(embedded(again, pixels), embedded(model, pixels), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("int8", [None, "dynamic"])
 def test_errors_name_the_output_and_no_temporary_file(model, tmp_path, monkeypatch, int8):
     def fill_disk(proto, path):
@@ -188,6 +190,7 @@ def test_errors_name_the_output_and_no_temporary_file(model, tmp_path, monkeypat
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_file_has_nothing_about_the_machine_that_wrote_it(model, tmp_path):
     config = {"data": {"train": "/home/someone/faces"}}
     described = dataclasses.replace(model, metadata=model.metadata | {"config": config})
