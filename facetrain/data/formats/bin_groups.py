@@ -11,7 +11,7 @@ from pathlib import Path
 
 from facetrain.data.formats.image_table import write_image_table
 from facetrain.errors import PairsError
-from facetrain.files import new_file, os_errors_as
+from facetrain.files import os_errors_as
 
 _HEADER = "group"
 
@@ -39,13 +39,3 @@ def read_group_table(bin_path: Path) -> bytes | None:
     path = groups_path(bin_path)
     with os_errors_as(PairsError, path):
         return path.read_bytes() if path.is_file() else None
-
-
-def write_group_table(bin_path: Path, content: bytes) -> None:
-    """Write the content of a table that another set of the same images has.
-
-    Raises:
-        PairsError: the file cannot be written.
-    """
-    with new_file(groups_path(bin_path), PairsError) as scratch:
-        scratch.write_bytes(content)
