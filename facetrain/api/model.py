@@ -5,35 +5,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from facetrain.api.dataset import Dataset, PathLike
 from facetrain.config.loading import eval_dir_of_run
-from facetrain.cpu_cores import usable_cores
 from facetrain.data.dataset import image_landmarks
-from facetrain.data.formats.landmark_file import without_gaps
-from facetrain.data.images.augment import mirror_landmarks
-from facetrain.data.images.decode import decode_rgb
-from facetrain.distributed.world import pick_device
-from facetrain.embeddings.embed_images import input_landmarks, read_input
+from facetrain.distributed.world import World, pick_device
+from facetrain.embeddings.embed_images import (
+    LazySequence,
+    dataset_images,
+    embed_images,
+    input_landmarks,
+    open_embedder,
+    read_image_file,
+    read_input,
+)
+from facetrain.embeddings.embedder import EncodedImage, ImageEmbedder
 from facetrain.embeddings.inference import Inference
-from facetrain.embeddings.normalization import l2_normalize, require_finite
-from facetrain.embeddings.photo_check import PhotoCheck
 from facetrain.errors import DataError, UsageError
-from facetrain.face_landmarks import NORMALIZED_TEMPLATE
-from facetrain.files import os_errors_as
-from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import EmbeddingModel, open_model
-from facetrain.verify.calibration import pick_threshold, stored_thresholds
+from facetrain.verify.calibration import Threshold, pick_threshold, stored_thresholds
 from facetrain.verify.evaluate import evaluate as evaluate_model
 from facetrain.verify.options import EvaluationOptions
 
@@ -67,8 +65,10 @@ class Model:
         self._opened = opened
 
     @cached_property
-    def _network(self) -> nn.Module:
-        return inference_network(self._opened.network, self.device)
+    def _embedder(self) -> ImageEmbedder:
+        world = World(rank=0, local_rank=0, size=1, local_size=1, device=self.device)
+        # Under torchrun, a script may call `embed` on one of its ranks only.
+        return replace(open_embedder(self._opened, world, Inference()), alone=True)
 
     @property
     def image_size(self) -> int:
@@ -118,50 +118,36 @@ class Model:
             UsageError: the batch size is less than 1.
         """
         _require_at_least(1, batch_size=batch_size)
-        count, decode = _decoder(images)
-        if not count:
+        path = Path(images) if isinstance(images, str | os.PathLike) else None
+        encoded = _encoded(images)
+        if not len(encoded):
             return np.empty((0, self.embedding_size), np.float32)
-        points_N52 = self._landmarks(images, count, landmarks)
-
-        check = PhotoCheck()
-
-        def decode_resized(index: int) -> np.ndarray:
-            return check(decode(index), index, self.image_size)
-
-        chunks = []
-        with ThreadPoolExecutor(usable_cores()) as pool, torch.no_grad():
-            for start in range(0, count, batch_size):
-                batch = range(start, min(start + batch_size, count))
-                image_BHWC = torch.from_numpy(np.stack(list(pool.map(decode_resized, batch))))
-                image = self._opened.prepare(image_BHWC.to(self.device))
-                inputs, mirrored = [image], [image.flip(3)]
-                if points_N52 is not None:
-                    inputs.append(torch.from_numpy(points_N52[batch]).to(self.device))
-                    mirrored.append(mirror_landmarks(inputs[1]))
-                embedding_BD = self._network(*inputs).float()
-                if flip:
-                    embedding_BD = embedding_BD + self._network(*mirrored).float()
-                chunks.append(embedding_BD.cpu().numpy())
-        check.warn(os.fspath(images) if isinstance(images, str | os.PathLike) else "images")
-        embedding_ND = np.concatenate(chunks)
-        require_finite(embedding_ND, str(self.path))
-        return l2_normalize(embedding_ND)
-
-    def _landmarks(self, images: Any, count: int, given: np.ndarray | None) -> np.ndarray | None:
-        """Return the landmarks of images, float32 (N, 5, 2), for a network that takes them."""
-        if not self._opened.takes_landmarks:
-            return None
-        if given is None and isinstance(images, Dataset):
-            given = image_landmarks(images._source)
-        elif given is None and isinstance(images, str | os.PathLike):
-            given = input_landmarks(self._opened, Path(images))
-        if given is None:
-            given = np.broadcast_to(NORMALIZED_TEMPLATE, (count, *NORMALIZED_TEMPLATE.shape))
-        if np.shape(given) != (count, *NORMALIZED_TEMPLATE.shape):
+        if landmarks is None and isinstance(images, Dataset) and self._opened.takes_landmarks:
+            landmarks = image_landmarks(images._source)
+        elif landmarks is None and path is not None:
+            landmarks = input_landmarks(self._opened, path)
+        if landmarks is not None and np.shape(landmarks) != (len(encoded), 5, 2):
             raise DataError(
-                f"landmarks of shape {np.shape(given)} for {count:,} images; expected ({count}, 5, 2)"
+                f"landmarks of shape {np.shape(landmarks)} for {len(encoded):,} images; expected ({len(encoded)}, 5, 2)"
             )
-        return without_gaps(np.asarray(given, np.float32))
+        return embed_images(
+            replace(self._embedder, batch_size=batch_size),
+            encoded,
+            "images" if path is None else str(path),
+            flip=flip,
+            landmarks=landmarks,
+        )
+
+    def stored_threshold(self, fmr: float | None = None) -> Threshold | None:
+        """Return the threshold for a false match rate that `facetrain calibrate` stored; None without thresholds.
+
+        By default, it is the threshold of the lowest stored rate with an FNMR below one half.
+
+        Raises:
+            UsageError: the model file has no threshold for this rate.
+            ModelError: its thresholds are damaged.
+        """
+        return pick_threshold(stored_thresholds(self.metadata, self.path), fmr, self.path)
 
     def compare(
         self, first: Image, second: Image, *, threshold: float | None = None, fmr: float | None = None
@@ -186,7 +172,7 @@ class Model:
         cosine = float(embedding_2D[0] @ embedding_2D[1])
         if threshold is not None:
             return Comparison(cosine, threshold)
-        stored = pick_threshold(stored_thresholds(self.metadata, self.path), fmr, self.path)
+        stored = self.stored_threshold(fmr)
         return Comparison(cosine, stored.cosine, stored.fmr) if stored else Comparison(cosine)
 
     def __repr__(self) -> str:
@@ -275,32 +261,32 @@ def _require_at_least(least: int, **numbers: int) -> None:
             raise UsageError(f"{name} {number}: too small; give a number of at least {least}")
 
 
-def _decoder(images: Image | Dataset | Sequence[Image]) -> tuple[int, Callable[[int], np.ndarray]]:
-    """Return the number of images, and a function that reads and decodes the image of an index."""
+def _encoded(images: Image | Dataset | Sequence[Image]) -> Sequence[EncodedImage]:
+    """Return the images, which are read on access."""
     if isinstance(images, Dataset):
-        dataset = images
-        return len(dataset), lambda index: dataset[index][0]
+        return dataset_images(images._source)
     if isinstance(images, str | os.PathLike):
-        encoded, names, _ = read_input(Path(images))
-        return len(encoded), lambda index: decode_rgb(encoded[index], location=names[index])
+        return read_input(Path(images))[0]
     # A single image of a wrong shape too, for the message.
-    listed = [images] if isinstance(images, np.ndarray) and images.ndim <= 3 else images
-    return len(listed), lambda index: _decode(listed[index], index)
+    listed: Any = [images] if isinstance(images, np.ndarray) and images.ndim <= 3 else images
+    return LazySequence(
+        len(listed), lambda index: _image(listed[index], index), lambda index: _place(listed[index], index)
+    )
 
 
-def _decode(image: Any, index: int) -> np.ndarray:
+def _place(image: Any, index: int) -> str:
+    return os.fspath(image) if isinstance(image, str | os.PathLike) else f"image {index}"
+
+
+def _image(image: Any, index: int) -> EncodedImage:
     if isinstance(image, str | os.PathLike):
-        path = Path(image)
-        with os_errors_as(DataError, path):
-            return decode_rgb(path.read_bytes(), location=str(path))
-    try:
-        pixels = np.asarray(image)
-        found = f"{pixels.dtype} {pixels.shape}"
-    except (TypeError, ValueError):  # an item of a Dataset, which also has a label
-        pixels, found = np.empty(0), f"a {type(image).__name__}"
+        return read_image_file(Path(image))
+    is_array = hasattr(image, "__array__")
+    pixels: Any = np.asarray(image) if is_array else np.empty(0)
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
+        given = f"{pixels.dtype} {pixels.shape}" if is_array else f"a {type(image).__name__}"
         raise DataError(
-            f"image {index}: {found} cannot be embedded; give a file name, or RGB pixels from 0 to 255 as uint8 "
+            f"image {index}: {given} cannot be embedded; give a file name, or RGB pixels from 0 to 255 as uint8 "
             "(height, width, 3)"
         )
     return pixels

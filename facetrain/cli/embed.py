@@ -115,12 +115,11 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON only.")] = False,
 ) -> None:
     """Print the cosine similarity of two faces, and with a calibrated MODEL whether they are one person."""
-    from facetrain.embeddings.embed_images import embed_image_files
-    from facetrain.verify.calibration import pick_threshold, stored_thresholds
+    from facetrain.api.model import load_model
 
-    embedding, metadata = embed_image_files(model, [first, second], device=device)
-    threshold = pick_threshold(stored_thresholds(metadata, model), fmr, model)
-    cosine = float(embedding[0] @ embedding[1])
+    opened = load_model(model, device)
+    threshold = opened.stored_threshold(fmr)
+    cosine = opened.compare(first, second).cosine
     same = threshold and cosine >= threshold.cosine
     if as_json:
         decision = {"same": same, "threshold": threshold.as_json()} if threshold else {}

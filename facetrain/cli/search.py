@@ -95,17 +95,13 @@ def search(
 
 
 def _stored_threshold(model: Path | None, fmr: float, device: str) -> float:
-    from facetrain.distributed.world import join
-    from facetrain.models.model_file import open_model
-    from facetrain.verify.calibration import pick_threshold, stored_thresholds
+    from facetrain.api.model import load_model
 
     if model is None:
         raise UsageError(
             f"--fmr {fmr:g}: needs --model, whose file has the thresholds of facetrain calibrate"
         )
-    with join(device) as world:
-        metadata = open_model(model, world.device).metadata
-    threshold = pick_threshold(stored_thresholds(metadata, model), fmr, model)
+    threshold = load_model(model, device).stored_threshold(fmr)
     assert threshold is not None, "a given rate has a threshold, or an error"
     return threshold.cosine
 

@@ -20,7 +20,7 @@ from facetrain.data.formats.landmark_file import read_landmarks_beside
 from facetrain.data.images.header import IMAGE_SUFFIXES
 from facetrain.data.open_dataset import DATASET_SUFFIXES, is_dataset_folder, open_dataset
 from facetrain.distributed.world import World, join
-from facetrain.embeddings.embedder import ImageEmbedder
+from facetrain.embeddings.embedder import EncodedImage, ImageEmbedder, Landmarks
 from facetrain.embeddings.embedding_files import Embeddings
 from facetrain.embeddings.inference import Inference
 from facetrain.embeddings.normalization import l2_normalize, require_finite
@@ -77,23 +77,6 @@ def embed_input(
     return Embeddings(embedding, names, labels, input)
 
 
-def embed_image_files(
-    model: Path, paths: Sequence[Path], *, device: str = "auto"
-) -> tuple[np.ndarray, dict[str, Any]]:
-    """Return the unit embeddings of a few image files, with flip, float32 (N, D), and the model's description.
-
-    Raises:
-        ModelError: the model cannot be opened, or an embedding is not finite.
-        DataError: an image cannot be read.
-    """
-    images = _read_image_files(paths)
-    inference = Inference(device, batch_size=len(paths))
-    with join(device) as world:
-        opened = open_model(model, world.device)
-        name = " and ".join(map(str, paths))
-        return embed_images(open_embedder(opened, world, inference), images, name), opened.metadata
-
-
 def open_embedder(opened: EmbeddingModel, world: World, inference: Inference) -> ImageEmbedder:
     """Return the embedder of an open model for the ranks of `world`."""
     return ImageEmbedder(
@@ -108,11 +91,11 @@ def open_embedder(opened: EmbeddingModel, world: World, inference: Inference) ->
 
 def embed_images(
     embedder: ImageEmbedder,
-    images: Sequence[bytes],
+    images: Sequence[EncodedImage],
     name: str,
     *,
     flip: bool = True,
-    landmarks: np.ndarray | None = None,
+    landmarks: Landmarks | None = None,
     progress: ProgressCallback | None = None,
     kept: RowFile | None = None,
 ) -> np.ndarray:
@@ -171,30 +154,51 @@ def embed_in_chunks(
 def read_input(input: Path) -> tuple[Sequence[bytes], Sequence[str], np.ndarray]:
     """Return the encoded images of an input, their names, and their labels, int (N,), −1 for no label.
 
-    The images and names of a dataset are read on access. Images beside a dataset, and below a folder of images, are
+    Images are read on access, except those of a `.bin`. Images beside a dataset, and below a folder of images, are
     not read; the first call for a folder warns of them.
 
     Raises:
         DataError: the input does not exist or cannot be read.
     """
     if input.suffix == ".bin":
-        images, _ = read_bin(input)
-        return images, [f"{input.name}:{index}" for index in range(len(images))], np.full(len(images), -1)
+        members, _ = read_bin(input)
+        return members, [f"{input.name}:{index}" for index in range(len(members))], np.full(len(members), -1)
     files = _image_files(input)
     if _is_dataset(input, files):
         if files:
-            _warn_of_images_beside(input, len(files))
+            _warn_once(
+                f"{input}: read as a dataset; the images beside it ({files[0].name}) are not read; to embed such "
+                "images, move them to another folder"
+            )
         source = open_dataset(input)
-        count = source.num_images
-        return (
-            _LazySequence(count, source.read, source.location),
-            _LazySequence(count, lambda index: _image_name(source, index)),
-            np.asarray(source.labels, np.int64),
+        names = LazySequence(source.num_images, lambda index: _image_name(source, index))
+        return dataset_images(source), names, np.asarray(source.labels, np.int64)
+    for name in folders_with_images(input, 1) if files else ():
+        _warn_once(
+            f"{input}: read as a folder of images; the images in its subfolder {name} are not read; to embed them, "
+            "give the subfolder"
         )
-    if files:
-        _warn_of_images_below(input)
-        return _read_image_files(files), [p.name for p in files], np.full(len(files), -1)
-    return _read_image_files([input]), [input.name], np.array([-1])
+    paths = files or [input]
+    read_image_file(paths[0])
+    images = LazySequence(
+        len(paths), lambda index: read_image_file(paths[index]), lambda index: printable(str(paths[index]))
+    )
+    return images, [path.name for path in paths], np.full(len(paths), -1)
+
+
+def dataset_images(source: FaceDataset) -> Sequence[bytes]:
+    """Return the encoded images of a dataset, which are read on access."""
+    return LazySequence(source.num_images, source.read, source.location)
+
+
+def read_image_file(path: Path) -> bytes:
+    """Return the content of an image file.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    with os_errors_as(DataError, path):
+        return path.read_bytes()
 
 
 def input_landmarks(opened: EmbeddingModel, input: Path) -> np.ndarray | None:
@@ -230,21 +234,6 @@ def _warn_once(message: str) -> None:
     warn(message)
 
 
-def _warn_of_images_beside(dataset: Path, count: int) -> None:
-    images = "1 image beside it is" if count == 1 else f"{count:,} images beside it are"
-    _warn_once(
-        f"{dataset}: read as a dataset, {images} not read; to embed such images, move them to another folder"
-    )
-
-
-def _warn_of_images_below(folder: Path) -> None:
-    for name in folders_with_images(folder, 1):
-        _warn_once(
-            f"{folder}: read as a folder of images; the images in its subfolder {name} are not read; to embed them, "
-            "give the subfolder"
-        )
-
-
 def _image_files(folder: Path) -> list[Path]:
     """Return the images directly in a folder.
 
@@ -256,8 +245,8 @@ def _image_files(folder: Path) -> list[Path]:
     )
 
 
-class _LazySequence(Sequence[T]):
-    """Sequence whose items a function computes on access. Slices are not supported.
+class LazySequence(Sequence[T]):
+    """Sequence whose items a function computes on access.
 
     `location`, if there is one, is an attribute that names the place of an image for messages.
     """
@@ -265,21 +254,12 @@ class _LazySequence(Sequence[T]):
     def __init__(
         self, count: int, item: Callable[[int], T], location: Callable[[int], str] | None = None
     ) -> None:
-        self._count, self._item, self.location = count, item, location
+        self._indices, self._item, self.location = range(count), item, location
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._indices)
 
     def __getitem__(self, index: Any) -> Any:
-        # Iteration over a Sequence ends at the first IndexError.
-        if not 0 <= index < self._count:
-            raise IndexError(index)
-        return self._item(index)
-
-
-def _read_image_files(paths: Sequence[Path]) -> Sequence[bytes]:
-    images = []
-    for path in paths:
-        with os_errors_as(DataError, path):
-            images.append(path.read_bytes())
-    return _LazySequence(len(images), images.__getitem__, lambda index: printable(str(paths[index])))
+        """Return an item, or a list of the items of a slice."""
+        index = self._indices[index]
+        return list(map(self._item, index)) if isinstance(index, range) else self._item(index)

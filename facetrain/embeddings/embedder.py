@@ -25,8 +25,8 @@ from facetrain.progress import ProgressCallback
 Network = Callable[..., Tensor]
 """Maps a prepared image batch (B, 3, H, W) to embeddings (B, D). If its attribute `takes_landmarks` is true, it also
 takes their landmarks (B, 5, 2)."""
-BatchEmbedder = Callable[[Tensor, Tensor | None], Tensor]
-"""Maps a prepared image batch, and its landmarks for a network that takes them, to rows of the result."""
+EncodedImage = bytes | np.ndarray
+"""Bytes of an image file, or RGB pixels uint8 (H, W, 3)."""
 Crop = Callable[[np.ndarray, int, int], np.ndarray]
 """Maps a decoded image uint8 (H, W, 3), its index and `size` to uint8 (size, size, 3)."""
 
@@ -62,6 +62,8 @@ class ImageEmbedder:
     check_stop: Callable[[], None] | None = None
     """Called after each batch, on every rank the same number of times. It may raise to end the embedding, but
     then it must raise on all ranks, because the others would wait in the next collective."""
+    alone: bool = False
+    """Whether this process embeds all images itself, also if it is one of several ranks."""
 
     @property
     def _pads_last_batch(self) -> bool:
@@ -93,12 +95,12 @@ class ImageEmbedder:
 
     def embed(
         self,
-        images: Sequence[bytes],
+        images: Sequence[EncodedImage],
         *,
         name: str,
         flip: bool = True,
         crop: Crop = crop_aligned,
-        indices: range | None = None,
+        indices: Sequence[int] | None = None,
         landmarks: Landmarks | None = None,
     ) -> np.ndarray:
         """Return the embeddings of encoded images: float32 (N, D), not normalized.
@@ -110,18 +112,12 @@ class ImageEmbedder:
         Raises:
             ImageError: an image cannot be decoded; the message has its index.
         """
-
-        def embed_batch(image: Tensor, points: Tensor | None) -> Tensor:
-            # Add in float32, even if the network computes in bfloat16.
-            plain = self._run(image, points).float()
-            return plain + self._run_mirrored(image, points).float() if flip else plain
-
         selected = range(len(images)) if indices is None else indices
-        return self._embed_shared(images, selected, name, crop, landmarks, embed_batch)
+        return self._embed_shared(images, selected, name, crop, landmarks, mirrored=flip, added=True)
 
     def embed_rows(
         self,
-        images: Sequence[bytes],
+        images: Sequence[EncodedImage],
         *,
         name: str,
         mirrored: bool,
@@ -136,20 +132,17 @@ class ImageEmbedder:
         Raises:
             ImageError: an image cannot be decoded; the message has its index.
         """
+        return self._embed_shared(
+            images, indices, name, crop_aligned, landmarks, mirrored=mirrored, added=False
+        )
 
-        def embed_batch(image: Tensor, points: Tensor | None) -> Tensor:
-            rows = [self._run(image, points).float()]
-            if mirrored:
-                rows.append(self._run_mirrored(image, points).float())
-            return torch.stack(rows, 1)
-
-        return self._embed_shared(images, indices, name, crop_aligned, landmarks, embed_batch)
-
-    def _run(self, image: Tensor, points: Tensor | None) -> Tensor:
-        return self.network(image) if points is None else self.network(image, points)
-
-    def _run_mirrored(self, image: Tensor, points: Tensor | None) -> Tensor:
-        return self._run(image.flip(3), None if points is None else mirror_landmarks(points))
+    def _embed_batch(self, image: Tensor, points: Tensor | None, mirrored: bool) -> Tensor:
+        """Return the embeddings of prepared images, and of their mirror images: float32 (B, R, D)."""
+        inputs = [[image] if points is None else [image, points]]
+        if mirrored:
+            inputs.append([image.flip(3)] if points is None else [image.flip(3), mirror_landmarks(points)])
+        # In float32, also if the network computes in bfloat16: the two may be added.
+        return torch.stack([self.network(*each).float() for each in inputs], 1)
 
     def _points(self, landmarks: Landmarks, indices: Sequence[int], count: int) -> Tensor:
         """Return the landmarks of a batch (count, 5, 2), the last ones repeated for the images that fill it up."""
@@ -158,24 +151,26 @@ class ImageEmbedder:
 
     def _embed_shared(
         self,
-        images: Sequence[bytes],
+        images: Sequence[EncodedImage],
         indices: Sequence[int],
         name: str,
         crop: Crop,
         landmarks: Landmarks | None,
-        embed_batch: BatchEmbedder,
+        *,
+        mirrored: bool,
+        added: bool,
     ) -> np.ndarray:
-        """Apply `embed_batch` to this rank's share of the images, and gather the rows of all ranks."""
+        """Embed this rank's share of the images, and gather the rows of all ranks: (N, R, D), or (N, D) if `added`."""
         assert len(indices), "no images"
-        rank, world_size = collectives.rank(), collectives.world_size()
+        rank, world_size = (0, 1) if self.alone else (collectives.rank(), collectives.world_size())
         # A gather needs shares of equal size: the last ranks repeat the last image.
         share = -(-len(indices) // world_size)
         mine = [indices[min(n, len(indices) - 1)] for n in range(rank * share, (rank + 1) * share)]
-        shard: Tensor | None = None
         if not getattr(self.network, "takes_landmarks", False):
             landmarks = None
         elif landmarks is None:
             landmarks = np.broadcast_to(NORMALIZED_TEMPLATE, (len(images), *NORMALIZED_TEMPLATE.shape))
+        shard: Tensor | None = None
         with torch.no_grad():
             least = self._least_batch(len(indices))
             for start, image_BHWC in self._decode_batches(images, mine, name, crop, least):
@@ -183,8 +178,9 @@ class ImageEmbedder:
                 points = None
                 if landmarks is not None:
                     points = self._points(landmarks, mine[start : start + self.batch_size], len(image))
-                rows = embed_batch(image, points).float().cpu()[: share - start]
-                if shard is None:
+                rows = self._embed_batch(image, points, mirrored)[: share - start]
+                rows = (rows.sum(1) if added else rows).cpu()
+                if shard is None:  # only the network knows the length of an embedding
                     shard = rows.new_empty((share, *rows.shape[1:]))
                 shard[start : start + len(rows)] = rows
                 if self.progress:
@@ -192,10 +188,11 @@ class ImageEmbedder:
                 if self.check_stop:
                     self.check_stop()
         assert shard is not None, "a share has at least one batch"
-        return collectives.gather(shard).flatten(0, 1)[: len(indices)].numpy()
+        gathered = shard if world_size == 1 else collectives.gather(shard).flatten(0, 1)
+        return gathered[: len(indices)].numpy()
 
     def _decode_batches(
-        self, images: Sequence[bytes], indices: list[int], name: str, crop: Crop, least: int
+        self, images: Sequence[EncodedImage], indices: list[int], name: str, crop: Crop, least: int
     ) -> Iterator[tuple[int, Tensor]]:
         """Yield the position of each batch in `indices` and its images, uint8 (B, size, size, 3).
 
@@ -203,7 +200,9 @@ class ImageEmbedder:
         """
 
         def decode(index: int) -> np.ndarray:
-            image = decode_rgb(images[index], location=_location(images, index, name))
+            image = images[index]
+            if isinstance(image, bytes):
+                image = decode_rgb(image, location=_location(images, index, name))
             return crop(image, index, self.image_size)
 
         starts = range(0, len(indices), self.batch_size)
@@ -221,7 +220,7 @@ class ImageEmbedder:
                 pending = following
 
 
-def _location(images: Sequence[bytes], index: int, name: str) -> str:
+def _location(images: Sequence[EncodedImage], index: int, name: str) -> str:
     """Return where an image is, for messages: its file, if the sequence tells, or its index in the input."""
     locate: Callable[[int], str] | None = getattr(images, "location", None)
     return f"{name}: image {index}" if locate is None else locate(index)

@@ -1,8 +1,7 @@
 """Files of embeddings with image names and labels: `.npz` (NumPy) and `.parquet`.
 
-Rows are read in blocks, for galleries that do not fit into memory. The columns of a `.npz` without compression are read
-in place. A `.parquet` file is first copied to an unnamed temporary file. Reads in place are ordinary file reads: mapped
-memory would end the process if the file shrinks.
+Embeddings are read in blocks, from the first to the last, for galleries that do not fit into memory. These are ordinary
+file reads: mapped memory would end the process if the file shrinks.
 """
 
 # N images   n images of one block   D embedding
@@ -10,7 +9,8 @@ memory would end the process if the file shrinks.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -23,9 +23,9 @@ from facetrain.embeddings.normalization import l2_normalize
 from facetrain.errors import DataError
 from facetrain.files import error_reason, new_file
 
-SUFFIXES = (".npz", ".parquet")
-DTYPES = ("float32", "float16")
-"""Types of the numbers in a file: float16 needs half the space, and changes a cosine by about 0.0002."""
+_FORMATS = {".npz": (open_npz, write_npz), ".parquet": (open_parquet, write_parquet)}
+"""Suffix -> functions that open and that write a file."""
+SUFFIXES = tuple(_FORMATS)
 BLOCK_BYTES = 1 << 24
 """Bytes of a block of embeddings in float32: 8,192 embeddings of size 512."""
 _WRITE_ROWS = 1 << 16
@@ -45,7 +45,7 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class Embeddings:
-    """Embeddings of images, with their names and labels; the columns of an opened file are read on access."""
+    """Embeddings of images, with their names and labels. The embeddings of an opened file are read on access."""
 
     stored: Rows
     """Embeddings as they are stored: floating-point (N, D)."""
@@ -77,7 +77,10 @@ class Embeddings:
         Raises:
             DataError: the file cannot be read, or a number or its square is not finite.
         """
-        with np.errstate(over="ignore"):  # float64 beyond float32: reported below
+        with (
+            _damage_as_error(self.path),
+            np.errstate(over="ignore"),
+        ):  # float64 beyond float32: reported below
             # A copy: torch needs memory that can be written.
             row_nD = np.array(self.stored[start : min(stop, self.count)], np.float32, order="C")
         # One pass: a sum is finite only if all numbers are, and squares cannot cancel.
@@ -99,21 +102,14 @@ class Embeddings:
 
 
 def open_embeddings(path: Path) -> Embeddings:
-    """Open a file of embeddings that `save_embeddings` or another program wrote, without reading its rows.
-
-    A compressed `.npz` is read as a whole.
+    """Open a file of embeddings that `save_embeddings` or another program wrote, without reading its embeddings.
 
     Raises:
         DataError: the file cannot be read, lacks a column, or its columns do not fit together.
     """
-    open_columns = open_npz if path.suffix == ".npz" else open_parquet
-    try:
+    open_columns, _ = _FORMATS.get(path.suffix, _FORMATS[".parquet"])
+    with _damage_as_error(path):
         embedding, name, label = open_columns(path)
-    except DataError:
-        raise
-    # zipfile, zlib, NumPy and pyarrow have many errors for damaged files, without a common base.
-    except Exception as error:
-        raise DataError(f"{path}: not a file of embeddings ({error_reason(error)})") from error
     fits = len(embedding.shape) == 2 and (len(name),) == label.shape == embedding.shape[:1]
     if not fits or embedding.dtype.kind not in "fiu":
         raise DataError(
@@ -127,6 +123,17 @@ def open_embeddings(path: Path) -> Embeddings:
     return Embeddings(embedding, name, label, path)
 
 
+@contextmanager
+def _damage_as_error(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except DataError:
+        raise
+    # zipfile, zlib, NumPy and pyarrow have many errors for damaged files, without a common base.
+    except Exception as error:
+        raise DataError(f"{path}: damaged, or not a file of embeddings ({error_reason(error)})") from error
+
+
 def load_embeddings(path: Path) -> Embeddings:
     """Read a file of embeddings into memory, and normalize the embeddings to length 1.
 
@@ -134,20 +141,20 @@ def load_embeddings(path: Path) -> Embeddings:
         DataError: as `open_embeddings`, or a number or its square is not finite.
     """
     opened = open_embeddings(path)
-    unit_ND = l2_normalize(opened.rows(0, opened.count))
-    return Embeddings(unit_ND, list(opened.name[:]), opened.label, path)
+    return replace(opened, stored=l2_normalize(opened.rows(0, opened.count)))
 
 
 def save_embeddings(path: Path, embeddings: Embeddings, dtype: str = "float32") -> None:
     """Write a `.npz` or `.parquet` file in blocks, complete or not at all.
 
-    `dtype` is the type of the embeddings in the file, one of `DTYPES`.
+    `dtype` is the type of the embeddings in the file: float32, or float16, which needs half the space and changes a
+    cosine by about 0.0002.
 
     Raises:
         DataError: the suffix is unknown, pyarrow is not installed, or the file cannot be written.
     """
     require_format(path)
-    write = write_npz if path.suffix == ".npz" else write_parquet
+    _, write = _FORMATS[path.suffix]
     with new_file(path, DataError) as scratch, scratch.open("wb") as file:
         write(file, embeddings.stored, embeddings.name, embeddings.label, np.dtype(dtype), _WRITE_ROWS)
 

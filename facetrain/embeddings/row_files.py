@@ -28,16 +28,15 @@ class RowFile:
     """Rows of one type and size in an unnamed file in TMPDIR, which disappears with this object and its array.
 
     Args:
-        count: number of rows in the end, whose space is then reserved at the beginning; None if it is not known.
+        count: number of rows in the end, whose space is reserved at the beginning.
     """
 
-    def __init__(self, count: int | None = None) -> None:
-        self._count = count
+    def __init__(self, count: int) -> None:
         self._path, self._advice = (
             Path(tempfile.gettempdir()),
             "free some space, or set TMPDIR to another disk",
         )
-        self._dtype: Any = None
+        self._count, self._dtype = count, np.dtype(np.float32)
         self._size = self.done = 0
         with os_errors_as(DataError, self._path, self._advice):
             self._keep_open(tempfile.TemporaryFile())  # noqa: SIM115
@@ -56,22 +55,22 @@ class RowFile:
         row_nD = np.ascontiguousarray(row_nD, self._dtype)
         with os_errors_as(DataError, self._path, self._advice):
             if not self.done:
-                self._dtype, self._size = row_nD.dtype, row_nD.shape[1]
+                self._size = row_nD.shape[1]
                 # A full disk is reported now and not after hours; and a write to mapped memory would end the process.
-                if self._count is not None and hasattr(os, "posix_fallocate"):
+                if hasattr(os, "posix_fallocate"):
                     os.posix_fallocate(self._file.fileno(), 0, self._count * self._size * row_nD.itemsize)
             self._file.write(row_nD.data)
             self._file.flush()
         self.done += len(row_nD)
 
     def array(self) -> np.ndarray:
-        """Return all rows, (N, D), mapped into memory.
+        """Return all rows, (N, D), mapped into memory; changes of the array are not written.
 
         Raises:
             DataError: the file cannot be read.
         """
         with os_errors_as(DataError, self._path):
-            return np.asarray(np.memmap(self._file, self._dtype, "r", shape=(self.done, self._size)))
+            return np.asarray(np.memmap(self._file, self._dtype, "c", shape=(self.done, self._size)))
 
 
 class PartialEmbeddings(RowFile):
@@ -89,9 +88,7 @@ class PartialEmbeddings(RowFile):
 
     def __init__(self, output: Path, key: str, count: int, dtype: str) -> None:
         self._path, self._facts_path = _paths(output)
-        self._advice = (
-            "free some space, or choose another --output, and repeat the command, which then continues"
-        )
+        self._advice = "free some space, or choose another --output; the same command then continues"
         self._count, self._dtype = count, np.dtype(dtype)
         self._key = hashlib.sha256(f"{key}\n{count}\n{self._dtype}".encode()).hexdigest()
         self.done, self._size = self._read_facts()

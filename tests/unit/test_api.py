@@ -11,7 +11,7 @@ import torch
 import facetrain
 from facetrain.backbone.zoo import build_backbone
 from facetrain.data.formats.bin import write_bin
-from facetrain.embeddings.embed_images import embed_image_files
+from facetrain.embeddings.embed_images import embed_input
 from facetrain.embeddings.inference import Inference
 from facetrain.models.model_file import describe_backbone, save_model
 from facetrain.run.build.teacher_embeddings import write_teacher_embeddings
@@ -64,7 +64,7 @@ def test_files_arrays_lists_and_datasets_give_the_same_embeddings(folder, model)
     dataset = facetrain.Dataset(folder / "faces")
     images = [image for image, _ in dataset]
     files = sorted((folder / "images").iterdir())
-    expected, _ = embed_image_files(folder / "m.safetensors", files, device="cpu")
+    expected = embed_input(folder / "m.safetensors", folder / "images", Inference("cpu")).embedding
     assert model.embedding_size == 16 and model.image_size == 32
     for given in (dataset, images, np.stack(images), files, [files[0], *images[1:]], folder / "images"):
         found = model.embed(given, batch_size=2)
@@ -112,7 +112,7 @@ def test_a_network_that_has_diverged_is_refused(folder, tmp_path):
     for use in (
         lambda: model.embed(files[0]),
         lambda: model.compare(*files[:2], threshold=0.3),
-        lambda: embed_image_files(model.path, files, device="cpu"),
+        lambda: embed_input(model.path, folder / "images", Inference("cpu")),
         lambda: write_teacher_embeddings(
             model.path, folder / "faces", tmp_path / "t.safetensors", Inference("cpu")
         ),

@@ -71,5 +71,5 @@ def test_the_commands_and_the_python_interface_warn(tmp_path, capfd):
     warning = "2 of 2 images look like whole photos ({}: 80 × 60 pixels, not square)"
     app(["compare", str(tmp_path / "m.safetensors"), *map(str, photos)], standalone_mode=False)
     assert warning.format(photos[0]) in capfd.readouterr().err
-    load_model(tmp_path / "m.safetensors").embed(photos)
+    load_model(tmp_path / "m.safetensors").embed([cv2.imread(str(photo)) for photo in photos])
     assert warning.format("image 0") in capfd.readouterr().err

@@ -1,12 +1,11 @@
 """Embeddings read from their file in blocks, and the files of an interrupted embedding."""
 
-import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from facetrain.embeddings import embedding_files
+from facetrain.embeddings import embedding_files, embedding_npz, embedding_parquet
 from facetrain.embeddings.embedding_files import Embeddings, load_embeddings, open_embeddings, save_embeddings
 from facetrain.embeddings.row_files import PartialEmbeddings, embedding_key, remove_partial_files
 from facetrain.errors import DataError
@@ -34,32 +33,24 @@ def test_rows_names_and_labels_are_those_that_were_written(tmp_path, monkeypatch
     assert [int(found.label[n]) for n in range(50)] == some().label.tolist()
 
 
-def test_only_the_rows_asked_for_are_read(tmp_path, monkeypatch):
-    save_embeddings(tmp_path / "e.npz", some())
-    read = []
-    found = open_embeddings(tmp_path / "e.npz")
-    file = found.name._file
-    monkeypatch.setattr(type(file), "bytes_at", lambda self, at, size: read.append(size) or bytes(size))
-    found.rows(10, 14)
-    assert read == [4 * 8 * 4]
-
-
-def test_a_compressed_file_is_read_as_a_whole(tmp_path):
-    known = some()
-    np.savez_compressed(tmp_path / "e.npz", embedding=known.embedding, name=known.name, label=known.label)
-    found = open_embeddings(tmp_path / "e.npz")
-    np.testing.assert_allclose(found.rows(0, 50), known.embedding, rtol=1e-6)
+@pytest.mark.parametrize("suffix", [".npz", ".parquet", "compressed", "columns first"])
+def test_rows_are_read_in_any_order(tmp_path, monkeypatch, suffix):
+    known, path = some(), tmp_path / "e.npz"
+    arrays = {"embedding": known.embedding, "name": known.name, "label": known.label}
+    if suffix == "compressed":
+        np.savez_compressed(path, **arrays)
+    elif suffix == "columns first":
+        np.savez(path, **arrays | {"embedding": np.asfortranarray(known.embedding)})
+    else:
+        if suffix == ".parquet":
+            pytest.importorskip("pyarrow")
+        save_embeddings(path := path.with_suffix(suffix), known)
+    for module in (embedding_npz, embedding_parquet):
+        monkeypatch.setattr(module, "_READ_ROWS", 7)
+    found = open_embeddings(path)
+    for start, stop in ((0, 3), (3, 20), (30, 30), (36, 37), (6, 50), (14, 21)):
+        np.testing.assert_array_equal(found.rows(start, stop), known.embedding[start:stop])
     assert list(found.name) == known.name
-
-
-def test_names_without_characters_are_read(tmp_path):
-    known = some()
-    np.savez(tmp_path / "e.npz", embedding=known.embedding, label=known.label)
-    with zipfile.ZipFile(tmp_path / "e.npz", "a") as archive, archive.open("name.npy", "w") as file:
-        # NumPy itself writes texts of one character in place of none.
-        header = {"descr": "<U0", "fortran_order": False, "shape": (50,)}
-        np.lib.format.write_array_header_1_0(file, header)
-    assert list(open_embeddings(tmp_path / "e.npz").name) == [""] * 50
 
 
 @pytest.mark.parametrize(
@@ -85,13 +76,11 @@ def test_columns_that_do_not_fit_are_refused_in_one_line(tmp_path, arrays, messa
     assert "\n" not in str(caught.value)
 
 
-def test_a_name_that_is_no_text_is_an_error_when_it_is_read(tmp_path):
+def test_a_name_that_is_no_text_is_an_error(tmp_path):
     name = np.array([b"a\0\0\0", b"\xff\xff\xff\xff"]).view("<U1")
     np.savez(tmp_path / "e.npz", embedding=np.eye(2, dtype=np.float32), name=name, label=np.arange(2))
-    stored = open_embeddings(tmp_path / "e.npz")
-    assert stored.name[0] == "a"
-    with pytest.raises(DataError, match=r"e\.npz: row 1 has a name that is no text"):
-        stored.name[1]
+    with pytest.raises(DataError, match=r"e\.npz: has a name that is no text"):
+        open_embeddings(tmp_path / "e.npz")
 
 
 def test_an_empty_parquet_file_is_refused(tmp_path):
@@ -115,7 +104,7 @@ def test_a_file_that_shrinks_is_an_error(tmp_path):
     found = open_embeddings(tmp_path / "e.npz")
     with (tmp_path / "e.npz").open("r+b") as file:
         file.truncate(300)
-    with pytest.raises(DataError, match="truncated in row"):
+    with pytest.raises(DataError, match=r"e\.npz: damaged"):
         found.rows(0, 50)
 
 
@@ -156,16 +145,13 @@ def test_the_key_of_an_embedding_changes_with_its_model_images_and_settings(tmp_
 
 
 def test_a_changed_byte_of_an_embedding_is_found_in_the_first_pass_over_the_rows(tmp_path, monkeypatch):
-    path, known = (
-        tmp_path / "e.npz",
-        some(3000),
-    )  # beyond the first bytes, which are read when the file is opened
+    path, known = tmp_path / "e.npz", some(3000)
     save_embeddings(path, known)
     data = bytearray(path.read_bytes())
     data[data.index(known.embedding[2000].tobytes())] ^= 1
     path.write_bytes(data)
     monkeypatch.setattr(embedding_files, "BLOCK_BYTES", 4 * 8 * 700)
-    with pytest.raises(DataError, match=r"e\.npz: damaged, the checksum of embedding\.npy differs"):
+    with pytest.raises(DataError, match=r"e\.npz: damaged.*Bad CRC-32 for file 'embedding\.npy'"):
         list(open_embeddings(path).blocks())
-    with pytest.raises(DataError, match="checksum"):
+    with pytest.raises(DataError, match="CRC"):
         load_embeddings(path)
