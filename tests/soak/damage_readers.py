@@ -55,17 +55,16 @@ class Readers:
             for step in complete_steps(original / "checkpoints")
         }
 
-    def read(
-        self, run: Path, *, is_crafted: bool, with_report: bool
-    ) -> Iterator[tuple[str, Callable[[], None]]]:
-        """Yield the name and the call of each reader."""
-        yield "config", lambda: _void(load_config(run / "config.yaml"))
-        yield "newest checkpoint", lambda: self._load(run, is_crafted=is_crafted)
-        yield "doctor", lambda: _void(check_checkpoints(run))
-        yield "runs", lambda: _void(list_runs(run))
-        yield "model", lambda: _void(open_model(run, torch.device("cpu")))
-        if with_report:
-            yield "report", lambda: write_run_report(run, run.parent / "report.html")
+    def calls(self, run: Path, *, is_crafted: bool, with_report: bool) -> dict[str, Callable[[], object]]:
+        """Return the call of each reader by its name."""
+        report = {"report": lambda: write_run_report(run, run.parent / "report.html")}
+        return {
+            "config": lambda: load_config(run / "config.yaml"),
+            "newest checkpoint": lambda: self._load(run, is_crafted=is_crafted),
+            "doctor": lambda: check_checkpoints(run),
+            "runs": lambda: list_runs(run),
+            "model": lambda: open_model(run, torch.device("cpu")),
+        } | (report if with_report else {})
 
     def _load(self, run: Path, *, is_crafted: bool) -> None:
         checkpoint = Checkpoint.open(run)
@@ -75,10 +74,6 @@ class Readers:
         checkpoint.rows("weight", 0, checkpoint.manifest.num_classes)
         if not is_crafted and _digests(checkpoint.folder) != self._saved.get(checkpoint.step):
             raise AssertionError(f"accepted a damaged checkpoint of step {checkpoint.step}")
-
-
-def _void(value: object) -> None:
-    """Discard a result."""
 
 
 def _digests(folder: Path) -> dict[str, str]:

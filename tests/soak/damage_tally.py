@@ -4,52 +4,45 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+
+_TITLES = ("damage", "target", "end of a resumed run", "message of a resume that refused")
+DAMAGE, TARGET, RESUME, REFUSAL = _TITLES
 
 
 @dataclass
 class Tally:
     """Counts of all damages."""
 
-    by_kind: Counter[str] = field(default_factory=Counter)
-    by_target: Counter[str] = field(default_factory=Counter)
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Title of a table and name of its row -> number."""
     refused: int = 0
     """Damages that at least one reader refused."""
-    resumes: Counter[str] = field(default_factory=Counter)
-    """Ends of the resumed runs."""
-    refusals: Counter[str] = field(default_factory=Counter)
-    """Messages of the resumes that refused a run, without names and numbers."""
     faults: Counter[str] = field(default_factory=Counter)
-    first_faults: list[str] = field(default_factory=list)
+    details: dict[str, str] = field(default_factory=dict)
+    """Details of the first fault of each name."""
 
-    def add(self, other: dict[str, Any]) -> None:
-        """Add the counts of another tally, as a dict."""
-        for name, value in other.items():
-            if isinstance(value, dict):
-                getattr(self, name).update(value)
-            else:
-                setattr(self, name, getattr(self, name) + value)
+    def add(self, other: Tally) -> None:
+        """Add the counts of another tally."""
+        self.counts += other.counts
+        self.faults += other.faults
+        self.refused += other.refused
+        self.details |= other.details
 
     def add_fault(self, name: str, details: str) -> None:
         """Count a fault, and keep the details of the first one of its name."""
-        if name not in self.faults:
-            self.first_faults.append(f"{name}\n{details}")
         self.faults[name] += 1
+        self.details.setdefault(name, details)
 
 
 def table(tally: Tally, seconds: float) -> str:
     """Format the counts as Markdown."""
+    total = {title: sum(n for (of, _), n in tally.counts.items() if of == title) for title in _TITLES}
     lines = [
-        f"{sum(tally.by_kind.values()):,} damages in {seconds:,.0f} s; {tally.refused:,} refused by at least one "
-        f"reader; {sum(tally.resumes.values()):,} resumed; {sum(tally.faults.values()):,} faults"
+        f"{total[DAMAGE]:,} damages in {seconds:,.0f} s; {tally.refused:,} refused by at least one reader; "
+        f"{total[RESUME]:,} resumed; {tally.faults.total():,} faults"
     ]
-    for title, counts in (
-        ("damage", tally.by_kind),
-        ("target", tally.by_target),
-        ("end of a resumed run", tally.resumes),
-        ("message of a resume that refused", tally.refusals),
-    ):
+    for title in _TITLES:
         lines += ["", f"| {title} | number |", "|---|---|"]
-        lines += [f"| {name} | {n:,} |" for name, n in sorted(counts.items())]
-    lines += [f"fault ({tally.faults[text.splitlines()[0]]} times): {text}" for text in tally.first_faults]
+        lines += [f"| {name} | {n:,} |" for (of, name), n in sorted(tally.counts.items()) if of == title]
+    lines += [f"fault ({n} times): {name}\n{tally.details[name]}" for name, n in tally.faults.items()]
     return "\n".join(lines)

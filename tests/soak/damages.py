@@ -13,7 +13,7 @@ weights of the undisturbed run. If the refusal names another checkpoint, a secon
 from __future__ import annotations
 
 import argparse
-import json
+import faulthandler
 import os
 import random
 import shutil
@@ -21,15 +21,11 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
-
-import matplotlib.pyplot  # noqa: F401 (imported before the fork, as the next two)
-import onnx  # noqa: F401
-import torch
-import torch._dynamo
 
 from facetrain.checkpoint.commit import complete_steps
 from facetrain.errors import FacetrainError
@@ -37,9 +33,9 @@ from facetrain.run.folder import lock
 from tests.soak.damage_kinds import CRAFTED, Damager
 from tests.soak.damage_readers import Hang, Readers, limited
 from tests.soak.damage_resumes import Resumer
-from tests.soak.damage_tally import Tally, table
-from tests.soak.kills import Starter
+from tests.soak.damage_tally import DAMAGE, TARGET, Tally, table
 from tests.soak.settings import Setting, write_data
+from tests.soak.starter import Starter, prepare_forks, remove_run
 
 _RESUMED_EVERY, _REPORTED_EVERY = 20, 20
 """One of so many damaged runs is resumed, or described by a report, whose figures take a second."""
@@ -48,47 +44,51 @@ _SILENCE_S = 1.0
 """Seconds for which a damaged lock is watched, instead of 30."""
 
 
-def damage_often(
-    original: Path, foreign: Path, whole: Path, folder: Path, count: int, seed: int, deadline: float
-) -> Iterator[Tally]:
-    """Damage copies of `original`, and read each with all readers; yield the counts after each."""
-    rng, tally = random.Random(seed), Tally()
-    folder.mkdir(parents=True, exist_ok=True)
-    run, bystander = folder / "run", folder / "bystander"
+def damage_often(folder: Path, count: int, deadline: float, seed: int) -> Tally:
+    """Damage copies of the run in `folder`/a, and read each with all readers; return the counts."""
+    original, foreign, whole = folder / "a" / "half", folder / "b" / "half", folder / "a" / "whole"
+    rng, tally, scratch = random.Random(seed), Tally(), folder / f"damaged_{seed}"
+    scratch.mkdir()
+    run, bystander = scratch / "run", scratch / "bystander"
     bystander.write_text('{"a file": "outside of the run"}\n')
     damager, readers, resumer = Damager(foreign, bystander, rng), Readers(original), Resumer(run, whole)
     outside = [_tree(original), _tree(foreign), bystander.read_bytes()]
     for number in range(count):
         if time.monotonic() > deadline:
             break
-        _remove(run)
+        remove_run(run)
         shutil.copytree(original, run, symlinks=True)
         kind, target = damager.damage(run)
-        tally.by_kind[kind] += 1
-        tally.by_target[target] += 1
-        name, is_crafted = f"{kind} {target}", kind in CRAFTED
-        before, refused = _tree(run), False
-        with_report = number % _REPORTED_EVERY == 10
-        for reader, read in readers.read(run, is_crafted=is_crafted, with_report=with_report):
-            try:
-                with limited():
-                    read()
-            except FacetrainError as error:
-                refused = True
-                if len(str(error).splitlines()) > 1:
-                    tally.add_fault(f"{reader}: {name}: message of several lines", str(error))
-            except (Exception, Hang) as error:
-                details = traceback.format_exc()[-1500:]
-                tally.add_fault(f"{reader}: {name}: {type(error).__name__}", details)
+        tally.counts[DAMAGE, kind] += 1
+        tally.counts[TARGET, target] += 1
+        name, is_crafted, before = f"{kind} {target}", kind in CRAFTED, _tree(run)
+        calls = readers.calls(run, is_crafted=is_crafted, with_report=number % _REPORTED_EVERY == 10)
+        # A list: every reader must see the damage.
+        tally.refused += any(
+            [_is_refused(tally, f"{reader}: {name}", call) for reader, call in calls.items()]
+        )
         if _tree(run) != before:
             tally.add_fault(f"{name}: a reader changed the run folder", "")
-        tally.refused += refused
         if number % _RESUMED_EVERY == _RESUMED_EVERY - 1:
             resumer.resume(tally, name, is_crafted=is_crafted, is_config=target == "config.yaml")
         if [_tree(original), _tree(foreign), bystander.read_bytes()] != outside:
             raise RuntimeError(f"{name}: a file outside of the run was changed")
-        yield tally
-    _remove(run)
+    remove_run(run)
+    return tally
+
+
+def _is_refused(tally: Tally, name: str, call: Callable[[], object]) -> bool:
+    """Call a reader; return whether it refuses its files. Count a fault if it does not end as it should."""
+    try:
+        with limited():
+            call()
+    except FacetrainError as error:
+        if len(str(error).splitlines()) > 1:
+            tally.add_fault(f"{name}: message of several lines", str(error))
+        return True
+    except (Exception, Hang) as error:
+        tally.add_fault(f"{name}: {type(error).__name__}", traceback.format_exc()[-1500:])
+    return False
 
 
 def _tree(run: Path) -> dict[str, tuple[int, int, int]]:
@@ -101,52 +101,15 @@ def _tree(run: Path) -> dict[str, tuple[int, int, int]]:
     return found
 
 
-def _remove(run: Path) -> None:
-    if run.is_symlink():
-        run.unlink()
-    shutil.rmtree(run, ignore_errors=True)
-
-
-def train_half(folder: Path, data: Path, seed: int) -> tuple[Path, Path]:
-    """Train a run until it was killed halfway, and the same one to its end; return both folders in this order."""
-    setting = Setting(
-        f"seed {seed}", changes={"head.sample_rate": 0.3, "seed": seed, "checkpoint.keep": _KEPT_STEPS}
+def train_half(folder: Path, data: Path, seed: int) -> None:
+    """Train a run to its end in `folder`/whole, and the same one in `folder`/half until it is killed halfway."""
+    changes = {"head.sample_rate": 0.3, "seed": seed, "checkpoint.keep": _KEPT_STEPS}
+    starter, half = (
+        Starter(Setting("half", changes=changes), folder, data, random.Random(seed)),
+        folder / "half",
     )
-    starter = Starter(setting, folder, data, random.Random(seed))
     starter.train_whole()
-    half = folder / "half"
-    starter.kill_when(half, lambda: len(complete_steps(half / "checkpoints")) >= _KEPT_STEPS)
-    return half, starter.whole
-
-
-def _distribute(
-    options: argparse.Namespace, original: Path, foreign: Path, whole: Path, folder: Path
-) -> Tally:
-    """Share the damages among forked processes; return the sum of their counts."""
-    children, deadline = [], time.monotonic() + 60 * options.minutes
-    for number in range(options.processes):
-        child = os.fork()
-        if not child:
-            count = options.damages // options.processes + (number < options.damages % options.processes)
-            seed = options.seed * 1000 + number
-            try:
-                for tally in damage_often(
-                    original, foreign, whole, folder / f"damaged_{number}", count, seed, deadline
-                ):
-                    (folder / f"{number}.json").write_text(json.dumps(vars(tally)))
-            except BaseException:
-                traceback.print_exc()
-                sys.stderr.flush()
-                os._exit(1)
-            os._exit(0)
-        children.append(child)
-    total = Tally()
-    for number, child in enumerate(children):
-        _, status = os.waitpid(child, 0)
-        total.add(json.loads((folder / f"{number}.json").read_text()))
-        if status:
-            total.add_fault("the fuzzer ended early", f"process {number}, status {status}")
-    return total
+    starter.train(half, is_due=lambda: len(complete_steps(half / "checkpoints")) >= _KEPT_STEPS)
 
 
 def main() -> None:
@@ -158,21 +121,23 @@ def main() -> None:
     )
     parser.add_argument("--processes", type=int, default=2, help="number of processes; default: 2")
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    prepare_forks()
+    faulthandler.enable()  # a reader that ends the process is a fault, too, and must be named
     lock.RunLock = partial(lock.RunLock, silence_s=_SILENCE_S)  # type: ignore[assignment,misc]
-    os.environ["OMP_NUM_THREADS"] = "1"
-    since = time.monotonic()
+    since, tally = time.monotonic(), Tally()
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(prefix="facetrain-damages-", dir=memory) as name:
-        folder = Path(name)
+        folder, processes = Path(name), options.processes
         write_data(folder / "data")
-        original, whole = train_half(folder / "a", folder / "data", 1)
-        foreign, _ = train_half(folder / "b", folder / "data", 2)
-        tally = _distribute(options, original, foreign, whole, folder)
+        for number, part in enumerate("ab", 1):
+            train_half(folder / part, folder / "data", number)
+        damage = partial(damage_often, folder, -(-options.damages // processes), since + 60 * options.minutes)
+        with ProcessPoolExecutor(processes, get_context("fork")) as pool:
+            for part_of_all in pool.map(damage, range(options.seed * 1000, options.seed * 1000 + processes)):
+                tally.add(part_of_all)
     print(table(tally, time.monotonic() - since))
     sys.exit(bool(tally.faults))
 
 
 if __name__ == "__main__":
-    with suppress(BrokenPipeError):
-        main()
+    main()

@@ -1,8 +1,7 @@
-"""Inspection of a run folder: after every kill, and at the end against the uninterrupted run."""
+"""Inspection of a run folder: after every kill, and at the end against the undisturbed run."""
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,6 @@ from facetrain.errors import CheckpointError
 from facetrain.telemetry.jsonl import read_jsonl
 
 _CLOCK = {"images_per_s", "left_s", "wait_s", "peak_memory_gib", "run_id"}
-_REPORTED = re.compile(r"^step (\d+)/", re.M)
 _SAVED = re.compile(r"rank 0 INFO saved the checkpoint of step (\d+)$", re.M)
 _ROUNDING = 1e-3
 
@@ -24,7 +22,7 @@ class StateAfterKill:
     """Progress and checkpoints of a run after a kill."""
 
     reached: int
-    """Last step that the run has reported."""
+    """Last step that the run has recorded."""
     newest: int
     """Step of the newest checkpoint; 0 if there is none yet."""
     bytes_lost: int
@@ -32,74 +30,57 @@ class StateAfterKill:
     was_saving: bool
     """Whether a checkpoint had been started, but not committed."""
 
-    @property
-    def steps_lost(self) -> int:
-        """Number of steps that must be trained again."""
-        return max(self.reached - self.newest, 0)
 
-
-def inspect_after_kill(folder: Path, output: str) -> StateAfterKill:
-    """Verify every checkpoint of a run that has printed `output`."""
-    checkpoints = folder / "checkpoints"
+def inspect_after_kill(run: Path) -> StateAfterKill:
+    """Verify every checkpoint of a run."""
+    checkpoints = run / "checkpoints"
     steps = complete_steps(checkpoints)
-    reported = [int(step) for step in _REPORTED.findall(output)]
-    lost = sum(_bytes_lost(step_folder(checkpoints, step)) for step in steps)
     newest = steps[-1] if steps else 0
-    if newest < max(saved_steps(folder), default=0):
-        lost += 1  # the size of a missing checkpoint is unknown
+    lost = sum(_bytes_lost(step_folder(checkpoints, step)) for step in steps)
     if steps:
         lost += _bytes_lost(checkpoints / "latest")
-    unfinished = list(checkpoints.glob(".step_*.tmp-*"))
-    return StateAfterKill(max(reported, default=newest), newest, lost, bool(unfinished))
+    log = run / "log.txt"
+    saved = _SAVED.findall(log.read_text(errors="replace")) if log.exists() else []
+    lost += newest < max(map(int, saved), default=0)  # the size of a missing checkpoint is unknown
+    reached = max((record["step"] for record in _records(run) if "loss" in record), default=0)
+    return StateAfterKill(reached, newest, lost, any(checkpoints.glob(".step_*.tmp-*")))
 
 
-def saved_steps(folder: Path) -> list[int]:
-    """Return the steps whose checkpoints the log reports as saved, in its order."""
-    log = folder / "log.txt"
-    text = log.read_text(errors="replace") if log.exists() else ""
-    return [int(step) for step in _SAVED.findall(text)]
-
-
-def ranks_of(folder: Path) -> int:
-    """Return the world size of the last start of a run; 0 if it has not started yet."""
-    environment = folder / "environment.json"
-    return int(json.loads(environment.read_text())["world_size"]) if environment.exists() else 0
-
-
-def differences(folder: Path, whole: Path, *, exact: bool) -> list[str]:
-    """Return the differences between a run that was killed and the uninterrupted run, as sentences.
+def differences(run: Path, whole: Path, *, exact: bool) -> list[str]:
+    """Return the differences between a run that was killed and the undisturbed run, as sentences.
 
     With `exact`, metrics and saved weights must be equal bit for bit, otherwise the losses to rounding.
     """
-    ours, theirs = _records(folder), _records(whole)
+    pairs = [_records(run), _records(whole)]
+    if not exact:
+        pairs = [[record for record in records if "loss" in record] for records in pairs]
+    found = [] if len(pairs[0]) == len(pairs[1]) else [f"{len(pairs[0])} records instead of {len(pairs[1])}"]
+    for ours, theirs in zip(*pairs, strict=False):
+        is_equal = (
+            ours == theirs if exact else abs(ours["loss"] - theirs["loss"]) <= _ROUNDING * theirs["loss"]
+        )
+        found += [] if is_equal else [f"step {ours['step']}: {ours} instead of {theirs}"]
     if exact:
-        found = [
-            f"step {a['step']}: {a} instead of {b}" for a, b in zip(ours, theirs, strict=False) if a != b
+        saved = saved_weights(run)
+        found += [
+            f"{name} differs" for name, digest in saved_weights(whole).items() if saved.get(name) != digest
         ]
-        found += [] if len(ours) == len(theirs) else [f"{len(ours)} records instead of {len(theirs)}"]
-        return found + [f"{name} differs" for name in _differing_files(folder, whole)]
-    losses = [[record["loss"] for record in records if "loss" in record] for records in (ours, theirs)]
-    if len(losses[0]) != len(losses[1]):
-        return [f"{len(losses[0])} losses instead of {len(losses[1])}"]
-    pairs = zip(*losses, strict=True)
-    return [f"loss {a} instead of {b}" for a, b in pairs if abs(a - b) > _ROUNDING * abs(b)]
+    return found
 
 
-def _records(folder: Path) -> list[dict[str, Any]]:
-    records = read_jsonl(folder / "metrics.jsonl")
+def saved_weights(run: Path) -> dict[str, str]:
+    """Return the names and digests of the files with all weights in a run's newest checkpoint."""
+    files = Checkpoint.open(run).manifest.files
+    return {file.name: file.sha256 for file in files if file.name.startswith(("rep", "rows"))}
+
+
+def _records(run: Path) -> list[dict[str, Any]]:
+    path = run / "metrics.jsonl"
     return [
         {name: value for name, value in record.items() if name not in _CLOCK}
-        for record in records
+        for record in (read_jsonl(path) if path.exists() else [])
         if "save_failed" not in record
     ]
-
-
-def _differing_files(folder: Path, whole: Path) -> list[str]:
-    ours, theirs = (
-        {entry.name: entry.sha256 for entry in Checkpoint.open(path).manifest.files}
-        for path in (folder, whole)
-    )
-    return [name for name in theirs if name.startswith(("rep", "rows")) and ours.get(name) != theirs[name]]
 
 
 def _bytes_lost(path: Path) -> int:

@@ -1,4 +1,4 @@
-"""Settings of the kills: short runs that together use every state that a checkpoint has, on 1 to 3 ranks."""
+"""Settings of the soak: short runs that together use every state that a checkpoint has, on 1 to 3 ranks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ STEPS, SAVE_EVERY = 16, 3
 
 @dataclass(frozen=True)
 class Setting:
-    """Config of a run, and its number of ranks."""
+    """Config of a run, and its numbers of ranks."""
 
     name: str
-    ranks: int = 1
+    ranks: tuple[int, ...] = (1,)
+    """Each start draws one of these. The undisturbed run uses the first."""
     changes: dict[str, object] = field(default_factory=dict)
     """Config values that differ from the other settings."""
+    is_command: bool = False
+    """Start `facetrain` as a user does, on a disk that is full at times, and kill single processes of it, too."""
 
     @property
     def slug(self) -> str:
@@ -34,6 +37,8 @@ _SAMPLED = {"head.sample_rate": 0.3}
 _VIT = {"model.backbone": "vit_t", "model.layers": None, "model.widths": None, "data.image_size": 36}
 _MBF = {"model.backbone": "mbf_small", "model.layers": None, "model.widths": None}
 _MARGIN = "head.margin.type"
+# Long enough to be killed while it trains: to start Python and the readers takes most of a short run.
+_COMMAND = {"data.workers": 1, "train.max_steps": 200, "checkpoint.every_steps": 8, "eval.every_steps": 33}
 SETTINGS = [
     Setting("fp32"),
     Setting("bf16", changes={"train.precision": "bf16"}),
@@ -63,15 +68,21 @@ SETTINGS = [
         "checkpoint.async": False, "checkpoint.best_metric": "val/accuracy",
     }),
     Setting("a reading process", changes={"data.workers": 1}),
-    Setting("2 ranks, fp16, sampling", 2, _SAMPLED | {"train.precision": "fp16"}),
-    Setting("2 ranks, AdaFace, int8 momentum", 2, {_MARGIN: "adaface", "head.momentum_dtype": "int8"}),
-    Setting("2 ranks, CurricularFace, host placement", 2, _SAMPLED | {
+    Setting("2 ranks, fp16, sampling", (2,), _SAMPLED | {"train.precision": "fp16"}),
+    Setting("2 ranks, AdaFace, int8 momentum", (2,), {_MARGIN: "adaface", "head.momentum_dtype": "int8"}),
+    Setting("2 ranks, CurricularFace, host placement", (2,), _SAMPLED | {
         _MARGIN: "curricularface", "head.placement": "host",
     }),
-    Setting("3 ranks, sampling, accumulation", 3, _SAMPLED | {"optim.accumulate": 2}),
-    Setting("3 ranks, AdamW, disk placement", 3, _SAMPLED | {
+    Setting("3 ranks, sampling, accumulation", (3,), _SAMPLED | {"optim.accumulate": 2}),
+    Setting("3 ranks, AdamW, disk placement", (3,), _SAMPLED | {
         "optim.name": "adamw", "optim.lr": 0.001, "head.placement": "disk",
     }),
+    Setting("command", (1,), _COMMAND | {"checkpoint.async": False, "model.dropout": 0.2}, is_command=True),
+    Setting("command, 2 ranks, fp16", (2,), _COMMAND | {"train.precision": "fp16"}, is_command=True),
+    # Few steps and a low learning rate: differences of rounding grow from step to step.
+    Setting("command, 1 to 3 ranks", (1, 2, 3), _COMMAND | _SAMPLED | {
+        "optim.lr": 0.002, "train.max_steps": 60, "checkpoint.every_steps": 4,
+    }, is_command=True),
 ]  # fmt: skip
 
 

@@ -1,6 +1,6 @@
-"""Fault in one rank of a run at a given place, for `tests.clock.run`. Loaded by `sitecustomize` in every process.
+"""Fault in one rank of a run at a given place, for `tests.soak.clock`. Loaded by `sitecustomize` in every process.
 
-The environment variable CLOCK has the settings as JSON: see `Settings` in `tests.clock.cells`.
+The environment variable CLOCK has the place, the fault, and the file that gets the time of the fault, as JSON.
 """
 
 from __future__ import annotations
@@ -34,20 +34,12 @@ PLACES = {
 """Module, function and number of the call at which the fault happens."""
 
 
-def die(settings: dict[str, Any]) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def stop(settings: dict[str, Any]) -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def hang_in_python(settings: dict[str, Any]) -> None:
+def hang_in_python() -> None:
     while True:
         time.sleep(0.05)
 
 
-def hang_in_c(settings: dict[str, Any]) -> None:
+def hang_in_c() -> None:
     """Block without Python's lock and without seeing signals, as a collective that another rank has not joined."""
     mutex = ctypes.create_string_buffer(256)
     library = ctypes.CDLL(None)
@@ -55,21 +47,15 @@ def hang_in_c(settings: dict[str, Any]) -> None:
     library.pthread_mutex_lock(mutex)
 
 
-def lose_network(settings: dict[str, Any]) -> None:
-    subprocess.run(["ip", "link", "set", os.environ["CLOCK_INTERFACE"], "down"], check=True)
-
-
-def lose_disk(settings: dict[str, Any]) -> None:
-    Path(os.environ["LOST_DISK_WHEN"]).touch()
-
-
-FAULTS: dict[str, Callable[[dict[str, Any]], None]] = {
-    "dies": die,
-    "stops": stop,
+FAULTS: dict[str, Callable[[], object]] = {
+    "dies": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stops": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "hangs in Python": hang_in_python,
     "hangs in a collective": hang_in_c,
-    "loses its network": lose_network,
-    "loses its disk": lose_disk,
+    "loses its network": lambda: subprocess.run(
+        ["ip", "link", "set", os.environ["CLOCK_INTERFACE"], "down"], check=True
+    ),
+    "loses its disk": lambda: Path(os.environ["LOST_DISK_WHEN"]).touch(),
 }
 
 
@@ -109,7 +95,7 @@ class _PatchAfterImport(MetaPathFinder):
             calls += 1
             if calls == self._call:
                 Path(self._settings["injected"]).write_text(str(time.time()))
-                FAULTS[self._settings["fault"]](self._settings)
+                FAULTS[self._settings["fault"]]()
             return original(*args, **options)
 
         setattr(owner, name, faulty)
