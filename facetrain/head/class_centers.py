@@ -14,7 +14,6 @@ from torch import Tensor
 from facetrain.counter_rng import key_of
 from facetrain.device.page_locked import page_locked
 from facetrain.errors import RunError
-from facetrain.head.chunk_transfer import ChunkTransfer, CopyStreams
 from facetrain.head.class_shard import ClassShard
 from facetrain.head.row_file import Layout, RowFile
 from facetrain.head.stochastic_rounding import Noise, round_to_bfloat16, round_to_int8
@@ -30,15 +29,8 @@ _INIT_BLOCK = 4096
 class RowTable:
     """Table (K, X) whose rows are fetched to the device and stored back; it may use fewer bits per number there."""
 
-    def __init__(
-        self,
-        data: Tensor,
-        device: torch.device,
-        scale: RowTable | None = None,
-        transfer: ChunkTransfer | None = None,
-    ) -> None:
-        """Take the table's memory; `transfer` copies its slices if that is page-locked memory of the host."""
-        self.data, self._device, self._transfer = data, device, transfer
+    def __init__(self, data: Tensor, device: torch.device, scale: RowTable | None = None) -> None:
+        self.data, self._device = data, device
         self.scale = scale
         """For an int8 table, the value of one unit in each block of numbers."""
 
@@ -46,18 +38,6 @@ class RowTable:
     def is_elsewhere(self) -> bool:
         """Whether the table is on another device than its fetched rows."""
         return self.data.device.type != self._device.type
-
-    def begin_fetch(self, rows: Rows) -> None:
-        """Begin to copy rows that will be fetched next, if that can be done beside the computation."""
-        if self._transfer is not None and isinstance(rows, slice):
-            self._transfer.begin(rows)
-        if self.scale is not None:
-            self.scale.begin_fetch(rows)
-
-    def wait(self) -> None:
-        """Wait until rows that were stored in host memory have arrived there."""
-        if self._transfer is not None:
-            self._transfer.wait()
 
     def fetch(self, rows: Rows) -> Tensor:
         """Return rows (S, X) on the device, int8 ones converted to float32.
@@ -72,11 +52,8 @@ class RowTable:
 
     def _stored(self, rows: Rows) -> Tensor:
         """Return rows (S, X) on the device, in the table's dtype."""
-        if self._transfer is not None and isinstance(rows, slice):
-            return self._transfer.fetch(rows)
         if isinstance(rows, slice):
             return self.data[rows].to(self._device, non_blocking=True)
-        self.wait()  # the host reads the table
         # Several times faster than indexing on a CPU.
         selected = torch.index_select(self.data, 0, rows.to(self.data.device))
         if not self.is_elsewhere:
@@ -95,29 +72,18 @@ class RowTable:
             self.scale.store(rows, scale)
         if self.data.dtype == torch.bfloat16 and values.dtype != torch.bfloat16 and noise is not None:
             values = round_to_bfloat16(values, noise)
-        if self._transfer is not None and isinstance(rows, slice):
-            self._transfer.store(rows, values.to(self.data.dtype))
-        elif isinstance(rows, Tensor):
+        if isinstance(rows, Tensor):
             self.data.index_copy_(0, rows.to(self.data.device), values.to(self.data.device, self.data.dtype))
         elif values.data_ptr() != self.data[rows].data_ptr():
+            # Blocks the host for a table in host memory: the next fetch of these rows must see the new values.
             self.data[rows].copy_(values)
 
 
 class RowTables:
     """All tables of one head by name, in the same place."""
 
-    def __init__(
-        self,
-        data: dict[str, Tensor],
-        device: torch.device,
-        file: RowFile | None = None,
-        streams: CopyStreams | None = None,
-    ) -> None:
-        """Take the tables' memory; `streams` are for slices of tables in page-locked memory of the host."""
-        transfers = {
-            name: None if streams is None else ChunkTransfer(tensor, streams) for name, tensor in data.items()
-        }
-        self.by_name = {name: RowTable(data[name], device, transfer=transfers[name]) for name in data}
+    def __init__(self, data: dict[str, Tensor], device: torch.device, file: RowFile | None = None) -> None:
+        self.by_name = {name: RowTable(table, device) for name, table in data.items()}
         for name, table in self.by_name.items():
             table.scale = self.by_name.get(f"{name}_scale")
         self._file = file
@@ -126,16 +92,6 @@ class RowTables:
     def on_host(self) -> bool:
         """Whether the tables are in host memory or on disk, and the device is another one."""
         return any(table.is_elsewhere for table in self.by_name.values())
-
-    def begin_fetch(self, rows: Rows) -> None:
-        """Begin to copy rows of all tables that will be fetched next."""
-        for table in self.by_name.values():
-            table.begin_fetch(rows)
-
-    def wait(self) -> None:
-        """Wait until rows that were stored in host memory have arrived there."""
-        for table in self.by_name.values():
-            table.wait()
 
     def release_pages(self) -> None:
         """Give back the memory of a file's mapping, after a pass over all rows."""
@@ -185,19 +141,15 @@ def allocate_tables(
             raise RunError("head.placement disk needs a folder for the row file; pass HeadRun.folder")
         file = RowFile(folder / "rows.bin", num_rows, layout)
         return RowTables(file.tables, device, file)
-    on_host = placement == "host"
-    if on_host and fetched_in_slices and device.type == "cuda" and num_rows:
-        # Slices are copied between the table itself and the GPU: page-locked, so that the host need not wait. Rows by
-        # index are gathered into other memory first.
-        locked = {
-            name: page_locked(torch.Size((num_rows, columns)), dtype)
-            for name, (columns, dtype) in layout.items()
-        }
-        return RowTables(locked, device, streams=CopyStreams(device))
-    place = torch.device("cpu") if on_host else device
+    place = torch.device("cpu") if placement == "host" else device
+    # Slices are copied between the table itself and the GPU, twice as fast if it is page-locked. Rows by index are
+    # gathered into other memory first.
+    locked = placement == "host" and fetched_in_slices and device.type == "cuda" and num_rows
     return RowTables(
         {
-            name: torch.zeros(num_rows, columns, dtype=dtype, device=place)
+            name: page_locked(torch.Size((num_rows, columns)), dtype)
+            if locked
+            else torch.zeros(num_rows, columns, dtype=dtype, device=place)
             for name, (columns, dtype) in layout.items()
         },
         device,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from facetrain.head.center_gradient import UnfinishedGradient
-from facetrain.head.losses import Loss, Softmax
+from facetrain.head.losses import Softmax
 from facetrain.head.margins.base import Margin
 from facetrain.head.products import product, product_with_transposed, transposed_product
 from facetrain.head.target import TargetClass
@@ -90,11 +90,11 @@ class Chunk:
         first = self._start * (len(self.inverse_norm_R) // self._num_classes)
         into_R[first : first + len(self.inverse_norm_R)] = self.inverse_norm_R
 
-    def add_to(self, statistics_PG: Tensor, loss: Loss) -> Tensor:
+    def add_to(self, statistics_PG: Tensor, loss: Softmax) -> Tensor:
         """Return the loss's statistics with this chunk's negatives added."""
         return loss.add_chunk(statistics_PG, self._logits()[0])
 
-    def slopes(self, loss: Loss, joined_G: Tensor) -> Tensor:
+    def slopes(self, loss: Softmax, joined_G: Tensor) -> Tensor:
         """Return the derivative of each sample's loss by its negatives' logits, over the center's norm.
 
         (G, R) in the product dtype: the factor of both products of the backward pass.
@@ -179,13 +179,13 @@ class FusedChunk(Chunk):
 
     # The kernels are imported inside the methods, because Triton may be absent on other devices.
 
-    def add_to(self, statistics_PG: Tensor, loss: Loss) -> Tensor:
+    def add_to(self, statistics_PG: Tensor, loss: Softmax) -> Tensor:
         """Return the loss's statistics with this chunk's negatives added."""
         from facetrain.head.kernels.margin_softmax import add_statistics
 
         return add_statistics(statistics_PG, self._logit_factors())
 
-    def slopes(self, loss: Loss, joined_G: Tensor) -> Tensor:
+    def slopes(self, loss: Softmax, joined_G: Tensor) -> Tensor:
         """Return the derivative of each sample's loss by its negatives' logits, over the center's norm; (G, C)."""
         from facetrain.head.kernels.margin_softmax import slopes
 
@@ -207,7 +207,7 @@ class FusedChunk(Chunk):
 def fused_chunks_available(
     device: torch.device,
     margin: Margin,
-    loss: Loss,
+    loss: Softmax,
     sub_centers: int,
     product_dtype: torch.dtype | None,
 ) -> bool:
@@ -216,7 +216,7 @@ def fused_chunks_available(
     They need products in 16 bits, a margin that leaves negatives alone (except for the filter), tensor cores (compute
     capability 8.0), and a Triton that can compile them. The matrix library is faster at float32 products.
     """
-    plain = not margin.changes_negatives and isinstance(loss, Softmax) and sub_centers == 1
+    plain = not margin.changes_negatives and type(loss) is Softmax and sub_centers == 1
     if device.type != "cuda" or not plain or product_dtype is None or product_dtype.itemsize != 2:
         return False
     if importlib.util.find_spec("triton") is None or torch.cuda.get_device_capability(device) < (8, 0):

@@ -24,13 +24,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from facetrain.distributed import collectives
 from facetrain.head.class_centers import RowTables
 from facetrain.head.head_run import HeadStage
-from facetrain.head.losses import Softmax
 from facetrain.head.margins.base import Margin
 from facetrain.head.row_file import Layout
-from facetrain.head.sharded_softmax import ClassSweep
+from facetrain.head.sharded_softmax import ClassSweep, exchange_statistics
 from facetrain.head.target import TargetClass, find_target, target_rows
 
 _TABLE = "expectation"
@@ -94,7 +92,6 @@ class ExpectationPass:
     def __init__(self, sweep: ClassSweep, *, moving: bool) -> None:
         """Take the sweep over the table of the expectations; `moving`: they follow the embeddings."""
         self._sweep, self._moving = sweep, moving
-        self._loss = Softmax()
         self._inverse_norm_R: Tensor
         self._target: TargetClass
         self._factor_GD: Tensor
@@ -109,21 +106,11 @@ class ExpectationPass:
         sweep = self._sweep
         target = find_target(unit_GD, None, sweep.sampled, sweep.weight, None, sweep.margin)
         # Without the target's logit: the sum is over the negatives.
-        statistics_PG = self._loss.begin(torch.full_like(target.cos_G, -torch.inf))
-        self._inverse_norm_R = target.cos_G.new_empty(sweep.size * sweep.sub_centers(unit_GD))
-        for _, chunk in sweep.chunks(factor_GD, target, None):
-            statistics_PG = chunk.add_to(statistics_PG, self._loss)
-            chunk.store_inverse_norms(self._inverse_norm_R)
-            del chunk  # or its memory would be held while the next chunk is made
-        logit_G = torch.where(target.is_local_G, target.with_margin.value_G * sweep.margin.scale, -torch.inf)
-        gathered_WXG = collectives.gather(torch.cat([statistics_PG, logit_G[None]]))
-        largest_WG, total_WG, logit_WG = gathered_WXG.unbind(1)
-        # Only one rank has the target class. Without any negative, all of the largest logits are −∞.
-        logit_G = logit_WG.amax(0)
-        base_G = largest_WG.amax(0).clamp_min(torch.finfo(largest_WG.dtype).min)
-        log_negatives_G = (total_WG * (largest_WG - base_G).exp()).sum(0).log() + base_G
+        begin_PG = sweep.loss.begin(torch.full_like(target.cos_G, -torch.inf))
+        statistics_PG, self._inverse_norm_R = sweep.statistics(begin_PG, factor_GD, target)
+        logit_G, statistics_WPG, _ = exchange_statistics(statistics_PG, target.logit(sweep.margin.scale))
         self._target, self._factor_GD, self._logit_G = target, factor_GD, logit_G
-        self._log_ratio_G = log_negatives_G - logit_G
+        self._log_ratio_G = sweep.loss.join(statistics_WPG, logit_G)[0]
         return self._log_ratio_G
 
     def embedding_gradient(self, loss_G: Tensor) -> Tensor:
@@ -132,7 +119,7 @@ class ExpectationPass:
         slope_G = -(self._log_ratio_G - loss_G).exp() * target.with_margin.by_cos_G
         grad_GD = target.center_GD * torch.where(target.is_local_G, slope_G, 0)[:, None]
         for _, chunk in sweep.chunks(self._factor_GD, target, self._inverse_norm_R):
-            grad_GD += chunk.embedding_gradient(chunk.slopes(self._loss, self._logit_G + loss_G))
+            grad_GD += chunk.embedding_gradient(chunk.slopes(sweep.loss, self._logit_G + loss_G))
             del chunk
         return grad_GD
 

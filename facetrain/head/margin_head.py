@@ -1,4 +1,4 @@
-"""Margin head: takes embeddings and labels, returns the loss, and updates its class centers itself."""
+"""Margin head of one dataset, whose class centers are split over the ranks."""
 
 # B local batch   G gathered batch   D embedding   X embedding and norm, or embedding alone
 
@@ -8,21 +8,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from facetrain.counter_rng import key_of
 from facetrain.distributed import collectives
 from facetrain.distributed.world import World
+from facetrain.head.base_head import BaseHead
 from facetrain.head.center_gradient import AccumulatedGradient, UnfinishedGradient
 from facetrain.head.class_centers import Rows, RowTables, allocate_tables, draw_centers
 from facetrain.head.class_chunk import Chunk, FusedChunk, default_chunk_size, fused_chunks_available
 from facetrain.head.class_shard import shard_classes
 from facetrain.head.expectations import Expectations
-from facetrain.head.gathered_batch import LabelGather, check_labels, start_gather
 from facetrain.head.head_run import HeadRun, HeadStage
-from facetrain.head.losses import LearnedThreshold, Loss, Softmax
+from facetrain.head.losses import Softmax, UnifiedThreshold
 from facetrain.head.margins.base import build_margin
 from facetrain.head.margins.combined import CombinedMargin
 from facetrain.head.row_file import Layout
@@ -38,7 +37,7 @@ from facetrain.optim.settings import OptimSettings
 _ROWS_PER_COPY = 1 << 16
 
 
-class MarginHead:
+class MarginHead(BaseHead):
     """Margin-softmax over identities whose class centers are split over the ranks.
 
     With `update_in_backward` the centers are updated inside the backward pass, chunk by chunk, and the gradient of
@@ -62,7 +61,7 @@ class MarginHead:
         self.update_in_backward = run.update_in_backward
         self.on_device = settings.placement == "device"
         self._settings, self._optim, self._run = settings, optim, run
-        self._rank, self._device = world.rank, world.device
+        self._rank, self.device = world.rank, world.device
         self.margin = build_margin(settings.margin, seed=run.margin_seed)
         self._stages = run.stages or (HeadStage(0, settings),)
         self._stage = self._stages[0]
@@ -75,19 +74,26 @@ class MarginHead:
         draw_centers(self.weight.data, self.shard, run.seed)
         self._step_tables = self._tables
         """Tables with the rows of the current step: `_tables`, or prefetched copies of some rows."""
-        self._optimizer = self._build_optimizer()
+        self._optimizer = RowOptimizer(
+            optim,
+            self.device,
+            seed=key_of(run.seed, 1),
+            one_pass=one_pass_available(optim, settings, self.device, embedding_size),
+            sub_centers=settings.sub_centers,
+        )
         self._gradient = AccumulatedGradient()
         self._sampler = self._build_sampler()
         self._sub_centers = SubCenters(
-            self.shard.size, settings, self._device, drop_from_step=run.drop_from_step
+            self.shard.size, settings, self.device, drop_from_step=run.drop_from_step
         )
-        self._threshold = self._build_threshold() if settings.loss == "unified" else None
-        self._loss: Loss = self._threshold.loss if self._threshold else Softmax()
+        self._loss = Softmax()
+        if settings.loss == "unified":
+            negatives = num_classes * self._stage.settings.sample_rate
+            self._loss = UnifiedThreshold(optim, settings, self.device, negatives=negatives)
         fused = fused_chunks_available(
-            self._device, self.margin, self._loss, settings.sub_centers, run.product_dtype
+            self.device, self.margin, self._loss, settings.sub_centers, run.product_dtype
         )
         self.chunk_type = FusedChunk if fused else Chunk
-        self._labels = LabelGather()
         self._nearest = NearestCount()
         self._step, self._lr = 0, 0.0
         self._loss_scale: Tensor | None = None
@@ -102,50 +108,30 @@ class MarginHead:
         return allocate_tables(
             {"weight": (columns, dtype), **moments, **self._expectations.layout(columns, dtype)},
             self.shard.size,
-            self._device,
+            self.device,
             placement=settings.placement,
             folder=run.folder and run.folder / f"rank_{self._rank:05d}",
             fetched_in_slices=any(stage.settings.sample_rate >= 1 for stage in self._stages),
-        )
-
-    def _build_optimizer(self) -> RowOptimizer:
-        settings = self._settings
-        return RowOptimizer(
-            self._optim,
-            self._device,
-            seed=key_of(self._run.seed, 1),
-            one_pass=one_pass_available(self._optim, settings, self._device, self.embedding_size),
-            sub_centers=settings.sub_centers,
         )
 
     def _build_sampler(self) -> ClassSampler:
         return ClassSampler(
             self._tables,
             self.shard,
-            self._device,
+            self.device,
             self._stage.settings,
             seed=self._run.seed,
             # `step` updates the tables themselves: rows may be copied ahead only if the backward pass updates them.
             prefetch=not self.on_device and self.update_in_backward,
         )
 
-    def _build_threshold(self) -> LearnedThreshold:
-        negatives = self.num_classes * self._stage.settings.sample_rate
-        return LearnedThreshold(self._optim, self._settings, self._device, negatives=negatives)
-
     def begin_step(self, step: int, *, lr: float, loss_scale: Tensor | None = None) -> None:
-        """Start a step: its sample and its random numbers depend on (seed, step), not on the number of ranks.
-
-        `lr` is the learning rate of the centers. `loss_scale` is the factor on the loss in the backward passes, a
-        scalar on the device (None: 1): an update in the backward pass divides the centers' gradient by it; otherwise
-        `step` does.
-        """
         stage = next(stage for stage in reversed(self._stages) if stage.first_step <= step)
         if stage is not self._stage:
             self._enter(stage)
         self._expectations.begin_step(step, self._tables)
         self._step, self._lr, self._loss_scale = step, lr, loss_scale
-        self._optimizer.begin_step(step, self._rank)
+        self._optimizer.begin_step(step, self._rank, lr=lr)
         self.margin.begin_step(step)
         self._sub_centers.begin_step(step)
 
@@ -153,59 +139,40 @@ class MarginHead:
         """Change to the settings of another stage."""
         # Rows of the last step that are still on their way: the new sampler reads the tables.
         self._sampler.flush()
-        self._tables.wait()
         self._stage, self._step_tables = stage, self._tables
         self._sampler = self._build_sampler()
 
-    def __call__(
-        self, embedding_BD: Tensor, label_B: Tensor, teacher: collectives.GatheredRows | None = None
+    def _loss_of(
+        self, label_G: Tensor, gathered: collectives.GatheredRows, teacher: collectives.GatheredRows | None
     ) -> Tensor:
-        """Return the mean loss over the global batch; a scalar, the same on every rank.
-
-        `label_B` is int64 and counts the classes of the whole head. Centers that follow a `teacher` (of
-        `start_teacher_gather`) move first. Collective: every rank must pass the same number of rows.
-
-        Raises:
-            DataError: a label is outside [0, num_classes). CUDA labels are not checked here, because the host would
-                have to wait for the device; the caller checks them by `check_labels` before it copies them.
-        """
-        if label_B.device.type == "cpu":
-            self.check_labels(label_B.numpy())
-        label_G = self._labels.gather(label_B)
-        if self.reads_labels:
-            # The host selects the sampled classes: the sizes of all tensors are then known without asking the device.
-            label_G = label_G.cpu()  # waits for the device, unless the labels were expected
-        gathered = start_gather(embedding_BD, with_norms=self.margin.needs_norms)
         # Sampling and reading rows need no embeddings, so they overlap with the gather.
         sampled = self.sample_classes(label_G)
         if teacher is not None:
             self.follow_teacher(label_G, teacher.wait())
         gathered_GX = gathered.wait()
-        unit_GD, norm_G = (
-            (gathered_GX[:, :-1], gathered_GX[:, -1]) if self.margin.needs_norms else (gathered_GX, None)
-        )
-        return self.loss_of_gathered(unit_GD, norm_G, sampled, global_batch=len(unit_GD))
+        return self.loss_of_gathered(gathered_GX, sampled, global_batch=len(gathered_GX))
 
     def sample_classes(self, label_G: Tensor) -> SampledClasses:
         """Return the classes that take part in the step with the labels of all ranks, int64 (G,).
 
-        The labels are on the host if `reads_labels`, else on the device.
+        They are on the host, or anywhere if the head does not read them.
         """
         return self._sampler.sample(label_G, self._step)
 
     def follow_teacher(self, label_G: Tensor, teacher_GX: Tensor) -> None:
-        """Move the centers as `teacher_centers.follow_teacher`; the labels are where `sample_classes` needs them."""
+        """Move the centers as `teacher_centers.follow_teacher`; the labels are as for `sample_classes`."""
         follow_teacher(self._tables.by_name["weight"], self.shard, label_G, teacher_GX)
 
-    def loss_of_gathered(
-        self, unit_GD: Tensor, norm_G: Tensor | None, sampled: SampledClasses, *, global_batch: int
-    ) -> Tensor:
+    def loss_of_gathered(self, gathered_GX: Tensor, sampled: SampledClasses, *, global_batch: int) -> Tensor:
         """Return the mean loss over a gathered batch, the same scalar on every rank. Collective.
 
-        `unit_GD` has the unit embeddings of all ranks, `norm_G` their norms if the margin needs them. `global_batch`
-        counts the images of all heads, if these images belong to one dataset. The chunks depend on it alone, so they
-        are the same in every micro-batch.
+        `gathered_GX` has the unit embeddings of all ranks, followed by their norms if a margin of the run needs them.
+        `global_batch` counts the images of all heads, if these images belong to one dataset. The chunks depend on it
+        alone, so they are the same in every micro-batch.
         """
+        unit_GD, norm_G = gathered_GX, gathered_GX[:, -1] if self.needs_norms else None
+        if gathered_GX.shape[1] > self.embedding_size:
+            unit_GD = gathered_GX[:, : self.embedding_size]
         self._step_tables = sampled.tables
         sweep = ClassSweep(
             sampled=sampled,
@@ -214,7 +181,6 @@ class MarginHead:
             classes_per_chunk=self._classes_per_chunk(global_batch),
             chunk_type=self.chunk_type,
             take_gradient=self._take_gradient(),
-            update_in_backward=self.update_in_backward,
             count_nearest=self._nearest.add if self.counts_nearest else None,
             finish=partial(self._finish_backward, sampled.class_S),
             product_dtype=self._run.product_dtype,
@@ -228,46 +194,26 @@ class MarginHead:
         anchor = self._expectations.second_anchor(sweep, self._stage)
         return sharded_cross_entropy(unit_GD, norm_G, replace(sweep, second_anchor=anchor))
 
-    def expect_labels(self, label_B: Tensor) -> None:
-        """Start to gather the labels of the next call, given on the host (int64). Collective.
-
-        A head that samples classes on a GPU needs them there; called before the backbone's forward pass, this saves it
-        from waiting for the device. Every rank must call it, or none.
-        """
-        if self.reads_labels:
-            self._labels.expect(label_B)
-
     def step(self, grad_scale: Tensor, skip: Tensor) -> None:
-        """Update the centers by the accumulated gradient / `grad_scale`, unless they were updated in backward.
-
-        If the scalar `skip` is 1, nothing changes and the gradient is discarded. Both tensors are on the device.
-        """
         valid = skip == 0
-        chunks = self._gradient.take()
-        for number, (rows, gradient) in enumerate(chunks):
-            # Rows in host memory are copied while the chunk before is updated.
-            for ahead, _ in chunks[number : number + 2]:
-                self._tables.begin_fetch(ahead)
-            self._optimizer.update(self._tables.by_name, rows, gradient / grad_scale, self._lr, valid)
-        if self._threshold:
-            self._threshold.step(self._lr, valid, grad_scale)
+        for rows, gradient in self._gradient.take():
+            self._optimizer.update(self._tables.by_name, rows, gradient / grad_scale, valid)
+        self._loss.step(self._lr, valid, grad_scale)
 
     def take_nearest(self) -> tuple[int, int]:
-        """Return how many samples had the nearest target class, and of how many, since the last call.
-
-        A target class is the nearest if no other class of the step has a larger cosine, without the margin; classes
-        that `filter_threshold` excludes do not count. Collective; waits for the device.
-        """
         return self._nearest.take()
+
+    @property
+    def needs_norms(self) -> bool:
+        return self.margin.needs_norms
 
     @property
     def counts_nearest(self) -> bool:
         """Whether `take_nearest` counts samples: only if the nearest class has the largest logit."""
-        return isinstance(self._loss, Softmax) and not self.margin.changes_negatives
+        return type(self._loss) is Softmax and not self.margin.changes_negatives
 
     @property
     def reads_labels(self) -> bool:
-        """Whether the head needs the labels of a step on the host."""
         return self._sampler.reads_labels
 
     @property
@@ -275,23 +221,13 @@ class MarginHead:
         """Number of classes that are sampled for a step of the present stage; the images' classes take part, too."""
         return self.num_classes * self._stage.settings.sample_rate
 
-    def check_labels(self, labels: np.ndarray) -> None:
-        """Check that every label is a class of the head.
-
-        Raises:
-            DataError: one is not.
-        """
-        check_labels(labels, self.num_classes)
-
     def row_state(self) -> dict[str, Tensor]:
         """Return the tables to save in a checkpoint; row i belongs to class shard.start + i."""
         self._sampler.flush()
-        self._tables.wait()
         tables = {name: table.data for name, table in self._tables.by_name.items()}
         return tables | self._sub_centers.row_state()
 
     def load_rows(self, read: Callable[[str, int, int], Tensor]) -> None:
-        """Load saved tables; `read(name, start, stop)` returns the rows of classes [start, stop)."""
         for name, table in self.row_state().items():
             for start in range(self.shard.start, self.shard.stop, _ROWS_PER_COPY):
                 stop = min(start + _ROWS_PER_COPY, self.shard.stop)
@@ -300,25 +236,14 @@ class MarginHead:
         self._expectations.find_whether_begun(read)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the rest to save in a checkpoint, the same on every rank.
-
-        These are averages, threshold, and whether the expectations have begun.
-        """
-        threshold = self._threshold.state() if self._threshold else {}
-        return self.margin.state() | threshold | self._expectations.state()
-
-    def load_state(self, saved: dict[str, Tensor]) -> None:
-        """Load what `state` returned; entries missing in `saved` keep their values."""
-        for name, tensor in self.state().items():
-            if name in saved:
-                tensor.copy_(saved[name])
+        return self.margin.state() | self._loss.state() | self._expectations.state()
 
     def _classes_per_chunk(self, global_batch: int) -> int:
         if self._settings.chunk_size != "auto":
             return self._settings.chunk_size
         sub_centers = self._settings.sub_centers
         return default_chunk_size(
-            global_batch * sub_centers, self.embedding_size * sub_centers, self._device.type
+            global_batch * sub_centers, self.embedding_size * sub_centers, self.device.type
         )
 
     def _take_gradient(self) -> TakeGradient | None:
@@ -328,9 +253,9 @@ class MarginHead:
         return self._update_chunk if self.update_in_backward else self._gradient.add
 
     def _update_chunk(self, rows: Rows, gradient: Tensor | UnfinishedGradient, finite: Tensor) -> None:
-        self._optimizer.update(self._step_tables.by_name, rows, gradient, self._lr, finite)
+        self._optimizer.update(self._step_tables.by_name, rows, gradient, finite)
 
     def _finish_backward(self, class_S: Tensor | None, target: TargetClass, finite: Tensor) -> None:
         self._sub_centers.count(target, class_S, finite)
-        if self._threshold and self.update_in_backward:
-            self._threshold.step(self._lr, finite)
+        if self.update_in_backward:
+            self._loss.step(self._lr, finite)

@@ -49,6 +49,9 @@ def moment_layout(settings: OptimSettings, columns: int, dtype: torch.dtype) -> 
     return layout
 
 
+_MOMENTS = ("momentum", "first_moment", "second_moment", "steps")
+
+
 class RowOptimizer:
     """SGD with momentum, or AdamW, over selected rows of a table."""
 
@@ -64,19 +67,14 @@ class RowOptimizer:
         """Take the settings; `one_pass`: update by the kernel that `one_pass_available` has checked."""
         self._settings, self._device, self._seed = settings, device, seed
         self.one_pass, self._sub_centers = one_pass, sub_centers
-        self._noise = Noise(seed, device)
+        self.begin_step(0, 0, lr=0.0)
 
-    def begin_step(self, step: int, rank: int) -> None:
+    def begin_step(self, step: int, rank: int, *, lr: float) -> None:
         """Start a step with its own random numbers for stochastic rounding."""
-        self._noise = Noise(key_of(self._seed, step, rank), self._device)
+        self._noise, self._lr = Noise(key_of(self._seed, step, rank), self._device), lr
 
     def update(
-        self,
-        tables: dict[str, RowTable],
-        rows: Rows,
-        gradient: Tensor | UnfinishedGradient,
-        lr: float,
-        valid: Tensor,
+        self, tables: dict[str, RowTable], rows: Rows, gradient: Tensor | UnfinishedGradient, valid: Tensor
     ) -> None:
         """Update rows of `tables` (the weight and the tables of `moment_layout`) by their gradient (S, D).
 
@@ -84,24 +82,25 @@ class RowOptimizer:
         changes. On a GPU it is never read by the host, which would wait for the device.
         """
         if self.one_pass:
-            self._update_in_one_pass(tables, rows, gradient, lr, valid)
+            self._update_in_one_pass(tables, rows, gradient, valid)
             return
         assert isinstance(gradient, Tensor), "only the update in one pass finishes a gradient"
         if valid.device.type == "cpu" and not valid:
             return
-        # Rows of a row file are not contiguous, as the fused kernel requires.
-        weight = tables["weight"].fetch(rows).to(gradient.dtype).contiguous()
+        # Rows of a row file are not contiguous, as the fused kernel requires. The moments come first: stored in another
+        # order, they would be rounded with other random numbers.
+        values = {
+            name: tables[name].fetch(rows).to(gradient.dtype).contiguous()
+            for name in (*_MOMENTS, "weight")
+            if name in tables
+        }
         step = self._adamw_step if self._settings.name == "adamw" else self._sgd_step
-        step(tables, rows, weight, gradient, lr, valid)
-        tables["weight"].store(rows, weight, self._noise)
+        step(values, gradient, valid)
+        for name, value in values.items():
+            tables[name].store(rows, value, self._noise)
 
     def _update_in_one_pass(
-        self,
-        tables: dict[str, RowTable],
-        rows: Rows,
-        gradient: Tensor | UnfinishedGradient,
-        lr: float,
-        valid: Tensor,
+        self, tables: dict[str, RowTable], rows: Rows, gradient: Tensor | UnfinishedGradient, valid: Tensor
     ) -> None:
         from facetrain.head.kernels.center_update import update_centers
 
@@ -114,7 +113,7 @@ class RowOptimizer:
             gradient,
             valid,
             self._noise,
-            lr=lr,
+            lr=self._lr,
             momentum=self._settings.momentum,
             weight_decay=self._settings.weight_decay,
             sub_centers=self._sub_centers,
@@ -123,55 +122,35 @@ class RowOptimizer:
             for name, table in tables.items():
                 table.store(rows, values[name])
 
-    def _sgd_step(
-        self,
-        tables: dict[str, RowTable],
-        rows: Rows,
-        weight: Tensor,
-        gradient: Tensor,
-        lr: float,
-        valid: Tensor,
-    ) -> None:
-        settings, momentum = self._settings, None
-        if settings.momentum:
-            momentum = tables["momentum"].fetch(rows).to(gradient.dtype).contiguous()
+    def _sgd_step(self, values: dict[str, Tensor], gradient: Tensor, valid: Tensor) -> None:
         # Fused: one pass over weight, gradient and momentum. The same update by plain operations takes 2.2 times as
         # long on a CPU (2,048 rows of 512, torch 2.13).
         sgd(
-            [weight],
+            [values["weight"]],
             [gradient.contiguous()],
-            [momentum],
+            [values.get("momentum")],
             fused=True,
-            weight_decay=settings.weight_decay,
-            momentum=settings.momentum,
-            lr=lr,
+            weight_decay=self._settings.weight_decay,
+            momentum=self._settings.momentum,
+            lr=self._lr,
             dampening=0.0,
             nesterov=False,
             maximize=False,
             found_inf=None if valid.device.type == "cpu" else (~valid).float(),
         )
-        if momentum is not None:
-            tables["momentum"].store(rows, momentum, self._noise)
 
-    def _adamw_step(
-        self,
-        tables: dict[str, RowTable],
-        rows: Rows,
-        weight: Tensor,
-        gradient: Tensor,
-        lr: float,
-        valid: Tensor,
-    ) -> None:
+    def _adamw_step(self, values: dict[str, Tensor], gradient: Tensor, valid: Tensor) -> None:
         """Update by Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101, algorithm 2).
 
         torch's fused kernel counts the steps per tensor; here each row has its own count.
         """
+        first, second, steps, weight = (
+            values[name] for name in ("first_moment", "second_moment", "steps", "weight")
+        )
         # On a GPU an invalid step is computed with a factor of 0, so that the host need not read `valid`.
         factor: float | Tensor = 1.0
         if valid.device.type != "cpu":
             gradient, factor = torch.where(valid, gradient, 0.0), valid.to(gradient.dtype)
-        moments = [tables[name] for name in ("first_moment", "second_moment", "steps")]
-        first, second, steps = (table.fetch(rows).to(gradient.dtype) for table in moments)
         betas = [1 - (1 - beta) * factor for beta in self._settings.betas]
         first.mul_(betas[0]).add_(gradient * (1 - betas[0]))
         second.mul_(betas[1]).add_(gradient * gradient * (1 - betas[1]))
@@ -180,14 +159,12 @@ class RowOptimizer:
             moment / (1 - beta**steps).clamp_min(1e-30)
             for moment, beta in zip((first, second), self._settings.betas, strict=True)
         )
-        weight.mul_(1 - lr * self._settings.weight_decay * factor)
+        weight.mul_(1 - self._lr * self._settings.weight_decay * factor)
         direction = first_unbiased / (second_unbiased.sqrt_() + self._settings.eps)
         if isinstance(factor, Tensor):
-            weight.addcmul_(direction, -lr * factor)
+            weight.addcmul_(direction, -self._lr * factor)
         else:
-            weight.add_(direction, alpha=-lr)
-        for table, values in zip(moments, (first, second, steps), strict=True):
-            table.store(rows, values, self._noise)
+            weight.add_(direction, alpha=-self._lr)
 
 
 def one_pass_available(

@@ -29,7 +29,7 @@ from facetrain.distributed import collectives
 from facetrain.head.center_gradient import UnfinishedGradient
 from facetrain.head.class_centers import Rows, RowTable
 from facetrain.head.class_chunk import BackwardInputs, Chunk, order_targets
-from facetrain.head.losses import Loss
+from facetrain.head.losses import Softmax
 from facetrain.head.margins.base import Margin
 from facetrain.head.sampling import SampledClasses
 from facetrain.head.target import TargetClass, find_target
@@ -60,13 +60,11 @@ class ClassSweep:
 
     sampled: SampledClasses
     margin: Margin
-    loss: Loss
+    loss: Softmax
     classes_per_chunk: int
     chunk_type: type[Chunk]
     take_gradient: TakeGradient | None
     """None: the centers are not trained, and have no gradient."""
-    update_in_backward: bool
-    """Whether `take_gradient` updates the centers, and not only keeps their gradient."""
     one_pass: bool
     """Whether `take_gradient` finishes the gradient itself."""
     finish: Callable[[TargetClass, Tensor], None]
@@ -86,7 +84,7 @@ class ClassSweep:
     table: str = "weight"
     """Name of the table with the centers."""
     second_anchor: SecondAnchor | None = None
-    """Second anchor of each class, whose part is added to the loss; only for the softmax."""
+    """Pass over the second anchor of each class, whose part is added to the loss; only for the softmax."""
 
     @property
     def size(self) -> int:
@@ -103,44 +101,41 @@ class ClassSweep:
         """Return the number of centers in a row of the table, N."""
         return self.weight.data.shape[1] // unit_GD.shape[1]
 
-    def _rows(self, start: int) -> Rows:
-        """Return the rows of the chunk that begins at a position."""
-        stop, index_S = min(start + self.classes_per_chunk, self.size), self.sampled.index_S
-        return slice(start, stop) if index_S is None else index_S[start:stop]
-
     def chunks(
-        self, unit_GD: Tensor, target: TargetClass, inverse_norm_R: Tensor | None
+        self, unit_GD: Tensor, target: TargetClass, inverse_norm_R: Tensor | None = None
     ) -> Iterator[tuple[Rows, Chunk]]:
         """Yield each chunk with its rows of the table.
 
-        `inverse_norm_R` has 1 / |w| of all centers in the backward pass; it is None in the forward pass. Rows in host
-        memory are copied to the device one chunk ahead; after the forward pass, the first one again.
+        `inverse_norm_R` has 1 / |w| of all centers in the backward pass; it is None in the forward pass.
         """
-        is_backward, sub_centers = inverse_norm_R is not None, self.sub_centers(unit_GD)
-        starts = range(0, self.size, self.classes_per_chunk)
-        for number, start in enumerate(starts):
-            rows = self._rows(start)
-            dominant_C = None if self.dominant_K is None else self.dominant_K[rows]
-            self.weight.begin_fetch(rows)
-            if is_backward and self.take_gradient is not None and self.update_in_backward:
-                self.sampled.tables.begin_fetch(rows)  # for the update
-            if not is_backward or number + 1 < len(starts):
-                self.weight.begin_fetch(self._rows(starts[(number + 1) % len(starts)]))
+        for start in range(0, self.size, self.classes_per_chunk):
             # Not assigned to a name here: it would keep the chunk's memory until the next one exists.
-            yield (
-                rows,
-                self.chunk_type(
-                    unit_GD,
-                    self.weight.fetch(rows),
-                    target,
-                    self.margin,
-                    start,
-                    dominant_C,
-                    None
-                    if inverse_norm_R is None
-                    else inverse_norm_R[start * sub_centers : (start + self.classes_per_chunk) * sub_centers],
-                ),
-            )
+            yield self._chunk(start, unit_GD, target, inverse_norm_R)
+
+    def _chunk(
+        self, start: int, unit_GD: Tensor, target: TargetClass, inverse_norm_R: Tensor | None
+    ) -> tuple[Rows, Chunk]:
+        stop, index_S = min(start + self.classes_per_chunk, self.size), self.sampled.index_S
+        rows: Rows = slice(start, stop) if index_S is None else index_S[start:stop]
+        dominant_C = None if self.dominant_K is None else self.dominant_K[rows]
+        if inverse_norm_R is not None:
+            sub_centers = self.sub_centers(unit_GD)
+            inverse_norm_R = inverse_norm_R[start * sub_centers : stop * sub_centers]
+        weight_CX = self.weight.fetch(rows)
+        return rows, self.chunk_type(
+            unit_GD, weight_CX, target, self.margin, start, dominant_C, inverse_norm_R
+        )
+
+    def statistics(
+        self, statistics_PG: Tensor, factor_GD: Tensor, target: TargetClass
+    ) -> tuple[Tensor, Tensor]:
+        """Return the loss's statistics (P, G) with all classes of this rank added, and 1 / |w| of all centers."""
+        inverse_norm_R = target.cos_G.new_empty(self.size * self.sub_centers(factor_GD))
+        for _, chunk in self.chunks(factor_GD, target):
+            statistics_PG = chunk.add_to(statistics_PG, self.loss)
+            chunk.store_inverse_norms(inverse_norm_R)
+            del chunk  # or its memory would be held while the next chunk is made
+        return statistics_PG, inverse_norm_R
 
 
 def sharded_cross_entropy(unit_GD: Tensor, norm_G: Tensor | None, sweep: ClassSweep) -> Tensor:
@@ -160,16 +155,10 @@ class _CrossEntropy(torch.autograd.Function):
         target = find_target(unit_GD, norm_G, sweep.sampled, sweep.weight, sweep.dominant_K, sweep.margin)
         # Converted once: all chunks multiply the same factor.
         factor_GD = unit_GD.to(sweep.product_dtype or unit_GD.dtype)
-        # −∞ adds nothing to the sums of the ranks without the class, and the maximum over the ranks finds the logit.
-        logit_G = torch.where(target.is_local_G, target.with_margin.value_G * sweep.margin.scale, -torch.inf)
-        statistics_PG = sweep.loss.begin(logit_G)
-        inverse_norm_R = target.cos_G.new_empty(sweep.size * sweep.sub_centers(unit_GD))
-        for _, chunk in sweep.chunks(factor_GD, target, None):
-            statistics_PG = chunk.add_to(statistics_PG, sweep.loss)
-            chunk.store_inverse_norms(inverse_norm_R)
-            del chunk  # or its memory would be held while the next chunk is made
+        logit_G = target.logit(sweep.margin.scale)
+        statistics_PG, inverse_norm_R = sweep.statistics(sweep.loss.begin(logit_G), factor_GD, target)
         kept_G = target.is_local_G & (target.cos_G >= sweep.least_cos) if sweep.least_cos > -1 else None
-        logit_G, statistics_WPG, kept_G = _exchange(statistics_PG, logit_G, kept_G)
+        logit_G, statistics_WPG, kept_G = exchange_statistics(statistics_PG, logit_G, kept_G)
         loss_G, joined_G = sweep.loss.join(statistics_WPG, logit_G)
         first_loss_G = loss_G
         if sweep.second_anchor is not None:
@@ -243,7 +232,9 @@ class _CrossEntropy(torch.autograd.Function):
         return grad_GD, grad_norm_G, None
 
 
-def _exchange(statistics_PG: Tensor, logit_G: Tensor, kept_G: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def exchange_statistics(
+    statistics_PG: Tensor, logit_G: Tensor, kept_G: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gather target logits, statistics and (if given) the samples that count, in one message.
 
     Returns (G,), (W, P, G) and (G,). Every rank then has the same numbers and computes the same loss from them.

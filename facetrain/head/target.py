@@ -33,6 +33,13 @@ class TargetClass:
     """1 / |w| of that center."""
     with_margin: TargetCosine
 
+    def logit(self, scale: float) -> Tensor:
+        """Return the target logit with the margin (G,), −∞ if another rank has the class.
+
+        −∞ adds nothing to the sums of these ranks, and the maximum over the ranks finds the logit.
+        """
+        return torch.where(self.is_local_G, self.with_margin.value_G * scale, -torch.inf)
+
     def columns(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return whether the target class is in positions [start, stop), and its column there (any, if it is not)."""
         inside_G = (self.position_G >= start) & (self.position_G < stop)

@@ -26,7 +26,7 @@ from torch import Tensor
 from facetrain.distributed.collectives import GatheredRows
 from facetrain.head.class_centers import RowTable
 from facetrain.head.class_shard import ClassShard
-from facetrain.head.sampling import to_device
+from facetrain.head.sampling import on_device
 
 _SMALLEST_FACTOR = 1e-6
 
@@ -57,19 +57,19 @@ def follow_teacher(centers: RowTable, shard: ClassShard, label_G: Tensor, teache
         return
     device = teacher_GX.device
     if not centers.is_elsewhere:
-        label_G = _on(device, label_G)
+        label_G = on_device(label_G, device)
     # Images of one class are neighbors, in the order of the batch.
     label_G, order_G = label_G.sort(stable=True)
     is_local_G = (label_G >= shard.start) & (label_G < shard.stop)
     row_G = torch.where(is_local_G, label_G - shard.start, 0)
     first_G, past_G = (
-        _on(device, torch.searchsorted(label_G, label_G, right=right)) for right in (False, True)
+        on_device(torch.searchsorted(label_G, label_G, right=right), device) for right in (False, True)
     )
-    teacher_GX = teacher_GX.index_select(0, _on(device, order_G))
+    teacher_GX = teacher_GX.index_select(0, on_device(order_G, device))
     unit_GT, cos_G = teacher_GX[:, :-1], teacher_GX[:, -1]
     center_GT = centers.fetch(row_G).to(unit_GT.dtype)
 
-    moves_G = _on(device, is_local_G) & torch.isfinite(cos_G)
+    moves_G = on_device(is_local_G, device) & torch.isfinite(cos_G)
     cos_center_G = F.cosine_similarity(center_GT, unit_GT).clamp(_SMALLEST_FACTOR, 1)
     factor_G = torch.where(moves_G, (cos_G * cos_center_G).clamp(_SMALLEST_FACTOR, 1), 1)
     # In float64, because the products are differences of sums over the whole batch.
@@ -87,9 +87,4 @@ def follow_teacher(centers: RowTable, shard: ClassShard, label_G: Tensor, teache
     # rank: to select by the content, the host would have to wait for a GPU. Without one, row 0 is written as it is.
     place_G = torch.arange(len(label_G), device=label_G.device)
     repeated_G = torch.where(is_local_G, place_G, is_local_G.int().argmax())
-    centers.store(row_G[repeated_G], moved_GT[_on(device, repeated_G)])
-
-
-def _on(device: torch.device, tensor: Tensor) -> Tensor:
-    """Return a tensor on the device, copied from the host without waiting if it is there."""
-    return tensor if tensor.device.type == device.type else to_device(tensor.numpy(), device)
+    centers.store(row_G[repeated_G], moved_GT[on_device(repeated_G, device)])

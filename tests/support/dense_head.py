@@ -39,7 +39,8 @@ def dense_loss(
 
 def sample_classes(shard: ClassShard, positive: Tensor, rate: float, *, seed: int, step: int) -> Tensor:
     """Return the classes of a shard that take part in a step: the batch's (`positive`) and the drawn, ascending."""
-    return torch.cat([draw_classes(shard, rate, seed=seed, step=step) - shard.start, positive]).unique()
+    drawn = torch.from_numpy(draw_classes(shard, rate, seed=seed, step=step))
+    return torch.cat([drawn - shard.start, positive]).unique()
 
 
 MARGINS = {

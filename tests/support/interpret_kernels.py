@@ -136,9 +136,10 @@ def update_errors(
     by_torch = RowTables({name: table.clone() for name, table in before.items()}, DEVICE)
     on = rows.to(DEVICE) if sampled else rows
     yes = torch.tensor(True, device=DEVICE)
-    plain = RowOptimizer(settings, DEVICE, seed=3)
+    plain = RowOptimizer(settings, DEVICE)
+    plain.begin_step(0, 0, lr=0.1)
     plain._noise = Noise(5, DEVICE)
-    plain.update(by_torch.by_name, on, complete.to(DEVICE), 0.1, yes)
+    plain.update(by_torch.by_name, on, complete.to(DEVICE), yes)
     data = {name: table.data for name, table in tables.by_name.items()}
     options = {"lr": 0.1, "momentum": momentum, "weight_decay": 0.01, "sub_centers": sub_centers}
     update_centers(data, on, given, ~yes, Noise(5, DEVICE), **options)

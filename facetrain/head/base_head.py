@@ -1,0 +1,142 @@
+"""Interface of a head, of one dataset or of several, and its gather of the batch of all ranks."""
+
+# B local batch   G gathered batch   D embedding   X embedding and norm, or embedding alone
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from facetrain.distributed import collectives
+from facetrain.errors import DataError
+
+
+class BaseHead:
+    """Base class of the heads: takes embeddings and labels, returns the loss, and updates its centers itself."""
+
+    num_classes: int
+    embedding_size: int
+    update_in_backward: bool
+    """Whether the backward pass updates the centers, and `step` does nothing."""
+    on_device: bool
+    """Whether the centers are in the memory of the device."""
+
+    _expected: collectives.GatheredRows | None = None
+
+    @property
+    def needs_norms(self) -> bool:
+        """Whether a margin contains the norms of the embeddings."""
+        raise NotImplementedError
+
+    @property
+    def reads_labels(self) -> bool:
+        """Whether the head needs the labels of a step on the host."""
+        raise NotImplementedError
+
+    def begin_step(self, step: int, *, lr: float, loss_scale: Tensor | None = None) -> None:
+        """Start a step: its sample and its random numbers depend on (seed, step), not on the number of ranks.
+
+        `lr` is the learning rate of the centers. `loss_scale` is the factor on the loss in the backward passes, a
+        scalar on the device (None: 1): an update in the backward pass divides the centers' gradient by it; otherwise
+        `step` does.
+        """
+        raise NotImplementedError
+
+    def expect_labels(self, label_B: Tensor) -> None:
+        """Start to gather the labels of the next call, given on the host (int64). Collective.
+
+        A head that samples classes on a GPU needs them there; called before the backbone's forward pass, this saves it
+        from waiting for the device. Every rank must call it, or none.
+        """
+        if self.reads_labels:
+            self._expected = collectives.GatheredRows(label_B)
+
+    def __call__(
+        self, embedding_BD: Tensor, label_B: Tensor, teacher: collectives.GatheredRows | None = None
+    ) -> Tensor:
+        """Return the loss of the global batch; a scalar, the same on every rank.
+
+        `label_B` is int64 and counts the classes of all datasets. Centers that follow a `teacher` (of
+        `start_teacher_gather`) move first. Collective: every rank must pass the same number of rows.
+
+        Raises:
+            DataError: a label is outside [0, num_classes). CUDA labels are not checked here, because the host would
+                have to wait for the device; the caller checks them by `check_labels` before it copies them.
+        """
+        if label_B.device.type == "cpu":
+            self.check_labels(label_B.numpy())
+        # Taken once: labels that were expected for a step must not serve the next.
+        expected, self._expected = self._expected, None
+        label_G = collectives.gather(label_B).flatten() if expected is None else expected.wait()
+        if self.reads_labels:
+            # The host selects the sampled classes: the sizes of all tensors are then known without asking the device.
+            label_G = label_G.cpu()  # waits for the device, unless the labels were expected
+        return self._loss_of(label_G, _start_gather(embedding_BD, with_norms=self.needs_norms), teacher)
+
+    def _loss_of(
+        self, label_G: Tensor, gathered: collectives.GatheredRows, teacher: collectives.GatheredRows | None
+    ) -> Tensor:
+        """Return the loss of a batch whose unit embeddings (G, X) are being gathered, each followed by its norm."""
+        raise NotImplementedError
+
+    def step(self, grad_scale: Tensor, skip: Tensor) -> None:
+        """Update the centers by the accumulated gradient / `grad_scale`, unless they were updated in backward.
+
+        If the scalar `skip` is 1, nothing changes and the gradient is discarded. Both tensors are on the device.
+        """
+        raise NotImplementedError
+
+    def take_nearest(self) -> tuple[int, int]:
+        """Return how many samples had the nearest target class, and of how many, since the last call.
+
+        A target class is the nearest if no other class of the step has a larger cosine, without the margin; classes
+        that `filter_threshold` excludes do not count. Collective; waits for the device.
+        """
+        raise NotImplementedError
+
+    def check_labels(self, labels: np.ndarray) -> None:
+        """Check that every label is a class of the head.
+
+        Raises:
+            DataError: one is not.
+        """
+        wrong = labels[(labels < 0) | (labels >= self.num_classes)]
+        if len(wrong):
+            raise DataError(
+                f"label {int(wrong[0])} is outside the {self.num_classes:,} classes of the head (0 to "
+                f"{self.num_classes - 1:,}); {len(wrong):,} labels of the batch are invalid; check "
+                "data.num_classes and the dataset"
+            )
+
+    def load_rows(self, read: Callable[[str, int, int], Tensor]) -> None:
+        """Load saved tables; `read(name, start, stop)` returns the rows of the classes with labels [start, stop)."""
+        raise NotImplementedError
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what to save in a checkpoint beside the tables, the same on every rank.
+
+        These are averages, threshold, and whether the expectations have begun.
+        """
+        raise NotImplementedError
+
+    def load_state(self, saved: dict[str, Tensor]) -> None:
+        """Load what `state` returned; entries missing in `saved` keep their values."""
+        for name, tensor in self.state().items():
+            if name in saved:
+                tensor.copy_(saved[name])
+
+
+def _start_gather(embedding_BD: Tensor, *, with_norms: bool) -> collectives.GatheredRows:
+    """Start to gather unit embeddings, each followed by its norm if requested: (G, X). Collective."""
+    # The squares of 16-bit numbers overflow fp16 from 256 on.
+    embedding_BD = embedding_BD.to(torch.promote_types(embedding_BD.dtype, torch.float32))
+    unit_BD = F.normalize(embedding_BD)
+    if not with_norms:
+        return collectives.GatheredRows(unit_BD)
+    # One message for both: a second gather would wait for the network once more.
+    norm_B = torch.linalg.vector_norm(embedding_BD, dim=1)
+    return collectives.GatheredRows(torch.cat([unit_BD, norm_B[:, None]], dim=1))
