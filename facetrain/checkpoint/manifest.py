@@ -19,56 +19,61 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
 
 from facetrain.errors import CheckpointError, DamagedCheckpointError
-from facetrain.files import error_reason
+from facetrain.files import error_reason, parse_json
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-# A manifest comes from outside: these bounds keep a crafted one from filling the memory.
+# A manifest comes from outside: this bound keeps a crafted one from filling the memory.
 _MAX_BYTES = 1 << 26
-_MAX_NUMBER = 1 << 62
 # No separators and no dots in front: a name cannot lead out of the checkpoint's folder.
-_FILE_NAME = re.compile(r"[a-z0-9][a-z0-9_]*\.safetensors")
-_TYPES: dict[str, type] = {
-    "step": int,
-    "world_size": int,
-    "num_classes": int,
-    "files": list,
-    "meta": dict,
-    "metrics": dict,
-}
+_FileName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_]*\.safetensors$")]
+_Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 62)]
+_FIELDS = ConfigDict(extra="forbid")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_FIELDS)
 class FileEntry:
     """A file of a checkpoint."""
 
-    name: str
-    size: int
+    name: _FileName
+    size: _Count
     """Bytes."""
     sha256: str
     """Hexadecimal digits."""
-    start: int | None = None
+    start: _Count | None = None
     """First class of a row file; None for other files."""
-    stop: int | None = None
+    stop: _Count | None = None
     """Class after the last one of a row file; None for other files."""
 
+    def __post_init__(self) -> None:
+        if (self.start is None) != (self.stop is None) or (self.start or 0) > (self.stop or 0):
+            raise ValueError(f"{self.name} has invalid rows")
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, config=_FIELDS)
 class Manifest:
     """The table of contents of a checkpoint, and everything in it that is not a tensor."""
 
-    step: int
-    world_size: int
-    num_classes: int
+    step: _Count
+    world_size: _Count
+    num_classes: _Count
     files: tuple[FileEntry, ...]
     meta: dict[str, Any]
     metrics: dict[str, float]
+
+    def __post_init__(self) -> None:
+        if any((file.stop or 0) > self.num_classes for file in self.files):
+            raise ValueError("a file has rows past the last class")
+        if len({file.name for file in self.files}) < len(self.files):
+            raise ValueError("a file is listed twice")
 
     def dump(self) -> str:
         """Return the manifest as JSON, with its own checksum."""
@@ -94,18 +99,18 @@ def read_manifest(folder: Path) -> Manifest:
             "use that version"
         )
     expected = value.pop("sha256", None)
-    if value.keys() != _TYPES.keys() or any(type(value[key]) is not kind for key, kind in _TYPES.items()):
-        raise DamagedCheckpointError(f"{path}: not the manifest of a checkpoint: wrong fields")
     if checksum(value) != expected:
         raise DamagedCheckpointError(
             f"{path}: wrong checksum of the manifest itself; the checkpoint is damaged"
         )
-    files = tuple(_checked_entry(entry, value["num_classes"], path) for entry in value.pop("files"))
-    if len({file.name for file in files}) < len(files):
-        raise DamagedCheckpointError(f"{path}: lists a file twice")
-    if not all(isinstance(number, int | float) for number in value["metrics"].values()):
-        raise DamagedCheckpointError(f"{path}: has metrics that are not numbers")
-    return Manifest(files=files, **value)
+    try:
+        return Manifest(**value)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        place = ".".join(map(str, fault["loc"]))
+        raise DamagedCheckpointError(
+            f"{path}: not the manifest of a checkpoint: {place}: {fault['msg']}"
+        ) from error
 
 
 def checksum(body: dict[str, Any]) -> str:
@@ -136,30 +141,9 @@ def _read_json(path: Path) -> Any:
             raise DamagedCheckpointError(
                 f"{path}: {path.stat().st_size:,} bytes, more than the {_MAX_BYTES:,} that a manifest may have"
             )
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise DamagedCheckpointError(f"{path}: cannot be read: {error_reason(error)}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         # Without the parser's message: it speaks of a file that a person has written.
         raise DamagedCheckpointError(f"{path}: cannot be read as JSON; the checkpoint is damaged") from error
-
-
-def _checked_entry(value: Any, num_classes: int, path: Path) -> FileEntry:
-    try:
-        entry = FileEntry(**value)
-    except TypeError as error:
-        raise DamagedCheckpointError(
-            f"{path}: not the manifest of a checkpoint: an entry of `files` has wrong fields"
-        ) from error
-    if not (isinstance(entry.name, str) and _FILE_NAME.fullmatch(entry.name)):
-        raise DamagedCheckpointError(f"{path}: invalid file name {entry.name!r}")
-    # Only row files have start and stop; one without the other is invalid.
-    start, stop = (0, 0) if entry.start is None and entry.stop is None else (entry.start, entry.stop)
-    if not (
-        isinstance(entry.sha256, str)
-        and all(type(number) is int for number in (entry.size, start, stop))
-        and 0 <= entry.size < _MAX_NUMBER
-        and 0 <= (start or 0) <= (stop or 0) <= num_classes < _MAX_NUMBER
-    ):
-        raise DamagedCheckpointError(f"{path}: invalid entry of the file {entry.name}")
-    return entry

@@ -14,7 +14,6 @@ from pydantic import ValidationError
 from facetrain.config import strict_yaml as yaml
 from facetrain.config.explain import explain
 from facetrain.config.presets import find_config
-from facetrain.config.removed_keys import update_removed_keys
 from facetrain.config.schema import RECIPES, Config
 from facetrain.errors import ConfigError
 
@@ -50,7 +49,6 @@ def build_config(values: dict[str, Any], where: str, overrides: Iterable[str] = 
     # A deep copy: the merge changes it.
     merged = json.loads(json.dumps(RECIPES.get(recipe, {}) if isinstance(recipe, str) else {}))
     _merge(merged, values)
-    update_removed_keys(merged, where)
     try:
         return Config.model_validate(merged)
     except ValidationError as error:

@@ -131,18 +131,8 @@ class Config(Settings):
 
 
 _DATASET_FILES = (
-    ".yaml",
-    ".yml",
-    ".zip",
-    ".lmdb",
-    ".tar",
-    ".tar.gz",
-    ".tgz",
-    ".rec",
-    ".lst",
-    ".txt",
-    ".csv",
-    ".tsv",
+    *(".yaml", ".yml", ".zip", ".lmdb", ".tar", ".tar.gz", ".tgz", ".rec"),
+    *(".lst", ".txt", ".csv", ".tsv"),
 )
 """Ends of names of datasets that are one file."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from facetrain.config.schema import Config
 from facetrain.data.loading.loader import Batch
 from facetrain.run.callbacks.checkpointing import Checkpointing, Stopping
 from facetrain.run.callbacks.evaluation import Evaluation
@@ -25,17 +26,6 @@ class Callbacks:
     profiler: StepProfiler | None = None
 
 
-@dataclass(frozen=True)
-class Intervals:
-    """Number of steps between two reports, two verifications and two checkpoints."""
-
-    log: int
-    verify: int
-    save: int
-    total_steps: int
-    """Last step of the run, after which all three are due."""
-
-
 def due(step: int, every: int) -> bool:
     """Return whether something that happens every so many steps happens after this step."""
     return step % every == 0
@@ -46,14 +36,16 @@ def fit(
     batches: Iterable[tuple[Batch, ...]],
     step: TrainStep,
     callbacks: Callbacks,
-    every: Intervals,
+    config: Config,
     *,
+    total_steps: int,
     resumed: bool,
 ) -> None:
     """Train until the batches end or the ranks agree to stop. Collective.
 
-    `batches` yields the micro-batches of each step and begins at `state.step`. `resumed` is true if the state comes
-    from a checkpoint.
+    `batches` yields the micro-batches of each step and begins at `state.step`. After the last step of the run,
+    `total_steps`, a report, a verification and a checkpoint are due. `resumed` is true if the state comes from a
+    checkpoint.
     """
     log, evaluation = callbacks.logging, callbacks.evaluation
     checkpoints, stopping = callbacks.checkpointing, callbacks.stopping
@@ -76,21 +68,21 @@ def fit(
         # On a GPU, this returns when all kernels are queued: from here on the host runs ahead of the device.
         step(state, micro_batches)
         state.step += 1  # the number of finished steps; everything below reports, verifies and saves under it
-        is_last = state.step == every.total_steps
+        is_last = state.step == total_steps
 
         # First of all, because it raises if the loss or the data has become too bad to continue: such a state
         # must be neither verified nor saved.
-        if is_last or due(state.step, every.log):
+        if is_last or due(state.step, config.log.every_steps):
             log.report(state, micro_batches)
 
         # Before the save, so that a checkpoint has the metrics of its own weights: they choose the best checkpoint.
-        if is_last or due(state.step, every.verify):
+        if is_last or due(state.step, config.eval.every_steps):
             evaluation.verify(state)
         # Here and not after the first verification, so that the first step does not wait for matplotlib.
         evaluation.draw(state)
 
         agreed = stopping.agree(state)
-        if is_last or due(state.step, every.save) or agreed.save or agreed.stop:
+        if is_last or due(state.step, config.checkpoint.every_steps) or agreed.save or agreed.stop:
             log.report_spikes(state)  # a run that resumes from this checkpoint does not have them anymore
             checkpoints.save(state)
         else:

@@ -27,9 +27,9 @@ DIVERGED_FILE, SKIPPED_FILE, SPIKES_FILE = "diverged.json", "skipped_images.txt"
 class RunOutputs:
     """Outputs of this rank while a run trains. Only the leader has metrics and a console; every rank has a log."""
 
-    recorder: Recorder = field(default_factory=Recorder)
+    recorder: Sink = field(default_factory=Recorder)
     """metrics.jsonl, the console, TensorBoard and the optional services."""
-    spike_recorder: Recorder = field(default_factory=Recorder)
+    spikes: Sink = field(default_factory=Recorder)
     """loss_spikes.jsonl."""
     console: Console | None = None
 
@@ -59,12 +59,12 @@ class RunOutputs:
             OSError: they cannot be written.
         """
         self.recorder.sync()
-        self.spike_recorder.sync()
+        self.spikes.sync()
 
     def close(self, end: RunEnd) -> None:
         """Close all outputs but the log. `end` is how the run has ended."""
         self.recorder.close(end)
-        self.spike_recorder.close(end)
+        self.spikes.close(end)
 
 
 def open_outputs(
@@ -86,32 +86,30 @@ def open_outputs(
         with os_errors_as(RunError, folder):
             for name in (DIVERGED_FILE, SKIPPED_FILE, SPIKES_FILE):
                 (folder / name).unlink(missing_ok=True)
-    console = Console(total_steps=total_steps, start_step=resume_at or 0)
+    # metrics.jsonl first: it must have a record even if a later sink fails.
     journal = JsonLines(folder / "metrics.jsonl", resume_at=resume_at, run_id=run_id)
-    sinks: list[Sink] = [console, *_optional_sinks(config, folder, resumed=resume_at is not None)]
-    board = _open_tensorboard(config, folder, resume_at) if config.log.tensorboard else None
-    finds_spikes = config.train.loss_spike is not None
-    spikes = JsonLines(folder / SPIKES_FILE, resume_at=resume_at) if finds_spikes else None
-    return RunOutputs(Recorder(sinks, board, journal), Recorder(journal=spikes), console)
+    console = Console(total_steps=total_steps, start_step=resume_at or 0)
+    sinks = [journal, console, *_optional_sinks(config, folder, resume_at)]
+    if config.train.loss_spike is None:
+        return RunOutputs(Recorder(*sinks), console=console)
+    return RunOutputs(Recorder(*sinks), JsonLines(folder / SPIKES_FILE, resume_at=resume_at), console)
 
 
-def _open_tensorboard(config: Config, folder: Path, resume_at: int | None) -> TensorBoard:
-    # In a folder with the name of the run, because TensorBoard names a run after its folder below --logdir.
-    board = TensorBoard(folder / "tensorboard" / folder.resolve().name, resume_at=resume_at)
-    board.show_text(resume_at or 0, "config", dump_config(config))
-    return board
-
-
-def _optional_sinks(config: Config, folder: Path, *, resumed: bool) -> Iterator[Sink]:
-    log = config.log
+def _optional_sinks(config: Config, folder: Path, resume_at: int | None) -> Iterator[Sink]:
+    """Open TensorBoard and the services that the config has."""
+    log, name = config.log, folder.resolve().name
+    if log.tensorboard:
+        # In a folder with the name of the run, because TensorBoard names a run after its folder below --logdir.
+        board = TensorBoard(folder / "tensorboard" / name, resume_at=resume_at)
+        board.show_text(resume_at or 0, "config", dump_config(config))
+        yield board
     described: dict[str, Any] = {
-        "name": folder.resolve().name,
+        "name": name,
         "config": plain_config(config),
-        "resumed": resumed,
+        "resumed": resume_at is not None,
     }
     if log.wandb is not None:
         yield OptionalSink("log.wandb", partial(WandB, folder, project=log.wandb, **described))
     if log.mlflow is not None:
-        experiment = log.mlflow_experiment
-        open_sink = partial(MLflow, folder, uri=log.mlflow, experiment=experiment, **described)
-        yield OptionalSink("log.mlflow", open_sink)
+        described |= {"uri": log.mlflow, "experiment": log.mlflow_experiment}
+        yield OptionalSink("log.mlflow", partial(MLflow, folder, **described))

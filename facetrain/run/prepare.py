@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -37,14 +37,14 @@ from facetrain.run.folder.compatibility import (
 )
 from facetrain.run.folder.create import (
     missing_newest,
-    recorded_threads,
+    recorded_environment,
     rename_later_checkpoints,
     write_run_files,
 )
-from facetrain.run.folder.data_digests import DataDigests, check_data, digest_data
+from facetrain.run.folder.data_digests import check_data, digest_data
 from facetrain.run.folder.lock import RunLock
 from facetrain.run.start_checks import check_start
-from facetrain.telemetry.log import LogFile, log_to, logger, warn
+from facetrain.telemetry.log import LogFile, log_to, warn
 from facetrain.training.fused_trunk import choose_trunk
 from facetrain.training.state import TrainState
 from facetrain.verify.sets.pair_set import PairSet
@@ -71,8 +71,8 @@ class PreparedRun:
     """Start of the command, by time.perf_counter."""
     run_id: str
     """Random id of the run; only the leader has it."""
-    digests: DataDigests
-    """Digests of the training data; only the leader has them."""
+    digests: dict[str, Any]
+    """Digests of the training data by name (`digest_data`); only the leader has them."""
     changes: list[ConfigChange]
     """Config keys whose values differ from those in the checkpoint."""
     check_lock: Callable[[], None]
@@ -117,7 +117,7 @@ def prepare_run(
         check_stage_sizes(config)
         source, sets = open_data(config)
         schedule = schedule_steps(config, epoch_size(source), world.size)
-    digests, run_id, changes = DataDigests(), "", list[ConfigChange]()
+    digests, run_id, changes = dict[str, Any](), "", list[ConfigChange]()
     with fail_together(world):
         if checkpoint is not None:
             changes = find_config_changes(checkpoint, config)
@@ -145,24 +145,20 @@ def prepare_run(
         _check_best_metric(config, sets, state)
     # After every rank has restored its part: if the checkpoint is damaged, or the config does not fit it, the folder
     # must remain unchanged.
-    continued: _ContinuedFolder | None = None
     warnings: list[str] = []
     with fail_together(world):
         if world.is_leader:
-            warnings = check_start(config, folder, source, state, schedule.total_steps - state.step)
+            warnings += check_start(config, folder, source, state, schedule.total_steps - state.step)
             if checkpoint is not None:
-                continued = _continue_folder(folder, checkpoint, run_id, accept_foreign=accept_foreign)
+                warnings += _continue_folder(folder, checkpoint, run_id, accept_foreign=accept_foreign)
+                epoch = schedule.progress(checkpoint.step) / schedule.steps_per_epoch
+                warnings += describe_batch_change(checkpoint, schedule.global_batch_size, epoch)
             write_run_files(
                 folder, world, describe_changed_paths(given, config) + dump_config(config), run_id
             )
     log = log_to(folder / "log.txt", world.rank)
     for warning in warnings:
         warn(warning)
-    if checkpoint is not None and continued is not None:
-        _report_differences(continued, state.step)
-        epoch = schedule.progress(checkpoint.step) / schedule.steps_per_epoch
-        if batch_change := describe_batch_change(checkpoint, schedule.global_batch_size, epoch):
-            warn(batch_change)
     return PreparedRun(
         config=config,
         world=world,
@@ -178,7 +174,7 @@ def prepare_run(
         run_id=run_id,
         digests=digests,
         changes=changes,
-        check_lock=lock.require_held if lock else _check_nothing,
+        check_lock=lock.require_held if lock else lambda: None,  # only the leader has the lock
         log=log,
     )
 
@@ -199,47 +195,27 @@ def _check_best_metric(config: Config, sets: list[PairSet], state: TrainState) -
         require_best_metric(metric, known or [f"{name}/…" for name in names])
 
 
-class _ContinuedFolder(NamedTuple):
-    """Run folder as an earlier command left it."""
-
-    threads: int | None
-    """Threads with which the run has computed; None: not recorded."""
-    missing: str | None
-    """Name of the newest checkpoint, if it is missing."""
-    renamed: list[str]
-    """New names of the checkpoints after the step from which the run continues."""
-
-
-def _continue_folder(
-    folder: Path, checkpoint: Checkpoint, run_id: str, *, accept_foreign: bool
-) -> _ContinuedFolder:
+def _continue_folder(folder: Path, checkpoint: Checkpoint, run_id: str, *, accept_foreign: bool) -> list[str]:
     """Make a checkpoint the newest of the run folder; return what differs from the run's last command."""
-    threads = recorded_threads(folder)
+    recorded, threads = recorded_environment(folder).get("threads"), torch.get_num_threads()
+    step = checkpoint.step
     with os_errors_as(RunError, folder):
         missing = missing_newest(folder)
         if accept_foreign:
             adopt_checkpoint(checkpoint.folder, checkpoint.manifest, run_id)
-        return _ContinuedFolder(threads, missing, rename_later_checkpoints(folder, checkpoint.step))
-
-
-def _report_differences(continued: _ContinuedFolder, step: int) -> None:
-    """Warn if the run goes back to an earlier step, or computes with another number of threads than before."""
-    if continued.missing is not None:
-        warn(f"going back to step {step}: {continued.missing}, the newest checkpoint, is missing")
-    if continued.renamed:
-        warn(f"going back to step {step}: the newer checkpoints are kept as {', '.join(continued.renamed)}")
-    if continued.threads not in (None, torch.get_num_threads()):
-        logger.warning(
-            "this process computes with %d threads, and the run did with %d before: on a CPU its numbers may "
-            "differ in the last digits; set OMP_NUM_THREADS=%d to continue bit for bit",
-            torch.get_num_threads(),
-            continued.threads,
-            continued.threads,
+        renamed = rename_later_checkpoints(folder, step)
+    differences = []
+    if missing is not None:
+        differences.append(f"going back to step {step}: {missing}, the newest checkpoint, is missing")
+    if renamed:
+        names = ", ".join(renamed)
+        differences.append(f"going back to step {step}: the newer checkpoints are kept as {names}")
+    if recorded not in (None, threads):
+        differences.append(
+            f"this process computes with {threads} threads, and the run did with {recorded} before: on a CPU its "
+            f"numbers may differ in the last digits; set OMP_NUM_THREADS={recorded} to continue bit for bit"
         )
-
-
-def _check_nothing() -> None:
-    """Check nothing: only the leader has the lock."""
+    return differences
 
 
 def _choose_run_id(folder: Path, checkpoint: Checkpoint | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 
 from facetrain.checkpoint.save import CheckpointWriter
@@ -17,7 +17,7 @@ from facetrain.run.build.parts import build_augment, build_learning_check, build
 from facetrain.run.callbacks.checkpointing import Checkpointing, Stopping
 from facetrain.run.callbacks.evaluation import Evaluation
 from facetrain.run.callbacks.logging import Logging
-from facetrain.run.loop import Callbacks, Intervals, fit
+from facetrain.run.loop import Callbacks, fit
 from facetrain.run.opening import report_start
 from facetrain.run.outputs import RunOutputs, open_outputs
 from facetrain.run.prepare import PreparedRun
@@ -35,18 +35,17 @@ def train_prepared(run: PreparedRun, *, profile: bool = False) -> int:
     `profile` records a few steps in the run folder.
     """
     config, state, schedule, first_step = run.config, run.state, run.schedule, run.state.step
-    outputs = _open_outputs(run)
+    outputs = RunOutputs()
     if run.world.is_leader:
+        resume_at = first_step if run.resumed else None
+        total_steps = schedule.total_steps
+        outputs = open_outputs(
+            config, run.folder, run_id=run.run_id, total_steps=total_steps, resume_at=resume_at
+        )
         report_start(run, outputs)
     # The loader first: its processes read the first images while the rest is built and the network is verified.
     loader = build_loader(config, run.world, run.source, schedule, workers=run.workers, start_step=first_step)
     step = TrainStep(run.network, build_augment(config), max_skipped_steps=config.train.max_skipped_steps)
-    intervals = Intervals(
-        log=config.log.every_steps,
-        verify=config.eval.every_steps,
-        save=config.checkpoint.every_steps,
-        total_steps=schedule.total_steps,
-    )
     profiler = _build_profiler(run, outputs) if profile else None
     end: RunEnd = "failed"
     with StopRequest() as stop_request:
@@ -59,10 +58,17 @@ def train_prepared(run: PreparedRun, *, profile: bool = False) -> int:
             stopping,
             profiler,
         )
-        recording: AbstractContextManager[object] = profiler or nullcontext()
         try:
-            with recording:
-                fit(state, loader, step, callbacks, intervals, resumed=run.resumed)
+            with profiler or nullcontext():
+                fit(
+                    state,
+                    loader,
+                    step,
+                    callbacks,
+                    config,
+                    total_steps=schedule.total_steps,
+                    resumed=run.resumed,
+                )
             # The last checkpoint is the run's result, or what a resume continues from: it must not fail in silence.
             checkpointing.finish()
             if stopping.signal or (state.step == schedule.total_steps and state.step > first_step):
@@ -89,15 +95,6 @@ def train_prepared(run: PreparedRun, *, profile: bool = False) -> int:
         return 128 + stopping.signal  # as a shell reports a process that a signal has ended
     write_results(run, skipped)
     return 0
-
-
-def _open_outputs(run: PreparedRun) -> RunOutputs:
-    if not run.world.is_leader:
-        return RunOutputs()
-    resume_at = run.state.step if run.resumed else None
-    return open_outputs(
-        run.config, run.folder, run_id=run.run_id, total_steps=run.schedule.total_steps, resume_at=resume_at
-    )
 
 
 def _build_logging(run: PreparedRun, outputs: RunOutputs, step: TrainStep, loader: StagedLoader) -> Logging:
@@ -149,9 +146,7 @@ def _build_checkpointing(run: PreparedRun, outputs: RunOutputs, loader: StagedLo
         "config": dump_config(config),
         "schedule": {"global_batch_size": run.schedule.global_batch_size},
         "run_id": run.run_id,
-        "dataset": run.digests.labels,
-        "landmarks": run.digests.landmarks,
-        "mixture": run.digests.mixture,
+        **run.digests,
     }
     return Checkpointing(
         writer,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -12,14 +11,14 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from facetrain.files import printable
 from facetrain.telemetry.log import logger
-from facetrain.telemetry.recorder import RunEnd
+from facetrain.telemetry.recorder import RunEnd, Sink
 
 _SHOWN_TAR = "tar@1e-03"
 """True accept rate that a line shows. LFW's 3,000 impostor pairs measure a FAR of 1 in 1,000 from three pairs, and a
 stricter one from a single pair or none."""
 
 
-class Console:
+class Console(Sink):
     """Progress on standard error, and the same lines in log.txt. Standard output is for results, which scripts read."""
 
     def __init__(self, *, total_steps: int, start_step: int = 0) -> None:
@@ -42,9 +41,11 @@ class Console:
             line = _progress_line(step, self._total_steps, values)
             logger.info(line)
             self._show_progress(step, line)
-        for line in _verification_lines(step, values):
-            logger.info(line)
-            self.print(line)
+        for name in values:
+            if name.endswith("/accuracy"):
+                line = _verification_line(step, name.removesuffix("/accuracy"), values)
+                logger.info(line)
+                self.print(line)
 
     def print(self, line: str) -> None:
         """Print a line above the bar."""
@@ -76,13 +77,6 @@ def _progress_line(step: int, total_steps: int, values: dict[str, Any]) -> str:
         f"peak memory {values['peak_memory_gib']:.2f} GiB",
     ]
     return "  ".join(fields)
-
-
-def _verification_lines(step: int, values: dict[str, Any]) -> Iterator[str]:
-    """Yield a line for each verification set that the values have metrics of."""
-    for name in values:
-        if name.endswith("/accuracy"):
-            yield _verification_line(step, name.removesuffix("/accuracy"), values)
 
 
 def _verification_line(step: int, name: str, values: dict[str, Any]) -> str:

@@ -21,10 +21,10 @@ from facetrain.files import (
     write_atomically,
 )
 from facetrain.telemetry.log import warn
-from facetrain.telemetry.recorder import RunEnd
+from facetrain.telemetry.recorder import RunEnd, Sink
 
 
-class JsonLines:
+class JsonLines(Sink):
     """Writer that appends records to a file. On a full disk it keeps them and writes them later."""
 
     def __init__(self, path: Path, *, resume_at: int | None = None, run_id: str | None = None) -> None:
@@ -57,6 +57,10 @@ class JsonLines:
             with self._lock:
                 self._pending += line.encode()
                 self._write_pending()
+
+    def note(self, step: int, values: dict[str, Any]) -> None:
+        """Write one record, as `write` does."""
+        self.write(step, values)
 
     def sync(self) -> None:
         """Wait until all records are on the disk. For any thread.
@@ -102,16 +106,16 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     for line in read_regular_text(path).splitlines():
         with suppress(ValueError):
             record = parse_json(line)
-            if isinstance(record, dict) and isinstance(record.get("step", 0), int | float):
+            if isinstance(record, dict) and isinstance(record.get("step"), int | float):
                 records.append(record)
     return records
 
 
 def _truncate(path: Path, step: int) -> set[str]:
     """Remove the records of later steps, and return the lines of the step itself."""
-    kept = [record for record in read_jsonl(path) if record.get("step", 0) <= step]
+    kept = [record for record in read_jsonl(path) if record["step"] <= step]
     write_atomically(path, "".join(map(_line, kept)))
-    return {_line(record) for record in kept if record.get("step", 0) == step}
+    return {_line(record) for record in kept if record["step"] == step}
 
 
 def _line(record: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from facetrain.files import read_regular_text, write_atomically
 from facetrain.telemetry.metric_names import grouped_name
-from facetrain.telemetry.recorder import RunEnd
+from facetrain.telemetry.recorder import RunEnd, Sink
 
 _ID_FILE = "mlflow_run_id.txt"
 _STATUS: dict[RunEnd, str] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
@@ -22,7 +22,7 @@ _REFUSED = re.compile(r"[^\w\-. /]")
 """Character that a name of MLflow may not have; a verification set may."""
 
 
-class MLflow:
+class MLflow(Sink):
     """Writer of scalars to a run of MLflow, under the grouped names of the metrics.
 
     MLflow allows few characters in names: `tar@1e-03` is `tar_at_1e-03` there, and `_` stands for other characters that

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,68 +18,62 @@ CLOSE_S = 60.0
 """Seconds that the end of a run waits for the service to take the last values."""
 
 
-class Sink(Protocol):
-    """Destination of numbers: a file, TensorBoard or the console."""
+class Sink:
+    """Destination of reports: a file, TensorBoard, the console or a service. A subclass implements what it takes."""
+
+    shows_images = False
+    """Whether `show` does something, so that it is worth drawing images."""
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Write the values of a step."""
+
+    def note(self, step: int, values: dict[str, Any]) -> None:
+        """Write values that are not all numbers."""
+
+    def show(self, step: int, images: dict[str, np.ndarray]) -> None:
+        """Show images of a step by name, uint8 (H, W, 3) in RGB."""
+
+    def sync(self) -> None:
+        """Wait until all records are on the disk. For any thread.
+
+        Raises:
+            OSError: they cannot be written.
+        """
 
     def close(self, end: RunEnd = "finished") -> None:
         """Write what is left, and close. `end` is how the run has ended."""
 
 
-class Board(Sink, Protocol):
-    """Sink that shows images, too."""
+class Recorder(Sink):
+    """Sink that passes everything on to several sinks. On ranks other than the leader there are none."""
 
-    def show(self, step: int, images: dict[str, np.ndarray]) -> None:
-        """Show images of a step by name, uint8 (H, W, 3) in RGB."""
-
-
-class Journal(Sink, Protocol):
-    """File of all records."""
-
-    def sync(self) -> None:
-        """Wait until all records are on the disk."""
-
-
-class Recorder:
-    """Sends each report to all sinks. On ranks other than the leader there are none."""
-
-    def __init__(
-        self, sinks: Iterable[Sink] = (), board: Board | None = None, journal: Journal | None = None
-    ) -> None:
-        """Take the sinks of numbers, the board, which gets numbers and images, and the file of all records."""
-        self._sinks = [sink for sink in (journal, *sinks, board) if sink is not None]
-        self._board, self._journal = board, journal
-
-    @property
-    def has_board(self) -> bool:
-        """Whether images are shown. Without a board, callers need not draw them."""
-        return self._board is not None
+    def __init__(self, *sinks: Sink) -> None:
+        self._sinks = sinks
+        self.shows_images = any(sink.shows_images for sink in sinks)
 
     def write(self, step: int, values: dict[str, Any]) -> None:
-        """Write the values of a step to all sinks."""
+        """Write the values of a step."""
         for sink in self._sinks:
             sink.write(step, values)
 
     def note(self, step: int, values: dict[str, Any]) -> None:
-        """Write values that are not all numbers to the file of all records only."""
-        if self._journal:
-            self._journal.write(step, values)
+        """Write values that are not all numbers."""
+        for sink in self._sinks:
+            sink.note(step, values)
 
     def show(self, step: int, images: dict[str, np.ndarray]) -> None:
-        """Show images of a step by name, uint8 (H, W, 3) in RGB, on the board if there is one."""
-        if self._board:
-            self._board.show(step, images)
+        """Show images of a step by name, uint8 (H, W, 3) in RGB."""
+        for sink in self._sinks:
+            sink.show(step, images)
 
     def sync(self) -> None:
-        """Wait until the file of all records is on the disk. For any thread.
+        """Wait until all records are on the disk. For any thread.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: they cannot be written.
         """
-        if self._journal:
-            self._journal.sync()
+        for sink in self._sinks:
+            sink.sync()
 
     def close(self, end: RunEnd = "finished") -> None:
         """Close all sinks. `end` is how the run has ended."""
@@ -87,7 +81,7 @@ class Recorder:
             sink.close(end)
 
 
-class OptionalSink:
+class OptionalSink(Sink):
     """Sink of an optional service, such as Weights & Biases, whose failures do not end the run.
 
     It is opened and written to by a thread, so that training never waits for a network.
@@ -105,6 +99,7 @@ class OptionalSink:
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Queue the values of a step."""
+        # A thread that has ended takes nothing from the queue, which would grow until the end of the run.
         if self._thread.is_alive():
             self._values.put((step, dict(values)))
 

@@ -21,14 +21,16 @@ import numpy as np
 from facetrain.files import error_reason
 from facetrain.telemetry.log import warn
 from facetrain.telemetry.metric_names import grouped_name
-from facetrain.telemetry.recorder import RunEnd
+from facetrain.telemetry.recorder import RunEnd, Sink
 
 
-class TensorBoard:
+class TensorBoard(Sink):
     """Writer of scalars and images, under the grouped names of the metrics, and of text.
 
     A record that a full disk does not take is missing in TensorBoard's graphs. Later records are written again.
     """
+
+    shows_images = True
 
     def __init__(self, folder: Path, *, resume_at: int | None = None) -> None:
         """Open a new file. TensorBoard hides what earlier files have for steps after `resume_at` (None: for all steps).
@@ -44,19 +46,15 @@ class TensorBoard:
         self._header = _framed(Event(wall_time=time.time(), file_version="brain.Event:2"))
         """Records to write before the first one."""
         self._has_warned = False
+        # TensorBoard drops what earlier files have from this step on.
         first_step = 0 if resume_at is None else resume_at + 1
         start = SessionLog(status=SessionLog.START)
         self._header += _framed(Event(wall_time=time.time(), step=first_step, session_log=start))
 
     def write(self, step: int, values: dict[str, Any]) -> None:
-        """Write all numbers among the values."""
-        numbers = {
-            name: value
-            for name, value in values.items()
-            if isinstance(value, int | float) and not isinstance(value, bool)
-        }
+        """Write the numbers of a step."""
         self._add(
-            step, [{"tag": grouped_name(name), "simple_value": number} for name, number in numbers.items()]
+            step, [{"tag": grouped_name(name), "simple_value": value} for name, value in values.items()]
         )
 
     def show(self, step: int, images: dict[str, np.ndarray]) -> None:
@@ -69,16 +67,9 @@ class TensorBoard:
         """Write a text, which TensorBoard shows as it is."""
         # Indented by four spaces, because TensorBoard renders Markdown.
         block = "\n".join(f"    {line}" for line in text.splitlines())
-        self._add(
-            step,
-            [
-                {
-                    "tag": name,
-                    "metadata": {"plugin_data": {"plugin_name": "text"}},
-                    "tensor": {"dtype": "DT_STRING", "string_val": [block.encode()]},
-                }
-            ],
-        )
+        shown_as_text = {"plugin_data": {"plugin_name": "text"}}
+        tensor = {"dtype": "DT_STRING", "string_val": [block.encode()]}
+        self._add(step, [{"tag": name, "metadata": shown_as_text, "tensor": tensor}])
 
     def close(self, end: RunEnd = "finished") -> None:
         """Close the file."""

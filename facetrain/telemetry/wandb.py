@@ -8,14 +8,14 @@ from typing import Any
 
 from facetrain.files import read_regular_text, write_atomically
 from facetrain.telemetry.metric_names import grouped_name
-from facetrain.telemetry.recorder import RunEnd
+from facetrain.telemetry.recorder import RunEnd, Sink
 
 _ID_FILE = "wandb_run_id.txt"
 _LOGIN_S = 30
 """Seconds after which a question for the API key is given up: a job on a cluster has no one to answer it."""
 
 
-class WandB:
+class WandB(Sink):
     """Writer of scalars to a run of Weights & Biases, under the grouped names of the metrics.
 
     The id of that run is kept in the run folder, so that a resumed run continues it. Account and mode come from wandb's

@@ -16,7 +16,7 @@ from facetrain.run.build.step_schedule import StepSchedule
 from facetrain.run.build.teacher_embeddings import open_cache
 from facetrain.training.distillation import CENTER_LOSSES, Distillation
 from facetrain.training.precision import autocast_for
-from facetrain.training.teacher import LiveTeacher, Teacher, digest_model
+from facetrain.training.teacher import LiveTeacher, digest_model
 from facetrain.training.teacher_cache import CachedTeacher
 
 _PROJECTION_STREAM = 7
@@ -45,30 +45,23 @@ def build_distillation(
     distill = config.distill
     if distill is None:
         return None
-    path = Path(distill.teacher)
-    teacher: Teacher
-    cached: CachedTeacher | None = None
+    teacher: LiveTeacher | CachedTeacher
     if distill.cache is None:
-        model = open_model(path, world.device)
+        path, model = Path(distill.teacher), open_model(Path(distill.teacher), world.device)
         autocast = autocast_for(config.train.precision, world.device)
         teacher = LiveTeacher(model, digest_model(model, path), world.device, autocast)
     else:
-        teacher = cached = open_cache(config, source, augment)
+        teacher = open_cache(config, source, augment)
     centers: Head | None = None
     if distill.loss in CENTER_LOSSES:
+        size = teacher.embedding_size
         centers = build_teacher_centers(
-            config,
-            world,
-            num_classes,
-            run_folder,
-            embedding_size=teacher.embedding_size,
-            schedule=schedule,
-            source=source,
+            config, world, num_classes, run_folder, embedding_size=size, schedule=schedule, source=source
         )
         if distill.loss == "fixed_centers":
-            assert cached is not None, "the config requires a cache"
+            assert isinstance(teacher, CachedTeacher), "the config requires a cache"
             for part in head_parts(centers):
-                cached.mean_embeddings(source.labels, *part.shard, into=part.head.weight.data)
+                teacher.mean_embeddings(source.labels, *part.shard, into=part.head.weight.data)
     distillation = Distillation(
         teacher,
         distill.loss,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from pydantic import ValidationError
@@ -21,6 +20,9 @@ from facetrain.head.head_run import HeadRun, HeadStage
 from facetrain.head.margin_head import MarginHead
 from facetrain.head.settings import HeadSettings, MarginSettings
 from facetrain.run.build.step_schedule import StepSchedule
+
+# Numbers that derive the keys of the random centers and of the margins from config.seed; parts.py lists the others.
+_HEAD_STREAMS, _TEACHER_STREAMS = (5, 6), (8, 9)
 
 
 def build_head(
@@ -43,12 +45,8 @@ def build_head(
         folder=run_folder / "centers",
         update_in_backward=update_in_backward,
     )
-
-    def build(settings: HeadSettings, run: HeadRun, num_classes: int) -> MarginHead:
-        size = config.model.embedding_size
-        return MarginHead(settings, config.optim, run, world, embedding_size=size, num_classes=num_classes)
-
-    return _build_heads(config, build, run, _Streams(centers=5, margin=6), num_classes, source)
+    size = config.model.embedding_size
+    return _build_heads(config, world, config.head, run, _HEAD_STREAMS, (num_classes, size), source)
 
 
 def build_teacher_centers(
@@ -78,18 +76,8 @@ def build_teacher_centers(
         stages=tuple(HeadStage(first_step, teacher_settings(head)) for first_step, head in run.stages),
         trained=False,
     )
-
-    def build(settings: HeadSettings, run: HeadRun, num_classes: int) -> MarginHead:
-        return MarginHead(
-            teacher_settings(settings),
-            config.optim,
-            run,
-            world,
-            embedding_size=embedding_size,
-            num_classes=num_classes,
-        )
-
-    return _build_heads(config, build, run, _Streams(centers=8, margin=9), num_classes, source)
+    settings = teacher_settings(config.head)
+    return _build_heads(config, world, settings, run, _TEACHER_STREAMS, (num_classes, embedding_size), source)
 
 
 def teacher_settings(head: HeadSettings) -> HeadSettings:
@@ -98,40 +86,37 @@ def teacher_settings(head: HeadSettings) -> HeadSettings:
     return head.model_copy(update=changes)
 
 
-class _Streams(NamedTuple):
-    """Numbers that derive the keys of a head from config.seed; build.py lists the others."""
-
-    centers: int
-    margin: int
-
-
 def _build_heads(
     config: Config,
-    build: Callable[[HeadSettings, HeadRun, int], MarginHead],
+    world: World,
+    settings: HeadSettings,
     run: HeadRun,
-    streams: _Streams,
-    num_classes: int,
+    streams: tuple[int, int],
+    shape: tuple[int, int],
     source: FaceDataset | None,
 ) -> Head:
-    """Build a head, or one for each dataset of a mixture with separate heads."""
+    """Build a head, or one for each dataset of a mixture with separate heads.
 
-    def with_keys(run: HeadRun, *number: int) -> HeadRun:
+    `streams` derive the keys of the random centers and margins from config.seed. `shape` is the number of classes of
+    all heads and the size of an embedding.
+    """
+
+    def build(settings: HeadSettings, num_classes: int, folder: Path | None, *number: int) -> MarginHead:
         # Each head of a mixture draws its own centers, samples and margins.
-        return replace(
-            run,
-            seed=key_of(config.seed, streams.centers, *number),
-            margin_seed=key_of(config.seed, streams.margin, *number),
+        seed, margin_seed = (key_of(config.seed, stream, *number) for stream in streams)
+        head = replace(run, folder=folder, seed=seed, margin_seed=margin_seed)
+        return MarginHead(
+            settings, config.optim, head, world, embedding_size=shape[1], num_classes=num_classes
         )
 
     if not (isinstance(source, MixtureDataset) and source.heads is not None):
-        return build(config.head, with_keys(run), num_classes)
-    margins = _margins_of_datasets(config, source.heads)
-    images = images_per_epoch(source.counts, source.weights)
+        return build(settings, shape[0], run.folder)
     heads = []
-    for number, (dataset, margin) in enumerate(zip(source.datasets, margins, strict=True)):
+    for number, margin in enumerate(_margins_of_datasets(config, source.heads)):
         folder = run.folder and run.folder / f"head_{number}"
-        settings = config.head.model_copy(update={"margin": margin})
-        heads.append(build(settings, with_keys(replace(run, folder=folder), number), dataset.num_classes))
+        settings_of_dataset = settings.model_copy(update={"margin": margin})
+        heads.append(build(settings_of_dataset, source.datasets[number].num_classes, folder, number))
+    images = images_per_epoch(source.counts, source.weights)
     return HeadGroup(heads, [head.loss_weight for head in source.heads], (images / images.sum()).tolist())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -18,15 +17,11 @@ from facetrain.data.images.decode import decode_rgb, resize_square
 from facetrain.data.open_dataset import check_counts, open_dataset, require_landmarks
 from facetrain.data.published_datasets import require_dataset
 from facetrain.data.synthetic.dataset_writer import write_synthetic
-from facetrain.distributed import collectives
 from facetrain.distributed.agreement import decide_on_leader, fail_together
 from facetrain.distributed.world import World
-from facetrain.errors import DataError
 from facetrain.verify.sets.pair_set import PairSet, load_pair_sets
 
 _SPREAD_IMAGES = 128
-_WRITING_INTERVAL_S = 1.0
-"""Time between two signs of life of the leader to the ranks that wait for a synthetic dataset."""
 
 
 def write_missing_dataset(config: Config, world: World) -> None:
@@ -38,36 +33,11 @@ def write_missing_dataset(config: Config, world: World) -> None:
     synthetic, folder = config.data.synthetic, Path(config.data.train)
     if synthetic is None or not decide_on_leader(world, lambda: not folder.exists()):
         return
-    failure: DataError | None = None
-    if world.is_leader:
-        print(f"rendering {synthetic.identities:,} synthetic identities to {folder}", flush=True)
-        sent_at = time.monotonic()
-
-        def send_sign(done: int, total: int) -> None:
-            nonlocal sent_at
-            if time.monotonic() - sent_at > _WRITING_INTERVAL_S:
-                sent_at = time.monotonic()
-                _leader_still_writes(this_rank=True)
-
-        try:
-            write_synthetic(folder, synthetic, image_size=config.data.image_size, progress=send_sign)
-        except DataError as error:
-            failure = error
-        _leader_still_writes(this_rank=False)
-    else:
-        while _leader_still_writes(this_rank=False):
-            pass
+    # The other ranks wait as long as for any collective. `facetrain data synth` writes larger datasets before a run.
     with fail_together(world):
-        if failure is not None:
-            raise failure
-
-
-def _leader_still_writes(*, this_rank: bool) -> bool:
-    """Return whether the leader still writes. Collective.
-
-    Many short collectives in place of a long one, which would exceed `train.timeout_s`.
-    """
-    return collectives.any_rank(this_rank)
+        if world.is_leader:
+            print(f"rendering {synthetic.identities:,} synthetic identities to {folder}", flush=True)
+            write_synthetic(folder, synthetic, image_size=config.data.image_size)
 
 
 def open_data(config: Config) -> tuple[FaceDataset, list[PairSet]]:

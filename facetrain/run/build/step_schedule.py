@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from facetrain.config.schema import Config
 from facetrain.errors import ConfigError, DataError
@@ -15,13 +15,8 @@ from facetrain.head.settings import HeadSettings
 DEFAULT_BATCH_SIZE = 128
 """Images per rank and micro-batch if the config gives no batch size."""
 
-_SECTION_OF_KEY = {
-    "batch_size": "train",
-    "global_batch_size": "train",
-    "sample_rate": "head",
-    "expectations": "head",
-}
-"""Section of the config that has the key of the same name as a stage's."""
+_STAGE_KEYS = {"train": ("batch_size", "global_batch_size"), "head": ("sample_rate", "expectations")}
+"""Sections of the config, with those of their keys that a stage may have too."""
 
 
 @dataclass(frozen=True)
@@ -123,16 +118,11 @@ class StagedConfig(NamedTuple):
 def stage_configs(config: Config) -> Iterator[StagedConfig]:
     """Yield the settings of each stage, and of the epochs after the last one."""
     for stage in config.train.stages:
-        changes: dict[str, dict[str, Any]] = {}
-        for key, section in _SECTION_OF_KEY.items():
-            if (value := getattr(stage, key)) is not None:
-                changes.setdefault(section, {})[key] = value
-        staged = config.model_copy(
-            update={
-                section: getattr(config, section).model_copy(update=values)
-                for section, values in changes.items()
-            }
-        )
+        sections = {}
+        for section, keys in _STAGE_KEYS.items():
+            values = {key: getattr(stage, key) for key in keys if getattr(stage, key) is not None}
+            sections[section] = getattr(config, section).model_copy(update=values)
+        staged = config.model_copy(update=sections)
         yield StagedConfig(stage.until_epoch, staged, stage.image_size or config.data.image_size)
     if not config.train.stages or config.train.stages[-1].until_epoch < config.train.epochs:
         yield StagedConfig(config.train.epochs, config, config.data.image_size)
@@ -172,7 +162,10 @@ def schedule_steps(config: Config, num_images: int, world_size: int) -> StepSche
     steps = _steps_per_epoch(config, num_images, global_batch)
     stages, first_step, first_epoch = [], 0, 0
     for number, (until_epoch, staged, image_size) in enumerate(stage_configs(config), start=1):
-        stage_local = _local_batch_of_stage(staged, world_size, number if config.train.stages else None)
+        try:
+            stage_local = local_batch_size(staged, world_size)
+        except ConfigError as error:
+            raise ConfigError(f"stage {number} of train.stages: {error}") from error
         stage_batch = stage_local * world_size * config.optim.accumulate
         stage_steps = _steps_per_epoch(config, num_images, stage_batch)
         stop_step = first_step + (until_epoch - first_epoch) * stage_steps
@@ -209,13 +202,6 @@ def _steps_per_epoch(config: Config, num_images: int, global_batch: int) -> int:
             f"{global_batch:,}; reduce the batch size"
         )
     return num_images // global_batch
-
-
-def _local_batch_of_stage(staged: Config, world_size: int, number: int | None) -> int:
-    try:
-        return local_batch_size(staged, world_size)
-    except ConfigError as error:
-        raise error if number is None else ConfigError(f"stage {number} of train.stages: {error}") from error
 
 
 def _lr_factor(config: Config, ratio: float) -> float:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from facetrain.checkpoint.save import CheckpointWriter, Saved, SaveFailed
@@ -25,6 +27,7 @@ class Agreement(NamedTuple):
     """The time since the last checkpoint is over on one of the ranks."""
 
 
+@dataclass
 class Checkpointing:
     """Begins checkpoints, commits them when all ranks have written them, and reports failures.
 
@@ -32,55 +35,44 @@ class Checkpointing:
     `save_failed` is recorded. Only the last checkpoint of a run must succeed (`require_saved`).
     """
 
-    def __init__(
-        self,
-        writer: CheckpointWriter,
-        outputs: RunOutputs,
-        meta: dict[str, Any],
-        *,
-        last_saved: int | None,
-        every_minutes: float | None,
-        skipped: Sequence[str] = (),
-        check_lock: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Take the writer, the outputs, and the time between two checkpoints in minutes (None: no limit).
-
-        `last_saved` is the step of the checkpoint that a resumed run continues from. `meta` is stored in every
-        checkpoint. `skipped` is the growing list of this rank's messages about images that it could not read.
-        `check_lock` raises an error if another process writes the run.
-        """
-        self._check_lock = check_lock
-        self._skipped = skipped
-        self._writer, self._outputs, self._meta = writer, outputs, meta
-        self._every_s = (every_minutes or float("inf")) * 60
-        self._began_at = time.monotonic()
-        self._failure = ""
-        self.last_saved = last_saved
-        """Step of the newest checkpoint that is complete; None if there is none."""
+    writer: CheckpointWriter
+    outputs: RunOutputs
+    meta: dict[str, Any]
+    """JSON that every checkpoint holds beside the tensors."""
+    last_saved: int | None
+    """Step of the newest checkpoint that is complete; None if there is none."""
+    every_minutes: float | None = None
+    """Minutes between two checkpoints; None: no limit."""
+    skipped: Sequence[str] = ()
+    """Growing list of this rank's messages about images that it could not read."""
+    check_lock: Callable[[], None] = lambda: None
+    """Raises an error if another process writes the run."""
+    _began_at: float = field(default_factory=time.monotonic, init=False)
+    _failure: str = field(default="", init=False)
 
     def is_overdue(self) -> bool:
         """Return whether `every_minutes` have passed on this rank since the last checkpoint began."""
-        return time.monotonic() - self._began_at > self._every_s
+        return time.monotonic() - self._began_at > 60 * (self.every_minutes or math.inf)
 
     def save(self, state: TrainState) -> None:
         """Begin to save a checkpoint, after the one in flight has ended. Collective."""
-        self._check_lock()
+        self.check_lock()
         self._began_at = time.monotonic()
-        # Those since the last report: a resumed run does not read their images again.
-        state.add_skipped_images(self._skipped)
-        self._record(self._writer.save(state.snapshot(self._meta)))
+        # Also the images that were skipped since the last report: a resumed run does not read them again.
+        state.add_skipped_images(self.skipped)
+        self._record(self.writer.save(state.snapshot(self.meta)))
 
     def poll(self, state: TrainState) -> None:
         """Commit the checkpoint in flight once every rank has written its part. Collective."""
-        if self._writer.in_flight:
-            self._record(self._writer.poll())
-        elif not self._writer.is_prepared:
+        if self.writer.in_flight:
+            self._record(self.writer.poll())
+        elif not self.writer.is_prepared:
             # After the first step, because from then on every tensor exists that is ever saved.
-            self._writer.prepare(state.snapshot({}))
+            self.writer.prepare(state.snapshot({}))
 
     def finish(self) -> None:
         """Wait for the checkpoint in flight and commit it. Collective."""
-        self._record(self._writer.finish(), remark="")
+        self._record(self.writer.finish(), remark="")
 
     def require_saved(self, state: TrainState) -> None:
         """Check that the checkpoint of the present step is complete. All ranks decide the same.
@@ -89,21 +81,17 @@ class Checkpointing:
             CheckpointError: it could not be written.
         """
         if self.last_saved != state.step:
-            next_step = (
-                "start the run again"
-                if self.last_saved is None
-                else f"`facetrain resume` continues from step {self.last_saved}"
-            )
+            next_step = f"`facetrain resume` continues from step {self.last_saved}"
             raise CheckpointError(
                 f"the checkpoint of step {state.step} was not saved ({self._failure}); free space on the disk, then "
-                f"{next_step}"
+                + ("start the run again" if self.last_saved is None else next_step)
             )
 
     def _record(self, outcome: Saved | SaveFailed | None, remark: str = "; training continues") -> None:
         if isinstance(outcome, SaveFailed):
             self._failure = outcome.reason
-            self._outputs.warn(f"checkpoint of step {outcome.step} was not saved: {outcome.reason}{remark}")
-            self._outputs.recorder.write(outcome.step, {"save_failed": 1.0})
+            self.outputs.warn(f"checkpoint of step {outcome.step} was not saved: {outcome.reason}{remark}")
+            self.outputs.recorder.write(outcome.step, {"save_failed": 1.0})
         elif outcome is not None:
             self.last_saved = outcome.step
             logger.info("saved the checkpoint of step %d", outcome.step)

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from facetrain.distributed.stop_request import Stopped
 from facetrain.errors import ConfigError
 from facetrain.telemetry.log import logger
-from facetrain.telemetry.recorder import Recorder
+from facetrain.telemetry.recorder import Sink
 from facetrain.training.state import TrainState, averaged_buffers
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.output.figures import figure_images
 from facetrain.verify.verifier import Verifier
 
 
+@dataclass
 class Evaluation:
     """Scores the network on the verification sets, records the metrics and draws the figures."""
 
-    def __init__(self, verifier: Verifier, recorder: Recorder, *, best_metric: str | None = None) -> None:
-        """Take what verifies and what records.
-
-        Args:
-            verifier: scores the network on the sets of `eval.targets`.
-            recorder: writes the metrics; draws nothing if it has no board for images.
-            best_metric: metric that chooses the best checkpoint (`checkpoint.best_metric`).
-        """
-        self._verifier, self._recorder, self._best_metric = verifier, recorder, best_metric
-        self._undrawn: list[tuple[int, dict[str, Result]]] = []
+    verifier: Verifier
+    recorder: Sink
+    """Gets the metrics, and the figures if it shows images."""
+    best_metric: str | None = None
+    """Metric that chooses the best checkpoint (`checkpoint.best_metric`)."""
+    _undrawn: list[tuple[int, dict[str, Result]]] = field(default_factory=list, init=False)
 
     def verify(self, state: TrainState) -> None:
         """Score the network on every verification set. Collective.
@@ -43,10 +41,10 @@ class Evaluation:
             # The batch norm statistics differ between ranks; all must score the same network. It runs in float32, as in
             # `facetrain eval`, whatever train.precision is: both then report the same numbers for the same weights.
             with averaged_buffers(state.backbone):
-                results = dict(self._verifier(state.backbone))
+                results = dict(self.verifier(state.backbone))
             if state.average:
                 with state.average.in_use(), averaged_buffers(state.backbone):
-                    averaged = dict(self._verifier(state.backbone))
+                    averaged = dict(self.verifier(state.backbone))
                 results |= {f"{name}_ema": result for name, result in averaged.items()}
         except Stopped:
             state.unverified = True
@@ -59,22 +57,22 @@ class Evaluation:
                 for name, result in results.items()
                 for metric, value in result.available_metrics.items()
             }
-            self._recorder.write(state.step, state.metrics)
+            self.recorder.write(state.step, state.metrics)
             self._undrawn.append((state.step, results))
         if state.step == 0:
-            require_best_metric(self._best_metric, state.metrics)
+            require_best_metric(self.best_metric, state.metrics)
         state.meter.restart_clock()  # images per second count training alone
 
     def draw(self, state: TrainState) -> None:
         """Draw the figures of the verifications since the last call, if a sink shows images."""
         undrawn, self._undrawn = self._undrawn, []
-        if not undrawn or not self._recorder.has_board:
+        if not undrawn or not self.recorder.shows_images:
             return
         for step, results in undrawn:
             try:
                 for name, result in results.items():
                     images = figure_images(result)
-                    self._recorder.show(step, {f"{name}/{kind}": pixels for kind, pixels in images.items()})
+                    self.recorder.show(step, {f"{name}/{kind}": pixels for kind, pixels in images.items()})
             except Exception:  # any error of a plotting library: it must not end days of training
                 logger.warning("the figures of step %d were not drawn", step, exc_info=True)
         state.meter.restart_clock()

@@ -95,16 +95,12 @@ def check_recipe(config: Config, changes: list[ConfigChange]) -> None:
     Raises:
         ConfigError: it has none, because the config gives the keys of the recipe, as the file in a run folder does.
     """
-    change = next((change for change in changes if change.key == "recipe"), None)
-    if change is None:
-        return
-    values, defaults = plain_config(config), dict(flatten(RECIPES[config.recipe]))
-    kept = {key: value for key, value in defaults.items() if _lookup(values, key) != value}
-    if kept and not any(other.key in defaults for other in changes):
-        options = " ".join(f"--set {key}={value}" for key, value in kept.items())
+    changed, defaults = {change.key: change for change in changes}, dict(flatten(RECIPES[config.recipe]))
+    if "recipe" in changed and not changed.keys() & defaults.keys():
+        options = " ".join(f"--set {key}={value}" for key, value in defaults.items())
         raise ConfigError(
-            f"{change}: has no effect, because the config gives {', '.join(kept)}; restore the recipe, and change the "
-            f"keys themselves with {options}"
+            f"{changed['recipe']}: has no effect, because the config gives the keys of the recipe; restore the recipe, "
+            f"and change the keys themselves with {options}"
         )
 
 
@@ -125,18 +121,12 @@ def check_compatibility(checkpoint: Checkpoint, config: Config, *, total_steps: 
     current = plain_config(config)
     for key in _SHAPING_KEYS:
         before, now = _shaping_value(saved, key), _shaping_value(current, key)
-        # A version that did not have the key trained without what it sets: the tensors decide.
-        if before != now and (before is not None or _has(saved, key)):
+        if saved is not None and before != now:
             before, now = ("null" if value is None else value for value in (before, now))
             raise ConfigError(
                 f"{key}: {checkpoint.folder} was trained with {before}, and cannot continue with {now}; keep "
                 f"{before}, or start a new run from these weights with model.init_from"
             )
-    if _has_expectations(current) and saved is not None and not _has_expectations(saved):
-        raise ConfigError(
-            f"head.expectations: {checkpoint.folder} was trained without expectations, and cannot continue with them; "
-            "set head.expectations and train.stages to off, or start a new run from these weights with model.init_from"
-        )
     # A run ends when it reaches its last step exactly: one that starts past it would never end.
     if checkpoint.step > total_steps:
         raise ConfigError(
@@ -146,8 +136,8 @@ def check_compatibility(checkpoint: Checkpoint, config: Config, *, total_steps: 
         )
 
 
-def describe_batch_change(checkpoint: Checkpoint, now: int, epoch: float) -> str | None:
-    """Return what a changed global batch means for the schedule, on one line; None if it is the same.
+def describe_batch_change(checkpoint: Checkpoint, now: int, epoch: float) -> list[str]:
+    """Return what a changed global batch means for the schedule, in one line; no line if it is the same.
 
     The config can be the same: `train.batch_size` counts the images of one rank. `now` is the global batch, and `epoch`
     the epochs before the checkpoint's step in the schedule that follows from it.
@@ -155,12 +145,12 @@ def describe_batch_change(checkpoint: Checkpoint, now: int, epoch: float) -> str
     saved = checkpoint.meta.get("schedule")
     before = saved.get("global_batch_size") if isinstance(saved, dict) else None
     if not isinstance(before, int) or before == now:
-        return None
-    return (
+        return []
+    return [
         f"the global batch was {before:,} images and is {now:,} now: step {checkpoint.step:,} is in epoch "
         f"{epoch + 1:.1f} of the schedule now, with its learning rate; to continue where the run was, resume it with "
         f"--set train.batch_size=null --set train.global_batch_size={before}"
-    )
+    ]
 
 
 def is_within(key: str, section: str) -> bool:
@@ -190,13 +180,6 @@ def _differences(before: dict[str, Any], now: dict[str, Any], section: str = "")
             yield ConfigChange(f"{section}{name}", old, new)
 
 
-def _has_expectations(config: Any) -> bool:
-    """Return whether a stage of a plain config, or the rest of the run, has expectations of the classes."""
-    stages = _lookup(config, "train.stages")
-    values = [stage.get("expectations") for stage in stages or [] if isinstance(stage, dict)]
-    return any(value not in (None, "off") for value in (*values, _lookup(config, "head.expectations")))
-
-
 def _shaping_value(config: Any, key: str) -> Any:
     """Return the value of a dotted key; the numbers of blocks that `model.layers: null` stands for."""
     value = _lookup(config, key)
@@ -205,13 +188,6 @@ def _shaping_value(config: Any, key: str) -> Any:
         changed = architecture is not None and "layers" in architecture.changeable
         return list(architecture.arguments.get("layers", ())) or None if architecture and changed else None
     return value
-
-
-def _has(config: Any, key: str) -> bool:
-    """Return whether a plain config has a dotted key, with any value."""
-    section, _, name = key.rpartition(".")
-    values = _lookup(config, section)
-    return isinstance(values, dict) and name in values
 
 
 def _lookup(config: Any, key: str) -> Any:

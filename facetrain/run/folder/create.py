@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from facetrain.distributed.agreement import decide_on_leader
 from facetrain.distributed.world import World
 from facetrain.errors import RunError, UsageError
 from facetrain.files import (
-    error_reason,
     make_folder,
     os_errors_as,
     parse_json,
@@ -40,6 +39,7 @@ from facetrain.files import (
 from facetrain.run.folder.leftovers import remove_leftovers
 from facetrain.run.folder.lock import LOCK_FILE
 
+_ENVIRONMENT = "environment.json"
 _PACKAGES = ("facetrain", "torch", "torchvision", "numpy", "opencv-python-headless", "safetensors")
 
 
@@ -105,18 +105,16 @@ def write_run_files(folder: Path, world: World, config_text: str, run_id: str) -
         make_folder(folder / CHECKPOINTS)
         write_atomically(folder / RUN_ID_FILE, run_id + "\n")
         write_atomically(folder / "config.yaml", config_text)
-        write_atomically(
-            folder / "environment.json", json.dumps(_environment(folder, world), indent=1) + "\n"
-        )
+        write_atomically(folder / _ENVIRONMENT, json.dumps(_environment(folder, world), indent=1) + "\n")
 
 
-def recorded_threads(folder: Path) -> int | None:
-    """Return the number of torch's threads that `environment.json` records; None if it does not."""
+def recorded_environment(folder: Path) -> dict[str, Any]:
+    """Return the content of a run's environment.json; empty if the file is absent or damaged."""
     try:
-        threads = parse_json(read_regular_text(folder / "environment.json"))["threads"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return threads if isinstance(threads, int) else None
+        recorded = parse_json(read_regular_text(folder / _ENVIRONMENT))
+    except (OSError, ValueError):
+        return {}
+    return recorded if isinstance(recorded, dict) else {}
 
 
 def has_checkpoint(folder: Path) -> bool:
@@ -149,63 +147,45 @@ def missing_newest(folder: Path) -> str | None:
 def _create(
     world: World, launchers: list[str], given: Path | None, default: Path, *, may_exist: bool
 ) -> tuple[str, bool]:
-    if may_exist:
-        given = given or default
-    _check_creatable(given or default)
-    folder = given or _create_default(default, launchers, world.restarts)
+    folder = given or default
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    # Before dataset and network are loaded: that takes minutes.
+    if not (existing.is_dir() and os.access(existing, os.W_OK)):
+        raise UsageError(
+            f"{folder}: cannot be created, because {existing} is a file or not writable; give another --run-dir or "
+            "run.dir"
+        )
+    is_named, was_used = may_exist or given is not None, _was_used_by(folder, launchers)
     has_run = bool(complete_steps(folder / CHECKPOINTS))
-    restarted = has_run and (world.restarts > 0 or _was_used_by(folder, launchers))
-    if given and has_run and not restarted and not may_exist:
+    restarted = has_run and (was_used or (is_named and world.restarts > 0))
+    # Workers that were killed before they wrote anything have left the folder empty, but for their lock.
+    is_left_empty = world.restarts > 0 and all(LOCK_FILE in path.name for path in folder.glob("*"))
+    if has_run and not restarted and not may_exist:
         raise _existing_run(folder)
-    with os_errors_as(UsageError, folder, "give another --run-dir"):
-        make_folder(folder)
+    with os_errors_as(UsageError, folder, "give another --run-dir or run.dir"):
+        try:
+            # Atomic: of two runs that start together, only one gets the default folder.
+            make_folder(folder, exist_ok=is_named or was_used or is_left_empty)
+        except FileExistsError:
+            raise UsageError(
+                f"{folder}: already exists, without a checkpoint; start another run with --set run.name=NAME or "
+                "--run-dir FOLDER"
+            ) from None
     return str(folder), restarted
 
 
 def _existing_run(folder: Path) -> UsageError:
     steps = complete_steps(folder / CHECKPOINTS)
     return UsageError(
-        f"{folder}: already holds a run, at step {steps[-1]}; continue it with "
-        f"`facetrain resume {shell_path(folder)}`, or give another --run-dir"
+        f"{folder}: already holds a run, at step {steps[-1]}; continue it with `facetrain resume {shell_path(folder)}`"
+        ", or start another run with --set run.name=NAME or --run-dir FOLDER"
     )
-
-
-def _check_creatable(folder: Path) -> None:
-    """Raise UsageError if the folder cannot be created; called before dataset and network are loaded."""
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    advice = "give another --run-dir or run.dir"
-    if not existing.is_dir():
-        raise UsageError(f"{folder}: cannot be created, because {existing} is a file; {advice}")
-    if not os.access(existing, os.W_OK):
-        raise UsageError(f"{folder}: cannot be created, because {existing} is not writable; {advice}")
-
-
-def _create_default(folder: Path, launchers: list[str], restarts: int) -> Path:
-    """Create the default folder, or return it if these launchers have used it."""
-    if _was_used_by(folder, launchers):
-        return folder
-    try:
-        make_folder(folder, exist_ok=False)  # atomic: of two runs that start together, only one succeeds
-    except FileExistsError:
-        # Workers that were killed before they wrote anything have left it empty, but for their lock.
-        if restarts and all(LOCK_FILE in path.name for path in folder.iterdir()):
-            return folder
-        steps = complete_steps(folder / CHECKPOINTS)
-        choices = [f"continue it with `facetrain resume {shell_path(folder)}`"] if steps else []
-        choices.append("start another run with --set run.name=NAME or --run-dir FOLDER")
-        state = (
-            f"already holds a run, at step {steps[-1]}" if steps else "already exists, without a checkpoint"
-        )
-        raise UsageError(f"{folder}: {state}; {', or '.join(choices)}") from None
-    except OSError as error:
-        raise UsageError(f"{folder}: {error_reason(error)}; give another run.dir") from error
-    return folder
 
 
 def _environment(folder: Path, world: World) -> dict[str, Any]:
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else platform.processor()
     return {
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": {found.name: found.version for found in distributions() if found.name in _PACKAGES},
         "python": platform.python_version(),
         "platform": platform.platform(),
         "command": sys.argv[1:],
@@ -216,13 +196,6 @@ def _environment(folder: Path, world: World) -> dict[str, Any]:
     }
 
 
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
 def launchers_of(world: World) -> list[str]:
     """Return the ids of the elastic agents that started the ranks. Collective."""
     return sorted({name for name in collectives.gather_json(world.launcher_id) if name})
@@ -230,10 +203,8 @@ def launchers_of(world: World) -> list[str]:
 
 def _launchers_in(folder: Path) -> list[str]:
     """Return the launchers that a folder lists."""
-    try:
-        return [str(name) for name in parse_json(read_regular_text(folder / "environment.json"))["launchers"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
+    launchers = recorded_environment(folder).get("launchers")
+    return list(map(str, launchers)) if isinstance(launchers, list) else []
 
 
 def _was_used_by(folder: Path, launchers: list[str]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Set
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from itertools import zip_longest
 from typing import Any
 
@@ -22,25 +22,26 @@ from facetrain.run.folder.compatibility import is_within
 _CHUNK_IMAGES = 1 << 20
 _CHANGING_KEYS = ("data.train", "data.min_images_per_identity", "data.synthetic")
 """Config keys and sections that decide which images a run trains on."""
+_DIFFERENCES = {
+    "dataset": "on a dataset with digest {before}, but this one has {now}: other images, or another order of them; "
+    "restore the dataset",
+    "landmarks": "with landmarks with digest {before}, but those beside the dataset now have {now}; restore the "
+    "landmark file",
+    "mixture": "with the values before the arrows: {difference}; restore them in the mixture",
+}
 
 
-@dataclass(frozen=True)
-class DataDigests:
-    """Digests of the training data of a run; only the leader computes them."""
+def digest_data(config: Config, source: FaceDataset) -> dict[str, Any]:
+    """Return the digests of a run's training data, as a checkpoint stores them.
 
-    labels: str = ""
-    """`digest_labels`."""
-    landmarks: str = ""
-    """`digest_landmarks`; empty for a backbone that takes no landmarks."""
-    mixture: list[dict[str, Any]] = field(default_factory=list)
-    """Path, weight and checksums of the lists of each dataset of a mixture; empty for another dataset."""
-
-
-def digest_data(config: Config, source: FaceDataset) -> DataDigests:
-    """Return the digests of a run's training data."""
-    landmarks = digest_landmarks(source) if takes_landmarks(config.model.backbone) else ""
-    mixture = source.entries if isinstance(source, MixtureDataset) else []
-    return DataDigests(digest_labels(source), landmarks, mixture)
+    `dataset` and `landmarks` (empty for a backbone that takes none) are texts. `mixture` has the path, the weight and
+    the checksums of the lists of each dataset of a mixture; it is empty for another dataset.
+    """
+    return {
+        "dataset": digest_labels(source),
+        "landmarks": digest_landmarks(source) if takes_landmarks(config.model.backbone) else "",
+        "mixture": source.entries if isinstance(source, MixtureDataset) else [],
+    }
 
 
 def digest_labels(source: FaceDataset) -> str:
@@ -69,7 +70,7 @@ def digest_landmarks(source: FaceDataset) -> str:
     return digest.hexdigest()[:32]
 
 
-def check_data(checkpoint: Checkpoint, digests: DataDigests, num_classes: int, set_keys: Set[str]) -> None:
+def check_data(checkpoint: Checkpoint, digests: dict[str, Any], num_classes: int, set_keys: Set[str]) -> None:
     """Check that the training data are the same as in the checkpoint.
 
     Args:
@@ -79,7 +80,7 @@ def check_data(checkpoint: Checkpoint, digests: DataDigests, num_classes: int, s
         set_keys: config keys and sections that the command line sets: they change on purpose.
 
     Raises:
-        ConfigError: the dataset or its landmarks are others, and not by `--set`.
+        ConfigError: the dataset, its landmarks or its mixture are others, and not by `--set`.
     """
     # Another number of identities has another message, when the centers are loaded.
     if num_classes != checkpoint.manifest.num_classes or any(
@@ -88,47 +89,25 @@ def check_data(checkpoint: Checkpoint, digests: DataDigests, num_classes: int, s
         for changing in _CHANGING_KEYS
     ):
         return
-    _check_digest(
-        checkpoint,
-        "dataset",
-        digests.labels,
-        "on a dataset with digest {before}, but this one has {now}: other images, or another order of them; restore "
-        "the dataset",
-    )
-    _check_digest(
-        checkpoint,
-        "landmarks",
-        digests.landmarks,
-        "with landmarks with digest {before}, but those beside the dataset now have {now}; restore the landmark file",
-    )
-    _check_mixture(checkpoint, digests.mixture)
+    for name, now in digests.items():
+        before = checkpoint.meta.get(name)
+        if before not in (None, now):
+            difference = _mixture_difference(before, now) if name == "mixture" else ""
+            words = _DIFFERENCES[name].format(before=before, now=now or "none", difference=difference)
+            raise ConfigError(
+                f"data.train: {checkpoint.folder} was trained {words}, or change it on purpose with --set "
+                "data.train=PATH"
+            )
 
 
-def _check_digest(checkpoint: Checkpoint, name: str, now: str, difference: str) -> None:
-    """Raise ConfigError with the `difference` if the checkpoint has another digest of this name."""
-    before = checkpoint.meta.get(name)
-    if before not in (None, now):
-        raise ConfigError(
-            f"data.train: {checkpoint.folder} was trained {difference.format(before=before, now=now or 'none')}, or "
-            "change it on purpose with --set data.train=PATH"
-        )
-
-
-def _check_mixture(checkpoint: Checkpoint, now: list[dict[str, Any]]) -> None:
-    """Raise ConfigError if an entry of the mixture differs from the checkpoint in path, weight, list or mask."""
-    before = checkpoint.meta.get("mixture")
-    if before is None or before == now:
-        return
+def _mixture_difference(before: Any, now: list[dict[str, Any]]) -> str:
+    """Return how the entries of a mixture differ in path, weight, list or mask."""
     # The metadata of a checkpoint may have any shape.
     saved = [entry if isinstance(entry, dict) else {} for entry in before] if isinstance(before, list) else []
     absent: dict[str, Any] = {}
-    differences = [
+    return "; ".join(
         f"{key} of dataset {number}: {json.dumps(old.get(key))} → {json.dumps(new.get(key))}"
         for number, (old, new) in enumerate(zip_longest(saved, now, fillvalue=absent), start=1)
         for key in dict.fromkeys([*new, *old])
         if old.get(key) != new.get(key)
-    ]
-    raise ConfigError(
-        f"data.train: {checkpoint.folder} was trained with the values before the arrows: {'; '.join(differences)}; "
-        "restore them in the mixture, or change them on purpose with --set data.train=PATH"
     )

@@ -66,7 +66,7 @@ def _draw_accuracies(axes: Any, records: list[dict[str, Any]]) -> None:
 
 def _points(records: list[dict[str, Any]], name: str) -> tuple[list[int], list[float]]:
     """Return steps and values of a metric; a value that is not a number becomes NaN, which is drawn as a gap."""
-    points = [(record["step"], record[name]) for record in records if name in record and "step" in record]
+    points = [(record["step"], record[name]) for record in records if name in record]
     return [step for step, _ in points], [
         float(value) if isinstance(value, int | float) else float("nan") for _, value in points
     ]

@@ -61,7 +61,7 @@ def is_run(folder: Path) -> bool:
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Return the records of the run's metrics.jsonl; an empty list before its first report."""
     path = folder / "metrics.jsonl"
-    return [record for record in read_jsonl(path) if isinstance(record, dict)] if path.is_file() else []
+    return read_jsonl(path) if path.is_file() else []
 
 
 def best_accuracies(records: list[dict[str, Any]]) -> dict[str, float]:
@@ -84,24 +84,26 @@ def format_runs(runs: list[ListedRun]) -> str:
     )
 
 
+def formatted(value: Any, form: str) -> str:
+    """Format a value of metrics.jsonl, where NaN and infinity are texts."""
+    return format(value, form) if isinstance(value, int | float) else str(value)
+
+
 def _row(run: ListedRun) -> tuple[str, ...]:
     total = "?" if run.total_steps is None else f"{run.total_steps:,}"
-    loss = f"{run.loss:.4f}" if isinstance(run.loss, float) else run.loss or "–"
+    loss = "–" if run.loss is None else formatted(run.loss, ".4f")
     best = ", ".join(f"{name} {value:.2%}" for name, value in run.best.items()) or "–"
-    return tuple(
-        map(printable, (Path(run.folder).name, run.state, f"{run.step:,} of {total}", str(loss), best))
-    )
+    return tuple(map(printable, (Path(run.folder).name, run.state, f"{run.step:,} of {total}", loss, best)))
 
 
 def _describe(folder: Path) -> ListedRun:
     records, state = read_metrics(folder), read_state(folder)
-    steps = [record["step"] for record in records if isinstance(record.get("step"), int)]
     losses = [record["loss"] for record in records if "loss" in record]
     return ListedRun(
         folder=str(folder.resolve()),
         state=state.state,
         reason=state.reason,
-        step=max(steps, default=0),
+        step=max((record["step"] for record in records), default=0),
         total_steps=state.total_steps,
         loss=losses[-1] if losses else None,
         best=best_accuracies(records),

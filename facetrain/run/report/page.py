@@ -12,18 +12,18 @@ from typing import Any
 from facetrain.config.loading import load_config, plain_config
 from facetrain.config.presets import presets
 from facetrain.errors import ConfigError, RunError, UsageError
-from facetrain.files import os_errors_as, parse_json, read_regular_text, write_atomically
+from facetrain.files import os_errors_as, read_regular_text, write_atomically
 from facetrain.html_page import data_table, details_table, escape, html_page, svg
+from facetrain.run.folder.create import recorded_environment
 from facetrain.run.folder.run_state import RunState, read_state
+from facetrain.run.outputs import SKIPPED_FILE, SPIKES_FILE
 from facetrain.run.report.curves import PANELS, draw_curves
-from facetrain.run.report.list_runs import best_accuracies, is_run, read_metrics
+from facetrain.run.report.list_runs import best_accuracies, formatted, is_run, read_metrics
 from facetrain.telemetry.jsonl import read_jsonl
 from facetrain.telemetry.mlflow import flatten
 
 _MAX_LINES = 100
 """Skipped images, warnings and loss spikes that the page lists of each kind."""
-_COMPARED = ("model", "head", "optim", "train")
-"""Sections of the config that decide which preset is the nearest: the others describe the data and the machine."""
 
 
 def write_run_report(folder: Path, output: Path) -> None:
@@ -53,21 +53,24 @@ def _body(folder: Path) -> Iterator[str]:
     yield from _verifications(records)
     yield from _speed(records)
     yield from _spikes(folder)
-    yield from _listed("Skipped images", _lines(folder / "skipped_images.txt"))
+    yield from _listed("Skipped images", _lines(folder / SKIPPED_FILE))
     yield from _listed("Warnings", [line for line in _lines(folder / "log.txt") if " WARNING " in line])
-    yield from _starts(state)
+    yield f"<h2>Starts</h2><p>{max(len(state.starts) - 1, 0)} resumes and restarts</p>"
+    starts = [[each.time, f"{each.step:,}", str(each.ranks), each.device] for each in state.starts]
+    yield data_table(("time", "from step", "ranks", "device"), starts)
     yield "<h2>Environment</h2>"
-    yield details_table(_flat(_load_json(folder / "environment.json")))
+    environment = recorded_environment(folder)
+    yield details_table((key, _text(value)) for key, value in flatten(environment))
 
 
 def _summary(folder: Path, records: list[dict[str, Any]], state: RunState) -> Iterator[tuple[str, str]]:
-    losses = [record for record in records if "loss" in record]
+    losses = [formatted(record["loss"], ".4g") for record in records if "loss" in record]
     total = "" if state.total_steps is None else f" of {state.total_steps:,}"
     yield "folder", str(folder.resolve())
     yield "state", state.state + (f": {state.reason}" if state.reason else "")
-    yield "step", f"{max((record.get('step', 0) for record in records), default=0):,}{total}"
+    yield "step", f"{max((record['step'] for record in records), default=0):,}{total}"
     if losses:
-        yield "loss", f"{_number(losses[0]['loss'])} at first, {_number(losses[-1]['loss'])} at last"
+        yield "loss", f"{losses[0]} at first, {losses[-1]} at last"
     for name, accuracy in best_accuracies(records).items():
         yield f"best accuracy on {name}", f"{accuracy:.2%}"
     yield "report written", datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
@@ -75,104 +78,73 @@ def _summary(folder: Path, records: list[dict[str, Any]], state: RunState) -> It
 
 def _config_differences(folder: Path) -> Iterator[str]:
     try:
-        values = plain_config(load_config(folder / "config.yaml"))
+        values = dict(flatten(plain_config(load_config(folder / "config.yaml"))))
     except ConfigError as error:
         yield f"<p>The config cannot be read: {escape(str(error))}</p>"
         return
-    name, base = _nearest_preset(values)
+    known = {preset.name: dict(flatten(plain_config(load_config(preset.path)))) for preset in presets()}
+
+    def count_differences(name: str) -> int:
+        return sum(known[name].get(key) != value for key, value in values.items())
+
+    name = min(known, key=count_differences)
     differences = [
-        (key, _text(base.get(key)), _text(value))
-        for key, value in flatten(values)
-        if base.get(key) != value and not key.startswith("run.")
+        (key, _text(known[name].get(key)), _text(value))
+        for key, value in values.items()
+        if known[name].get(key) != value and not key.startswith("run.")
     ]
     yield f"<p>Differences from {escape(name)}, the most similar preset:</p>"
-    yield data_table(("key", "preset", "this run"), differences) if differences else "<p>None.</p>"
-
-
-def _nearest_preset(values: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return name and flat values of the preset with the fewest different keys of network, head and optimizer."""
-    flat = dict(flatten(values))
-    compared = [key for key in flat if key.partition(".")[0] in _COMPARED]
-    known = {preset.name: dict(flatten(plain_config(load_config(preset.path)))) for preset in presets()}
-    dataset = Path(str(flat.get("data.train"))).name
-
-    def distance(name: str) -> tuple[int, bool]:
-        preset = known[name]
-        # Several presets differ in the dataset only.
-        other_dataset = Path(str(preset.get("data.train"))).name != dataset
-        return sum(preset.get(key) != flat[key] for key in compared), other_dataset
-
-    name = min(known, key=distance)
-    return name, known[name]
+    yield data_table(("key", "preset", "this run"), differences)
 
 
 def _verifications(records: list[dict[str, Any]]) -> Iterator[str]:
-    names = list(best_accuracies(records))
-    if not names:
-        return
-    yield "<h2>Verification</h2>"
-    header = ["step", *(f"{name} {metric}" for name in names for metric in ("accuracy", "AUC"))]
+    metrics = (("accuracy", ".2%"), ("auc", ".4f"))
+    columns = [(f"{name}/{metric}", form) for name in best_accuracies(records) for metric, form in metrics]
     rows = [
-        [f"{record.get('step', 0):,}", *_cells(record, names)]
+        [f"{record['step']:,}", *(formatted(record.get(key, ""), form) for key, form in columns)]
         for record in records
-        if any(f"{name}/accuracy" in record for name in names)
+        if any(key in record for key, _ in columns)
     ]
-    yield data_table(header, rows)
-
-
-def _cells(record: dict[str, Any], names: list[str]) -> Iterator[str]:
-    for name in names:
-        accuracy, auc = record.get(f"{name}/accuracy"), record.get(f"{name}/auc")
-        yield f"{accuracy:.2%}" if isinstance(accuracy, float) else ""
-        yield f"{auc:.4f}" if isinstance(auc, float) else ""
+    if rows:
+        yield "<h2>Verification</h2>"
+        yield data_table(["step", *(key.replace("/", " ") for key, _ in columns)], rows)
 
 
 def _speed(records: list[dict[str, Any]]) -> Iterator[str]:
-    speeds = [record["images_per_s"] for record in records if isinstance(record.get("images_per_s"), float)]
-    if not speeds:
-        return
-    peaks = [
-        record["peak_memory_gib"] for record in records if isinstance(record.get("peak_memory_gib"), float)
-    ]
-    waits = [record["wait_s"] for record in records if isinstance(record.get("wait_s"), float)]
-    yield "<h2>Speed</h2>"
-    yield details_table(
-        [
-            ("images per second, median", f"{median(speeds):,.0f}"),
-            ("slowest and fastest report", f"{min(speeds):,.0f} and {max(speeds):,.0f}"),
-            ("waited for images since the last start", f"{waits[-1]:,.1f} s" if waits else "–"),
-            ("peak memory of rank 0", f"{max(peaks):.2f} GiB" if peaks else "–"),
-        ]
-    )
+    def numbers(name: str) -> list[float]:
+        return [record[name] for record in records if isinstance(record.get(name), float)]
 
-
-def _spikes(folder: Path) -> Iterator[str]:
-    path = folder / "loss_spikes.jsonl"
-    spikes = [record for record in read_jsonl(path) if isinstance(record, dict)] if path.is_file() else []
-    yield f"<h2>Loss spikes</h2><p>{len(spikes):,}{_only_last(len(spikes))}</p>"
-    if spikes:
-        names = ("step", "epoch", "loss", "median", "grad_norm")
-        yield data_table(
-            names, [[_number(spike.get(name)) for name in names] for spike in spikes[-_MAX_LINES:]]
+    if speeds := numbers("images_per_s"):
+        yield "<h2>Speed</h2>"
+        yield details_table(
+            [
+                ("images per second, median", f"{median(speeds):,.0f}"),
+                ("slowest and fastest report", f"{min(speeds):,.0f} and {max(speeds):,.0f}"),
+                ("waited for images since the last start", f"{(numbers('wait_s') or [0.0])[-1]:,.1f} s"),
+                ("peak memory of rank 0", f"{max(numbers('peak_memory_gib'), default=0.0):.2f} GiB"),
+            ]
         )
 
 
-def _starts(state: RunState) -> Iterator[str]:
-    yield f"<h2>Starts</h2><p>{max(len(state.starts) - 1, 0)} resumes and restarts</p>"
-    rows = [[each.time, f"{each.step:,}", str(each.ranks), each.device] for each in state.starts]
-    if rows:
-        yield data_table(("time", "from step", "ranks", "device"), rows)
+def _spikes(folder: Path) -> Iterator[str]:
+    path, names = folder / SPIKES_FILE, ("step", "epoch", "loss", "median", "grad_norm")
+    spikes = read_jsonl(path) if path.is_file() else []
+    yield from _counted("Loss spikes", len(spikes))
+    if spikes:
+        rows = [[formatted(spike.get(name), ".4g") for name in names] for spike in spikes[-_MAX_LINES:]]
+        yield data_table(names, rows)
 
 
 def _listed(title: str, lines: list[str]) -> Iterator[str]:
-    yield f"<h2>{title}</h2><p>{len(lines):,}{_only_last(len(lines))}</p>"
+    yield from _counted(title, len(lines))
     if lines:
         items = "".join(f"<li>{escape(line)}</li>" for line in lines[-_MAX_LINES:])
         yield f'<ul class="lines">{items}</ul>'
 
 
-def _only_last(count: int) -> str:
-    return f", of which the last {_MAX_LINES} are listed" if count > _MAX_LINES else ""
+def _counted(title: str, count: int) -> Iterator[str]:
+    last = f", of which the last {_MAX_LINES} are listed" if count > _MAX_LINES else ""
+    yield f"<h2>{title}</h2><p>{count:,}{last}</p>"
 
 
 def _lines(path: Path) -> list[str]:
@@ -182,21 +154,5 @@ def _lines(path: Path) -> list[str]:
         return []
 
 
-def _load_json(path: Path) -> dict[str, Any]:
-    try:
-        loaded = parse_json(read_regular_text(path))
-    except (OSError, ValueError):
-        return {}
-    return loaded if isinstance(loaded, dict) else {}
-
-
-def _flat(values: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    return ((key, _text(value)) for key, value in flatten(values))
-
-
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _number(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

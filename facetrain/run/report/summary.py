@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from facetrain.files import shell_path
-from facetrain.telemetry.jsonl import read_jsonl
+from facetrain.run.report.list_runs import formatted, read_metrics
 
 
 def summarize(
@@ -24,13 +24,13 @@ def summarize(
     `ended_by` is the config key that set the last step. `skipped` lists the images that could not be read. `seconds`
     is the duration of the command.
     """
-    records = read_jsonl(folder / "metrics.jsonl")
+    records = read_metrics(folder)
     lines = ["", f"{folder}: finished in {seconds:.0f} s"]
     losses = [record for record in records if "loss" in record]
     if losses:
         first, last = losses[0], losses[-1]
-        before = f"{_number(first['loss'], '.3f')} at step {first['step']} → " if len(losses) > 1 else ""
-        lines.append(f"  loss      {before}{_number(last['loss'], '.3f')} at step {last['step']}")
+        before = f"{formatted(first['loss'], '.3f')} at step {first['step']} → " if len(losses) > 1 else ""
+        lines.append(f"  loss      {before}{formatted(last['loss'], '.3f')} at step {last['step']}")
     for name in sorted({name for record in records for name in record if name.endswith("/accuracy")}):
         lines.append(
             _accuracy_line(name.removesuffix("/accuracy"), [record for record in records if name in record])
@@ -46,15 +46,12 @@ def summarize(
 def _accuracy_line(name: str, records: list[dict[str, Any]]) -> str:
     first, last = records[0], records[-1]
     before, after = first[f"{name}/accuracy"], last[f"{name}/accuracy"]
-    line = f"  {name:9} accuracy {_number(before, '.2%')} at step {first['step']} → {_number(after, '.2%')}"
+    line = (
+        f"  {name:9} accuracy {formatted(before, '.2%')} at step {first['step']} → {formatted(after, '.2%')}"
+    )
     if f"{name}/auc" in last:
-        line += f" (AUC {_number(last[f'{name}/auc'], '.4f')})"
-    return f"{line}, {_number(last[f'{name}/pairs'], '.0f')} pairs"
-
-
-def _number(value: Any, form: str) -> str:
-    """Format a value of metrics.jsonl, where NaN and infinity are texts."""
-    return format(value, form) if isinstance(value, int | float) else str(value)
+        line += f" (AUC {formatted(last[f'{name}/auc'], '.4f')})"
+    return f"{line}, {formatted(last[f'{name}/pairs'], '.0f')} pairs"
 
 
 def _next_commands(folder: Path, targets: Sequence[str], eval_dir: str, ended_by: str) -> list[str]:

@@ -321,21 +321,6 @@ def test_a_switch_takes_the_words_that_yaml_reads_as_truth_values(key, word):
     assert getattr(build_config({"data": {"train": "x"}}, "x", [f"train.{key}={word}"]).train, key) == word
 
 
-def test_a_config_of_an_older_version_loads_and_a_removed_key_with_an_effect_says_what_to_do():
-    old = {
-        "run": {"commercial": True},
-        "train": {"cuda_graphs": "auto", "compile": "auto"},
-        "model": {"quantize": None},
-    }
-    assert build_config({"data": {"train": "x"}} | old, "x") == build_config({"data": {"train": "x"}}, "x")
-    for key, value, advice in (
-        ("train.cuda_graphs", "on", "set train.compile to reduce-overhead"),
-        ("model.quantize", "int8", "export --int8 static"),
-    ):
-        with pytest.raises(ConfigError, match=f"^x: {key}: .* was removed; .*{advice}"):
-            build_config({"data": {"train": "x"}}, "x", [f"{key}={value}"])
-
-
 @pytest.mark.parametrize(
     ("other", "message"),
     [

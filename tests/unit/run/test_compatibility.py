@@ -48,10 +48,9 @@ def test_another_number_of_ranks_with_a_batch_per_rank_is_named_with_the_epoch(r
     saved, now = (schedule_steps(config, 1_000_000, number) for number in (8, ranks))
     checkpoint = SimpleNamespace(step=12_000, meta={"schedule": asdict(saved)})
     reached = now.progress(12_000) / now.steps_per_epoch
-    line = describe_batch_change(checkpoint, now.global_batch_size, reached)
-    if epoch is None:
-        assert line is None
-    else:
+    lines = describe_batch_change(checkpoint, now.global_batch_size, reached)
+    assert len(lines) == (epoch is not None)
+    for line in lines:
         assert line.startswith(
             f"the global batch was 1,024 images and is {now.global_batch_size:,} now: step 12,000 "
         )
@@ -63,4 +62,4 @@ def test_another_number_of_ranks_with_a_batch_per_rank_is_named_with_the_epoch(r
 @pytest.mark.parametrize("schedule", [None, [], {}, {"global_batch_size": "x"}])
 def test_a_checkpoint_without_its_batch_is_not_compared(schedule):
     checkpoint = SimpleNamespace(step=1, meta={"schedule": schedule})
-    assert describe_batch_change(checkpoint, 128, 0.5) is None
+    assert describe_batch_change(checkpoint, 128, 0.5) == []

@@ -8,7 +8,7 @@ import pytest
 from facetrain.config.loading import load_config
 from facetrain.errors import ConfigError, RunError
 from facetrain.files import os_errors_as, read_regular_text, write_atomically
-from facetrain.run.folder.create import missing_newest, recorded_threads
+from facetrain.run.folder.create import missing_newest, recorded_environment
 from facetrain.run.folder.run_state import read_state
 from facetrain.run.report.list_runs import list_runs, read_metrics
 from facetrain.run.report.page import write_run_report
@@ -41,7 +41,7 @@ def test_damaged_lines_of_metrics_are_left_out_and_removed_at_the_next_start(run
 @pytest.mark.parametrize("content", [NESTED, "", "[]", "null", "{"])
 def test_damaged_state_and_environment_count_as_empty(run, name, content):
     (run / name).write_text(content)
-    assert read_state(run).starts == () and recorded_threads(run) is None
+    assert read_state(run).starts == () and recorded_environment(run).get("threads") is None
     assert len(list_runs(run)) == 1
 
 
@@ -51,7 +51,7 @@ def test_a_pipe_in_place_of_a_file_blocks_no_reader(run, name):
     os.mkfifo(run / name)
     with pytest.raises(OSError, match="not a regular file"):
         read_regular_text(run / name)
-    assert read_state(run).starts == () and recorded_threads(run) is None
+    assert read_state(run).starts == () and recorded_environment(run).get("threads") is None
     (run / "checkpoints").mkdir()
     os.mkfifo(run / "checkpoints" / "latest")
     assert missing_newest(run) is None

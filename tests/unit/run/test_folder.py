@@ -53,5 +53,5 @@ def test_only_an_empty_folder_is_removed(tmp_path):
 
 def test_the_error_for_a_folder_that_cannot_be_created_names_it(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="is a file; give another"):
+    with pytest.raises(UsageError, match="is a file or not writable; give another"):
         claimed(tmp_path / "file" / "name", "a")

@@ -77,7 +77,7 @@ def test_a_run_whose_process_was_killed_has_failed(tmp_path):
         "import os; from pathlib import Path; from facetrain.run.folder.lock import RunLock\n"
         "from facetrain.run.folder.run_state import *\n"
         f"folder = Path({str(folder)!r}); assert RunLock(folder).try_acquire() is None\n"
-        "train_recorded(folder, Start(0, 1, 'cpu'), 40, lambda: os._exit(9))"
+        "train_recorded(folder, Start(step=0, ranks=1, device='cpu'), 40, lambda: os._exit(9))"
     )
     assert subprocess.run([sys.executable, "-c", script]).returncode == 9
     state = read_state(folder)
@@ -146,7 +146,7 @@ def test_the_command_lists_runs_as_table_and_as_json(tmp_path):
     make_run(tmp_path / "tiny")
     (tmp_path / "no run").mkdir()
     table = facetrain("runs", tmp_path).stdout
-    assert "tiny  stopped  30 of ?" in table and "no run" not in table
+    assert "tiny  failed  30 of ?" in table and "no run" not in table
     (run,) = json.loads(facetrain("runs", tmp_path, "--json").stdout)
     assert run["best"] == {"lfw": 0.75} and run["folder"] == str(tmp_path / "tiny")
 

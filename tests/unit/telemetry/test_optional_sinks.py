@@ -33,7 +33,7 @@ class Memory:
 @pytest.mark.parametrize("end", ["finished", "stopped", "failed"])
 def test_all_values_and_the_end_arrive_in_order_before_close_returns(end):
     sink = Memory()
-    recorder = Recorder([OptionalSink("log.test", lambda: sink)])
+    recorder = Recorder(OptionalSink("log.test", lambda: sink))
     for step in range(50):
         recorder.write(step, VALUES)
     recorder.close(end)
@@ -42,7 +42,7 @@ def test_all_values_and_the_end_arrive_in_order_before_close_returns(end):
 
 def test_a_failure_is_one_warning_and_the_run_goes_on(capfd):
     sink = Memory(fails_at=2)
-    recorder = Recorder([OptionalSink("log.test", lambda: sink)])
+    recorder = Recorder(OptionalSink("log.test", lambda: sink))
     for step in range(5):
         recorder.write(step, VALUES)
     recorder.close()
@@ -56,7 +56,7 @@ def test_a_failure_is_one_warning_and_the_run_goes_on(capfd):
 def test_a_package_that_is_missing_is_one_warning(tmp_path, capfd, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     options = {"project": "p", "name": "n", "config": {}, "resumed": False}
-    recorder = Recorder([OptionalSink("log.wandb", lambda: WandB(tmp_path, **options))])
+    recorder = Recorder(OptionalSink("log.wandb", lambda: WandB(tmp_path, **options)))
     recorder.write(1, VALUES)
     recorder.close()
     (line,) = capfd.readouterr().err.splitlines()

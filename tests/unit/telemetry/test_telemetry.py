@@ -163,7 +163,7 @@ def test_tensorboard_groups_the_metrics_and_has_the_config_as_text(tmp_path):
 
 def test_images_in_an_event_file_keep_every_pixel(tmp_path):
     image = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
-    recorder = Recorder(board=TensorBoard(tmp_path))
+    recorder = Recorder(TensorBoard(tmp_path))
     recorder.write(7, {"loss": 1.5})
     recorder.show(7, {"lfw/roc": image})
     recorder.close()
@@ -201,7 +201,7 @@ def test_a_warning_outside_a_run_is_printed_once():
 
 
 def test_without_tensorboard_images_are_not_wanted():
-    assert not Recorder().has_board
+    assert not Recorder().shows_images
     Recorder().show(1, {"lfw/roc": np.zeros((2, 2, 3), np.uint8)})
 
 
@@ -210,7 +210,7 @@ def test_a_full_disk_is_reported_once_per_file_and_metrics_lose_no_record(tmp_pa
     with small_disk(disk, size_kib=64):
         log = log_to(disk / "log.txt", 0)
         lines, board = JsonLines(disk / "metrics.jsonl"), TensorBoard(disk / "tensorboard")
-        recorder = Recorder([lines], board)
+        recorder = Recorder(lines, board)
         recorder.write(1, {"loss": 1.0})
         with full(disk):
             for step in range(2, 40):

@@ -2,12 +2,16 @@
 
 import torch
 
+from facetrain.telemetry.recorder import Sink
+
 CPU = torch.device("cpu")
 BATCH, CLASSES, SIZE = 6, 4, 16
 
 
-class Board:
+class Board(Sink):
     """Sink that keeps what is written and shown; showing images fails if it is broken."""
+
+    shows_images = True
 
     def __init__(self, *, broken=False):
         self.written, self.shown, self._broken = [], [], broken
@@ -19,9 +23,6 @@ class Board:
         if self._broken:
             raise RuntimeError("no space left for images")
         self.shown.append((step, set(images)))
-
-    def close(self, end="finished"):
-        pass
 
 
 class Lines:

@@ -9,7 +9,6 @@ from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.errors import CheckpointError
 from facetrain.run.callbacks.checkpointing import Checkpointing
 from facetrain.run.outputs import RunOutputs
-from facetrain.telemetry.recorder import Recorder
 from tests.unit.run.callbacks.helpers import Board, Lines
 
 
@@ -17,7 +16,7 @@ def checkpointing_of(folder, board, lines, every_minutes=None, last_saved=None):
     writer = CheckpointWriter(folder, keep=3, asynchronous=True, best_metric=None)
     console = Lines()
     console.lines = lines
-    outputs = RunOutputs(Recorder(board=board), console=console)
+    outputs = RunOutputs(board, console=console)
     return Checkpointing(writer, outputs, {"model": {}}, last_saved=last_saved, every_minutes=every_minutes)
 
 

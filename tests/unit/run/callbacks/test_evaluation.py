@@ -36,7 +36,7 @@ def raise_stopped():
 
 def test_a_verification_is_recorded_at_once_and_drawn_later(state, pairs):
     board = Board()
-    evaluation = Evaluation(verifier_of(pairs), Recorder(board=board))
+    evaluation = Evaluation(verifier_of(pairs), board)
     state.step = 3
     evaluation.verify(state)
     assert board.written == [(3, state.metrics)] and not board.shown, (
@@ -51,7 +51,7 @@ def test_a_verification_is_recorded_at_once_and_drawn_later(state, pairs):
 
 def test_two_verifications_before_a_drawing_are_both_drawn(state, pairs):
     board = Board()
-    evaluation = Evaluation(verifier_of(pairs), Recorder(board=board))
+    evaluation = Evaluation(verifier_of(pairs), board)
     for state.step in (0, 1):
         evaluation.verify(state)
     evaluation.draw(state)
@@ -60,7 +60,7 @@ def test_two_verifications_before_a_drawing_are_both_drawn(state, pairs):
 
 def test_a_drawing_that_fails_is_logged_and_does_not_end_the_run(state, pairs, caplog, monkeypatch):
     monkeypatch.setattr(logger, "propagate", True)  # an earlier run in this process may have switched it off
-    evaluation = Evaluation(verifier_of(pairs), Recorder(board=Board(broken=True)))
+    evaluation = Evaluation(verifier_of(pairs), Board(broken=True))
     evaluation.verify(state)
     evaluation.draw(state)
     assert "figures of step 0 were not drawn" in caplog.text
@@ -74,17 +74,17 @@ def test_the_recorded_metrics_are_those_of_the_protocol(state, pairs):
             return [("lfw", self.result)]
 
     verifier, board = Fixed(), Board()
-    Evaluation(verifier, Recorder(board=board)).verify(state)
+    Evaluation(verifier, board).verify(state)
     assert state.metrics["lfw/accuracy"] == verifier.result.metrics["accuracy"]
     assert board.written == [(0, state.metrics)]
 
 
 def test_an_interrupted_verification_is_marked_and_records_nothing(state, pairs):
     board = Board()
-    evaluation = Evaluation(verifier_of(pairs, check_stop=raise_stopped), Recorder(board=board))
+    evaluation = Evaluation(verifier_of(pairs, check_stop=raise_stopped), board)
     evaluation.verify(state)
     assert state.unverified and not board.written and state.metrics == {}
-    Evaluation(verifier_of(pairs), Recorder(board=board)).verify(state)
+    Evaluation(verifier_of(pairs), board).verify(state)
     assert not state.unverified and board.written
 
 

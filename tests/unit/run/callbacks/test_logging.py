@@ -11,7 +11,6 @@ from facetrain.errors import SkippedError
 from facetrain.run.callbacks.logging import Logging
 from facetrain.run.outputs import RunOutputs
 from facetrain.telemetry.log import logger
-from facetrain.telemetry.recorder import Recorder
 from tests.support.command import ROOT
 from tests.unit.run.callbacks.helpers import Board, Lines
 
@@ -19,7 +18,7 @@ from tests.unit.run.callbacks.helpers import Board, Lines
 def logging_of(step, loader, board, spikes, lines, max_skipped=None, stages=()):
     console = Lines()
     console.lines = lines
-    outputs = RunOutputs(Recorder(board=board), Recorder(board=spikes), console)
+    outputs = RunOutputs(board, spikes, console)
     schedule = SimpleNamespace(images_after=lambda step: 8 * (4 - step), stages=stages)
     return Logging(outputs, step, loader, schedule, max_skipped_images=max_skipped)
 

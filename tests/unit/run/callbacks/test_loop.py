@@ -1,7 +1,12 @@
 """Order of the calls of the training loop."""
 
+from facetrain.config.loading import build_config
 from facetrain.run.callbacks.checkpointing import Agreement
-from facetrain.run.loop import Callbacks, Intervals, fit
+from facetrain.run.loop import Callbacks, fit
+
+EVERY_STEPS = {"log": 2, "eval": 3, "checkpoint": 2}
+SECTIONS = {section: {"every_steps": steps} for section, steps in EVERY_STEPS.items()}
+CONFIG = build_config({"data": {"train": "x"}} | SECTIONS, "test")
 
 
 class Recording:
@@ -47,7 +52,7 @@ class Recording:
 def calls_of(state, loader, step, *, resumed=False, **options):
     recording = Recording(state, **options)
     callbacks = Callbacks(recording, recording, recording, recording)
-    fit(state, loader, step, callbacks, Intervals(log=2, verify=3, save=2, total_steps=4), resumed=resumed)
+    fit(state, loader, step, callbacks, CONFIG, total_steps=4, resumed=resumed)
     return recording.calls
 
 
