@@ -10,8 +10,8 @@ import pytest
 
 from facetrain.data.dataset import identity_name, original_name
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.tools.rewrite import convert
 from tests.support.datasets import images_of, write_records
+from tests.unit.data.tools.helpers import convert
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PEERS = {

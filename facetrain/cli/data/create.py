@@ -59,9 +59,7 @@ def synth(
     from facetrain.cli.progress import progress_bar
     from facetrain.data.settings import SyntheticSettings
     from facetrain.data.synthetic.dataset_writer import write_synthetic
-    from facetrain.data.tools.sample_pairs import require_whole_folds
 
-    require_whole_folds(eval_pairs)
     faces = SyntheticSettings(
         identities=identities,
         images_per_identity=images_per_identity,
@@ -117,6 +115,7 @@ def pack(
     from facetrain.data.formats.image_list import LIST_SUFFIXES
     from facetrain.data.skipped_files import skipped_summary
     from facetrain.data.tools import pack as tool
+    from facetrain.data.tools.writing import SKIPPED_FILE
 
     if source.suffix.lower() not in LIST_SUFFIXES:
         refuse_given(context, "images", when=f"on {source}, which is not a list file")
@@ -133,7 +132,7 @@ def pack(
         return
     print_written([packed])
     if packed.skipped:
-        echo_line(f"  left out {len(packed.skipped):,} files, see {output / tool.SKIPPED_FILE}:")
+        echo_line(f"  left out {len(packed.skipped):,} files, see {output / SKIPPED_FILE}:")
         for line in skipped_summary(packed.skipped):
             echo_line(f"    {line}")
     print_detections(finder)

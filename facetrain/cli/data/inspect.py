@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,10 +12,10 @@ from facetrain.cli.data.options import Dataset, Json, Workers
 from facetrain.cli.outputs import echo_line, require_absent, require_sheet
 from facetrain.errors import UsageError
 
-_SHEET_PAIRS = 40
-
 if TYPE_CHECKING:
-    from facetrain.data.tools.inspect import DatasetStatistics
+    from facetrain.data.dataset import FaceDataset
+
+_SHEET_PAIRS, _PAIRS_PER_ROW = 40, 4
 
 
 def inspect(
@@ -52,101 +52,104 @@ def inspect(
     """Show the number of identities and images of a dataset, image sizes and formats."""
     if augment is not None and (sheet is None or identity is not None):
         raise UsageError("--augment needs --sheet FILE, and cannot be combined with --identity")
-    from facetrain.data.tools.inspect import find_identity, image_locations
-    from facetrain.data.tools.inspect import inspect as inspect_dataset
-
     require_sheet(sheet)
     if dataset.suffix == ".bin" and dataset.is_file():
-        _inspect_pair_set(dataset, sheet, identity, augment, as_json)
-        return
-    statistics = inspect_dataset(dataset)
-    label = None if identity is None else find_identity(dataset, identity)
-    locations = None if label is None else image_locations(dataset, label)
-    if sheet is not None:
-        _write_sheet(dataset, sheet, label, augment)
-    if as_json:
-        facts = vars(statistics) | {"skipped": [vars(file) for file in statistics.skipped]}
-        typer.echo(json.dumps(facts | ({} if locations is None else {"images": locations})))
-    elif locations is not None:
-        echo_line(f"{dataset}: identity {identity} has {len(locations):,} images")
-        for location in locations:
-            echo_line(f"  {location}")
+        if identity is not None or augment is not None:
+            raise UsageError(
+                f"{dataset}: --identity and --augment need a dataset; a .bin has pairs without identities"
+            )
+        facts, lines = _inspect_pairs(dataset, sheet)
     else:
-        _print_statistics(statistics)
-    _report_sheet(sheet, as_json)
-
-
-def _report_sheet(sheet: Path | None, as_json: bool) -> None:
-    if sheet is not None and not as_json:
+        facts, lines = _inspect_dataset(dataset, sheet, identity, augment)
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    for line in lines:
+        echo_line(line)
+    if sheet is not None:
         typer.echo(f"  contact sheet: {sheet}")
 
 
-def _inspect_pair_set(
-    path: Path, sheet: Path | None, identity: str | None, augment: Path | None, as_json: bool
-) -> None:
-    if identity is not None or augment is not None:
-        raise UsageError(
-            f"{path}: --identity and --augment need a dataset; a .bin has pairs without identities"
-        )
+def _inspect_pairs(path: Path, sheet: Path | None) -> tuple[dict[str, Any], list[str]]:
+    """Write the sheet of a verification set; return its facts for JSON, and the lines that describe it."""
     from facetrain.data.formats.bin import read_bin
-    from facetrain.data.tools.contact_sheet import write_pair_sheet
-    from facetrain.data.tools.inspect import inspect_pair_set
+    from facetrain.data.tools.contact_sheet import write_encoded_sheet
+    from facetrain.data.tools.inspect import count_formats
 
-    statistics = inspect_pair_set(path)
+    images, same = read_bin(path)
     if sheet is not None:
-        images, _ = read_bin(path)
-        step = max(
-            statistics.pairs // _SHEET_PAIRS, 1
-        )  # the pairs of a fold are sorted: the same person first
-        pairs = [(2 * number, 2 * number + 1) for number in range(0, statistics.pairs, step)][:_SHEET_PAIRS]
-        write_pair_sheet(pairs, images.__getitem__, images.__getitem__, sheet)
-    if as_json:
-        typer.echo(json.dumps(vars(statistics)))
-        return
-    echo_line(f"{path}: {statistics.pairs:,} pairs, {statistics.same:,} of one person")
-    for what, counts in (("sizes", statistics.sizes), ("formats", statistics.formats)):
-        listed = ", ".join(f"{name} ({count:,})" for name, count in counts.items())
-        echo_line(f"  {what} of {statistics.images:,} images: {listed}")
-    _report_sheet(sheet, as_json)
+        # Evenly spaced: the pairs of a fold are sorted, the same person first.
+        pairs = range(0, len(same), max(len(same) // _SHEET_PAIRS, 1))[:_SHEET_PAIRS]
+        rows = [pairs[start : start + _PAIRS_PER_ROW] for start in range(0, len(pairs), _PAIRS_PER_ROW)]
+        shown = [[image for pair in row for image in images[2 * pair : 2 * pair + 2]] for row in rows]
+        titles = [f"pairs {', '.join(str(pair + 1) for pair in row)}" for row in rows]
+        write_encoded_sheet(list(zip(titles, shown, strict=True)), sheet)
+    counts = {"images": len(images), "pairs": len(same), "same": int(same.sum())}
+    facts = {"file": str(path), **counts, **count_formats(images)}
+    line = f"{path}: {len(same):,} pairs, {counts['same']:,} of one person"
+    return facts, [line, *_format_lines(facts, len(images))]
 
 
-def _write_sheet(dataset: Path, sheet: Path, identity: int | None, augment: Path | None) -> None:
-    from facetrain.data.tools.contact_sheet import (
-        write_augmented_sheet,
-        write_identities_sheet,
-        write_identity_sheet,
-    )
+def _inspect_dataset(
+    path: Path, sheet: Path | None, name: str | None, augment: Path | None
+) -> tuple[dict[str, Any], list[str]]:
+    """Write the sheet of a dataset; return its facts for JSON, and the lines that describe it or one identity."""
+    from facetrain.data.dataset import skipped_files
+    from facetrain.data.open_dataset import open_dataset
+    from facetrain.data.tools.inspect import count_images, find_identity, image_numbers
+
+    source = open_dataset(path)
+    skipped = skipped_files(source)
+    facts = {
+        "folder": str(path), **count_images(source), "skipped": [vars(file) for file in skipped]
+    }  # fmt: skip
+    numbers = None if name is None else image_numbers(source, find_identity(source, name, path), path)
+    if sheet is not None:
+        _write_sheet(source, sheet, numbers, augment)
+    if numbers is None:
+        return facts, _describe(facts, source)
+    locations = [source.location(number) for number in numbers]
+    line = f"{path}: identity {name} has {len(locations):,} images"
+    return facts | {"images": locations}, [line, *(f"  {location}" for location in locations)]
+
+
+def _write_sheet(source: FaceDataset, sheet: Path, numbers: list[int] | None, augment: Path | None) -> None:
+    from facetrain.data.tools import contact_sheet
 
     if augment is not None:
         from facetrain.config.loading import load_config
         from facetrain.run.build.parts import build_augment
 
         config = load_config(augment)
-        write_augmented_sheet(dataset, build_augment(config), sheet, size=config.data.image_size)
-    elif identity is not None:
-        write_identity_sheet(dataset, identity, sheet)
+        contact_sheet.write_augmented_sheet(source, build_augment(config), sheet, size=config.data.image_size)
+    elif numbers is not None:
+        contact_sheet.write_identity_sheet(source, numbers, sheet)
     else:
-        write_identities_sheet(dataset, sheet)
+        contact_sheet.write_identities_sheet(source, sheet)
 
 
-def _print_statistics(statistics: DatasetStatistics) -> None:
-    echo_line(f"{statistics.folder}: {statistics.images:,} images of {statistics.identities:,} identities")
-    if statistics.identities_without_images:
-        echo_line(f"  {statistics.identities_without_images:,} identities have no image")
-    echo_line(
-        f"  images per identity: {statistics.fewest:,} to {statistics.most:,}, median {statistics.median:g}"
-    )
-    for name, count in statistics.histogram.items():
-        echo_line(f"    {name:>9}  {count:,} identities")
-    for what, counts in (("sizes", statistics.sizes), ("formats", statistics.formats)):
-        listed = ", ".join(f"{name} ({count:,})" for name, count in counts.items())
-        echo_line(f"  {what} of {statistics.sample:,} images: {listed}")
-    if statistics.skipped:
-        from facetrain.data.skipped_files import skipped_summary
+def _describe(facts: dict[str, Any], source: FaceDataset) -> list[str]:
+    from facetrain.data.dataset import skipped_files
+    from facetrain.data.skipped_files import skipped_summary
 
-        echo_line(f"  {len(statistics.skipped):,} files are not images of the dataset (--json lists them):")
-        for line in skipped_summary(statistics.skipped):
-            echo_line(f"    {line}")
+    lines = ["{folder}: {images:,} images of {identities:,} identities".format(**facts)]
+    if facts["identities_without_images"]:
+        lines.append("  {identities_without_images:,} identities have no image".format(**facts))
+    lines.append("  images per identity: {fewest:,} to {most:,}, median {median:g}".format(**facts))
+    lines += [f"    {name:>9}  {count:,} identities" for name, count in facts["histogram"].items()]
+    lines += _format_lines(facts, facts["sample"])
+    skipped = skipped_files(source)
+    if skipped:
+        lines.append(f"  {len(skipped):,} files are not images of the dataset (--json lists them):")
+        lines += [f"    {line}" for line in skipped_summary(skipped)]
+    return lines
+
+
+def _format_lines(facts: dict[str, Any], count: int) -> list[str]:
+    return [
+        f"  {what} of {count:,} images: " + ", ".join(f"{name} ({n:,})" for name, n in facts[what].items())
+        for what in ("sizes", "formats")
+    ]
 
 
 def check(
@@ -174,9 +177,8 @@ def check(
             dataset, near_duplicates=near_duplicates, repair=repair, workers=workers, progress=progress
         )
     if as_json:
-        faults = [vars(fault) for fault in report.faults]
-        facts = {"images": report.images, "identities": report.identities, "damaged": report.damaged}
-        typer.echo(json.dumps(facts | {"good": len(report.good), "faults": faults}))
+        facts = vars(report) | {"damaged": report.damaged, "faults": [vars(fault) for fault in report.faults]}
+        typer.echo(json.dumps(facts))
     else:
         echo_line(f"{dataset}: {report.images:,} images of {report.identities:,} identities can be decoded")
         for kind, description in tool.FAULT_KINDS.items():
@@ -188,6 +190,6 @@ def check(
         if not report.faults:
             echo_line("  no faults")
         if repair is not None:
-            echo_line(f"{repair}: {len(report.good):,} images written")
+            echo_line(f"{repair}: {report.good:,} images written")
     if report.damaged and repair is None:
         raise typer.Exit(2)

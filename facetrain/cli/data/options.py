@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from facetrain.cli.outputs import echo_line
 from facetrain.data.images.header import MAX_PIXELS
 
 if TYPE_CHECKING:
+    from facetrain.data.tools.selection import Selection
     from facetrain.data.tools.writing import WrittenDataset
     from facetrain.embeddings.embedding_files import Embeddings
     from facetrain.embeddings.inference import Inference
@@ -27,7 +29,7 @@ Dataset = Annotated[
         help="Dataset: a folder with train.rec, a folder per identity, shards, a zip archive, or a mixture's YAML."
     ),
 ]
-Output = Annotated[Path, typer.Option(help="Folder to write the dataset to; it must not exist.")]
+Output = Annotated[Path, typer.Option(help="Folder or file to write the dataset to; it must not exist.")]
 MOST_PIXELS = math.isqrt(MAX_PIXELS)
 """Width and height of the largest square image that facetrain decodes."""
 IMAGE_SIZE = typer.Option(min=16, max=MOST_PIXELS, help="Width and height of the written images, in pixels.")
@@ -48,6 +50,25 @@ Precision = Annotated[
         "dataset. A higher share reports less.",
     ),
 ]
+
+
+@dataclass(frozen=True)
+class Writing:
+    """Output of a command that writes a dataset."""
+
+    output: Output
+    workers: Workers = None
+    as_json: Json = False
+
+    def write(self, title: str, selection: Selection, to: str = "recordio") -> WrittenDataset:
+        """Write a dataset with a progress bar, and print its size."""
+        from facetrain.cli.progress import progress_bar
+        from facetrain.data.tools.writing import write_dataset
+
+        with progress_bar(title) as progress:
+            written = write_dataset(selection, self.output, to=to, workers=self.workers, progress=progress)
+        print_written([written], self.as_json)
+        return written
 
 
 def print_written(written: Sequence[WrittenDataset], as_json: bool = False, **facts: Any) -> None:

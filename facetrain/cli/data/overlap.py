@@ -80,12 +80,12 @@ def _write_list(report: OverlapReport, dataset: Path, output: Path) -> None:
 
 
 def _write_sheet(report: OverlapReport, dataset: Path, test: Path, sheet: Path, titles: list[str]) -> None:
-    from facetrain.data.tools.contact_sheet import write_pair_sheet
+    from facetrain.data.tools.contact_sheet import write_encoded_sheet
     from facetrain.embeddings.embed_images import read_input
 
-    pairs = [(one.image, one.test_image) for one in report.overlapping]
     left, right = read_input(dataset)[0], read_input(test)[0]
-    write_pair_sheet(pairs, left.__getitem__, right.__getitem__, sheet, labels=titles)
+    pairs = [[left[one.image], right[one.test_image]] for one in report.overlapping]
+    write_encoded_sheet(list(zip(titles, pairs, strict=True)), sheet)
 
 
 def _facts(report: OverlapReport, source: FaceDataset) -> dict[str, object]:

@@ -8,16 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from facetrain.cli.data.options import (
-    MIN_IMAGES,
-    SEED,
-    Dataset,
-    Json,
-    Output,
-    Seed,
-    Workers,
-    print_written,
-)
+from facetrain.cli.data.options import MIN_IMAGES, SEED, Dataset, Json, Seed, Writing, print_written
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.outputs import echo_line
 from facetrain.cli.unused_options import refuse_given
@@ -25,70 +16,59 @@ from facetrain.data.tools.options import SubsetOptions
 from facetrain.errors import UsageError
 
 
+@option_groups
 def merge(
     datasets: Annotated[list[Path], typer.Argument(metavar="DATASET", help="Two or more datasets.")],
-    output: Output,
-    workers: Workers = None,
-    as_json: Json = False,
+    writing: Writing,
 ) -> None:
     """Write several datasets as one; identities of different datasets stay different."""
-    from facetrain.cli.progress import progress_bar
-    from facetrain.data.tools import rewrite
+    from facetrain.data.tools.selection import select_merged
 
     if len(datasets) < 2:
         raise UsageError(
             f"{datasets[0]}: merge needs two or more datasets; to copy one, use `facetrain data pack`"
         )
-    with progress_bar("merging") as progress:
-        written = rewrite.merge(datasets, output, workers=workers, progress=progress)
-    print_written([written], as_json)
-    if written.without_landmarks and not as_json:
+    written = writing.write("merging", select_merged(datasets))
+    if written.without_landmarks and not writing.as_json:
         echo_line(
             f"  landmarks are left out, because {', '.join(written.without_landmarks)} has none; "
             "`facetrain data landmarks` can write them"
         )
 
 
+@option_groups
 def split(
     dataset: Dataset,
-    output: Annotated[
-        Path, typer.Option(help="Folder to write OUTPUT/train and OUTPUT/validation to; it must not exist.")
-    ],
+    writing: Writing,
     validation: Annotated[
         float, typer.Option(help="Fraction of the identities for validation, above 0 and below 1.")
     ] = 0.1,
     seed: Seed = 0,
-    workers: Workers = None,
-    as_json: Json = False,
 ) -> None:
-    """Split a dataset into a training set and a validation set without common identities."""
+    """Split a dataset into OUTPUT/train and OUTPUT/validation, which have no identity in common."""
     from facetrain.cli.progress import progress_bar
-    from facetrain.data.tools import rewrite
+    from facetrain.data.tools.selection import select_parts
+    from facetrain.data.tools.writing import write_parts
 
+    parts = select_parts(dataset, validation=validation, seed=seed)
     with progress_bar("splitting") as progress:
-        written = rewrite.split(
-            dataset, output, validation=validation, seed=seed, workers=workers, progress=progress
-        )
-    print_written(written, as_json)
+        written = write_parts(parts, writing.output, workers=writing.workers, progress=progress)
+    print_written(written, writing.as_json)
 
 
-def shuffle(
-    dataset: Dataset, output: Output, seed: Seed = 0, workers: Workers = None, as_json: Json = False
-) -> None:
+@option_groups
+def shuffle(dataset: Dataset, writing: Writing, seed: Seed = 0) -> None:
     """Write a dataset in random order, for slow disks and for readers that shuffle only nearby images."""
-    from facetrain.cli.progress import progress_bar
-    from facetrain.data.tools import rewrite
+    from facetrain.data.tools.selection import select_shuffled
 
-    with progress_bar("shuffling") as progress:
-        written = rewrite.shuffle(dataset, output, seed=seed, workers=workers, progress=progress)
-    print_written([written], as_json)
+    writing.write("shuffling", select_shuffled(dataset, seed))
 
 
 @option_groups
 def subset(
     context: typer.Context,
     dataset: Dataset,
-    output: Output,
+    writing: Writing,
     options: Annotated[
         SubsetOptions,
         {
@@ -108,44 +88,32 @@ def subset(
             "seed": SEED,
         },
     ],
-    workers: Workers = None,
-    as_json: Json = False,
 ) -> None:
     """Write some identities of a dataset, renumbered without gaps."""
-    from facetrain.cli.progress import progress_bar
-    from facetrain.data.tools import rewrite
+    from facetrain.data.tools.selection import select_subset
 
     if options.identities is None and options.max_images is None:
         refuse_given(context, "seed", when="without --identities and --max-images")
-    with progress_bar("writing") as progress:
-        written = rewrite.subset(dataset, output, options, workers=workers, progress=progress)
-    print_written([written], as_json)
+    writing.write("writing", select_subset(dataset, options))
 
 
+@option_groups
 def convert(
     dataset: Dataset,
-    output: Annotated[
-        Path,
-        typer.Option(help="Folder to write, or file for lmdb (.lmdb) and zip (.zip); it must not exist."),
-    ],
+    writing: Writing,
     to: Annotated[
         Literal["recordio", "webdataset", "parquet", "lmdb", "zip", "folder"],
-        typer.Option(help="Format to write."),
+        typer.Option(help="Format to write. lmdb and zip are files, OUTPUT.lmdb and OUTPUT.zip."),
     ],
-    workers: Workers = None,
-    as_json: Json = False,
 ) -> None:
     """Write a dataset in another format, with the same bytes, order and names; labels lose their gaps."""
-    from facetrain.cli.progress import progress_bar
-    from facetrain.data.tools import rewrite
+    from facetrain.data.tools.selection import select_all
 
-    with progress_bar("converting") as progress:
-        written = rewrite.convert(dataset, output, to, workers=workers, progress=progress)
-    print_written([written], as_json)
-    if written.empty_identities and not as_json:
+    written = writing.write("converting", select_all(dataset), to)
+    if written.empty_identities and not writing.as_json:
         echo_line(
             f"  identities without images: {written.empty_identities:,}, left out; the labels after them are "
-            f"renumbered, so that a run on {dataset} cannot continue on {output}"
+            f"renumbered, so that a run on {dataset} cannot continue on {writing.output}"
         )
 
 

@@ -4,18 +4,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from facetrain.data.dataset import FaceDataset, identity_name, image_landmarks
+from facetrain.data.formats.landmark_file import landmarks_path
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.tools.damaged_images import DataFault, TolerantReader, open_tolerant
+from facetrain.data.tools.damaged_records import DamagedRecords, DataFault, is_record_file
 from facetrain.data.tools.near_duplicates import HASH_WORDS, digest, equal_groups, near_pairs, perceptual_hash
 from facetrain.data.tools.parallel import map_in_order, report_progress
-from facetrain.data.tools.writing import Selection, write_dataset
+from facetrain.data.tools.selection import Selection
+from facetrain.data.tools.writing import write_dataset
 from facetrain.errors import DataError
 from facetrain.progress import ProgressCallback, ignore_progress
 
@@ -45,31 +49,13 @@ class CheckReport:
     identities: int
     """Identities of these images."""
     faults: list[DataFault]
-    good: np.ndarray
-    """Images that a clean copy has: int64 (N, 2), number of the record and label."""
+    good: int
+    """Images that a clean copy has."""
 
     @property
     def damaged(self) -> bool:
         """Whether a fault stops training, or makes it learn wrong labels."""
         return any(fault.kind in DAMAGE for fault in self.faults)
-
-
-@dataclass(frozen=True)
-class _DecodedImage:
-    label: int
-    digest: np.uint64
-    hash: np.ndarray | None
-    """Perceptual hash, uint32 (8,); None if near-duplicates are not searched."""
-
-
-@dataclass(frozen=True)
-class _DecodedImages:
-    number_N: np.ndarray
-    """Numbers of the records, int64."""
-    label_N: np.ndarray
-    digest_N: np.ndarray
-    hash_N8: np.ndarray
-    """uint32; no rows if near-duplicates are not searched."""
 
 
 def check(
@@ -96,141 +82,136 @@ def check(
     Raises:
         DataError: there is no dataset, it has no image without faults, or the copy cannot be written.
     """
-    reader = open_tolerant(folder)
-    checked = map_in_order(
-        lambda number: _check_image(reader, number, near_duplicates), range(reader.count), workers
-    )
-    faults = list(reader.faults)
-    images = _collect(report_progress(checked, reader.count, progress), reader.count, faults)
-    keep = np.ones(len(images.number_N), bool)
-    for rows in equal_groups(images.digest_N):
-        faults += _check_equal_images(reader, images, rows, keep)
-    if near_duplicates:
-        faults += _near_duplicates(reader, images)
-    faults += _empty_identities(images.label_N) + _contradictions(folder, images.label_N)
-    good = np.stack([images.number_N[keep], images.label_N[keep]], 1)
-    if repair is not None:
-        if not len(good):
-            raise DataError(f"{folder}: every image has a fault; there is nothing to write")
-        landmarks_N52 = _landmarks(reader, folder, faults)
-        copy = Selection(_StoredImages(reader, good), good[:, 0], good[:, 1], landmarks=landmarks_N52)
-        write_dataset(copy, repair, [folder], workers=workers)
-    return CheckReport(len(images.number_N), len(np.unique(images.label_N)), faults, good)
-
-
-def _check_image(
-    reader: TolerantReader, number: int, near_duplicates: bool
-) -> _DecodedImage | DataFault | None:
-    try:
-        stored = reader.read(number)
-    except DataError as error:
-        return DataFault("record", str(error))
-    if stored is None:
-        return None
-    location, label = reader.location(number), stored.label
-    if not (0 <= label < _NUM_LABELS and label == int(label)):
-        return DataFault("label", f"{location}: the label is {label}")
-    try:
-        image = decode_rgb(stored.data, location=location)
-    except DataError as error:
-        return DataFault("image", str(error))
-    return _DecodedImage(int(label), digest(stored.data), perceptual_hash(image) if near_duplicates else None)
-
-
-def _collect(
-    checked: Iterable[_DecodedImage | DataFault | None], count: int, faults: list[DataFault]
-) -> _DecodedImages:
-    """Return the decoded images, and append the faults of the others to `faults`."""
-    # Arrays, not objects: 20 bytes per image, and 32 more with perceptual hashes.
-    number, label = np.empty(count, np.int64), np.empty(count, np.int64)
-    digests, hashes = np.empty(count, np.uint64), np.empty((0, HASH_WORDS), np.uint32)
+    is_records = is_record_file(folder)
+    # A landmark file that does not fit is a separate fault: `_contradictions` opens the dataset as training does.
+    source = DamagedRecords(folder) if is_records else open_dataset(folder, with_landmarks=False)
+    count = source.num_images
+    faults = list(source.faults) if isinstance(source, DamagedRecords) else []
+    # An array, not objects: 24 bytes per image, and 32 more with perceptual hashes.
+    columns: list[Any] = [("number", np.int64), ("label", np.int64), ("digest", np.uint64)]
+    image_N = np.empty(count, columns + [("hash", np.uint32, HASH_WORDS)] * near_duplicates)
     decoded = 0
-    for record, result in enumerate(checked):
+    checked = map_in_order(
+        lambda number: _check_image(source, number, near_duplicates), range(count), workers
+    )
+    for result in report_progress(checked, count, progress):
         if isinstance(result, DataFault):
             faults.append(result)
         elif result is not None:
-            number[decoded], label[decoded], digests[decoded] = record, result.label, result.digest
-            if result.hash is not None:
-                if not len(hashes):
-                    hashes = np.empty((count, HASH_WORDS), np.uint32)
-                hashes[decoded] = result.hash
+            image_N[decoded] = result
             decoded += 1
-    return _DecodedImages(number[:decoded], label[:decoded], digests[:decoded], hashes[:decoded])
+    image_N = image_N[:decoded]
+    keep = np.ones(decoded, bool)
+    for rows in equal_groups(image_N["digest"]):
+        faults += _check_equal_images(source, image_N, rows, keep)
+    if near_duplicates:
+        faults += _near_duplicates(source, image_N)
+    faults += [*_empty_identities(image_N["label"]), *_contradictions(folder, image_N["label"])]
+    if repair is not None:
+        if not keep.any():
+            raise DataError(f"{folder}: every image has a fault; there is nothing to write")
+        good_N = image_N[keep]
+        if isinstance(source, DamagedRecords):
+            source.labels[good_N["number"]] = good_N["label"]
+        landmarks_N52 = _landmarks(source, folder, faults)
+        copy = Selection(source, [folder], good_N["number"], good_N["label"], landmarks=landmarks_N52)
+        write_dataset(copy, repair, workers=workers)
+    return CheckReport(decoded, len(np.unique(image_N["label"])), faults, int(keep.sum()))
+
+
+def _check_image(
+    source: FaceDataset | DamagedRecords, number: int, near_duplicates: bool
+) -> tuple[Any, ...] | DataFault | None:
+    """Return a row of the table of images, a fault, or None for a record that describes other records."""
+    try:
+        if isinstance(source, DamagedRecords):
+            stored = source.stored(number)
+            if stored is None:
+                return None
+            label, data = stored
+        else:
+            label, data = float(source.labels[number]), source.read(number)
+    except DataError as error:
+        return DataFault("record", str(error))
+    location = source.location(number)
+    if not (0 <= label < _NUM_LABELS and label == int(label)):
+        return DataFault("label", f"{location}: the label is {label}")
+    try:
+        image = decode_rgb(data, location=location)
+    except DataError as error:
+        return DataFault("image", str(error))
+    hashes = [perceptual_hash(image)] if near_duplicates else []
+    return number, int(label), digest(data), *hashes
 
 
 def _check_equal_images(
-    reader: TolerantReader, images: _DecodedImages, rows: np.ndarray, keep: np.ndarray
-) -> list[DataFault]:
-    """Return the faults of equal images (rows), and clear `keep` for those that a clean copy leaves out."""
-    first = reader.location(int(images.number_N[rows[0]]))
-    labels = np.unique(images.label_N[rows])
+    source: FaceDataset, image_N: np.ndarray, rows: np.ndarray, keep: np.ndarray
+) -> Iterator[DataFault]:
+    """Yield the faults of equal images (rows), and clear `keep` for those that a clean copy leaves out."""
+    first, *others = (source.location(number) for number in image_N["number"][rows].tolist())
+    labels = np.unique(image_N["label"][rows]).tolist()
     if len(labels) > 1:
         keep[rows] = False
-        listed = ", ".join(reader.identity_name(int(label)) for label in labels[:_MAX_LISTED_LABELS])
-        return [
-            DataFault("conflicting_labels", f"{first}: {len(rows)} equal images have the identities {listed}")
-        ]
+        listed = ", ".join(identity_name(source, label) for label in labels[:_MAX_LISTED_LABELS])
+        yield DataFault(
+            "conflicting_labels", f"{first}: {len(rows)} equal images have the identities {listed}"
+        )
+        return
     keep[rows[1:]] = False
-    return [
-        DataFault("duplicate", f"{reader.location(int(images.number_N[row]))}: equal to {first}")
-        for row in rows[1:]
-    ]
+    for other in others:
+        yield DataFault("duplicate", f"{other}: equal to {first}")
 
 
-def _near_duplicates(reader: TolerantReader, images: _DecodedImages) -> list[DataFault]:
-    pairs = near_pairs(images.hash_N8)
-    # Equal images are reported as duplicates or conflicting labels.
-    pairs = pairs[images.digest_N[pairs[:, 0]] != images.digest_N[pairs[:, 1]]]
-
+def _near_duplicates(source: FaceDataset, image_N: np.ndarray) -> Iterator[DataFault]:
     def described(row: int) -> str:
-        identity = reader.identity_name(int(images.label_N[row]))
-        return f"{reader.location(int(images.number_N[row]))} (identity {identity})"
+        number, label = int(image_N["number"][row]), int(image_N["label"][row])
+        return f"{source.location(number)} (identity {identity_name(source, label)})"
 
-    return [
-        DataFault("near_duplicate", f"{described(other)}: nearly equal to {described(one)}")
-        for one, other in pairs.tolist()
-    ]
+    for one, other in near_pairs(image_N["hash"]).tolist():
+        # Equal images are reported as duplicates or conflicting labels.
+        if image_N["digest"][one] != image_N["digest"][other]:
+            yield DataFault("near_duplicate", f"{described(other)}: nearly equal to {described(one)}")
 
 
-def _empty_identities(label_N: np.ndarray) -> list[DataFault]:
+def _empty_identities(label_N: np.ndarray) -> Iterator[DataFault]:
     present = np.unique(label_N)
-    if not len(present) or len(present) == present[-1] + 1:
-        return []
-    first = int(np.flatnonzero(present != np.arange(len(present)))[0])
-    count = int(present[-1]) + 1
-    return [
-        DataFault(
+    if len(present) and len(present) <= present[-1]:
+        first = int(np.flatnonzero(present != np.arange(len(present)))[0])
+        count = int(present[-1]) + 1
+        yield DataFault(
             "empty_identities",
             f"{count - len(present):,} of {count:,} identities have no image; the first is {first}",
         )
-    ]
 
 
-def _contradictions(folder: Path, label_N: np.ndarray) -> list[DataFault]:
+def _contradictions(folder: Path, label_N: np.ndarray) -> Iterator[DataFault]:
     """Open the dataset as training does, and compare the labels that training would use with the stored ones."""
     try:
         source = open_dataset(folder)
     except DataError as error:
-        return [DataFault("dataset", str(error))]
+        yield DataFault("dataset", str(error))
+        return
     # Sorted, not counted: a damaged label can be so large that the counts of all labels below it fill the memory.
     used, stored = np.sort(source.labels), np.sort(label_N)
     if len(used) == len(stored) and len(used) and used[-1] == stored[-1] and (used != stored).any():
         first = int(np.argmax(used != stored))
         wrong = min(int(used[first]), int(stored[first]))
-        return [
-            DataFault(
-                "dataset",
-                f"{folder}: identity {wrong} has {np.count_nonzero(stored == wrong):,} images by the labels of the "
-                f"images, and {np.count_nonzero(used == wrong):,} by the identity records",
-            )
-        ]
-    return []
+        yield DataFault(
+            "dataset",
+            f"{folder}: identity {wrong} has {np.count_nonzero(stored == wrong):,} images by the labels of the "
+            f"images, and {np.count_nonzero(used == wrong):,} by the identity records",
+        )
 
 
-def _landmarks(reader: TolerantReader, folder: Path, faults: list[DataFault]) -> np.ndarray | None:
-    """Return the landmarks of all records, (count, 5, 2); None, perhaps with a fault, without any."""
+def _landmarks(source: FaceDataset, folder: Path, faults: list[DataFault]) -> np.ndarray | None:
+    """Return the landmarks of all images or records, (count, 5, 2); None, perhaps with a fault, without any."""
+    if isinstance(source, DamagedRecords) and not landmarks_path(folder).is_file():
+        return None
     try:
-        return reader.landmarks()
+        landmarks_N52 = image_landmarks(open_dataset(folder))
+        if landmarks_N52 is not None and isinstance(source, DamagedRecords):
+            return source.in_file_order(landmarks_N52)
+        return landmarks_N52
     except DataError as error:
         faults.append(
             DataFault(
@@ -240,22 +221,3 @@ def _landmarks(reader: TolerantReader, folder: Path, faults: list[DataFault]) ->
             )
         )
         return None
-
-
-class _StoredImages:
-    """Records of a damaged dataset as a dataset of the images that can be read."""
-
-    def __init__(self, reader: TolerantReader, good: np.ndarray) -> None:
-        self._reader = reader
-        self.num_images = reader.count
-        self.labels = np.zeros(reader.count, np.int64)
-        self.labels[good[:, 0]] = good[:, 1]
-        self.num_classes = int(self.labels.max()) + 1
-        self.location, self.name, self.identity_name = reader.location, reader.name, reader.identity_name
-
-    def read(self, index: int) -> bytes:
-        """Return the image of a record again."""
-        stored = self._reader.read(index)
-        if stored is None:
-            raise DataError(f"{self.location(index)}: the record changed during the check; run it again")
-        return stored.data

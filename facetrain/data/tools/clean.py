@@ -1,15 +1,13 @@
-"""Cleaning of a dataset: its label faults are found by embeddings, and it is written again with corrected labels."""
+"""Label faults of a dataset, found by embeddings, and the labels without them."""
 
 # N images   L different labels   D embedding
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.fault_calibration import PRECISION, FaultThreshold
 from facetrain.data.tools.identity_groups import find_duplicate_identities, find_mixed_identities
 from facetrain.data.tools.label_faults import (
@@ -21,20 +19,20 @@ from facetrain.data.tools.label_faults import (
 )
 from facetrain.data.tools.separation import Separation, measure_separation
 from facetrain.data.tools.similarity import check_labeled
-from facetrain.data.tools.writing import Selection, WrittenDataset, write_dataset
 from facetrain.data.tools.wrong_images import find_wrong_images
-from facetrain.errors import DataError
-from facetrain.progress import ProgressCallback, ignore_progress
 
 
 @dataclass(frozen=True)
 class CleanReport:
     """Label faults of a dataset, and its corrected labels."""
 
-    separation: Separation
     faults: list[LabelFault]
+    applied: list[LabelFault]
+    """Faults whose decisions change the labels."""
     label_N: np.ndarray
     """Corrected labels, int64; −1 for images to leave out."""
+    separation: Separation | None = None
+    """How far the model can be trusted; None for decisions that were read from a file."""
     thresholds: dict[str, FaultThreshold] = field(default_factory=dict)
 
     @property
@@ -66,8 +64,8 @@ def find_label_faults(
     check_labeled(label_N)
     # A damaged label can be so large that the centers of all labels below it would fill the memory.
     present_L, row_N = np.unique(label_N, return_inverse=True)
-    report = _find_label_faults(embedding_ND, row_N, precision=precision, merge=merge)
-    groups = int(present_L[-1]) + 1 + np.arange(len(report.faults))
+    found = _find_label_faults(embedding_ND, row_N, precision=precision, merge=merge)
+    groups = int(present_L[-1]) + 1 + np.arange(len(found.faults))
     label_of = np.concatenate([present_L.astype(np.int64), groups, [-1]])  # the last one for −1
     faults = [
         replace(
@@ -76,44 +74,34 @@ def find_label_faults(
             other=int(label_of[fault.other]),
             target=int(label_of[fault.target]),
         )
-        for fault in report.faults
+        for fault in found.faults
     ]
-    return replace(report, faults=faults, label_N=label_of[report.label_N])
+    applied = applied_by_default(faults, merge=merge)
+    return replace(found, faults=faults, applied=applied, label_N=label_of[found.label_N])
 
 
 def _find_label_faults(
     embedding_ND: np.ndarray, label_N: np.ndarray, *, precision: float, merge: bool
 ) -> CleanReport:
     """Find the faults of labels without gaps; groups of mixed identities get the labels after them."""
-    label = label_N.astype(np.int64)
-    genuine_N, separation = measure_separation(embedding_ND, label)
+    label_N = label_N.astype(np.int64)
+    genuine_N, separation = measure_separation(embedding_ND, label_N)
     if separation.useless:
-        return CleanReport(separation, [], label)
+        return CleanReport([], [], label_N, separation)
     # Images far from their identity would spoil the centers of other images; the last step decides on them.
     clear_N = ~(genuine_N < separation.threshold)
-    same_person = separation.threshold
     mixed, split_threshold = find_mixed_identities(
-        embedding_ND, np.where(clear_N, label, -1), same_person, precision
+        embedding_ND, np.where(clear_N, label_N, -1), separation.threshold, precision
     )
-    faults = []
-    for number, one in enumerate(mixed):
-        target = int(label_N.max()) + 1 + number
-        label[one.rows] = target
-        rows = tuple(one.rows.tolist())
-        faults.append(LabelFault(MIXED_IDENTITY, one.identity, -1, rows[0], one.similarity, rows, target))
-    same, same_threshold = find_duplicate_identities(
-        embedding_ND, np.where(clear_N, label, -1), same_person, precision
-    )
-    for pair in same:
-        faults.append(LabelFault(DUPLICATE_IDENTITY, pair.one, pair.other, -1, pair.similarity, (), pair.one))
-    label = apply_faults(label_N, applied_by_default(faults, merge=merge))
-    images, image_thresholds, separation = find_wrong_images(
-        embedding_ND, label, {(pair.one, pair.other) for pair in same}, separation, precision
-    )
-    faults += [_in_dataset(fault, label_N, label) for fault in images]
-    thresholds = {MIXED_IDENTITY: split_threshold, DUPLICATE_IDENTITY: same_threshold} | image_thresholds
-    corrected = apply_faults(label_N, applied_by_default(faults, merge=merge))
-    return CleanReport(separation, faults, corrected, thresholds)
+    label = np.where(clear_N, apply_faults(label_N, mixed), -1)
+    same, same_threshold = find_duplicate_identities(embedding_ND, label, separation.threshold, precision)
+    label = apply_faults(label_N, applied_by_default(mixed + same, merge=merge))
+    pairs = {frozenset((pair.identity, pair.other)) for pair in same}
+    images, thresholds, separation = find_wrong_images(embedding_ND, label, pairs, separation, precision)
+    faults = mixed + same + [_in_dataset(fault, label_N, label) for fault in images]
+    applied = applied_by_default(faults, merge=merge)
+    thresholds = {MIXED_IDENTITY: split_threshold, DUPLICATE_IDENTITY: same_threshold} | thresholds
+    return CleanReport(faults, applied, apply_faults(label_N, applied), separation, thresholds)
 
 
 def _in_dataset(fault: LabelFault, label_N: np.ndarray, corrected_N: np.ndarray) -> LabelFault:
@@ -122,33 +110,4 @@ def _in_dataset(fault: LabelFault, label_N: np.ndarray, corrected_N: np.ndarray)
     if other > int(label_N.max()):
         # The identity that the group of a mixed identity has in the dataset.
         other = int(np.bincount(label_N[corrected_N == other]).argmax())
-    return LabelFault(
-        fault.kind,
-        int(label_N[fault.image]),
-        other,
-        fault.image,
-        fault.similarity,
-        fault.images,
-        fault.target,
-    )
-
-
-def write_cleaned(
-    folder: Path,
-    label_N: np.ndarray,
-    output: Path,
-    *,
-    workers: int | None = None,
-    progress: ProgressCallback = ignore_progress,
-) -> WrittenDataset:
-    """Write the dataset of `folder` with corrected labels, renumbered without gaps; −1 leaves an image out.
-
-    Raises:
-        DataError: no image is left, or the output cannot be written.
-    """
-    source = open_dataset(folder)
-    numbers = np.flatnonzero(label_N >= 0)
-    if not len(numbers):
-        raise DataError(f"{folder}: no image is left; check the report, and that the model fits this dataset")
-    selection = Selection(source, numbers, label_N[numbers])
-    return write_dataset(selection, output, [folder], workers=workers, progress=progress)
+    return replace(fault, identity=int(label_N[fault.image]), other=other)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from facetrain.data.tools.label_faults import (
     FAULT_KINDS,
     MIXED_IDENTITY,
     LabelFault,
-    applied_by_default,
+    apply_faults,
 )
 from facetrain.errors import DataError
 from facetrain.files import error_reason, os_errors_as, parse_json, printable
@@ -37,14 +36,19 @@ def fingerprint(source: FaceDataset) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def describe_report(
-    source: FaceDataset, report: CleanReport, model: Path, *, merge: bool = False
-) -> dict[str, Any]:
+def describe_report(source: FaceDataset, report: CleanReport, model: Path) -> dict[str, Any]:
     """Return the content of a report file, with the names of identities and images.
 
-    Pairs of identities that show one person have `apply` only with `merge`, and no expected number of mistakes.
+    Decisions that were read from a file have no model and no thresholds. Pairs of identities that show one person have
+    no expected number of mistakes.
     """
-    applied = set(applied_by_default(report.faults, merge=merge))
+    applied = set(report.applied)
+    decisions = [
+        _describe(source, fault.number or position, fault, fault in applied)
+        for position, fault in enumerate(report.faults, 1)
+    ]
+    if report.separation is None:
+        return {"images": source.num_images, "decisions": decisions}
     return {
         "format": FORMAT,
         "model": str(model),
@@ -54,23 +58,13 @@ def describe_report(
         "expected_false": report.expected_false,
         "thresholds": {
             kind: {
-                "score": _finite(one.threshold),
+                "score": one.threshold if np.isfinite(one.threshold) else None,
                 "expected_false": None if kind == DUPLICATE_IDENTITY else one.expected_false,
             }
             for kind, one in report.thresholds.items()
         },
-        "decisions": describe_decisions(source, report.faults, applied),
+        "decisions": decisions,
     }
-
-
-def describe_decisions(
-    source: FaceDataset, faults: Sequence[LabelFault], applied: Container[LabelFault]
-) -> list[dict[str, Any]]:
-    """Return the decisions of a report file, with the names of identities and images."""
-    return [
-        _describe(source, fault.number or position, fault, fault in applied)
-        for position, fault in enumerate(faults, 1)
-    ]
 
 
 def format_report(content: dict[str, Any]) -> str:
@@ -81,7 +75,7 @@ def format_report(content: dict[str, Any]) -> str:
     return head.removesuffix("[]\n}") + body + "\n}\n"
 
 
-def read_report(path: Path, source: FaceDataset) -> list[LabelFault]:
+def read_report(path: Path, source: FaceDataset) -> CleanReport:
     """Return the decisions of a report file that are to be applied to the dataset that it was made of.
 
     Raises:
@@ -104,19 +98,25 @@ def read_report(path: Path, source: FaceDataset) -> list[LabelFault]:
     decisions = content.get("decisions")
     if not isinstance(decisions, list):
         raise DataError(f"{path}: `decisions` is not a list")
-    # Groups of mixed identities get labels after those of the dataset, at most one per decision.
-    labels = range(source.num_classes + len(decisions))
-    parsed = [_parse(one, index, path, source.num_images, labels) for index, one in enumerate(decisions, 1)]
-    groups = {fault.target for fault in parsed if fault is not None and fault.kind == MIXED_IDENTITY}
-    for index, fault in enumerate(parsed, 1):
-        for key in ("identity", "other") if fault is not None else ():
-            value = getattr(fault, key)
+    parsed = {}
+    for index, one in enumerate(decisions, 1):
+        where = f"{path}: decision {index} in the list"
+        if not isinstance(one, dict) or not isinstance(one.get("apply"), bool):
+            raise DataError(f"{where}: `apply` must be true or false")
+        if one["apply"]:
+            # Groups of mixed identities get labels after those of the dataset, at most one per decision.
+            last_label = source.num_classes + len(decisions) - 1
+            parsed[where] = _parse(one, index, where, source.num_images - 1, last_label)
+    faults = list(parsed.values())
+    groups = {fault.target for fault in faults if fault.kind == MIXED_IDENTITY}
+    for where, fault in parsed.items():
+        for key, value in (("identity", fault.identity), ("other", fault.other)):
             if value >= source.num_classes and value not in groups:
                 raise DataError(
-                    f"{path}: decision {index} in the list: `{key}` is {value}, neither an identity of the dataset nor "
-                    f"the group of a {MIXED_IDENTITY} that is applied; correct it, or set `apply` to false"
+                    f"{where}: `{key}` is {value}, neither an identity of the dataset nor the group of a "
+                    f"{MIXED_IDENTITY} that is applied; correct it, or set `apply` to false"
                 )
-    return [fault for fault in parsed if fault is not None]
+    return CleanReport(faults, faults, apply_faults(source.labels, faults))
 
 
 def _describe(source: FaceDataset, number: int, fault: LabelFault, apply: bool) -> dict[str, Any]:
@@ -135,38 +135,26 @@ def _describe(source: FaceDataset, number: int, fault: LabelFault, apply: bool) 
     }
 
 
-def _parse(one: Any, index: int, path: Path, images: int, labels: range) -> LabelFault | None:
-    """Return a decision; None if its `apply` is false."""
-    if not isinstance(one, dict) or not isinstance(one.get("apply"), bool):
-        raise DataError(f"{path}: decision {index} in the list: `apply` must be true or false")
-    if not one["apply"]:
-        return None
-    where = f"{path}: decision {index} in the list"
+def _parse(one: dict[str, Any], index: int, where: str, last_image: int, last_label: int) -> LabelFault:
     kind, rows = one.get("kind"), one.get("images")
     if not isinstance(kind, str) or kind not in FAULT_KINDS:
         raise DataError(f"{where}: kind {printable(str(kind))}; allowed are {', '.join(FAULT_KINDS)}")
-    if not isinstance(rows, list) or not all(_is_number(row) and 0 <= row < images for row in rows):
-        raise DataError(f"{where}: `images` must be a list of numbers from 0 to {images - 1:,}")
+    if not isinstance(rows, list) or not all(_is_number(row, 0, last_image) for row in rows):
+        raise DataError(f"{where}: `images` must be a list of numbers from 0 to {last_image:,}")
     # Two identities are merged, and a group becomes an identity: neither can be −1.
     lowest = {"identity": 0, "other": 0 if kind == DUPLICATE_IDENTITY else -1}
     lowest["target"] = 0 if kind in (MIXED_IDENTITY, DUPLICATE_IDENTITY) else -1
     for key, least in lowest.items():
-        value = one.get(key)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < labels.stop:
-            raise DataError(f"{where}: `{key}` must be a number from {least} to {labels.stop - 1:,}")
-    similarity = one.get("similarity")
+        if not _is_number(one.get(key), least, last_label):
+            raise DataError(f"{where}: `{key}` must be a number from {least} to {last_label:,}")
+    similarity, number = one.get("similarity"), one.get("number")
     if not isinstance(similarity, int | float) or not abs(similarity) <= 1:
         similarity = float("nan")  # it is only shown, as is the number
-    number = one["number"] if _is_number(one.get("number")) else index
+    number = number if isinstance(number, int) else index
     return LabelFault(
-        kind, one["identity"], one["other"], rows[0] if rows else -1,
-        float(similarity), tuple(rows), one["target"], number,
-    )  # fmt: skip
+        kind, one["identity"], one["other"], float(similarity), tuple(rows), one["target"], number
+    )
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _finite(value: float) -> float | None:
-    return value if np.isfinite(value) else None
+def _is_number(value: Any, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most

@@ -31,11 +31,8 @@ class FaultThreshold:
 
     threshold: float
     """Infinity if no threshold reaches the precision."""
-    reported: int
     expected_false: float
     """Expected number of correct labels among the reported ones."""
-    recall: float
-    """Share of the planted faults at or above the threshold."""
     scores: int = 0
     """Number of scores that the threshold is calibrated on."""
 
@@ -78,7 +75,7 @@ def calibrate_threshold(
     null = score if null_N is None else np.sort(null_N[np.isfinite(null_N)])
     known = [scores[np.isfinite(scores)] for scores in planted]
     known = [scores for scores in known if len(scores)]
-    nothing = FaultThreshold(np.inf, 0, 0.0, 0.0, len(null))
+    nothing = FaultThreshold(np.inf, 0.0, len(null))
     if nothing.too_few or not len(score) or not known:
         return nothing
     tail = _fit_tail(null, float(np.quantile(null, 1 - TAIL)), known)
@@ -92,14 +89,7 @@ def calibrate_threshold(
     # Halfway to the next lower score: a rounding error of another processor does not change the decisions.
     below = score[score < candidates[best]]
     threshold = float(max((candidates[best] + below[-1]) / 2 if len(below) else candidates[best], lowest))
-    found = np.concatenate(known) >= threshold
-    return FaultThreshold(
-        threshold,
-        int(reported[best]),
-        float(min(false[best], reported[best])),
-        float(found.mean()),
-        len(null),
-    )
+    return FaultThreshold(threshold, float(min(false[best], reported[best])), len(null))
 
 
 def calibrate_mislabeled(
@@ -129,7 +119,7 @@ def calibrate_mislabeled(
     """
     known = np.isfinite(genuine_N) & np.isfinite(planted_N)
     genuine, impostor, planted = genuine_N[known], impostor_N[known], planted_N[known]
-    nothing = FaultThreshold(np.inf, 0, 0.0, 0.0, len(genuine))
+    nothing = FaultThreshold(np.inf, 0.0, len(genuine))
     if nothing.too_few:
         return nothing
     trusted = np.sort(impostor[genuine >= np.median(genuine)])
@@ -154,7 +144,7 @@ def calibrate_mislabeled(
                 false - faults * odds(planted[planted_score < threshold], threshold) / len(planted), 0.0
             )
         if false <= (1 - precision) * reported and reported <= largest_share * len(score):
-            return FaultThreshold(threshold, reported, min(false, reported), found, len(genuine))
+            return FaultThreshold(threshold, min(false, reported), len(genuine))
     return nothing
 
 

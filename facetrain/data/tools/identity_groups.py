@@ -4,13 +4,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from facetrain.counter_rng import key_of
 from facetrain.data.loading.sampler import permute
 from facetrain.data.tools.fault_calibration import FaultThreshold, calibrate_threshold
+from facetrain.data.tools.label_faults import DUPLICATE_IDENTITY, MIXED_IDENTITY, LabelFault
 from facetrain.data.tools.similarity import compute_centers, nearest_other_center
 
 _KMEANS_ROUNDS = 10
@@ -24,33 +23,13 @@ _PLANTED = 2000
 """Identities, at most, that are joined or halved to calibrate a threshold."""
 
 
-@dataclass(frozen=True)
-class SplitIdentity:
-    """Identity whose images form two dissimilar groups."""
-
-    identity: int
-    rows: np.ndarray
-    """Images of the smaller group."""
-    similarity: float
-    """Cosine of the centers of the two groups."""
-
-
-@dataclass(frozen=True)
-class SamePerson:
-    """Two identities with similar centers."""
-
-    one: int
-    other: int
-    similarity: float
-
-
 def find_mixed_identities(
     embedding_ND: np.ndarray, label_N: np.ndarray, same_person: float, precision: float
-) -> tuple[list[SplitIdentity], FaultThreshold]:
+) -> tuple[list[LabelFault], FaultThreshold]:
     """Return the identities that show two people, and the calibration of −cosine of their groups.
 
     Each group must be one person: the mean cosine of its images and its center is at least `same_person`. The planted
-    faults are pairs of identities under one label.
+    faults are pairs of identities under one label. The smaller groups get new labels above all others.
 
     Args:
         embedding_ND: unit rows, float32.
@@ -59,29 +38,28 @@ def find_mixed_identities(
         precision: share of true faults to aim at.
     """
     members = _members(label_N, 2 * _MIN_GROUP)
-    splits = [split for rows in members if (split := _split(embedding_ND, label_N, rows, same_person))]
+    splits = [split for rows in members if (split := _split(embedding_ND, rows, same_person))]
     joined = [
-        _split(embedding_ND, label_N, np.concatenate([members[one], members[other]]), same_person)
+        _split(embedding_ND, np.concatenate([members[one], members[other]]), same_person)
         for one, other in _random_pairs(len(members))
     ]
-    score = np.array([-split.similarity for split in splits])
-    planted = np.array([-split.similarity for split in joined if split])
+    score = np.array([-cosine for _, cosine in splits])
+    planted = np.array([-split[1] for split in joined if split])
     calibration = calibrate_threshold(score, [planted], lowest=-same_person, precision=precision)
-    return [split for split in splits if -split.similarity >= calibration.threshold], calibration
+    mixed = [(rows, cosine) for rows, cosine in splits if -cosine >= calibration.threshold]
+    faults = [
+        LabelFault(MIXED_IDENTITY, int(label_N[rows[0]]), -1, cosine, tuple(rows.tolist()), target)
+        for target, (rows, cosine) in enumerate(mixed, int(label_N.max()) + 1)
+    ]
+    return faults, calibration
 
 
 def find_duplicate_identities(
     embedding_ND: np.ndarray, label_N: np.ndarray, same_person: float, precision: float
-) -> tuple[list[SamePerson], FaultThreshold]:
+) -> tuple[list[LabelFault], FaultThreshold]:
     """Return identities and their nearest other one that show one person, most similar first, and the calibration.
 
-    The planted faults are identities in two halves.
-
-    Args:
-        embedding_ND: unit rows, float32.
-        label_N: labels, int64; rows with −1 are ignored.
-        same_person: cosine of an image and a center from which they show one person.
-        precision: share of true faults to aim at.
+    The planted faults are identities in two halves. The arguments are as for `find_mixed_identities`.
     """
     centers = compute_centers(embedding_ND, label_N, int(label_N.max()) + 1)
     present = np.flatnonzero(centers.count_K)
@@ -93,16 +71,16 @@ def find_duplicate_identities(
     # Groups of people whom the model confuses have similar centers, but not as similar as halves of one person.
     least = float(np.quantile(halves, _LEAST_SIMILAR)) if len(halves) else 1.0
     calibration = calibrate_threshold(cosine, [halves], lowest=max(same_person, least), precision=precision)
-    # A set: two identities that are each other's nearest one are one pair.
-    pairs = {
-        (float(cosine[row]), int(present[min(row, mate[row])]), int(present[max(row, mate[row])]))
-        for row in np.flatnonzero(cosine >= calibration.threshold).tolist()
-    }
+    # Two identities that are each other's nearest one are one pair; both cosines may differ by a rounding error.
     best: dict[tuple[int, int], float] = {}
-    for similarity, one, other in pairs:  # both directions may differ by a rounding error
-        best[one, other] = max(similarity, best.get((one, other), -1.0))
-    ordered = sorted(best.items(), key=lambda item: (-item[1], item[0]))
-    return [SamePerson(one, other, similarity) for (one, other), similarity in ordered], calibration
+    for row in np.flatnonzero(cosine >= calibration.threshold).tolist():
+        pair = int(present[min(row, mate[row])]), int(present[max(row, mate[row])])
+        best[pair] = max(float(cosine[row]), best.get(pair, -1.0))
+    faults = [
+        LabelFault(DUPLICATE_IDENTITY, one, other, similarity, (), one)
+        for (one, other), similarity in sorted(best.items(), key=lambda item: (-item[1], item[0]))
+    ]
+    return faults, calibration
 
 
 def _half_similarities(embedding_ND: np.ndarray, label_N: np.ndarray) -> np.ndarray:
@@ -137,10 +115,8 @@ def _random_pairs(count: int) -> list[tuple[int, int]]:
     return list(zip(order.tolist(), np.roll(order, 1).tolist(), strict=True)) if len(order) > 1 else []
 
 
-def _split(
-    embedding_ND: np.ndarray, label_N: np.ndarray, rows: np.ndarray, same_person: float
-) -> SplitIdentity | None:
-    """Return two groups of images, or None if one of them is not a person."""
+def _split(embedding_ND: np.ndarray, rows: np.ndarray, same_person: float) -> tuple[np.ndarray, float] | None:
+    """Return the smaller of two groups of images, and their cosine; None if one of them is not a person."""
     embedding = embedding_ND[rows]
     in_second, cosine = _two_means(embedding)
     for group in (in_second, ~in_second):
@@ -150,8 +126,7 @@ def _split(
         length = np.maximum(np.linalg.norm(others, axis=1), 1e-12)
         if np.mean((embedding[group] * others).sum(1) / length) < same_person:
             return None
-    smaller = in_second if in_second.sum() * 2 <= len(rows) else ~in_second
-    return SplitIdentity(int(label_N[rows[0]]), rows[smaller], cosine)
+    return rows[in_second if in_second.sum() * 2 <= len(rows) else ~in_second], cosine
 
 
 def _two_means(embedding_ND: np.ndarray) -> tuple[np.ndarray, float]:

@@ -31,8 +31,6 @@ class LabelFault:
     """Identity in the dataset."""
     other: int
     """The other identity of a duplicate identity or a mislabeled image; else −1."""
-    image: int
-    """Number of the mislabeled or outlier image; for a mixed identity, one image of the smaller group; else −1."""
     similarity: float
     """Cosine of two identities or groups, of a mislabeled image and `other`, or of an outlier and its identity."""
     images: tuple[int, ...] = ()
@@ -41,6 +39,11 @@ class LabelFault:
     """Label that `images` get, −1 to leave them out; for a duplicate identity, the identity that both become."""
     number: int = field(default=0, compare=False)
     """Number of the decision in the report that it was read from; 0 for a new one, whose number is its position."""
+
+    @property
+    def image(self) -> int:
+        """The first of `images`; −1 for a duplicate identity."""
+        return self.images[0] if self.images else -1
 
 
 def applied_by_default(faults: list[LabelFault], *, merge: bool) -> list[LabelFault]:
@@ -55,16 +58,13 @@ def apply_faults(label_N: np.ndarray, faults: list[LabelFault]) -> np.ndarray:
         for fault in faults:
             if fault.kind in kinds:
                 label[list(fault.images)] = fault.target
-    merged = [
-        (fault.identity, fault.other, fault.target) for fault in faults if fault.kind == DUPLICATE_IDENTITY
-    ]
-    if not merged:
-        return label
     # Not an array of all labels: a damaged label can be so large that it would fill the memory.
     roots: dict[int, int] = {}
-    for identities in merged:
-        root, *leaves = sorted({_root(roots, identity) for identity in identities})
-        roots |= dict.fromkeys(leaves, root)
+    for fault in faults:
+        if fault.kind == DUPLICATE_IDENTITY:
+            merged = (fault.identity, fault.other, fault.target)
+            root, *leaves = sorted({_root(roots, identity) for identity in merged})
+            roots |= dict.fromkeys(leaves, root)
     present, row_N = np.unique(label, return_inverse=True)
     root_L = np.array([_root(roots, identity) for identity in present.tolist()])
     return root_L[row_N]

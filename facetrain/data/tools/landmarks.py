@@ -11,8 +11,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,6 @@ import cv2
 import numpy as np
 
 from facetrain.data.images.header import MAX_PIXELS
-from facetrain.data.tools.near_duplicates import digest, equal_groups
 from facetrain.errors import DataError
 from facetrain.face_landmarks import ARCFACE_TEMPLATE, TEMPLATE_SIZE
 from facetrain.files import error_reason
@@ -50,28 +47,12 @@ CENTER_CROP = "center crop"
 """Attempts of `YuNet` to find the face of an image, in their order."""
 
 
-class LandmarkTable:
-    """Landmarks of a file by the names of the images. It stores hashes of the names: 48 bytes per image."""
-
-    def __init__(self, names: list[np.uint64], points: list[list[float]]) -> None:
-        """Take the digests of the names, and ten numbers for each: x and y of five points."""
-        order = np.argsort(np.array(names, np.uint64), kind="stable")
-        self._name_N = np.array(names, np.uint64)[order]
-        self._points_N52 = np.array(points, np.float32).reshape(-1, 5, 2)[order]
+class LandmarkTable(dict[str, np.ndarray]):
+    """Landmarks of a file by the names of the images, float32 (5, 2) each; called as a `LandmarkFinder`."""
 
     def __call__(self, name: str, image: np.ndarray) -> np.ndarray | None:
         """Return the landmarks of this name, or None; the image is not used."""
-        row = self._row(name)
-        return None if row is None else self._points_N52[row]
-
-    def has(self, name: str) -> bool:
-        """Return whether there are landmarks of this name."""
-        return self._row(name) is not None
-
-    def _row(self, name: str) -> int | None:
-        key = digest(name.encode())
-        row = int(np.searchsorted(self._name_N, key))
-        return row if row < len(self._name_N) and self._name_N[row] == key else None
+        return self.get(name)
 
 
 def require_distinct_names(
@@ -89,13 +70,14 @@ def require_distinct_names(
     """
     if not isinstance(finder, LandmarkTable):
         return
-    digests = (digest(name_of(number).encode()) for number in range(count))
-    for rows in equal_groups(np.fromiter(digests, np.uint64, count)):
-        name, locations = name_of(int(rows[0])), list(dict.fromkeys(map(location_of, rows.tolist())))
-        if len(locations) > 1 and finder.has(name):
+    first_of: dict[str, int] = {}
+    for number in range(count):
+        name = name_of(number)
+        first = first_of.setdefault(name, number)
+        if first != number and name in finder and location_of(first) != location_of(number):
             raise DataError(
-                f"{locations[1]}: has the name {name!r}, as {locations[0]}; the file of landmarks does not tell them "
-                "apart: give them different names, or use --detector"
+                f"{location_of(number)}: has the name {name!r}, as {location_of(first)}; the file of landmarks does "
+                "not tell them apart: give them different names, or use --detector"
             )
 
 
@@ -108,40 +90,36 @@ def read_landmarks(path: Path) -> LandmarkTable:
     Raises:
         DataError: the file cannot be read, an entry does not have five finite points, or an image has two entries.
     """
-    names, points = [], []
+    table = LandmarkTable()
     try:
         for location, name, values in _entries(path):
             try:
                 with np.errstate(over="ignore"):  # to infinity, which is refused below
-                    numbers = np.array(values, np.float32).reshape(10)
+                    points = np.array(values, np.float32).reshape(5, 2)
             except (ValueError, TypeError, OverflowError) as error:
                 raise DataError(f"{location}: {name!r} needs ten numbers, x and y of five points") from error
-            if not np.isfinite(numbers).all():
+            if not np.isfinite(points).all():
                 raise DataError(f"{location}: a point of {name!r} is not finite")
-            names.append(digest(name.encode()))
-            points.append(numbers.tolist())
+            if name in table:
+                raise DataError(
+                    f"{location}: {name!r} has landmarks in an earlier entry; keep one face per image"
+                )
+            table[name] = points
     except (OSError, ValueError, csv.Error, RecursionError) as error:
         raise DataError(f"{path}: {error_reason(error)}") from error
-    if not names:
+    if not table:
         raise DataError(f"{path}: the file has no landmarks")
-    repeated = equal_groups(np.array(names, np.uint64))
-    if repeated:
-        first, second = repeated[0][:2].tolist()
-        location, name, _ = next(islice(_entries(path), second, None))
-        before = next(islice(_entries(path), first, None))[0].removeprefix(f"{path}, ")
-        raise DataError(f"{location}: {name!r} has landmarks in {before} already; keep one face per image")
-    return LandmarkTable(names, points)
+    return table
 
 
 def _entries(path: Path) -> Iterator[tuple[str, str, Any]]:
     """Yield the location of each entry for messages, its name and its values."""
     if path.suffix.lower() == ".json":
-        content = json.loads(
-            path.read_text(encoding="utf-8-sig"), object_pairs_hook=partial(_without_repeats, path)
-        )
-        if not isinstance(content, dict):
+        # As a list of pairs: a dictionary would drop the first of two entries of one name.
+        content = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=tuple)
+        if not isinstance(content, tuple):
             raise DataError(f'{path}: not a JSON object; write {{"name": [[x, y], … five points], …}}')
-        yield from ((str(path), name, values) for name, values in content.items())
+        yield from ((str(path), name, values) for name, values in content)
         return
     # Excel begins a CSV with a byte order mark, which would become a part of the first name.
     with path.open(encoding="utf-8-sig", newline="") as file:
@@ -149,15 +127,6 @@ def _entries(path: Path) -> Iterator[tuple[str, str, Any]]:
             is_header = number == 1 and len(row) > 1 and not _is_number(row[1])
             if row and not is_header:
                 yield f"{path}, line {number}", row[0].strip(), row[1:]
-
-
-def _without_repeats(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in values:
-            raise DataError(f"{path}: {name!r} occurs twice; keep one face per image")
-        values[name] = value
-    return values
 
 
 def _is_number(text: str) -> bool:
@@ -235,36 +204,29 @@ class YuNet:
         Raises:
             DataError: the model is not a YuNet model.
         """
-        for score, in_image, in_padded in (
-            (_MIN_SCORE, DETECTED, PADDED),
-            (_LOW_SCORE, LOW_SCORE, PADDED_LOW_SCORE),
+        for attempt, detect, score in (
+            (DETECTED, self._detect_in_place, _MIN_SCORE),
+            (PADDED, self._detect_padded, _MIN_SCORE),
+            (LOW_SCORE, self._detect_in_place, _LOW_SCORE),
+            (PADDED_LOW_SCORE, self._detect_padded, _LOW_SCORE),
+            (CENTER_CROP, self._assume_centered, 0.0),
         ):
-            face = self._detect_close_up(image, score) or self._detect(image, score)
+            face = detect(image, score)
             if face is not None:
-                return self._found(name, in_image, face)
-            face = self._detect_padded(image, score)
-            if face is not None:
-                return self._found(name, in_padded, face)
-        if not self._center_crop:
-            return None
-        height, width = image.shape[:2]
-        side = min(height, width)
-        corner = np.array([width - side, height - side]) / 2
-        points = np.asarray(ARCFACE_TEMPLATE * (side / TEMPLATE_SIZE) + corner, np.float32)
-        return self._found(name, CENTER_CROP, _Face(points, side, rivals=0))
+                if attempt != DETECTED:
+                    self.fallbacks[name] = attempt
+                if face.rivals:
+                    self.several_faces[name] = face.rivals + 1
+                return face.points
+        return None
 
-    def _found(self, name: str, attempt: str, face: _Face) -> np.ndarray:
-        if attempt != DETECTED:
-            self.fallbacks[name] = attempt
-        if face.rivals:
-            self.several_faces[name] = face.rivals + 1
-        return face.points
-
-    def _detect_close_up(self, image: np.ndarray, min_score: float) -> _Face | None:
-        """Return the face that fills an image; None if it is smaller, because enlarging does not help then."""
+    def _detect_in_place(self, image: np.ndarray, min_score: float) -> _Face | None:
         longest = max(image.shape[:2])
         face = self._detect(image, min_score, factor=_CLOSE_UP_SIDE / longest)
-        return face if face is not None and face.size >= _CLOSE_UP_SHARE * longest else None
+        # Enlarging does not help for a face that does not fill the image.
+        if face is not None and face.size >= _CLOSE_UP_SHARE * longest:
+            return face
+        return self._detect(image, min_score)
 
     def _detect_padded(self, image: np.ndarray, min_score: float) -> _Face | None:
         """Return the selected face of an image with a border that repeats its edge."""
@@ -280,6 +242,16 @@ class YuNet:
         if face is None:
             return None
         return _Face((face.points - np.float32(border)) / np.float32(factor), face.size / factor, face.rivals)
+
+    def _assume_centered(self, image: np.ndarray, _: float) -> _Face | None:
+        """Return a face that fills the center of an image, if `center_crop` is set."""
+        if not self._center_crop:
+            return None
+        height, width = image.shape[:2]
+        side = min(height, width)
+        corner = np.array([width - side, height - side]) / 2
+        points = np.asarray(ARCFACE_TEMPLATE * (side / TEMPLATE_SIZE) + corner, np.float32)
+        return _Face(points, side, rivals=0)
 
     def _detect(self, image: np.ndarray, min_score: float, *, factor: float | None = None) -> _Face | None:
         """Return the selected face of an image that is resized by `factor`, by default reduced to 640 pixels."""

@@ -1,9 +1,24 @@
-"""Pairs of a list: the lines of the file, and the checks of the images that they name."""
+"""Pairs of a list, in the forms of the public verification sets.
+
+LFW: `name i j` is a pair of one person, `name i other j` a pair of two. A first line of one or two numbers, the count
+of folds and pairs, is skipped. Image i of a person is `name/name_000i.jpg`.
+
+CALFW and CPLFW: two lines `image.jpg number` are a pair, of two people if the number is 0. The images are in one
+folder, or in one folder per person, which has the name of the image up to its last `_`.
+
+AgeDB-30, MLFW and others: `image image 1` is a pair of one person, `image image 0` a pair of two.
+
+SLLFW: two lines `name/name_0001.jpg` are a pair, of one person if the folders are the same.
+
+CFP: a folder Split/FP or Split/FF with 01/same.txt, 01/diff.txt, and so on. Their lines `i,j` refer to line i of
+Pair_list_F.txt and to line j of Pair_list_P.txt (for FF, of Pair_list_F.txt as well). Both lists are in the folder
+that contains Split.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -15,6 +30,13 @@ from facetrain.errors import PairsError
 from facetrain.files import error_reason
 
 T = TypeVar("T")
+Line = tuple[str, list[str]]
+"""Location of a line for messages, and its words."""
+_FOLDS = 10
+_QUOTED_CHARACTERS = 60
+_NUMBER = re.compile("[0-9]{1,18}")
+_NUMBERED_SUFFIXES = (".jpg", *sorted(IMAGE_SUFFIXES - {".jpg"}))
+"""Suffixes that an image with a number may have, the usual one first."""
 
 
 @dataclass(frozen=True)
@@ -27,39 +49,118 @@ class ListedPair:
     """Whether both show one person."""
     subjects: tuple[str, str]
     """Names of the two people, as far as the form of the list has them."""
-    groups: tuple[str, str] | None = None
-    """Groups of the two people, for example RFW's four; None if the list has no groups."""
+    group: str | None = None
+    """Group of the two people, for example one of RFW's four; None if the list has no groups."""
 
 
-def mix_folds(pairs: list[ListedPair]) -> list[ListedPair]:
-    """Return the pairs in an order in which ten runs of consecutive pairs have pairs of both kinds.
+def read_pairs(path: Path, images: Path | None) -> list[ListedPair]:
+    """Return the pairs of a list in its order; all image files exist.
 
-    It is the given order if that has them. The lists of CALFW have all genuine pairs first, fold by fold: then fold i
-    is the i-th tenth of the genuine pairs, followed by the i-th tenth of the impostor pairs.
+    Args:
+        path: the list, or a split folder of CFP.
+        images: folder of the images. None is allowed for CFP, whose lists contain the paths.
+
+    Raises:
+        PairsError: a line has an unknown form, or an image is missing; the message has the line number.
     """
-    same_P = np.array([pair.same for pair in pairs])
-    kinds = [np.flatnonzero(same_P), np.flatnonzero(~same_P)]
-    if min(map(len, kinds)) < _FOLDS or all(
-        fold.any() and not fold.all() for fold in np.array_split(same_P, _FOLDS)
-    ):
-        return pairs
-    folds = zip(*(np.array_split(kind, _FOLDS) for kind in kinds), strict=True)
-    return [pairs[number] for fold in folds for kind in fold for number in kind]
+    if path.is_dir():
+        pairs = list(_read_cfp(path, images))
+    elif images is None:
+        raise PairsError(f"{path}: the folder of the images is not known; give it with --images")
+    else:
+        lines = read_lines(path)
+        words = lines[0][1] if lines else [""]
+        read = _READERS.get(len(words), read_numbered_pairs) if _is_image(words[0]) else read_numbered_pairs
+        pairs = list(read(lines, images))
+    if not pairs:
+        raise PairsError(f"{path}: the list has no pairs")
+    return pairs
 
 
-def interleave_folds(groups: list[list[T]]) -> list[T]:
-    """Return the pairs of several groups so that fold i of ten has the pairs of fold i of every group."""
-    folds: list[list[T]] = [[] for _ in range(_FOLDS)]
-    for pairs in groups:
-        for fold, rows in zip(folds, np.array_split(np.arange(len(pairs)), _FOLDS), strict=True):
-            fold += [pairs[row] for row in rows]
-    return [pair for fold in folds for pair in fold]
+def read_numbered_pairs(lines: list[Line], images: Path) -> Iterator[ListedPair]:
+    """Yield the pairs of lines `name i j` and `name i other j`, as in LFW's list.
+
+    Raises:
+        PairsError: a line has another form, or there is no such image.
+    """
+    if lines and len(lines[0][1]) <= 2 and all(word.isdigit() for word in lines[0][1]):
+        lines = lines[1:]
+    for location, words in lines:
+        has_numbers = len(words) in (3, 4) and all(map(_NUMBER.fullmatch, (words[1], words[-1])))
+        require_form(has_numbers, location, words, "`name i j` or `name i other j`")
+        people = words[0], words[-2] if len(words) == 4 else words[0]
+        first, second = (
+            _find_image(images, _numbered_files(images / name, name, number), location)
+            for name, number in zip(people, (words[1], words[-1]), strict=True)
+        )
+        yield ListedPair(first, second, len(words) == 3, people)
 
 
-Line = tuple[str, list[str]]
-"""Location of a line for messages, and its words."""
-_QUOTED_CHARACTERS = 60
-_FOLDS = 10
+def _read_two_line_pairs(lines: list[Line], images: Path) -> Iterator[ListedPair]:
+    for one, other in _in_twos(lines):
+        files, numbers = [], []
+        for location, words in (one, other):
+            is_valid = len(words) == 2 and _is_image(words[0]) and words[1].isdigit()
+            require_form(is_valid, location, words, "`image.jpg number`")
+            folders = (images, images / _person(words[0]))
+            files.append(_find_image(images, [folder / words[0] for folder in folders], location))
+            numbers.append(words[1])
+        if (numbers[0] == "0") != (numbers[1] == "0"):
+            raise PairsError(
+                f"{other[0]}: the number {numbers[1]} contradicts {numbers[0]} in the line before; both are 0, or "
+                "neither"
+            )
+        yield ListedPair(files[0], files[1], numbers[0] != "0", (_person(one[1][0]), _person(other[1][0])))
+
+
+def _read_path_pairs(lines: list[Line], images: Path) -> Iterator[ListedPair]:
+    for location, words in lines:
+        is_valid = len(words) == 3 and words[2] in ("0", "1")
+        require_form(is_valid, location, words, "`image image 1` or `image image 0`")
+        first, second = (_find_image(images, [images / word], location) for word in words[:2])
+        people = (_person_of_path(images, first), _person_of_path(images, second))
+        yield ListedPair(first, second, words[2] == "1", people)
+
+
+def _read_two_path_lines(lines: list[Line], images: Path) -> Iterator[ListedPair]:
+    for pair in _in_twos(lines):
+        files = []
+        for location, words in pair:
+            require_form(len(words) == 1 and words[0].count("/") == 1, location, words, "`name/image.jpg`")
+            files.append(_find_image(images, [images / words[0]], location))
+        people = (files[0].parent.name, files[1].parent.name)
+        yield ListedPair(files[0], files[1], people[0] == people[1], people)
+
+
+_READERS = {1: _read_two_path_lines, 2: _read_two_line_pairs, 3: _read_path_pairs}
+"""Readers of lists whose first word is an image, by the number of words in the first line."""
+
+
+def _read_cfp(split: Path, images: Path | None) -> Iterator[ListedPair]:
+    protocol = split.parent.parent
+    frontal = _cfp_images(protocol / "Pair_list_F.txt", images)
+    other = frontal if split.name == "FF" else _cfp_images(protocol / "Pair_list_P.txt", images)
+    for fold in sorted(path for path in split.iterdir() if path.is_dir()):
+        for name, same in (("same.txt", True), ("diff.txt", False)):
+            for location, words in read_lines(fold / name):
+                numbers = "".join(words).split(",")
+                is_pair = len(numbers) == 2 and numbers[0] in frontal and numbers[1] in other
+                require_form(is_pair, location, words, "`i,j` with two numbers in the image lists")
+                first, second = frontal[numbers[0]], other[numbers[1]]
+                # Paths end in person/pose/image.
+                yield ListedPair(first, second, same, (first.parts[-3], second.parts[-3]))
+
+
+def _cfp_images(path: Path, images: Path | None) -> dict[str, Path]:
+    """Return the images of a list by their numbers. The paths in a list end in person/pose/image."""
+    numbered = {}
+    for location, words in read_lines(path):
+        is_valid = len(words) == 2 and words[0].isdigit() and _is_image(words[1])
+        require_form(is_valid, location, words, "`number image`")
+        root = path.parent.parent if images is None else images
+        whole = path.parent / words[1] if images is None else images.joinpath(*Path(words[1]).parts[-3:])
+        numbered[words[0]] = _find_image(root, [whole], location)
+    return numbered
 
 
 def read_lines(path: Path) -> list[Line]:
@@ -76,59 +177,71 @@ def read_lines(path: Path) -> list[Line]:
     return [(f"{path}, line {number}", line.split()) for number, line in numbered if line.strip()]
 
 
-def is_image_name(word: str) -> bool:
-    """Return whether a word has the suffix of an image."""
+def require_form(is_valid: bool, location: str, words: list[str], form: str) -> None:
+    """Check that a line has a form.
+
+    Raises:
+        PairsError: it has not; the message quotes its beginning.
+    """
+    if not is_valid:
+        raise PairsError(f"{location}: {' '.join(words)[:_QUOTED_CHARACTERS]!r} is not of the form {form}")
+
+
+def _in_twos(lines: list[Line]) -> Iterator[tuple[Line, Line]]:
+    if len(lines) % 2:
+        raise PairsError(f"{lines[-1][0]}: the second line of the last pair is missing")
+    return zip(lines[::2], lines[1::2], strict=True)
+
+
+def _find_image(root: Path, files: Sequence[Path], location: str) -> Path:
+    """Return the first of several files that exists, after a check that all are images inside `root`."""
+    for path in files:
+        if "\0" in str(path) or not _is_image(path.name) or not path.resolve().is_relative_to(root.resolve()):
+            raise PairsError(f"{location}: {path} is not an image inside {root}")
+        if path.is_file():
+            return path
+    raise PairsError(f"{location}: there is no {' nor '.join(map(str, files[:2]))}")
+
+
+def _is_image(word: str) -> bool:
     return Path(word).suffix.lower() in IMAGE_SUFFIXES
 
 
-def quoted(words: list[str]) -> str:
-    """Return the beginning of a line, quoted for a message."""
-    return repr(" ".join(words)[:_QUOTED_CHARACTERS])
+def _numbered_files(folder: Path, name: str, number: str) -> list[Path]:
+    return [folder / f"{name}_{int(number):04d}{suffix}" for suffix in _NUMBERED_SUFFIXES]
 
 
-def read_numbered_pairs(lines: list[Line], images: Path) -> Iterator[ListedPair]:
-    """Yield the pairs of lines `name i j` and `name i other j`, as in LFW's list.
+def _person(name: str) -> str:
+    """Return the person's name in the name of an image of CALFW and CPLFW: `Ann_Lee_0001.jpg` -> `Ann_Lee`."""
+    return Path(name).stem.rpartition("_")[0]
 
-    Raises:
-        PairsError: a line has another form, or there is no such image.
+
+def _person_of_path(images: Path, path: Path) -> str:
+    """Return the likely person on an image, because such lists name only files.
+
+    The person is the image's folder, or for one folder of all images the name without the numbers at its end:
+    `Ann_Lee_0001_0002.jpg` -> `Ann_Lee`. Only people that agree with all labels are used, see `subjects_agree`.
     """
-    if lines and len(lines[0][1]) <= 2 and all(word.isdigit() for word in lines[0][1]):
-        lines = lines[1:]
-    for location, words in lines:
-        if len(words) not in (3, 4):
-            raise PairsError(f"{location}: {quoted(words)} is neither `name i j` nor `name i other j`")
-        other = words[0] if len(words) == 3 else words[2]
-        first, second = (
-            _find_numbered(images, words[0], words[1], location),
-            _find_numbered(images, other, words[-1], location),
-        )
-        yield ListedPair(first, second, len(words) == 3, (words[0], other))
+    return re.sub(r"(_\d+)+$", "", path.stem) if path.parent == images else str(path.parent)
 
 
-def _find_numbered(images: Path, name: str, number: str, location: str) -> Path:
-    """Return image `number` of a person in a folder per person, `name/name_0001.jpg`.
+def mix_folds(pairs: list[ListedPair]) -> list[ListedPair]:
+    """Return the pairs in an order in which ten runs of consecutive pairs have pairs of both kinds.
 
-    Raises:
-        PairsError: the name or the number is not valid, or there is no such image.
+    It is the given order if that has them. The lists of CALFW have all genuine pairs first, fold by fold: then fold i
+    is the i-th tenth of the genuine pairs, followed by the i-th tenth of the impostor pairs.
     """
-    if not re.fullmatch("[0-9]{1,18}", number) or Path(name).name != name:
-        raise PairsError(f"{location}: {name!r} {number!r} is not a name and the number of an image")
-    stem = images / name / f"{name}_{int(number):04d}"
-    for suffix in sorted(IMAGE_SUFFIXES):
-        path = stem.with_name(stem.name + suffix)
-        if path.is_file():
-            return path
-    raise PairsError(f"{location}: there is no {stem}.jpg (nor .png, .bmp)")
+    folds = np.array_split(np.array([pair.same for pair in pairs]), _FOLDS)
+    kinds = [[pair for pair in pairs if pair.same == same] for same in (True, False)]
+    if min(map(len, kinds)) < _FOLDS or all(fold.any() and not fold.all() for fold in folds):
+        return pairs
+    return interleave_folds(kinds)
 
 
-def check_inside(root: Path, path: Path, location: str) -> Path:
-    """Return a path of a list after a check that the image exists and is inside `root`.
-
-    Raises:
-        PairsError: it does not.
-    """
-    if "\0" in str(path) or not is_image_name(path.name) or not path.resolve().is_relative_to(root.resolve()):
-        raise PairsError(f"{location}: {path} is not an image inside {root}")
-    if not path.is_file():
-        raise PairsError(f"{location}: there is no {path}")
-    return path
+def interleave_folds(groups: list[list[T]]) -> list[T]:
+    """Return the pairs of several groups so that fold i of ten has the pairs of fold i of every group."""
+    folds: list[list[T]] = [[] for _ in range(_FOLDS)]
+    for pairs in groups:
+        for fold, rows in zip(folds, np.array_split(np.arange(len(pairs)), _FOLDS), strict=True):
+            fold += [pairs[row] for row in rows]
+    return [pair for fold in folds for pair in fold]

@@ -8,11 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from facetrain.data.tools.fault_calibration import (
-    PRECISION,
-    FaultThreshold,
-    calibrate_threshold,
-)
+from facetrain.data.tools.fault_calibration import PRECISION, FaultThreshold, calibrate_threshold
 from facetrain.data.tools.separation import Separation, measure_separation
 from facetrain.data.tools.similarity import check_labeled, compute_centers, nearest_other_center
 
@@ -67,9 +63,8 @@ def find_overlap(
     # A damaged label can be so large that the centers of all labels below it would fill the memory.
     present_K, label_N = np.unique(label_N, return_inverse=True)
     genuine_N, separation = measure_separation(embedding_ND, label_N)
-    nothing = OverlapReport(separation, [], FaultThreshold(np.inf, 0, 0.0, 0.0))
     if separation.useless:
-        return nothing
+        return OverlapReport(separation, [], FaultThreshold(np.inf, 0.0))
     clear_N = ~(genuine_N < separation.threshold)
     count = len(present_K)
     unit_KD = compute_centers(embedding_ND, np.where(clear_N, label_N, -1), count).unit_KD

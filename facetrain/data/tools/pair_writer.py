@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
@@ -113,7 +113,17 @@ def write_pairs(
         remove_landmarks(output)
 
     write_bin(output, images(), same)  # takes the flags after the last image
-    _write_tables(source, np.repeat(is_written, 2), output)
+    is_written_N = np.repeat(is_written, 2)
+    if source.subjects is not None:
+        write_subjects(output, list(compress(source.subjects, is_written_N)))
+    if source.landmarks_N52 is not None:
+        write_landmarks(landmarks_path(output), source.landmarks_N52[is_written_N])
+    if source.group_lines is not None:
+        header, *rows = source.group_lines
+        kept = compress(rows, is_written_N if len(rows) == len(is_written_N) else is_written)
+        _write_text(groups_path(output), "\n".join([header, *kept, ""]))
+    if attempts := source.attempts():
+        _write_text(alignment_path(output), _csv_text([("image", "attempt"), *sorted(attempts.items())]))
     if skipped:
         _write_text(skipped_path(output), skipped_table(skipped.values()))
     return WrittenPairs(len(same), sum(same), list(skipped.values()))
@@ -131,9 +141,7 @@ def require_readable(data: bytes, location: str) -> bytes:
 
 def group_lines(groups: Sequence[str]) -> list[str]:
     """Return the lines of a table with the group of each image."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([["group"], *([group] for group in groups)])
-    return text.getvalue().splitlines()
+    return _csv_text([["group"], *([group] for group in groups)]).splitlines()
 
 
 def alignment_path(bin_path: Path) -> Path:
@@ -146,20 +154,10 @@ def skipped_path(bin_path: Path) -> Path:
     return bin_path.with_suffix(".skipped.csv")
 
 
-def _write_tables(source: PairsToWrite, is_written_N: np.ndarray, output: Path) -> None:
-    """Write the tables and landmarks of the images that were written."""
-    if source.subjects is not None:
-        write_subjects(output, list(compress(source.subjects, is_written_N)))
-    if source.group_lines is not None:
-        header, *rows = source.group_lines
-        is_written = is_written_N if len(rows) == len(is_written_N) else is_written_N[::2]
-        _write_text(groups_path(output), "\n".join([header, *compress(rows, is_written), ""]))
-    if source.landmarks_N52 is not None:
-        write_landmarks(landmarks_path(output), source.landmarks_N52[is_written_N])
-    if attempts := source.attempts():
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([("image", "attempt"), *sorted(attempts.items())])
-        _write_text(alignment_path(output), text.getvalue())
+def _csv_text(rows: Iterable[Sequence[str]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 def _write_text(path: Path, text: str) -> None:

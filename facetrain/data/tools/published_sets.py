@@ -23,18 +23,17 @@ from facetrain.data.tools.landmarks import LandmarkTable
 from facetrain.data.tools.listed_pairs import (
     ListedPair,
     interleave_folds,
-    quoted,
     read_lines,
     read_numbered_pairs,
+    require_form,
 )
-from facetrain.data.tools.near_duplicates import digest
 from facetrain.data.tools.pair_writer import PairsToWrite, group_lines, require_readable
 from facetrain.errors import PairsError
 from facetrain.files import shell_path
 
 _RFW_GROUPS = ("African", "Asian", "Caucasian", "Indian")
-_LANDMARK_WORDS = 12
-"""Words of a line of RFW's landmarks: path, number of the person, x and y of five points."""
+_NUMBERS = 10
+"""x and y of five points."""
 
 
 @dataclass(frozen=True)
@@ -59,17 +58,8 @@ _LAYOUTS = (
 )
 
 
-@dataclass(frozen=True)
-class PublishedSet:
-    """The list and the images of a set of pairs."""
-
-    name: str
-    list_path: Path
-    images: Path
-
-
-def find_published_set(folder: Path, *, originals: bool = False) -> PublishedSet | None:
-    """Return the set whose list and images are in a folder; None if there is no list with a known name.
+def find_published_set(folder: Path, *, originals: bool = False) -> tuple[Path, Path] | None:
+    """Return the list and the images of the set in a folder; None if there is no list with a known name.
 
     Args:
         folder: the folder.
@@ -85,7 +75,7 @@ def find_published_set(folder: Path, *, originals: bool = False) -> PublishedSet
             # Archives often have a folder of the same name inside the folder that they are unpacked to.
             for images in (folder / name / name, folder / name):
                 if images.is_dir():
-                    return PublishedSet(layout.name, folder / layout.list, images)
+                    return folder / layout.list, images
     if len(layouts) == 1:
         (layout,) = layouts
         expected = ", ".join(layout.aligned + layout.originals)
@@ -121,7 +111,7 @@ def read_rfw(root: Path) -> list[ListedPair]:
     for group in _rfw_groups(root):
         lines = read_lines(root / "txts" / group / f"{group}_pairs.txt")
         listed = read_numbered_pairs(lines, root / "data" / group)
-        pairs_of_groups.append([replace(pair, groups=(group, group)) for pair in listed])
+        pairs_of_groups.append([replace(pair, group=group) for pair in listed])
     return interleave_folds(pairs_of_groups)
 
 
@@ -131,21 +121,17 @@ def read_rfw_landmarks(root: Path) -> LandmarkTable | None:
     Raises:
         PairsError: a line is not a path, a number and five points.
     """
-    names, points = [], []
+    table = LandmarkTable()
     for path in sorted(root.glob("txts/*/*_lmk.txt")):
         for location, words in read_lines(path):
             try:
-                numbers = [float(word) for word in words[2:]]
+                points = np.array(words[2:], np.float32)
             except ValueError:
-                numbers = []
-            inside = words[0].rpartition("data/")[2]
-            if len(words) != _LANDMARK_WORDS or not np.isfinite(numbers).all() or not numbers:
-                raise PairsError(
-                    f"{location}: {quoted(words)} is not a path, a number and x and y of five points"
-                )
-            names.append(digest(f"data/{inside}".encode()))
-            points.append(numbers)
-    return LandmarkTable(names, points) if names else None
+                points = np.empty(0, np.float32)
+            is_valid = len(points) == _NUMBERS and bool(np.isfinite(points).all())
+            require_form(is_valid, location, words, "`path number x1 y1 … x5 y5`")
+            table["data/" + words[0].rpartition("data/")[2]] = points.reshape(5, 2)
+    return table or None
 
 
 def find_group_bins(folder: Path) -> dict[str, Path]:

@@ -10,11 +10,7 @@ import numpy as np
 
 from facetrain.counter_rng import key_of
 from facetrain.data.loading.sampler import permute
-from facetrain.data.tools.similarity import (
-    compute_centers,
-    leave_one_out_similarity,
-    similarity_to_center,
-)
+from facetrain.data.tools.similarity import compute_centers, leave_one_out_similarity, similarity_to_center
 
 WEAK_EER, USELESS_EER = 0.05, 0.2
 """Equal error rates from which a model is weak for a dataset, and from which it cannot separate its identities."""
@@ -52,25 +48,16 @@ class Separation:
 def measure_separation(embedding_ND: np.ndarray, label_N: np.ndarray) -> tuple[np.ndarray, Separation]:
     """Return each image's similarity to the other images of its identity, (N,), and the error of the model.
 
-    NaN where an identity has one image. The error compares with one random other identity per image.
+    NaN where an identity has one image. The error compares with one random other identity per image; it is 1 if there
+    is nothing to compare.
     """
     count = int(label_N.max()) + 1
     centers = compute_centers(embedding_ND, label_N, count)
     genuine_N = leave_one_out_similarity(embedding_ND, label_N, centers)
     impostor_N = similarity_to_center(embedding_ND, random_other_labels(label_N), centers.unit_KD)
-    return genuine_N, separate(genuine_N, impostor_N)
-
-
-def separate(genuine_N: np.ndarray, impostor_N: np.ndarray) -> Separation:
-    """Return the equal error rate and its threshold; an EER of 1 if there is nothing to compare.
-
-    Args:
-        genuine_N: similarities of images and their identities; NaN is ignored.
-        impostor_N: similarities of images and random other identities; NaN is ignored.
-    """
     genuine, impostor = (np.sort(cosine[np.isfinite(cosine)]) for cosine in (genuine_N, impostor_N))
     if not len(genuine) or not len(impostor):
-        return Separation(1.0, 1.0)
+        return genuine_N, Separation(1.0, 1.0)
     grid = np.linspace(-1, 1, 2001)
     rejected = np.searchsorted(genuine, grid) / len(genuine)
     accepted = 1 - np.searchsorted(impostor, grid) / len(impostor)
@@ -78,7 +65,7 @@ def separate(genuine_N: np.ndarray, impostor_N: np.ndarray) -> Separation:
     error = np.maximum(rejected, accepted)
     best = np.flatnonzero(error <= error.min() + 1e-12)
     middle = best[len(best) // 2]
-    return Separation(float((rejected[middle] + accepted[middle]) / 2), float(grid[middle]))
+    return genuine_N, Separation(float((rejected[middle] + accepted[middle]) / 2), float(grid[middle]))
 
 
 def random_other_labels(label_N: np.ndarray) -> np.ndarray:

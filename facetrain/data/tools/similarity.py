@@ -26,8 +26,6 @@ class IdentityCenters:
     unit_KD: np.ndarray
     """Unit rows; zeros for an identity without images."""
     count_K: np.ndarray
-    mean_length: float
-    """Median, over identities with at least two images, of the length of the mean embedding; 1 if all are equal."""
 
 
 def check_labeled(label_N: np.ndarray) -> None:
@@ -51,9 +49,7 @@ def compute_centers(embedding_ND: np.ndarray, label_N: np.ndarray, num_classes: 
             total[present] += np.add.reduceat(embedding_ND[block][order], starts, axis=0)
     count = np.bincount(label_N[label_N >= 0], minlength=num_classes)
     length = np.linalg.norm(total, axis=1)
-    several = count > 1
-    mean_length = float(np.median(length[several] / count[several])) if several.any() else 1.0
-    return IdentityCenters(total, total / np.maximum(length, 1e-12)[:, None], count, mean_length)
+    return IdentityCenters(total, total / np.maximum(length, 1e-12)[:, None], count)
 
 
 def leave_one_out_similarity(

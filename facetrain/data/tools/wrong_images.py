@@ -6,11 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from facetrain.data.tools.fault_calibration import (
-    FaultThreshold,
-    calibrate_mislabeled,
-    calibrate_threshold,
-)
+from facetrain.data.tools.fault_calibration import FaultThreshold, calibrate_mislabeled, calibrate_threshold
 from facetrain.data.tools.label_faults import MISLABELED_IMAGE, OUTLIER_IMAGE, LabelFault
 from facetrain.data.tools.separation import Separation, measure_separation, random_other_labels
 from facetrain.data.tools.similarity import (
@@ -36,7 +32,7 @@ _LEAST_LEAD = 0.1
 def find_wrong_images(
     embedding_ND: np.ndarray,
     label_N: np.ndarray,
-    same: set[tuple[int, int]],
+    same: set[frozenset[int]],
     before: Separation,
     precision: float,
 ) -> tuple[list[LabelFault], dict[str, FaultThreshold], Separation]:
@@ -45,7 +41,7 @@ def find_wrong_images(
     An image shows its identity if it is similar to the center of the other images, or very similar to one of them:
     the center does not represent all images of a person with several looks or with few correct labels. It is judged by
     its similarity to its own identity and to the one with the nearest center, and by planted faults, which have a
-    random other identity. An image may be as similar to the other identity of a pair in `same`, smaller number first.
+    random other identity. An image may be as similar to the other identity of a pair in `same`.
     """
     centers = compute_centers(embedding_ND, label_N, int(label_N.max()) + 1)
     own_N = nearest_image(embedding_ND, label_N, label_N)
@@ -65,8 +61,7 @@ def find_wrong_images(
     least = float(np.quantile(genuine_N[kept_N], _LEAST_GENUINE)) if kept_N.any() else 1.0
     lead = _LEAST_LEAD * float(np.median((genuine_N - impostor_N)[kept_N])) if kept_N.any() else 0.0
     for row in np.flatnonzero(wrong_N).tolist():
-        pair = sorted((int(label_N[row]), int(nearest_N[row])))
-        wrong_N[row] = (pair[0], pair[1]) not in same
+        wrong_N[row] = frozenset((int(label_N[row]), int(nearest_N[row]))) not in same
     wrong = np.flatnonzero(wrong_N)
     _, second = nearest_other_center(embedding_ND[wrong], nearest_N[wrong], centers.unit_KD)
     faults = []
@@ -74,7 +69,7 @@ def find_wrong_images(
         moved = impostor_N[row] >= max(least, next_best + lead)
         kind, cosine = (MISLABELED_IMAGE, impostor_N[row]) if moved else (OUTLIER_IMAGE, genuine_N[row])
         other = int(nearest_N[row]) if moved else -1
-        faults.append(LabelFault(kind, int(label_N[row]), other, row, float(cosine), (row,), other))
+        faults.append(LabelFault(kind, int(label_N[row]), other, float(cosine), (row,), other))
     faults.sort(key=lambda one: one.kind)
     _, separation = (
         measure_separation(embedding_ND[~wrong_N], label_N[~wrong_N]) if len(faults) else (0, before)

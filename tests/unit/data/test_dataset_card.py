@@ -11,13 +11,12 @@ from facetrain.data.dataset_card import (
 from facetrain.data.settings import SyntheticSettings
 from facetrain.data.synthetic.dataset_writer import write_synthetic
 from facetrain.data.tools import pack as pack_tool
-from facetrain.data.tools import rewrite
 from facetrain.data.tools.check import check
-from facetrain.data.tools.clean import write_cleaned
 from facetrain.data.tools.options import SubsetOptions
 from facetrain.errors import DataError
 from tests.support.command import ROOT
 from tests.support.datasets import write_records
+from tests.unit.data.tools import helpers
 
 _CARD = """name: HSFace10k
 origin: https://example.org/hsface
@@ -30,9 +29,9 @@ kind: synthetic
 def test_pack_and_convert_keep_the_card_and_write_one_digest(tmp_path):
     source = write_records(tmp_path / "in", [1, 0, 1], size=112)
     (source / "dataset_card.yaml").write_text(_CARD)
-    rewrite.convert(source, tmp_path / "a.zip", "zip")
-    rewrite.convert(tmp_path / "a.zip", tmp_path / "b", "webdataset")
-    rewrite.convert(tmp_path / "b", tmp_path / "c", "recordio")
+    helpers.convert(source, tmp_path / "a.zip", "zip")
+    helpers.convert(tmp_path / "a.zip", tmp_path / "b", "webdataset")
+    helpers.convert(tmp_path / "b", tmp_path / "c", "recordio")
     cards = [read_card(tmp_path / name) for name in ("a.zip", "b", "c")]
     assert cards[0] == cards[1] == cards[2]
     assert (cards[0].license, cards[0].people, cards[0].images) == ("non-commercial research", 2, 3)
@@ -47,7 +46,7 @@ def test_the_card_of_a_folder_is_that_of_the_records_in_it(tmp_path):
     source = write_records(tmp_path / "in", [1, 0, 1], size=112)
     (source / "dataset_card.yaml").write_text(_CARD)
     assert read_card(source / "train.rec").license == "non-commercial research"
-    rewrite.shuffle(source / "train.rec", tmp_path / "out", seed=0)
+    helpers.shuffle(source / "train.rec", tmp_path / "out", seed=0)
     assert read_card(tmp_path / "out").license == "non-commercial research"
 
 
@@ -55,7 +54,7 @@ def test_records_in_a_folder_without_a_card_can_have_their_own(tmp_path):
     records = write_records(tmp_path / "in", [1, 0, 1], size=112) / "train.rec"
     (tmp_path / "in" / "train.rec.card.yaml").write_text(_CARD)
     assert read_card(records).license == "non-commercial research"
-    rewrite.shuffle(records, tmp_path / "out", seed=0)
+    helpers.shuffle(records, tmp_path / "out", seed=0)
     assert read_card(tmp_path / "out").license == "non-commercial research"
     (tmp_path / "in" / "dataset_card.yaml").write_text("name: folder\n")
     assert read_card(records).name == "folder"
@@ -90,12 +89,12 @@ def _cards_of(folder):
 def test_every_tool_that_writes_a_dataset_carries_origin_and_license(tmp_path):
     source = write_records(tmp_path / "in", [0, 0, 1, 1, 2, 2], size=112)
     (source / "dataset_card.yaml").write_text(_CARD)
-    rewrite.subset(source, tmp_path / "subset", SubsetOptions(identities=2))
-    rewrite.shuffle(source, tmp_path / "shuffled")
-    rewrite.split(source, tmp_path / "split", validation=0.34)
-    rewrite.convert(source, tmp_path / "unpacked", "folder")
+    helpers.subset(source, tmp_path / "subset", SubsetOptions(identities=2))
+    helpers.shuffle(source, tmp_path / "shuffled")
+    helpers.split(source, tmp_path / "split", validation=0.34)
+    helpers.convert(source, tmp_path / "unpacked", "folder")
     check(source, repair=tmp_path / "repaired")
-    write_cleaned(source, np.array([0, 0, 0, 0, -1, 1]), tmp_path / "cleaned")
+    helpers.write_cleaned(source, np.array([0, 0, 0, 0, -1, 1]), tmp_path / "cleaned")
     expected = {"subset": (2, 4), "shuffled": (3, 6), "split/train": (2, 4), "split/validation": (1, 2),
                 "unpacked": (3, 6), "repaired": (3, 6), "cleaned": (2, 5)}  # fmt: skip
     for name, size in expected.items():
@@ -107,9 +106,9 @@ def test_every_tool_that_writes_a_dataset_carries_origin_and_license(tmp_path):
 def test_a_merge_lists_the_cards_of_its_sources_and_so_do_copies_of_it(tmp_path):
     sources = [write_records(tmp_path / name, [0, 1], size=112) for name in ("a", "b")]
     (sources[0] / "dataset_card.yaml").write_text(_CARD)
-    rewrite.merge(sources, tmp_path / "merged")
-    rewrite.convert(tmp_path / "merged", tmp_path / "copy.zip", "zip")
-    rewrite.subset(tmp_path / "copy.zip", tmp_path / "subset", SubsetOptions(identities=3))
+    helpers.merge(sources, tmp_path / "merged")
+    helpers.convert(tmp_path / "merged", tmp_path / "copy.zip", "zip")
+    helpers.subset(tmp_path / "copy.zip", tmp_path / "subset", SubsetOptions(identities=3))
     for name in ("merged", "copy.zip", "subset"):
         names = [(card.name, card.license) for card in read_cards(tmp_path / name)]
         assert names == [("HSFace10k", "non-commercial research"), ("b", "unknown")], name

@@ -9,9 +9,9 @@ from facetrain.data.loading.reader import ImageReader, ReadRequest
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.options import PackOptions
 from facetrain.data.tools.pack import pack
-from facetrain.data.tools.rewrite import convert
 from facetrain.errors import ImageError, UnreadableError
 from tests.support.datasets import encoded_image, tf_example, tf_record, write_records
+from tests.unit.data.tools.helpers import convert
 
 COUNT = 6
 

@@ -22,11 +22,11 @@ from facetrain.data.tools.detect_landmarks import write_dataset_landmarks
 from facetrain.data.tools.landmarks import read_landmarks
 from facetrain.data.tools.options import PackOptions, SubsetOptions
 from facetrain.data.tools.pack import pack
-from facetrain.data.tools.rewrite import convert, merge, shuffle, subset
 from facetrain.errors import DataError
 from facetrain.face_landmarks import ARCFACE_TEMPLATE, NORMALIZED_TEMPLATE
 from tests.support.datasets import write_records
 from tests.support.world import ONE_RANK
+from tests.unit.data.tools.helpers import convert, merge, shuffle, subset
 
 
 def random_landmarks(count, seed=0):

@@ -8,12 +8,11 @@ from facetrain.data.dataset import identity_name, original_name
 from facetrain.data.formats.record_names import write_name_tables
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.check import check
-from facetrain.data.tools.clean import write_cleaned
 from facetrain.data.tools.options import PackOptions, SubsetOptions
 from facetrain.data.tools.pack import pack
-from facetrain.data.tools.rewrite import convert, merge, shuffle, split, subset
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, write_records
+from tests.unit.data.tools.helpers import convert, merge, shuffle, split, subset, write_cleaned
 
 
 @pytest.fixture

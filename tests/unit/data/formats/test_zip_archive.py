@@ -7,9 +7,9 @@ import pytest
 
 from facetrain.data.dataset import identity_name, original_name, skipped_files
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.tools.rewrite import convert
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, images_of
+from tests.unit.data.tools.helpers import convert
 
 
 def write_zip(path, members, method=zipfile.ZIP_STORED):

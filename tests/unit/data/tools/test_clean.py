@@ -5,12 +5,12 @@ import pytest
 
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools import identity_groups, similarity
-from facetrain.data.tools.clean import find_label_faults, write_cleaned
+from facetrain.data.tools.clean import find_label_faults
 from facetrain.data.tools.label_faults import apply_faults
 from facetrain.data.tools.overlap import find_overlap
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, write_records
-from tests.unit.data.tools.helpers import EACH, IDENTITIES, SIZE, unit
+from tests.unit.data.tools.helpers import EACH, IDENTITIES, SIZE, unit, write_cleaned
 
 
 def drawn(identities, each, noise, seed):

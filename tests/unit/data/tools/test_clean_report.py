@@ -9,16 +9,16 @@ from facetrain.data.tools.clean import CleanReport
 from facetrain.data.tools.clean_report import describe_report, format_report, read_report
 from facetrain.data.tools.contact_sheet import write_fault_sheet
 from facetrain.data.tools.fault_calibration import FaultThreshold
-from facetrain.data.tools.label_faults import LabelFault, apply_faults
+from facetrain.data.tools.label_faults import LabelFault, applied_by_default
 from facetrain.data.tools.separation import Separation
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, write_records
 
 FAULTS = [
-    LabelFault("mixed_identity", 2, -1, 4, 0.1, (4, 5), 4),
-    LabelFault("mislabeled_image", 0, 1, 1, 0.8, (1,), 1),
-    LabelFault("outlier_image", 1, -1, 3, 0.05, (3,), -1),
-    LabelFault("duplicate_identity", 0, 3, -1, 0.9, (), 0),
+    LabelFault("mixed_identity", 2, -1, 0.1, (4, 5), 4),
+    LabelFault("mislabeled_image", 0, 1, 0.8, (1,), 1),
+    LabelFault("outlier_image", 1, -1, 0.05, (3,), -1),
+    LabelFault("duplicate_identity", 0, 3, 0.9, (), 0),
 ]
 LABELS = [0, 0, 1, 1, 2, 2, 2, 3]
 
@@ -30,13 +30,10 @@ def source(tmp_path):
 
 @pytest.fixture
 def path(source, tmp_path):
-    report = CleanReport(
-        Separation(0.01, 0.3), FAULTS, apply_faults(np.array(LABELS), FAULTS),
-        {"mixed_identity": FaultThreshold(np.inf, 0, 0.0, 0.0)},
-    )  # fmt: skip
+    thresholds = {"mixed_identity": FaultThreshold(np.inf, 0.0)}
+    report = CleanReport(FAULTS, FAULTS, np.array(LABELS), Separation(0.01, 0.3), thresholds)
     file = tmp_path / "report.json"
-    content = describe_report(source, report, Path("model"), merge=True)
-    file.write_text(format_report(content), encoding="utf-8")
+    file.write_text(format_report(describe_report(source, report, Path("model"))), encoding="utf-8")
     return file
 
 
@@ -47,18 +44,17 @@ def edit(path, change):
 
 
 def test_a_report_gives_the_same_decisions_again(source, path):
-    faults = read_report(path, source)
-    assert faults == FAULTS
-    assert apply_faults(source.labels, faults).tolist() == [0, 1, 1, -1, 4, 4, 2, 0]
+    report = read_report(path, source)
+    assert report.faults == FAULTS and report.label_N.tolist() == [0, 1, 1, -1, 4, 4, 2, 0]
     lines = path.read_text(encoding="utf-8").splitlines()
     assert sum('"apply": true' in line for line in lines) == len(FAULTS), "one decision per line"
 
 
 def test_decisions_can_be_switched_off_one_by_one(source, path):
     edit(path, lambda content: content["decisions"][2].update(apply=False))
-    assert apply_faults(source.labels, read_report(path, source)).tolist() == [0, 1, 1, 1, 4, 4, 2, 0]
+    assert read_report(path, source).label_N.tolist() == [0, 1, 1, 1, 4, 4, 2, 0]
     edit(path, lambda content: content.update(decisions=[]))
-    assert (apply_faults(source.labels, read_report(path, source)) == source.labels).all()
+    assert (read_report(path, source).label_N == source.labels).all()
 
 
 def test_decisions_keep_their_numbers_on_a_sheet_when_others_are_switched_off(source, path, tmp_path):
@@ -67,7 +63,7 @@ def test_decisions_keep_their_numbers_on_a_sheet_when_others_are_switched_off(so
         del content["decisions"][3]["number"]
 
     edit(path, change)
-    (sheet,) = write_fault_sheet(tmp_path / "data", read_report(path, source), tmp_path / "faults.html")
+    (sheet,) = write_fault_sheet(source, read_report(path, source).faults, tmp_path / "faults.html")
     text = sheet.read_text(encoding="utf-8")
     assert all(
         shown in text for shown in ("2. mislabeled_image", "3. outlier_image", "4. duplicate_identity")
@@ -76,7 +72,7 @@ def test_decisions_keep_their_numbers_on_a_sheet_when_others_are_switched_off(so
 
 def test_identities_that_show_one_person_become_the_identity_of_the_target(source, path):
     edit(path, lambda content: content["decisions"][3].update(target=2))
-    assert apply_faults(source.labels, read_report(path, source)).tolist() == [0, 1, 1, -1, 4, 4, 0, 0]
+    assert read_report(path, source).label_N.tolist() == [0, 1, 1, -1, 4, 4, 0, 0]
 
 
 def test_an_identity_and_the_group_of_another_one_can_show_one_person(tmp_path):
@@ -84,14 +80,14 @@ def test_an_identity_and_the_group_of_another_one_can_show_one_person(tmp_path):
         (tmp_path / "photos" / f"p{label}").mkdir(parents=True, exist_ok=True)
         (tmp_path / "photos" / f"p{label}" / f"{number}.png").write_bytes(encoded_image(number))
     source = open_dataset(tmp_path / "photos")
-    faults = [FAULTS[0], LabelFault("duplicate_identity", 0, 4, -1, 0.9, (), 0)]
-    report = CleanReport(Separation(0.01, 0.3), faults, apply_faults(source.labels, faults))
-    content = describe_report(source, report, Path("model"), merge=True)
+    faults = [FAULTS[0], LabelFault("duplicate_identity", 0, 4, 0.9, (), 0)]
+    report = CleanReport(faults, faults, source.labels, Separation(0.01, 0.3))
+    content = describe_report(source, report, Path("model"))
     assert content["decisions"][1]["other_name"] == "4"
     (tmp_path / "report.json").write_text(format_report(content))
     applied = read_report(tmp_path / "report.json", source)
-    assert apply_faults(source.labels, applied).tolist() == [0, 0, 1, 1, 0, 0, 2, 3]
-    (sheet,) = write_fault_sheet(tmp_path / "photos", applied, tmp_path / "faults.html")
+    assert applied.label_N.tolist() == [0, 0, 1, 1, 0, 0, 2, 3]
+    (sheet,) = write_fault_sheet(source, applied.faults, tmp_path / "faults.html")
     assert "identity 0 (p0) | identity 4, cosine 0.900" in sheet.read_text()
     assert sheet.read_text().count("<img") == 3 + 4, "the group and its identity; both identities"
 
@@ -99,7 +95,7 @@ def test_an_identity_and_the_group_of_another_one_can_show_one_person(tmp_path):
 @pytest.mark.parametrize("similarity", ["high", None, 10**400, -2])
 def test_a_similarity_that_is_none_does_not_matter(source, path, similarity):
     edit(path, lambda content: content["decisions"][0].update(similarity=similarity))
-    assert np.isnan(read_report(path, source)[0].similarity)
+    assert np.isnan(read_report(path, source).faults[0].similarity)
 
 
 @pytest.mark.parametrize(
@@ -152,10 +148,9 @@ def test_a_report_of_other_labels_and_a_file_that_is_not_json_are_refused(path, 
 
 
 def test_pairs_of_identities_are_not_applied_and_have_no_expected_mistakes_by_default(source):
-    thresholds = {
-        kind: FaultThreshold(0.5, 9, 0.25, 0.9) for kind in ("duplicate_identity", "mislabeled_image")
-    }
-    report = CleanReport(Separation(0.01, 0.3), FAULTS, np.array(LABELS), thresholds)
+    thresholds = {kind: FaultThreshold(0.5, 0.25) for kind in ("duplicate_identity", "mislabeled_image")}
+    applied = applied_by_default(FAULTS, merge=False)
+    report = CleanReport(FAULTS, applied, np.array(LABELS), Separation(0.01, 0.3), thresholds)
     content = describe_report(source, report, Path("model"))
     assert [one["apply"] for one in content["decisions"]] == [True, True, True, False]
     assert content["expected_false"] == 0.25

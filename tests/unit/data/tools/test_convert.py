@@ -11,12 +11,11 @@ from facetrain.data.loading.sampler import SampleOrder, build_sampler
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.settings import DataSettings
 from facetrain.data.tools.check import check
-from facetrain.data.tools.rewrite import convert
 from facetrain.data.tools.writing import FORMATS
 from facetrain.errors import DataError, ImageError, UsageError
 from tests.support.datasets import encoded_image, images_of, write_records
 from tests.support.world import ONE_RANK
-from tests.unit.data.tools.helpers import grouped_images
+from tests.unit.data.tools.helpers import convert, grouped_images
 
 ORDERED = [name for name, chosen in FORMATS.items() if chosen.keeps_order]
 

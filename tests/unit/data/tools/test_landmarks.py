@@ -12,10 +12,10 @@ from facetrain.data.tools.detect_landmarks import write_dataset_landmarks
 from facetrain.data.tools.landmarks import YuNet, _Face, read_landmarks, select_face
 from facetrain.data.tools.options import PackOptions
 from facetrain.data.tools.pack import pack
-from facetrain.data.tools.rewrite import merge
 from facetrain.errors import DataError, ImageError
 from facetrain.face_landmarks import ARCFACE_TEMPLATE
 from tests.support.detector import write_detector
+from tests.unit.data.tools.helpers import merge
 
 POINTS = ARCFACE_TEMPLATE * 1.5 + [20, 8]
 
@@ -71,7 +71,6 @@ def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path, name):
         ("a.csv", b"\xff\xfe", "a.csv: "),
         ("a.json", "[1]", "not a JSON object"),
         ("a.json", "{", "a.json: "),
-        ("a.json", f'{{"\\ud800": {POINTS.tolist()}}}', "a.json: 'utf-8' codec can't encode"),
         ("a.json", '{"x": [[1, 2], 3]}', "needs ten numbers"),
         ("a.json", f'{{"x": {[[10**400, 1]] * 5}}}', "needs ten numbers"),
         ("a.json", f'{{"x": [{"9" * 5000}]}}', "a.json: Exceeds the limit"),
@@ -79,9 +78,13 @@ def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path, name):
         (
             "a.csv",
             "\n".join([row("ann/1.png"), row("bob/1.png"), "", row("ann/1.png", POINTS + 90)]),
-            "a.csv, line 4: 'ann/1.png' has landmarks in line 1 already; keep one face per image",
+            "a.csv, line 4: 'ann/1.png' has landmarks in an earlier entry; keep one face per image",
         ),
-        ("a.json", f'{{"x": {POINTS.tolist()}, "x": {POINTS.tolist()}}}', "'x' occurs twice; keep one face"),
+        (
+            "a.json",
+            f'{{"x": {POINTS.tolist()}, "x": {POINTS.tolist()}}}',
+            "'x' has landmarks in an earlier entry; keep one face",
+        ),
     ],
 )
 def test_a_file_without_valid_landmarks_is_refused(tmp_path, name, content, message):

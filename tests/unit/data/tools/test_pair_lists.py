@@ -48,7 +48,7 @@ def test_lists_with_two_lines_per_pair_find_images_in_one_folder_or_one_per_pers
         ("ann_0001.jpg 1\n", "line 1: the second line of the last pair is missing"),
         ("ann_0001.jpg 1\nann_0002.jpg 0\n", "line 2: the number 0 contradicts 1"),
         ("ann_0001.jpg 1\nann_0009.jpg 1\n", "line 2: there is no"),
-        ("../flat/ann_0001.jpg 1\nann_0002.jpg 1\n", "line 1: .* is not the name of an image"),
+        ("../list.jpg 1\nann_0002.jpg 1\n", "line 1: .* is not an image inside"),
         ("ann_0001.jpg 1\nann_0002 2\n", "line 2: .* is not of the form `image.jpg number`"),
     ],
 )
@@ -70,7 +70,7 @@ def test_a_line_can_be_two_paths_and_a_flag(flat, tmp_path):
     for line, message in (
         ("../list.jpg ann_0002.jpg 1", "is not an image inside"),
         ("none.jpg ann_0002.jpg 1", "there is no"),
-        ("ann_0001.jpg ann_0002.jpg 2", "is neither `image image 1`"),
+        ("ann_0001.jpg ann_0002.jpg 2", "is not of the form `image image 1`"),
     ):
         (tmp_path / "list.txt").write_text(line)
         with pytest.raises(PairsError, match=f"line 1: .*{message}"):
@@ -139,7 +139,7 @@ def test_the_splits_of_cfp_become_verification_sets(cfp, tmp_path):
     (cfp / "Data" / "Images").rename(tmp_path / "aligned")
     assert convert_pair_list(folder, tmp_path / "aligned", tmp_path / "b.bin") == (4, 2)
     (folder / "02" / "diff.txt").write_text("1,9\n")
-    with pytest.raises(PairsError, match=r"diff\.txt, line 1: '1,9' is not a pair"):
+    with pytest.raises(PairsError, match=r"diff\.txt, line 1: '1,9' is not of the form `i,j`"):
         convert_pair_list(folder, tmp_path / "aligned", tmp_path / "c.bin")
 
 
@@ -191,11 +191,11 @@ def test_a_list_of_numbered_images_becomes_a_verification_set(dataset, tmp_path,
     ("line", "message"),
     [
         ("ann 1 9", "line 1: there is no"),
-        ("ann", "neither"),
-        ("../ann 1 2", "is not a name"),
-        ("ann x 2", "is not a name"),
-        ("ann ² 2", "is not a name"),
-        (f"ann {'1' * 5000} 2", "is not a name"),
+        ("ann", "is not of the form `name i j`"),
+        ("../ann 1 2", "is not an image inside"),
+        ("ann x 2", "is not of the form"),
+        ("ann ² 2", "is not of the form"),
+        (f"ann {'1' * 5000} 2", "is not of the form"),
         ("", "the list has no pairs"),
     ],
 )

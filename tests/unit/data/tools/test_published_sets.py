@@ -79,7 +79,7 @@ def test_xqlfw_takes_its_original_images_if_they_will_be_aligned(people, tmp_pat
     )
     (tmp_path / "points.csv").write_text(points.replace("\t", ","))
     listed = read_landmarks(tmp_path / "points.csv")
-    assert find_published_set(tmp_path, originals=True).images.name.startswith("lfw_original")
+    assert find_published_set(tmp_path, originals=True)[1].name.startswith("lfw_original")
     convert_pair_list(tmp_path, None, tmp_path / "xqlfw.bin", landmarks=listed)
     assert {encoded_image_size(image) for image in images_of(tmp_path / "xqlfw.bin")} == {(112, 112)}
 
@@ -91,7 +91,7 @@ def test_mlfw_is_not_taken_for_lfw_and_names_its_people(tmp_path):
     (tmp_path / "pairs.txt").write_text(
         "Ann_Lee_0001_0001.jpg\tAnn_Lee_0002_0000.jpg\t1\nAnn_Lee_0001_0001.jpg\tBob_0001_0002.jpg\t0\n"
     )
-    assert find_published_set(tmp_path).name == "MLFW"
+    assert find_published_set(tmp_path) == (tmp_path / "pairs.txt", tmp_path / "aligned")
     assert convert_pair_list(tmp_path, None, tmp_path / "mlfw.bin") == (2, 1)
     assert (tmp_path / "mlfw.subjects.csv").read_text() == "subject\nAnn_Lee\nAnn_Lee\nAnn_Lee\nBob\n"
 
@@ -102,7 +102,7 @@ def test_calfw_and_cplfw_have_aligned_images_in_one_folder(tmp_path, name):
         write_image(tmp_path / "aligned images" / f"{image}.jpg", number)
     list_path = tmp_path / f"pairs_{name}.txt"
     list_path.write_text("Ann_0001.jpg 1\nAnn_0002.jpg 1\nAnn_0001.jpg 0\nBob_0001.jpg 0\n")
-    assert find_published_set(tmp_path).name == name
+    assert find_published_set(tmp_path) == (list_path, tmp_path / "aligned images")
     assert convert_pair_list(tmp_path, None, tmp_path / "a.bin") == (2, 1)
 
 
@@ -177,7 +177,7 @@ def test_the_landmarks_of_rfw_are_those_of_the_image(rfw, tmp_path):
         center = np.argwhere(pixels > 128).mean(0)[::-1]
         assert np.abs(center - (38.3, 51.7)).max() < 2
     (rfw / "test" / "txts" / "Asian" / "Asian_lmk.txt").write_text("/test/data/Asian/a.jpg\t0\t1\t2\n")
-    with pytest.raises(PairsError, match=r"Asian_lmk\.txt, line 1: .* is not a path, a number"):
+    with pytest.raises(PairsError, match=r"Asian_lmk\.txt, line 1: .* is not of the form `path number"):
         convert_pair_list(rfw, None, tmp_path / "rfw.bin")
 
 

@@ -15,10 +15,9 @@ from facetrain.data.tools.inspect import find_identity
 from facetrain.data.tools.label_faults import LabelFault
 from facetrain.data.tools.options import PackOptions, SubsetOptions
 from facetrain.data.tools.pack import pack
-from facetrain.data.tools.rewrite import convert, merge, shuffle, split, subset
 from facetrain.errors import DataError, ImageError
 from tests.support.datasets import encoded_image, write_records
-from tests.unit.data.tools.helpers import grouped_images
+from tests.unit.data.tools.helpers import convert, grouped_images, merge, shuffle, split, subset
 
 LABELS = [0, 0, 1, 1, 1, 2, 3, 3, 3, 3]
 
@@ -138,9 +137,9 @@ def test_a_very_large_label_needs_little_memory_and_time(tmp_path):
     packed = pack(data, tmp_path / "packed", PackOptions(image_size=16, min_images=2))
     merged = merge([data, data], tmp_path / "merged")
     with pytest.raises(DataError, match="no identity is named 'ann'"):
-        find_identity(data, "ann")
-    fault = LabelFault("mislabeled_image", 2**31 - 256, 0, 3, 0.5, (3,), 0)
-    write_fault_sheet(data, [fault], tmp_path / "faults.html")
+        find_identity(open_dataset(data), "ann", data)
+    fault = LabelFault("mislabeled_image", 2**31 - 256, 0, 0.5, (3,), 0)
+    write_fault_sheet(open_dataset(data), [fault], tmp_path / "faults.html")
     assert tracemalloc.get_traced_memory()[1] < 1 << 28
     tracemalloc.stop()
     assert kept.labels.tolist() == [0, 0, 1, 1] and numbers.tolist() == [0, 1, 3, 4]

@@ -3,10 +3,10 @@ import pytest
 from facetrain.data.formats.bin import read_bin
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.pair_writer import write_pairs
-from facetrain.data.tools.rewrite import split
 from facetrain.data.tools.sample_pairs import sample_pairs
 from facetrain.errors import DataError, ImageError
 from tests.support.datasets import encoded_image, write_records
+from tests.unit.data.tools.helpers import split
 
 
 def test_sampled_pairs_are_different_half_genuine_and_folds_share_no_identity(tmp_path):

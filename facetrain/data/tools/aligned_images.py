@@ -1,0 +1,55 @@
+"""Images aligned to ArcFace's template by landmarks, which are found once for each image."""
+
+# N images
+
+from __future__ import annotations
+
+import numpy as np
+
+from facetrain.data.images.align import align, aligned_landmarks
+from facetrain.data.images.decode import decode_rgb, encode_jpeg
+from facetrain.data.tools.landmarks import LandmarkFinder, YuNet
+from facetrain.errors import ImageError
+from facetrain.face_landmarks import normalize_landmarks
+
+
+class NoFaceError(ImageError):
+    """An image has no landmarks."""
+
+
+class AlignedImages:
+    """Aligned images of a dataset or a list of pairs; safe to use from several threads."""
+
+    def __init__(self, find: LandmarkFinder, count: int, size: int, quality: int = 95) -> None:
+        """Take the landmarks of `count` images, and the pixels a side and JPEG quality of the aligned images."""
+        self._find, self._size, self._quality = find, size, quality
+        # Kept, because images are checked before they are written, or are in several pairs: detection takes longer
+        # than everything else.
+        self._points_N52 = np.full((count, 5, 2), np.nan, np.float32)
+        self.landmarks_N52 = self._points_N52.copy()
+        """Landmarks of the images that have been aligned, as fractions of their sides."""
+
+    def decode(self, number: int, name: str, data: bytes, location: str) -> np.ndarray:
+        """Return the pixels of an image, uint8 RGB (H, W, 3), after its landmarks were found.
+
+        Raises:
+            NoFaceError: it has no landmarks.
+            ImageError: it cannot be decoded.
+        """
+        image = decode_rgb(data, location=location)
+        if np.isnan(self._points_N52[number, 0, 0]):
+            points = self._find(name, image)
+            if points is None:
+                is_detector = isinstance(self._find, YuNet)
+                reason = "the detector finds no face" if is_detector else f"no landmarks for {name!r}"
+                raise NoFaceError(f"{location}: {reason}")
+            self._points_N52[number] = points
+        return image
+
+    def encoded(self, number: int, name: str, data: bytes, location: str) -> bytes:
+        """Return the aligned image as JPEG; raises as `decode`."""
+        image = self.decode(number, name, data, location)
+        points = self._points_N52[number]
+        aligned = aligned_landmarks(points, self._size)
+        self.landmarks_N52[number] = normalize_landmarks(aligned, self._size, self._size)
+        return encode_jpeg(align(image, points, self._size), self._quality)

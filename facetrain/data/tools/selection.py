@@ -1,0 +1,175 @@
+"""Selections of images for a new dataset: all, merged, in random order, a subset, two parts, with new labels."""
+
+# N images
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from facetrain.counter_rng import key_of
+from facetrain.data.dataset import FaceDataset, image_landmarks
+from facetrain.data.formats.record_names import most_frequent_identities
+from facetrain.data.loading.sampler import permute
+from facetrain.data.mixture import MixtureDataset, read_identities
+from facetrain.data.open_dataset import open_dataset
+from facetrain.data.skipped_files import SkippedFile
+from facetrain.data.tools.options import SubsetOptions
+from facetrain.errors import DataError, ImageError
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Images of a dataset in the order in which they are written, and their labels."""
+
+    source: FaceDataset
+    paths: Sequence[Path]
+    """Datasets that the images come from, whose cards are carried along."""
+    numbers: np.ndarray
+    """Numbers of the images in the dataset, int64 (N,)."""
+    label: np.ndarray
+    """Labels, int64 (N,); the writer renumbers them without gaps."""
+    read: Callable[[int], bytes] | None = None
+    """Returns an image as it is written, by its number in the dataset; None: `source.read`."""
+    landmarks: np.ndarray | None = None
+    """Landmarks of all images of the dataset, complete when the last image was read; None: the dataset's landmarks."""
+    skipped: Sequence[SkippedFile] = ()
+    """Files and images that are left out, for a table beside the images."""
+    without_landmarks: Sequence[str] = ()
+    """Inputs without landmarks, if others have some: the output then has none."""
+
+    @cached_property
+    def new_label(self) -> np.ndarray:
+        """Labels without gaps, int64 (N,)."""
+        return np.unique(self.label, return_inverse=True)[1]
+
+    @cached_property
+    def identities(self) -> list[int]:
+        """Identity in the dataset of each new label: corrected labels mix identities, and the most frequent counts."""
+        return most_frequent_identities(self.source, self.numbers, self.new_label)
+
+    def read_image(self, row: int) -> bytes:
+        """Return the image in a row as it is written.
+
+        Raises:
+            ImageError: it is empty: a record without bytes is no image for the reader, and later ones would shift.
+        """
+        number = int(self.numbers[row])
+        data = (self.read or self.source.read)(number)
+        if not data:
+            raise ImageError(
+                f"{self.source.location(number)}: the image is empty; leave out such images with "
+                "`facetrain data check DATASET --repair DIR`"
+            )
+        return data
+
+
+def select_all(folder: Path) -> Selection:
+    """Select all images of a dataset.
+
+    Raises:
+        DataError: the dataset cannot be read; so do the functions below.
+    """
+    source = open_dataset(folder)
+    return _select(source, [folder], np.arange(source.num_images))
+
+
+def select_merged(folders: Sequence[Path]) -> Selection:
+    """Select all images of several datasets. The labels of each dataset follow the labels before them."""
+    sources = [open_dataset(folder) for folder in folders]
+    mixture = MixtureDataset(sources, [1.0] * len(sources))
+    lacking = [
+        str(folder)
+        for folder, source in zip(folders, sources, strict=True)
+        if image_landmarks(source) is None
+    ]
+    selection = _select(mixture, folders, np.arange(mixture.num_images))
+    return replace(selection, without_landmarks=lacking if len(lacking) < len(folders) else ())
+
+
+def select_shuffled(folder: Path, seed: int) -> Selection:
+    """Select all images of a dataset in random order, for readers that read a file from start to end."""
+    source = open_dataset(folder)
+    return _select(source, [folder], permute(np.arange(source.num_images), source.num_images, key_of(seed)))
+
+
+def select_subset(folder: Path, options: SubsetOptions) -> Selection:
+    """Select some identities of a dataset in their old order, and some images of each.
+
+    Raises:
+        DataError: no identity is left, or the dataset or the list of identities cannot be read.
+    """
+    source = open_dataset(folder)
+    # Not bincount: a damaged label can be so large that the counts of all labels below it fill the memory.
+    present, counts = np.unique(source.labels, return_counts=True)
+    keep = counts >= options.min_images
+    if options.listed is not None:
+        keep &= np.isin(present, read_identities(options.listed, source.num_classes))
+    selected = present[keep]
+    if options.identities is not None and options.identities < len(selected):
+        chosen = permute(np.arange(options.identities), len(selected), key_of(options.seed))
+        selected = np.sort(selected[chosen])
+    if not len(selected):
+        raise DataError(
+            f"{folder}: none of the {source.num_classes:,} identities matches the selection; check the list and the "
+            "limits of images per identity"
+        )
+    numbers = np.flatnonzero(np.isin(source.labels, selected))
+    if options.max_images is not None:
+        numbers = _limit_images(source.labels[numbers], numbers, options.max_images, options.seed)
+    return _select(source, [folder], numbers)
+
+
+def select_parts(folder: Path, *, validation: float, seed: int = 0) -> dict[str, Selection]:
+    """Select a training set and a validation set, which have no identity in common, by their names.
+
+    Args:
+        folder: the dataset.
+        validation: fraction of the identities for validation, above 0 and below 1; at least one identity is selected.
+        seed: seed of the selection.
+
+    Raises:
+        DataError: there are fewer than two identities, or the dataset cannot be read.
+    """
+    source = open_dataset(folder)
+    present = np.unique(source.labels)
+    if not 0 < validation < 1 or len(present) < 2:
+        raise DataError(
+            f"{folder}: {len(present):,} identities cannot be split with a validation fraction of {validation:g}; "
+            "take at least two identities and a fraction between 0 and 1"
+        )
+    count = min(max(round(validation * len(present)), 1), len(present) - 1)
+    held_out = np.isin(source.labels, present[permute(np.arange(count), len(present), key_of(seed))])
+    return {
+        "train": _select(source, [folder], np.flatnonzero(~held_out)),
+        "validation": _select(source, [folder], np.flatnonzero(held_out)),
+    }
+
+
+def select_relabeled(folder: Path, label_N: np.ndarray) -> Selection:
+    """Select the images of a dataset with new labels, int64 (N,); −1 leaves an image out.
+
+    Raises:
+        DataError: no image is left, or the dataset cannot be read.
+    """
+    numbers = np.flatnonzero(label_N >= 0)
+    if not len(numbers):
+        raise DataError(f"{folder}: no image is left; check the report, and that the model fits this dataset")
+    return Selection(open_dataset(folder), [folder], numbers, label_N[numbers])
+
+
+def _select(source: FaceDataset, paths: Sequence[Path], numbers: np.ndarray) -> Selection:
+    return Selection(source, paths, numbers, source.labels[numbers])
+
+
+def _limit_images(label: np.ndarray, numbers: np.ndarray, limit: int, seed: int) -> np.ndarray:
+    """Select at most `limit` numbers of each label at random; return them in ascending order."""
+    random_order = permute(np.arange(len(numbers)), len(numbers), key_of(seed, 1))
+    by_label = np.lexsort((random_order, label))
+    ordered = label[by_label]
+    rank_in_label = np.arange(len(ordered)) - np.searchsorted(ordered, ordered)
+    return np.sort(numbers[by_label[rank_in_label < limit]])
