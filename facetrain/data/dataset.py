@@ -39,7 +39,7 @@ class FaceDataset(Protocol):
         """Identity of every image: int32 or int64 (num_images,)."""
 
     def read(self, index: int) -> bytes:
-        """Return the encoded image, in one of the formats of `image_header.FORMAT_SUFFIX`.
+        """Return the encoded image, in one of the formats of `images.header.FORMAT_SUFFIXES`.
 
         Raises:
             UnreadableError: if this image cannot be read.

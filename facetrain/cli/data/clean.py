@@ -157,8 +157,8 @@ def _check_arguments(context: typer.Context, inputs: list[Path], files: CleanFil
             f"{inputs[0]}: clean needs a model and a dataset, or a dataset and --apply REPORT, which needs no model"
         )
     if files.apply is not None:
-        when = "with --apply, whose decisions can be edited"
-        refuse_given(context, "report", "merge", "precision", "device", "batch_size", when=when)
+        unused = ("report", "merge", "precision", "device", "batch_size")
+        refuse_given(context, *unused, when="with --apply")
     if files.output is None:
         refuse_given(context, "yes", "workers", when="without --output")
     require_absent(files.output)

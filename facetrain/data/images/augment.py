@@ -18,18 +18,8 @@ from facetrain.data.settings import AugmentSettings
 from facetrain.face_landmarks import MIRRORED_ORDER
 
 # One number per random draw: a new augmentation does not change the draws of the others.
-(
-    _FLIP,
-    _LOW_RESOLUTION,
-    _LOW_RESOLUTION_SCALE,
-    _BLUR,
-    _BLUR_SIGMA,
-    _GRAY,
-    _COLOR,
-    _BRIGHTNESS,
-    _CONTRAST,
-    _SATURATION,
-) = range(10)
+_FLIP, _LOW_RESOLUTION, _LOW_RESOLUTION_SCALE, _BLUR, _BLUR_SIGMA = range(5)
+_GRAY, _COLOR, _BRIGHTNESS, _CONTRAST, _SATURATION = range(5, 10)
 _CROP, _CROP_SIZE, _CROP_X, _CROP_Y, _ERASE, _ERASE_W, _ERASE_H, _ERASE_X, _ERASE_Y = range(10, 19)
 _JPEG, _JPEG_QUALITY = range(19, 21)
 _IMAGES_IN_CACHE = 2

@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 
 from facetrain.data.images.header import (
-    FORMAT_SUFFIX,
+    FORMAT_SUFFIXES,
     MAX_PIXELS,
     is_complete_jpeg,
     jpeg_orientation,
@@ -21,7 +21,7 @@ _START_OF_SCAN = b"\xff\xda"
 
 
 def decode_rgb(data: bytes, *, location: str) -> np.ndarray:
-    """Decode an image of a format in `FORMAT_SUFFIX` to RGB: uint8 (height, width, 3).
+    """Decode an image of a format in `FORMAT_SUFFIXES` to RGB: uint8 (height, width, 3).
 
     The image is turned upright by its orientation tag. Gray and CMYK become RGB, 16 bits per channel become 8,
     transparency is dropped.
@@ -50,7 +50,7 @@ def decode(data: bytes) -> np.ndarray:
         raise NotAnImageError("the file is empty")
     header = read_header(data)
     if header is None:
-        raise NotAnImageError(f"its {len(data):,} bytes are not an image ({', '.join(FORMAT_SUFFIX)})")
+        raise NotAnImageError(f"its {len(data):,} bytes are not an image ({', '.join(FORMAT_SUFFIXES)})")
     if not 0 < header.width * header.height <= MAX_PIXELS:
         raise NotAnImageError(
             f"the image has {header.width:,} × {header.height:,} pixels; the limit is {MAX_PIXELS:,}"
@@ -70,7 +70,7 @@ def decode(data: bytes) -> np.ndarray:
     except cv2.error as error:
         raise NotAnImageError(f"the image cannot be decoded ({error.err})") from error
     if image is None:
-        if not cv2.haveImageWriter(FORMAT_SUFFIX[header.format]):
+        if not cv2.haveImageWriter(FORMAT_SUFFIXES[header.format][0]):
             raise NotAnImageError(f"the installed OpenCV is built without {header.format}; convert the image")
         raise NotAnImageError(
             f"the {header.format} image cannot be decoded: its {len(data):,} bytes are damaged, or OpenCV does not "

@@ -12,35 +12,20 @@ from typing import NamedTuple
 MAX_PIXELS = 40_000_000
 """40 megapixels, which need 230 MiB while OpenCV decodes them. The header of a tiny file can claim 100,000 × 100,000
 pixels; it is refused before decoding."""
-IMAGE_SUFFIXES = frozenset(
-    [
-        ".jpg",
-        ".jpeg",
-        ".jpe",
-        ".jfif",
-        ".png",
-        ".bmp",
-        ".dib",
-        ".webp",
-        ".avif",
-        ".pbm",
-        ".pgm",
-        ".ppm",
-        ".pnm",
-        ".tif",
-        ".tiff",
-        ".jp2",
-        ".gif",
-        ".ras",
-        ".sr",
-    ]
-)
-"""Suffixes of image files, in lower case: the 8 and 16-bit formats of OpenCV."""
-FORMAT_SUFFIX = {
-    "JPEG": ".jpg", "PNG": ".png", "BMP": ".bmp", "WebP": ".webp", "AVIF": ".avif", "PNM": ".pnm",
-    "TIFF": ".tif", "JPEG 2000": ".jp2", "GIF": ".gif", "Sun raster": ".ras",
-}  # fmt: skip
-"""Suffix that a file of each format gets."""
+FORMAT_SUFFIXES = {
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
+    "PNG": (".png",),
+    "BMP": (".bmp", ".dib"),
+    "WebP": (".webp",),
+    "AVIF": (".avif",),
+    "PNM": (".pnm", ".pbm", ".pgm", ".ppm"),
+    "TIFF": (".tif", ".tiff"),
+    "JPEG 2000": (".jp2",),
+    "GIF": (".gif",),
+    "Sun raster": (".ras", ".sr"),
+}
+"""Suffixes of the files of each format, in lower case, the usual one first: the 8 and 16-bit formats of OpenCV."""
+IMAGE_SUFFIXES = frozenset(suffix for suffixes in FORMAT_SUFFIXES.values() for suffix in suffixes)
 
 # JPEG markers before the image size: 0xC0 to 0xCF without DHT, JPG and DAC (ITU-T T.81, table B.1).
 _START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -59,7 +44,7 @@ _ISOBMFF_HEADER_BYTES = 1 << 16
 
 
 class ImageHeader(NamedTuple):
-    """Format (a key of `FORMAT_SUFFIX`), and width and height in pixels before any rotation."""
+    """Format (a key of `FORMAT_SUFFIXES`), and width and height in pixels before any rotation."""
 
     format: str
     width: int
@@ -84,7 +69,7 @@ def encoded_image_size(data: bytes) -> tuple[int, int] | None:
 def suffix_of(data: bytes) -> str:
     """Return the suffix for a file with this encoded image; `.bin` if the format is unknown."""
     header = read_header(data)
-    return ".bin" if header is None else FORMAT_SUFFIX[header.format]
+    return ".bin" if header is None else FORMAT_SUFFIXES[header.format][0]
 
 
 def jpeg_orientation(data: bytes) -> int:
@@ -97,12 +82,18 @@ def jpeg_orientation(data: bytes) -> int:
             length = int.from_bytes(data[position + 2 : position + 4], "big")
             payload = data[position + 4 : position + 2 + length]
             if data[position + 1] == _EXIF_MARKER and payload.startswith(b"Exif\0\0"):
-                orientation = tiff_tags(payload[6:]).get(_TIFF_ORIENTATION, 1)
+                orientation = _tiff_tags(payload[6:]).get(_TIFF_ORIENTATION, 1)
                 return orientation if 1 <= orientation <= 8 else 1
             position += 2 + length
     except (struct.error, IndexError):
         pass
     return 1
+
+
+def is_cmyk_jpeg(data: bytes) -> bool:
+    """Return whether a JPEG has four channels."""
+    frame = _start_of_frame(data) if data[:2] == b"\xff\xd8" else None
+    return frame is not None and data[frame + 9 : frame + 10] == b"\x04"
 
 
 def is_complete_jpeg(data: bytes) -> bool:
@@ -131,8 +122,11 @@ def pnm_largest_value(data: bytes) -> int:
 
 def _format_and_size(data: bytes) -> tuple[str, int, int] | None:
     if data[:2] == b"\xff\xd8":
-        size = _jpeg_size(data)
-        return None if size is None else ("JPEG", *size)
+        frame = _start_of_frame(data)
+        if frame is None:
+            return None
+        height, width = _JPEG_SIZE.unpack_from(data, frame + 5)
+        return "JPEG", width, height
     if data[:8] == b"\x89PNG\r\n\x1a\n":
         return "PNG", *struct.unpack_from(">II", data, 16)
     if data[:2] == b"BM":
@@ -148,7 +142,7 @@ def _format_and_size(data: bytes) -> tuple[str, int, int] | None:
         box = _largest_box_size("JPEG 2000", data, b"ihdr", skip=0)
         return box and (box[0], box[2], box[1])  # the box has the height first
     if data[:4] in (b"II*\x00", b"MM\x00*"):
-        tags = tiff_tags(data)
+        tags = _tiff_tags(data)
         known = _TIFF_WIDTH in tags and _TIFF_HEIGHT in tags
         return ("TIFF", tags[_TIFF_WIDTH], tags[_TIFF_HEIGHT]) if known else None
     if data[:6] in (b"GIF87a", b"GIF89a"):
@@ -159,15 +153,15 @@ def _format_and_size(data: bytes) -> tuple[str, int, int] | None:
     return None if match is None else ("PNM", int(match[1]), int(match[2]))
 
 
-def _jpeg_size(data: bytes) -> tuple[int, int] | None:
+def _start_of_frame(data: bytes) -> int | None:
+    """Return the position of a JPEG's marker that the size and the number of channels follow; None without one."""
     position, last = 2, len(data) - 9
     while position <= last:
         first, marker, length = _JPEG_SEGMENT.unpack_from(data, position)
         if first != 0xFF:
             return None
         if marker in _START_OF_FRAME:
-            height, width = _JPEG_SIZE.unpack_from(data, position + 5)
-            return width, height
+            return position
         # A byte 0xFF may fill the space before a marker (ITU-T T.81, B.1.1.2).
         position += 1 if marker == 0xFF else 2 + length
     return None
@@ -196,7 +190,7 @@ def _largest_box_size(name: str, data: bytes, box: bytes, skip: int) -> tuple[st
     return (name, *max(sizes, key=lambda size: size[0] * size[1])) if sizes else None
 
 
-def tiff_tags(data: bytes) -> dict[int, int]:
+def _tiff_tags(data: bytes) -> dict[int, int]:
     """Return the first value of each tag in the first directory of a TIFF, or of EXIF, which has the same layout."""
     order = "<" if data[:2] == b"II" else ">"
     (start,) = struct.unpack_from(order + "I", data, 4)
