@@ -60,6 +60,7 @@ def measure_label_cleaning(
             "use a smaller --people or a larger dataset"
         )
     unchanged = find_label_faults(embedded.embedding, embedded.label)
+    assert unchanged.separation is not None, "it was measured"
     reports = [{"faults_unchanged": len(unchanged.faults), "eer": unchanged.separation.eer}]
     for seed in range(seeds):
         planted = plant_errors(embedded.label, seed, wrong=wrong, people=people)
