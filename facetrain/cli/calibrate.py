@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -78,7 +79,7 @@ def calibrate(
             progress=progress,
         )
     if as_json:
-        content = {"model": str(path), "thresholds": [threshold.as_json() for threshold in thresholds]}
+        content = {"model": str(path), "thresholds": [asdict(threshold) for threshold in thresholds]}
         typer.echo(json.dumps(content, indent=1))
         return
     first = thresholds[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -122,7 +123,7 @@ def compare(
     cosine = opened.compare(first, second).cosine
     same = threshold and cosine >= threshold.cosine
     if as_json:
-        decision = {"same": same, "threshold": threshold.as_json()} if threshold else {}
+        decision = {"same": same, "threshold": asdict(threshold)} if threshold else {}
         typer.echo(json.dumps({"cosine": cosine} | decision))
         return
     line = f"cosine similarity {cosine:.4f}"

@@ -59,8 +59,7 @@ FileOptions = Annotated[
             "executorch 1.",
         ),
         "int8": typer.Option(
-            help="onnx: quantize to 8 bits. static: convolutions and linear layers, weights and activations; dynamic: "
-            "linear layers only. Off by default."
+            help="onnx: quantize weights and activations of convolutions and linear layers to 8 bits. Off by default."
         ),
         "run_config": typer.Option(
             "--run-config",

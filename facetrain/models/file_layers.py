@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,10 +32,11 @@ class Affine:
     offset: float = 0.0
 
     def then(self, operation: str, number: float) -> Affine:
-        """Return the function followed by an operation of `ARITHMETIC`."""
-        scale = {"mul": number, "div": 1 / number if number else float("nan")}.get(operation, 1.0)
-        shift = {"add": number, "sub": -number}.get(operation, 0.0)
-        return Affine(self.factor * scale, self.offset * scale + shift)
+        """Return the function followed by an operation of `ARITHMETIC`, or by `rsub`: number − x. Others give NaN."""
+        scale = {"add": 1, "sub": 1, "rsub": -1, "mul": number, "div": 1 / number if number else math.nan}
+        shift = {"add": number, "sub": -number, "rsub": number}.get(operation, 0.0)
+        factor = scale.get(operation, math.nan)
+        return Affine(self.factor * factor, self.offset * factor + shift)
 
     @property
     def is_zero_at_mid_gray(self) -> bool:

@@ -11,7 +11,6 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone
-from facetrain.backbone.low_rank import merge_adapters
-from facetrain.backbone.zoo import build_backbone, build_on_meta
+from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError
 from facetrain.head.head_group import Head, HeadPart, head_parts
 from facetrain.models.layer_graph import LayerGraph
 from facetrain.models.match_weights import calibrate_norms, match_weights
-from facetrain.models.model_file import GRAPH_SUFFIXES, newest_model_file, open_checkpoint
+from facetrain.models.model_file import GRAPH_SUFFIXES, open_checkpoint, read_model
 from facetrain.models.mxnet_network import open_mxnet
 from facetrain.models.mxnet_symbol import read_symbol
 from facetrain.models.onnx_layers import read_onnx_layers
-from facetrain.models.weight_files import (
-    load_weights_into,
-    load_without_code,
-    read_weights,
-    require_same_shapes,
-)
+from facetrain.models.weight_files import load_weights_into, load_without_code
 
 _ROWS_PER_COPY = 1 << 16
 _MXNET_CENTERS = "fc7_weight"
@@ -54,14 +47,24 @@ class SavedCenters:
     """Returns the centers of classes [start, stop): (stop - start, D), float32."""
 
 
-def initialize_backbone(backbone: Backbone, path: Path, images: Callable[[], Tensor]) -> list[str]:
+def initialize_backbone(
+    backbone: Backbone,
+    path: Path,
+    images: Callable[[], Tensor] | None,
+    *,
+    first_blocks_of: dict[str, Any] | None = None,
+) -> list[str]:
     """Load the weights of a run, a checkpoint, or a file that `facetrain eval` accepts.
 
     Args:
         backbone: The network to load into, on the CPU.
         path: Folder or file.
         images: Returns normalized training images (B, 3, H, W). It is called only for a file whose batch
-            norms were merged into other layers: the statistics are then measured on these images.
+            norms were merged into other layers: the statistics are then measured on these images. None: not at all.
+        first_blocks_of: Arguments of `build_backbone` for the backbone, if the file may have more blocks: the first
+            blocks of each stage are loaded, and all layers outside of the blocks. The network of an MXNet or ONNX file
+            must be a MobileFaceNet with the published number of blocks then: the names of such files do not say where
+            a stage begins.
 
     Returns:
         Names of the batch norms whose statistics were measured.
@@ -70,42 +73,32 @@ def initialize_backbone(backbone: Backbone, path: Path, images: Callable[[], Ten
         ModelError: the file is missing or damaged, or its network is not the backbone.
         CheckpointError: the checkpoint is damaged, or the folder has none.
     """
+    merged: list[str] = []
     if path.is_dir() or path.suffix not in GRAPH_SUFFIXES:
-        load_weights_into(backbone, read_backbone_weights(path), str(path))
-        return []
-    matched = match_weights(_read_layers(path), backbone)
-    load_weights_into(backbone, matched.weights, str(path))
-    if matched.merged_norms:
-        calibrate_norms(backbone, matched.merged_norms, images())
-    return matched.merged_norms
+        weights, _, _ = read_model(path)
+    else:
+        whole = backbone if first_blocks_of is None else _build_published(path, first_blocks_of)
+        matched = match_weights(_read_layers(path), whole)
+        merged = matched.merged_norms
+        load_weights_into(whole, matched.weights, str(path))
+        if merged and images:
+            calibrate_norms(whole, merged, images())
+        weights = whole.state_dict()
+    if first_blocks_of is not None:
+        weights = _select_first_blocks(backbone, weights)
+    load_weights_into(backbone, weights, str(path))
+    return merged
 
 
-def initialize_first_blocks(
-    backbone: Backbone, path: Path, images: Callable[[], Tensor], options: dict[str, Any]
-) -> list[str]:
-    """Load the first blocks of each stage of a network with more blocks, and all layers outside of the blocks.
-
-    Args:
-        backbone: The network to load into, `build_backbone(**options)`, on the CPU.
-        path: Folder or file, as for `initialize_backbone`. The network of an MXNet or ONNX file must be a MobileFaceNet
-            with the published number of blocks: the names of such files do not say where a stage begins.
-        images: As for `initialize_backbone`.
-        options: Arguments of `build_backbone`.
-
-    Returns:
-        Names of the batch norms whose statistics were measured.
+def check_backbone_weights(path: Path, options: dict[str, Any], *, first_blocks: bool = False) -> None:
+    """Check that a file can be loaded into the network `build_backbone(**options)`, see `initialize_backbone`.
 
     Raises:
-        ModelError: the file is missing or damaged, or its network differs in more than the number of blocks.
+        ModelError: it is not readable, or its weights do not fit.
         CheckpointError: the checkpoint is damaged, or the folder has none.
     """
-    if path.is_dir() or path.suffix not in GRAPH_SUFFIXES:
-        merged, weights = [], read_backbone_weights(path)
-    else:
-        deeper = _build_published(path, options)
-        merged, weights = initialize_backbone(deeper, path, images), deeper.state_dict()
-    load_weights_into(backbone, _select_first_blocks(backbone, weights), str(path))
-    return merged
+    backbone = build_backbone(**options)
+    initialize_backbone(backbone, path, None, first_blocks_of=options if first_blocks else None)
 
 
 def _read_layers(path: Path) -> LayerGraph:
@@ -188,45 +181,6 @@ def check_center_count(path: Path, centers: SavedCenters, num_classes: int, *, m
         )
 
 
-def check_backbone_weights(path: Path, options: dict[str, Any], *, first_blocks: bool = False) -> None:
-    """Check that a file can be loaded into the network `build_backbone(**options)`.
-
-    Args:
-        path: Folder or file, as for `initialize_backbone`.
-        options: Arguments of `build_backbone`.
-        first_blocks: Whether the network may have fewer blocks than the file, see `initialize_first_blocks`.
-
-    Raises:
-        ModelError: it is not readable, or its weights do not fit.
-        CheckpointError: the checkpoint is damaged, or the folder has none.
-    """
-    if path.is_dir() or path.suffix not in GRAPH_SUFFIXES:
-        weights = read_backbone_weights(path)
-        network = build_on_meta(**options)
-    else:
-        published = _build_published(path, options) if first_blocks else build_backbone(**options)
-        weights = match_weights(_read_layers(path), published).weights
-        network = build_backbone(**options)
-    if first_blocks:
-        weights = _select_first_blocks(network, weights)
-    require_same_shapes(network, weights, str(path))
-
-
-def read_backbone_weights(path: Path) -> dict[str, Tensor]:
-    """Return the state dict of the backbone in a run folder, a checkpoint, or a file that `read_weights` reads.
-
-    Raises:
-        ModelError: it is none of these.
-        CheckpointError: the checkpoint is damaged, or the folder has none.
-    """
-    if not path.is_dir():
-        return read_weights(path)[0]
-    model = newest_model_file(path)
-    if model is not None:
-        return read_weights(model)[0]
-    return merge_adapters(open_checkpoint(path).replicated("backbone."), str(path))
-
-
 def read_centers(path: Path) -> SavedCenters:
     """Return the class centers of a run, of arcface_torch's files (one per rank), of AdaFace, or of an MXNet network.
 
@@ -245,7 +199,8 @@ def read_centers(path: Path) -> SavedCenters:
     if path.suffix in (".json", ".params"):
         weight = read_symbol(path)[2].get(_MXNET_CENTERS)
     elif path.suffix == ".ckpt":
-        weight = _read_adaface_centers(path)
+        columns = _matrix_in(path, "state_dict", _ADAFACE_CENTERS)  # AdaFace stores a column for each class
+        weight = None if columns is None else columns.T
     if weight is None or weight.dim() != 2:
         raise ModelError(
             f"{path}: has no class centers; give a run folder, a checkpoint, arcface_torch's checkpoint_gpu_0.pt, "
@@ -253,14 +208,6 @@ def read_centers(path: Path) -> SavedCenters:
             "head.init_from: reinit"
         )
     return SavedCenters(len(weight), lambda start, stop: weight[start:stop].float())
-
-
-def _read_adaface_centers(path: Path) -> Tensor | None:
-    """Return the centers (K, D) of a Lightning checkpoint of AdaFace, which stores a column for each class."""
-    value = load_without_code(path)
-    state = value.get("state_dict") if isinstance(value, dict) else None
-    kernel = state.get(_ADAFACE_CENTERS) if isinstance(state, dict) else None
-    return kernel.T if isinstance(kernel, Tensor) and kernel.dim() == 2 else None
 
 
 def _read_arcface_torch_centers(path: Path) -> SavedCenters:
@@ -273,21 +220,27 @@ def _read_arcface_torch_centers(path: Path) -> SavedCenters:
             f"{path.parent}: has checkpoint_gpu_ files of ranks {', '.join(map(str, sorted(ranks)))}; "
             "add the files of all ranks from 0 on, because each has the centers of other classes"
         )
-    shards = [_read_arcface_torch_shard(ranks[rank]) for rank in range(len(ranks))]
+    shards = []
+    for rank in range(len(ranks)):
+        shard = _matrix_in(ranks[rank], "state_dict_softmax_fc", "weight")
+        if shard is None:
+            raise ModelError(f"{ranks[rank]}: has no matrix state_dict_softmax_fc.weight")
+        shards.append(shard)
     sizes = [len(shard) for shard in shards]
-    # PartialFC_V2 gives rank r of W ranks C // W classes, and one more if r < C % W. Other sizes are of several runs.
-    if any(not 0 <= size - following <= 1 for size, following in pairwise(sizes)) or sizes[0] - sizes[-1] > 1:
-        raise ModelError(f"{path.parent}: the ranks have {sizes} classes, which are not of one run")
-    if len({shard.shape[1] for shard in shards}) > 1:
-        raise ModelError(f"{path.parent}: the centers of the ranks have different lengths")
+    # PartialFC_V2 gives rank r of W ranks C // W classes, and one more if r < C % W.
+    expected = [sum(sizes) // len(sizes) + (rank < sum(sizes) % len(sizes)) for rank in range(len(sizes))]
+    if sizes != expected or len({shard.shape[1] for shard in shards}) > 1:
+        raise ModelError(
+            f"{path.parent}: the shards disagree on the number of classes or the length of the centers "
+            f"({sizes} classes); files of several runs are mixed"
+        )
     weight = torch.cat(shards)
     return SavedCenters(len(weight), lambda start, stop: weight[start:stop])
 
 
-def _read_arcface_torch_shard(path: Path) -> Tensor:
+def _matrix_in(path: Path, section: str, name: str) -> Tensor | None:
+    """Return a matrix of a section of a .pt file; None if the file has no such matrix."""
     value = load_without_code(path)
-    head = value.get("state_dict_softmax_fc") if isinstance(value, dict) else None
-    weight = head.get("weight") if isinstance(head, dict) else None
-    if not isinstance(weight, Tensor) or weight.dim() != 2:
-        raise ModelError(f"{path}: has no matrix state_dict_softmax_fc.weight")
-    return weight
+    state = value.get(section) if isinstance(value, dict) else None
+    matrix = state.get(name) if isinstance(state, dict) else None
+    return matrix if isinstance(matrix, Tensor) and matrix.dim() == 2 else None

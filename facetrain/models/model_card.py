@@ -15,7 +15,7 @@ from facetrain.files import printable
 from facetrain.models.model_file import EmbeddingModel
 
 _TO_FILL_IN = "_to be filled in by the publisher of the model_"
-_RATES = ("accuracy", "eer", "tar@", "rank", "tpir@")
+_RATES = ("accuracy", "auc", "eer", "tar@", "rank", "tpir@")
 """Prefixes of the metrics that are shares from 0 to 1."""
 _NO_FACTS: Mapping[str, str] = MappingProxyType({})
 _HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
@@ -64,7 +64,7 @@ def _network(model: EmbeddingModel, file: Mapping[str, str]) -> Iterator[str]:
 def _training(config: Mapping[str, Any]) -> Iterator[str]:
     yield "## Training\n"
     if not config:
-        yield (f"The model file does not contain the settings of the training. Data: {_TO_FILL_IN}\n")
+        yield f"The model file does not contain the settings of the training. Data: {_TO_FILL_IN}\n"
         return
     for section in ("data", "model", "head", "optim", "train"):
         for key, value in _settings(config.get(section, {}), section):
@@ -106,17 +106,18 @@ def _results(results: Mapping[str, Any]) -> Iterator[str]:
     yield "|---|---|---|---|"
     for name, found in results.items():
         for metric, value in found.items():
-            is_rate = metric.startswith(_RATES) and isinstance(value, float)
-            if is_rate or (metric == "auc" and value is not None):
-                span = found["intervals"].get(metric)
-                interval = f"{_format(metric, span[0])} to {_format(metric, span[1])}" if span else "–"
-                yield f"| {escape_markdown(name)} | {escape_markdown(metric)} | {_format(metric, value)} | {interval} |"
+            if metric.startswith(_RATES) and isinstance(value, float):
+                interval = (
+                    " to ".join(_format(metric, end) for end in found["intervals"].get(metric, ())) or "–"
+                )
+                cells = escape_markdown(name), escape_markdown(metric), _format(metric, value), interval
+                yield f"| {' | '.join(cells)} |"
     yield ""
     for name, found in results.items():
         for group in found["groups"]:
             rates = ", ".join(f"{rate} {_format(rate, group[rate])}" for rate in ("fmr", "fnmr"))
-            cells = (escape_markdown(cell) for cell in (name, group["column"], group["value"]))
-            yield "- {}, {} = {}: {}".format(*cells, rates)
+            place, column, value = map(escape_markdown, (name, group["column"], group["value"]))
+            yield f"- {place}, {column} = {value}: {rates}"
 
 
 def _limits(results: Mapping[str, Any]) -> Iterator[str]:

@@ -138,6 +138,23 @@ def open_model(path: Path, device: torch.device, *, average: bool = False) -> Em
         CheckpointError: the checkpoint is damaged, or the folder has none.
     """
     path = Path(path)
+    if path.suffix in GRAPH_SUFFIXES and not path.is_dir() and not average:
+        return _open_onnx(path) if path.suffix == ".onnx" else _open_mxnet(path, device)
+    weights, description, origin = read_model(path, average=average)
+    if not description.keys() - {ORIGIN_KEY}:
+        description = identify_backbone(weights, origin) | description
+    return _build_model(weights, description, origin, device)
+
+
+def read_model(path: Path, *, average: bool = False) -> tuple[dict[str, Tensor], dict[str, Any], str]:
+    """Return the state dict of the backbone in any input of `open_model` but a graph, its description, and its origin.
+
+    The description of a file of another program is empty, or has `ORIGIN_KEY`. The origin is a path, for messages.
+
+    Raises:
+        ModelError: the file is missing or damaged.
+        CheckpointError: the checkpoint is damaged, or the folder has none.
+    """
     if path.name == LATEST and path.is_file():
         path = Checkpoint.open(path).folder
     if average and not path.is_dir():
@@ -146,30 +163,30 @@ def open_model(path: Path, device: torch.device, *, average: bool = False) -> Em
         )
     if path.is_dir():
         path = newest_model_file(path, AVERAGE_FILE if average else MODEL_FILE) or path
-    if path.is_dir():
-        checkpoint = open_checkpoint(path)
-        weights, description = checkpoint.replicated("backbone."), checkpoint.meta.get("model", {})
-        if isinstance(description, dict):
-            description = description | {STEP_KEY: checkpoint.step}
-        averages = checkpoint.replicated("ema.") if average else {}
-        if average and not averages:
+    if not path.is_dir():
+        weights, metadata = read_weights(path)
+        try:
+            description = parse_json(metadata.get(METADATA_KEY, "{}"))
+            if not isinstance(description, dict):
+                raise ValueError("is no object")
+        except ValueError as error:
+            raise ModelError(f"{path}: its metadata {METADATA_KEY} is not a JSON object") from error
+        return (
+            weights,
+            description or {key: metadata[key] for key in metadata.keys() & {ORIGIN_KEY}},
+            str(path),
+        )
+    checkpoint = open_checkpoint(path)
+    weights, description = checkpoint.replicated("backbone."), checkpoint.meta.get("model", {})
+    if average:
+        averages = checkpoint.replicated("ema.")
+        if not averages:
             raise ModelError(f"{path}: has no average of the weights; the run was trained without optim.ema")
-        weights = merge_adapters(weights | averages, str(checkpoint.folder))
-        return _build_model(weights, description, str(checkpoint.folder), device)
-    if path.suffix == ".onnx":
-        return _open_onnx(path)
-    if path.suffix in _MXNET_SUFFIXES:
-        return _open_mxnet(path, device)
-    weights, metadata = read_weights(path)
-    try:
-        description = parse_json(metadata[METADATA_KEY]) if METADATA_KEY in metadata else {}
-    except ValueError as error:
-        raise ModelError(f"{path}: its metadata {METADATA_KEY} is not JSON") from error
-    if not description:
-        description = identify_backbone(weights, str(path)) | {
-            key: value for key, value in metadata.items() if key == ORIGIN_KEY
-        }
-    return _build_model(weights, description, str(path), device)
+        weights |= averages
+    origin = str(checkpoint.folder)
+    if not isinstance(description, dict):
+        raise ModelError(f"{origin}: has no valid description of its network")
+    return merge_adapters(weights, origin), description | {STEP_KEY: checkpoint.step}, origin
 
 
 def newest_model_file(folder: Path, name: str = MODEL_FILE) -> Path | None:
@@ -297,7 +314,7 @@ def _open_onnx(path: Path) -> EmbeddingModel:
         network.eval(),
         network.image_size,
         network.embedding_size,
-        _uint8_pixels if network.from_pixels else floats,
+        uint8_pixels if network.from_pixels else floats,
         f"ONNX, {path.name}",
         metadata,
     )
@@ -317,7 +334,7 @@ def _open_mxnet(path: Path, device: torch.device) -> EmbeddingModel:
     return EmbeddingModel(network, size, embedding_size, _float_pixels, f"MXNet, {path.name}", metadata)
 
 
-def _uint8_pixels(image_BHWC: Tensor) -> Tensor:
+def uint8_pixels(image_BHWC: Tensor) -> Tensor:
     """Map uint8 (B, H, W, 3) to uint8 (B, 3, H, W)."""
     return image_BHWC.permute(0, 3, 1, 2)
 

@@ -41,12 +41,13 @@ def _batch_norm(node: Node, attributes: Attributes) -> Layer:
 
 
 def _leaky_relu(node: Node, attributes: Attributes) -> Layer:
-    kind, slope = attributes.get("act_type", "leaky"), attributes.number("slope", 0.25)
-    if kind == "prelu":
-        return node.layer("prelu")
-    kinds: dict[str, Callable[..., Tensor]] = {"leaky": F.leaky_relu, "elu": F.elu}
-    compute = kinds[kind]
-    return _computed(node, lambda x: compute(x, slope))
+    slope = attributes.number("slope", 0.25)
+    kinds: dict[str, Layer] = {
+        "prelu": node.layer("prelu"),
+        "leaky": _computed(node, lambda x: F.leaky_relu(x, slope)),
+        "elu": _computed(node, lambda x: F.elu(x, slope)),
+    }
+    return kinds[attributes.get("act_type", "leaky")]
 
 
 def _activation(node: Node, attributes: Attributes) -> Layer:
@@ -64,15 +65,11 @@ def _pooling(node: Node, attributes: Attributes) -> Layer:
     pool: Any = {"max": F.max_pool2d, "avg": F.avg_pool2d}[attributes.get("pool_type", "max")]
     if attributes.flag("global_pool", False):
         return _computed(node, lambda x: pool(x, x.shape[2:]))
-    kernel, stride, pad = (
-        attributes.pair("kernel", 1),
-        attributes.pair("stride", 1),
-        attributes.pair("pad", 0),
-    )
+    sizes = [attributes.pair(name, default) for name, default in (("kernel", 1), ("stride", 1), ("pad", 0))]
     options = {"ceil_mode": attributes.get("pooling_convention", "valid") == "full"}
     if pool is F.avg_pool2d:
         options["count_include_pad"] = attributes.flag("count_include_pad", True)
-    return _computed(node, lambda x: pool(x, kernel, stride, pad, **options))
+    return _computed(node, lambda x: pool(x, *sizes, **options))
 
 
 def _l2_normalization(node: Node, attributes: Attributes) -> Layer:
@@ -99,16 +96,8 @@ def _add(node: Node, _: Attributes) -> Layer:
     return _computed(node, torch.add) if node.constants else Layer("add", node.sources)
 
 
-def _multiply(node: Node, _: Attributes) -> Layer:
-    return _computed(node, torch.mul)
-
-
-def _identity(node: Node, _: Attributes) -> Layer:
-    return Layer("identity", node.sources)
-
-
-def _flatten(node: Node, _: Attributes) -> Layer:
-    return Layer("flatten", node.sources)
+def _kind(kind: str) -> LayerReader:
+    return lambda node, _: Layer(kind, node.sources)
 
 
 def _with_number(operation: str) -> LayerReader:
@@ -124,26 +113,14 @@ OPERATORS: dict[str, LayerReader] = {
     "Pooling": _pooling,
     "L2Normalization": _l2_normalization,
     "Concat": _concat,
-    "Flatten": _flatten,
-    "Dropout": _identity,
-    "identity": _identity,
-    "_copy": _identity,
-    "BlockGrad": _identity,
+    "Flatten": _kind("flatten"),
+    **dict.fromkeys(("Dropout", "identity", "_copy", "BlockGrad"), _kind("identity")),
     # MXNet has renamed its arithmetic operators; files have every name.
-    "elemwise_add": _add,
-    "_plus": _add,
-    "_Plus": _add,
-    "broadcast_add": _add,
-    "elemwise_mul": _multiply,
-    "_mul": _multiply,
-    "broadcast_mul": _multiply,
-    "_plus_scalar": _with_number("add"),
-    "_PlusScalar": _with_number("add"),
-    "_minus_scalar": _with_number("sub"),
-    "_MinusScalar": _with_number("sub"),
-    "_mul_scalar": _with_number("mul"),
-    "_MulScalar": _with_number("mul"),
-    "_div_scalar": _with_number("div"),
-    "_DivScalar": _with_number("div"),
+    **dict.fromkeys(("elemwise_add", "_plus", "_Plus", "broadcast_add"), _add),
+    **dict.fromkeys(("elemwise_mul", "_mul", "broadcast_mul"), lambda node, _: _computed(node, torch.mul)),
+    **dict.fromkeys(("_plus_scalar", "_PlusScalar"), _with_number("add")),
+    **dict.fromkeys(("_minus_scalar", "_MinusScalar"), _with_number("sub")),
+    **dict.fromkeys(("_mul_scalar", "_MulScalar"), _with_number("mul")),
+    **dict.fromkeys(("_div_scalar", "_DivScalar"), _with_number("div")),
 }
 """By the name in the field `op` of a node."""

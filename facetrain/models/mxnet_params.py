@@ -17,7 +17,7 @@ File layout, little-endian, as `NDArray::Save` writes it in MXNet 1.x (src/ndarr
                values in C order
 
 Before version 1 an array had no magic number: it began with the number of dimensions and the lengths, all uint32.
-Every length is compared with the number of bytes left before memory is allocated for it.
+No memory is allocated for a length before as many bytes have been found.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from facetrain.files import os_errors_as
 _LIST_MAGIC = 0x112
 _V1, _V2, _V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA
 _DTYPES = {0: "<f4", 1: "<f8", 2: "<f2", 3: "u1", 4: "<i4", 5: "i1", 6: "<i8"}
-_MAX_DIMENSIONS = 32  # NumPy's limit
 
 
 def read_params(path: Path) -> dict[str, Tensor]:
@@ -46,93 +45,64 @@ def read_params(path: Path) -> dict[str, Tensor]:
         ModelError: the file is truncated, contains sparse arrays, or is not a .params file.
     """
     with os_errors_as(ModelError, path):
-        data = path.read_bytes()
-    cursor = _Cursor(path, data)
-    magic, _ = cursor.unpack("<QQ")
-    if magic != _LIST_MAGIC:
+        cursor = _Cursor(path.read_bytes())
+    try:
+        magic, _, count = cursor.unpack("<QQQ")
+        if magic != _LIST_MAGIC:
+            raise ValueError(f"begins with {magic:#x} instead of {_LIST_MAGIC:#x}")
+        arrays = [_read_array(cursor) for _ in range(count)]
+        (count,) = cursor.unpack("<Q")
+        names = [_read_name(cursor) for _ in range(count)]
+        if len(names) != len(arrays) or len(set(names)) != len(names):
+            raise ValueError(f"{len(arrays)} arrays, but {len(set(names))} different names")
+    except (ValueError, KeyError, OverflowError, struct.error) as error:  # UnicodeDecodeError is a ValueError
         raise ModelError(
-            f"{path}: not a .params file of MXNet: begins with {magic:#x} instead of {_LIST_MAGIC:#x}"
-        )
-    arrays = [_read_array(cursor) for _ in range(cursor.count("arrays", min_bytes=4))]
-    names = [_read_name(cursor) for _ in range(cursor.count("names", min_bytes=8))]
-    if len(names) != len(arrays) or len(set(names)) != len(names):
-        raise ModelError(f"{path}: has {len(arrays)} arrays but {len(set(names))} different names")
+            f"{path}: not a .params file of MXNet, or damaged, at byte {cursor.offset}: {error}"
+        ) from error
     return dict(zip(names, arrays, strict=True))
 
 
 class _Cursor:
     """Position in the bytes of a file, which never passes their end."""
 
-    def __init__(self, path: Path, data: bytes) -> None:
-        self.path, self._data, self._offset = path, data, 0
+    def __init__(self, data: bytes) -> None:
+        self._data, self.offset = memoryview(data), 0
 
     def read(self, length: int) -> memoryview:
         """Return the next bytes."""
-        left = len(self._data) - self._offset
+        left = len(self._data) - self.offset
         if length > left:
-            raise ModelError(
-                f"{self.path}: byte {self._offset}: needs {length} more bytes, the file has {left}"
-            )
-        self._offset += length
-        return memoryview(self._data)[self._offset - length : self._offset]
+            raise ValueError(f"needs {length} more bytes, the file has {left}")
+        self.offset += length
+        return self._data[self.offset - length : self.offset]
 
     def unpack(self, layout: str) -> tuple[int, ...]:
         """Return the next integers, in the notation of `struct`."""
         return struct.unpack(layout, self.read(struct.calcsize(layout)))
 
-    def count(self, items: str, *, min_bytes: int) -> int:
-        """Return the number of items that follow, each of at least `min_bytes`."""
-        (number,) = self.unpack("<Q")
-        if number * min_bytes > len(self._data) - self._offset:
-            raise ModelError(
-                f"{self.path}: byte {self._offset}: {number} {items} need more bytes than the file has"
-            )
-        return number
-
 
 def _read_array(cursor: _Cursor) -> Tensor:
     (version,) = cursor.unpack("<I")
-    if version in (_V2, _V3):
-        (storage,) = cursor.unpack("<i")
-        if storage != 0:
-            raise ModelError(
-                f"{cursor.path}: has a sparse array (storage type {storage}); only dense arrays can be read"
-            )
-    shape = _read_shape(cursor, version)
-    if shape is None:
-        return torch.empty(0)
-    cursor.unpack("<ii")  # the device that held the array when it was saved
-    (kind,) = cursor.unpack("<i")
-    if kind not in _DTYPES:
-        raise ModelError(f"{cursor.path}: has an array of the unknown dtype {kind}")
-    dtype = np.dtype(_DTYPES[kind])
-    data = cursor.read(math.prod(shape) * dtype.itemsize)
-    try:
-        return torch.from_numpy(np.frombuffer(data, dtype).reshape(shape).copy())
-    except ValueError as error:  # no values, but lengths whose product NumPy cannot represent
-        raise ModelError(f"{cursor.path}: has an array of shape {shape}") from error
-
-
-def _read_shape(cursor: _Cursor, version: int) -> tuple[int, ...] | None:
-    """Return the shape of an array, or None for an array without values, after which no fields follow."""
     # Before version 1 the first field is the number of dimensions, not a magic number.
     has_magic = version in (_V1, _V2, _V3)
+    if version in (_V2, _V3) and cursor.unpack("<i") != (0,):
+        raise ValueError("sparse arrays cannot be read")
     dimensions = cursor.unpack("<i")[0] if has_magic else version
-    # Version 3 (NumPy semantics) writes -1 for an unknown shape, because 0 dimensions are a scalar there.
+    # Nothing follows an array without values. Version 3 (NumPy semantics) writes -1 for it, because an array of 0
+    # dimensions is a scalar there.
     if dimensions == (-1 if version == _V3 else 0):
-        return None
-    if not 0 <= dimensions <= _MAX_DIMENSIONS:
-        raise ModelError(f"{cursor.path}: has an array of {dimensions} dimensions")
+        return torch.empty(0)
+    if dimensions < 0:
+        raise ValueError(f"an array of {dimensions} dimensions")
     shape = cursor.unpack(f"<{dimensions}{'q' if has_magic else 'I'}")
-    if any(length < 0 for length in shape):
-        raise ModelError(f"{cursor.path}: has an array of shape {shape}")
-    return shape
+    if min(shape, default=0) < 0:
+        raise ValueError(f"an array of shape {shape}")
+    _, _, kind = cursor.unpack("<iii")  # after the device that held the array when it was saved
+    dtype = np.dtype(_DTYPES[kind])
+    data = cursor.read(math.prod(shape) * dtype.itemsize)
+    return torch.from_numpy(np.frombuffer(data, dtype).reshape(shape).copy())
 
 
 def _read_name(cursor: _Cursor) -> str:
     (length,) = cursor.unpack("<Q")
-    try:
-        name = str(cursor.read(length), "utf-8")
-    except UnicodeDecodeError as error:
-        raise ModelError(f"{cursor.path}: has a name that is not UTF-8") from error
-    return name.removeprefix("arg:").removeprefix("aux:")
+    return str(cursor.read(length), "utf-8").removeprefix("arg:").removeprefix("aux:")

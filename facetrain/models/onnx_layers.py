@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,22 +100,21 @@ def read_onnx_layers(path: Path) -> LayerGraph:
 
 def _read_layers(onnx: Any, model: Any, path: Path) -> LayerGraph:
     graph = model.graph
-    constants = {weight.name: _tensor(onnx, weight) for weight in graph.initializer}
-    image = graph_inputs(graph)[0]
-    names = {image.name: IMAGE}
+    constants = {weight.name: _tensor(_array(onnx, weight)) for weight in graph.initializer}
+    names = {graph_inputs(graph)[0].name: IMAGE}
     layers: dict[str, Layer] = {}
     for node in graph.node:
         attributes = {stated.name: onnx.helper.get_attribute_value(stated) for stated in node.attribute}
         value, inputs = node.output[0], list(node.input)
         if node.op_type == "Constant":
             (stated,) = attributes.values()
-            constants[value] = _constant(onnx, stated)
+            constants[value] = _tensor(_array(onnx, stated))
         elif all(name in constants for name in inputs) or node.op_type == "Shape":
             constants[value] = _fold(node.op_type, [constants.get(name) for name in inputs], attributes)
         else:
             layers[value] = _read_layer(node.op_type, inputs, attributes, constants, names)
     named = LayerGraph(str(path), layers, graph.output[0].name)
-    return backbone_form(named, _image_of_pixel(onnx, model, image, path))
+    return backbone_form(named, Affine() if takes_pixels(onnx, model, path) else Affine(1 / 127.5, -1.0))
 
 
 def _read_layer(
@@ -151,16 +151,6 @@ def _fold(op_type: str, inputs: list[Tensor | None], attributes: dict[str, Any])
     return torch.empty(0)
 
 
-def _image_of_pixel(onnx: Any, model: Any, image: Any, path: Path) -> Affine:
-    """Return the input of a graph as a function of pixels from 0 to 255."""
-    metadata = parse_metadata({found.key: found.value for found in model.metadata_props})
-    is_stated = states_pixels(metadata, path)
-    if image.type.tensor_type.elem_type == onnx.TensorProto.UINT8:
-        return Affine()
-    takes_them = takes_pixels(onnx, model, path) if is_stated is None else is_stated
-    return Affine() if takes_them else Affine(1 / 127.5, -1.0)
-
-
 def parse_metadata(texts: Mapping[str, str]) -> dict[str, Any]:
     """Return the metadata of an ONNX file that are JSON, as `facetrain export` writes them."""
     metadata: dict[str, Any] = {}
@@ -172,12 +162,47 @@ def parse_metadata(texts: Mapping[str, str]) -> dict[str, Any]:
     return metadata
 
 
-def states_pixels(metadata: Mapping[str, Any], path: Path) -> bool | None:
-    """Return whether metadata state that a graph takes pixels from 0 to 255; None if they state no input.
+def takes_pixels(onnx: Any, model: Any, path: Path) -> bool:
+    """Return whether a graph takes pixels from 0 to 255; the others take (pixels − 127.5) / 127.5.
+
+    Its metadata, a uint8 input or the arithmetic of its first nodes show it: they subtract about half of 255, or divide
+    by 255; so does the mean of a batch norm of the image. If the numbers differ by channel or by place, their mean
+    counts. Factors and summands that differ may also be weights of a first layer, which suit neither input: such a
+    graph takes (pixels − 127.5) / 127.5, unless they normalize numbers from 0 to 1.
+
+    Args:
+        onnx: the package.
+        model: the graph, with or without its external data.
+        path: its file, for the external data and for messages.
+
+    Raises:
+        ModelError: the metadata state another input, or the arithmetic fits neither input.
+    """
+    stated = _stated_input(model, path)
+    if graph_inputs(model.graph)[0].type.tensor_type.elem_type == onnx.TensorProto.UINT8:
+        return True
+    if stated is not None:
+        return stated == _MEANS_AND_SCALES[0]
+    for affine, mean, may_be_weights in _first_layers(onnx, model, path):
+        of_pixels = [_is_of_pixels(affine.then("sub", mean)), _is_of_pixels(affine)]
+        if any(of_pixels):
+            return True
+        if of_pixels[1] is None and (not may_be_weights or _is_of_unit(affine)):
+            raise ModelError(
+                f"{path}: its first nodes compute x · {affine.factor:g} + {affine.offset:g} for a number x of the "
+                "image, which suits neither pixels from 0 to 255 nor (pixels − 127.5) / 127.5; export the network with "
+                "one of these inputs"
+            )
+    return False
+
+
+def _stated_input(model: Any, path: Path) -> tuple[Any, Any] | None:
+    """Return the mean and the scale that the metadata of a graph state; None if they state no input.
 
     Raises:
         ModelError: they state an input that facetrain does not give.
     """
+    metadata = parse_metadata({entry.key: entry.value for entry in model.metadata_props})
     stated = metadata.get("preprocessing")
     if not isinstance(stated, dict) or "scale" not in stated:
         return None
@@ -187,80 +212,46 @@ def states_pixels(metadata: Mapping[str, Any], path: Path) -> bool | None:
             f"{path}: its metadata preprocessing is {listed([str(stated)])}; facetrain gives RGB images as pixels, "
             "with mean 0 and scale 1, or with mean 127.5 and scale 127.5: export the network with such an input"
         )
-    return mean_and_scale == _MEANS_AND_SCALES[0]
+    return mean_and_scale
 
 
-def takes_pixels(onnx: Any, model: Any, path: Path) -> bool:
-    """Return whether a graph with a float input takes pixels from 0 to 255; the others take (pixels − 127.5) / 127.5.
+def _first_layers(onnx: Any, model: Any, path: Path) -> Iterator[tuple[Affine, float, bool]]:
+    """Yield for each layer that takes the image what it takes, as a function of the image, and the mean of a norm.
 
-    The arithmetic of its first nodes shows it: it subtracts about half of 255, or divides by 255; so does the mean of a
-    batch norm of the image. If its numbers differ by channel or by place, their mean counts. Factors and summands that
-    differ may also be weights of a first layer, which suit neither input: such a graph takes (pixels − 127.5) / 127.5,
-    unless they normalize numbers from 0 to 1.
-
-    Args:
-        onnx: the package.
-        model: the graph, with or without its external data.
-        path: its file, for the external data and for messages.
-
-    Raises:
-        ModelError: the arithmetic fits neither input.
+    The third value says whether factors or summands of the function differ, and may be weights of a layer.
     """
-    constants: dict[str, Any] = {found.name: found for found in model.graph.initializer}
-    image_values = {graph_inputs(model.graph)[0].name: Affine()}
-    weighted: set[str] = set()
+    constants: dict[str, Any] = {weight.name: weight for weight in model.graph.initializer}
+    images: dict[str, tuple[Affine, bool]] = {graph_inputs(model.graph)[0].name: (Affine(), False)}
     for node in model.graph.node:
-        operation = _ARITHMETIC.get(node.op_type)
-        keeps_numbers = node.op_type in _IDENTITIES or node.op_type == "Transpose"
+        operation = _ARITHMETIC.get(node.op_type, "")
         given = [constants[name] for name in node.input if name in constants]
-        source = next((name for name in node.input if name in image_values), None)
+        source = next((name for name in node.input if name in images), None)
         if node.op_type == "Constant":
             constants[node.output[0]] = onnx.helper.get_attribute_value(node.attribute[0])
-        elif source is None:
-            if given and keeps_numbers:
+        elif node.op_type in _IDENTITIES or node.op_type == "Transpose":
+            if source is not None:
+                images[node.output[0]] = images[source]
+            elif given:
                 constants[node.output[0]] = given[0]
-        elif operation and given:
-            numbers = _numbers(onnx, given[0], path)
+        elif source is not None and operation and given:
+            numbers = _array(onnx, given[0], path.parent)
+            affine, may_be_weights = images[source]
+            if source != node.input[0] and operation in ("sub", "div"):
+                operation = f"r{operation}"
+            differ = operation in ("mul", "add") and len(np.unique(numbers)) > 1
             mean = float(np.mean(numbers, dtype=np.float64))
-            image_values[node.output[0]] = _after(
-                image_values[source], operation, mean, number_first=source != node.input[0]
-            )
-            differ = len(np.unique(numbers)) > 1
-            if source in weighted or (differ and operation in ("mul", "add")):
-                weighted.add(node.output[0])
-        elif keeps_numbers:
-            image_values[node.output[0]] = image_values[source]
-            if source in weighted:
-                weighted.add(node.output[0])
-        elif node.op_type not in _OF_SHAPE:
-            is_of_pixels = _is_of_pixels(image_values[source])
-            if node.op_type == "BatchNormalization" and node.input[3] in constants:
-                mean = float(np.mean(_numbers(onnx, constants[node.input[3]], path)))
-                is_of_pixels = _is_of_pixels(image_values[source].then("sub", mean)) or is_of_pixels
-            if is_of_pixels is None and (source not in weighted or _is_of_unit(image_values[source])):
-                raise _unknown_input(image_values[source], path)
-            if is_of_pixels:
-                return True
-    return False
-
-
-def _after(affine: Affine, operation: str, number: float, *, number_first: bool) -> Affine:
-    """Return a function followed by arithmetic with a number, which is the second operand or the first."""
-    if not number_first or operation in ("add", "mul"):
-        return affine.then(operation, number)
-    return affine.then("mul", -1.0).then("add", number) if operation == "sub" else Affine(float("nan"))
-
-
-def _numbers(onnx: Any, constant: Any, path: Path) -> np.ndarray:
-    if isinstance(constant, onnx.TensorProto):
-        constant = onnx.numpy_helper.to_array(constant, str(path.parent))
-    return np.asarray(constant)
+            images[node.output[0]] = affine.then(operation, mean), may_be_weights or differ
+        elif source is not None and node.op_type not in _OF_SHAPE:
+            is_norm = node.op_type == "BatchNormalization" and node.input[3] in constants
+            mean = float(np.mean(_array(onnx, constants[node.input[3]], path.parent))) if is_norm else 0.0
+            affine, may_be_weights = images[source]
+            yield affine, mean, may_be_weights
 
 
 def _is_of_pixels(affine: Affine) -> bool | None:
     """Return whether a function normalizes pixels from 0 to 255, and not numbers from −1 to 1; None for neither."""
     factor = affine.factor
-    zero = -affine.offset / factor if factor else float("nan")
+    zero = -affine.offset / factor if factor else math.nan
     if 64 <= zero <= 192 or (zero == 0 and abs(255 * factor - 1) < 0.01):
         return True
     # With -1, it maps −1…1 to 0…1; with the mean color of photos after that, zero is between -0.3 and 0.1.
@@ -272,20 +263,13 @@ def _is_of_unit(affine: Affine) -> bool:
     return abs(affine.factor) >= 1 and 0.3 <= -affine.offset / affine.factor <= 0.7
 
 
-def _unknown_input(affine: Affine, path: Path) -> ModelError:
-    return ModelError(
-        f"{path}: its first nodes compute x · {affine.factor:g} + {affine.offset:g} for a number x of the image, which "
-        "suits neither pixels from 0 to 255 nor (pixels − 127.5) / 127.5; export the network with one of these inputs"
-    )
-
-
-def _constant(onnx: Any, stated: Any) -> Tensor:
-    """Return the value of a node Constant, which can be a tensor or numbers; empty for texts, which no layer needs."""
+def _array(onnx: Any, stated: Any, folder: Path = Path()) -> np.ndarray:
+    """Return a weight, or the value of a node Constant, which can be a tensor, numbers or texts."""
     if isinstance(stated, onnx.TensorProto):
-        return _tensor(onnx, stated)
-    numbers = np.asarray(stated)
-    return torch.from_numpy(numbers) if numbers.dtype.kind in "if" else torch.empty(0)
+        stated = onnx.numpy_helper.to_array(stated, str(folder))
+    return np.asarray(stated)
 
 
-def _tensor(onnx: Any, found: Any) -> Tensor:
-    return torch.from_numpy(onnx.numpy_helper.to_array(found).copy())
+def _tensor(array: np.ndarray) -> Tensor:
+    """Return numbers as a tensor; it is empty for texts, which no layer needs."""
+    return torch.from_numpy(array.copy()) if array.dtype.kind in "biuf" else torch.empty(0)

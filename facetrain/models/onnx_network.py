@@ -14,7 +14,7 @@ from facetrain.errors import ModelError, missing_package
 from facetrain.face_landmarks import NORMALIZED_TEMPLATE
 from facetrain.files import error_reason
 from facetrain.models.checksum import CHECKSUM_KEY, checksum_of_onnx, require_checksum
-from facetrain.models.onnx_layers import parse_metadata, states_pixels, takes_pixels
+from facetrain.models.onnx_layers import parse_metadata, takes_pixels
 from facetrain.models.onnx_limits import require_small_values, require_stored_weights
 
 _DEFAULT_IMAGE_SIZE = 112
@@ -155,7 +155,7 @@ def open_onnx(path: Path) -> OnnxNetwork:
         options.log_severity_level = _ERRORS  # else one line for each weight that is also listed as an input
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         network = OnnxNetwork(session, path)
-        network.normalizes = network.from_pixels or normalizes
+        network.normalizes = normalizes
     except ModelError:
         raise
     except Exception as error:  # onnxruntime's errors have no common base
@@ -175,7 +175,6 @@ def _check(model: Any, path: Path) -> bool:
     texts = {entry.key: entry.value for entry in model.metadata_props}
     if CHECKSUM_KEY in texts:
         require_checksum(texts, checksum_of_onnx(model, path.parent), path)
-    is_stated = states_pixels(parse_metadata(texts), path)
-    normalizes = takes_pixels(onnx, model, path) if is_stated is None else is_stated
+    normalizes = takes_pixels(onnx, model, path)
     require_small_values(path, model)
     return normalizes

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
 import re
-import struct
 import warnings
 import zipfile
 from pathlib import Path
@@ -95,11 +93,11 @@ def load_without_code(path: Path) -> Any:
     Raises:
         ModelError: the file contains other objects, is a program of torch.export, or is not a .pt file.
     """
-    # Files from before torch 1.6 are not zip archives, and cannot be memory-mapped.
-    is_archive = _is_zip(path)
-    if is_archive:
-        _require_saved_by_torch(path)
     try:
+        # Files from before torch 1.6 are not zip archives, and cannot be memory-mapped.
+        is_archive = zipfile.is_zipfile(path)
+        if is_archive:
+            _require_saved_by_torch(path)
         with (
             torch.serialization.safe_globals([(_Ignored, name) for name in _IGNORED]),
             warnings.catch_warnings(),
@@ -107,15 +105,18 @@ def load_without_code(path: Path) -> Any:
             # Instructions of the other protocols that torch does not know raise an error.
             warnings.filterwarnings("ignore", "Detected pickle protocol", UserWarning)
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
+    except ModelError:
+        raise
     except Exception as error:  # a damaged pickle raises errors of any kind
-        raise ModelError(f"{path}: {_unreadable_reason(path, error)}; no code in it was run") from error
-
-
-def _is_zip(path: Path) -> bool:
-    try:
-        return zipfile.is_zipfile(path)
-    except zipfile.BadZipFile:  # its end is that of an archive in several parts
-        return True
+        # torch's own messages name its instructions, and advise to run code.
+        refused = _REFUSED.search(str(error))
+        if refused:
+            reason = f"contains objects of {refused[1]}; save `model.state_dict()` to the file"
+        elif isinstance(error, OSError):
+            reason = f"cannot be read: {error_reason(error)}"
+        else:
+            reason = "is not a file that torch.save writes, or is damaged or incomplete; copy it again"
+        raise ModelError(f"{path}: {reason}; no code in it was run") from error
 
 
 def _require_saved_by_torch(path: Path) -> None:
@@ -124,13 +125,10 @@ def _require_saved_by_torch(path: Path) -> None:
     It stores records without compression, with which a few megabytes could become gigabytes.
 
     Raises:
-        ModelError: a record is compressed, the directory of the archive is damaged, or it is a program of torch.export.
+        ModelError: a record is compressed, or it is a program of torch.export.
     """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            records = archive.infolist()
-    except (zipfile.BadZipFile, OSError, ValueError, struct.error, NotImplementedError) as error:
-        raise ModelError(f"{path}: {_unreadable_reason(path, RuntimeError())}") from error
+    with zipfile.ZipFile(path) as archive:
+        records = archive.infolist()
     packed = [record.filename for record in records if record.compress_type != zipfile.ZIP_STORED]
     if packed:
         raise ModelError(f"{path}: has compressed records ({packed[0]}), which torch.save does not write")
@@ -139,22 +137,6 @@ def _require_saved_by_torch(path: Path) -> None:
             f"{path}: is a program that torch.export wrote, which facetrain does not run; give the model that it was "
             "exported from"
         )
-
-
-def _unreadable_reason(path: Path, error: Exception) -> str:
-    """Return why torch could not read a file. Torch's own messages name its instructions, and advise to run code."""
-    if isinstance(error, OSError):
-        return f"cannot be read: {error_reason(error)}"
-    with path.open("rb") as file:
-        start = file.read(2)
-    # A zip archive, or the first instruction of a pickle in the format before torch 1.6.
-    if start not in (b"PK", b"\x80\x02"):
-        return "is not a file that torch.save writes"
-    if isinstance(error, pickle.UnpicklingError):
-        refused = _REFUSED.search(str(error))
-        what = f"objects of {refused[1]}" if refused else "other objects than tensors, or is damaged"
-        return f"contains {what}; save `model.state_dict()` to the file"
-    return "is damaged or incomplete; download or copy it again"
 
 
 def load_weights_into(module: nn.Module, weights: dict[str, Tensor], origin: str) -> None:
@@ -184,13 +166,10 @@ def require_same_shapes(module: nn.Module, weights: dict[str, Tensor], origin: s
     other_shape = [
         name for name in expected if name in weights and expected[name].shape != weights[name].shape
     ]
+    kinds = {"missing": missing, "unexpected": unexpected, "of another shape": other_shape}
     differences = [
-        f"{len(names)} {problem} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
-        for problem, names in (
-            ("missing", missing),
-            ("unexpected", unexpected),
-            ("of another shape", other_shape),
-        )
+        f"{len(names)} {kind} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
+        for kind, names in kinds.items()
         if names
     ]
     if differences:

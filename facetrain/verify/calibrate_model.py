@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -85,7 +86,7 @@ def calibrate_model(
         unit_ND = embed_images(open_embedder(opened, world, inference), images, target, progress=progress)
     name = os.path.basename(os.path.abspath(target))  # also of the current folder, "."
     thresholds = calibrate(unit_ND, labels, fmrs, data=name, seed=seed)
-    stored = {THRESHOLDS_KEY: [threshold.as_json() for threshold in thresholds]}
+    stored = {THRESHOLDS_KEY: [asdict(threshold) for threshold in thresholds]}
     if path.is_file() and output is None:
         weights, metadata = read_weights(path)
         save_model(path, weights, json.loads(metadata[METADATA_KEY]) | stored)
@@ -125,23 +126,19 @@ def _writable_model(model: Path, output: Path | None) -> Path:
         raise ModelError(
             f"thresholds can be stored only with facetrain's backbones; {model} is an ONNX or MXNet network"
         )
-    if output is not None:
-        if output.suffix != ".safetensors":
-            raise UsageError(f"{output}: the model is written as .safetensors; give a name with this suffix")
-        return _in_writable_folder(output)
-    if path.suffix == ".safetensors" and path.is_file():
-        _, metadata = read_weights(path)
-        if METADATA_KEY in metadata:
-            return _in_writable_folder(path)
-    raise UsageError(
-        f"{model}: its file cannot hold thresholds; give --output FILE.safetensors for a copy of the model that does"
+    holds_thresholds = (
+        path.suffix == ".safetensors" and path.is_file() and METADATA_KEY in read_weights(path)[1]
     )
-
-
-def _in_writable_folder(path: Path) -> Path:
-    """Return a path whose file can be replaced."""
-    if not os.access(path.parent, os.W_OK):
+    if output is None and not holds_thresholds:
         raise UsageError(
-            f"{path}: the folder {path.parent} is not writable; give --output FILE.safetensors in another folder"
+            f"{model}: its file cannot hold thresholds; give --output FILE.safetensors for a copy of the model that "
+            "does"
         )
-    return path
+    written = output or path
+    if written.suffix != ".safetensors":
+        raise UsageError(f"{written}: the model is written as .safetensors; give a name with this suffix")
+    if not os.access(written.parent, os.W_OK):
+        raise UsageError(
+            f"{written}: the folder {written.parent} is not writable; give --output FILE.safetensors in another folder"
+        )
+    return written

@@ -9,12 +9,13 @@ pairs reach an FMR of 1e-3, the 24 million of the same images compared with each
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.errors import DataError, ModelError, UsageError
@@ -50,10 +51,6 @@ class Threshold:
     impostors: int
     """Number of impostor pairs of the measurement."""
     subjects: int
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the fields."""
-        return asdict(self)
 
 
 def calibrate(
@@ -97,21 +94,11 @@ def calibrate(
     for fmr in fmrs:
         cosine = _lowest_threshold(score_P, int(impostors * fmr * ROUNDING))
         accepted_P = score_P >= cosine
-        fnmr, fnmr_interval = _fnmr_with_interval(
-            genuine_P < cosine, person_P, len(image_S), replicates, seed
-        )
-        thresholds.append(
-            Threshold(
-                fmr,
-                cosine,
-                _fmr_interval(first_P[accepted_P], second_P[accepted_P], image_S, replicates, seed),
-                fnmr,
-                fnmr_interval,
-                data,
-                int(impostors),
-                len(image_S),
-            )
-        )
+        sides = first_P[accepted_P], second_P[accepted_P]
+        fmr_interval = _fmr_interval(*sides, image_S, replicates, seed)
+        fnmr, fnmr_interval = _fnmr(genuine_P < cosine, person_P, len(image_S), replicates, seed)
+        measured = fnmr, fnmr_interval, data, int(impostors), len(image_S)
+        thresholds.append(Threshold(fmr, cosine, fmr_interval, *measured))
     return thresholds
 
 
@@ -144,20 +131,8 @@ def stored_thresholds(metadata: Mapping[str, Any], origin: Path) -> list[Thresho
         ModelError: the description has thresholds of an unknown form.
     """
     try:
-        thresholds = [
-            Threshold(
-                float(stored["fmr"]),
-                float(stored["cosine"]),
-                _interval(stored["fmr_interval"]),
-                None if stored["fnmr"] is None else float(stored["fnmr"]),
-                None if stored["fnmr_interval"] is None else _interval(stored["fnmr_interval"]),
-                str(stored["data"]),
-                int(stored["impostors"]),
-                int(stored["subjects"]),
-            )
-            for stored in metadata.get(THRESHOLDS_KEY, ())
-        ]
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        thresholds = TypeAdapter(list[Threshold]).validate_python(metadata.get(THRESHOLDS_KEY, []))
+    except ValidationError as error:
         raise ModelError(
             f"{origin}: its thresholds are damaged; measure them again with facetrain calibrate"
         ) from error
@@ -179,16 +154,10 @@ def pick_threshold(thresholds: Sequence[Threshold], fmr: float | None, origin: P
     for threshold in thresholds:
         if math.isclose(threshold.fmr, fmr, rel_tol=1e-6):
             return threshold
-    stored = ", ".join(f"{threshold.fmr:g}" for threshold in thresholds)
+    stored = ", ".join(f"{threshold.fmr:g}" for threshold in thresholds) or "none"
     raise UsageError(
-        f"{origin}: has no threshold for an FMR of {fmr:g}; "
-        + (f"stored are {stored}" if stored else "measure it with facetrain calibrate")
+        f"{origin}: has no threshold for an FMR of {fmr:g}; stored are {stored}: measure it with facetrain calibrate"
     )
-
-
-def _interval(ends: Any) -> Interval:
-    low, high = ends
-    return float(low), float(high)
 
 
 def _pairs_between(image_RS: np.ndarray) -> np.ndarray:
@@ -201,36 +170,28 @@ def _highest_impostors(
     unit_ND: np.ndarray, subject_N: np.ndarray, count: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the `count` highest impostor scores, descending, and the subjects of both sides: (P,) each."""
-    found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    columns: list[tuple[np.ndarray, ...]] = []
     size, lowest = 0, -np.inf
-    for rows, score_nN in _similarity_rows(unit_ND):
-        # The upper triangle has each pair once.
-        row, column = np.nonzero(
-            (score_nN > lowest)
-            & (subject_N[rows, None] != subject_N)
-            & (np.arange(rows.start, rows.stop)[:, None] < np.arange(len(unit_ND)))
-        )
-        found.append((score_nN[row, column], subject_N[rows][row], subject_N[column]))
-        size += len(row)
-        if size > 2 * count:
-            found = [_top(found, count)]
-            size, lowest = count, found[0][0][-1]
-    return _top(found, count)
-
-
-def _similarity_rows(unit_ND: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
     step = max(1, _BLOCK // len(unit_ND))
     for start in range(0, len(unit_ND), step):
-        rows = slice(start, min(start + step, len(unit_ND)))
-        yield rows, unit_ND[rows] @ unit_ND.T
+        rows = np.arange(start, min(start + step, len(unit_ND)))
+        score_nN = unit_ND[rows] @ unit_ND.T
+        # The upper triangle has each pair once.
+        is_pair = (subject_N[rows, None] != subject_N) & (rows[:, None] < np.arange(len(unit_ND)))
+        row, column = np.nonzero(is_pair & (score_nN > lowest))
+        columns.append((score_nN[row, column], subject_N[rows][row], subject_N[column]))
+        size += len(row)
+        if size > 2 * count:
+            columns = [_top(columns, count)]
+            size, lowest = count, columns[0][0][-1]
+    score_P, first_P, second_P = _top(columns, count)
+    return score_P, first_P, second_P
 
 
-def _top(
-    found: list[tuple[np.ndarray, np.ndarray, np.ndarray]], count: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    score, first, second = (np.concatenate(column) for column in zip(*found, strict=True))
+def _top(columns: list[tuple[np.ndarray, ...]], count: int) -> tuple[np.ndarray, ...]:
+    score, *subjects = (np.concatenate(column) for column in zip(*columns, strict=True))
     order = np.argsort(-score, kind="stable")[:count]
-    return score[order], first[order], second[order]
+    return score[order], *(subject[order] for subject in subjects)
 
 
 def _lowest_threshold(score_P: np.ndarray, accepted: int) -> float:
@@ -259,27 +220,30 @@ def _fmr_interval(
 ) -> Interval:
     """Return the interval of the false match rate, given the subjects of the accepted impostor pairs, (P,) each."""
     subjects = len(image_S)
-    rates = []
-    for drawn_RS in bootstrap.draw_subjects(subjects, replicates, pairs=len(first_P), seed=seed):
+
+    def rates(drawn_RS: np.ndarray) -> dict[str, np.ndarray]:
         accepted_R = (drawn_RS[:, first_P].astype(np.int64) * drawn_RS[:, second_P]).sum(1)
-        pairs_R = _pairs_between(drawn_RS * image_S)
         # A draw that has one person only has no impostor pairs; the interval ignores NaN.
-        rates.append(np.divide(accepted_R, pairs_R, out=np.full(len(pairs_R), np.nan), where=pairs_R > 0))
+        return {"fmr": bootstrap.share(accepted_R, _pairs_between(drawn_RS * image_S))}
+
+    drawn = bootstrap.replicate(rates, subjects, replicates, pairs=len(first_P), seed=seed)
     estimate = len(first_P) / _pairs_between(image_S[None])[0]
-    return bootstrap.interval(np.concatenate(rates), subjects, estimate) or (estimate, estimate)
+    return bootstrap.interval(drawn["fmr"], subjects, estimate) or (estimate, estimate)
 
 
-def _fnmr_with_interval(
+def _fnmr(
     rejected_P: np.ndarray, person_P: np.ndarray, subjects: int, replicates: int, seed: int
 ) -> tuple[float | None, Interval | None]:
+    """Return the false non-match rate and its interval, given which genuine pairs are rejected, and their people."""
     if not len(rejected_P):
         return None, None
     rejected_S = np.bincount(person_P, weights=rejected_P, minlength=subjects)
     genuine_S = np.bincount(person_P, minlength=subjects)
+
+    def rates(drawn_RS: np.ndarray) -> dict[str, np.ndarray]:
+        # A draw of people with one image each has no genuine pairs; the interval ignores NaN.
+        return {"fnmr": bootstrap.share(drawn_RS @ rejected_S, drawn_RS @ genuine_S)}
+
+    drawn = bootstrap.replicate(rates, subjects, replicates, pairs=subjects, seed=seed)
     estimate = float(rejected_P.mean())
-    draws = bootstrap.draw_subjects(subjects, replicates, pairs=subjects, seed=seed)
-    counts = [(drawn_RS @ rejected_S, drawn_RS @ genuine_S) for drawn_RS in draws]
-    rejected_R, genuine_R = (np.concatenate(count) for count in zip(*counts, strict=True))
-    # A draw of people with one image each has no genuine pairs; the interval ignores NaN.
-    rates = np.divide(rejected_R, genuine_R, out=np.full(len(genuine_R), np.nan), where=genuine_R > 0)
-    return estimate, bootstrap.interval(rates, int(np.count_nonzero(genuine_S)), estimate)
+    return estimate, bootstrap.interval(drawn["fnmr"], int(np.count_nonzero(genuine_S)), estimate)

@@ -19,7 +19,6 @@ from facetrain.telemetry.log import warn
 from facetrain.verify.evaluated_sets import EvaluatedSets
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.metrics.scored_pairs import ScoredPairs
-from facetrain.verify.model_comparison import compare_results
 from facetrain.verify.options import EvaluationOptions
 from facetrain.verify.protocols import evaluate_set, scores_result
 from facetrain.verify.score_files import (
@@ -73,10 +72,13 @@ def evaluate(
     options, inference = options or EvaluationOptions(), inference or Inference()
     with join(inference.device) as world:
         other_scores = against if against is not None and is_score_file(against) else None
-        models = [_open(each, world) for each in (model, against) if each not in (None, other_scores)]
+        models = [
+            open_model(each, world.device) if isinstance(each, Path) else each
+            for each in (model, against)
+            if each not in (None, other_scores)
+        ]
         sets = {target.name: target for target in open_evaluation_sets(targets, data_dir)}
         slice_tables = _read_tables(sets, tables or {})
-        sets = {name: _with_subjects(one, slice_tables.get(name)) for name, one in sets.items()}
         if world.is_leader:
             for each in sets.values():
                 for message in doubtful_pairs(each) if isinstance(each, PairSet) else ():
@@ -84,27 +86,24 @@ def evaluate(
         scored = None if other_scores is None else _scores_of_only_set(other_scores, sets)
         report = progress if world.is_leader else None
 
-        def evaluate_model(opened: EmbeddingModel) -> tuple[str, dict[str, Result]]:
+        def evaluate_model(opened: EmbeddingModel) -> dict[str, Result]:
             embedder = replace(open_embedder(opened, world, inference), progress=report)
             results: dict[str, Result] = {}
             with evaluation_mode(opened.network):
                 for name, target in sets.items():
                     results |= evaluate_set(target, embedder, options, slice_tables.get(name))
-            return opened.description, results
+            return results
 
-        precision = _precision(world, inference)
-        description, results = evaluate_model(models[0])
-        if against is None:
-            return EvaluatedSets(description, results, sets, world.is_leader, precision)
-        if scored is None:
-            other_description, others = evaluate_model(models[1])
-        else:
-            other_description = str(against)
-            others = {name: scores_result(scored, {}, options, folds_of_set=True) for name in results}
-        differences = {name: compare_results(result, others[name]) for name, result in results.items()}
-        return EvaluatedSets(
-            description, results, sets, world.is_leader, precision, other_description, others, differences
+        results = evaluate_model(models[0])
+        evaluation = EvaluatedSets(
+            models[0].description, results, sets, world.is_leader, _precision(world, inference)
         )
+        if against is None:
+            return evaluation
+        if scored is None:
+            return evaluation.compared_with(models[1].description, evaluate_model(models[1]))
+        others = {name: scores_result(scored, {}, options, folds_of_set=True) for name in results}
+        return evaluation.compared_with(str(against), others)
 
 
 def evaluate_scores(
@@ -137,20 +136,11 @@ def evaluate_scores(
     result = scores_result(table.scored, table.columns, options, table.quality)
     for pairs in (result.hardest_genuine, result.hardest_impostors):
         pairs[:] = [replace(pair, name=table.pair[pair.pair]) for pair in pairs]
+    evaluation = EvaluatedSets(f"scores of {scores}", {name: result}, {}, is_leader=True, precision="")
     if against is None:
-        return EvaluatedSets(f"scores of {scores}", {name: result}, {}, is_leader=True, precision="")
+        return evaluation
     other = scores_of_same_pairs(table, _read_score_table(against, pair_list))
-    other_result = scores_result(other, {}, options)
-    return EvaluatedSets(
-        f"scores of {scores}",
-        {name: result},
-        {},
-        is_leader=True,
-        precision="",
-        against=str(against),
-        other_results={name: other_result},
-        differences={name: compare_results(result, other_result)},
-    )
+    return evaluation.compared_with(str(against), {name: scores_result(other, {}, options)})
 
 
 def _read_score_table(path: Path, pair_list: Path | None) -> ScoreTable:
@@ -174,10 +164,6 @@ def _scores_of_only_set(path: Path, sets: dict[str, EvaluationSet]) -> ScoredPai
     return scores_of_set(path, target)
 
 
-def _open(model: Path | EmbeddingModel, world: World) -> EmbeddingModel:
-    return open_model(model, world.device) if isinstance(model, Path) else model
-
-
 def _precision(world: World, inference: Inference) -> str:
     if inference.bf16:
         return "bf16"
@@ -185,14 +171,8 @@ def _precision(world: World, inference: Inference) -> str:
     return "fp32 (convolutions in TF32)" if tf32 else "fp32"
 
 
-def _with_subjects(target: EvaluationSet, table: SliceTable | None) -> EvaluationSet:
-    """Return the set with the subjects of its slice table, if that has them."""
-    if not isinstance(target, PairSet) or table is None or table.subject is None:
-        return target
-    return replace(target, subject=table.subject)
-
-
 def _read_tables(sets: dict[str, EvaluationSet], paths: Mapping[str | None, Path]) -> dict[str, SliceTable]:
+    """Read the slice tables of the sets, which get the subjects of their table, if it has them."""
     given = {name: one.groups for name, one in sets.items() if isinstance(one, PairSet) and one.groups}
     given |= {next(iter(sets)) if name is None else name: path for name, path in paths.items()}
     tables = {}
@@ -205,4 +185,6 @@ def _read_tables(sets: dict[str, EvaluationSet], paths: Mapping[str | None, Path
                 f"{pair_sets or 'none'}"
             )
         tables[name] = read_slice_table(path, target.same)
+        if tables[name].subject is not None:
+            sets[name] = replace(target, subject=tables[name].subject)
     return tables

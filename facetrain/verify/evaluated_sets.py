@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from facetrain.verify.metrics.result import Result
-from facetrain.verify.model_comparison import Difference
+from facetrain.verify.model_comparison import Difference, compare_results
 from facetrain.verify.sets.evaluation_sets import EvaluationSet
 
 
@@ -30,6 +30,11 @@ class EvaluatedSets:
     """Results of the other model by set, for the figures."""
     differences: dict[str, dict[str, Difference]] = field(default_factory=dict)
     """Differences to the other model by set and metric."""
+
+    def compared_with(self, against: str, results: dict[str, Result]) -> EvaluatedSets:
+        """Return the results with those of another model on the same sets, and the differences."""
+        differences = {name: compare_results(result, results[name]) for name, result in self.results.items()}
+        return replace(self, against=against, other_results=results, differences=differences)
 
     def as_json(self) -> dict[str, Any]:
         """Return all metrics of all sets."""

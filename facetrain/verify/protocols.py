@@ -14,18 +14,11 @@ from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.embeddings.normalization import is_rejected, l2_normalize, require_finite
 from facetrain.verify.megaface import megaface_result
-from facetrain.verify.metrics.discard import discard_curve
 from facetrain.verify.metrics.fold_accuracy import fold_order
 from facetrain.verify.metrics.identification import Search, identification_result, search
 from facetrain.verify.metrics.result import Result
-from facetrain.verify.metrics.scored_pairs import (
-    ScoredPairs,
-    add_fold_accuracy,
-    add_need_of_slices,
-    pair_result,
-    slice_threshold,
-)
-from facetrain.verify.metrics.slices import slice_groups
+from facetrain.verify.metrics.scored_pairs import ScoredPairs, add_fold_accuracy, pair_result
+from facetrain.verify.metrics.slices import add_slices
 from facetrain.verify.metrics.templates import pool_templates, score_pairs
 from facetrain.verify.options import EvaluationOptions
 from facetrain.verify.sets.evaluation_sets import EvaluationSet
@@ -90,7 +83,11 @@ def results_from_embeddings(
     """
     match target:
         case PairSet():
-            return {target.name: _pair_set_result(target, options, table, *embeddings)}
+            plain_ND, mirrored_ND = embeddings
+            result, _ = verification_result(
+                plain_ND, mirrored_ND, target, table=table, slice_fmr=options.slice_fmr, **options.draws
+            )
+            return {target.name: result}
         case IjbSet():
             return _ijb_results(target, options, *embeddings)
         case SearchSet():
@@ -100,22 +97,6 @@ def results_from_embeddings(
             result = megaface_result(probe, target.subject, distractor, **options.draws)
             result.metrics["excluded_images"] = float(target.excluded_images)
             return {target.name: result}
-
-
-def _pair_set_result(
-    pairs: PairSet,
-    options: EvaluationOptions,
-    table: SliceTable | None,
-    plain_ND: np.ndarray,
-    mirrored_ND: np.ndarray,
-) -> Result:
-    result, scored = verification_result(
-        plain_ND, mirrored_ND, pairs, slice_fmr=options.slice_fmr, **options.draws
-    )
-    if table:
-        add_slices(result, scored, table.columns, options)
-        add_discard_curve(result, scored, table.quality, options)
-    return result
 
 
 def scores_result(
@@ -142,37 +123,9 @@ def scores_result(
         second_P=scored.second_P[order_P],
     )
     add_fold_accuracy(result, ordered, **options.draws)
-    add_slices(result, scored, columns, options)
-    add_discard_curve(result, scored, quality_P, options)
+    qualities = {} if quality_P is None else {"quality": quality_P}
+    add_slices(result, scored, columns, qualities, fmr=options.slice_fmr, **options.draws)
     return result
-
-
-def add_discard_curve(
-    result: Result, scored: ScoredPairs, quality_P: np.ndarray | None, options: EvaluationOptions
-) -> None:
-    """Add the error-versus-discard curve of a quality measure, float (P,), at the threshold of the slices."""
-    if quality_P is None:
-        return
-    threshold = slice_threshold(result, options.slice_fmr)
-    if threshold is None:
-        add_need_of_slices(result, options.slice_fmr)
-        return
-    curve = discard_curve(scored.score_P, scored.same_P, quality_P, threshold, quality="quality")
-    if curve:
-        result.discards.append(curve)
-
-
-def add_slices(
-    result: Result, scored: ScoredPairs, columns: dict[str, np.ndarray], options: EvaluationOptions
-) -> None:
-    """Add the error rates of every value of every column, str (P,), and their spread."""
-    if not columns:
-        return
-    threshold = slice_threshold(result, options.slice_fmr)
-    if threshold is None:
-        add_need_of_slices(result, options.slice_fmr)
-    else:
-        result.groups, result.group_summaries = slice_groups(scored, columns, threshold, **options.draws)
 
 
 def _ijb_results(ijb: IjbSet, options: EvaluationOptions, embedding_ND: np.ndarray) -> dict[str, Result]:

@@ -33,23 +33,21 @@ from facetrain.embeddings.embedding_files import SUFFIXES, Embeddings, load_embe
 from facetrain.embeddings.normalization import REJECTED, is_rejected
 from facetrain.errors import DataError
 from facetrain.files import listed
-from facetrain.verify.metrics.score_scale import COSINE, range_scale, scale_of
+from facetrain.verify.metrics.score_scale import range_scale, scale_of
 from facetrain.verify.metrics.scored_pairs import ScoredPairs
-from facetrain.verify.sets.csv_columns import read_columns
+from facetrain.verify.sets.csv_columns import finite_numbers, read_columns
 from facetrain.verify.sets.pair_columns import (
     NO_SLICES,
     SUBJECTS,
     pair_slices,
     read_pair_quality,
     score_file_and_column,
-    select_score,
 )
 from facetrain.verify.sets.pair_set import PairSet, known_or_inferred_subjects
 from facetrain.verify.sets.subjects import connected_subjects, items_of_pairs, subjects_of_items
+from facetrain.verify.verification import score_pairs
 
 _GENUINE = {"1": True, "true": True, "0": False, "false": False}
-_NAMED = 3
-"""Most pairs that a message names."""
 _PAIRS_AT_ONCE = 1 << 14
 """Pairs whose embeddings are in memory at one time."""
 
@@ -82,15 +80,22 @@ def read_scores(path: Path) -> ScoreTable:
     """
     path, column = score_file_and_column(path)
     texts = read_columns(path)
-    names = list(texts)
-    texts = select_score(path, texts, column)
-    if ("score" in texts) == ("distance" in texts):
+    scores = {"score", "distance"} & texts.keys() if column is None else {column} & texts.keys()
+    if len(scores) != 1:
         raise DataError(
-            f"{path}: columns {listed(names)}; a score file needs either a column score or a column distance; give the "
-            f"column to use as {path}:COLUMN"
+            f"{path}: a score file needs either a column score or a column distance, or give the column to use as "
+            f"{path}:COLUMN; the columns are {listed(texts)}"
         )
-    is_distance = "distance" in texts
-    score_P = _take_numbers(path, "distance" if is_distance else "score", texts)
+    (name,) = scores
+    is_distance = name == "distance"
+    least = "highest distance" if is_distance else "lowest score"
+    # Removed from the table: the texts of millions of numbers take seven times their memory.
+    score_P = finite_numbers(
+        path,
+        name,
+        texts.pop(name),
+        f". Give pairs that the system could not process the {least} of the other rows",
+    )
     if is_distance:
         score_P = 0.0 - score_P  # not −0.0 for a distance of 0
     table = _score_table(path, texts, score_P)
@@ -134,22 +139,18 @@ def scores_of_set(path: Path, target: PairSet) -> ScoredPairs:
     Raises:
         DataError: the file cannot be read, or its number of rows or its labels differ from the set.
     """
-    pair_P = np.arange(len(target.same))
     subject_N = known_or_inferred_subjects(target)
     if path.suffix in SUFFIXES:
         embedding_ND = load_embeddings(path).embedding
-        if len(embedding_ND) != 2 * len(pair_P):
+        if len(embedding_ND) != 2 * len(target.same):
             raise DataError(
-                f"{path}: {len(embedding_ND):,} embeddings; {target.name} has {2 * len(pair_P):,} images, two for "
+                f"{path}: {len(embedding_ND):,} embeddings; {target.name} has {2 * len(target.same):,} images, two for "
                 "each pair in the order of the set"
             )
-        score_P, scale = _cosines(embedding_ND, 2 * pair_P, 2 * pair_P + 1), COSINE
-        rejected = int(is_rejected(embedding_ND).sum())
-    else:
-        other = read_scores(path).scored
-        _require_same_labels(path, other.same_P, target.same, target.name)
-        score_P, scale, rejected = other.score_P, other.scale, 0
-    return ScoredPairs(score_P, target.same, 2 * pair_P, 2 * pair_P + 1, subject_N, scale, rejected)
+        return score_pairs(embedding_ND, target.same, subject_N)
+    other = read_scores(path).scored
+    _require_same_labels(path, other.same_P, target.same, target.name)
+    return replace(other, subject_N=subject_N)
 
 
 def scores_of_same_pairs(table: ScoreTable, other: ScoreTable) -> ScoredPairs:
@@ -161,14 +162,13 @@ def scores_of_same_pairs(table: ScoreTable, other: ScoreTable) -> ScoredPairs:
     row = {name: at for at, name in enumerate(other.pair)}
     missing = [name for name in table.pair if name not in row]
     if missing or len(other.pair) != len(table.pair):
-        named = f"; pair {', '.join(missing[:_NAMED])} is missing" if missing else ""
         raise DataError(
-            f"{other.path}: {len(other.pair):,} pairs, but {table.path} has {len(table.pair):,}{named}; two systems "
-            "are compared on the same pairs"
+            f"{other.path}: {len(other.pair):,} pairs, but {table.path} has {len(table.pair):,}, of which "
+            f"{len(missing):,} are missing ({listed(missing[:3])}); two systems are compared on the same pairs"
         )
     order_P = np.array([row[name] for name in table.pair])
-    _require_same_labels(other.path, other.scored.same_P[order_P], table.scored.same_P, str(table.path))
     scored = other.scored
+    _require_same_labels(other.path, scored.same_P[order_P], table.scored.same_P, str(table.path))
     return replace(
         table.scored, score_P=scored.score_P[order_P], scale=scored.scale, rejected=scored.rejected
     )
@@ -189,23 +189,22 @@ def _score_table(path: Path, texts: dict[str, list[str]], score_P: np.ndarray) -
 
 def _subjects(path: Path, texts: dict[str, list[str]], same_P: np.ndarray) -> np.ndarray:
     """Return the subject id of both sides of each pair, int (2P,): without columns, genuine sides are one subject."""
-    given = [name for name in SUBJECTS if name in texts]
+    given = [texts[name] for name in SUBJECTS if name in texts]
     if len(given) == 1:
         raise DataError(
-            f"{path}: has a column {given[0]} only; give both {' and '.join(SUBJECTS)}, or neither"
+            f"{path}: has only one of the columns {' and '.join(SUBJECTS)}; give both, or neither"
         )
-    if given:
-        sides = zip(texts[SUBJECTS[0]], texts[SUBJECTS[1]], strict=True)
-        subjects = [subject for side in sides for subject in side]
-        wrong = contradicting_pair(subjects, same_P.tolist())
-        if wrong is not None:
-            raise DataError(
-                f"{path}, row {wrong + 2}: genuine is {texts['genuine'][wrong]}, but the people are "
-                f"{subjects[2 * wrong]!r} and {subjects[2 * wrong + 1]!r}; correct one of the columns"
-            )
-        return dense_ids(subjects)
-    index_P = np.arange(len(same_P))
-    return connected_subjects(2 * index_P, 2 * index_P + 1, same_P, 2 * len(same_P))
+    if not given:
+        index_P = np.arange(len(same_P))
+        return connected_subjects(2 * index_P, 2 * index_P + 1, same_P, 2 * len(same_P))
+    subjects = [subject for side in zip(*given, strict=True) for subject in side]
+    wrong = contradicting_pair(subjects, same_P.tolist())
+    if wrong is not None:
+        raise DataError(
+            f"{path}, row {wrong + 2}: genuine is {texts['genuine'][wrong]}, but the people are "
+            f"{subjects[2 * wrong]!r} and {subjects[2 * wrong + 1]!r}; correct one of the columns"
+        )
+    return dense_ids(subjects)
 
 
 def _subjects_of_images(
@@ -220,41 +219,18 @@ def _subjects_of_images(
 
 
 def _labels(path: Path, texts: dict[str, list[str]]) -> np.ndarray:
-    if "genuine" not in texts:
+    if not texts.get("genuine"):
         raise DataError(
-            f"{path}: no column genuine; add it, with 1 for two images of one person and 0 for two people"
+            f"{path}: no column genuine, or no rows below the header line; it has 1 for two images of one person and 0 "
+            "for two people"
         )
-    values = texts["genuine"]
-    wrong = next((row for row, value in enumerate(values) if value.lower() not in _GENUINE), None)
-    if wrong is not None:
+    same = [_GENUINE.get(value.lower()) for value in texts["genuine"]]
+    if None in same:
+        row = same.index(None)
         raise DataError(
-            f"{path}, row {wrong + 2}: genuine is {values[wrong]!r}; allowed are 1, 0, true and false"
+            f"{path}, row {row + 2}: genuine is {texts['genuine'][row]!r}; allowed are 1, 0, true and false"
         )
-    if not values:
-        raise DataError(f"{path}: no rows below the header line")
-    return np.array([_GENUINE[value.lower()] for value in values])
-
-
-def _take_numbers(path: Path, column: str, texts: dict[str, list[str]]) -> np.ndarray:
-    """Remove a column from the table, and return its numbers: float64 (P,)."""
-    values = texts.pop(column)  # millions of texts: the numbers take a seventh of their memory
-    number_P = np.fromiter(map(_finite_or_nan, values), np.float64, len(values))
-    wrong = np.flatnonzero(~np.isfinite(number_P))
-    if len(wrong):
-        least = "highest distance" if column == "distance" else "lowest score"
-        raise DataError(
-            f"{path}, row {wrong[0] + 2}: {column} is {values[wrong[0]]!r}, not a finite number; "
-            f"{len(wrong):,} of {len(number_P):,} rows have no {column}. Give pairs that the system could not process "
-            f"the {least} of the other rows"
-        )
-    return number_P
-
-
-def _finite_or_nan(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return float("nan")
+    return np.array(same, bool)
 
 
 def _rows_of_images(

@@ -4,26 +4,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from facetrain.embeddings.normalization import is_rejected
-from facetrain.verify.metrics.bootstrap import draw_subjects
-from facetrain.verify.metrics.discard import discard_curve, pair_quality
+from facetrain.verify.metrics import bootstrap
+from facetrain.verify.metrics.discard import pair_quality
 from facetrain.verify.metrics.fold_accuracy import squared_distances
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.metrics.scored_pairs import (
     REPLICATES,
     ScoredPairs,
     add_fold_accuracy,
-    add_need_of_slices,
     add_replicates,
     bootstrap_fold_accuracy,
     pair_result,
-    slice_threshold,
 )
+from facetrain.verify.metrics.slices import add_slices
 from facetrain.verify.sets.pair_set import PairSet, known_or_inferred_subjects
+from facetrain.verify.sets.slice_table import SliceTable
 
 
 def verification_result(
@@ -31,6 +29,7 @@ def verification_result(
     mirrored_ND: np.ndarray,
     pairs: PairSet,
     *,
+    table: SliceTable | None = None,
     slice_fmr: float | None = None,
     replicates: int = REPLICATES,
     seed: int = 0,
@@ -48,7 +47,9 @@ def verification_result(
         plain_ND: embeddings of the images, float (N, D), not normalized; images 2i and 2i+1 are pair i.
         mirrored_ND: embeddings of the mirror images.
         pairs: labels and, if known, subjects of the pairs. The images are read only to infer the subjects.
-        slice_fmr: FMR of the threshold of the error-versus-discard curve; None for the mean threshold of the folds.
+        table: slices and quality of the pairs.
+        slice_fmr: FMR of the threshold of slices and error-versus-discard curves; None for the mean threshold of the
+            folds.
         replicates: bootstrap draws of subjects; 0 gives no intervals.
         seed: seed of the draws.
     """
@@ -61,24 +62,22 @@ def verification_result(
     result.metrics["accuracy_no_flip"] = folds.mean
     norm_N = (np.linalg.norm(plain_ND, axis=1) + np.linalg.norm(mirrored_ND, axis=1)) / 2
     result.metrics["xnorm"] = float(norm_N.mean())
-    quality_P = pair_quality(norm_N, scored.first_P, scored.second_P)
-    threshold = slice_threshold(result, slice_fmr)
-    if threshold is None:
-        add_need_of_slices(result, slice_fmr)
-    else:
-        curve = discard_curve(scored.score_P, scored.same_P, quality_P, threshold, quality="embedding length")
-        result.discards = [curve] if curve else []
+    sum_S, count_S = np.bincount(subject_N, weights=norm_N), np.bincount(subject_N)
+    mean = bootstrap.replicate(
+        lambda drawn_RS: {"xnorm": (drawn_RS @ sum_S) / (drawn_RS @ count_S)},
+        scored.subjects,
+        replicates,
+        pairs=len(pairs.same),
+        seed=seed,
+    )
     if replicates:
-        draws = draw_subjects(scored.subjects, replicates, pairs=len(pairs.same), seed=seed)
-        mean_R = _bootstrap_mean(norm_N, subject_N, draws)
-        add_replicates(result, {"accuracy_no_flip": replicate["accuracy"], "xnorm": mean_R})
+        add_replicates(result, {"accuracy_no_flip": replicate["accuracy"]} | mean)
+    columns = table.columns if table else {}
+    qualities = {"embedding length": pair_quality(norm_N, scored.first_P, scored.second_P)}
+    if table and table.quality is not None:
+        qualities["quality"] = table.quality
+    add_slices(result, scored, columns, qualities, fmr=slice_fmr, replicates=replicates, seed=seed)
     return result, scored
-
-
-def _bootstrap_mean(value_N: np.ndarray, subject_N: np.ndarray, draws: Iterable[np.ndarray]) -> np.ndarray:
-    """Return the mean of a value per image over the images of the drawn subjects: (R,)."""
-    sum_S, count_S = np.bincount(subject_N, weights=value_N), np.bincount(subject_N)
-    return np.concatenate([(drawn_RS @ sum_S) / (drawn_RS @ count_S) for drawn_RS in draws])
 
 
 def score_pairs(embedding_ND: np.ndarray, same_P: np.ndarray, subject_N: np.ndarray) -> ScoredPairs:

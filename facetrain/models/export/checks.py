@@ -9,13 +9,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from facetrain.errors import ModelError, RunError
 from facetrain.models.export.deployed import Deployed
-from facetrain.models.export.example_inputs import example_pixels, inputs_of_file
+from facetrain.models.export.example_inputs import example_pixels, inputs_of_file, split_images
 from facetrain.models.export.formats import Comparison, ExportOptions, Similarity
 from facetrain.models.export.runtime import Runtime
 from facetrain.models.inference_network import inference_network
@@ -69,6 +68,38 @@ def compare(path: Path, runtime: Runtime, model: EmbeddingModel, options: Export
         RunError: the embeddings differ by more than the tolerance of the runtime, or are not numbers.
     """
     faces = example_pixels(model, _NUM_EXAMPLES) if options.images is None else options.images
+    difference, cosine = _differences(runtime, model, options, faces)
+    # "not <" instead of ">=": the comparison with NaN is false.
+    if not difference < runtime.tolerance:
+        raise RunError(
+            f"{path}: not written: its embeddings differ from those of the network by {difference:.2g} of their size, "
+            f"more than {runtime.tolerance:g}; try another version of torch or {runtime.name.split()[0]}"
+        )
+    batch = runtime.batch or 1
+    times = _measure(runtime, model, options, batch)
+    return Comparison(difference, cosine, runtime.name, *times, batch, torch.get_num_threads())
+
+
+def compare_int8(path: Path, runtime: Runtime, model: EmbeddingModel, options: ExportOptions) -> Similarity:
+    """Compare the directions of the embeddings of an int8 file with the network's, on images not used to calibrate it.
+
+    Raises:
+        RunError: the mean cosine is too small.
+    """
+    _, faces = split_images(options, model.image_size)
+    _, cosine = _differences(runtime, model, options, faces)
+    if not cosine.mean >= _LEAST_COSINE:
+        raise RunError(
+            f"{path}: not written: the mean cosine of its embeddings with those of the network is {cosine.mean:.3f}; "
+            "give images like those of the network's training with --calibrate"
+        )
+    return cosine
+
+
+def _differences(
+    runtime: Runtime, model: EmbeddingModel, options: ExportOptions, faces: Tensor
+) -> tuple[float, Similarity]:
+    """Return the largest difference of the embeddings, as a share of the largest number, and their cosines."""
     deployed = Deployed(model, options).eval()
     expected, found = [], []
     for pixels in faces.split(_CHUNK):
@@ -78,33 +109,8 @@ def compare(path: Path, runtime: Runtime, model: EmbeddingModel, options: Export
         found.append(torch.from_numpy(runtime.embed(*(tensor.numpy() for tensor in inputs))))
     expected_ND, found_ND = torch.cat(expected), torch.cat(found)
     difference = float((found_ND - expected_ND).abs().max() / expected_ND.abs().max())
-    # "not <" instead of ">=": the comparison with NaN is false.
-    if not difference < runtime.tolerance:
-        raise RunError(
-            f"{path}: not written: its embeddings differ from those of the network by {difference:.2g} of their size, "
-            f"more than {runtime.tolerance:g}; try another version of torch or {runtime.name.split()[0]}"
-        )
     cosine_N = torch.nn.functional.cosine_similarity(found_ND, expected_ND)
-    cosine = Similarity(float(cosine_N.mean()), float(cosine_N.min()), len(faces))
-    batch = runtime.batch or 1
-    milliseconds, torch_milliseconds = _measure(runtime, model, options, batch)
-    return Comparison(
-        difference, cosine, runtime.name, milliseconds, torch_milliseconds, batch,
-        torch.get_num_threads(),
-    )  # fmt: skip
-
-
-def require_similar(path: Path, cosine: Similarity) -> None:
-    """Refuse an int8 file whose embeddings have little in common with those of the network.
-
-    Raises:
-        RunError: the mean cosine is too small.
-    """
-    if not cosine.mean >= _LEAST_COSINE:
-        raise RunError(
-            f"{path}: not written: the mean cosine of its embeddings with those of the network is {cosine.mean:.3f}; "
-            "give images like those of the network's training with --calibrate"
-        )
+    return difference, Similarity(float(cosine_N.mean()), float(cosine_N.min()), len(faces))
 
 
 def _measure(
@@ -114,23 +120,20 @@ def _measure(
     network = Deployed(model, options, network=inference_network(model.network, torch.device("cpu"))).eval()
     inputs = inputs_of_file(model, options, example_pixels(model, batch))
     arrays = [tensor.numpy() for tensor in inputs]
-
-    def run_file() -> np.ndarray:
-        return runtime.embed(*arrays)
-
-    @torch.no_grad()
-    def run_network() -> Tensor:
-        return network(*inputs)
-
-    variants: tuple[Callable[[], object], ...] = (run_file, run_network)
-    seconds: tuple[list[float], ...] = ([], [])
-    for run in variants:  # the first run allocates memory and chooses kernels
-        run()
+    variants: list[tuple[Callable[[], object], list[float]]] = [
+        (lambda: runtime.embed(*arrays), []),
+        (lambda: network(*inputs), []),
+    ]
     end = time.perf_counter() + _MAX_SECONDS
-    while not seconds[1] or (len(seconds[1]) < _ROUNDS and time.perf_counter() < end):
-        for run, taken in zip(variants, seconds, strict=True):
-            start = time.perf_counter()
+    with torch.no_grad():
+        for run, _ in variants:  # the first run allocates memory and chooses kernels
             run()
-            taken.append(time.perf_counter() - start)
-    of_file, of_network = (1000 * statistics.median(taken) for taken in seconds)
+        for _ in range(_ROUNDS):
+            for run, seconds in variants:
+                start = time.perf_counter()
+                run()
+                seconds.append(time.perf_counter() - start)
+            if time.perf_counter() > end:
+                break
+    of_file, of_network = (1000 * statistics.median(seconds) for _, seconds in variants)
     return of_file, of_network

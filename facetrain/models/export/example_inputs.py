@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -14,6 +15,12 @@ from facetrain.data.images.decode import decode_rgb, resize_square
 from facetrain.data.synthetic.render import render_jpeg
 from facetrain.models.export.formats import ExportOptions
 from facetrain.models.model_file import EmbeddingModel
+
+_CALIBRATION_FACES = 256
+"""Faces that are drawn to calibrate an int8 file if no images are given."""
+_COMPARED_SHARE = 5
+"""One of so many images is not used for calibration: file and network are compared on it."""
+_MAX_COMPARED = 64
 
 
 def inputs_of_file(model: EmbeddingModel, options: ExportOptions, pixels_NHWC: Tensor) -> tuple[Tensor, ...]:
@@ -35,9 +42,22 @@ def example_landmarks(model: EmbeddingModel, count: int) -> tuple[Tensor, ...]:
     return (torch.rand(count, 5, 2, generator=torch.Generator().manual_seed(1)),)
 
 
+@lru_cache(maxsize=1)
 def drawn_faces(size: int, count: int = 20) -> Tensor:
     """Return drawn faces of different people, uint8 (N, S, S, 3), the same at every call."""
     return decode_faces([render_jpeg(0, identity, 0, size) for identity in range(count)], size)
+
+
+def split_images(options: ExportOptions, size: int) -> tuple[Tensor, Tensor]:
+    """Return images to calibrate an int8 file, and others to compare it on, uint8 (N, S, S, 3) both.
+
+    Both are all images if these are few.
+    """
+    pixels = drawn_faces(size, _CALIBRATION_FACES) if options.images is None else options.images
+    if len(pixels) < 2 * _COMPARED_SHARE:
+        return pixels, pixels
+    is_compared = torch.arange(len(pixels)) % _COMPARED_SHARE == _COMPARED_SHARE // 2
+    return pixels[~is_compared], pixels[is_compared][:_MAX_COMPARED]
 
 
 def decode_faces(images: Sequence[bytes], size: int) -> Tensor:

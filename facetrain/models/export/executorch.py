@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import warnings
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,37 +13,30 @@ import torch
 from facetrain.models.export.deployed import Deployed, file_metadata
 from facetrain.models.export.example_inputs import example_pixels, inputs_of_file
 from facetrain.models.export.formats import ExportOptions
-from facetrain.models.export.runtime import Runtime, Written
+from facetrain.models.export.runtime import Runtime
 from facetrain.models.model_file import EmbeddingModel
 
 
-def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Written:
+def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Runtime:
     """Write a .pte file for one image per call, or for `batch` images.
 
     Input and output of its method `forward` are those of the ONNX file. Each part of the metadata is a method
     without arguments, such as `preprocessing`, that returns JSON.
     """
-    batch = options.batch or 1
-    program = _lower(model, options, batch)
-    path.write_bytes(program)
-    return Written(_open(program, batch))
-
-
-def _lower(model: EmbeddingModel, options: ExportOptions, batch: int) -> bytes:
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
 
+    batch = options.batch or 1
     example = inputs_of_file(model, options, example_pixels(model, batch))
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # torch warns of what executorch calls
-        exported = torch.export.export(Deployed(model, options).eval().cpu(), example)
+    with torch.no_grad():
         lowered = to_edge_transform_and_lower(
-            exported,
+            torch.export.export(Deployed(model, options).eval().cpu(), example),
             partitioner=[XnnpackPartitioner()],
             constant_methods=file_metadata(model, options),
         )
-        program: bytes = lowered.to_executorch().buffer
-    return program
+    program: bytes = lowered.to_executorch().buffer
+    path.write_bytes(program)
+    return _open(program, batch)
 
 
 def _open(program: bytes, batch: int) -> Runtime:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from facetrain.errors import ModelError, RunError
 from facetrain.files import error_reason, sync_file, sync_folder
-from facetrain.models.export.checks import compare, require_exportable, require_similar
+from facetrain.models.export.checks import compare, compare_int8, require_exportable
 from facetrain.models.export.formats import FORMATS, Exported, ExportOptions
 from facetrain.models.export.runtime import Writer, runtime_model
 from facetrain.models.model_file import EmbeddingModel
@@ -32,19 +34,36 @@ def export(model: EmbeddingModel, format: str, path: Path, options: ExportOption
         raise ModelError(
             f"{model.description}: takes landmarks and cannot be exported to {format}; use --format onnx or openvino"
         )
-    comparison = None
+    comparison = similarity = None
     with _new_files(row.files(path)) as folder:
-        written = write(model, folder / path.name, options)
-        if written.cosine is not None:
-            require_similar(path, written.cosine)
-        elif written.runtime is not None:
-            comparison = compare(path, written.runtime, model, options)
+        with _quiet():
+            runtime = write(model, folder / path.name, options)
+        if runtime is not None and options.int8:
+            similarity = compare_int8(path, runtime, model, options)
+        elif runtime is not None:
+            comparison = compare(path, runtime, model, options)
     return Exported(
         [file for file in row.files(path) if file.exists()],
-        path if written.runtime is None else runtime_model(model, written.runtime, options),
+        path if runtime is None else runtime_model(model, runtime, options),
         comparison,
-        written.cosine,
+        similarity,
     )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppress warnings and logs of other programs, which advise on deprecated parts and other tools.
+
+    A failed conversion ends with an error of one line, and not with the traceback that they log.
+    """
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
 
 
 @contextmanager

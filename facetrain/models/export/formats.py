@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Int8(StrEnum):
     """Kinds of quantization to 8 bits."""
 
-    dynamic = "dynamic"
     static = "static"
+    """Weights and activations, with ranges of the activations that were measured on images."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from facetrain.errors import ModelError, RunError
 from facetrain.models.export.formats import FORMATS, ExportOptions
 from facetrain.models.export.onnx import trace_onnx
-from facetrain.models.export.runtime import Runtime, Written
+from facetrain.models.export.runtime import Runtime
 from facetrain.models.export.save_onnx import save_onnx
 from facetrain.models.model_file import EmbeddingModel
 
@@ -24,7 +24,7 @@ _INPUT, _OUTPUT = "in0", "out0"
 """Names that pnnx gives."""
 
 
-def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Written:
+def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Runtime:
     """Write NAME.ncnn.param (the graph) and NAME.ncnn.bin (the weights, float32), for one image per call.
 
     The input `in0` is float32 (3, H, W) as the network takes it, the output `out0` is float32 (D,). The format has
@@ -37,7 +37,7 @@ def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Written:
     one_image = replace(options, batch=1)
     save_onnx(trace_onnx(model, one_image), path.with_name("model.onnx"), model, one_image)
     _convert(model, path.parent, param.name, weights.name)
-    return Written(_open(model, param, weights))
+    return _open(model, param, weights)
 
 
 def _convert(model: EmbeddingModel, folder: Path, param: str, weights: str) -> None:

@@ -4,10 +4,6 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +12,12 @@ import numpy as np
 import torch
 
 from facetrain.errors import ModelError
+from facetrain.files import error_reason
 from facetrain.models.export.deployed import Deployed
 from facetrain.models.export.example_inputs import example_pixels, inputs_of_file
 from facetrain.models.export.formats import ExportOptions
-from facetrain.models.export.int8 import write_int8
-from facetrain.models.export.runtime import Runtime, Written
+from facetrain.models.export.int8 import quantized_onnx
+from facetrain.models.export.runtime import Runtime
 from facetrain.models.export.save_onnx import save_onnx
 from facetrain.models.model_file import THRESHOLDS_KEY, EmbeddingModel
 from facetrain.models.onnx_network import LANDMARKS_INPUT
@@ -29,7 +26,7 @@ _INPUTS = "image", LANDMARKS_INPUT
 """Names of the inputs; a network without KP-RPE has the first one."""
 
 
-def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Written:
+def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Runtime:
     """Write an ONNX file, with a free batch size unless `batch` is set.
 
     Weights that are too large for one file are in a second one, NAME.data, beside it.
@@ -42,21 +39,17 @@ def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Written:
     With `int8` the file has no thresholds: those of the model were measured on other embeddings.
 
     Raises:
-        ModelError: torch or onnx cannot write the opset, or the network is too large for `int8`.
+        ModelError: torch or onnxruntime does not know the opset, or `int8` does not know the network.
     """
-
-    def write_float32(path: Path) -> None:
+    if options.int8:
+        kept = {key: value for key, value in model.metadata.items() if key != THRESHOLDS_KEY}
+        save_onnx(quantized_onnx(model, options), path, replace(model, metadata=kept), options)
+    else:
         save_onnx(trace_onnx(model, options), path, model, options)
-
-    if not options.int8:
-        write_float32(path)
-        return Written(_open(path, model, options))
-    kept = {key: value for key, value in model.metadata.items() if key != THRESHOLDS_KEY}
-    cosine = write_int8(replace(model, metadata=kept), path, options, write_float32)
-    return Written(_open(path, model, options), cosine)
+    return _open(path, model, options.batch)
 
 
-def _open(path: Path, model: EmbeddingModel, options: ExportOptions) -> Runtime:
+def _open(path: Path, model: EmbeddingModel, batch: int | None) -> Runtime:
     import onnxruntime
 
     session_options = onnxruntime.SessionOptions()
@@ -64,11 +57,9 @@ def _open(path: Path, model: EmbeddingModel, options: ExportOptions) -> Runtime:
     try:
         session = onnxruntime.InferenceSession(str(path), session_options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no common base
-        if options.opset is None:
-            raise
         raise ModelError(
-            f"{model.description}: onnxruntime {onnxruntime.__version__} does not open a file with opset "
-            f"{options.opset}; give a smaller --opset or leave it out"
+            f"{model.description}: onnxruntime {onnxruntime.__version__} does not open the file; give a smaller "
+            f"--opset or leave it out: {error_reason(error)}"
         ) from error
 
     def run(*inputs: np.ndarray) -> np.ndarray:
@@ -76,7 +67,7 @@ def _open(path: Path, model: EmbeddingModel, options: ExportOptions) -> Runtime:
         (embedding,) = session.run(None, dict(zip(_INPUTS, inputs, strict=False)))
         return embedding
 
-    return Runtime(f"onnxruntime {onnxruntime.__version__}", run, options.batch)
+    return Runtime(f"onnxruntime {onnxruntime.__version__}", run, batch)
 
 
 def trace_onnx(model: EmbeddingModel, options: ExportOptions) -> Any:
@@ -85,22 +76,18 @@ def trace_onnx(model: EmbeddingModel, options: ExportOptions) -> Any:
     Raises:
         ModelError: torch or onnx cannot write the opset.
     """
-    _require_known_opset(options.opset)
     deployed = Deployed(model, options).eval().cpu()
     example = inputs_of_file(model, options, example_pixels(model, options.batch or 2))
     free = None if options.batch else ({0: torch.export.Dim("batch", min=1)},) * len(example)
-    with warnings.catch_warnings(), _quiet_onnxscript():
-        # The exporter warns of its own deprecated parts, other ones in each version.
-        warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            deployed,
-            example,
-            dynamo=True,
-            input_names=_INPUTS[: len(example)],
-            dynamic_shapes=free,
-            opset_version=options.opset,
-            verbose=False,
-        )
+    program = torch.onnx.export(
+        deployed,
+        example,
+        dynamo=True,
+        input_names=_INPUTS[: len(example)],
+        dynamic_shapes=free,
+        opset_version=options.opset,
+        verbose=False,
+    )
     assert program is not None
     _name_output(program.model.graph, "embedding")
     proto = program.model_proto
@@ -123,25 +110,3 @@ def _name_output(graph: Any, name: str) -> None:
         value.name = f"{name}_lookup"
     (output,) = graph.outputs
     output.name = name
-
-
-def _require_known_opset(opset: int | None) -> None:
-    import onnx
-
-    newest = onnx.defs.onnx_opset_version()
-    if opset is not None and opset > newest:
-        raise ModelError(
-            f"--opset {opset}: onnx {onnx.__version__} knows versions up to {newest}; give one of them or leave it out"
-        )
-
-
-@contextmanager
-def _quiet_onnxscript() -> Iterator[None]:
-    """Keep onnxscript from logging the traceback of a failed conversion: `trace_onnx` reports it in one line."""
-    logger = logging.getLogger("onnxscript")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -12,12 +12,12 @@ import torch
 from facetrain.models.export.deployed import file_metadata
 from facetrain.models.export.formats import ExportOptions
 from facetrain.models.export.onnx import trace_onnx
-from facetrain.models.export.runtime import Runtime, Written
+from facetrain.models.export.runtime import Runtime
 from facetrain.models.export.save_onnx import save_onnx
 from facetrain.models.model_file import EmbeddingModel
 
 
-def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Written:
+def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Runtime:
     """Write NAME.xml (the graph) and NAME.bin (the weights, float32), with a free batch size unless `batch` is set.
 
     Input and output are those of the ONNX file, which OpenVINO converts. The metadata are in `rt_info` under
@@ -32,7 +32,7 @@ def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Written:
         graph.set_rt_info(text, ["facetrain", name])
     # This also writes the weights, beside it.
     openvino.save_model(graph, str(path), compress_to_fp16=False)
-    return Written(_open(path, options))
+    return _open(path, options)
 
 
 def _open(xml: Path, options: ExportOptions) -> Runtime:

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from facetrain.models.export.formats import ExportOptions, Similarity
-from facetrain.models.model_file import EmbeddingModel
+from facetrain.models.export.formats import ExportOptions
+from facetrain.models.model_file import EmbeddingModel, uint8_pixels
 from facetrain.models.onnx_network import run_in_batches
 
 
@@ -35,18 +35,9 @@ class Runtime:
         return run_in_batches(self.run, inputs, self.batch)
 
 
-@dataclass(frozen=True)
-class Written:
-    """File that the module of a format has written."""
-
-    runtime: Runtime | None = None
-    """The file, opened again, to be compared with the network; None for a file that is not compared."""
-    cosine: Similarity | None = None
-    """For a file that must differ from the network, because it computes in int8."""
-
-
-Writer = Callable[[EmbeddingModel, Path, ExportOptions], Written]
-"""Writes a network to a file in a folder of its own, perhaps with a second file."""
+Writer = Callable[[EmbeddingModel, Path, ExportOptions], Runtime | None]
+"""Writes a network to a file in a new folder, perhaps with a second file, and returns the file, opened again; None if
+no program runs it."""
 
 
 class RuntimeNetwork(nn.Module):
@@ -69,8 +60,5 @@ class RuntimeNetwork(nn.Module):
 def runtime_model(model: EmbeddingModel, runtime: Runtime, options: ExportOptions) -> EmbeddingModel:
     """Return an exported file, opened by its runtime, as a model that `facetrain.verify.evaluate` takes."""
     network = RuntimeNetwork(runtime, from_pixels=options.from_pixels, takes_landmarks=model.takes_landmarks)
-    return replace(model, network=network, prepare=_pixels_NCHW if options.from_pixels else model.prepare)
-
-
-def _pixels_NCHW(pixels_NHWC: Tensor) -> Tensor:
-    return pixels_NHWC.permute(0, 3, 1, 2)
+    prepare = uint8_pixels if options.from_pixels else model.prepare
+    return replace(model, network=network, prepare=prepare)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from facetrain.errors import ModelError
 from facetrain.models.export.formats import ExportOptions
-from facetrain.models.export.runtime import Written
+from facetrain.models.export.runtime import Runtime
 from facetrain.models.model_file import EmbeddingModel, write_model
 
 
-def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Written:
+def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Runtime | None:
     """Write a .safetensors file, which has the config of the run too.
 
     Raises:
@@ -22,4 +22,4 @@ def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Written:
             "use --format onnx or torch_export"
         )
     write_model(path, model.network.state_dict(), model.metadata)
-    return Written()
+    return None

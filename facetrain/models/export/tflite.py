@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import warnings
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,11 +13,11 @@ import torch
 from facetrain.models.export.deployed import Deployed
 from facetrain.models.export.example_inputs import example_pixels, inputs_of_file
 from facetrain.models.export.formats import ExportOptions
-from facetrain.models.export.runtime import Runtime, Written
+from facetrain.models.export.runtime import Runtime
 from facetrain.models.model_file import EmbeddingModel
 
 
-def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Written:
+def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Runtime:
     """Write a .tflite file for one image per call, or for `batch` images.
 
     Input and output are those of the ONNX file. The file has no metadata; the normalization is in the model card.
@@ -27,10 +26,8 @@ def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Written:
 
     batch = options.batch or 1
     example = inputs_of_file(model, options, example_pixels(model, batch))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # jax and torch warn of what litert-torch calls
-        litert_torch.convert(Deployed(model, options).eval().cpu(), example).export(str(path))
-    return Written(_open(path, batch))
+    litert_torch.convert(Deployed(model, options).eval().cpu(), example).export(str(path))
+    return _open(path, batch)
 
 
 def _open(path: Path, batch: int) -> Runtime:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +12,11 @@ import torch
 from facetrain.files import error_reason
 from facetrain.models.export.example_inputs import example_landmarks
 from facetrain.models.export.formats import ExportOptions
-from facetrain.models.export.runtime import Runtime, Written
+from facetrain.models.export.runtime import Runtime
 from facetrain.models.model_file import EmbeddingModel
 
 
-def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Written:
+def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Runtime:
     """Write a .pt2 file with a free batch size.
 
     It maps float32 images (N, 3, H, W), as the network takes them, to embeddings (N, D). The program of a network with
@@ -34,16 +33,13 @@ def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Written:
     except RuntimeError as error:  # torch's own file writer, for a full disk
         raise OSError(error_reason(error)) from error
     saved.replace(path)
-    with warnings.catch_warnings():
-        # torch 2.11 warns about a read-only buffer that it creates itself and never writes to.
-        warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
-        # Safe only for a file that was written just now: a .pt2 from elsewhere can run code when it is loaded.
-        with path.open("rb") as file:
-            network = torch.export.load(file).module()
+    # Safe only for a file that was written just now: a .pt2 from elsewhere can run code when it is loaded.
+    with path.open("rb") as file:
+        network = torch.export.load(file).module()
 
     @torch.no_grad()
     def run(*inputs: np.ndarray) -> np.ndarray:
         embeddings: np.ndarray = network(*map(torch.from_numpy, inputs)).numpy()
         return embeddings
 
-    return Written(Runtime(f"torch.export {torch.version.__version__}", run))
+    return Runtime(f"torch.export {torch.version.__version__}", run)

@@ -67,16 +67,10 @@ class Int8Network:
     """Layers as `fold_norms` gives them; weights in the type in which they compute."""
     ranges: Mapping[str, Range] = field(default_factory=dict)
     """By the name of the value."""
-    float_layers: frozenset[str] = frozenset()
-    """Convolutions and linear layers that compute in float32."""
 
     def int8_layers(self) -> dict[str, Layer]:
         """Return the convolutions and linear layers that compute in int8."""
-        return {
-            name: layer
-            for name, layer in self.graph.layers.items()
-            if layer.kind in ("conv", "linear") and name not in self.float_layers
-        }
+        return {name: layer for name, layer in self.graph.layers.items() if layer.kind in ("conv", "linear")}
 
     def rounded_values(self) -> list[str]:
         """Return the names of the values that are rounded to 8 bits."""

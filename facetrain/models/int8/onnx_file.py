@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -105,7 +103,7 @@ class _GraphBuilder:
         (source,) = layer.sources
         others = [name for name in self._consumers[source] if name not in self._int8]
         produced_by_conv = source in self._int8 and self._int8[source].kind == "conv"
-        if value not in self._int8 or produced_by_conv or not others:
+        if produced_by_conv or not others:
             return self.name(source)
         alias = self.node("Identity", [self.name(source)], f"{self.name(value)}_rounded")
         self.aliases[alias] = source
@@ -153,39 +151,19 @@ def int8_model(network: Int8Network, image_size: int, embedding_size: int) -> An
         for name, value in tensors.items()
         if (found := network.ranges.get(value)) is not None
     }
-    with without_advice():
-        quantizer = quantization.QDQQuantizer(
-            onnx.shape_inference.infer_shapes(model),
-            per_channel=True,
-            reduce_range=False,
-            weight_qType=quantization.QuantType.QInt8,
-            activation_qType=quantization.QuantType.QUInt8,
-            tensors_range=TensorsData(quantization.CalibrationMethod.MinMax, ranges),
-            nodes_to_quantize=[],
-            nodes_to_exclude=[quantized_name(network, name) for name in network.float_layers],
-            op_types_to_quantize=["Conv", "Gemm"],
-            # The embedding stays in float32.
-            extra_options={"OpTypesToExcludeOutputQuantization": ["Gemm"]},
-        )
-        quantizer.quantize_model()
+    quantizer = quantization.QDQQuantizer(
+        onnx.shape_inference.infer_shapes(model),
+        per_channel=True,
+        reduce_range=False,
+        weight_qType=quantization.QuantType.QInt8,
+        activation_qType=quantization.QuantType.QUInt8,
+        tensors_range=TensorsData(quantization.CalibrationMethod.MinMax, ranges),
+        nodes_to_quantize=[],
+        nodes_to_exclude=[],
+        op_types_to_quantize=["Conv", "Gemm"],
+        # The embedding stays in float32.
+        extra_options={"OpTypesToExcludeOutputQuantization": ["Gemm"]},
+    )
+    quantizer.quantize_model()
     quantizer.model.topological_sort()  # the new nodes are at the end
     return quantizer.model.model
-
-
-def quantized_name(network: Int8Network, layer: str) -> str:
-    """Return the name of a layer's node in the ONNX models."""
-    return _OUTPUT if layer == network.graph.output else layer
-
-
-@contextmanager
-def without_advice() -> Iterator[None]:
-    """Suppress onnxruntime's warning that recommends another tool, which the user cannot run here."""
-
-    def is_other(record: logging.LogRecord) -> bool:
-        return "pre-processing before quantization" not in record.getMessage()
-
-    logging.getLogger().addFilter(is_other)
-    try:
-        yield
-    finally:
-        logging.getLogger().removeFilter(is_other)

@@ -18,7 +18,7 @@ from facetrain.config.loading import plain_config
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.errors import ConfigError, ModelError
-from facetrain.models.initialize_from import initialize_backbone, initialize_first_blocks
+from facetrain.models.initialize_from import initialize_backbone
 from facetrain.models.model_file import describe_backbone
 from facetrain.optim.frozen_parts import freeze
 from facetrain.run.build.open_data import evenly_spread_images
@@ -89,6 +89,5 @@ def restrict_training(backbone: nn.Module, model: ModelSettings) -> None:
 def load_initial_weights(config: Config, backbone: Backbone, images: Callable[[], Tensor]) -> list[str]:
     """Load the weights of `model.init_from` into a backbone; see `initialize_backbone` for the result and errors."""
     path = Path(str(config.model.init_from))
-    if config.model.init_blocks == "first":
-        return initialize_first_blocks(backbone, path, images, describe_model(config)["backbone"])
-    return initialize_backbone(backbone, path, images)
+    options = describe_model(config)["backbone"] if config.model.init_blocks == "first" else None
+    return initialize_backbone(backbone, path, images, first_blocks_of=options)

@@ -12,10 +12,10 @@ for error rates in 1:1 matching tasks", 2023.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from statistics import NormalDist
+from collections.abc import Callable, Iterator
 
 import numpy as np
+from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 from facetrain.verify.metrics.pair_blocks import PairBlocks
 from facetrain.verify.metrics.roc import ROUNDING
@@ -37,6 +37,32 @@ def draw_subjects(subjects: int, replicates: int, *, pairs: int, seed: int = 0) 
         yield np.stack([_draw(subjects, seed, row) for row in range(start, min(start + step, replicates))])
 
 
+def replicate(
+    metrics: Callable[[np.ndarray], dict[str, np.ndarray]],
+    subjects: int,
+    replicates: int,
+    *,
+    pairs: int,
+    seed: int = 0,
+) -> dict[str, np.ndarray]:
+    """Return each metric in every draw, (R, …) by name; empty without draws.
+
+    Args:
+        metrics: computes the metrics of several draws at once, from their multiplicities uint16 (R, S).
+        subjects: number of subjects.
+        replicates: number of draws.
+        pairs: largest number of values per draw that `metrics` holds in memory.
+        seed: seed of the draws.
+    """
+    chunks = [metrics(drawn_RS) for drawn_RS in draw_subjects(subjects, replicates, pairs=pairs, seed=seed)]
+    return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]} if chunks else {}
+
+
+def share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """Return part / whole, NaN where the whole is 0: a draw may have no pairs of a kind."""
+    return np.divide(part, whole, out=np.full(np.shape(part), np.nan), where=whole > 0)
+
+
 def _draw(subjects: int, seed: int, replicate: int) -> np.ndarray:
     drawn = np.random.default_rng((seed, replicate)).integers(0, subjects, subjects)
     return np.bincount(drawn, minlength=subjects).astype(np.uint16)
@@ -50,7 +76,8 @@ def interval_quantiles(subjects: int) -> tuple[float, float]:
     percentile interval is wider by both (Hesterberg, "What teachers should know about the bootstrap", The American
     Statistician 69, 2015). For 20 subjects the shares are 1.6 % and 98.4 %, for 1,000 they are 2.5 % and 97.5 %.
     """
-    tail = _normal_tail(_expanded(NormalDist().inv_cdf((1 + LEVEL) / 2), subjects))
+    freedom = _freedom(subjects)
+    tail = float(ndtr(-stdtrit(freedom, (1 + LEVEL) / 2) * math.sqrt((freedom + 1) / freedom)))
     return tail, 1 - tail
 
 
@@ -60,32 +87,14 @@ def excluded_level(share: float, subjects: int) -> float:
     This is the inverse of `interval_quantiles`, for every level: `excluded_level(interval_quantiles(S)[0], S)` is
     1 − `LEVEL`. `share` is above 0; from 0.5 on, where the interval is empty, the result is 1.
     """
-    if share >= 0.5:
-        return 1.0
-    wanted = -NormalDist().inv_cdf(share)
-    # `_expanded` increases, is at least its argument, and has no inverse in closed form: halve the range to one float.
-    low, high = 0.0, wanted
-    while low < (middle := (low + high) / 2) < high:
-        low, high = (middle, high) if _expanded(middle, subjects) < wanted else (low, middle)
-    return min(1.0, 2 * _normal_tail(high))
+    freedom = _freedom(subjects)
+    quantile = ndtri(share) / math.sqrt((freedom + 1) / freedom)
+    return min(1.0, 2 * float(stdtr(freedom, quantile)))
 
 
-def _expanded(z: float, subjects: int) -> float:
-    """Return the normal quantile of the expanded interval, given the quantile z of the percentile interval."""
-    freedom = max(subjects - 1, 1)
-    # Quantile of Student's t, Abramowitz and Stegun, "Handbook of mathematical functions", 26.7.5.
-    t = (
-        z
-        + (z**3 + z) / (4 * freedom)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
-    )
-    return t * math.sqrt((freedom + 1) / freedom)
-
-
-def _normal_tail(z: float) -> float:
-    """Return the share of a normal distribution above z; NormalDist.cdf(−z) is 0 from z = 8.3 on."""
-    return math.erfc(z / math.sqrt(2)) / 2
+def _freedom(subjects: int) -> int:
+    """Return the degrees of freedom of Student's t distribution."""
+    return max(subjects - 1, 1)
 
 
 def interval(replicate_R: np.ndarray, subjects: int, estimate: float) -> tuple[float, float] | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from facetrain.embeddings.normalization import REJECTED, is_rejected, l2_normalize
+from facetrain.verify.metrics.bootstrap import share
 from facetrain.verify.metrics.pair_blocks import PairBlocks, every_subject_once
 
 FOLDS = 10
@@ -107,15 +108,14 @@ class FoldSearch:
         best = np.argmax(correct.sum(1, keepdims=True) - correct, axis=2)
         size = genuine[:, :, -1] + impostors[:, :, -1]
         hits = np.take_along_axis(correct, best[:, :, None], axis=2)[:, :, 0]
-        accuracy = np.divide(hits, size, out=np.full(size.shape, np.nan), where=size > 0)
-        return accuracy, THRESHOLDS[best]
+        return share(hits, size), THRESHOLDS[best]
 
 
 def mean_over_folds(accuracy_RF: np.ndarray) -> np.ndarray:
     """Return the mean accuracy of the folds with pairs in each draw: float64 (R,), NaN for a draw without pairs."""
     folds_R = np.isfinite(accuracy_RF).sum(1)
     total_R = np.nansum(accuracy_RF, axis=1)
-    return np.divide(total_R, folds_R, out=np.full(len(total_R), np.nan), where=folds_R > 0)
+    return share(total_R, folds_R)
 
 
 def squared_distances(embedding: np.ndarray) -> np.ndarray:
@@ -135,9 +135,7 @@ def fold_accuracy(distance_P: np.ndarray, same_P: np.ndarray, *, folds: int = FO
     Raises:
         ValueError: there are fewer pairs than folds.
     """
-    subject_P = np.zeros(len(same_P), np.int64)
-    search = FoldSearch(distance_P, same_P, folds, subject_P, subject_P)
-    accuracy, threshold = search.accuracy(every_subject_once())
+    accuracy, threshold = _search(distance_P, same_P, folds).accuracy(every_subject_once())
     return FoldAccuracy(accuracy[0], threshold[0])
 
 
@@ -147,10 +145,15 @@ def grid_roc(distance_P: np.ndarray, same_P: np.ndarray, *, folds: int = FOLDS) 
     Raises:
         ValueError: there are fewer pairs than folds.
     """
-    subject_P = np.zeros(len(same_P), np.int64)
-    accepted = FoldSearch(distance_P, same_P, folds, subject_P, subject_P).accepted(every_subject_once())
+    accepted = _search(distance_P, same_P, folds).accepted(every_subject_once())
     tpr_T, fpr_T = ((kind / np.maximum(kind[:, :, -1:], 1))[0, :, :-1].mean(0) for kind in accepted)
     return GridRoc(THRESHOLDS, tpr_T, fpr_T)
+
+
+def _search(distance_P: np.ndarray, same_P: np.ndarray, folds: int) -> FoldSearch:
+    """Return the search for one draw, in which all pairs count once, as if they were of one subject."""
+    subject_P = np.zeros(len(same_P), np.int64)
+    return FoldSearch(distance_P, same_P, folds, subject_P, subject_P)
 
 
 def fold_order(same_P: np.ndarray, *, folds: int = FOLDS) -> np.ndarray:

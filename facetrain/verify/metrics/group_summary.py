@@ -10,15 +10,24 @@ from typing import Any
 
 import numpy as np
 
+from facetrain.verify.metrics.bootstrap import share
+
 RATES = ("accuracy", "fmr", "fnmr", "fold_accuracy")
 """Rates of a group that the summary is made of."""
 
 
 @dataclass(frozen=True)
-class ColumnMetrics:
-    """Metrics of the groups of one column of a slice table."""
+class Group:
+    """Metrics of the pairs of one group, or of the differences between all groups of a column.
+
+    The metrics of a group are `accuracy`, `fmr`, `fnmr`, `fold_accuracy`, `pairs`, `genuine` and `impostors`. Those of
+    the differences are in `summarize_groups`; a ratio is None if the lowest rate is 0.
+    """
 
     column: str
+    """Column of the slice table."""
+    value: str | None
+    """Value of the column that the pairs share; None for the differences between all groups."""
     metrics: dict[str, float | None]
     """Metrics by name; None where the groups have too few pairs."""
     interval: dict[str, tuple[float, float]]
@@ -26,29 +35,8 @@ class ColumnMetrics:
 
     def as_json(self) -> dict[str, Any]:
         """Return the metrics at the top level and the intervals under `intervals`."""
-        return {"column": self.column, **self.metrics, "intervals": self.interval}
-
-
-class GroupSummary(ColumnMetrics):
-    """Spread of the error rates over the groups of one column, see `summarize_groups`.
-
-    The metrics are `accuracy_mean`, `accuracy_std` and ratios of the highest rate, which are None if the lowest rate
-    is 0.
-    """
-
-
-@dataclass(frozen=True)
-class Group(ColumnMetrics):
-    """Error rates of the pairs that share one value of a column of the slice table.
-
-    The metrics are `accuracy`, `fmr`, `fnmr`, `fold_accuracy`, `pairs`, `genuine` and `impostors`.
-    """
-
-    value: str
-
-    def as_json(self) -> dict[str, Any]:
-        """Return column and value, the metrics at the top level and the intervals under `intervals`."""
-        return {"column": self.column, "value": self.value} | super().as_json()
+        value = {} if self.value is None else {"value": self.value}
+        return {"column": self.column, **value, **self.metrics, "intervals": self.interval}
 
 
 def summarize_groups(rates: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -83,14 +71,10 @@ def summarize_groups(rates: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _worst_to_best(rate_RV: np.ndarray) -> np.ndarray:
-    return _ratio(rate_RV.max(1), rate_RV.min(1))
+    return share(rate_RV.max(1), rate_RV.min(1))
 
 
 def _worst_to_mean(rate_RV: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore"):
         mean_R = np.exp(np.log(rate_RV).mean(1))
-    return _ratio(rate_RV.max(1), mean_R)
-
-
-def _ratio(high_R: np.ndarray, low_R: np.ndarray) -> np.ndarray:
-    return np.divide(high_R, low_R, out=np.full(len(high_R), np.nan), where=low_R > 0)
+    return share(rate_RV.max(1), mean_R)

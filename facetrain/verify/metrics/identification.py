@@ -161,37 +161,33 @@ def _bootstrap_searches(
     searches: list[Search], subjects: int, ranks: tuple[int, ...], result: Result, replicates: int, seed: int
 ) -> dict[str, np.ndarray]:
     measured_fpirs = [fpir for fpir in FPIRS if result.metrics[f"tpir@{fpir:.0e}"] is not None]
-    chunks: dict[str, list[np.ndarray]] = {}
     # A search is one comparison of a subject with itself: both sides of the "pair" are the probe's subject.
     curves = [
         bootstrap.WeightedCurve(search.score_Q, search.mated_Q, search.subject_Q, search.subject_Q)
         for search in searches
         if measured_fpirs
     ]
-    draws = bootstrap.draw_subjects(subjects, replicates, pairs=len(searches[0].subject_Q), seed=seed)
-    for drawn_RS in draws:
-        for rank, rate_R in _bootstrap_ranks(searches, drawn_RS, ranks).items():
-            chunks.setdefault(f"rank{rank}", []).append(rate_R)
+
+    def metrics(drawn_RS: np.ndarray) -> dict[str, np.ndarray]:
         rates = [curve.rates(drawn_RS) for curve in curves]
-        for fpir in measured_fpirs:
-            rate_R = np.mean([bootstrap.true_accept_rates(*rate, fpir) for rate in rates], axis=0)
-            chunks.setdefault(f"tpir@{fpir:.0e}", []).append(rate_R)
-    return {name: np.concatenate(chunk) for name, chunk in chunks.items()}
+        return _drawn_rank_rates(searches, drawn_RS, ranks) | {
+            f"tpir@{fpir:.0e}": np.mean([bootstrap.true_accept_rates(*rate, fpir) for rate in rates], axis=0)
+            for fpir in measured_fpirs
+        }
+
+    return bootstrap.replicate(metrics, subjects, replicates, pairs=len(searches[0].subject_Q), seed=seed)
 
 
-def _bootstrap_ranks(
+def _drawn_rank_rates(
     searches: list[Search], drawn_RS: np.ndarray, ranks: tuple[int, ...]
-) -> dict[int, np.ndarray]:
-    """Return the rank-k rate in each draw, the mean over the galleries: (R,) by rank."""
-    drawn = drawn_RS.astype(np.float64)
-    subjects = drawn.shape[1]
-    rates: dict[int, list[np.ndarray]] = {rank: [] for rank in ranks}
+) -> dict[str, np.ndarray]:
+    """Return the rank-k rate in each draw, the mean over the galleries: (R,) by name."""
+    drawn, subjects = drawn_RS.astype(np.float64), drawn_RS.shape[1]
+    rates: dict[str, list[np.ndarray]] = {f"rank{rank}": [] for rank in ranks}
     for search in searches:
         mated = search.subject_Q[search.mated_Q]
         probes_R = drawn @ np.bincount(mated, minlength=subjects)
         for rank in ranks:
             hit_S = np.bincount(mated, weights=search.rank_Q[search.mated_Q] < rank, minlength=subjects)
-            rates[rank].append(
-                np.divide(drawn @ hit_S, probes_R, out=np.full(len(drawn), np.nan), where=probes_R > 0)
-            )
-    return {rank: np.mean(rate, axis=0) for rank, rate in rates.items()}
+            rates[f"rank{rank}"].append(bootstrap.share(drawn @ hit_S, probes_R))
+    return {name: np.mean(rate, axis=0) for name, rate in rates.items()}

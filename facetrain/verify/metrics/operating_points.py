@@ -6,8 +6,7 @@ The rates of 1:1 are FNMR and FMR, the rates of open-set 1:N are FNIR and FPIR (
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 FMRS = (1e-3, 1e-4, 1e-5, 1e-6)
 """False match rates of the headline table."""
@@ -31,10 +30,6 @@ class OperatingPoint:
     """Score from which pairs are accepted."""
     remark: str
     """Reason for a missing rate, or a warning that the rule of 30 gives; usually empty."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the fields."""
-        return asdict(self)
 
 
 def match_points(

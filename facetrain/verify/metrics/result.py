@@ -4,14 +4,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
 from facetrain.verify.metrics.discard import DiscardCurve
 from facetrain.verify.metrics.fold_accuracy import FoldAccuracy, GridRoc
-from facetrain.verify.metrics.group_summary import Group, GroupSummary
+from facetrain.verify.metrics.group_summary import Group
 from facetrain.verify.metrics.operating_points import OperatingPoint, match_points, search_points
 from facetrain.verify.metrics.roc import Roc
 from facetrain.verify.metrics.score_scale import COSINE, ScoreScale
@@ -30,10 +30,6 @@ class Histogram:
     genuine: np.ndarray
     impostor: np.ndarray
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the arrays as lists."""
-        return {name: getattr(self, name).tolist() for name in ("edge", "genuine", "impostor")}
-
 
 @dataclass(frozen=True)
 class HardPair:
@@ -48,13 +44,6 @@ class HardPair:
     """Similarity score."""
     name: str = ""
     """Name of the pair in a score file; empty in an evaluation set."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the fields; the name only if there is one."""
-        content = asdict(self)
-        if not self.name:
-            del content["name"]
-        return content
 
 
 @dataclass
@@ -85,7 +74,7 @@ class Result:
     """Highest score first."""
     groups: list[Group] = field(default_factory=list)
     """Error rates by slice."""
-    group_summaries: list[GroupSummary] = field(default_factory=list)
+    group_summaries: list[Group] = field(default_factory=list)
     """Spread of the error rates over the slices of each column with at least two groups of people."""
     discards: list[DiscardCurve] = field(default_factory=list)
     """Error-versus-discard curve of each quality measure."""
@@ -124,16 +113,16 @@ class Result:
             "needs": self.needs,
             "intervals": self.interval,
             "thresholds": self.threshold,
-            "operating_points": [point.as_json() for point in self.operating_points],
+            "operating_points": [asdict(point) for point in self.operating_points],
             "subjects": self.subjects,
             "rejected": self.rejected,
             "curve": thin_curve(self.curve) if self.curve else None,
-            "grid": _lists(self.grid, threshold="threshold_T", tpr="tpr_T", fpr="fpr_T"),
-            "folds": _lists(self.folds, accuracy="accuracy_F", threshold="threshold_F"),
-            "histogram": self.histogram.as_json() if self.histogram else None,
+            "grid": _lists(self.grid),
+            "folds": _lists(self.folds),
+            "histogram": _lists(self.histogram),
             "hardest": {
-                "genuine": [pair.as_json() for pair in self.hardest_genuine],
-                "impostors": [pair.as_json() for pair in self.hardest_impostors],
+                kind: [_without_empty_name(asdict(pair)) for pair in pairs]
+                for kind, pairs in (("genuine", self.hardest_genuine), ("impostors", self.hardest_impostors))
             },
             "groups": [group.as_json() for group in self.groups],
             "discards": [curve.as_json() for curve in self.discards],
@@ -162,5 +151,12 @@ def thin_curve(curve: Roc, points: int = _JSON_POINTS) -> dict[str, list[float]]
     return {"far": far[kept].tolist(), "tar": tar[kept].tolist(), "threshold": threshold[kept].tolist()}
 
 
-def _lists(source: object, **names: str) -> dict[str, list[float]] | None:
-    return {name: getattr(source, field).tolist() for name, field in names.items()} if source else None
+def _lists(source: GridRoc | FoldAccuracy | Histogram | None) -> dict[str, list[float]] | None:
+    """Return the arrays of a dataclass as lists, by their names without the suffix of the shape."""
+    if source is None:
+        return None
+    return {field.name.partition("_")[0]: getattr(source, field.name).tolist() for field in fields(source)}
+
+
+def _without_empty_name(pair: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in pair.items() if key != "name" or value}

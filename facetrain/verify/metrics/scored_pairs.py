@@ -28,7 +28,8 @@ REPLICATES = 1000
 """Bootstrap draws by default."""
 _HARDEST = 50
 _HISTOGRAM_BINS = 200
-_NEEDS_BOTH_KINDS = "needs genuine and impostor pairs; all pairs are of one kind"
+NEEDS_BOTH_KINDS = "needs genuine and impostor pairs; all pairs are of one kind"
+"""Reason for a missing curve."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def pair_result(pairs: ScoredPairs, *, protocol: str, replicates: int = REPLICAT
     result.histogram = histogram(pairs)
     result.hardest_genuine, result.hardest_impostors = hardest_pairs(pairs)
     if curve is None:
-        _add_need(result, "auc", _NEEDS_BOTH_KINDS)
+        result.metrics["auc"], result.needs["auc"] = None, NEEDS_BOTH_KINDS
         return result
     result.curve = curve
     _add_curve_metrics(result, curve)
@@ -120,15 +121,13 @@ def bootstrap_fold_accuracy(
     folds = min(FOLDS, len(pairs.same_P))
     search = FoldSearch(pairs.scale.distance(pairs.score_P), pairs.same_P, folds, *pairs.sides)
     accuracy, threshold = search.accuracy(every_subject_once(pairs.subjects))
-    chunks: list[tuple[np.ndarray, ...]] = []
-    for drawn_RS in bootstrap.draw_subjects(pairs.subjects, replicates, pairs=len(pairs.same_P), seed=seed):
+
+    def metrics(drawn_RS: np.ndarray) -> dict[str, np.ndarray]:
         accuracy_RF, threshold_RF = search.accuracy(drawn_RS)
         mean_R = mean_over_folds(accuracy_RF)
-        chunks.append((mean_R, np.where(np.isnan(mean_R), np.nan, threshold_RF.mean(1))))
-    names = ("accuracy", "threshold")
-    replicate = {
-        name: np.concatenate(column) for name, column in zip(names, zip(*chunks, strict=True), strict=False)
-    }
+        return {"accuracy": mean_R, "threshold": np.where(np.isnan(mean_R), np.nan, threshold_RF.mean(1))}
+
+    replicate = bootstrap.replicate(metrics, pairs.subjects, replicates, pairs=len(pairs.same_P), seed=seed)
     return FoldAccuracy(accuracy[0], threshold[0]), replicate
 
 
@@ -150,51 +149,27 @@ def _add_curve_metrics(result: Result, curve: Roc) -> None:
         name = f"tar@{far:.0e}"
         result.metrics[name] = tar_at_far(curve, far)
         if result.metrics[name] is None:
-            result.needs[name] = _needed_impostors(curve, far)
+            result.needs[name] = needed_impostors(curve, far)
         else:
             result.threshold[f"{far:.0e}"] = threshold_at(curve, far)
 
 
-def _add_need(result: Result, name: str, reason: str) -> None:
-    result.metrics[name] = None
-    result.needs[name] = reason
-
-
-def _needed_impostors(curve: Roc, far: float) -> str:
+def needed_impostors(curve: Roc, far: float) -> str:
+    """Return why a set of pairs has no true accept rate at a false accept rate."""
     return f"needs {round(1 / far):,} impostor pairs; there are {curve.impostors:,}"
 
 
 def _bootstrap_curve(pairs: ScoredPairs, result: Result, replicates: int, seed: int) -> dict[str, np.ndarray]:
     curve = bootstrap.WeightedCurve(pairs.score_P, pairs.same_P, *pairs.sides)
     measured_fars = [far for far in FARS if result.metrics[f"tar@{far:.0e}"] is not None]
-    chunks: dict[str, list[np.ndarray]] = {}
-    for drawn_RS in bootstrap.draw_subjects(pairs.subjects, replicates, pairs=len(pairs.same_P), seed=seed):
-        far_RV, tar_RV = curve.rates(drawn_RS)
-        chunks.setdefault("auc", []).append(bootstrap.areas(far_RV, tar_RV))
-        chunks.setdefault("eer", []).append(bootstrap.equal_error_rates(far_RV, tar_RV))
-        for far in measured_fars:
-            tar_R = bootstrap.true_accept_rates(far_RV, tar_RV, far)
-            chunks.setdefault(f"tar@{far:.0e}", []).append(tar_R)
-    return {name: np.concatenate(chunk) for name, chunk in chunks.items()}
 
+    def metrics(drawn_RS: np.ndarray) -> dict[str, np.ndarray]:
+        rates = curve.rates(drawn_RS)
+        return {"auc": bootstrap.areas(*rates), "eer": bootstrap.equal_error_rates(*rates)} | {
+            f"tar@{far:.0e}": bootstrap.true_accept_rates(*rates, far) for far in measured_fars
+        }
 
-def slice_threshold(result: Result, fmr: float | None) -> float | None:
-    """Return the threshold of all slices and discard curves: the threshold of an FMR, or the mean of the folds.
-
-    Return None if the set has too few impostor pairs for the FMR, or no genuine pairs.
-    """
-    if fmr is None:
-        return result.threshold["accuracy"]
-    curve = result.curve
-    return None if curve is None or tar_at_far(curve, fmr) is None else threshold_at(curve, fmr)
-
-
-def add_need_of_slices(result: Result, fmr: float | None) -> None:
-    """Add why there are no slices and discard curves, where `slice_threshold` returns None."""
-    assert fmr is not None, "only an FMR can be out of reach"
-    curve = result.curve
-    reason = _NEEDS_BOTH_KINDS if curve is None else _needed_impostors(curve, fmr)
-    _add_need(result, f"slices@{fmr:.0e}", reason)
+    return bootstrap.replicate(metrics, pairs.subjects, replicates, pairs=len(pairs.same_P), seed=seed)
 
 
 def histogram(pairs: ScoredPairs, bins: int = _HISTOGRAM_BINS) -> Histogram:
@@ -215,10 +190,12 @@ def hardest_pairs(pairs: ScoredPairs, count: int = _HARDEST) -> tuple[list[HardP
         score = sign * pairs.score_P[index]
         kept = np.argpartition(score, count)[:count] if len(index) > count else np.arange(len(index))
         kept = kept[np.argsort(score[kept], kind="stable")]
-        hardest.append([_hard_pair(pairs, int(pair)) for pair in index[kept]])
+        hardest.append(
+            [
+                HardPair(
+                    int(pair), int(pairs.first_P[pair]), int(pairs.second_P[pair]), float(pairs.score_P[pair])
+                )
+                for pair in index[kept]
+            ]
+        )
     return hardest[0], hardest[1]
-
-
-def _hard_pair(pairs: ScoredPairs, pair: int) -> HardPair:
-    first, second = int(pairs.first_P[pair]), int(pairs.second_P[pair])
-    return HardPair(pair, first, second, float(pairs.score_P[pair]))

@@ -4,26 +4,74 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from facetrain.verify.metrics import bootstrap
+from facetrain.verify.metrics.discard import discard_curve
 from facetrain.verify.metrics.fold_accuracy import FOLDS, FoldSearch, fold_order, mean_over_folds
-from facetrain.verify.metrics.group_summary import RATES, Group, GroupSummary, summarize_groups
+from facetrain.verify.metrics.group_summary import RATES, Group, summarize_groups
 from facetrain.verify.metrics.pair_blocks import PairBlocks, every_subject_once
-from facetrain.verify.metrics.scored_pairs import REPLICATES, ScoredPairs
+from facetrain.verify.metrics.result import Result
+from facetrain.verify.metrics.roc import tar_at_far, threshold_at
+from facetrain.verify.metrics.scored_pairs import NEEDS_BOTH_KINDS, REPLICATES, ScoredPairs, needed_impostors
 
 _OUTCOMES = 4
 """Outcomes of a pair: impostor rejected, impostor accepted, genuine accepted, genuine rejected."""
 
 
+def add_slices(
+    result: Result,
+    pairs: ScoredPairs,
+    columns: Mapping[str, np.ndarray],
+    qualities: Mapping[str, np.ndarray],
+    *,
+    fmr: float | None = None,
+    replicates: int = REPLICATES,
+    seed: int = 0,
+) -> None:
+    """Add the error rates of every value of every column, and the error-versus-discard curve of each quality measure.
+
+    All are at one threshold. If the set has too few pairs for it, the result gets the reason instead.
+
+    Args:
+        result: metrics of the pairs.
+        pairs: scores and labels.
+        columns: values of the pairs, str (P,), by column.
+        qualities: quality of the pairs, float (P,), by the name of the measure.
+        fmr: false match rate that defines the threshold; None for the mean threshold of the folds.
+        replicates: bootstrap draws of subjects; 0 gives no intervals.
+        seed: seed of the draws.
+    """
+    if not columns and not qualities:
+        return
+    curve = result.curve
+    if fmr is None:
+        threshold = result.threshold["accuracy"]
+    elif curve is not None and tar_at_far(curve, fmr) is not None:
+        threshold = threshold_at(curve, fmr)
+    else:
+        name = f"slices@{fmr:.0e}"
+        result.metrics[name] = None
+        result.needs[name] = NEEDS_BOTH_KINDS if curve is None else needed_impostors(curve, fmr)
+        return
+    result.groups, result.group_summaries = slice_groups(
+        pairs, columns, threshold, replicates=replicates, seed=seed
+    )
+    for name, quality_P in qualities.items():
+        discards = discard_curve(pairs.score_P, pairs.same_P, quality_P, threshold, quality=name)
+        result.discards += [discards] if discards else []
+
+
 def slice_groups(
     pairs: ScoredPairs,
-    columns: dict[str, np.ndarray],
+    columns: Mapping[str, np.ndarray],
     threshold: float,
     *,
     replicates: int = REPLICATES,
     seed: int = 0,
-) -> tuple[list[Group], list[GroupSummary]]:
+) -> tuple[list[Group], list[Group]]:
     """Return accuracy, FMR and FNMR for every value of every column, at one threshold for all, and their spread.
 
     `fold_accuracy` is the 10-fold accuracy of the value by itself, as published for the groups of RFW.
@@ -43,64 +91,65 @@ def slice_groups(
 
 def _slice_column(
     pairs: ScoredPairs, column: str, value_P: np.ndarray, threshold: float, replicates: int, seed: int
-) -> tuple[list[Group], GroupSummary]:
+) -> tuple[list[Group], Group]:
     values, value_index_P = np.unique(value_P, return_inverse=True)
     wrong_P = (pairs.score_P >= threshold) != pairs.same_P
-    first_P, second_P = pairs.sides
     block_P = value_index_P * _OUTCOMES + 2 * pairs.same_P + wrong_P
-    blocks = PairBlocks(block_P, len(values) * _OUTCOMES, first_P, second_P)
+    blocks = PairBlocks(block_P, len(values) * _OUTCOMES, *pairs.sides)
     folds = GroupFolds(pairs, value_index_P, len(values))
 
     def rates_in(drawn_RS: np.ndarray) -> dict[str, np.ndarray]:
         return _rates(blocks.counts(drawn_RS)) | {"fold_accuracy": folds.accuracy(drawn_RS)}
 
     everybody = every_subject_once(pairs.subjects)
-    count_1B, rates = blocks.counts(everybody), rates_in(everybody)
-    draws = bootstrap.draw_subjects(pairs.subjects, replicates, pairs=len(value_P), seed=seed)
-    chunks = [rates_in(drawn_RS) for drawn_RS in draws]
-    replicate = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in rates} if chunks else {}
-    counts = count_1B.reshape(len(values), _OUTCOMES)
+    rates = rates_in(everybody)
+    replicate = bootstrap.replicate(rates_in, pairs.subjects, replicates, pairs=len(value_P), seed=seed)
+    counts = blocks.counts(everybody).reshape(len(values), _OUTCOMES)
     groups = []
     for at, value in enumerate(values.tolist()):
         metrics = {name: _none_if_nan(rate[0, at]) for name, rate in rates.items()}
         impostors, genuine = float(counts[at, :2].sum()), float(counts[at, 2:].sum())
-        metrics |= {"pairs": impostors + genuine, "genuine": genuine, "impostors": impostors}
+        sizes: dict[str, float | None] = {
+            "pairs": impostors + genuine,
+            "genuine": genuine,
+            "impostors": impostors,
+        }
         members = np.flatnonzero(value_index_P == at)
         is_genuine = pairs.same_P[members]
         # A rate of one kind of pairs rests on the subjects that have such a pair.
         of_kind = {"fmr": members[~is_genuine], "fnmr": members[is_genuine]}
-        interval_of = {
-            name: bootstrap.interval(
-                rate[:, at], pairs.count_subjects(of_kind.get(name, members)), float(rates[name][0, at])
-            )
-            for name, rate in replicate.items()
-            if metrics[name] is not None
-        }
-        intervals = {name: interval for name, interval in interval_of.items() if interval}
-        groups.append(Group(column, metrics, intervals, str(value)))
+        subjects = {name: pairs.count_subjects(of_kind.get(name, members)) for name in rates}
+        drawn = {name: rate[:, at] for name, rate in replicate.items()}
+        groups.append(Group(column, str(value), metrics | sizes, _intervals(metrics, drawn, subjects)))
     return groups, _summary(column, rates, replicate, pairs.subjects)
 
 
 def _summary(
     column: str, rates: dict[str, np.ndarray], replicate: dict[str, np.ndarray], subjects: int
-) -> GroupSummary:
+) -> Group:
     """Summarize the groups of a column that have genuine and impostor pairs; without two such, return no metrics.
 
     Pairs of people from two groups (`a / b`) are impostor pairs only, and no group of people.
     """
     complete_V = np.isfinite(rates["fmr"][0]) & np.isfinite(rates["fnmr"][0])
     if complete_V.sum() < 2:
-        return GroupSummary(column, {}, {})
+        return Group(column, None, {}, {})
     summary = summarize_groups({name: rates[name][:, complete_V] for name in RATES})
     metrics = {name: _none_if_nan(value[0]) for name, value in summary.items()}
     drawn = summarize_groups({name: replicate[name][:, complete_V] for name in RATES}) if replicate else {}
-    intervals = {
+    return Group(column, None, metrics, _intervals(metrics, drawn, dict.fromkeys(metrics, subjects)))
+
+
+def _intervals(
+    metrics: Mapping[str, float | None], drawn: Mapping[str, np.ndarray], subjects: Mapping[str, int]
+) -> dict[str, tuple[float, float]]:
+    """Return the interval of each metric that has one, from its values in the draws, (R,) each."""
+    return {
         name: interval
         for name, value_R in drawn.items()
         if (value := metrics[name]) is not None
-        and (interval := bootstrap.interval(value_R, subjects, value)) is not None
+        and (interval := bootstrap.interval(value_R, subjects[name], value)) is not None
     }
-    return GroupSummary(column, metrics, intervals)
 
 
 def _rates(count_RB: np.ndarray) -> dict[str, np.ndarray]:
@@ -110,14 +159,10 @@ def _rates(count_RB: np.ndarray) -> dict[str, np.ndarray]:
     )
     impostors, genuine = true_rejects + false_accepts, true_accepts + false_rejects
     return {
-        "accuracy": _share(true_rejects + true_accepts, impostors + genuine),
-        "fmr": _share(false_accepts, impostors),
-        "fnmr": _share(false_rejects, genuine),
+        "accuracy": bootstrap.share(true_rejects + true_accepts, impostors + genuine),
+        "fmr": bootstrap.share(false_accepts, impostors),
+        "fnmr": bootstrap.share(false_rejects, genuine),
     }
-
-
-def _share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    return np.divide(part, whole, out=np.full(part.shape, np.nan), where=whole > 0)
 
 
 def _none_if_nan(rate: float) -> float | None:
@@ -134,7 +179,7 @@ class GroupFolds:
     def __init__(self, pairs: ScoredPairs, group_P: np.ndarray, groups: int) -> None:
         """Sort the pairs of each group; `group_P`, int (P,), is its number from 0."""
         self._searches: list[FoldSearch | None] = []
-        distance_P, sides = pairs.scale.distance(pairs.score_P), pairs.sides
+        distance_P, (first_P, second_P) = pairs.scale.distance(pairs.score_P), pairs.sides
         for group in range(groups):
             index = np.flatnonzero(group_P == group)
             same = pairs.same_P[index]
@@ -142,9 +187,8 @@ class GroupFolds:
                 self._searches.append(None)
                 continue
             index = index[fold_order(same)]
-            one_side, other_side = (side[index] for side in sides)
             self._searches.append(
-                FoldSearch(distance_P[index], pairs.same_P[index], FOLDS, one_side, other_side)
+                FoldSearch(distance_P[index], pairs.same_P[index], FOLDS, first_P[index], second_P[index])
             )
 
     def accuracy(self, drawn_RS: np.ndarray) -> np.ndarray:
@@ -153,10 +197,9 @@ class GroupFolds:
         It is NaN for a group with fewer pairs than folds or without pairs of both kinds, and in a draw without its
         pairs.
         """
-        means = []
-        for search in self._searches:
-            if search is None:
-                means.append(np.full(len(drawn_RS), np.nan))
-                continue
-            means.append(mean_over_folds(search.accuracy(drawn_RS)[0]))
+        missing_R = np.full(len(drawn_RS), np.nan)
+        means = [
+            missing_R if search is None else mean_over_folds(search.accuracy(drawn_RS)[0])
+            for search in self._searches
+        ]
         return np.stack(means, axis=1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from facetrain.verify.metrics.group_summary import RATES
+
 COUNTS = {
     "pairs",
     "genuine",
@@ -43,6 +45,11 @@ def format_interval(name: str, interval: tuple[float, float] | None) -> str:
     return f"[{format_number(name, interval[0])}, {format_number(name, interval[1])}]" if interval else ""
 
 
+def format_value(name: str, value: float | None, interval: tuple[float, float] | None) -> str:
+    """Return a metric with its interval."""
+    return f"{format_number(name, value)}  {format_interval(name, interval)}".rstrip()
+
+
 def headline(result: Result) -> tuple[list[tuple[str, float | None]], list[tuple[str, float | None]]]:
     """Return the accuracies, and the other metrics without sizes; last those that the set is too small for.
 
@@ -55,11 +62,18 @@ def headline(result: Result) -> tuple[list[tuple[str, float | None]], list[tuple
 
 
 def format_point(point: OperatingPoint) -> str:
-    """Return the line of an operating point: its rate with the interval, or why the set has none."""
-    if point.rate is None:
-        return f"  {point.name:16} {point.remark}"
-    line = f"  {point.name:16} {point.rate:.3%}  {format_interval(point.name, point.interval)}".rstrip()
-    return f"{line}  {point.remark}".rstrip()
+    """Return the rate of an operating point with its interval and remark, or why the set has none."""
+    value = "" if point.rate is None else format_value(point.name, point.rate, point.interval)
+    return f"{value}  {point.remark}".strip()
+
+
+def format_differences(differences: dict[str, Difference]) -> Iterator[tuple[str, ...]]:
+    """Yield each metric with both values, the difference, its interval and its p-value."""
+    for name, pair in differences.items():
+        numbers = (
+            format_number(name, value) for value in (pair.first, pair.second, pair.first - pair.second)
+        )
+        yield (name, *numbers, format_interval(name, pair.interval), f"{pair.p:.3g}")
 
 
 def format_counts(result: Result) -> str:
@@ -88,7 +102,7 @@ def format_evaluation(evaluation: EvaluatedSets) -> Iterator[str]:
         yield from (f"  {warning}" for warning in format_warnings(result))
         accuracies, others = headline(result)
         yield from (_format_metric(metric, value, result) for metric, value in accuracies)
-        yield from (format_point(point) for point in result.operating_points)
+        yield from (f"  {point.name:16} {format_point(point)}" for point in result.operating_points)
         yield from (_format_metric(metric, value, result) for metric, value in others)
         yield from (f"  {_format_group(group)}" for group in result.groups)
         for curve in result.discards:
@@ -97,34 +111,24 @@ def format_evaluation(evaluation: EvaluatedSets) -> Iterator[str]:
         for summary in result.group_summaries:
             yield f"  {summary.column}, differences between the groups:"
             for metric, value in summary.metrics.items():
-                interval = format_interval(metric, summary.interval.get(metric))
-                yield f"    {metric:18} {format_number(metric, value)}  {interval}".rstrip()
+                yield f"    {metric:18} {format_value(metric, value, summary.interval.get(metric))}"
     for name, differences in evaluation.differences.items():
         yield f"{name}, against {evaluation.against}:"
         yield from (f"  {warning}" for warning in format_warnings(evaluation.other_results[name]))
-        for metric, difference in differences.items():
-            yield _format_difference(metric, difference)
+        for metric, first, second, gap, interval, p in format_differences(differences):
+            yield f"  {metric:16} {first} − {second} = {gap} {interval}  p {p}"
 
 
 def _format_metric(metric: str, value: float | None, result: Result) -> str:
-    if value is None:
-        return f"  {metric:16} {result.needs.get(metric, 'not available')}"
-    interval = format_interval(metric, result.interval.get(metric))
-    return f"  {metric:16} {format_number(metric, value)}  {interval}".rstrip()
-
-
-def _format_difference(metric: str, difference: Difference) -> str:
-    first, second = (format_number(metric, value) for value in (difference.first, difference.second))
-    gap = format_number(metric, difference.first - difference.second)
-    interval = format_interval(metric, difference.interval)
-    return f"  {metric:16} {first} − {second} = {gap} {interval}  p {difference.p:.3g}"
+    needs = result.needs.get(metric, "not available")
+    shown = needs if value is None else format_value(metric, value, result.interval.get(metric))
+    return f"  {metric:16} {shown}"
 
 
 def _format_group(group: Group) -> str:
-    rates = []
-    for name in ("accuracy", "fmr", "fnmr", "fold_accuracy"):
-        if name == "fold_accuracy" and group.metrics[name] is None:
-            continue
-        interval = format_interval(name, group.interval.get(name))
-        rates.append(f"{name} {format_number(name, group.metrics[name])} {interval}".rstrip())
+    rates = [
+        f"{name} {format_number(name, group.metrics[name])} {format_interval(name, group.interval.get(name))}".rstrip()
+        for name in RATES
+        if name != "fold_accuracy" or group.metrics[name] is not None
+    ]
     return f"{group.column} = {group.value}: {group.metrics['pairs']:,.0f} pairs  {'  '.join(rates)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import itertools
 import json
 import os
@@ -17,15 +18,18 @@ import numpy as np
 from facetrain.data.images.decode import decode_rgb, resize_square
 from facetrain.errors import ImageError, PairsError, RunError, UsageError
 from facetrain.files import error_reason, os_errors_as
-from facetrain.html_page import details_table, escape, html_page, row, svg
+from facetrain.html_page import data_table, details_table, escape, html_page, svg
 from facetrain.verify.evaluated_sets import EvaluatedSets
-from facetrain.verify.metrics.group_summary import Group, GroupSummary
+from facetrain.verify.metrics.group_summary import RATES, Group
 from facetrain.verify.metrics.result import HardPair, Result
 from facetrain.verify.output.figures import result_figures
 from facetrain.verify.output.formatting import (
     format_counts,
+    format_differences,
     format_interval,
     format_number,
+    format_point,
+    format_value,
     format_warnings,
     headline,
 )
@@ -58,9 +62,10 @@ def require_report(folder: Path) -> None:
         # folder itself is created, because several ranks check at once.
         with tempfile.TemporaryDirectory(prefix=".facetrain-", dir=present):
             pass
-        for file in report_files(folder):
-            if file.exists() and not os.access(file, os.W_OK):
-                raise UsageError(f"{file}: permission denied; choose another folder for the report")
+        if locked := [
+            file for file in report_files(folder) if file.exists() and not os.access(file, os.W_OK)
+        ]:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(locked[0]))
     except OSError as error:
         raise UsageError(
             f"{folder}: the folder of the report cannot be written: {error_reason(error)}; choose another one"
@@ -115,109 +120,59 @@ def _body(
         yield f"<p>{format_counts(result)}</p>"
         yield from (f"<p>{warning}</p>" for warning in format_warnings(result))
         yield from _headline_table(result, evaluation.other_results.get(name))
-        yield from _metrics_table(result)
+        threshold = f"threshold ({result.scale.name})"
+        yield data_table(["metric", "value", "95 % interval", threshold], _metric_rows(result))
         yield '<div class="figures">'
         yield from (svg(figure, f"{name}-{kind}") for kind, figure in figures[name].items())
         yield "</div>"
-        yield from _differences_table(evaluation, name)
-        yield from _groups_table(result.groups)
-        yield from _summaries_table(result.group_summaries)
+        if differences := evaluation.differences.get(name):
+            yield f"<h3>Compared with {escape(evaluation.against)}</h3>"
+            models = ["this model", "other model", "difference"]
+            header = ["metric", *models, "95 % interval of the difference", "p"]
+            yield data_table(header, format_differences(differences))
+        if result.groups:
+            yield "<h3>Slices at one threshold</h3>"
+            yield data_table(["slice", "pairs", *RATES], map(_group_row, result.groups))
+        if result.group_summaries:
+            yield "<h3>Differences between the groups</h3>"
+            rows = (
+                [f"{summary.column}: {metric}", format_value(metric, value, summary.interval.get(metric))]
+                for summary in result.group_summaries
+                for metric, value in summary.metrics.items()
+            )
+            yield data_table(["measure", "value and 95 % interval"], rows)
         yield from _hardest_pairs(result, evaluation.sets.get(name))
 
 
 def _headline_table(result: Result, other: Result | None) -> Iterator[str]:
     """Yield the table of accuracy and FNMR at FMR, with a column for each model."""
     shown = [result] if other is None else [result, other]
-    points = list(zip(*(one.operating_points for one in shown), strict=True))
-    if not points:
-        return
-    yield '<div class="table"><table class="headline"><tr><th></th>'
-    yield "".join(f"<th>{title}</th>" for title in ("this model", "other model")[: len(shown)]) + "</tr>"
+    rows = []
     if "accuracy" in result.metrics:
-        yield row("accuracy", *(_with_interval("accuracy", one) for one in shown))
-    for by_model in points:
-        first = by_model[0]
-        missed, kind = first.name.split("@")[0].upper(), "FPIR" if first.name.startswith("fnir") else "FMR"
-        cells = [
-            f"{format_number(point.name, point.rate)} {format_interval(point.name, point.interval)}"
-            for point in by_model
-            if point.rate is not None
-        ]
-        label = f"{missed} at {kind} {first.limit:.0e}"
-        if cells:
-            yield row(label, *cells)
-        if first.remark:
-            yield f"<tr><td>{'' if cells else label}</td>"
-            yield f'<td class="none" colspan="{len(shown)}">{escape(first.remark)}</td></tr>'
-    yield "</table></div>"
+        values = ((model.metrics["accuracy"], model.interval.get("accuracy")) for model in shown)
+        rows.append(["accuracy", *(format_value("accuracy", *value) for value in values)])
+    for points in zip(*(model.operating_points for model in shown), strict=True):
+        missed, kind = ("FNIR", "FPIR") if points[0].name.startswith("fnir") else ("FNMR", "FMR")
+        rows.append([f"{missed} at {kind} {points[0].limit:.0e}", *map(format_point, points)])
+    if result.curve is not None:
+        yield data_table(["", "this model", "other model"][: 1 + len(shown)], rows)
 
 
-def _with_interval(name: str, result: Result) -> str:
-    return f"{format_number(name, result.metrics[name])} {format_interval(name, result.interval.get(name))}"
-
-
-def _metrics_table(result: Result) -> Iterator[str]:
-    yield '<div class="table">'
-    yield "<table><tr><th>metric</th><th>value</th><th>95 % interval</th>"
-    yield f"<th>threshold ({escape(result.scale.name)})</th></tr>"
+def _metric_rows(result: Result) -> Iterator[list[str]]:
     for name, value in itertools.chain(*headline(result)):
         if name == "threshold":
             continue  # a squared distance; the last column has it as a score
         if value is None:
-            needs = escape(result.needs.get(name, "not available"))
-            yield f'<tr><td>{escape(name)}</td><td class="none" colspan="3">{needs}</td></tr>'
+            yield [name, result.needs.get(name, "not available"), "", ""]
             continue
         threshold = result.threshold.get(name.removeprefix("tar@"))
-        yield row(
-            name,
-            format_number(name, value),
-            format_interval(name, result.interval.get(name)),
-            "" if threshold is None else f"{threshold:.4f}",
-        )
-    yield "</table></div>"
+        interval = format_interval(name, result.interval.get(name))
+        yield [name, format_number(name, value), interval, "" if threshold is None else f"{threshold:.4f}"]
 
 
-def _differences_table(evaluation: EvaluatedSets, name: str) -> Iterator[str]:
-    if not evaluation.differences.get(name):
-        return
-    yield f"<h3>Compared with {escape(evaluation.against)}</h3>"
-    yield '<div class="table">'
-    yield "<table><tr><th>metric</th><th>this model</th><th>other model</th>"
-    yield "<th>95 % interval of the difference</th><th>p</th></tr>"
-    for metric, pair in evaluation.differences[name].items():
-        values = (format_number(metric, pair.first), format_number(metric, pair.second))
-        yield row(metric, *values, format_interval(metric, pair.interval), f"{pair.p:.3g}")
-    yield "</table></div>"
-
-
-def _groups_table(groups: list[Group]) -> Iterator[str]:
-    if not groups:
-        return
-    rates = ("accuracy", "fmr", "fnmr", "fold_accuracy")
-    yield '<h3>Slices at one threshold</h3><div class="table">'
-    yield "<table><tr><th>slice</th><th>pairs</th>"
-    yield "".join(f"<th>{rate}</th><th>95 % interval</th>" for rate in rates) + "</tr>"
-    for group in groups:
-        cells = [f"{group.metrics['pairs']:,.0f}"]
-        for rate in rates:
-            cells += [
-                format_number(rate, group.metrics[rate]),
-                format_interval(rate, group.interval.get(rate)),
-            ]
-        yield row(f"{group.column} = {group.value}", *cells)
-    yield "</table></div>"
-
-
-def _summaries_table(summaries: list[GroupSummary]) -> Iterator[str]:
-    if not summaries:
-        return
-    yield '<h3>Differences between the groups</h3><div class="table">'
-    yield "<table><tr><th>measure</th><th>value</th><th>95 % interval</th></tr>"
-    for summary in summaries:
-        for name, value in summary.metrics.items():
-            interval = format_interval(name, summary.interval.get(name))
-            yield row(f"{summary.column}: {name}", format_number(name, value), interval)
-    yield "</table></div>"
+def _group_row(group: Group) -> list[str]:
+    rates = [format_value(rate, group.metrics[rate], group.interval.get(rate)) for rate in RATES]
+    return [f"{group.column} = {group.value}", f"{group.metrics['pairs']:,.0f}", *rates]
 
 
 def _hardest_pairs(result: Result, target: EvaluationSet | None) -> Iterator[str]:
@@ -227,9 +182,10 @@ def _hardest_pairs(result: Result, target: EvaluationSet | None) -> Iterator[str
     ):
         if pairs and pairs[0].name:
             # Scores of another system have names of pairs, but no images.
-            yield f'<h3>{title}</h3><div class="table"><table><tr><th>pair</th><th>score</th></tr>'
-            yield from (row(pair.name, f"{pair.score:.4f}") for pair in pairs[:_SHOWN_PAIRS])
-            yield "</table></div>"
+            yield f"<h3>{title}</h3>"
+            yield data_table(
+                ["pair", "score"], ([pair.name, f"{pair.score:.4f}"] for pair in pairs[:_SHOWN_PAIRS])
+            )
             continue
         shown = [_pair(pair, target) for pair in pairs[:_SHOWN_PAIRS]]
         if any(shown):

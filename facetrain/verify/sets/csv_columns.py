@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
+
 from facetrain.errors import DataError
 from facetrain.files import error_reason, listed
 
@@ -46,6 +48,29 @@ def read_columns(path: Path) -> dict[str, list[str]]:
             return _columns(path, names, rows)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: cannot read the table: {error_reason(error)}") from error
+
+
+def finite_numbers(path: Path, column: str, values: list[str], advice: str = "") -> np.ndarray:
+    """Return the numbers of a column, float64 (P,).
+
+    Raises:
+        DataError: a text is not a finite number; the message ends with the advice.
+    """
+    number_P = np.fromiter(map(_number, values), np.float64, len(values))
+    wrong = np.flatnonzero(~np.isfinite(number_P))
+    if len(wrong):
+        raise DataError(
+            f"{path}, row {wrong[0] + 2}: {column} is {values[wrong[0]]!r}, not a finite number; {len(wrong):,} of "
+            f"{len(number_P):,} rows have no {column}{advice}"
+        )
+    return number_P
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
 
 
 def _columns(path: Path, names: list[str], rows: Iterator[list[str]]) -> dict[str, list[str]]:

@@ -8,16 +8,9 @@ from pathlib import Path
 
 from facetrain.data.formats.pair_archives import SUFFIXES, is_pair_archive
 from facetrain.errors import PairsError
-from facetrain.verify.sets.ijb import IjbSet, is_ijb, open_ijb
+from facetrain.verify.sets.ijb import IjbSet, open_ijb
 from facetrain.verify.sets.pair_set import PairSet, load_pair_set, require_distinct_names
-from facetrain.verify.sets.search_sets import (
-    DistractorSet,
-    SearchSet,
-    is_megaface,
-    is_tinyface,
-    open_megaface,
-    open_tinyface,
-)
+from facetrain.verify.sets.search_sets import DistractorSet, SearchSet, open_megaface, open_tinyface
 
 EvaluationSet = PairSet | IjbSet | SearchSet | DistractorSet
 
@@ -42,12 +35,10 @@ def open_evaluation_set(target: str, folder: Path) -> EvaluationSet:
         name = path.name.lower()
         if is_pair_archive(path):
             return load_pair_set(path.name, path.parent)
-        if is_ijb(path):
-            return open_ijb(path, name)
-        if is_tinyface(path):
-            return open_tinyface(path, name)
-        if is_megaface(path):
-            return open_megaface(path, name)
+        for open_layout in (open_ijb, open_tinyface, open_megaface):
+            found = open_layout(path, name)
+            if found is not None:
+                return found
         raise PairsError(
             f"{path}: unknown layout of an evaluation set; expected IJB (meta/ with lists), TinyFace "
             "(Gallery_Match/, Probe/), MegaFace (probes/, distractors/) or a prepared set of pairs, see "

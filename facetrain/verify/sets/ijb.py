@@ -30,9 +30,9 @@ from facetrain.face_landmarks import TEMPLATE_SIZE, normalize_landmarks
 from facetrain.files import error_reason
 from facetrain.verify.sets.lazy_files import LazyFiles
 
-_MAX_ID = 1 << 53
-"""Limit of template, medium and subject numbers: float64 holds all integers below it exactly."""
-_INTEGER = re.compile(r"[-+]?[0-9]+")
+_LABELED_PAIR = re.compile(r"\s*-?[0-9]+\s+-?[0-9]+\s+[01]\s*")
+_LIMIT = 1 << 63
+"""Numbers of a list are smaller: the ids fit into int64, and the other numbers into float32."""
 
 
 class AlignedLandmarks:
@@ -100,45 +100,38 @@ class IjbSet:
         return AlignedLandmarks(self.landmarks)
 
 
-def is_ijb(folder: Path) -> bool:
-    """Return whether a folder has the lists of IJB-B or IJB-C."""
-    return any((folder / "meta").glob("*_face_tid_mid.txt"))
-
-
-def open_ijb(folder: Path, name: str) -> IjbSet:
-    """Read the lists of IJB-B or IJB-C.
+def open_ijb(folder: Path, name: str) -> IjbSet | None:
+    """Read the lists of IJB-B or IJB-C; return None for a folder without them.
 
     Raises:
         PairsError: a list is missing or damaged; the message names the file and, if possible, the line.
     """
     meta = folder / "meta"
-    faces = next(iter(sorted(meta.glob("*_face_tid_mid.txt"))), meta / f"{name}_face_tid_mid.txt")
+    faces = next(iter(sorted(meta.glob("*_face_tid_mid.txt"))), None)
+    if faces is None:
+        return None
     prefix = faces.name.removesuffix("_face_tid_mid.txt")
-    listed, template_medium = _named_rows(faces, 2)
-    _check_rows(
-        template_medium == np.trunc(template_medium), faces, "template and medium must be whole numbers"
-    )
-    _check_rows(np.abs(template_medium) < _MAX_ID, faces, "template or medium is too large")
-    names, points = _named_rows(meta / f"{prefix}_name_5pts_score.txt", 11)
+    listed, template_medium = _named_rows(faces, 2, int)
+    names, points = _named_rows(meta / f"{prefix}_name_5pts_score.txt", 11, float)
     if names != listed:
-        at = next((i for i, pair in enumerate(zip(names, listed, strict=False)) if len(set(pair)) > 1), None)
-        place = f"line {at + 1}" if at is not None else f"{len(listed):,} and {len(names):,} lines"
+        pairs_of_names = zip(names, listed, strict=False)
+        line = next((n for n, (one, other) in enumerate(pairs_of_names, 1) if one != other), "the last")
         raise PairsError(
-            f"{meta}: {faces.name} and {prefix}_name_5pts_score.txt must list the same images in the same "
-            f"order, but differ: {place}"
+            f"{meta}: {faces.name} and {prefix}_name_5pts_score.txt must list the same images in the same order, but "
+            f"differ: line {line}"
         )
     pairs = read_pair_list(meta / f"{prefix}_template_pair_label.txt")
-    template = template_medium[:, 0].astype(np.int64)
+    template = template_medium[:, 0]
     _check_known(template, pairs[:, :2], meta / f"{prefix}_template_pair_label.txt")
     galleries, probes = _read_one_to_many(meta, prefix, template)
     return IjbSet(
         name=name,
         images=folder / "loose_crop",
         names=names,
-        landmarks=points[:, :10].reshape(-1, 5, 2).astype(np.float32),
-        detection=points[:, 10].astype(np.float32),
+        landmarks=points[:, :10].reshape(-1, 5, 2),
+        detection=points[:, 10],
         template=template,
-        medium=template_medium[:, 1].astype(np.int64),
+        medium=template_medium[:, 1],
         first=pairs[:, 0],
         second=pairs[:, 1],
         same=pairs[:, 2] == 1,
@@ -147,45 +140,25 @@ def open_ijb(folder: Path, name: str) -> IjbSet:
     )
 
 
-def _named_rows(path: Path, numbers: int) -> tuple[list[str], np.ndarray]:
-    """Read lines of a file name and `numbers` finite numbers; return the names and float64 (N, numbers)."""
+def _named_rows(path: Path, count: int, kind: type[int] | type[float]) -> tuple[list[str], np.ndarray]:
+    """Read lines of a file name and `count` numbers; return the names and int64 or float32 (N, count)."""
     names: list[str] = []
-    rows: list[list[str]] = []
-    for number, line in enumerate(_text(path).splitlines(), start=1):
-        words = line.split()
-        if len(words) != 1 + numbers:
-            raise PairsError(
-                f"{path}, line {number}: expected a file name and {numbers} numbers, found {len(words)} words"
-            )
-        names.append(words[0])
-        rows.append(words[1:])
-    try:
-        number_NK = np.array(rows, dtype=np.float64).reshape(-1, numbers)
-    except ValueError as error:
-        raise PairsError(f"{path}{_first_unreadable(rows)}: a number cannot be read: {error}") from None
-    # As float32, in which landmarks and scores are kept.
-    with np.errstate(over="ignore"):
-        _check_rows(np.isfinite(number_NK.astype(np.float32)), path, "a number is not finite")
-    return names, number_NK
-
-
-def _first_unreadable(rows: list[list[str]]) -> str:
-    """Return the place of the first row with a word that is not a number, for an error message."""
-    for number, words in enumerate(rows, start=1):
+    rows: list[list[float]] = []
+    for line, text in enumerate(_text(path).splitlines(), start=1):
+        name, *words = text.split() or [""]
         try:
-            np.array(words, dtype=np.float64)
+            row = [kind(word) for word in words]
         except ValueError:
-            return f", line {number}"
-    return ""
-
-
-def _check_rows(valid: np.ndarray, path: Path, fault: str) -> None:
-    """Report the line of the first row with a False in bool (N, numbers)."""
-    wrong = np.flatnonzero(~valid.all(1))
-    if len(wrong):
-        raise PairsError(
-            f"{path}, line {wrong[0] + 1}: {fault}; correct the line, or download the list again"
-        )
+            row = []
+        # The comparison is false for NaN.
+        if len(row) != count or not all(abs(number) < _LIMIT for number in row):
+            raise PairsError(
+                f"{path}, line {line}: expected a file name and {count} numbers ({kind.__name__}); correct the line "
+                "or download the list again"
+            )
+        names.append(name)
+        rows.append(row)
+    return names, np.array(rows, np.int64 if kind is int else np.float32).reshape(-1, count)
 
 
 def read_pair_list(path: Path) -> np.ndarray:
@@ -204,24 +177,14 @@ def read_pair_list(path: Path) -> np.ndarray:
             flat = np.fromfile(path, dtype=np.int64, sep=" ")
         except (ValueError, DeprecationWarning):
             flat = np.empty(1, np.int64)
-    if len(flat) % 3 or not len(flat):
+    pairs_P3 = flat.reshape(-1, 3) if len(flat) % 3 == 0 else np.empty((0, 3), np.int64)
+    if not len(pairs_P3) or not np.isin(pairs_P3[:, 2], (0, 1)).all():
+        lines = enumerate(_text(path).splitlines(), start=1)
+        wrong = next((f", line {line}" for line, text in lines if not _LABELED_PAIR.fullmatch(text)), "")
         raise PairsError(
-            f"{path}{_first_wrong(path)}: expected `template template label` with integers and the label 0 or 1"
+            f"{path}{wrong}: expected `template template label` with integers and the label 0 or 1"
         )
-    pairs_P3 = flat.reshape(-1, 3)
-    if not np.isin(pairs_P3[:, 2], (0, 1)).all():
-        at = int(np.flatnonzero((pairs_P3[:, 2] != 0) & (pairs_P3[:, 2] != 1))[0])
-        raise PairsError(f"{path}, line {at + 1}: the label is {pairs_P3[at, 2]}, expected 0 or 1")
     return pairs_P3
-
-
-def _first_wrong(path: Path) -> str:
-    """Return the place of the first damaged line for an error message; empty if no line is damaged."""
-    for number, line in enumerate(_text(path).splitlines(), start=1):
-        words = line.split()
-        if len(words) != 3 or not all(_INTEGER.fullmatch(word) for word in words):
-            return f", line {number}"
-    return ""
 
 
 def _read_one_to_many(
@@ -243,12 +206,12 @@ def _read_template_subjects(path: Path, template: np.ndarray) -> TemplateSubject
         next(reader, None)
         for row in reader:
             if row:
-                number, subject = int(row[0]), int(row[1])
-                if max(abs(number), abs(subject)) >= _MAX_ID:
-                    raise ValueError("a number is too large")
-                if subject_of.setdefault(number, subject) != subject:
-                    raise ValueError(f"template {number} has the subject {subject_of[number]} before")
-    except (ValueError, IndexError, csv.Error) as error:
+                template_id, subject = np.array([int(row[0]), int(row[1])], np.int64).tolist()
+                if subject_of.setdefault(template_id, subject) != subject:
+                    raise ValueError(
+                        f"template {template_id} has the subject {subject_of[template_id]} before"
+                    )
+    except (ValueError, OverflowError, IndexError, csv.Error) as error:
         raise PairsError(
             f"{path}, line {reader.line_num}: every line after the header must begin with TEMPLATE_ID,SUBJECT_ID as "
             f"integers, with one subject for each template ({error_reason(error)})"
@@ -260,7 +223,7 @@ def _read_template_subjects(path: Path, template: np.ndarray) -> TemplateSubject
         )
     ids = np.array(sorted(subject_of), np.int64)
     _check_known(template, ids, path)
-    return TemplateSubjects(ids, np.array([subject_of[int(number)] for number in ids], np.int64))
+    return TemplateSubjects(ids, np.array([subject_of[number] for number in ids.tolist()], np.int64))
 
 
 def _check_known(template: np.ndarray, listed: np.ndarray, path: Path) -> None:

@@ -14,7 +14,8 @@ import numpy as np
 
 from facetrain.errors import DataError
 from facetrain.files import listed
-from facetrain.verify.sets.slice_table import QUALITY, pair_values, read_quality, slice_values
+from facetrain.verify.sets.csv_columns import finite_numbers
+from facetrain.verify.sets.slice_table import QUALITY, pair_values, slice_values
 
 SUBJECTS = ("subject_1", "subject_2")
 """Columns of the people on both images."""
@@ -76,12 +77,13 @@ def read_pair_quality(path: Path, texts: dict[str, list[str]]) -> np.ndarray | N
     Raises:
         DataError: a value is not a finite number, or the table has all three columns.
     """
-    sides = f"{QUALITY}_1", f"{QUALITY}_2"
-    if not set(sides) <= texts.keys():
-        return read_quality(path, texts) if QUALITY in texts else None
-    _require_free(path, QUALITY, texts)
-    first_P, second_P = (read_quality(path, texts, side) for side in sides)
-    return np.minimum(first_P, second_P)
+    names = [QUALITY] if QUALITY in texts else []
+    sides = [f"{QUALITY}_1", f"{QUALITY}_2"]
+    if set(sides) <= texts.keys():
+        _require_free(path, QUALITY, texts)
+        names = sides
+    columns = [finite_numbers(path, name, texts.pop(name)) for name in names]
+    return np.min(columns, axis=0) if columns else None
 
 
 def _require_free(path: Path, name: str, texts: dict[str, list[str]]) -> None:

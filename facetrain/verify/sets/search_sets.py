@@ -57,24 +57,18 @@ class DistractorSet:
     """Number of probes and distractors that the noise lists exclude."""
 
 
-def is_tinyface(folder: Path) -> bool:
-    """Return whether a folder has the layout of TinyFace."""
-    return _tinyface_root(folder) is not None
-
-
-def is_megaface(folder: Path) -> bool:
-    """Return whether a folder has the layout of MegaFace."""
-    return _megaface_folders(folder) is not None
-
-
-def open_tinyface(folder: Path, name: str) -> SearchSet:
+def open_tinyface(folder: Path, name: str) -> SearchSet | None:
     """List the probes and the gallery of TinyFace (Cheng, Zhu and Gong, "Low-resolution face recognition", 2018).
+
+    Return None for a folder of another layout.
 
     Raises:
         PairsError: a list cannot be read, or a file name does not begin with a subject number.
     """
-    root = _tinyface_root(folder)
-    assert root is not None, "is_tinyface(folder) holds"
+    roots = (folder, folder / "Testing_Set", folder / "tinyface" / "Testing_Set")
+    root = next((one for one in roots if _has(one, "Gallery_Match", "Probe")), None)
+    if root is None:
+        return None
     matches, match_subjects = _labeled_images(root, "Gallery_Match", "gallery_match", "gallery")
     probes, probe_subjects = _labeled_images(root, "Probe", "probe", "probe")
     distractors = _images(root / "Gallery_Distractor")
@@ -88,21 +82,24 @@ def open_tinyface(folder: Path, name: str) -> SearchSet:
     )
 
 
-def open_megaface(folder: Path, name: str) -> DistractorSet:
+def open_megaface(folder: Path, name: str) -> DistractorSet | None:
     """List the probes, one folder per person, and the distractors of MegaFace, without the images on noise lists.
+
+    Return None for a folder of another layout.
 
     Raises:
         PairsError: no person has two images, there are no distractors, or a noise list cannot be read.
     """
-    folders = _megaface_folders(folder)
-    assert folders is not None, "is_megaface(folder) holds"
-    listed = [_images(part) for part in folders]
+    names = next((both for both in _MEGAFACE_FOLDERS if _has(folder, *both)), None)
+    if names is None:
+        return None
+    listed = [_images(folder / part) for part in names]
     lists = (folder / f"{part}_noises.txt" for part in ("facescrub", "megaface"))
     probes, distractors = (
         exclude_listed(images, read_noise_list(path)) for images, path in zip(listed, lists, strict=True)
     )
     excluded = sum(map(len, listed)) - len(probes) - len(distractors)
-    subject = dense_ids([path.relative_to(folders[0]).parts[0] for path in probes])
+    subject = dense_ids([path.relative_to(folder / names[0]).parts[0] for path in probes])
     # `rank1@1000` uses the first 1000 distractors: a fixed shuffle makes them a random sample, the same each time.
     np.random.default_rng(0).shuffle(distractors)
     if not distractors or len(probes) < 2 or np.bincount(subject).max() < 2:
@@ -113,18 +110,8 @@ def open_megaface(folder: Path, name: str) -> DistractorSet:
     return DistractorSet(name, LazyFiles(probes), subject, LazyFiles(distractors), excluded)
 
 
-def _tinyface_root(folder: Path) -> Path | None:
-    for root in (folder, folder / "Testing_Set", folder / "tinyface" / "Testing_Set"):
-        if (root / "Gallery_Match").is_dir() and (root / "Probe").is_dir():
-            return root
-    return None
-
-
-def _megaface_folders(folder: Path) -> tuple[Path, Path] | None:
-    for probes, distractors in _MEGAFACE_FOLDERS:
-        if (folder / probes).is_dir() and (folder / distractors).is_dir():
-            return folder / probes, folder / distractors
-    return None
+def _has(root: Path, *folders: str) -> bool:
+    return all((root / folder).is_dir() for folder in folders)
 
 
 def _images(folder: Path) -> list[Path]:
@@ -185,10 +172,8 @@ def read_noise_list(path: Path) -> set[str]:
     Raises:
         PairsError: the file cannot be read as UTF-8 text.
     """
-    if not path.exists():
-        return set()
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     except (OSError, UnicodeDecodeError) as error:
         raise PairsError(f"{path}: cannot read the noise list: {error_reason(error)}") from error
     columns = [line.split("\t") for line in lines if line.strip() and not line.startswith("#")]
@@ -197,8 +182,6 @@ def read_noise_list(path: Path) -> set[str]:
 
 def exclude_listed(images: Iterable[Path], listed: set[str]) -> list[Path]:
     """Return the images that a noise list does not name, either by file name or with the two folders above it."""
-    if not listed:
-        return list(images)
     return [
         path
         for path in images

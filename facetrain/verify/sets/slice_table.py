@@ -18,7 +18,7 @@ import numpy as np
 from facetrain.data.formats.bin_subjects import contradicting_pair
 from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.errors import DataError
-from facetrain.verify.sets.csv_columns import read_columns
+from facetrain.verify.sets.csv_columns import finite_numbers, read_columns
 
 _MAX_VALUES = 12
 """A column with more different numbers than this is divided into its quartiles."""
@@ -26,7 +26,6 @@ _NO_NUMBERS = {"", "nan", "na", "n/a", "none", "null"}
 """Texts, in lower case, in place of a number that is not known."""
 _MISSING = "missing"
 """Slice of the pairs or people without a number, in a column that is divided into quartiles."""
-_MAX_TEXT_BYTES = 1 << 26
 _SUBJECT = "subject"
 QUALITY = "quality"
 """Name of the column with a quality measure, which is a curve and not a slice."""
@@ -57,7 +56,7 @@ def read_slice_table(path: Path, same_P: np.ndarray) -> SliceTable:
             f"{path}: {rows:,} rows, expected one for each of {pairs:,} pairs or of {2 * pairs:,} images"
         )
     subject = texts.pop(_SUBJECT, None)
-    quality = read_quality(path, texts) if QUALITY in texts else None
+    quality = finite_numbers(path, QUALITY, texts.pop(QUALITY)) if QUALITY in texts else None
     if quality is not None and rows == 2 * pairs:
         quality = np.minimum(quality[0::2], quality[1::2])
     columns = {name: slice_values(values) for name, values in texts.items()}
@@ -81,45 +80,29 @@ def _subject_ids(path: Path, subject: list[str], same_P: np.ndarray) -> np.ndarr
     return dense_ids(subject)
 
 
-def read_quality(path: Path, texts: dict[str, list[str]], column: str = QUALITY) -> np.ndarray:
-    """Remove a column of quality from the columns of a table, and return its numbers.
-
-    Raises:
-        DataError: a value is not a finite number.
-    """
-    texts_of_column = texts.pop(column)
-    for row, text in enumerate(texts_of_column, start=2):
-        try:
-            finite = np.isfinite(float(text))
-        except ValueError:
-            finite = False
-        if not finite:
-            raise DataError(f"{path}, row {row}: {column} is {text!r}, not a finite number")
-    return np.array(texts_of_column, np.float64)
-
-
 def slice_values(values: list[str]) -> np.ndarray:
-    """Return the values, str (P,), or the quartiles that they belong to if there are many different numbers."""
-    number_P = _numbers(values)
+    """Return the values, or the quartiles that they belong to if there are many different numbers: str objects (P,)."""
+    # Objects: an array of str has the length of the longest value in every place, and one value could fill the memory.
+    value_P, number_P = np.array(values, object), _numbers(values)
     if number_P is None:
-        return _texts(values)
+        return value_P
     is_known = np.isfinite(number_P)
     if len(np.unique(number_P[is_known])) <= _MAX_VALUES:
-        return _texts(values)
+        return value_P
     edge = np.unique(np.quantile(number_P[is_known], [0, 0.25, 0.5, 0.75, 1]))
     quartile = np.clip(np.searchsorted(edge, number_P, side="right") - 1, 0, len(edge) - 2)
-    names = np.array([*(f"{low} to {high}" for low, high in pairwise(_distinct_texts(edge))), _MISSING])
+    names = np.array(
+        [*(f"{low} to {high}" for low, high in pairwise(_distinct_texts(edge))), _MISSING], object
+    )
     return names[np.where(is_known, quartile, len(names) - 1)]
 
 
 def _distinct_texts(edge: np.ndarray) -> list[str]:
     """Return the text of each of different numbers: with six digits, or with all if these are not enough."""
     texts = [f"{number:g}" for number in edge]
-    return (
-        texts
-        if len(set(texts)) == len(texts)
-        else [repr(number).removesuffix(".0") for number in edge.tolist()]
-    )
+    if len(set(texts)) < len(texts):
+        texts = [repr(number).removesuffix(".0") for number in edge.tolist()]
+    return texts
 
 
 def _numbers(values: list[str]) -> np.ndarray | None:
@@ -131,19 +114,7 @@ def _numbers(values: list[str]) -> np.ndarray | None:
     return None if np.isinf(number_P).any() else number_P
 
 
-def _texts(values: list[str]) -> np.ndarray:
-    """Return the values as an array, (P,): of str, or of Python objects if they have very different lengths.
-
-    An array of str has the length of the longest value in every place: one long value could fill the memory.
-    """
-    size = 4 * len(values) * max(map(len, values), default=0)
-    is_wide = size > _MAX_TEXT_BYTES and size > 16 * sum(map(len, values))
-    return np.array(values, object if is_wide else None)
-
-
 def pair_values(first_P: np.ndarray, second_P: np.ndarray) -> np.ndarray:
-    """Return the common value of both images, or `a / b` in alphabetical order: str (P,)."""
+    """Return the common value of both images, or `a / b` in alphabetical order: Python objects (P,)."""
     low, high = np.where(first_P < second_P, (first_P, second_P), (second_P, first_P))
-    if low.dtype == object:  # texts of very different lengths
-        return np.where(low == high, low, low + " / " + high)
-    return np.where(low == high, low, np.char.add(np.char.add(low, " / "), high))
+    return np.where(low == high, low, low + " / " + high)

@@ -71,7 +71,6 @@ def test_a_graph_that_declares_or_computes_huge_values_is_refused_before_it_is_l
 def test_one_long_value_of_a_slice_does_not_widen_the_others(tmp_path):
     values = ["y"] * 200_000 + ["x" * 100_000]
     assert slice_values(values).nbytes < 2_000_000
-    assert slice_values(["y"] * 9 + ["x" * 100]).dtype.kind == "U"
 
 
 def test_an_archive_in_several_parts_is_no_weight_file(tmp_path):

@@ -8,8 +8,9 @@ import torch
 from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError
 from facetrain.models.average_models import average_models
-from facetrain.models.model_file import describe_backbone, open_model, save_model
+from facetrain.models.model_file import open_model
 from tests.support.command import refusal
+from tests.support.models import write_model
 from tests.support.mxnet_files import randomize, write_iresnet
 
 OPTIONS = {"layers": (1, 1, 1, 1), "widths": (4, 4, 8, 8), "embedding_size": 8, "image_size": 112}
@@ -17,8 +18,7 @@ OPTIONS = {"layers": (1, 1, 1, 1), "widths": (4, 4, 8, 8), "embedding_size": 8, 
 
 def write(path, seed, **description):
     network = randomize(build_backbone("iresnet", **OPTIONS), seed=seed)
-    save_model(path, network.state_dict(), describe_backbone("iresnet", **OPTIONS) | description)
-    return network.state_dict()
+    return write_model(path, options=OPTIONS, network=network, **description).state_dict()
 
 
 def opened(path):
@@ -64,8 +64,7 @@ def test_a_file_of_mxnet_is_averaged_with_a_network_that_was_fine_tuned_from_it(
 def test_other_networks_and_wrong_weights_are_refused(tmp_path):
     first, other = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
     write(first, 0)
-    wide = OPTIONS | {"widths": (4, 4, 8, 16)}
-    save_model(other, build_backbone("iresnet", **wide).state_dict(), describe_backbone("iresnet", **wide))
+    write_model(other, options=OPTIONS | {"widths": (4, 4, 8, 16)})
     with pytest.raises(ModelError, match="does not fit the network"):
         average_models([first, other], [1, 1], tmp_path / "out.safetensors")
     for weights in ([1, -1], [math.inf, 1], [math.nan, 1], [0, 0]):

@@ -6,19 +6,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError
 from facetrain.models.checksum import checksum_of
-from facetrain.models.model_file import describe_backbone, open_model, save_model
+from facetrain.models.model_file import open_model
+from tests.support.models import write_model
 
-SMALL = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 16, "image_size": 32}
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
 def path(tmp_path):
-    network = build_backbone("iresnet", **SMALL)
-    save_model(tmp_path / "m.safetensors", network.state_dict(), describe_backbone("iresnet", **SMALL))
+    write_model(tmp_path / "m.safetensors")
     return tmp_path / "m.safetensors"
 
 

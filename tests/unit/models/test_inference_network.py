@@ -12,7 +12,6 @@ from facetrain.distributed.sync_batch_norm import use_sync_batch_norm
 from facetrain.models.inference_network import BLOCK, FoldedNetwork, inference_network
 from facetrain.models.model_file import open_model
 from tests.support.mxnet_files import randomize, write_iresnet
-from tests.support.shared import shared_path
 
 CPU = torch.device("cpu")
 NARROW = {"layers": (2, 1, 2, 1), "widths": (8, 8, 16, 16), "embedding_size": 16, "image_size": 32}
@@ -121,15 +120,6 @@ def test_a_network_of_mxnet_that_takes_pixels_is_folded(tmp_path):
     folded = inference_network(opened.network, CPU)
     assert isinstance(folded, FoldedNetwork)
     assert largest_gap(folded(opened.prepare(image)), opened.network(opened.prepare(image))) < 1e-6
-
-
-@torch.no_grad()
-def test_y1_folded_gives_the_embeddings_of_the_published_network():
-    opened = open_model(shared_path("real/y1/model-symbol.json"), CPU)
-    image = opened.prepare(torch.randint(0, 256, (2, 112, 112, 3), dtype=torch.uint8))
-    folded = inference_network(opened.network, CPU)
-    assert isinstance(folded, FoldedNetwork)
-    assert largest_gap(folded(image), opened.network(image)) < 1e-5
 
 
 def test_networks_without_such_layers_are_returned_as_they_are(tmp_path):

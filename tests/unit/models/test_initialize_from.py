@@ -11,12 +11,11 @@ from facetrain.errors import ConfigError, ModelError
 from facetrain.head.class_shard import shard_classes
 from facetrain.models.initialize_from import (
     check_backbone_weights,
+    initialize_backbone,
     initialize_centers,
-    initialize_first_blocks,
-    read_backbone_weights,
     read_centers,
 )
-from facetrain.models.model_file import describe_backbone, save_model
+from facetrain.models.model_file import describe_backbone, read_model, save_model
 from tests.support.heads import make_head, margin_settings
 from tests.support.mxnet_files import params_bytes
 from tests.support.snapshots import snapshot
@@ -62,10 +61,8 @@ def test_the_centers_of_all_ranks_of_arcface_torch_are_joined(tmp_path, world_si
     found = read_centers(tmp_path / "checkpoint_gpu_0.pt")
     assert found.num_classes == CLASSES
     assert torch.equal(found.rows(0, CLASSES), whole) and torch.equal(found.rows(4, 7), whole[4:7])
-    assert (
-        read_backbone_weights(tmp_path / "checkpoint_gpu_0.pt").keys()
-        == build_backbone("mbf").state_dict().keys()
-    )
+    weights, _, _ = read_model(tmp_path / "checkpoint_gpu_0.pt")
+    assert weights.keys() == build_backbone("mbf").state_dict().keys()
 
 
 def test_missing_ranks_and_ranks_of_another_run_are_refused(tmp_path):
@@ -74,7 +71,7 @@ def test_missing_ranks_and_ranks_of_another_run_are_refused(tmp_path):
     with pytest.raises(ModelError, match="ranks 0, 2"):
         read_centers(tmp_path / "checkpoint_gpu_0.pt")
     torch.save({"state_dict_softmax_fc": {"weight": torch.zeros(9, WIDTH)}}, tmp_path / "checkpoint_gpu_1.pt")
-    with pytest.raises(ModelError, match="not of one run"):
+    with pytest.raises(ModelError, match="files of several runs are mixed"):
         read_centers(tmp_path / "checkpoint_gpu_0.pt")
     torch.save({"state_dict_backbone": {}}, tmp_path / "checkpoint_gpu_1.pt")
     with pytest.raises(ModelError, match=r"gpu_1.pt: has no matrix"):
@@ -155,7 +152,7 @@ def test_a_smaller_network_takes_the_first_blocks_of_each_stage(tmp_path):
     with pytest.raises(ModelError, match="unexpected"):
         check_backbone_weights(path, SHALLOW)
     backbone = build_backbone(**SHALLOW)
-    assert initialize_first_blocks(backbone, path, list, SHALLOW) == []
+    assert initialize_backbone(backbone, path, list, first_blocks_of=SHALLOW) == []
     kept = deeper.state_dict()
     assert all(torch.equal(value, kept[name]) for name, value in backbone.state_dict().items())
     # Without the other blocks, the deeper network is the smaller one.
@@ -171,8 +168,8 @@ def test_other_differences_than_missing_blocks_are_refused(tmp_path):
     for layers, widths in (((1, 1, 1, 1), (8, 8, 16, 8)), ((1, 3, 1, 1), (8, 8, 8, 8))):
         options = wider | {"layers": layers, "widths": widths}
         with pytest.raises(ModelError, match="does not fit the network"):
-            initialize_first_blocks(build_backbone(**options), path, list, options)
+            initialize_backbone(build_backbone(**options), path, list, first_blocks_of=options)
     options = wider | {"layers": (1, 1, 1, 1)}
-    initialize_first_blocks(build_backbone(**options), path, list, options)
+    initialize_backbone(build_backbone(**options), path, list, first_blocks_of=options)
     with pytest.raises(ModelError, match="MXNet and ONNX files only fit mbf"):
-        initialize_first_blocks(build_backbone(**options), tmp_path / "model.onnx", list, options)
+        initialize_backbone(build_backbone(**options), tmp_path / "model.onnx", list, first_blocks_of=options)

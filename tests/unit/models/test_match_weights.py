@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,7 +12,8 @@ from facetrain.errors import ModelError
 from facetrain.models.export.export import export
 from facetrain.models.export.formats import ExportOptions
 from facetrain.models.initialize_from import initialize_backbone
-from facetrain.models.model_file import describe_backbone, open_model, save_model
+from facetrain.models.model_file import open_model
+from tests.support.models import write_model
 from tests.support.mxnet_files import randomize, write_iresnet
 
 CPU = torch.device("cpu")
@@ -58,7 +58,7 @@ def test_a_backbone_loads_the_weights_of_an_mxnet_iresnet(tmp_path, name):
 def exported(tmp_path, name, options, **how):
     torch.manual_seed(0)
     net = randomize(build_backbone(name, **options))
-    save_model(tmp_path / "m.safetensors", net.state_dict(), describe_backbone(name, **options))
+    write_model(tmp_path / "m.safetensors", name, options, network=net)
     export(open_model(tmp_path / "m.safetensors", CPU), "onnx", tmp_path / "m.onnx", ExportOptions(**how))
     return tmp_path / "m.onnx"
 
@@ -83,29 +83,6 @@ def test_a_backbone_loads_an_onnx_file_with_merged_norms_and_trains_from_its_emb
         still, training = backbone.eval()(many), backbone.train()(many)
     # The batch has the calibrated statistics, so training starts from the embeddings of the file.
     torch.testing.assert_close(training, still, atol=1e-2, rtol=1e-2)
-    if not how:
-        check_normalization_inside(path, build_backbone(name, **options), many)
-
-
-def check_normalization_inside(path, backbone, many):
-    """Let the file take pixels, as MXNet networks converted to ONNX do, and check that this is recognized."""
-    import onnx
-
-    model = onnx.load(path)
-    del model.metadata_props[:]
-    first = next(node for node in model.graph.node if node.op_type == "Conv")
-    for number, (op, value) in enumerate((("Sub", [127.5] * 3), ("Mul", [0.0078125]))):
-        value = np.array(value, np.float32).reshape(1, -1, 1, 1)
-        constant = onnx.numpy_helper.from_array(value, f"constant{number}")
-        model.graph.initializer.append(constant)
-        inputs = [first.input[0], constant.name]
-        taken = onnx.helper.make_node(op, inputs[:: -1 if op == "Mul" else 1], [f"prepared{number}"])
-        model.graph.node.insert(number, taken)
-        first.input[0] = f"prepared{number}"
-    onnx.save(model, path)
-    assert open_model(path, CPU).preprocessing["scale"] == 1
-    initialize_backbone(backbone, path, lambda: many)
-    assert_embeds_as_eval(backbone, path)
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,18 @@ from facetrain.models.model_card import escape_markdown, model_card
 HOSTILE = "ann\x1b[2J\nforged: line\u202e<script>alert(1)</script>|`*x* [a](b) _c_"
 
 
-def card_of(datasets):
-    model = SimpleNamespace(
-        metadata={"config": {"data": {"train": "mix.yaml"}}, "datasets": datasets},
-        preprocessing={"channels": "RGB", "mean": 127.5, "scale": 127.5},
+def model_of(datasets, *, config=None, text="r50"):
+    return SimpleNamespace(
+        metadata={"config": config or {"data": {"train": "mix.yaml"}}, "datasets": datasets},
+        preprocessing={"channels": text, "mean": 127.5, "scale": 127.5},
         image_size=112,
         embedding_size=512,
-        description="r50",
+        description=text,
     )
-    return model_card(model, "net", results={})
+
+
+def card_of(datasets):
+    return model_card(model_of(datasets), "net", results={})
 
 
 def test_the_model_card_lists_origin_and_license_of_all_datasets():
@@ -28,16 +31,8 @@ def test_without_dataset_cards_the_publisher_states_origin_and_terms():
 
 
 def test_names_in_a_card_are_neither_markup_nor_control_characters():
-    model = SimpleNamespace(
-        metadata={
-            "config": {"data": {"train": HOSTILE, HOSTILE: 1}},
-            "datasets": [{"name": HOSTILE, "license": HOSTILE}],
-        },
-        preprocessing={"channels": HOSTILE, "mean": 127.5, "scale": 127.5},
-        image_size=112,
-        embedding_size=512,
-        description=HOSTILE,
-    )
+    config = {"data": {"train": HOSTILE, HOSTILE: 1}}
+    model = model_of([{"name": HOSTILE, "license": HOSTILE}], config=config, text=HOSTILE)
     results = {
         HOSTILE: {
             "accuracy": 0.5,

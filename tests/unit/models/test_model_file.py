@@ -5,9 +5,9 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError
 from facetrain.models.model_file import describe_backbone, open_model, save_model
 from facetrain.models.weight_files import load_weights_into, read_weights
+from tests.support.models import SMALL, write_model
 
 CPU = torch.device("cpu")
-SMALL = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 16, "image_size": 32}
 
 
 def embedding_of(model, size):
@@ -17,17 +17,11 @@ def embedding_of(model, size):
 
 
 def test_a_model_file_describes_its_network(tmp_path):
-    network = build_backbone("iresnet", **SMALL).eval()
-    save_model(tmp_path / "m.safetensors", network.state_dict(), describe_backbone("iresnet", **SMALL))
+    network = write_model(tmp_path / "m.safetensors").eval()
     opened = open_model(tmp_path / "m.safetensors", CPU)
     assert (opened.image_size, opened.embedding_size) == (32, 16)
     assert torch.equal(embedding_of(opened.network, 32), embedding_of(network, 32))
     assert [path.name for path in tmp_path.iterdir()] == ["m.safetensors"]
-
-
-def test_a_model_file_has_the_mode_of_other_new_files(tmp_path):
-    network = build_backbone("iresnet", **SMALL).eval()
-    save_model(tmp_path / "m.safetensors", network.state_dict(), describe_backbone("iresnet", **SMALL))
     (tmp_path / "other").touch()
     assert (tmp_path / "m.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode
 

@@ -20,8 +20,7 @@ from facetrain.errors import (
     DivergedError,
     ForeignCheckpointError,
 )
-from facetrain.models.initialize_from import read_backbone_weights
-from facetrain.models.model_file import open_model
+from facetrain.models.model_file import open_model, read_model
 from facetrain.run import training
 from facetrain.telemetry.jsonl import read_jsonl
 from facetrain.telemetry.recorder import Recorder
@@ -303,7 +302,7 @@ def test_a_run_that_was_continued_is_opened_with_its_newest_weights(run, step, l
     model.write_bytes(of_first_end)  # as if the run had been stopped after its last checkpoint
     expected = first_layer(checkpoint(run, last))
     assert torch.equal(first_layer(run), expected) and not torch.equal(first_layer(model), expected)
-    assert torch.equal(read_backbone_weights(run)["conv1.weight"], expected)
+    assert torch.equal(read_model(run)[0]["conv1.weight"], expected)
 
 
 def test_the_services_of_a_run_learn_how_it_has_ended(run, monkeypatch):

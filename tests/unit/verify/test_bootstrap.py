@@ -1,7 +1,5 @@
 import numpy as np
 import pytest
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 from scipy.stats import norm, t
 
 from facetrain.embeddings.dense_ids import dense_ids
@@ -13,7 +11,7 @@ from facetrain.verify.metrics.bootstrap import (
     interval,
     interval_quantiles,
 )
-from facetrain.verify.metrics.fold_accuracy import FoldSearch, fold_accuracy
+from facetrain.verify.metrics.fold_accuracy import FoldSearch
 from facetrain.verify.metrics.roc import auc, equal_error_rate, roc, tar_at_far
 from facetrain.verify.metrics.scored_pairs import ScoredPairs, add_fold_accuracy, pair_result
 from facetrain.verify.metrics.slices import slice_groups
@@ -76,16 +74,6 @@ def test_the_fold_accuracy_of_a_draw_equals_that_of_loops_over_repeated_pairs():
             assert accuracy[row, number] == pytest.approx(np.mean((distance[test] < best) == same[test]))
 
 
-def test_the_draw_with_every_subject_once_gives_the_metrics_of_the_set():
-    score, same, first, second = some_pairs()
-    found = pair_result(ScoredPairs(score, same, first, second, np.arange(40)), protocol="x", replicates=0)
-    curve = roc(score, same)
-    far, tar = WeightedCurve(score, same, first, second).rates(np.ones((1, 40), np.uint16))
-    assert bootstrap.areas(far, tar)[0] == pytest.approx(auc(curve)) == pytest.approx(found.metrics["auc"])
-    assert bootstrap.equal_error_rates(far, tar)[0] == pytest.approx(equal_error_rate(curve))
-    assert found.interval == {}
-
-
 def test_a_draw_without_pairs_of_one_kind_has_no_rates():
     score, same = np.array([0.9, 0.8, 0.7]), np.array([True, True, False])
     first, second = np.array([0, 1, 2]), np.array([0, 1, 3])
@@ -135,31 +123,11 @@ def people(random, subjects, images=3):
     return ScoredPairs(scores[order], same[order], first[order], second[order], subject)
 
 
-def test_at_least_90_percent_of_the_95_percent_intervals_contain_the_value_of_a_large_population():
-    random = np.random.default_rng(1)
-    truth = pair_result(people(random, 10_000), protocol="x", replicates=0).metrics
-    contained = dict.fromkeys(("auc", "eer", "tar@1e-01"), 0)
-    contained_by_pairs = 0
-    for trial in range(100):
-        pairs = people(random, 100)
-        found = pair_result(pairs, protocol="x", replicates=200, seed=trial)
-        for name in contained:
-            low, high = found.interval[name]
-            contained[name] += low <= truth[name] <= high
-        # As if every pair had two subjects of its own: intervals that are too narrow.
-        number = np.arange(2 * len(pairs.same_P))
-        alone = ScoredPairs(pairs.score_P, pairs.same_P, number[0::2], number[0::2], number)
-        low, high = pair_result(alone, protocol="x", replicates=200, seed=trial).interval["auc"]
-        contained_by_pairs += low <= truth["auc"] <= high
-    assert all(count >= 90 for count in contained.values()), contained
-    assert contained_by_pairs < contained["auc"]
-
-
 @pytest.mark.parametrize("subjects", [5, 20, 100, 1000])
 def test_the_quantiles_of_an_interval_are_those_of_the_t_distribution(subjects):
     low, high = interval_quantiles(subjects)
     expected = norm.cdf(-t.ppf(0.975, subjects - 1) * np.sqrt(subjects / (subjects - 1)))
-    assert low == pytest.approx(expected, rel=0.03) and high == 1 - low
+    assert low == pytest.approx(expected, rel=1e-9) and high == 1 - low
 
 
 @pytest.mark.parametrize("subjects", [1, 2, 5, 20, 1000, 10**6])
@@ -237,7 +205,7 @@ def simulated_set(seed):
     return pairs, *(center[subject] + random.normal(size=(2, 2 * count, 16)))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(12))
 def test_every_interval_contains_its_estimate(seed):
     pairs, one, other = simulated_set(seed)
     table = {"half": np.where(np.arange(len(pairs.same)) % 2, "a", "b")}
@@ -257,26 +225,8 @@ def test_every_interval_contains_its_estimate(seed):
         assert low <= difference.first - difference.second <= high, name
 
 
-def test_the_standard_deviation_over_the_folds_has_no_interval():
-    # Its replicates are biased upward: a draw has fewer distinct pairs than the set.
-    pairs, embedding, _ = simulated_set(0)
-    result, _ = verification_result(embedding, embedding, pairs, replicates=50)
-    assert result.metrics["accuracy_std"] > 0 and "accuracy_std" not in result.interval | result.replicates
-
-
 def test_an_interval_is_widened_to_an_estimate_outside_of_it():
     assert interval(np.linspace(0.4, 0.5, 101), 5, 0.3) == (0.3, pytest.approx(0.4999, abs=1e-5))
-
-
-@pytest.mark.parametrize("shape", ["random", "chain"])
-def test_subjects_are_the_connected_components_of_the_genuine_pairs(shape):
-    rng = np.random.default_rng(0)
-    order = rng.permutation(500)
-    first, second = (order[:-1], order[1:]) if shape == "chain" else rng.integers(500, size=(2, 499))
-    same = rng.random(499) < 0.6
-    edges = coo_array((np.ones(same.sum(), bool), (first[same], second[same])), shape=(500, 500))
-    expected = connected_components(edges, directed=False)[1]
-    assert np.array_equal(connected_subjects(first, second, same, 500), expected)
 
 
 def test_equal_images_and_genuine_pairs_connect_the_images_of_a_subject():
@@ -286,13 +236,3 @@ def test_equal_images_and_genuine_pairs_connect_the_images_of_a_subject():
     subject = connected_subjects(image[0::2], image[1::2], same, 5)[image]
     a, b, b2, c, d, e, a2, d2 = subject.tolist()
     assert a == b == b2 == c == a2 and d == d2 and len({a, d, e}) == 3
-
-
-def test_the_bootstrap_does_not_change_the_fold_accuracy():
-    score, same, first, second = some_pairs(decimals=8)
-    pairs = ScoredPairs(score, same, first, second, np.arange(40))
-    result = pair_result(pairs, protocol="verification", replicates=50)
-    add_fold_accuracy(result, pairs, replicates=50)
-    assert result.metrics["accuracy"] == fold_accuracy(2 - 2 * score, same).mean
-    low, high = result.interval["accuracy"]
-    assert low < result.metrics["accuracy"] < high

@@ -4,17 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from facetrain.backbone.zoo import build_backbone
 from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.bin_groups import write_groups
 from facetrain.embeddings.inference import Inference
-from facetrain.models.model_file import describe_backbone, save_model
 from facetrain.verify.evaluate import evaluate, evaluate_scores
 from facetrain.verify.metrics.fold_accuracy import fold_accuracy
-from facetrain.verify.metrics.roc import threshold_at
 from facetrain.verify.options import EvaluationOptions
 from facetrain.verify.output.formatting import format_evaluation
 from tests.support.datasets import encoded_image
+from tests.support.models import write_model
 
 CPU = Inference("cpu", workers=1)
 
@@ -24,10 +22,8 @@ PAIRS = 20
 
 @pytest.fixture
 def model(tmp_path):
-    options = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 16, "image_size": 32}
     torch.manual_seed(0)
-    network = build_backbone("iresnet", **options)
-    save_model(tmp_path / "model.safetensors", network.state_dict(), describe_backbone("iresnet", **options))
+    write_model(tmp_path / "model.safetensors")
     return tmp_path / "model.safetensors"
 
 
@@ -56,21 +52,6 @@ def test_the_groups_beside_a_set_are_its_slices_unless_a_table_is_given(model, t
     (tmp_path / "table.csv").write_text("\n".join(["part", *["one"] * PAIRS]))
     result = groups_of(tables={"rfw": tmp_path / "table.csv"})
     assert [(group.column, group.value) for group in result.groups] == [("part", "one")]
-
-
-def test_all_discard_curves_are_at_the_threshold_of_the_slices(model, tmp_path):
-    same = [number % 2 == 0 for number in range(PAIRS)]
-    write_bin(tmp_path / "pairs.bin", [encoded_image(number, 32) for number in range(2 * PAIRS)], same)
-    (tmp_path / "table.csv").write_text("\n".join(["quality", *map(str, range(PAIRS))]))
-    for fmr in (None, 0.1, 0.9):
-        options = EvaluationOptions(bootstrap=0, slice_fmr=fmr)
-        evaluation = evaluate(
-            model, ["pairs"], tmp_path, tables={None: tmp_path / "table.csv"}, options=options, inference=CPU
-        )
-        result = evaluation.results["pairs"]
-        threshold = result.threshold["accuracy"] if fmr is None else threshold_at(result.curve, fmr)
-        rejected = np.mean([pair.score < threshold for pair in result.hardest_genuine])
-        assert [curve.fnmr[0] for curve in result.discards] == [rejected, rejected]
 
 
 def test_another_system_is_drawn_with_the_subjects_of_the_table(model, tmp_path):

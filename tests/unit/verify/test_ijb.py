@@ -113,23 +113,28 @@ def test_ijb_b_has_other_file_names_and_works_without_the_one_to_many_lists(tmp_
     assert evaluate_set(open_evaluation_set("ijbb", tmp_path), embedder(), FEW).keys() == {"ijbb"}
 
 
-def with_word(text, line, word, new):
-    """Replace one word of a line; lines count from 1."""
-    lines = text.splitlines()
-    words = lines[line - 1].split()
-    words[word] = new
-    return "\n".join([*lines[: line - 1], " ".join(words), *lines[line:]]) + "\n"
+PAIR = "line {}: expected `template template label`"
+LINE = "line {}: expected a file name and .* numbers"
+
+
+def with_word(line, word, new):
+    """Return a function that replaces one word of a line of a text; lines count from 1."""
+
+    def damage(text):
+        lines = text.splitlines()
+        words = lines[line - 1].split()
+        words[word] = new
+        return "\n".join([*lines[: line - 1], " ".join(words), *lines[line:]]) + "\n"
+
+    return damage
 
 
 @pytest.mark.parametrize(
     ("file", "damage", "message"),
     [
-        ("template_pair_label", lambda t: t + "100 101 2\n", r"line 129: the label is 2"),
-        (
-            "template_pair_label",
-            lambda t: t.replace("\n", "\nwhat 101 1\n", 1),
-            "line 2: expected `template template label`",
-        ),
+        ("template_pair_label", lambda t: t + "100 101 2\n", PAIR.format(129)),
+        ("template_pair_label", lambda t: t.replace("\n", "\nwhat 101 1\n", 1), PAIR.format(2)),
+        ("template_pair_label", lambda t: t + "100 ² 1\n", PAIR.format(129)),
         (
             "template_pair_label",
             lambda t: t + "100 9999 1\n",
@@ -137,34 +142,19 @@ def with_word(text, line, word, new):
         ),
         ("name_5pts_score", lambda t: t.replace("2.png", "x.png", 1), "differ: line 2"),
         ("name_5pts_score", lambda t: t.split("\n", 1)[1], "must list the same images in the same order"),
-        (
-            "face_tid_mid",
-            lambda t: t.replace(" 100 ", " ", 1),
-            "line 1: expected a file name .* found 2 words",
+        ("face_tid_mid", lambda t: t.replace(" 100 ", " ", 1), LINE.format(1)),
+        ("face_tid_mid", lambda t: t.replace("\n", "\n\n", 1), LINE.format(2)),
+        *(
+            ("face_tid_mid", with_word(2, 1, word), LINE.format(2))
+            for word in ("x", "nan", "1.5", "1e30", "9" * 20)
         ),
-        (
-            "face_tid_mid",
-            lambda t: t.replace("\n", "\n\n", 1),
-            "line 2: expected a file name .* found 0 words",
-        ),
-        (
-            "face_tid_mid",
-            lambda t: t.replace("2.png 100", "2.png x", 1),
-            "line 2: a number cannot be read: .*'x'",
-        ),
-        ("face_tid_mid", lambda t: t.replace("2.png 100", "2.png nan", 1), "line 2: a number is not finite"),
-        ("face_tid_mid", lambda t: t.replace("2.png 100", "2.png 1.5", 1), "line 2: .* whole numbers"),
-        ("face_tid_mid", lambda t: t.replace("2.png 100", "2.png 1e30", 1), "line 2: .* too large"),
-        ("name_5pts_score", lambda t: with_word(t, 3, -1, "nan"), "line 3: a number is not finite"),
-        ("name_5pts_score", lambda t: with_word(t, 3, -1, "inf"), "line 3: a number is not finite"),
-        ("name_5pts_score", lambda t: with_word(t, 3, 4, "nan"), "line 3: a number is not finite"),
-        ("name_5pts_score", lambda t: with_word(t, 3, 4, "1e39"), "line 3: a number is not finite"),
-        ("template_pair_label", lambda t: t + "100 ² 1\n", "line 129: expected `template template label`"),
+        *(("name_5pts_score", with_word(3, -1, word), LINE.format(3)) for word in ("nan", "inf")),
+        *(("name_5pts_score", with_word(3, 4, word), LINE.format(3)) for word in ("nan", "1e39")),
         ("1N_probe_mixed", lambda t: "", "ijbc_1N_probe_mixed.csv: the list has no templates"),
         ("1N_probe_mixed", lambda t: t.split("\n")[0], "ijbc_1N_probe_mixed.csv: the list has no templates"),
         ("1N_gallery_G2", lambda t: t.split("\n")[0], "ijbc_1N_gallery_G2.csv: the list has no templates"),
-        ("1N_gallery_G1", lambda t: t.replace("100,", f"{'9' * 20},", 1), "line 2: .* too large"),
-        ("1N_gallery_G1", lambda t: t.replace("7000,", f"{'9' * 20},", 1), "line 2: .* too large"),
+        ("1N_gallery_G1", lambda t: t.replace("100,", f"{'9' * 20},", 1), "line 2: .* too (large|big)"),
+        ("1N_gallery_G1", lambda t: t.replace("7000,", f"{'9' * 20},", 1), "line 2: .* too (large|big)"),
         ("1N_gallery_G1", lambda t: t.replace("100,", "x,", 1), "line 2: .* as integers.*'x'"),
         ("1N_gallery_G1", lambda t: t + "100,7000," + "x" * 200_000, "as integers.*field larger"),
         (

@@ -20,13 +20,13 @@ from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError, ModelError
 from facetrain.face_landmarks import ARCFACE_TEMPLATE, NORMALIZED_TEMPLATE
-from facetrain.models.export.example_inputs import decode_faces
 from facetrain.models.export.export import export
 from facetrain.models.export.formats import FORMATS, ExportOptions
 from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.verify.sets.ijb import AlignedLandmarks
 from facetrain.verify.sets.pair_set import load_pair_set
+from facetrain.verify.verification import verification_result
 from facetrain.verify.verifier import Verifier
 from tests.support.datasets import encoded_image, write_records
 
@@ -79,6 +79,9 @@ def test_pairs_are_embedded_with_the_landmarks_beside_the_set(network, landmarks
     pairs = load_pair_set("val", tmp_path)
     embedder = ImageEmbedder(network, 32, 5, CPU)
     found = embedder.embed_plain_and_mirrored(pairs.images, name="val", landmarks=pairs.landmarks)
+    verified = Verifier([pairs], partial(ImageEmbedder, image_size=32, batch_size=5, device=CPU))
+    expected_result, _ = verification_result(*found, pairs, replicates=0)
+    assert verified.score(network, pairs).metrics == expected_result.metrics
     landmarks[3] = NORMALIZED_TEMPLATE
     for embedding, mirrored in zip(found, (False, True), strict=True):
         np.testing.assert_allclose(embedding, expected(network, landmarks, mirrored=mirrored), atol=1e-5)
@@ -86,22 +89,6 @@ def test_pairs_are_embedded_with_the_landmarks_beside_the_set(network, landmarks
         pairs.images, name="val", mirrored=True, indices=range(2, 9), landmarks=pairs.landmarks
     )
     np.testing.assert_allclose(rows, np.stack(found, 1)[2:9], atol=1e-5)
-
-
-def test_the_verification_of_a_run_uses_the_landmarks_of_the_set(network, landmarks, tmp_path, monkeypatch):
-    write_bin(tmp_path / "val.bin", IMAGES, [True, False] * (COUNT // 4))
-    write_landmarks(tmp_path / "val.landmarks.npy", landmarks)
-    seen = []
-    monkeypatch.setattr(
-        ImageEmbedder,
-        "embed_plain_and_mirrored",
-        lambda self, images, *, name, landmarks: (seen.append(landmarks), (np.ones((COUNT, 2)),) * 2)[1],
-    )
-    verifier = Verifier(
-        [load_pair_set("val", tmp_path)], partial(ImageEmbedder, image_size=32, batch_size=4, device=CPU)
-    )
-    list(verifier(network))
-    np.testing.assert_array_equal(seen[0], landmarks)
 
 
 def test_without_a_file_the_landmarks_are_those_of_aligned_faces(network):
@@ -169,11 +156,10 @@ def test_onnx_takes_landmarks_as_a_second_input(network, opened, landmarks, tmp_
         np.testing.assert_allclose(written.network(image), network(image), atol=1e-4)
 
 
-def test_an_int8_file_is_calibrated_with_the_landmarks_of_aligned_faces(opened, tmp_path):
-    path = tmp_path / "int8.onnx"
-    exported = export(opened, "onnx", path, ExportOptions(int8="static", images=decode_faces(IMAGES, 32)))
-    assert exported.similarity.mean > 0.98
-    assert open_model(path, CPU).takes_landmarks
+def test_a_vision_transformer_is_not_quantized(opened, tmp_path):
+    with pytest.raises(ModelError, match="--int8 quantizes IResNets and MobileFaceNets"):
+        export(opened, "onnx", tmp_path / "int8.onnx", ExportOptions(int8="static"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_program_takes_landmarks_after_the_images(opened, tmp_path):

@@ -1,3 +1,5 @@
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 
@@ -25,7 +27,7 @@ def test_the_fnmr_is_the_share_of_genuine_pairs_below_the_threshold_of_the_fmr()
         assert accepted[~same].sum() == 30_000 * point.limit
         assert point.rate == pytest.approx(1 - accepted[same].mean(), abs=1e-12)
         low, high = point.interval
-        assert low <= point.rate <= high and result.as_json()["operating_points"][0] == points[0].as_json()
+        assert low <= point.rate <= high and result.as_json()["operating_points"][0] == asdict(points[0])
 
 
 @pytest.mark.parametrize(

@@ -89,16 +89,6 @@ def test_the_embeddings_of_a_set_give_the_accuracy_of_the_set(tmp_path, is_sorte
     assert "accuracy" in shared and found.interval["auc"] == pytest.approx(expected.interval["auc"])
 
 
-def test_a_long_pair_list_has_the_cosines_of_all_its_pairs(tmp_path):
-    unit = np.random.default_rng(0).normal(size=(9, 4))
-    save_embeddings(tmp_path / "a.npz", Embeddings(unit, [str(n) for n in range(9)], np.arange(9)))
-    first, second = np.arange(20_000) % 9, np.arange(20_000) * 7 % 9
-    columns = {"first": first, "second": second, "genuine": (first == second).astype(int)}
-    table = read_scored_pairs(tmp_path / "a.npz", write(tmp_path / "pairs.csv", columns))
-    unit = np.float32(unit) / np.linalg.norm(np.float32(unit), axis=1, keepdims=True)
-    assert table.scored.score_P == pytest.approx((unit[first] * unit[second]).sum(1), abs=1e-6)
-
-
 def test_a_pair_list_that_names_a_missing_or_ambiguous_image_is_refused(tmp_path):
     save_embeddings(tmp_path / "a.npz", Embeddings(np.eye(3), ["x", "y", "y"], np.arange(3)))
     for first, message in (

@@ -80,9 +80,8 @@ def test_published_accuracies_give_the_published_spread():
 
 def test_without_errors_in_one_group_there_is_no_ratio():
     perfect = np.array([[1.0, 0.9]])
-    found = summarize_groups(
-        {"accuracy": perfect, "fold_accuracy": perfect, "fmr": 1 - perfect, "fnmr": 1 - perfect}
-    )
+    rates = {"accuracy": perfect, "fold_accuracy": perfect, "fmr": 1 - perfect, "fnmr": 1 - perfect}
+    found = summarize_groups(rates)
     assert np.isnan(found["skewed_error_ratio"][0]) and np.isnan(found["fmr_worst_to_mean"][0])
 
 

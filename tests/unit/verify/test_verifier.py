@@ -75,18 +75,8 @@ def test_a_diverged_network_has_accuracy_zero():
     net = Net()
     nn.init.constant_(net.fc.weight, float("nan"))
     result = dict(make_verifier(pair_set())(net))["set"]
-    assert result.available_metrics["accuracy"] == 0 and figure_images(result) == {}
-
-
-@pytest.mark.parametrize("broken", ["plain", "mirrored"])
-def test_one_embedding_that_is_not_finite_gives_accuracy_zero(monkeypatch, broken):
-    rows = {"plain": np.ones((40, 4), np.float32), "mirrored": np.ones((40, 4), np.float32)}
-    rows[broken][7, 2] = np.inf
-    monkeypatch.setattr(
-        ImageEmbedder, "embed_plain_and_mirrored", lambda self, images, **_: (rows["plain"], rows["mirrored"])
-    )
-    result = make_verifier().score(Net(), pair_set())
     assert result.metrics == {"accuracy": 0.0, "accuracy_std": 0.0, "pairs": 20.0}
+    assert figure_images(result) == {}
 
 
 def test_a_damaged_image_is_named_by_set_and_index():

@@ -4,6 +4,7 @@ import copy
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,19 +14,18 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError, RunError
 from facetrain.models.export.export import export
 from facetrain.models.export.formats import FORMATS, ExportOptions
-from facetrain.models.model_file import describe_backbone, open_model, save_model
+from facetrain.models.model_file import open_model
 from facetrain.models.onnx_network import OnnxNetwork
+from tests.support.models import SMALL, write_model
 from tests.support.mxnet_files import randomize
 
 pytest.importorskip("onnxscript")
-NARROW = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 16, "image_size": 32}
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     path = tmp_path_factory.mktemp("model") / "m.safetensors"
-    network = randomize(build_backbone("iresnet", **NARROW))
-    save_model(path, network.state_dict(), describe_backbone("iresnet", **NARROW))
+    write_model(path, network=randomize(build_backbone("iresnet", **SMALL)))
     return open_model(path, torch.device("cpu"))
 
 
@@ -52,6 +52,24 @@ def test_a_format_writes_its_files_and_replaces_older_ones(model, tmp_path, name
     )
     assert exported.files[-1].stat().st_size > 10_000
     assert exported.difference is None or exported.difference < (5e-3 if name == "ncnn" else 1e-5)
+
+
+def test_a_torch_program_gives_the_embeddings_of_the_network_for_any_number_of_images(model, tmp_path):
+    exported = export(model, "torch_export", tmp_path / "m.pt2", ExportOptions())
+    program = torch.export.load(tmp_path / "m.pt2").module()
+    for count in (1, 4):
+        image = torch.randn(count, 3, 32, 32)
+        with torch.no_grad():
+            for network in (program, exported.model.network.eval()):
+                torch.testing.assert_close(network(image), model.network(image), atol=1e-5, rtol=1e-5)
+
+
+def test_a_file_with_other_embeddings_is_not_written(model, tmp_path, monkeypatch):
+    wrong = SimpleNamespace(module=lambda: torch.nn.Conv2d(3, 16, 32))
+    monkeypatch.setattr(torch.export, "load", lambda path: wrong)
+    with pytest.raises(RunError, match=r"m.pt2: not written: its embeddings differ"):
+        export(model, "torch_export", tmp_path / "m.pt2", ExportOptions())
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", HERE)
