@@ -57,7 +57,7 @@ def explain_failures(world: World, timeout_s: float) -> Iterator[None]:
 
 def _group_error(world: World, timeout_s: float, reason: str) -> RankError:
     """Return the error of this rank for a broken group. The first rank that still answers names the others."""
-    silent = silent_ranks(world.rendezvous_id, world.rank, world.size, _PATIENCE_S, world.store_host)
+    silent = silent_ranks(world.rendezvous_id, world.rank, world.size, _PATIENCE_S)
     speaker = min(set(range(world.size)) - set(silent))
     if not any(word in reason for word in _TIMED_OUT) or speaker != world.rank:
         return LostRankError(reason)
@@ -68,14 +68,11 @@ def _group_error(world: World, timeout_s: float, reason: str) -> RankError:
     )
 
 
-def silent_ranks(
-    rendezvous_id: str, rank: int, world_size: int, patience_s: float, store_host: str
-) -> dict[int, str]:
+def silent_ranks(rendezvous_id: str, rank: int, world_size: int, patience_s: float) -> dict[int, str]:
     """Report that this rank is alive, and return the ranks that do not report so in time, with their places.
 
-    Every rank that has lost the others calls this, and all of them notice at about the same moment. If the
-    store does not answer, rank 0 is the silent one, provided that its process hosts the store: `store_host`
-    is what `register_rank` has returned.
+    Every rank that has lost the others calls this, and all of them notice at about the same moment. The result is empty
+    if the store does not answer: its process is stopped or gone, which the watchdogs report.
     """
     answers: SimpleQueue[dict[int, str]] = SimpleQueue()
 
@@ -85,10 +82,9 @@ def silent_ranks(
 
     # In a thread: a connection to a process that is stopped waits without end for its first answer.
     threading.Thread(target=ask, daemon=True).start()
-    try:
+    with suppress(Empty):
         return answers.get(timeout=patience_s + _STORE_ANSWERS_WITHIN_S)
-    except Empty:
-        return {0: store_host} if store_host and rank else {}
+    return {}
 
 
 def _wait_for_reports(rendezvous_id: str, rank: int, world_size: int, patience_s: float) -> dict[int, str]:

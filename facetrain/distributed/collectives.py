@@ -141,15 +141,29 @@ def reduce_scatter_rows(x_GD: Tensor) -> Tensor:
 
 def sum_(x: Tensor) -> Tensor:
     """Sum x over the ranks in place, and return it."""
-    return _all_reduce_(x, dist.ReduceOp.SUM)
+    return start_sum_(x)()
+
+
+def max_(x: Tensor) -> Tensor:
+    """Take the element-wise maximum of x over the ranks in place, and return it."""
+    return start_max_(x)()
 
 
 def start_sum_(x: Tensor) -> Callable[[], Tensor]:
     """Start to sum x over the ranks in place. Return a function that waits for the sum and returns it."""
+    return _start_all_reduce_(x, dist.ReduceOp.SUM)
+
+
+def start_max_(x: Tensor) -> Callable[[], Tensor]:
+    """Start to take the element-wise maximum in place. Return a function that waits for it and returns it."""
+    return _start_all_reduce_(x, dist.ReduceOp.MAX)
+
+
+def _start_all_reduce_(x: Tensor, op: Any) -> Callable[[], Tensor]:
     if world_size() == 1:
         return lambda: x
     _record("all_reduce", x)
-    work = dist.all_reduce(x, async_op=True)
+    work = dist.all_reduce(x, op, async_op=True)
 
     def wait() -> Tensor:
         with profiler_range("collectives"):
@@ -157,37 +171,6 @@ def start_sum_(x: Tensor) -> Callable[[], Tensor]:
         return x
 
     return wait
-
-
-def max_(x: Tensor) -> Tensor:
-    """Take the element-wise maximum of x over the ranks in place, and return it."""
-    return _all_reduce_(x, dist.ReduceOp.MAX)
-
-
-def _all_reduce_(x: Tensor, op: Any) -> Tensor:
-    if world_size() > 1:
-        _record("all_reduce", x)
-        with profiler_range("collectives"):
-            dist.all_reduce(x, op)
-    return x
-
-
-class PendingMax:
-    """Asynchronous element-wise maximum over the ranks of a tensor on the host."""
-
-    def __init__(self, x: Tensor) -> None:
-        """Start the reduction in place. Collective."""
-        self._x, self._work = x, None
-        if world_size() > 1:
-            _record("all_reduce", x)
-            self._work = dist.all_reduce(x, dist.ReduceOp.MAX, async_op=True)
-
-    def wait(self) -> Tensor:
-        """Wait for the maximum and return it."""
-        if self._work is not None:
-            with profiler_range("collectives"):
-                self._work.wait()
-        return self._x
 
 
 def mean_all_(tensors: Iterable[Tensor]) -> None:
@@ -202,11 +185,6 @@ def mean_all_(tensors: Iterable[Tensor]) -> None:
         flat = sum_(torch.cat([tensor.detach().reshape(-1) for tensor in group])) / world_size()
         for tensor, mean in zip(group, flat.split([tensor.numel() for tensor in group]), strict=True):
             tensor.detach().copy_(mean.view_as(tensor))
-
-
-def agree(flag: bool) -> bool:
-    """Return whether the flag is set on every rank."""
-    return not any_rank(not flag)
 
 
 def any_rank(flag: bool) -> bool:

@@ -64,13 +64,9 @@ def connect_to_store(rendezvous_id: str) -> Store:
     return _with_prefix(rendezvous_id, TCPStore(host, port, is_master=False, timeout=_STORE_TIMEOUT))
 
 
-def register_rank(store: Store, rank: int) -> str:
-    """Publish the host and process of this rank.
-
-    Return the place of rank 0 if its process hosts the store, or "" if an elastic agent does.
-    """
+def register_rank(store: Store, rank: int) -> None:
+    """Publish the host and process of this rank."""
     store.set(f"place/{rank}", f"{socket.gethostname()}, process {os.getpid()}")
-    return "" if agent_serves_store() else place_of(store, 0)
 
 
 def watchdog_address(store: Store, rank: int) -> tuple[tuple[str, int] | None, socket.socket | None]:

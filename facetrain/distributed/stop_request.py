@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import signal
 import time
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -19,18 +20,6 @@ _HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 class Stopped(Exception):
     """Raised on all ranks together to leave a long operation, because a rank has received a signal."""
-
-
-class PendingAnswer:
-    """Answer of all ranks to `StopRequest.ask`, which arrives while this rank works."""
-
-    def __init__(self, both: collectives.PendingMax) -> None:
-        self._both = both
-
-    def wait(self) -> tuple[int, bool]:
-        """Return the signal that any rank has received (0: none), and whether `also` was set on any rank."""
-        signal, also = self._both.wait().tolist()
-        return signal, bool(also)
 
 
 class StopRequest:
@@ -63,9 +52,19 @@ class StopRequest:
         for number in list(self._before):
             signal.signal(number, self._before.pop(number))
 
-    def ask(self, also: bool = False) -> PendingAnswer:
-        """Start to ask all ranks for the signals that they have received until now, and for `also`. Collective."""
-        return PendingAnswer(collectives.PendingMax(torch.tensor([self.signal, also], dtype=torch.int32)))
+    def ask(self, also: bool = False) -> Callable[[], tuple[int, bool]]:
+        """Start to ask all ranks for the signals that they have received until now, and for `also`. Collective.
+
+        Return a function that waits for the answer: the signal that any rank has received (0: none), and whether
+        `also` was set on any rank.
+        """
+        wait = collectives.start_max_(torch.tensor([self.signal, also], dtype=torch.int32))
+
+        def answer() -> tuple[int, bool]:
+            number, any_also = wait().tolist()
+            return number, bool(any_also)
+
+        return answer
 
     def raise_if_requested(self) -> None:
         """Leave a long operation if any rank has received a signal. Collective.
@@ -73,7 +72,7 @@ class StopRequest:
         Raises:
             Stopped: on all ranks.
         """
-        if self.ask().wait()[0]:
+        if self.ask()()[0]:
             raise Stopped
 
     def _record(self, number: int, frame: FrameType | None) -> None:

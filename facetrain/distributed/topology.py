@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from facetrain.distributed.process_setup import has_gpu_driver, silence_torch_logs
 from facetrain.errors import UsageError
 
-_ENDPOINT = re.compile(r"(?P<host>[\w.-]+|\[[\w.:]+\])(:(?P<port>[0-9]{1,5}))?")
+_ENDPOINT = re.compile(r"[\w.:\[\]-]+")
 _DEFAULT_PORT = 29400
 """Port of torch's c10d rendezvous if the endpoint has none."""
-_MAX_PORT = 65535
 
 
 @dataclass(frozen=True)
@@ -69,29 +69,30 @@ def _node_range(nnodes: str) -> tuple[int, int]:
 def _endpoint(endpoint: str, nodes: int) -> str:
     # With port 0 the host takes any free one, which the other nodes do not know.
     least = 0 if nodes == 1 else 1
-    if not _is_endpoint(endpoint) or not least <= host_and_port(endpoint)[1] <= _MAX_PORT:
-        raise UsageError(
-            f"--rdzv-endpoint {endpoint}: give HOST:PORT, with a port from {least} to {_MAX_PORT}; put an IPv6 address "
-            "in brackets"
-        )
-    return endpoint
-
-
-def _is_endpoint(endpoint: str) -> bool:
-    if not _ENDPOINT.fullmatch(endpoint):
-        return False
     try:
-        host_and_port(endpoint)[0].encode("idna")
-    except UnicodeError:  # a label is empty or too long: the connection would fail
-        return False
-    return True
+        if host_and_port(endpoint)[1] >= least:
+            return endpoint
+    except ValueError:
+        pass
+    raise UsageError(
+        f"--rdzv-endpoint {endpoint}: give HOST:PORT, with a port from {least} to 65535; put an IPv6 address in "
+        "brackets"
+    )
 
 
 def host_and_port(endpoint: str) -> tuple[str, int]:
-    """Return the host, an IPv6 address without its brackets, and the port of an endpoint of a `Topology`."""
-    parts = _ENDPOINT.fullmatch(endpoint)
-    assert parts is not None
-    return parts["host"].strip("[]"), int(parts["port"] or _DEFAULT_PORT)
+    """Return the host, an IPv6 address without its brackets, and the port of an endpoint.
+
+    Raises:
+        ValueError: it is no endpoint.
+    """
+    parts = urlsplit(f"//{endpoint}")
+    host = parts.hostname or ""
+    # Not "/", "@" or a space, which are for other parts of a URL.
+    if not _ENDPOINT.fullmatch(endpoint) or not host:
+        raise ValueError(endpoint)
+    host.encode("idna")  # a ValueError if a label is empty or too long: the connection would fail
+    return host, _DEFAULT_PORT if parts.port is None else parts.port
 
 
 def _processes(nproc_per_node: str, device: str) -> int:

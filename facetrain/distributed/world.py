@@ -58,8 +58,6 @@ class World:
     """Random id of this start of the ranks: another one after a restart."""
     restarts: int = 0
     """Number of restarts before this start."""
-    store_host: str = ""
-    """Host and process of rank 0 if it hosts the store of the rendezvous; "" if an elastic agent does."""
 
     @property
     def is_leader(self) -> bool:
@@ -153,7 +151,7 @@ def _form_group(device: torch.device, local_rank: int, timeout_s: float) -> tupl
             world_size=size,
             timeout=timedelta(seconds=timeout_s),
         )
-        store_host = register_rank(store, rank)
+        register_rank(store, rank)
         places = [place_of(store, other) for other in range(size)]
         watchdog_at, listener = watchdog_address(store, rank)
     except (OSError, RuntimeError, ValueError) as error:
@@ -171,7 +169,6 @@ def _form_group(device: torch.device, local_rank: int, timeout_s: float) -> tupl
         launcher_id=_launcher_id() if has_agent() else "",
         rendezvous_id=rendezvous_id,
         restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
-        store_host=store_host,
     )
     if world.is_leader and outside_launcher() and (has_agent() or not is_loopback(host)):
         _warn_of_open_port(port)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from facetrain.errors import FacetrainError
+from facetrain.files import error_reason
 
 OK, WARNING, FAILURE = "ok", "warning", "failure"
 CERTAIN, LIKELY, POSSIBLE = "certain", "likely", "possible"
@@ -43,17 +44,22 @@ def failed(check: str, message: str, advice: str) -> CheckResult:
     return CheckResult(check, FAILURE, message, advice)
 
 
+def warned_if(has_problem: bool, check: str, message: str, advice: str, certainty: str = "") -> CheckResult:
+    """Return a warning if the check has found a problem, else that it found nothing wrong; both with the message."""
+    return warning(check, message, advice, certainty) if has_problem else passed(check, message)
+
+
 def count_text(number: int, singular: str, plural: str = "") -> str:
     """Return a number with its noun: "1 rank", "2 ranks"."""
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
-def run_check(
-    name: str, check: Callable[..., list[CheckResult]], *args: Any, **options: Any
-) -> list[CheckResult]:
-    """Call a check and return its results. An expected error becomes a failure, so the other checks still run."""
+@contextmanager
+def errors_as_failures(results: list[CheckResult], check: str) -> Iterator[None]:
+    """Add an expected error within the block to the results, as a failure, so that the other checks still run."""
     try:
-        return check(*args, **options)
+        yield
     except (FacetrainError, OSError, RuntimeError) as error:
         # The message of a FacetrainError already contains the advice.
-        return [failed(name, " ".join(str(error).split()), "")]
+        message = str(error) if isinstance(error, FacetrainError) else error_reason(error)
+        results.append(failed(check, " ".join(message.split()), ""))

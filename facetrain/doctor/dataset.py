@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,16 @@ from facetrain.data.mixture import MixtureDataset
 from facetrain.data.open_dataset import check_counts, open_dataset, require_landmarks
 from facetrain.data.published_datasets import require_dataset
 from facetrain.data.settings import DataSettings
-from facetrain.doctor.check_result import CERTAIN, LIKELY, OK, POSSIBLE, CheckResult, failed, passed, warning
+from facetrain.doctor.check_result import (
+    CERTAIN,
+    LIKELY,
+    POSSIBLE,
+    CheckResult,
+    failed,
+    passed,
+    warned_if,
+    warning,
+)
 from facetrain.errors import DataError
 from facetrain.run.start_checks import count_images, find_label_problem
 
@@ -36,12 +44,11 @@ def check_dataset(data: DataSettings) -> tuple[list[CheckResult], FaceDataset]:
         f"{folder}: {source.num_images:,} images of {source.num_classes:,} identities, "
         f"{fewest:,} to {counts.max():,} of each"
     )
-    skip_bad = data.bad_records == "skip"
-    images = _check_images(source, data.image_size, skip_bad=skip_bad)
-    return [passed("dataset", message), *_check_labels(source), images], source
+    images = _check_images(source, data.image_size, skip_bad=data.bad_records == "skip")
+    return [passed("dataset", message), *_check_labels(source, data.train), images], source
 
 
-def check_landmarks(source: FaceDataset, train: str, backbone: str) -> list[CheckResult]:
+def check_landmarks(source: FaceDataset, train: str, backbone: str) -> CheckResult:
     """Check that the images have landmarks, for a backbone that takes them, and count those without a face.
 
     Raises:
@@ -52,13 +59,11 @@ def check_landmarks(source: FaceDataset, train: str, backbone: str) -> list[Chec
     assert landmarks_N52 is not None
     missing = int(np.isnan(landmarks_N52[:, 0, 0]).sum())
     message = f"{source.num_images - missing:,} of {source.num_images:,} images have landmarks"
-    if missing > source.num_images / 2:
-        advice = (
-            "the others train with the template of an aligned face: check images and detector, and write the landmarks "
-            "again with `facetrain data landmarks`"
-        )
-        return [warning("landmarks", message, advice)]
-    return [passed("landmarks", message)]
+    advice = (
+        "the others train with the template of an aligned face: check images and detector, and write the landmarks "
+        "again with `facetrain data landmarks`"
+    )
+    return warned_if(missing > source.num_images / 2, "landmarks", message, advice)
 
 
 def parts_of(source: FaceDataset, name: str) -> list[tuple[str, FaceDataset]]:
@@ -68,28 +73,20 @@ def parts_of(source: FaceDataset, name: str) -> list[tuple[str, FaceDataset]]:
     return [(name, source)]
 
 
-def _check_labels(source: FaceDataset) -> list[CheckResult]:
+def _check_labels(source: FaceDataset, name: str) -> list[CheckResult]:
     """Check the labels of each dataset of a mixture, or of the dataset itself."""
-    parts = source.datasets if isinstance(source, MixtureDataset) else [source]
-    problems = []
-    for number, part in enumerate(parts, start=1):
-        result = _check_identities(part)
-        if result.status != OK:
-            place = f"dataset {number} of the mixture: " if part is not source else ""
-            problems.append(replace(result, message=place + result.message))
-    return problems or [
-        passed("identities", f"every label from 0 to {source.num_classes - 1:,} has an image")
-    ]
-
-
-def _check_identities(source: FaceDataset) -> CheckResult:
-    problem = find_label_problem(source)
-    if problem is None:
-        return passed("identities", f"every label from 0 to {source.num_classes - 1:,} has an image")
-    certainty = ""
-    if problem.first_label:
-        certainty = POSSIBLE if not problem.is_shifted else CERTAIN if problem.first_label == 1 else LIKELY
-    return warning("identities", problem.message, problem.advice, certainty)
+    results = []
+    for place, part in parts_of(source, name):
+        problem = find_label_problem(part)
+        if problem is not None:
+            certainty = ""
+            if problem.first_label:
+                certainty = CERTAIN if problem.first_label == 1 else LIKELY
+                certainty = certainty if problem.is_shifted else POSSIBLE
+            message = problem.message if part is source else f"{place}: {problem.message}"
+            results.append(warning("identities", message, problem.advice, certainty))
+    message = f"every label from 0 to {source.num_classes - 1:,} has an image"
+    return results or [passed("identities", message)]
 
 
 def _check_images(source: FaceDataset, image_size: int, *, skip_bad: bool) -> CheckResult:
@@ -108,10 +105,5 @@ def _check_images(source: FaceDataset, image_size: int, *, skip_bad: bool) -> Ch
         return failed("images", message, advice if skip_bad else f"{advice}, or set data.bad_records: skip")
     sizes = ", ".join(f"{width} × {height}" for height, width in sorted(shapes)[:3])
     message = f"{len(chosen)} images spread over the dataset were decoded: {sizes} pixels"
-    if shapes != {(image_size, image_size)}:
-        return warning(
-            "images",
-            message,
-            f"training resizes every image to {image_size} pixels: pack the dataset aligned and in that size",
-        )
-    return passed("images", message)
+    advice = f"training resizes every image to {image_size} pixels: pack the dataset aligned and in that size"
+    return warned_if(shapes != {(image_size, image_size)}, "images", message, advice)

@@ -6,10 +6,11 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from facetrain.config.schema import Config
-from facetrain.doctor.check_result import CheckResult, failed, passed, warning
+from facetrain.doctor.check_result import CheckResult, failed, passed, warned_if
 from facetrain.files import error_reason
 from facetrain.plan.device import GIB
 from facetrain.run.start_checks import check_free_space
@@ -22,7 +23,7 @@ _SLOW_SECONDS = 300
 
 def check_disk(
     folder: Path, config: Config | None = None, *, checkpoint_bytes: int = 0, steps: int = 1
-) -> list[CheckResult]:
+) -> Iterator[CheckResult]:
     """Measure free space, write speed (64 MiB, synced) and folder renames at `folder`.
 
     Args:
@@ -38,18 +39,15 @@ def check_disk(
     existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     free = shutil.disk_usage(existing).free
     message = f"{existing}: {free / GIB:.1f} GiB free"
-    problems: list[str] = []
+    problems = list(check_free_space(config, folder, checkpoint_bytes, steps)) if config else []
+    if free < _PROBE_BYTES:
+        yield failed("disk space", message, "free some space, or set run.dir to a larger disk")
+        return
     if config:
         message += f"; a checkpoint takes {checkpoint_bytes / GIB:.2f} GiB"
-        problems = [*check_free_space(config, folder, checkpoint_bytes, steps)]
-    if free < _PROBE_BYTES:
-        return [failed("disk space", message, "free some space, or set run.dir to a larger disk")]
-    return [
-        *(warning("disk space", problem, "") for problem in problems),
-        *([] if problems else [passed("disk space", message)]),
-        _check_speed(existing, checkpoint_bytes),
-        _check_rename(existing),
-    ]
+    yield warned_if(bool(problems), "disk space", "; ".join(problems) or message, "")
+    yield _check_speed(existing, checkpoint_bytes)
+    yield _check_rename(existing)
 
 
 def _check_speed(folder: Path, checkpoint_bytes: int) -> CheckResult:
@@ -62,14 +60,12 @@ def _check_speed(folder: Path, checkpoint_bytes: int) -> CheckResult:
         file.flush()
         os.fsync(file.fileno())
         rate = _PROBE_BYTES / (time.perf_counter() - start)
-    message = f"{rate / 1e6:,.0f} MB/s written and synced"
     seconds = checkpoint_bytes / rate
-    if checkpoint_bytes:
+    message = f"{rate / 1e6:,.0f} MB/s written and synced"
+    if seconds:
         message += f": a checkpoint takes about {seconds:,.0f} s"
-    if seconds > _SLOW_SECONDS:
-        advice = "keep checkpoint.async on, and let checkpoint.every_steps take much longer than that"
-        return warning("disk speed", message, advice)
-    return passed("disk speed", message)
+    advice = "keep checkpoint.async on, and let checkpoint.every_steps take much longer than that"
+    return warned_if(seconds > _SLOW_SECONDS, "disk speed", message, advice)
 
 
 def _check_rename(folder: Path) -> CheckResult:

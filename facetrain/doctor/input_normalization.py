@@ -35,7 +35,7 @@ class _FirstNormReachedError(Exception):
 
 def check_normalization(
     path: str, network: nn.Module, image_BHWC: np.ndarray, merged_norms: Iterable[str] = ()
-) -> list[CheckResult]:
+) -> CheckResult:
     """Compare the first batch norm's statistics with its input from images normalized in several ways.
 
     Args:
@@ -43,9 +43,6 @@ def check_normalization(
         network: network with the weights, on the CPU.
         image_BHWC: training images, uint8 RGB.
         merged_norms: names of norms whose statistics the file does not have.
-
-    Returns:
-        One result.
     """
     check = "initial normalization"
     pixels_BCHW = torch.from_numpy(np.ascontiguousarray(image_BHWC)).permute(0, 3, 1, 2).float()
@@ -54,21 +51,19 @@ def check_normalization(
     for name, input_BCHW in _inputs(pixels_BCHW).items():
         reached = _first_norm_input(network, input_BCHW)
         if reached is None or id(reached.norm) in without_statistics:
-            return [passed(check, f"{path}: not checked, because it has no batch norm's statistics")]
+            return passed(check, f"{path}: not checked, because it has no batch norm's statistics")
         mismatch[name] = _mismatch(reached.norm, reached.x)
     best, expected = min(mismatch, key=mismatch.__getitem__), mismatch[_EXPECTED]
     factor = expected / max(mismatch[best], 1e-6)
     if best == _EXPECTED or expected < _LARGE_MISMATCH or factor < _CLEAR_FACTOR / 2:
-        return [passed(check, f"{path}: its statistics fit {_EXPECTED} (mismatch {expected:.2f})")]
-    return [
-        warning(
-            check,
-            f"{path}: its statistics fit {best} better than {_EXPECTED} (mismatch {mismatch[best]:.2f} instead of "
-            f"{expected:.2f})",
-            "these weights were probably trained on other input than facetrain's: convert them, or start without them",
-            LIKELY if factor > _CLEAR_FACTOR else POSSIBLE,
-        )
-    ]
+        return passed(check, f"{path}: its statistics fit {_EXPECTED} (mismatch {expected:.2f})")
+    return warning(
+        check,
+        f"{path}: its statistics fit {best} better than {_EXPECTED} (mismatch {mismatch[best]:.2f} instead of "
+        f"{expected:.2f})",
+        "these weights were probably trained on other input than facetrain's: convert them, or start without them",
+        LIKELY if factor > _CLEAR_FACTOR else POSSIBLE,
+    )
 
 
 def _inputs(pixels_BCHW: Tensor) -> dict[str, Tensor]:

@@ -44,7 +44,11 @@ def check_images(name: str, sample: ImageSample) -> list[CheckResult]:
         A warning for each error; a single passed result if there is none.
     """
     check = f"images of {name}"
-    if errors := [*_find_storage(check, sample), *_find_in_statistics(check, sample)]:
+    errors = [*_find_storage(check, sample)]
+    if len(sample) >= _FEWEST_IMAGES:
+        for find in (_find_swapped_channels, _find_rotation, _find_stored_normalized):
+            errors += find(check, sample)
+    if errors:
         return errors
     gray = int(sample.is_gray_N.sum())
     kinds = "storage, colors, rotation and pixel values" if len(sample) >= _FEWEST_IMAGES else "storage"
@@ -53,46 +57,31 @@ def check_images(name: str, sample: ImageSample) -> list[CheckResult]:
     return [passed(check, message)]
 
 
+_STORAGE_ADVICE = {
+    "have an EXIF rotation": "facetrain turns them as the tag says, other programs do not: if faces were aligned "
+    "before, the tag is wrong now; store upright images without the tag",
+    "are CMYK": "colors of print are converted without their color profile: store these images as RGB",
+    "have more than 8 bits per channel": "the low bits are dropped: scale them to 8 bits by their real range, and "
+    "store them so",
+    "have transparency": "transparency is dropped, and hidden colors appear: store images without it",
+    "are gray": "use the color images if they exist; otherwise make training and evaluation agree (augment.gray)",
+}
+
+
 def _find_storage(check: str, sample: ImageSample) -> Iterator[CheckResult]:
     """Report what the headers of the images state; these results are certain."""
     colors, gray = sample.colors, int(sample.is_gray_N.sum())
-    for number, error, advice in (
-        (
-            sample.num_rotated_tags,
-            "have an EXIF rotation",
-            "facetrain turns them as the tag says, other programs do not: if faces were aligned before, the tag is "
-            "wrong now; store upright images without the tag",
-        ),
-        (
-            sum(number for color, number in colors.items() if color.model == "CMYK"),
-            "are CMYK",
-            "colors of print are converted without their color profile: store these images as RGB",
-        ),
-        (
-            sum(number for color, number in colors.items() if color.bits > 8),
-            "have more than 8 bits per channel",
-            "the low bits are dropped: scale them to 8 bits by their real range, and store them so",
-        ),
-        (
-            sum(number for color, number in colors.items() if color.has_alpha),
-            "have transparency",
-            "transparency is dropped, and hidden colors appear: store images without it",
-        ),
-        (
-            gray if _at_least(gray, len(sample)) > _MANY_GRAY else 0,
-            "are gray",
-            "use the color images if they exist; otherwise make training and evaluation agree (augment.gray)",
-        ),
-    ):
+    numbers = {
+        "have an EXIF rotation": sample.num_rotated_tags,
+        "are CMYK": sum(count for color, count in colors.items() if color.model == "CMYK"),
+        "have more than 8 bits per channel": sum(count for color, count in colors.items() if color.bits > 8),
+        "have transparency": sum(count for color, count in colors.items() if color.has_alpha),
+        "are gray": gray if _at_least(gray, len(sample)) > _MANY_GRAY else 0,
+    }
+    for error, number in numbers.items():
         if number:
-            yield warning(check, f"{number:,} of {len(sample):,} images {error}", advice, CERTAIN)
-
-
-def _find_in_statistics(check: str, sample: ImageSample) -> Iterator[CheckResult]:
-    if len(sample) >= _FEWEST_IMAGES:
-        yield from _find_swapped_channels(check, sample)
-        yield from _find_rotation(check, sample)
-        yield from _find_stored_normalized(check, sample)
+            message = f"{number:,} of {len(sample):,} images {error}"
+            yield warning(check, message, _STORAGE_ADVICE[error], CERTAIN)
 
 
 def _find_swapped_channels(check: str, sample: ImageSample) -> Iterator[CheckResult]:

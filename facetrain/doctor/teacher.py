@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.augment import Augment
 from facetrain.data.loading.loader import Batch
 from facetrain.data.settings import AugmentSettings
-from facetrain.doctor.check_result import LIKELY, CheckResult, failed, passed, warning
+from facetrain.doctor.check_result import LIKELY, CheckResult, failed, passed, warned_if
 from facetrain.doctor.image_sample import read_images
 from facetrain.files import shell_path
 from facetrain.models.model_file import EmbeddingModel, open_model
@@ -31,7 +32,7 @@ _SAME_EMBEDDING = 0.99
 """Cosine of two embeddings of one image. Resizing and 16-bit numbers change it by less."""
 
 
-def check_teacher(config: Config, source: FaceDataset | None) -> list[CheckResult]:
+def check_teacher(config: Config, source: FaceDataset | None) -> Iterator[CheckResult]:
     """Open the teacher, and test it on images of the training data.
 
     Raises:
@@ -49,22 +50,21 @@ def check_teacher(config: Config, source: FaceDataset | None) -> list[CheckResul
     elif size == student:
         bridge = "as the network"
     message = f"{distill.teacher}: {teacher.description}; embeddings of {size:,} elements, {bridge}"
-    results = [passed("teacher", message)]
+    yield passed("teacher", message)
     if source is None:
-        return results
+        return
     index_P2 = _pairs(source.labels)
-    if len(index_P2) < _LEAST_PAIRS:
+    has_pairs = len(index_P2) >= _LEAST_PAIRS
+    if not has_pairs:
         message = f"not checked: fewer than {_LEAST_PAIRS} identities have two images"
-        results.append(passed("teacher colors", message))
-        index_P2 = np.linspace(0, source.num_images - 1, 2 * _LEAST_PAIRS).astype(np.int64).reshape(-1, 2)
-        embedding_BT = _embed(teacher, read_images(source, index_P2.reshape(-1), teacher.image_size))
-    else:
-        image_BHWC = read_images(source, index_P2.reshape(-1), teacher.image_size)
-        embedding_BT = _embed(teacher, image_BHWC)
-        results.append(_check_colors(distill.teacher, embedding_BT, _embed(teacher, image_BHWC[..., ::-1])))
+        yield passed("teacher colors", message)
+        index_P2 = np.linspace(0, source.num_images - 1, 2 * _LEAST_PAIRS).astype(np.int64)
+    image_BHWC = read_images(source, index_P2.reshape(-1), teacher.image_size)
+    embedding_BT = _embed(teacher, image_BHWC)
+    if has_pairs:
+        yield _check_colors(distill.teacher, embedding_BT, _embed(teacher, image_BHWC[..., ::-1]))
     if distill.cache is not None:
-        results.append(_check_cache(config, source, index_P2.reshape(-1), embedding_BT))
-    return results
+        yield _check_cache(config, source, index_P2.reshape(-1), embedding_BT)
 
 
 def _check_colors(path: str, embedding_BT: Tensor, swapped_BT: Tensor) -> CheckResult:
@@ -74,10 +74,10 @@ def _check_colors(path: str, embedding_BT: Tensor, swapped_BT: Tensor) -> CheckR
         f"{path}: separates two images of an identity from images of others by {given:.1f} standard deviations, with "
         f"red and blue exchanged by {swapped:.1f}"
     )
-    if swapped > given + _CLEAR_DIFFERENCE:
-        advice = "state the order of its training in the file: `preprocessing.channels` is RGB or BGR (docs/models.md)"
-        return warning("teacher colors", message, advice, LIKELY)
-    return passed("teacher colors", message)
+    advice = (
+        "state the order of its training in the file: `preprocessing.channels` is RGB or BGR (docs/models.md)"
+    )
+    return warned_if(swapped > given + _CLEAR_DIFFERENCE, "teacher colors", message, advice, LIKELY)
 
 
 def _check_cache(

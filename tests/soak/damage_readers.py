@@ -61,7 +61,7 @@ class Readers:
         return {
             "config": lambda: load_config(run / "config.yaml"),
             "newest checkpoint": lambda: self._load(run, is_crafted=is_crafted),
-            "doctor": lambda: check_checkpoints(run),
+            "doctor": lambda: list(check_checkpoints(run)),
             "runs": lambda: list_runs(run),
             "model": lambda: open_model(run, torch.device("cpu")),
         } | (report if with_report else {})

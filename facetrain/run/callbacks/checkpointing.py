@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from facetrain.checkpoint.save import CheckpointWriter, Saved, SaveFailed
 from facetrain.distributed.grace_period import grace_s
-from facetrain.distributed.stop_request import PendingAnswer, StopRequest
+from facetrain.distributed.stop_request import StopRequest
 from facetrain.errors import CheckpointError
 from facetrain.run.outputs import RunOutputs
 from facetrain.telemetry.log import logger
@@ -105,7 +105,7 @@ class Stopping:
         self._request, self._print = request, print_message
         self.signal = 0
         """Signal that the ranks have agreed to stop for; 0 as long as there is none."""
-        self._pending: PendingAnswer | None = None
+        self._pending: Callable[[], tuple[int, bool]] | None = None
 
     def begin(self, *, save: bool) -> None:
         """Send this rank's signal, and its wish for a checkpoint, to the others; do not wait. Collective.
@@ -121,7 +121,7 @@ class Stopping:
         if pending is None or state.unverified:
             # A signal has interrupted the verification after `begin`: the run stops after this step.
             pending = self._request.ask()
-        self.signal, save = pending.wait()
+        self.signal, save = pending()
         if self.signal:
             self._print(
                 f"{signal.Signals(self.signal).name} received: saving step {state.step} and stopping, within "

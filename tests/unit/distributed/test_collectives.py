@@ -8,5 +8,5 @@ def test_on_a_single_process_every_collective_returns_its_input():
     assert collectives.gather_rows(x) is x
     assert torch.equal(collectives.gather(x), x.detach()[None])
     assert torch.equal(collectives.sum_(x.detach().clone()), x)
-    assert collectives.agree(True) and not collectives.agree(False)
+    assert collectives.any_rank(True) and not collectives.any_rank(False)
     assert collectives.gather_json({"a": 1}) == [{"a": 1}] and collectives.broadcast_json("b") == "b"
