@@ -52,12 +52,10 @@ class Checkpoint:
         """
         self.folder = folder
         self.manifest: Manifest = read_manifest(folder)
-        row_files = [
-            (entry.start, entry.stop, entry)
-            for entry in self.manifest.files
-            if entry.start is not None and entry.stop is not None
-        ]
-        self._row_files = sorted(row_files, key=lambda item: item[:2])
+        self._row_files = sorted(
+            (file for file in self.manifest.files if file.stop is not None),
+            key=lambda file: (file.start or 0, file.stop or 0),
+        )
         self._verified: set[str] = set()
 
     @classmethod
@@ -151,10 +149,10 @@ class Checkpoint:
             CheckpointError: the table or some of these classes are not in the checkpoint, or a file is damaged.
         """
         shards, next_class = [], start
-        for first, past, entry in self._row_files:
-            if first <= next_class < min(past, stop):
-                end = min(past, stop)
-                shards.append(self._read_rows(entry, name, next_class - first, end - first))
+        for file in self._row_files:
+            first, end = file.start or 0, min(file.stop or 0, stop)
+            if first <= next_class < end:
+                shards.append(self._read_rows(file.name, name, next_class - first, end - first))
                 next_class = end
         if next_class < stop:
             raise CheckpointError(
@@ -171,13 +169,13 @@ class Checkpoint:
         with ThreadPoolExecutor(_HASHING_THREADS) as threads:
             list(threads.map(self._verify_file, self.manifest.files))
 
-    def _read_rows(self, entry: FileEntry, name: str, start: int, stop: int) -> Tensor:
-        with self._open_file(entry.name) as file:
-            if name not in file.keys():  # noqa: SIM118
-                raise CheckpointError(f"{self.folder}: {entry.name} has no table {name}")
-            rows: Tensor = file.get_slice(name)[start:stop]
+    def _read_rows(self, file_name: str, table: str, start: int, stop: int) -> Tensor:
+        with self._open_file(file_name) as file:
+            if table not in file.keys():  # noqa: SIM118
+                raise CheckpointError(f"{self.folder}: {file_name} has no table {table}")
+            rows: Tensor = file.get_slice(table)[start:stop]
         if len(rows) != stop - start:
-            raise CheckpointError(f"{self.folder}: {entry.name} has fewer rows than {MANIFEST} lists")
+            raise CheckpointError(f"{self.folder}: {file_name} has fewer rows than {MANIFEST} lists")
         return rows
 
     def _open_file(self, name: str) -> Any:
@@ -199,15 +197,12 @@ class Checkpoint:
             raise DamagedCheckpointError(f"{path}: missing or not a regular file; the checkpoint is damaged")
         with os_errors_as(DamagedCheckpointError, path):
             size = path.stat().st_size
-            digest = sha256_of(path) if size == entry.size else None
-        if digest is None:
-            raise DamagedCheckpointError(
-                f"{path}: has {size:,} bytes, expected {entry.size:,}; the checkpoint is damaged"
-            )
-        if digest != entry.sha256:
-            raise DamagedCheckpointError(
-                f"{path}: checksum differs from the one in {MANIFEST}; the checkpoint is damaged"
-            )
+            # The size first: a file that was cut off is found without reading it.
+            if size != entry.size or sha256_of(path) != entry.sha256:
+                raise DamagedCheckpointError(
+                    f"{path}: checksum differs from the one in {MANIFEST} ({size:,} of {entry.size:,} bytes); the "
+                    "checkpoint is damaged"
+                )
         self._verified.add(entry.name)
 
 

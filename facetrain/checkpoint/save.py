@@ -24,19 +24,12 @@ from facetrain.telemetry.log import warn
 
 
 @dataclass(frozen=True)
-class Saved:
-    """Outcome of a save: the checkpoint is complete."""
+class SaveOutcome:
+    """Outcome of a save."""
 
     step: int
-    folder: Path
-
-
-@dataclass(frozen=True)
-class SaveFailed:
-    """Outcome of a save: the checkpoint was not written. The older checkpoints are unchanged."""
-
-    step: int
-    reason: str
+    failure: str = ""
+    """Why the checkpoint was not written, in which case the older ones are unchanged. Empty: it is complete."""
 
 
 class _SaveState(enum.IntEnum):
@@ -96,7 +89,7 @@ class CheckpointWriter:
         if snapshot.copy_rows:
             self._host_copy.prepare(_files_of(snapshot))
 
-    def save(self, snapshot: Snapshot) -> Saved | SaveFailed | None:
+    def save(self, snapshot: Snapshot) -> SaveOutcome | None:
         """Finish the previous save, then start to save a snapshot.
 
         Return the outcome of the previous save, or None if none was in flight. With `asynchronous=False`
@@ -128,13 +121,13 @@ class CheckpointWriter:
         self._thread.start()
         return previous
 
-    def poll(self) -> Saved | SaveFailed | None:
+    def poll(self) -> SaveOutcome | None:
         """Commit or abandon the save in flight if all ranks have ended writing; else return None."""
         if not self.in_flight or collectives.any_rank(self._state == _SaveState.WRITING):
             return None
         return self._complete()
 
-    def finish(self) -> Saved | SaveFailed | None:
+    def finish(self) -> SaveOutcome | None:
         """Wait for the save in flight, commit or abandon it, and return its outcome; None if there is none."""
         if self._thread is not None:
             self._thread.join()
@@ -184,7 +177,7 @@ class CheckpointWriter:
             reason += "; use a folder that all machines of the run share"
         return f"rank {collectives.rank()}: {path}: {reason}"
 
-    def _complete(self) -> Saved | SaveFailed:
+    def _complete(self) -> SaveOutcome:
         """Commit the save if every rank has written its files, else remove its folder. Collective."""
         assert self._snapshot is not None
         snapshot = self._snapshot
@@ -198,9 +191,7 @@ class CheckpointWriter:
                 shutil.rmtree(self._scratch, ignore_errors=True)
         reason = collectives.broadcast_json(reason)
         self._state, self._snapshot, self._thread = _SaveState.IDLE, None, None
-        if reason:
-            return SaveFailed(snapshot.step, reason)
-        return Saved(snapshot.step, commit.step_folder(self._folder, snapshot.step))
+        return SaveOutcome(snapshot.step, reason)
 
     def _commit(self, snapshot: Snapshot, files: tuple[FileEntry, ...]) -> str:
         """Write the manifest and publish the folder; return the reason if that failed, else an empty string."""

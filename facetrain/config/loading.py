@@ -94,13 +94,6 @@ def _absolute_target(target: str, eval_dir: str) -> str:
     return os.path.abspath(target) if is_path else target
 
 
-def describe_changed_paths(given: Config, absolute: Config) -> str:
-    """Return comment lines of YAML with the paths of `given` that are not absolute; "" if there are none."""
-    before, after = plain_config(given), plain_config(absolute)
-    changed = [key for key in (*_PATHS, "eval.targets") if _value(before, key) != _value(after, key)]
-    return "".join(f"# given as {key}: {json.dumps(_value(before, key))}\n" for key in changed)
-
-
 def _value(plain: dict[str, Any], key: str) -> Any:
     """Return the value of a dotted key; None if its section is null."""
     section, _, name = key.partition(".")

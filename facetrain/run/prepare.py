@@ -13,7 +13,7 @@ from torch import nn
 
 from facetrain.checkpoint.identity import adopt_checkpoint, new_run_id, read_run_id, run_id_of
 from facetrain.checkpoint.load import Checkpoint
-from facetrain.config.loading import describe_changed_paths, dump_config, with_absolute_paths
+from facetrain.config.loading import dump_config, with_absolute_paths
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.loading.sampler import epoch_size
@@ -31,7 +31,6 @@ from facetrain.run.folder.compatibility import (
     ConfigChange,
     check_compatibility,
     check_meaning,
-    check_recipe,
     describe_batch_change,
     find_config_changes,
 )
@@ -55,7 +54,6 @@ class PreparedRun:
     """Parts of a run that its other parts are built from. Its log is open."""
 
     config: Config
-    world: World
     folder: Path
     source: FaceDataset
     sets: list[PairSet]
@@ -79,6 +77,11 @@ class PreparedRun:
     """Raises an error if another process writes the run folder; only on the leader."""
     log: LogFile
     """log.txt, as this process writes it."""
+
+    @property
+    def world(self) -> World:
+        """The ranks of the run."""
+        return self.state.world
 
 
 def prepare_run(
@@ -107,7 +110,7 @@ def prepare_run(
         DataError: the data cannot be read.
     """
     started_at = time.perf_counter()
-    given, config = config, with_absolute_paths(config)
+    config = with_absolute_paths(config)
     workers = count_workers(config, world)
     write_missing_dataset(config, world)
     # One block after the other: if the data or the checkpoint is refused, no rank builds a network first.
@@ -122,7 +125,6 @@ def prepare_run(
         if checkpoint is not None:
             changes = find_config_changes(checkpoint, config)
             check_compatibility(checkpoint, config, total_steps=schedule.total_steps)
-            check_recipe(config, changes)
         if world.is_leader:
             digests, run_id = digest_data(config, source), _choose_run_id(folder, checkpoint)
             if checkpoint is not None:
@@ -153,15 +155,12 @@ def prepare_run(
                 warnings += _continue_folder(folder, checkpoint, run_id, accept_foreign=accept_foreign)
                 epoch = schedule.progress(checkpoint.step) / schedule.steps_per_epoch
                 warnings += describe_batch_change(checkpoint, schedule.global_batch_size, epoch)
-            write_run_files(
-                folder, world, describe_changed_paths(given, config) + dump_config(config), run_id
-            )
+            write_run_files(folder, world, dump_config(config), run_id)
     log = log_to(folder / "log.txt", world.rank)
     for warning in warnings:
         warn(warning)
     return PreparedRun(
         config=config,
-        world=world,
         folder=folder,
         source=source,
         sets=sets,

@@ -26,12 +26,8 @@ class Console(Sink):
         self._terminal = Terminal(stderr=True, highlight=False)
         self._bar: Progress | None = None
         if self._terminal.is_terminal:
-            self._bar = Progress(
-                BarColumn(bar_width=24),
-                TaskProgressColumn(),
-                TextColumn("{task.description}"),
-                console=self._terminal,
-            )
+            columns = (BarColumn(bar_width=24), TaskProgressColumn(), TextColumn("{task.description}"))
+            self._bar = Progress(*columns, console=self._terminal)
             self._bar.start()
             self._task = self._bar.add_task("", total=total_steps, completed=start_step)
 
@@ -40,7 +36,11 @@ class Console(Sink):
         if "loss" in values:
             line = _progress_line(step, self._total_steps, values)
             logger.info(line)
-            self._show_progress(step, line)
+            if self._bar is not None:
+                self._bar.update(self._task, completed=step, description=line)
+            else:
+                # Not through rich: it would wrap the line at 80 columns.
+                print(line, file=sys.stderr, flush=True)
         for name in values:
             if name.endswith("/accuracy"):
                 line = _verification_line(step, name.removesuffix("/accuracy"), values)
@@ -55,13 +55,6 @@ class Console(Sink):
         """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
-
-    def _show_progress(self, step: int, line: str) -> None:
-        if self._bar is not None:
-            self._bar.update(self._task, completed=step, description=line)
-        else:
-            # Not through rich: it would wrap the line at 80 columns.
-            print(line, file=sys.stderr, flush=True)
 
 
 def _progress_line(step: int, total_steps: int, values: dict[str, Any]) -> str:

@@ -64,10 +64,8 @@ class MLflow(Sink):
         from mlflow.entities import Metric
 
         now_ms = int(time.time() * 1000)
-        metrics = [
-            Metric(_REFUSED.sub("_", grouped_name(name).replace("@", "_at_")), value, now_ms, step)
-            for name, value in values.items()
-        ]
+        names = {name: _REFUSED.sub("_", grouped_name(name).replace("@", "_at_")) for name in values}
+        metrics = [Metric(names[name], value, now_ms, step) for name, value in values.items()]
         self._client.log_batch(self._id, metrics=metrics)
 
     def close(self, end: RunEnd = "finished") -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from facetrain.checkpoint.save import CheckpointWriter, Saved, SaveFailed
+from facetrain.checkpoint.save import CheckpointWriter, SaveOutcome
 from facetrain.distributed.grace_period import grace_s
 from facetrain.distributed.stop_request import StopRequest
 from facetrain.errors import CheckpointError
@@ -87,10 +87,10 @@ class Checkpointing:
                 + ("start the run again" if self.last_saved is None else next_step)
             )
 
-    def _record(self, outcome: Saved | SaveFailed | None, remark: str = "; training continues") -> None:
-        if isinstance(outcome, SaveFailed):
-            self._failure = outcome.reason
-            self.outputs.warn(f"checkpoint of step {outcome.step} was not saved: {outcome.reason}{remark}")
+    def _record(self, outcome: SaveOutcome | None, remark: str = "; training continues") -> None:
+        if outcome is not None and outcome.failure:
+            self._failure = outcome.failure
+            self.outputs.warn(f"checkpoint of step {outcome.step} was not saved: {outcome.failure}{remark}")
             self.outputs.recorder.write(outcome.step, {"save_failed": 1.0})
         elif outcome is not None:
             self.last_saved = outcome.step

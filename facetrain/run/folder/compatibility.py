@@ -13,9 +13,8 @@ from facetrain.backbone.registry import BACKBONES
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.config import strict_yaml as yaml
 from facetrain.config.loading import build_config, plain_config
-from facetrain.config.schema import RECIPES, Config
+from facetrain.config.schema import Config
 from facetrain.errors import ConfigError
-from facetrain.telemetry.mlflow import flatten
 
 _SHAPING_KEYS = (
     "data.image_size",
@@ -71,8 +70,13 @@ def check_meaning(checkpoint: Checkpoint, changes: list[ConfigChange], set_keys:
         set_keys: keys and sections that the command line sets: they change on purpose.
 
     Raises:
-        ConfigError: the seed, the margin or the loss is another, and not by `--set`.
+        ConfigError: the seed, the margin or the loss is another, and not by `--set`; or the recipe is another.
     """
+    if recipe := [change for change in changes if change.key == "recipe"]:
+        raise ConfigError(
+            f"{recipe[0]}: a recipe gives the defaults of keys when a run starts; restore it, and change the keys "
+            "themselves with --set"
+        )
     refused = [
         change
         for change in changes
@@ -86,21 +90,6 @@ def check_meaning(checkpoint: Checkpoint, changes: list[ConfigChange], set_keys:
         raise ConfigError(
             f"{', '.join(map(str, refused))}: {checkpoint.folder} was trained with the values before the arrows; "
             f"restore them in the config, or change them on purpose with {options}"
-        )
-
-
-def check_recipe(config: Config, changes: list[ConfigChange]) -> None:
-    """Check that a changed recipe has an effect.
-
-    Raises:
-        ConfigError: it has none, because the config gives the keys of the recipe, as the file in a run folder does.
-    """
-    changed, defaults = {change.key: change for change in changes}, dict(flatten(RECIPES[config.recipe]))
-    if "recipe" in changed and not changed.keys() & defaults.keys():
-        options = " ".join(f"--set {key}={value}" for key, value in defaults.items())
-        raise ConfigError(
-            f"{changed['recipe']}: has no effect, because the config gives the keys of the recipe; restore the recipe, "
-            f"and change the keys themselves with {options}"
         )
 
 

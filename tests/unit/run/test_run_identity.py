@@ -166,20 +166,9 @@ def test_an_edited_key_that_makes_it_another_run_is_refused_unless_it_is_set(run
         assert go_on(run, 2, [change]) == 0
 
 
-def test_a_recipe_whose_keys_the_run_folder_gives_is_refused_and_the_advice_works(run):
-    with pytest.raises(ConfigError, match=r'^recipe: "arcface2022" → "head": has no effect') as refused:
+def test_another_recipe_is_refused_because_it_gives_defaults_only(run):
+    with pytest.raises(ConfigError, match=r'^recipe: "arcface2022" → "head": a recipe gives the defaults'):
         go_on(run, 2, ["recipe=head"])
-    options = shlex.split(str(refused.value).partition("with --set ")[2])
-    assert go_on(run, 2, [option for option in options if option != "--set"]) == 0
-    config = load_config(run / "config.yaml")
-    margin = config.head.margin
-    assert (config.optim.power, margin.gradient, margin.beyond_pi) == (1.0, "straight_through", "none")
-
-
-def test_a_recipe_that_gives_keys_changes_a_run_that_its_own_config_continues(runs, run):
-    with pytest.raises(ConfigError, match=r"^head\.margin\.gradient: .*--set 'head\.margin\.gradient="):
-        config = load_config(runs / "tiny.yaml", ["recipe=head"])
-        training.resume(config, run, 2, set_keys=frozenset({"recipe"}))
 
 
 def test_all_refused_changes_are_named_at_once_with_the_options_that_allow_them(run):
