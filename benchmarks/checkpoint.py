@@ -92,7 +92,7 @@ def _measure_saves(writer: CheckpointWriter, snapshot: Snapshot, saves: int) -> 
             stall += time.perf_counter() - poll_start
         measured.append((stall, time.perf_counter() - start))
         writer.finish()
-        assert not outcome.failure, outcome
+        assert outcome is not None and not outcome.failure, outcome
     return measured
 
 

@@ -1,4 +1,3 @@
-import re
 from pathlib import Path
 
 import pytest
@@ -135,23 +134,20 @@ def test_an_invalid_file_gives_one_line_that_names_the_place(tmp_path, text, mes
         ),
         ("head: {sub_centres: 3}", "head.sub_centres is not a key; did you mean sub_centers?"),
         ("head: {x: 3}", "head.x is not a key; the keys are init_from, margin, "),
+        ("optim: {learning_rate: 1}", "optim.learning_rate is not a key; did you mean optim.lr?"),
+        ("lr: 1", "lr is not a key; did you mean optim.lr?"),
+        ("batch_size: 1", "batch_size is not a key; did you mean train.batch_size or eval.batch_size?"),
+        *(
+            (f"model: {{backbone: {name}}}", f'model.backbone: "{name}" does not exist; did you mean {ours}?')
+            for name, ours in (("iresnet50", "r50"), ("IR_100", "r100"), ("resnet_50", "resnet50"))
+        ),
     ],
 )
 def test_an_invalid_value_is_reported_with_the_allowed_values(line, message):
     values = {"data": {"train": "x"}} | yaml.parse(line, "x")
     with pytest.raises(ConfigError) as caught:
         build_config(values, "x")
-    assert str(caught.value).startswith(f"x: {message}") and str(caught.value).count(" is ") == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "similar"),
-    [("iresnet50", "r50"), ("IR_100", "r100"), ("resnet_50", "resnet50"), ("resnet100", "r100")],
-)
-def test_the_names_of_other_projects_for_a_network_lead_to_ours(name, similar):
-    message = f'x: model.backbone: "{name}" does not exist; did you mean {similar}[?]'
-    with pytest.raises(ConfigError, match=message):
-        build_config({"data": {"train": "x"}, "model": {"backbone": name}}, "x")
+    assert str(caught.value).startswith(f"x: {message}") and str(caught.value).count(" is ") <= 1
 
 
 def test_an_invalid_key_of_an_optional_section_is_reported_with_its_name():
@@ -207,19 +203,6 @@ def test_a_file_in_another_folder_is_not_taken_for_a_preset(tmp_path):
         load_config(tmp_path / "quickstart.yaml")
 
 
-@pytest.mark.parametrize(
-    ("override", "suggestion"),
-    [
-        ("optim.learning_rate=1", "optim.learning_rate is not a key; did you mean optim.lr?"),
-        ("lr=1", "lr is not a key; did you mean optim.lr?"),
-        ("batch_size=1", "batch_size is not a key; did you mean train.batch_size or eval.batch_size?"),
-    ],
-)
-def test_a_key_of_another_section_or_project_leads_to_ours(tmp_path, override, suggestion):
-    with pytest.raises(ConfigError, match=re.escape(suggestion)):
-        load_config(write(tmp_path, "data: {train: x}"), [override])
-
-
 def test_an_ambiguous_or_misspelled_preset_is_reported_with_the_names():
     with pytest.raises(
         ConfigError, match="several presets.*: wf12m_mbf, wf12m_pfc02_r100, wf12m_r100, wf12m_r50$"
@@ -231,15 +214,12 @@ def test_an_ambiguous_or_misspelled_preset_is_reported_with_the_names():
         load_config(Path("unknown"))
 
 
-def test_a_missing_file_is_reported_with_similar_names(tmp_path):
-    write(tmp_path, "data: {train: x}")
-    with pytest.raises(ConfigError, match=f"no such file; did you mean {tmp_path}/run.yaml[?]"):
+def test_a_missing_file_is_reported_with_similar_names_and_a_device_is_not_read(tmp_path):
+    path = write(tmp_path, "extends: /dev/zero")
+    with pytest.raises(ConfigError, match=f"no such file; did you mean {path}[?]"):
         load_config(tmp_path / "runs.yaml")
-
-
-def test_a_device_is_refused_and_not_read(tmp_path):
     with pytest.raises(ConfigError, match="/dev/zero: is not a file"):
-        load_config(write(tmp_path, "extends: /dev/zero"))
+        load_config(path)
 
 
 def test_the_command_for_a_config_of_arcface_torch_works_in_a_shell(tmp_path):
@@ -281,18 +261,8 @@ def test_any_text_gives_a_value_or_the_documented_error(text):
 
 SECTIONS = ["run", "data", "model", "head", "optim", "train", "eval", "checkpoint", "log", "recipe", "extra"]
 KEYS = [
-    "train",
-    "backbone",
-    "margin",
-    "lr",
-    "batch_size",
-    "async",
-    "layers",
-    "widths",
-    "targets",
-    "lr_factors",
-    "x",
-]
+    "train", "backbone", "margin", "lr", "batch_size", "async", "layers", "widths", "targets", "lr_factors", "x",
+]  # fmt: skip
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=3),

@@ -1,5 +1,6 @@
 """Presets against arcface_torch's published runs, and the conversion of its configs."""
 
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -100,109 +101,84 @@ def test_a_converted_config_describes_the_same_run(tmp_path):
     assert "# momentum: arcface_torch ignores it" in (tmp_path / "wf42m.yaml").read_text()
 
 
-@pytest.mark.parametrize(
-    ("margins", "kind"),
-    [
-        ((1.0, 0.5, 0.0), "arcface"),
-        ((1.0, 0.0, 0.4), "cosface"),
-        ((1.35, 0.0, 0.0), "combined"),
-    ],
-)
-def test_every_margin_of_arcface_torch_is_converted(tmp_path, margins, kind):
-    margin = converted(tmp_path, f"{PEER}config.margin_list = {margins}\n").head.margin
-    assert margin.type == kind and (margin.m1, margin.m2, margin.m3) == margins
-
-
-@pytest.mark.parametrize("margins", [(1.0, 0.5, 0.2), (1.35, 0.0, 0.2)])
-def test_a_margin_with_m3_is_converted_without_what_arcface_torch_ignores(tmp_path, margins):
-    margin = converted(tmp_path, f"{PEER}config.margin_list = {margins}\n").head.margin
-    assert (margin.type, margin.m1, margin.m2, margin.m3) == ("cosface", 1, 0, 0.2)
-    assert "# margin_list: m1 and m2 are left out" in (tmp_path / "wf42m.yaml").read_text()
-
-
-def test_the_augmentation_of_dali_is_converted_only_if_dali_is_in_use(tmp_path):
-    on = converted(tmp_path, PEER + "config.dali = True\nconfig.dali_aug = True\n").data.augment
-    assert (on.low_resolution, on.blur, on.color, on.gray) == (0.1, 0.2, 0.2, 0.1)
-    assert "# dali_aug: converted to data.augment" in (tmp_path / "wf42m.yaml").read_text()
-    off = converted(tmp_path, PEER + "config.dali = False\nconfig.dali_aug = True\n").data.augment
-    assert (off.low_resolution, off.blur, off.color, off.gray) == (0, 0, 0, 0)
-    assert "# dali_aug: is left out" in (tmp_path / "wf42m.yaml").read_text()
-
-
-def test_intervals_in_micro_batches_are_converted_to_steps(tmp_path):
-    intervals = "config.gradient_acc = 4\nconfig.verbose = 2000\nconfig.frequent = 3\n"
-    config = converted(tmp_path, PEER + intervals)
-    assert (config.optim.accumulate, config.eval.every_steps, config.log.every_steps) == (4, 500, 1)
-    assert "# verbose, frequent: divided by gradient_acc" in (tmp_path / "wf42m.yaml").read_text()
-
-
+USUAL_NOTES = ("Converted", "resume", "output", "momentum", "dali: ")
+"""Notes that the lines above cause."""
 WITHOUT_MARGIN = PEER.replace("config.margin_list = (1.0, 0.0, 0.4)\n", "")
+MARGIN = "head.margin.type head.margin.scale head.margin.m1 head.margin.m2 head.margin.m3"
+AUGMENTATION = "data.augment.low_resolution data.augment.blur data.augment.color data.augment.gray"
+INTERVALS = "optim.accumulate eval.every_steps log.every_steps"
+SIZES = "data.num_classes data.num_images"
+CONVERSIONS = [
+    # lines of the file, keys and values of the config, and the beginning of the note (None: no note)
+    ("margin_list = (1.0, 0.5, 0.0)", MARGIN, ("arcface", 64, 1, 0.5, 0), None),
+    ("margin_list = (1.0, 0.0, 0.4)", MARGIN, ("cosface", 64, 1, 0, 0.4), None),
+    ("margin_list = (1.35, 0.0, 0.0)", MARGIN, ("combined", 64, 1.35, 0, 0), None),
+    # arcface_torch subtracts m3 alone then.
+    (
+        "margin_list = (1.0, 0.5, 0.2)",
+        MARGIN,
+        ("cosface", 64, 1, 0, 0.2),
+        "margin_list: m1 and m2 are left out",
+    ),
+    (
+        "margin_list = (1.35, 0.0, 0.2)",
+        MARGIN,
+        ("cosface", 64, 1, 0, 0.2),
+        "margin_list: m1 and m2 are left out",
+    ),
+    ("loss = 'arcface'", MARGIN, ("cosface", 64, 1, 0, 0.4), "loss: margin_list gives the margin"),
+    ("loss = 'curricularface'", MARGIN, ("cosface", 64, 1, 0, 0.4), "loss: has no equivalent in facetrain"),
+    (
+        "dali = True; dali_aug = True",
+        AUGMENTATION,
+        (0.1, 0.2, 0.2, 0.1),
+        "dali_aug: converted to data.augment",
+    ),
+    ("dali_aug = True", AUGMENTATION, (0, 0, 0, 0), "dali_aug: is left out"),
+    ("gradient_acc = 4; frequent = 3", INTERVALS, (4, 500, 1), "verbose, frequent: divided by gradient_acc"),
+    ("network = 'vit_t_dp005_mask0'", "model.backbone", ("vit_t",), None),
+    ("network = 'vit_s_dp005_mask_0'", "model.backbone", ("vit_s",), None),
+    (
+        "network = 'vit_b_dp005_mask_005'",
+        "model.backbone",
+        ("vit_b",),
+        "network: `dp005_mask_005` is left out",
+    ),
+    (
+        "network = 'vit_b'",
+        "model.backbone",
+        ("vit_b",),
+        "network: the masking of patches in training has no equiv",
+    ),
+    # Synthetic data keeps its size, for `facetrain plan`.
+    (
+        "rec = 'synthetic'; num_classes = 300 * 10000",
+        SIZES,
+        (3_000_000, 42474557),
+        "rec: the synthetic data of arc",
+    ),
+    ("num_image = 'forget'", SIZES, (2059906, None), "num_image: is not an integer and is left out"),
+    ("suffix_run_name = 'a'", "log.wandb", (None,), "suffix_run_name: has no equivalent in facetrain"),
+    ("wandb_project = 'faces'", "log.wandb", (None,), None),
+    ("wandb_project = 'faces'; using_wandb = True", "log.wandb", ("faces",), None),
+    ("using_wandb = True", "log.wandb", (None,), "using_wandb: names no project"),
+]
 
 
-@pytest.mark.parametrize(
-    ("loss", "kind", "margins"), [("cosface", "cosface", (1, 0, 0.4)), ("arcface", "arcface", (1, 0.5, 0))]
-)
-def test_the_loss_of_2021_is_converted_to_its_margin(tmp_path, loss, kind, margins):
-    margin = converted(tmp_path, f"{WITHOUT_MARGIN}config.loss = '{loss}'\n").head.margin
-    assert (margin.type, margin.scale, margin.m1, margin.m2, margin.m3) == (kind, 64, *margins)
+@pytest.mark.parametrize(("lines", "keys", "values", "note"), CONVERSIONS, ids=lambda text: str(text)[:40])
+def test_each_setting_is_converted_or_named_in_a_note(tmp_path, lines, keys, values, note):
+    config = converted(tmp_path, PEER + "".join(f"config.{line}\n" for line in lines.split("; ")))
+    assert attrgetter(*keys.split())(config) == (values if len(values) > 1 else values[0])
+    notes = [line[2:] for line in (tmp_path / "wf42m.yaml").read_text().splitlines() if line[0] == "#"]
+    others = [line for line in notes if not line.startswith(USUAL_NOTES)]
+    assert len(others) == (note is not None) and "".join(others).startswith(note or "")
+
+
+@pytest.mark.parametrize(("loss", "margin"), [("cosface", (1, 0, 0.4)), ("arcface", (1, 0.5, 0))])
+def test_the_loss_of_2021_is_converted_to_its_margin(tmp_path, loss, margin):
+    config = converted(tmp_path, f"{WITHOUT_MARGIN}config.loss = '{loss}'\n")
+    assert attrgetter(*MARGIN.split())(config) == (loss, 64, *margin)
     assert "# loss" not in (tmp_path / "wf42m.yaml").read_text()
-
-
-@pytest.mark.parametrize(
-    ("text", "note"),
-    [
-        (PEER + "config.loss = 'arcface'\n", "# loss: margin_list gives the margin"),
-        (PEER + "config.loss = 'curricularface'\n", "# loss: has no equivalent in facetrain"),
-    ],
-)
-def test_a_loss_that_gives_no_margin_is_named(tmp_path, text, note):
-    assert converted(tmp_path, text).head.margin.type == "cosface"
-    assert note in (tmp_path / "wf42m.yaml").read_text().splitlines()
-
-
-@pytest.mark.parametrize(
-    ("network", "note"),
-    [
-        ("vit_t_dp005_mask0", None),
-        ("vit_s_dp005_mask_0", None),
-        (
-            "vit_b_dp005_mask_005",
-            "`dp005_mask_005` is left out; the masking of patches in training has no equivalent",
-        ),
-        ("vit_b", "the masking of patches in training has no equivalent"),
-    ],
-)
-def test_the_masking_of_patches_is_named_where_it_is_on(tmp_path, network, note):
-    config = converted(tmp_path, f"{PEER}config.network = '{network}'\n")
-    assert config.model.backbone == network[:5]
-    notes = [line for line in (tmp_path / "wf42m.yaml").read_text().splitlines() if "# network" in line]
-    assert len(notes) == (note is not None) and (note or "") in "".join(notes)
-
-
-def test_synthetic_data_keeps_its_size_for_the_plan_and_is_named(tmp_path):
-    config = converted(tmp_path, PEER + "config.rec = 'synthetic'\nconfig.num_classes = 300 * 10000\n")
-    assert (config.data.num_classes, config.data.num_images) == (3_000_000, 42474557)
-    text = (tmp_path / "wf42m.yaml").read_text()
-    assert "# rec: the synthetic data of arcface_torch has no equivalent" in text
-    assert "`facetrain data synth`" in text and "`facetrain bench`" in text
-
-
-def test_a_size_that_is_no_integer_is_named(tmp_path):
-    assert converted(tmp_path, PEER + "config.num_image = 'forget'\n").data.num_images is None
-    assert "# num_image: is not an integer and is left out" in (tmp_path / "wf42m.yaml").read_text()
-
-
-def test_a_converted_config_names_the_values_that_it_leaves_out(tmp_path):
-    converted(tmp_path, PEER + "config.suffix_run_name = 'a'\n")
-    assert "# suffix_run_name: has no equivalent in facetrain" in (tmp_path / "wf42m.yaml").read_text()
-
-
-def test_weights_and_biases_are_converted_only_if_they_are_in_use(tmp_path):
-    project = PEER + "config.wandb_project = 'faces'\n"
-    assert converted(tmp_path, project).log.wandb is None
-    assert converted(tmp_path, project + "config.using_wandb = True\n").log.wandb == "faces"
-    assert converted(tmp_path, PEER + "config.using_wandb = True\n").log.wandb is None
-    assert "# using_wandb: names no project" in (tmp_path / "wf42m.yaml").read_text()
 
 
 def test_a_base_file_and_arithmetic_are_supported(tmp_path):

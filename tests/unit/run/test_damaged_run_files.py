@@ -10,7 +10,7 @@ from facetrain.errors import ConfigError, RunError
 from facetrain.files import os_errors_as, read_regular_text, write_atomically
 from facetrain.run.folder.create import missing_newest, recorded_environment
 from facetrain.run.folder.run_state import read_state
-from facetrain.run.report.list_runs import list_runs, read_metrics
+from facetrain.run.report.list_runs import format_runs, list_runs, read_metrics
 from facetrain.run.report.page import write_run_report
 from facetrain.telemetry.jsonl import JsonLines, read_jsonl
 from facetrain.telemetry.log import log_to
@@ -38,11 +38,12 @@ def test_damaged_lines_of_metrics_are_left_out_and_removed_at_the_next_start(run
 
 
 @pytest.mark.parametrize("name", ["state.json", "environment.json"])
-@pytest.mark.parametrize("content", [NESTED, "", "[]", "null", "{"])
+@pytest.mark.parametrize("content", [NESTED, "", "[]", "null", "{", "\0", '{"starts": [1, {"step": "x"}]}'])
 def test_damaged_state_and_environment_count_as_empty(run, name, content):
     (run / name).write_text(content)
     assert read_state(run).starts == () and recorded_environment(run).get("threads") is None
-    assert len(list_runs(run)) == 1
+    (listed,) = list_runs(run)
+    assert listed.state == "failed" and "0 of ?" in format_runs([listed])
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "log.txt", "state.json", "environment.json"])

@@ -78,21 +78,18 @@ def test_a_stopped_process_is_alive_and_the_error_names_its_state(tmp_path, slee
         RunLock(tmp_path).try_acquire()
 
 
-def test_the_lock_of_an_ended_process_is_stale_at_once_even_before_its_parent_has_noticed(tmp_path, sleeper):
-    lock_of(tmp_path, pid=sleeper.pid, pid_start=start_of(sleeper.pid))
-    sleeper.kill()
-    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)  # a zombie from now on
+@pytest.mark.parametrize("ended", [True, False])
+def test_the_lock_of_an_ended_process_or_of_one_that_has_its_number_now_is_stale_at_once(
+    tmp_path, sleeper, ended
+):
+    lock_of(tmp_path, pid=sleeper.pid, pid_start=start_of(sleeper.pid) if ended else "1")
+    if ended:
+        sleeper.kill()
+        os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)  # a zombie from now on
     lock = RunLock(tmp_path)
     assert lock.try_acquire() is None
     lock.release()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_process_that_got_the_number_of_an_ended_one_does_not_hold_its_lock(tmp_path, sleeper):
-    lock_of(tmp_path, pid=sleeper.pid, pid_start="1")
-    lock = RunLock(tmp_path)
-    assert lock.try_acquire() is None
-    lock.release()
 
 
 def test_the_lock_of_another_host_is_stale_when_it_does_not_change(tmp_path, capfd):
@@ -130,20 +127,20 @@ def test_the_lock_of_another_host_that_changes_is_refused(tmp_path, monkeypatch)
     there.release()
 
 
-def test_a_lock_that_cannot_be_read_is_stale_when_it_does_not_change(tmp_path):
-    (tmp_path / LOCK_FILE).write_bytes(b"\0" * 100)
+def hostile_json(**changes):
+    return json.dumps(json.loads(Holder("t", "h", "m", 1, "", "", ()).dump()) | changes).encode()
+
+
+# `kill -1`, which a message would advise for the process -1, ends all processes of the user.
+UNREADABLE = [hostile_json(pid=number) for number in (float("inf"), -1, 0)]
+
+
+@pytest.mark.parametrize("content", [b"\0" * 100, b"[" * 60_000, b"\xff" * 10, *UNREADABLE])
+def test_a_lock_that_cannot_be_read_is_stale_when_it_does_not_change(tmp_path, content):
+    (tmp_path / LOCK_FILE).write_bytes(content)
     lock = RunLock(tmp_path, **FAST)
     assert "cannot be read" in str(wait_for(lock))
     lock.release()
-
-
-@pytest.mark.parametrize("content", [b"[" * 60_000, b"\xff" * 10, b'{"pid": Infinity}'])
-def test_a_lock_with_hostile_json_counts_as_one_that_cannot_be_read(tmp_path, content):
-    if b"Infinity" in content:
-        values = json.loads(Holder("t", "h", "m", 1, "", "", ()).dump()) | {"pid": float("inf")}
-        content = json.dumps(values).encode()
-    (tmp_path / LOCK_FILE).write_bytes(content)
-    assert "cannot be read" in str(RunLock(tmp_path, **FAST).try_acquire())
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("absent")])
@@ -210,12 +207,6 @@ def test_a_process_whose_folder_was_moved_finds_out_and_does_not_lock_another_on
         lock.require_held()
     lock.release()
     assert not replaced or list(folder.iterdir()) == []
-
-
-@pytest.mark.parametrize("pid", [-1, 0])
-def test_a_lock_with_a_number_that_no_process_has_counts_as_one_that_cannot_be_read(tmp_path, pid):
-    lock_of(tmp_path, pid=pid, pid_start="0")
-    assert "run.lock cannot be read: watching" in RunLock(tmp_path).try_acquire()
 
 
 @pytest.mark.parametrize("links", [True, False])
