@@ -11,7 +11,6 @@ import hashlib
 import json
 import mmap
 import os
-import re
 import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,13 +23,11 @@ import numpy as np
 from facetrain.errors import DataError
 from facetrain.files import error_reason, parse_json, replacing, user_cache_folder
 
-_VERSION = 4
+_VERSION = 5
 """Raised when a reader finds other labels or places in the same files."""
 _HEADER_BYTES = 4096
 _ALIGNMENT = 64
 _CHUNK_BYTES = 1 << 24
-_NUMBERS = re.compile("[<|][biuf][1248]")
-"""Data types of columns, as numpy writes them."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +67,9 @@ def _stamp_of_all(paths: Sequence[Path]) -> str:
 
 
 def _stamp(path: Path) -> list[int] | None:
-    """Return size, modification time and time of change (ns) of a file; None if it does not exist.
+    """Return size, inode, modification time and time of change (ns) of a file; None if it does not exist.
 
-    The time of change tells a file that replaced one of the same size and modification time.
+    Inode and time of change tell a file that replaced one of the same size and modification time.
 
     Raises:
         DataError: it is not a regular file: a pipe would be waited for, a folder cannot be read.
@@ -85,7 +82,7 @@ def _stamp(path: Path) -> list[int] | None:
         raise DataError(f"{path}: {error_reason(error)}") from error
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"{path}: not a regular file")
-    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+    return [status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def cached_columns(name: Path, inputs: Sequence[Path], build: Callable[[], Columns]) -> Columns:
@@ -93,19 +90,19 @@ def cached_columns(name: Path, inputs: Sequence[Path], build: Callable[[], Colum
 
     If a file changes while `build` reads it, the cache file is stale from the beginning.
     """
+    stamp = _stamp_of_all(inputs)
     columns = load_columns(name, inputs)
-    if columns is None:
-        stamp = _stamp_of_all(inputs)
-        columns = save_columns(name, inputs, build(), stamp=stamp)
-    return columns
+    return save_columns(name, inputs, build(), stamp=stamp) if columns is None else columns
 
 
 def load_columns(name: Path, inputs: Sequence[Path]) -> Columns | None:
     """Return the cached columns if they were computed from the input files as they are now; None otherwise."""
+    stamp = _stamp_of_all(inputs)
     for path in _cache_paths(name):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
+        # Of any type: whatever is wrong with a cache file, the columns are computed again.
+        with contextlib.suppress(Exception):
             header = _read_header(path)
-            if header["stamp"] == _stamp_of_all(inputs) and _checksum_matches(path, header):
+            if header["stamp"] == stamp and _checksum_matches(path, header):
                 return _map(path, header)
     return None
 
@@ -186,11 +183,8 @@ def _map(path: Path, header: dict[str, Any]) -> Columns:
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     arrays: dict[str, np.ndarray] = {}
     for name, dtype, length, position in header["columns"]:
-        # Not every text: numpy parses some as Python.
-        if not _NUMBERS.fullmatch(dtype):
-            raise ValueError("a column of something else than numbers")
-        if length < 0:  # numpy would take the rest of the file
-            raise ValueError("a column of negative length")
+        if np.dtype(dtype).kind not in "biuf" or not 0 <= length <= len(data):
+            raise ValueError("a column of something else than numbers, or longer than the file")
         # Not np.memmap: indexing takes ten times as long. An empty array cannot be mapped.
         arrays[name] = np.frombuffer(data, dtype, length, position) if length else np.empty(0, dtype=dtype)
     return Columns(arrays, path)

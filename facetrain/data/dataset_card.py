@@ -17,42 +17,48 @@ A dataset that was merged has a list of such cards, one for each of its sources.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import yaml
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from facetrain.data.mixture import MIXTURE_SUFFIXES
-from facetrain.errors import DataError
-from facetrain.files import error_reason, parse_yaml, printable, read_regular_text
+from facetrain.data.mixture import MIXTURE_SUFFIXES, MixtureFile
+from facetrain.data.yaml_file import read_yaml
+from facetrain.files import parse_yaml, printable
+from facetrain.settings import Settings
 
 CARD_FILE, CARD_SUFFIX = "dataset_card.yaml", ".card.yaml"
 UNKNOWN = "unknown"
-KINDS = ("synthetic", "real", UNKNOWN)
-_MAX_CHARACTERS = 1 << 16
+_Text = Annotated[str, AfterValidator(printable)]
+_Count = Annotated[int, Field(strict=True)]
 
 
-@dataclass(frozen=True)
-class DatasetCard:
+class DatasetCard(Settings):
     """Origin and terms of a dataset."""
 
-    name: str
-    origin: str = UNKNOWN
+    name: _Text
+    origin: _Text = UNKNOWN
     """Address or description of the source."""
-    license: str = UNKNOWN
+    license: _Text = UNKNOWN
     """Name of the license, or the terms in a few words."""
-    consent: str = UNKNOWN
+    consent: _Text = UNKNOWN
     """Consent of the people, in a few words."""
-    kind: str = UNKNOWN
-    """One of `KINDS`."""
-    people: int | None = None
-    images: int | None = None
-    digest: str | None = None
+    kind: Literal["synthetic", "real", "unknown"] = "unknown"
+    people: _Count | None = None
+    images: _Count | None = None
+    digest: _Text | None = None
     """sha256 of the images and their labels, in order; the same in every format."""
+
+
+_Cards = Annotated[
+    list[DatasetCard],
+    BeforeValidator(lambda content: content if isinstance(content, list) else [content]),
+    Field(min_length=1),
+]
+"""Content of a card file: one card, or a list of them."""
 
 
 def card_path(dataset: Path) -> Path:
@@ -75,19 +81,11 @@ def read_card(dataset: Path) -> DatasetCard:
 
 def _read_cards_beside(dataset: Path) -> list[DatasetCard]:
     """Return the cards in the file of a dataset; without a file, a card with the name of the path."""
-    path = card_path(dataset)
-    if dataset.name == "train.rec" and not path.exists():
-        path = dataset.with_name(dataset.name + CARD_SUFFIX)
-    if not path.exists():
-        return [DatasetCard(printable(dataset.name))]
-    try:
-        text = read_regular_text(path)
-        content = parse_yaml(text) if len(text) <= _MAX_CHARACTERS else None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: {error_reason(error)}") from error
-    if isinstance(content, list) and content:
-        return [_card_of(entry, path) for entry in content]
-    return [_card_of(content, path)]
+    for path in (card_path(dataset), dataset.with_name(dataset.name + CARD_SUFFIX)):
+        if path.exists():
+            cards: list[DatasetCard] = read_yaml(path, _Cards)
+            return cards
+    return [DatasetCard(name=dataset.name)]
 
 
 def read_cards(dataset: Path) -> list[DatasetCard]:
@@ -98,11 +96,8 @@ def read_cards(dataset: Path) -> list[DatasetCard]:
     """
     if dataset.suffix not in MIXTURE_SUFFIXES or not dataset.is_file():
         return _read_cards_beside(dataset)
-    try:
-        entries = parse_yaml(dataset.read_text(encoding="utf-8"))["datasets"]
-        return [card for entry in entries for card in _read_cards_beside(dataset.parent / str(entry["path"]))]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{dataset}: {error_reason(error)}") from error
+    content: MixtureFile = read_yaml(dataset, MixtureFile)
+    return [card for entry in content.datasets for card in _read_cards_beside(dataset.parent / entry.path)]
 
 
 def read_copied_cards(path: Path) -> list[dict[str, Any]]:
@@ -115,19 +110,9 @@ def read_copied_cards(path: Path) -> list[dict[str, Any]]:
 
 
 def card_text(cards: Iterable[DatasetCard]) -> str:
-    """Return cards as YAML: one as it is read, several as a list."""
-    values = [card_values(card) for card in cards]
+    """Return the stated values of cards as YAML: one as it is read, several as a list."""
+    values = [card.model_dump(exclude_none=True) for card in cards]
     return yaml.safe_dump(values[0] if len(values) == 1 else values, sort_keys=False, allow_unicode=True)
-
-
-def card_values(card: DatasetCard) -> dict[str, Any]:
-    """Return the stated values of a card by their keys."""
-    return {key: value for key, value in dataclasses.asdict(card).items() if value is not None}
-
-
-def write_card(dataset: Path, place: Path, card: DatasetCard) -> None:
-    """Write the card of a dataset that is still at `place`, and will be at `dataset`."""
-    _write_cards(dataset, place, [card])
 
 
 def carry_cards(
@@ -155,11 +140,12 @@ def carry_cards(
     cards = [card for source in sources for card in read_cards(source)]
     if len(cards) == 1:
         text = digest.text if digest else None
-        cards = [dataclasses.replace(cards[0], people=size[0], images=size[1], digest=text)]
-    _write_cards(dataset, place, list(dict.fromkeys(cards)))
+        cards = [cards[0].model_copy(update={"people": size[0], "images": size[1], "digest": text})]
+    write_cards(dataset, place, list(dict.fromkeys(cards)))
 
 
-def _write_cards(dataset: Path, place: Path, cards: list[DatasetCard]) -> None:
+def write_cards(dataset: Path, place: Path, cards: Sequence[DatasetCard]) -> None:
+    """Write the cards of a dataset that is still at `place`, and will be at `dataset`."""
     path = place / CARD_FILE if place.is_dir() else dataset.with_name(dataset.name + CARD_SUFFIX)
     path.write_text(card_text(cards), encoding="utf-8")
 
@@ -186,24 +172,3 @@ class ImageDigest:
     def text(self) -> str:
         """The digest, with the name of the function."""
         return f"sha256:{self._hash.hexdigest()}"
-
-
-def _card_of(content: Any, path: Path) -> DatasetCard:
-    fields = {field.name: field for field in dataclasses.fields(DatasetCard)}
-    if not isinstance(content, dict) or not isinstance(content.get("name"), str):
-        raise DataError(f"{path}: not a dataset card; it needs at least a `name:`")
-    unknown = [str(key) for key in content if key not in fields]
-    if unknown:
-        raise DataError(f"{path}: unknown key {printable(unknown[0])}; allowed are {', '.join(fields)}")
-    for key, value in content.items():
-        wanted = int if key in ("people", "images") else str
-        if not isinstance(value, wanted) or isinstance(value, bool):
-            raise DataError(
-                f"{path}: {key} is {value!r:.60}; expected a {'whole number' if wanted is int else 'text'}"
-            )
-    if content.get("kind", UNKNOWN) not in KINDS:
-        raise DataError(f"{path}: kind is {content['kind']!r:.60}; expected {', '.join(KINDS)}")
-    values: dict[str, Any] = {
-        key: printable(value) if isinstance(value, str) else value for key, value in content.items()
-    }
-    return DatasetCard(**values)

@@ -17,9 +17,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
+from pydantic import Field, model_validator
 
 from facetrain.data.dataset import (
     FaceDataset,
@@ -34,15 +35,48 @@ from facetrain.data.dataset import (
 )
 from facetrain.data.npy_file import map_npy
 from facetrain.data.skipped_files import SkippedFile
+from facetrain.data.yaml_file import read_yaml
 from facetrain.errors import DataError
-from facetrain.files import error_reason, os_errors_as, parse_yaml, read_regular_text
+from facetrain.files import error_reason, os_errors_as, read_regular_text
+from facetrain.settings import Settings
 
 MIXTURE_SUFFIXES = (".yaml", ".yml")
-_LISTS = {"identities", "without", "mask"}
+_LISTS = ("identities", "mask", "without")
 """Keys that name a file with a choice of identities or images."""
-_KEYS = {"path", "weight", "margin", "loss_weight"} | _LISTS
-_MAX_WEIGHT = 1000
 _BYTE_ORDER_MARK = "\ufeff"
+_Weight = Annotated[float, Field(strict=True, gt=0, le=1000)]
+
+
+class MixtureEntry(Settings):
+    """Dataset of a mixture."""
+
+    path: str
+    weight: _Weight = 1.0
+    identities: str = ""
+    without: str = ""
+    mask: str = ""
+    margin: dict[str, Any] = Field(default_factory=dict)
+    loss_weight: _Weight = 1.0
+
+    @model_validator(mode="after")
+    def _require_one_choice(self) -> Self:
+        if self.mask and (self.identities or self.without):
+            raise ValueError("give either `mask:` or a list of identities")
+        return self
+
+
+class MixtureFile(Settings):
+    """Content of a mixture's YAML file."""
+
+    heads: Literal["joined", "separate"] = "joined"
+    datasets: Annotated[list[MixtureEntry], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _require_heads(self) -> Self:
+        own = [entry.path for entry in self.datasets if {"margin", "loss_weight"} & entry.model_fields_set]
+        if own and self.heads == "joined":
+            raise ValueError(f"margin and loss_weight of {own[0]} need `heads: separate` beside `datasets:`")
+        return self
 
 
 @dataclass(frozen=True)
@@ -152,39 +186,26 @@ def open_mixture(
     Raises:
         DataError: if the file is not as described above, or a dataset cannot be opened.
     """
-    try:
-        content = parse_yaml(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: {error_reason(error)}") from error
-    entries = content.get("datasets") if isinstance(content, dict) else None
-    if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
-        raise DataError(f"{path}: needs a list `datasets:` of entries with a `path:`")
-    separate = content.get("heads", "joined")
-    if content.keys() - {"datasets", "heads"} or separate not in ("joined", "separate"):
-        raise DataError(f"{path}: beside `datasets:` it can have `heads: separate` or `heads: joined` only")
-    datasets, weights, heads, described = [], [], [], []
-    for entry in entries:
-        unknown = entry.keys() - _KEYS
-        if unknown or not isinstance(entry.get("path"), str):
-            raise DataError(
-                f"{path}: an entry has the keys {sorted(map(str, entry))}; allowed are {sorted(_KEYS)}, and "
-                "path is required"
-            )
-        weight = _read_weight(entry, "weight", path)
-        heads.append(_read_head(entry, path, is_separate=separate == "separate"))
-        place = path.parent / entry["path"]
+    content: MixtureFile = read_yaml(path, MixtureFile)
+    datasets = []
+    for entry in content.datasets:
+        place = path.parent / entry.path
         if place.suffix in MIXTURE_SUFFIXES:
-            raise DataError(f"{path}: {entry['path']} is itself a mixture; list its datasets here")
-        dataset = drop_small_identities(_select_identities(open_dataset(place), entry, path), place)
-        if not images_per_epoch([dataset.num_images], [weight])[0]:
+            raise DataError(f"{path}: {entry.path} is itself a mixture; list its datasets here")
+        dataset = drop_small_identities(_select_images(open_dataset(place), entry, path), place)
+        if not images_per_epoch([dataset.num_images], [entry.weight])[0]:
             raise DataError(
-                f"{path}: with weight {weight:g}, an epoch shows none of the {dataset.num_images:,} images of "
-                f"{entry['path']}; take at least {1 / dataset.num_images:.2g}, or leave out the dataset"
+                f"{path}: with weight {entry.weight:g}, an epoch shows none of the {dataset.num_images:,} images of "
+                f"{entry.path}; take at least {1 / dataset.num_images:.2g}, or leave out the dataset"
             )
         datasets.append(dataset)
-        weights.append(weight)
-        described.append(_describe_entry(entry, weight, path))
-    return MixtureDataset(datasets, weights, heads if separate == "separate" else None, described)
+    heads = [DatasetHead(entry.margin, entry.loss_weight) for entry in content.datasets]
+    return MixtureDataset(
+        datasets,
+        [entry.weight for entry in content.datasets],
+        heads if content.heads == "separate" else None,
+        [_describe_entry(entry, path) for entry in content.datasets],
+    )
 
 
 def images_per_epoch(counts: Sequence[int], weights: Sequence[float]) -> np.ndarray:
@@ -192,58 +213,31 @@ def images_per_epoch(counts: Sequence[int], weights: Sequence[float]) -> np.ndar
     return np.rint(np.array(counts) * np.array(weights)).astype(np.int64)
 
 
-def _describe_entry(entry: dict[str, Any], weight: float, path: Path) -> dict[str, Any]:
+def _describe_entry(entry: MixtureEntry, path: Path) -> dict[str, Any]:
     """Return path and weight of an entry, and the checksums of its lists: their names stay when they are edited."""
-    described: dict[str, Any] = {"path": entry["path"], "weight": weight}
-    for key in sorted(_LISTS & entry.keys()):
-        listed = path.parent / str(entry[key])
-        with os_errors_as(DataError, listed), listed.open("rb") as file:
-            described[key] = hashlib.file_digest(file, "sha256").hexdigest()[:32]
+    described: dict[str, Any] = {"path": entry.path, "weight": entry.weight}
+    for key in _LISTS:
+        if name := getattr(entry, key):
+            listed = path.parent / name
+            with os_errors_as(DataError, listed), listed.open("rb") as file:
+                described[key] = hashlib.file_digest(file, "sha256").hexdigest()[:32]
     return described
 
 
-def _read_weight(entry: dict[str, Any], key: str, path: Path) -> float:
-    weight = entry.get(key, 1.0)
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= _MAX_WEIGHT:
-        raise DataError(
-            f"{path}: {key} of {entry['path']} is {weight!r}; expected a number above 0, at most {_MAX_WEIGHT}"
-        )
-    return float(weight)
-
-
-def _read_head(entry: dict[str, Any], path: Path, *, is_separate: bool) -> DatasetHead:
-    """Return `margin:` and `loss_weight:` of an entry."""
-    if not is_separate and ("margin" in entry or "loss_weight" in entry):
-        raise DataError(
-            f"{path}: {entry['path']} has a margin or a loss_weight, which need `heads: separate` beside `datasets:`"
-        )
-    margin = entry.get("margin", {})
-    if not isinstance(margin, dict) or not all(isinstance(key, str) for key in margin):
-        raise DataError(f"{path}: margin of {entry['path']} must be keys of head.margin, such as {{m2: 0.4}}")
-    return DatasetHead(margin, _read_weight(entry, "loss_weight", path))
-
-
-def _select_identities(dataset: FaceDataset, entry: dict[str, Any], path: Path) -> FaceDataset:
+def _select_images(dataset: FaceDataset, entry: MixtureEntry, path: Path) -> FaceDataset:
     """Apply `identities:` and `without:`, or `mask:`, of an entry."""
-    if "mask" in entry:
-        if "identities" in entry or "without" in entry:
-            raise DataError(
-                f"{path}: {entry['path']} has both `mask:` and a list of identities; give one of them"
-            )
-        return ImageSubset(dataset, _read_mask(path.parent / str(entry["mask"]), dataset.num_images))
+    if entry.mask:
+        return ImageSubset(dataset, _read_mask(path.parent / entry.mask, dataset.num_images))
     selected = np.arange(dataset.num_classes)
-    if "identities" in entry:
-        selected = np.intersect1d(
-            selected, read_identities(path.parent / str(entry["identities"]), dataset.num_classes)
-        )
-    if "without" in entry:
-        selected = np.setdiff1d(
-            selected, read_identities(path.parent / str(entry["without"]), dataset.num_classes)
-        )
+    if entry.identities:
+        selected = np.unique(read_identities(path.parent / entry.identities, dataset.num_classes))
+    if entry.without:
+        excluded = read_identities(path.parent / entry.without, dataset.num_classes)
+        selected = np.setdiff1d(selected, excluded)
     if len(selected) == dataset.num_classes:
         return dataset
     if not np.isin(selected, dataset.labels).any():
-        raise DataError(f"{path}: `identities:` and `without:` leave no identity of {entry['path']}")
+        raise DataError(f"{path}: `identities:` and `without:` leave no identity of {entry.path}")
     return SubsetDataset(dataset, selected)
 
 
@@ -254,15 +248,12 @@ def read_identities(path: Path, num_classes: int) -> np.ndarray:
         DataError: the file cannot be read, or a number is not below `num_classes`.
     """
     try:
-        with os_errors_as(DataError, path):
-            numbers = np.array(read_regular_text(path).removeprefix(_BYTE_ORDER_MARK).split(), np.int64)
-    except (ValueError, OverflowError) as error:
-        raise DataError(
-            f"{path}: not a list of identities ({error_reason(error)}); write one whole number per line"
-        ) from error
-    outside = numbers[(numbers < 0) | (numbers >= num_classes)]
-    if len(outside):
-        raise DataError(f"{path}: there is no identity {outside[0]}; they go from 0 to {num_classes - 1:,}")
+        numbers = np.array(read_regular_text(path).removeprefix(_BYTE_ORDER_MARK).split(), np.int64)
+        outside = numbers[(numbers < 0) | (numbers >= num_classes)]
+        if len(outside):
+            raise ValueError(f"there is no identity {outside[0]}; they go from 0 to {num_classes - 1:,}")
+    except (OSError, ValueError, OverflowError) as error:
+        raise DataError(f"{path}: {error_reason(error)}; write one number of an identity per line") from error
     return numbers
 
 
@@ -270,13 +261,14 @@ def _read_mask(path: Path, num_images: int) -> np.ndarray:
     """Return the numbers of the images that a .npy file selects, int64."""
     try:
         mask = map_npy(path)
+        if mask.ndim != 1 or mask.dtype.kind not in "iub" or (mask.dtype == bool and len(mask) != num_images):
+            raise ValueError(f"{mask.dtype} of shape {mask.shape}")
+        numbers = np.flatnonzero(mask) if mask.dtype == bool else np.array(mask)
+        if not len(numbers) or numbers.min() < 0 or numbers.max() >= num_images:
+            raise ValueError("no image, or a number of none")
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: not a NumPy array of image numbers ({error_reason(error)})") from error
-    if mask.ndim != 1 or mask.dtype.kind not in "iub":
-        raise DataError(f"{path}: expected one row of image numbers or booleans")
-    if mask.dtype.kind == "b" and len(mask) != num_images:
-        raise DataError(f"{path}: has {len(mask):,} booleans for {num_images:,} images")
-    numbers = np.flatnonzero(mask) if mask.dtype.kind == "b" else np.array(mask)
-    if not len(numbers) or numbers.min() < 0 or numbers.max() >= num_images:
-        raise DataError(f"{path}: expected at least one image, with numbers from 0 to {num_images - 1:,}")
+        raise DataError(
+            f"{path}: {error_reason(error)}; expected a NumPy array of image numbers from 0 to {num_images - 1:,}, "
+            f"or of {num_images:,} booleans"
+        ) from error
     return numbers.astype(np.int64)

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.formats.bin_subjects import contradicting_pair
+from facetrain.data.formats.bin_tables import contradicting_pair
 from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.embeddings.embedding_files import SUFFIXES, Embeddings, load_embeddings
 from facetrain.embeddings.normalization import REJECTED, is_rejected

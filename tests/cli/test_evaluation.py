@@ -10,7 +10,7 @@ import torch
 
 from facetrain.backbone.zoo import build_backbone
 from facetrain.data.formats.bin import write_bin
-from facetrain.data.formats.bin_subjects import write_subjects
+from facetrain.data.formats.bin_tables import write_subjects
 from facetrain.embeddings.embedding_files import load_embeddings, save_embeddings
 from facetrain.errors import RunError, UsageError
 from facetrain.models.model_file import describe_backbone, open_model, save_model

@@ -19,7 +19,7 @@ from facetrain.backbone.base import Backbone
 from facetrain.checkpoint.identity import read_run_id
 from facetrain.checkpoint.manifest import FORMAT, MANIFEST, checksum, read_manifest
 from facetrain.data.column_cache import Columns, load_columns, save_columns
-from facetrain.data.formats.bin_subjects import read_subjects
+from facetrain.data.formats.bin_tables import read_subjects
 from facetrain.data.formats.record_names import IDENTITIES_FILE, NAMES_FILE, RecordNames
 from facetrain.data.formats.webdataset import open_tar
 from facetrain.data.tools.landmarks import read_landmarks
@@ -291,7 +291,7 @@ def _record_names(folder: Path, data: bytes) -> str:
     write_input(f"{folder}/{IDENTITIES_FILE}", identities)
     names = RecordNames(folder)
     reads: list[Callable[[], object]] = [partial(names.image, key) for key in (1, 2, 3)]
-    return " ".join(outcome(DataError, read) for read in [*reads, partial(names.identity, 1)])
+    return " ".join(outcome(DataError, read) for read in [*reads, lambda: names.identities])
 
 
 def _ijb(folder: Path, lists: list[str], data: bytes) -> str:

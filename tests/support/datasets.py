@@ -9,9 +9,9 @@ import cv2
 import numpy as np
 
 from facetrain.data.dataset import FaceDataset
-from facetrain.data.formats.crc32c import masked_crc32c
 from facetrain.data.formats.record_dataset import open_records
 from facetrain.data.formats.recordio import RecordHeader, RecordWriter
+from facetrain.data.formats.tfrecord import masked_crc32c
 
 
 def encoded_image(number: int, size: int = 16) -> bytes:

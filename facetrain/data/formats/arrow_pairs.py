@@ -9,7 +9,7 @@ are taken in its order. An image column has bytes, or a struct {bytes, path}.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from facetrain.data.formats.arrow_columns import (
     decoded_bytes,
     image_fields,
     import_pyarrow,
-    require_labels,
+    require_label_type,
 )
 from facetrain.data.formats.splits import STATE_FILE, data_files
 from facetrain.errors import PairsError
@@ -46,7 +46,7 @@ def read_arrow_set(folder: Path) -> tuple[list[bytes], np.ndarray]:
     Raises:
         DataError: pyarrow is not installed, a file is damaged, or a column is missing or has values of another type.
     """
-    return _read_rows(folder, [row for path in data_files(folder) for row in _arrow_rows(path)])
+    return _read_pairs(folder, (table for path in data_files(folder) for table in _arrow_tables(path)))
 
 
 def read_parquet_set(paths: list[Path]) -> tuple[list[bytes], np.ndarray]:
@@ -58,18 +58,17 @@ def read_parquet_set(paths: list[Path]) -> tuple[list[bytes], np.ndarray]:
     Raises:
         DataError: as `read_arrow_set`, or a file grows too much when it is decompressed.
     """
-    return _read_rows(paths[0], [row for path in paths for row in _parquet_rows(path)])
+    return _read_pairs(paths[0], (table for path in paths for table in _parquet_tables(path)))
 
 
-def _arrow_rows(path: Path) -> Iterator[dict[str, Any]]:
+def _arrow_tables(path: Path) -> Iterator[Any]:
     for batch, file in arrow_batches(path):
-        if batch.nbytes > file.size:
-            raise PairsError(f"{path}: a batch is larger than the file; write it without compression")
-        yield from _table_rows(batch.select(_used_columns(batch.schema.names, path)), path)
+        _require_fitting(path, batch.nbytes, file.size)
+        yield batch.select(_used_columns(batch.schema.names, path))
 
 
-def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a .parquet file. People exchange sets: a small file must not fill the memory.
+def _parquet_tables(path: Path) -> Iterator[Any]:
+    """Yield the row groups of a .parquet file. People exchange sets: a small file must not fill the memory.
 
     Values are read as dictionaries, because a few bytes can repeat a long one for many rows.
     """
@@ -85,33 +84,18 @@ def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
         used = _used_columns(file.schema_arrow.names, path)
         for number in range(file.num_row_groups):
             group = file.metadata.row_group(number)
-            if max(group.total_byte_size, group.num_rows) > limit:
-                raise PairsError(f"{path}: row group {number} decompresses to more than {limit:,} bytes")
+            _require_fitting(path, max(group.total_byte_size, group.num_rows), limit)
             table = file.read_row_group(number, used)
             table.validate(full=True)  # an index can point outside its dictionary
-            if sum(map(decoded_bytes, table.columns)) > limit:
-                raise PairsError(f"{path}: row group {number} decompresses to more than {limit:,} bytes")
-            yield from _table_rows(table, path)
+            _require_fitting(path, sum(map(decoded_bytes, table.columns)), limit)
+            yield table
 
 
-def _table_rows(table: Any, path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a table or batch of pyarrow: encoded images, and numbers or texts."""
-    values = {}
-    for name in table.schema.names:
-        column = table.column(name)
-        if name in _IMAGES:
-            images = [image_fields(chunk)[0] for chunk in getattr(column, "chunks", [column])]
-            if any(image is None for image in images):
-                raise PairsError(
-                    f"{path}: column {name} has values of type {printable(str(column.type))[:100]}; expected bytes, "
-                    "or a struct of bytes and path"
-                )
-            values[name] = [image for chunk in images for image in chunk.to_pylist()]
-        else:
-            require_labels(column.type, name, path)
-            values[name] = column.to_pylist()
-    for row in zip(*values.values(), strict=True):
-        yield dict(zip(values, row, strict=True))
+def _require_fitting(path: Path, size: int, limit: int) -> None:
+    if size > limit:
+        raise PairsError(
+            f"{path}: rows decompress to more than {limit:,} bytes; write the set without compression"
+        )
 
 
 def _used_columns(names: list[str], path: Path) -> list[str]:
@@ -129,21 +113,39 @@ def _used_columns(names: list[str], path: Path) -> list[str]:
     return used
 
 
-def _read_rows(path: Path, rows: list[dict[str, Any]]) -> tuple[list[bytes], np.ndarray]:
-    if not rows:
-        raise PairsError(f"{path}: the set has no rows")
-    if "index" in rows[0]:
+def _values(column: Any, name: str, path: Path) -> list[Any]:
+    """Return the values of a column: encoded images, or numbers and texts."""
+    if name in _IMAGES:
+        column, kind = image_fields(column)[0], column.type
+        if column is None:
+            raise PairsError(
+                f"{path}: column {name} has values of type {printable(str(kind))[:100]}; expected bytes, or a struct "
+                "of bytes and path"
+            )
+    else:
+        require_label_type(column.type, name, path)
+    return list(column.to_pylist())
+
+
+def _read_pairs(path: Path, tables: Iterable[Any]) -> tuple[list[bytes], np.ndarray]:
+    columns: dict[str, list[Any]] = {}
+    for table in tables:
+        for name in table.schema.names:
+            columns.setdefault(name, []).extend(_values(table.column(name), name, path))
+    if not columns or len({len(values) for values in columns.values()}) > 1:
+        raise PairsError(f"{path}: the set has no rows, or its files have different columns")
+    if "index" in columns:
         try:
-            rows = sorted(rows, key=lambda row: int(row["index"]))
-        except (TypeError, ValueError) as error:
+            order = np.argsort([int(value) for value in columns["index"]], kind="stable").tolist()
+        except (TypeError, ValueError, OverflowError) as error:
             raise PairsError(f"{path}: the column index has a value that is not a number") from error
-    sides = [name for name in _IMAGES if name in rows[0]]
-    label = next(name for name in _LABELS if name in rows[0])
-    images = [row[side] for row in rows for side in sides]
+        columns = {name: [values[row] for row in order] for name, values in columns.items()}
+    sides = [columns[name] for name in _IMAGES if name in columns]
+    label = next(name for name in _LABELS if name in columns)
+    labels, images = columns[label], [image for row in zip(*sides, strict=True) for image in row]
     if not all(images):
         number = next(number for number, image in enumerate(images) if not image)
         raise PairsError(f"{path}: row {number // len(sides)} has no image bytes")
-    labels = [row[label] for row in rows]
     if not all(value in (0, 1) for value in labels):
         raise PairsError(f"{path}: the column {label} has a value other than 0 and 1")
     if len(sides) == 1:

@@ -22,8 +22,6 @@ from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import DataError, UnreadableError
 from facetrain.files import os_errors_as, printable
 
-MAX_LABEL = 2**31
-"""Labels are int32, below this number."""
 _SHORT_COLUMNS = ("label", "file", "name_size")
 """Columns of int32; the others are int64."""
 _MAX_OPEN_FILES = 256
@@ -226,10 +224,18 @@ class CatalogDataset:
         return [printable(name) for name in self.columns.value("identities", [])]
 
 
-def columns_of_rows(names: str, rows: Sequence[tuple[Any, ...]]) -> dict[str, np.ndarray]:
+def columns_of_rows(names: str, rows: Sequence[tuple[Any, ...]] | np.ndarray) -> dict[str, np.ndarray]:
     """Return the columns (N,) of N rows of numbers, by their names, which are separated by spaces."""
     table = np.array(rows, np.int64).reshape(len(rows), len(names.split()))
     return {
         name: np.ascontiguousarray(column, np.int32 if name in _SHORT_COLUMNS else np.int64)
         for name, column in zip(names.split(), table.T, strict=True)
     }
+
+
+def name_columns(names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return the columns of names that are in no file."""
+    encoded = [os.fsencode(name) for name in names]
+    size = np.fromiter(map(len, encoded), np.int32, len(encoded))
+    text = np.frombuffer(b"".join(encoded), np.uint8)
+    return {"names": text, "name_size": size, "name_offset": np.cumsum(size, dtype=np.int64) - size}

@@ -8,6 +8,7 @@ instruction is checked first, against a list of allowed ones and against the siz
 
 from __future__ import annotations
 
+import contextlib
 import io
 import lzma
 import os
@@ -139,7 +140,7 @@ class _ImageSetUnpickler(pickle.Unpickler):
         # A file can repeat a call that copies its argument; a valid file copies each byte at most once.
         self._copyable_bytes = len(data)
         self._constructors: dict[tuple[str, str], Callable[..., Any]] = {
-            ("_codecs", "encode"): self._encode,
+            ("_codecs", "encode"): self._bytes,
             ("numpy", "dtype"): _ByteDtype,
             ("numpy", "ndarray"): _no_call,
         }
@@ -170,14 +171,9 @@ class _ImageSetUnpickler(pickle.Unpickler):
             raise ValueError("its byte arrays are larger than the file")
         return value.encode("latin1") if isinstance(value, str) else bytes(value)
 
-    def _encode(self, text: Any, encoding: Any) -> bytes:
-        if not isinstance(text, str) or encoding != "latin1":
-            raise ValueError("unexpected call of _codecs.encode")
-        return self.copy_bytes(text)
-
     def _bytes(self, value: Any = b"", encoding: Any = "latin1") -> bytes:
         if encoding not in ("latin1", "latin-1"):
-            raise ValueError("unexpected call of bytes")
+            raise ValueError("unexpected encoding of bytes")
         return self.copy_bytes(value)
 
     def _reconstruct(self, *_: Any) -> _ByteArray:
@@ -226,40 +222,32 @@ def _require_byte_dtype(dtype: Any) -> None:
 
 
 def _check_set(value: Any, path: Path) -> tuple[list[bytes], np.ndarray]:
-    if isinstance(value, tuple | list) and len(value) == 2:
-        flags = value[1].data if isinstance(value[1], _ByteArray) else value[1]
-        if isinstance(flags, bytes):  # a NumPy array; protocol 5 of pickle gives the bytes themselves
-            value = (value[0], list(flags))
-    if not (
-        isinstance(value, tuple | list)
-        and len(value) == 2
-        and all(isinstance(part, list | tuple) for part in value)
-    ):
-        raise PairsError(f"{path}: not a verification set: expected a pair of lists (images, same person)")
+    try:
+        images, flags = (part.data if isinstance(part, _ByteArray) else part for part in value)
+        if not isinstance(images, list | tuple) or not isinstance(flags, list | tuple | bytes):
+            raise TypeError
+    except (TypeError, ValueError):
+        raise PairsError(
+            f"{path}: not a verification set: expected a pair of lists (images, same person)"
+        ) from None
     # By object: a file may refer to one image many times, and its bytes are then converted once.
     converted: dict[int, bytes] = {}
-    for number, item in enumerate(value[0]):
+    for number, item in enumerate(images):
         if id(item) not in converted:
             converted[id(item)] = _image_bytes(item, path, number)
-    images = [converted[id(item)] for item in value[0]]
-    flags = list(value[1])
-    if not all(isinstance(flag, bool | int) and flag in (0, 1) for flag in flags):
+    if not all(isinstance(flag, int) and flag in (0, 1) for flag in flags):  # bytes: of a NumPy array
         raise PairsError(f"{path}: the second list has a value other than true and false")
     if not flags or len(images) != 2 * len(flags):
         raise PairsError(
             f"{path}: {len(images):,} images for {len(flags):,} pairs; expected two for each pair"
         )
-    return images, np.array(flags, dtype=bool)
+    return [converted[id(item)] for item in images], np.array(list(flags), dtype=bool)
 
 
 def _image_bytes(item: Any, path: Path, number: int) -> bytes:
     if isinstance(item, _ByteArray):
         item = item.data
-    if isinstance(item, str):
-        try:
-            item = item.encode("latin1")
-        except UnicodeEncodeError:
-            item = None
-    if not isinstance(item, bytes | bytearray):
-        raise PairsError(f"{path}: image {number} is not a byte string")
-    return bytes(item)
+    with contextlib.suppress(UnicodeEncodeError):
+        if isinstance(item, str | bytes | bytearray):
+            return item.encode("latin1") if isinstance(item, str) else bytes(item)
+    raise PairsError(f"{path}: image {number} is not a byte string")

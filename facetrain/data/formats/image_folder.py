@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from facetrain.data.column_cache import Columns
-from facetrain.data.formats.base import CatalogDataset, Format
+from facetrain.data.formats.base import CatalogDataset, Format, name_columns
 from facetrain.data.images.header import IMAGE_SUFFIXES
 from facetrain.errors import DataError, UnreadableError
 from facetrain.files import error_reason, open_regular, os_errors_as, printable
@@ -63,77 +63,56 @@ def open_folder(folder: Path) -> CatalogDataset:
         DataError: there are no images.
     """
     skipped: list[tuple[str, str, str]] = []
-
-    def skip(name: str, kind: str, reason: str) -> None:
-        skipped.append((printable(name), kind, reason))
-
-    identities, labels, names = list[str](), list[int](), list[bytes]()
-    for identity in _subfolders(folder, skip):
-        files = _image_files(folder, identity, skip)
+    identities, labels, names = list[str](), list[int](), list[str]()
+    for identity, is_folder in _entries(folder, skipped):
+        if not is_folder:
+            skipped.append(
+                (printable(identity), "no_identity", "the file is not in the folder of an identity")
+            )
+            continue
+        files = []
+        for name, is_folder in _entries(folder, skipped, f"{identity}/"):
+            if is_folder:
+                skipped.append((printable(name), "nested", "a folder inside the folder of an identity"))
+            elif _is_image(name):
+                files.append(name)
+            else:
+                skipped.append((printable(name), "suffix", "not a format that OpenCV reads"))
         if not files:
-            skip(identity, "empty", "the folder has no images")
+            skipped.append((printable(identity), "empty", "the folder has no images"))
             continue
         labels += [len(identities)] * len(files)
         identities.append(identity)
-        names += (os.fsencode(f"{identity}/{file}") for file in files)
+        names += files
     if not labels:
-        raise DataError(_no_images(folder, skipped))
-    name_size = np.fromiter(map(len, names), np.int32, len(names))
+        raise DataError(
+            f"{folder}: contains neither train.rec nor images in one subfolder per identity "
+            f"({', '.join(sorted(IMAGE_SUFFIXES))}); give the folder that has the identities; for images directly "
+            "in it, write a list file of their people, such as people.txt with lines `photo1.jpg ann`, and give it"
+        )
     columns = Columns.of(
-        label=np.array(labels, np.int32), names=np.frombuffer(b"".join(names), np.uint8), name_size=name_size,
-        name_offset=np.cumsum(name_size, dtype=np.int64) - name_size, identities=identities, skipped=skipped,
-    )  # fmt: skip
+        label=np.array(labels, np.int32), **name_columns(names), identities=identities, skipped=skipped
+    )
     return FileDataset(folder, [], columns, root=folder)
 
 
 FORMAT = Format("image folder", open_folder)
 
 
-def _subfolders(folder: Path, skip: Callable[[str, str, str], None]) -> list[str]:
-    names = []
-    with os_errors_as(DataError, folder), os.scandir(folder) as entries:
+def _entries(
+    folder: Path, skipped: list[tuple[str, str, str]], parent: str = ""
+) -> Iterator[tuple[str, bool]]:
+    """Yield the sorted paths in a folder, or in a folder of it, and whether each is a folder; skip hidden ones."""
+    with os_errors_as(DataError, folder / parent), os.scandir(folder / parent) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
-            if entry.name.startswith("."):
-                skip(entry.name, "hidden", "the name begins with a dot")
-            elif entry.is_dir():
-                names.append(entry.name)
-            else:
-                skip(entry.name, "no_identity", "the file is not in the folder of an identity")
-    return names
+            if not entry.name.startswith("."):
+                yield parent + entry.name, entry.is_dir()
+            else:  # macOS writes a hidden file ._NAME.jpg beside each image on a foreign disk
+                skipped.append((printable(parent + entry.name), "hidden", "the name begins with a dot"))
 
 
-def _image_files(folder: Path, identity: str, skip: Callable[[str, str, str], None]) -> list[str]:
-    names = []
-    with os_errors_as(DataError, folder / identity), os.scandir(folder / identity) as entries:
-        for entry in sorted(entries, key=lambda entry: entry.name):
-            name = f"{identity}/{entry.name}"
-            suffix = os.path.splitext(entry.name)[1].lower()
-            if entry.name.startswith("."):
-                # macOS writes a hidden file ._NAME.jpg beside each image on a foreign disk.
-                skip(name, "hidden", "the name begins with a dot")
-            elif entry.is_dir():
-                skip(name, "nested", f"a folder inside the folder of an identity; {_count(entry)}")
-            elif suffix in IMAGE_SUFFIXES:
-                names.append(entry.name)
-            else:
-                skip(name, "suffix", f"{suffix or 'no suffix'}: not a format that OpenCV reads")
-    return names
-
-
-def _no_images(folder: Path, skipped: list[tuple[str, str, str]]) -> str:
-    message = (
-        f"{folder}: contains neither train.rec nor images in one subfolder per identity "
-        f"({', '.join(sorted(IMAGE_SUFFIXES))})"
-    )
-    if any(os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES for name, *_ in skipped):
-        message += (
-            "; for images directly in this folder, write a list file that names their people, such as people.txt "
-            "with lines `photo1.jpg ann`, and give this file"
-        )
-    nested = next((name for name, kind, _ in skipped if kind == "nested"), None)
-    if nested is not None:
-        message += f"; if the identities are the folders in {nested.split('/')[0]}, give that folder"
-    return message
+def _is_image(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
 
 
 def folders_with_images(folder: Path, most: int) -> list[str]:
@@ -143,16 +122,8 @@ def folders_with_images(folder: Path, most: int) -> list[str]:
         subfolders = (entry for entry in entries if not entry.name.startswith(".") and entry.is_dir())
         for entry in islice(subfolders, _PROBED_FOLDERS):
             with contextlib.suppress(PermissionError), os.scandir(entry.path) as files:  # such as lost+found
-                names = [file.name for file in islice(files, _PROBED_FILES)]
-                if any(os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES for name in names):
+                if any(_is_image(file.name) for file in islice(files, _PROBED_FILES)):
                     found.append(entry.name)
             if len(found) == most:
                 break
     return found
-
-
-def _count(folder: os.DirEntry[str]) -> str:
-    """Return how many image files a folder has, at any depth."""
-    names = (name for _, _, files in os.walk(folder.path) for name in files)
-    count = sum(os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES for name in names)
-    return f"images in it: {count:,}"

@@ -8,20 +8,24 @@ Fields between commas may be in quotes. Paths are relative to the folder of the 
 caller.
 """
 
+# N images
+
 from __future__ import annotations
 
+import contextlib
 import csv
 import re
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from facetrain.data.column_cache import Columns, cached_columns
-from facetrain.data.formats.base import MAX_LABEL, CatalogDataset, Format, catalog_path
+from facetrain.data.formats.base import CatalogDataset, Format, catalog_path
 from facetrain.data.formats.image_folder import FileDataset
+from facetrain.data.formats.labels import number_identities, require_labels
 from facetrain.data.images.header import IMAGE_SUFFIXES
 from facetrain.errors import DataError
 
@@ -61,13 +65,9 @@ def _build_catalog(path: Path) -> Columns:
             offset.append(start)
             size.append(len(image.encode()))
             identity_number.append(number_of.setdefault(identity, len(number_of)))
-    if not identity_number:
-        raise DataError(
-            f"{path}: contains no images; a line must be `path<tab>identity`, or as im2rec writes it"
-        )
-    label, identities = number_identities(list(number_of), str(path))
+    label, identities = label_identities(list(number_of), str(path))
     return Columns.of(
-        label=label[np.frombuffer(identity_number, np.int32)], identities=identities,
+        label=label[np.array(identity_number, np.int32)], identities=identities,
         name_offset=np.array(offset, np.int64), name_size=np.array(size, np.int32),
     )  # fmt: skip
 
@@ -81,17 +81,22 @@ def list_entries(lines: Iterable[bytes], place: str) -> Iterator[tuple[int, str,
     start = 0
     for number, line in enumerate(lines, start=1):
         try:
-            text = _text(line)
+            text = line.decode("utf-8").strip().removeprefix(_BYTE_ORDER_MARK)
         except UnicodeDecodeError as error:
             raise DataError(f"{place}, line {number}: the text is not UTF-8") from error
-        if "\0" in text:
-            raise DataError(f"{place}, line {number}: contains a zero byte, which no path can have")
         fields = _fields(text)
         column = next((n for n, field in enumerate(fields) if _is_image_path(field)), None)
-        if column is not None and len(fields) > 1:
+        if column is not None and len(fields) > 1 and "\0" not in text:
+            # Of InsightFace's three fields, the last is the identity; of im2rec's and of two fields, the other one.
+            identity = fields[1 if column != 1 else 2 if len(fields) > 2 else 0]
+            is_clear = column != 1 or len(fields) == 2 or fields[0] in _INSIGHTFACE_FLAGS
             offset = line.find(fields[column].encode())
-            _check_entry(fields, column, offset, f"{place}, line {number}")
-            yield start + offset, fields[column], _identity(fields, column)
+            if offset < 0 or not identity or not is_clear:
+                raise DataError(
+                    f"{place}, line {number}: {text[:60]!r} has no clear path and identity; write the path without "
+                    "quotes, a tab, and the identity"
+                )
+            yield start + offset, fields[column], identity
         elif text and (number > 1 or not _is_header(text, fields)):
             raise DataError(
                 f"{place}, line {number}: {text[:60]!r} does not name an image "
@@ -100,39 +105,18 @@ def list_entries(lines: Iterable[bytes], place: str) -> Iterator[tuple[int, str,
         start += len(line)
 
 
-def _check_entry(fields: list[str], column: int, offset: int, location: str) -> None:
-    if offset < 0:
-        raise DataError(
-            f"{location}: the path {fields[column]!r} contains a quote; separate the columns by tabs"
-        )
-    if column == 1 and len(fields) > 2 and fields[0] not in _INSIGHTFACE_FLAGS:
-        raise DataError(
-            f"{location}: it is not clear whether {fields[0][:60]!r} or {fields[2][:60]!r} is the identity; keep two "
-            "columns, the path and the identity"
-        )
-    if not _identity(fields, column):
-        raise DataError(f"{location}: {fields[column]!r} has no identity; add it, or remove the line")
-
-
-def _text(line: bytes) -> str:
-    return line.decode("utf-8").strip().removeprefix(_BYTE_ORDER_MARK)
-
-
 def _fields(text: str) -> list[str]:
     if "\t" in text:
         return [field.strip() for field in text.split("\t")]
     if "," in text:
-        return [field.strip() for field in (_quoted_fields(text) if '"' in text else text.split(","))]
+        fields = text.split(",")
+        if '"' in text:
+            with contextlib.suppress(csv.Error):
+                fields = next(csv.reader([text], skipinitialspace=True))
+        return [field.strip() for field in fields]
     words = text.split()
     is_im2rec = len(words) > 2 and all(map(_WHOLE_NUMBER.fullmatch, words[:-1]))
     return words if is_im2rec else text.rsplit(maxsplit=1)  # a path may contain spaces
-
-
-def _quoted_fields(text: str) -> list[str]:
-    try:
-        return next(csv.reader([text], skipinitialspace=True))
-    except csv.Error:
-        return [text]
 
 
 def _is_header(text: str, fields: list[str]) -> bool:
@@ -154,18 +138,10 @@ def _is_image_path(field: str) -> bool:
     return field[field.rfind(".") :].lower() in IMAGE_SUFFIXES
 
 
-def _identity(fields: list[str], path_column: int) -> str:
-    if path_column == 1:
-        return fields[2] if len(fields) > 2 else fields[0]
-    return fields[1]
-
-
-def number_identities(identities: list[str], place: str) -> tuple[np.ndarray, list[str]]:
+def label_identities(identities: Sequence[str], place: str) -> tuple[np.ndarray, list[str]]:
     """Return the label of each identity, int32 (N,): the number itself, or the rank of a name in sorted order.
 
-    Also returns the names by label; empty if they are numbers.
-
-    im2rec writes whole numbers as 3.000000.
+    Also returns the names by label; empty if they are numbers. im2rec writes whole numbers as 3.000000.
 
     Raises:
         DataError: a number is negative, too large or not whole, or is also written in an unusual way: 7 and 007 may
@@ -174,22 +150,13 @@ def number_identities(identities: list[str], place: str) -> tuple[np.ndarray, li
     try:
         number = np.array(identities, dtype=np.float64)
     except ValueError:
-        names = sorted(identities)
-        label_of = {name: label for label, name in enumerate(names)}
-        return np.array([label_of[name] for name in identities], np.int32), names
-    wrong = ~((number >= 0) & (number < MAX_LABEL) & (number == np.floor(number)))
-    if wrong.any():
-        identity = identities[int(np.flatnonzero(wrong)[0])]
-        raise DataError(
-            f"{place}: the identity {identity} is not a whole number from 0 to 2^31; use such numbers, or "
-            "names for all identities"
-        )
-    text_of = dict[int, str]()
-    for label, text in zip(number.astype(np.int32).tolist(), identities, strict=True):
-        other = text_of.setdefault(label, text)
+        return number_identities(identities, place)
+    label, text_of = require_labels(number, place), dict[int, str]()
+    for value, text in zip(label.tolist(), identities, strict=True):
+        other = text_of.setdefault(value, text)
         if other != text and not (_USUAL_NUMBER.fullmatch(other) and _USUAL_NUMBER.fullmatch(text)):
             raise DataError(
                 f"{place}: the identities {other} and {text} denote one identity; use one spelling, or give all "
                 "identities names that are not numbers"
             )
-    return number.astype(np.int32), []
+    return label, []

@@ -1,18 +1,50 @@
-"""Labels from the names of identities, and names of identities from the folders of their images."""
+"""Labels from numbers and from names of identities, and names of identities from the folders of their images."""
+
+# N images
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from facetrain.errors import DataError
+
+MAX_LABEL = 2**31
+"""Labels are int32, below this number."""
 
 
-def label_of_each(identities: Iterable[int | str]) -> dict[int | str, int]:
-    """Return the label of each identity: the number itself if all are numbers, otherwise the rank in sorted order."""
+def require_labels(number_N: np.ndarray, place: object) -> np.ndarray:
+    """Return numbers of any type as labels, int32 (N,).
+
+    Raises:
+        DataError: a number is not whole, negative or too large; the message begins with `place`.
+    """
+    # As float64: the limit is beyond the largest number of 16 bits.
+    value_N = number_N.astype(np.float64)
+    wrong_N = ~((value_N >= 0) & (value_N < MAX_LABEL) & (value_N == np.floor(value_N)))
+    if wrong_N.any():
+        first = int(np.argmax(wrong_N))
+        raise DataError(f"{place}: the label {number_N[first]} is not a whole number from 0 to 2^31")
+    return number_N.astype(np.int32)
+
+
+def number_identities(identities: Sequence[int | str], place: object) -> tuple[np.ndarray, list[str]]:
+    """Return the label of each image, int32 (N,), and the names of the identities by label.
+
+    Numbers are labels without names. If one identity is a text, the labels are the ranks in sorted order.
+
+    Raises:
+        DataError: a number is negative or too large; the message begins with `place`.
+    """
     distinct = set(identities)
     if all(isinstance(identity, int) for identity in distinct):
-        return {identity: int(identity) for identity in distinct}
+        return require_labels(np.array(identities, np.float64), place), []
     # A number before the same text: without an order of the two, each process could number them differently.
     ordered = sorted(distinct, key=lambda identity: (str(identity), isinstance(identity, str)))
-    return {identity: label for label, identity in enumerate(ordered)}
+    label_of = {identity: label for label, identity in enumerate(ordered)}
+    labels = np.fromiter((label_of[identity] for identity in identities), np.int32, len(identities))
+    return labels, [str(identity) for identity in ordered]
 
 
 def names_of_folders(labels: Iterable[int], folders: Iterable[str]) -> list[str]:
@@ -20,12 +52,9 @@ def names_of_folders(labels: Iterable[int], folders: Iterable[str]) -> list[str]
 
     A label without images has its number as name.
     """
-    folder_of, label_of = dict[int, str](), dict[str, int]()
-    for label, folder in zip(labels, folders, strict=True):
-        if (
-            not folder
-            or folder_of.setdefault(label, folder) != folder
-            or label_of.setdefault(folder, label) != label
-        ):
-            return []
+    pairs = set(zip(labels, folders, strict=True))
+    folder_of = dict(pairs)
+    one_to_one = len(pairs) == len(folder_of) == len(set(folder_of.values()))
+    if not one_to_one or "" in folder_of.values():
+        return []
     return [folder_of.get(label, str(label)) for label in range(max(folder_of, default=-1) + 1)]

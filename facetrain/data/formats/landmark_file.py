@@ -49,16 +49,15 @@ def open_landmarks(path: Path, num_images: int) -> np.ndarray:
     """
     try:
         landmarks_N52 = map_npy(path)
+        if landmarks_N52.dtype != np.float32 or landmarks_N52.shape != (num_images, *_SHAPE):
+            raise ValueError(
+                f"{landmarks_N52.dtype} of shape {landmarks_N52.shape}; expected float32 of shape "
+                f"{(num_images, *_SHAPE)}"
+            )
     except (OSError, ValueError) as error:
         raise DataError(
-            f"{path}: not a NumPy array of landmarks ({error_reason(error)}); {_ADVICE}"
+            f"{path}: not the landmarks of {num_images:,} images ({error_reason(error)}); {_ADVICE}"
         ) from error
-    if landmarks_N52.dtype != np.float32 or landmarks_N52.shape[1:] != _SHAPE:
-        raise DataError(f"{path}: expected float32 numbers, x and y of five points for each image; {_ADVICE}")
-    if len(landmarks_N52) != num_images:
-        raise DataError(
-            f"{path}: has the landmarks of {len(landmarks_N52):,} images, but there are {num_images:,}; {_ADVICE}"
-        )
     return landmarks_N52
 
 

@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from facetrain.data.column_cache import Columns, cached_columns
-from facetrain.data.formats.base import MAX_LABEL, CatalogDataset, Format, catalog_path, columns_of_rows
+from facetrain.data.formats.base import CatalogDataset, Format, catalog_path, columns_of_rows
+from facetrain.data.formats.labels import MAX_LABEL
 from facetrain.data.formats.lmdb_pages import LmdbFile, Value
 from facetrain.data.formats.serialized_values import image_and_label, list_items
 from facetrain.errors import DataError
@@ -54,10 +55,14 @@ def _build_catalog(path: Path) -> Columns:
     value_of = {value.key: value for value in file.values()}
     special = {key: value_of.pop(key) for key in (KEYS, LENGTH, NUM_CLASSES, IDENTITIES) if key in value_of}
     try:
-        listed = _listed(file, special[KEYS], len(value_of)) if KEYS in special else _in_key_order(value_of)
-        values = [value_of[key] for key in listed]
-        named = special.get(IDENTITIES)
-        identities = [] if named is None else _listed(file, named, named.size)
+        keys, identities = (_listed(file, special.get(key)) for key in (KEYS, IDENTITIES))
+        # Other keys in underscores are of programs; any other one would be an image that is left out.
+        unlisted = [key for key in value_of.keys() - set(keys) if not key.startswith(b"__")]
+        if KEYS not in special:
+            keys = _in_key_order(value_of)
+        elif unlisted:
+            raise ValueError(f"{unlisted[0]!r} is not in the list")
+        values = [value_of[key] for key in keys]
     except (ValueError, KeyError) as error:
         raise DataError(
             f"{path}: {KEYS.decode()} is not the list of the {len(value_of):,} keys, or {IDENTITIES.decode()} no list "
@@ -70,22 +75,26 @@ def _build_catalog(path: Path) -> Columns:
 
 def _parse(file: LmdbFile, value: Value) -> tuple[int, int, int]:
     """Return the byte offset and the size of an image, and its label."""
-    place = f"{file.path}: the value of key {printable(value.key.decode('utf-8', 'replace'))!r}"
     try:
         start, end, label = image_and_label(file.part(value.offset, value.size), value.size)
+        if end > value.size or not 0 <= label < MAX_LABEL:
+            raise ValueError(
+                f"the label {label} is not from 0 to 2^31, or the image is longer than the value"
+            )
     except (ValueError, OverflowError, IndexError) as error:
-        raise DataError(f"{place} is not a pair of image and label: {error}") from None
-    if end > value.size or not 0 <= label < MAX_LABEL:
+        key = printable(value.key.decode("utf-8", "replace"))
         raise DataError(
-            f"{place} has the label {label}, or an image that is longer than the value; labels go from 0 to 2^31 - 1"
-        )
+            f"{file.path}: the value of key {key!r} is not a pair of image and label: {error}"
+        ) from None
     return value.offset + start, end - start, label
 
 
-def _listed(file: LmdbFile, value: Value, most: int) -> list[bytes]:
-    """Return the byte strings of a list of at most `most` items."""
+def _listed(file: LmdbFile, value: Value | None) -> list[bytes]:
+    """Return the byte strings of a list; none without a list."""
+    if value is None:
+        return []
     data = file.bytes_at(value.offset, value.size)
-    items = list_items(lambda start, count: data[start : start + count], len(data), most=most)
+    items = list_items(lambda start, count: data[start : start + count], len(data), most=len(data))
     return [data[item.start : item.end] for item in items]
 
 

@@ -69,32 +69,24 @@ class LmdbFile(PositionalFile):
 
     def _newest_root(self) -> tuple[int, int]:
         """Return the page size, and the root page of the newest complete transaction."""
-        metas = []
         first = self._meta(0)
-        if first is None:
-            raise DataError(f"{self.path}: not an LMDB database")
-        page_bytes = first[0]
+        page_bytes = first[1]
         if not 512 <= page_bytes <= 1 << 16 or page_bytes & (page_bytes - 1):
             raise self._damaged(0)
-        metas = [meta for meta in (first, self._meta(page_bytes)) if meta is not None]
-        _, flags, root, _ = max(metas, key=lambda meta: meta[3])
+        _, _, flags, root = max(first, self._meta(page_bytes))
         if flags & _DUPLICATES:
             raise DataError(f"{self.path}: a database with several values per key is not supported")
         return page_bytes, root
 
-    def _meta(self, offset: int) -> tuple[int, int, int, int] | None:
-        """Return page size, flags and root of the main database, and the number of the transaction."""
-        data = self.bytes_at(offset, _META.size)
-        if len(data) < _META.size:
-            return None
+    def _meta(self, offset: int) -> tuple[int, int, int, int]:
+        """Return the number of the transaction, the page size, and flags and root of the main database."""
+        data = self.bytes_at(offset, _META.size).ljust(_META.size, b"\0")
         magic, version, page_bytes, _, _, _, flags, _, *_, root, _, transaction = _META.unpack(data)
-        if magic != _MAGIC:
-            return None
-        if version != _VERSION:
+        if (magic, version) != (_MAGIC, _VERSION):
             raise DataError(
-                f"{self.path}: version {version} of the LMDB format is not supported; expected {_VERSION}"
+                f"{self.path}: not an LMDB database of version {_VERSION}, or damaged at byte {offset:,}"
             )
-        return page_bytes, flags, root, transaction
+        return transaction, page_bytes, flags, root
 
     def _nodes(self, page: bytes, offset: int) -> Iterator[tuple[int, int, int, int, int]]:
         """Yield the position of each node in a page and the four numbers of its header."""

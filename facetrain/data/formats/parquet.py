@@ -6,11 +6,10 @@ rows, of which the last used ones stay in memory.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
-from functools import cached_property, partial
+import contextlib
+from collections.abc import Callable, Sequence
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -19,15 +18,14 @@ from facetrain.data.column_cache import Columns, cached_columns
 from facetrain.data.formats.arrow_columns import (
     IMAGE_COLUMNS,
     LABEL_COLUMNS,
+    LabeledRows,
     arrow_errors,
+    build_catalog,
     class_names,
     image_fields,
     import_pyarrow,
     label_values,
-    number_labels,
     pick_column,
-    require_equal_names,
-    value_places,
 )
 from facetrain.data.formats.base import CatalogDataset, Format, catalog_path, files_in
 from facetrain.data.formats.shard_names import require_all_shards
@@ -44,8 +42,8 @@ _LENGTH_BYTES = 4
 class ParquetDataset(CatalogDataset):
     """Images of .parquet files; an image that is not in place has the offset −1.
 
-    Further columns, for each row group: `group_file` its file, `group` its number in the file, `group_end` the number
-    of images up to its end. `column` is the name of the image column.
+    Further columns: `group` and `row`, the row group of an image and its row there. `column` is the name of the image
+    column, `group_bytes` the size of the largest row group.
     """
 
     def read(self, index: int) -> bytes:
@@ -56,52 +54,46 @@ class ParquetDataset(CatalogDataset):
         """
         if self.columns.arrays["offset"].item(index) >= 0:
             return super().read(index)
-        group, row = self._row_place(index)
-        image = self._groups.get(group).image(row)
+        image = self._value(index, 0)
         if image is None:
-            raise UnreadableError(f"{self.location(index)}: column {self._column} contains no bytes")
-        return image
+            raise UnreadableError(f"{self.location(index)}: the image column contains no bytes")
+        return bytes(image)
 
     def name(self, index: int) -> str | None:
         """Return the path that the image column has; None without one."""
-        group, row = self._row_place(index)
-        path = self._groups.get(group).path(row)
-        return printable(path) if path else None
+        with contextlib.suppress(UnicodeDecodeError):
+            return printable(self._value(index, 1) or "") or None
+        return None
 
     def location(self, index: int) -> str:
         """Return the file, the row group and the row."""
-        group, row = self._row_place(index)
         arrays = self.columns.arrays
-        return f"{self.files[arrays['group_file'][group]]}: row group {arrays['group'][group]}, row {row}"
+        path = self.files[arrays["file"][index]]
+        return f"{path}: row group {arrays['group'][index]}, row {arrays['row'][index]}"
 
     def _extents(self, rows: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         file, start, end = super()._extents(rows)
         in_place = start >= 0
         return file[in_place], start[in_place], end[in_place]
 
-    def _row_place(self, index: int) -> tuple[int, int]:
-        """Return the number of the row group of an image among all, and the row in it."""
-        group = bisect_right(self._ends, index)
-        return group, index - (self._ends[group - 1] if group else 0)
+    def _value(self, index: int, field: int) -> Any:
+        """Return the image (field 0) or the path (field 1) of a row; None if it has none."""
+        arrays = self.columns.arrays
+        column = self._groups(arrays["file"].item(index), arrays["group"].item(index))[field]
+        return None if column is None else column[arrays["row"].item(index)].as_py()
 
-    def _read_group(self, group: int) -> _RowGroup:
-        path = self.files[self.columns.arrays["group_file"][group]]
+    @cached_property
+    def _groups(self) -> Callable[[int, int], tuple[Any, Any]]:
+        """Function that returns images and paths of a row group; the groups that were used last stay in memory."""
+        most = max(_CACHE_BYTES // max(self.columns.value("group_bytes"), 1), 1)
+        return lru_cache(maxsize=most)(self._read_group)
+
+    def _read_group(self, number: int, group: int) -> tuple[Any, Any]:
+        path = self.files[number]
         try:
-            return _read_group(_open(path), path, self.columns.arrays["group"].item(group), self._column)
+            return _read_group(_open(path), path, group, self.columns.value("column"))
         except DataError as error:
             raise UnreadableError(str(error)) from error
-
-    @cached_property
-    def _groups(self) -> _GroupCache:
-        return _GroupCache(self)
-
-    @cached_property
-    def _ends(self) -> list[int]:
-        return self.columns.arrays["group_end"].tolist()
-
-    @cached_property
-    def _column(self) -> str:
-        return self.columns.value("column")
 
 
 def open_parquet(folder: Path) -> CatalogDataset:
@@ -115,123 +107,67 @@ def open_parquet(folder: Path) -> CatalogDataset:
     files, skipped = train_files(files_in(folder, (".parquet",)))
     require_all_shards(files)
     entries = [(file.name, file.kind, file.reason) for file in skipped]
-    columns = cached_columns(catalog_path(folder), files, partial(_build_catalog, files, folder, entries))
+    columns = cached_columns(catalog_path(folder), files, partial(_build_catalog, files, entries))
     return ParquetDataset(folder, files, columns)
 
 
 FORMAT = Format("Parquet", open_parquet, parts=("*.parquet",))
 
 
-class _RowGroup:
-    """Decoded image column of a row group. Images are copied from its buffers: a scalar of pyarrow takes longer."""
+def _build_catalog(files: Sequence[Path], skipped: list[tuple[str, str, str]]) -> Columns:
+    names = _open(files[0]).schema_arrow.names
+    image = pick_column(names, IMAGE_COLUMNS, "image", files[0])
+    label = pick_column(names, LABEL_COLUMNS, "identity", files[0])
+    group_bytes = 0
 
-    def __init__(self, column: Any) -> None:
-        self.nbytes = column.nbytes
-        fields = [image_fields(chunk) for chunk in column.chunks]
-        self._images = [None if images is None else value_places(images) for images, _ in fields]
-        self._paths = [paths for _, paths in fields]
-        self._ends = np.cumsum([len(chunk) for chunk in column.chunks]).tolist()
-
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    def image(self, row: int) -> bytes | None:
-        """Return the bytes of a row; None if it has none."""
-        part = bisect_right(self._ends, row)
-        images = self._images[part]
-        if images is None:
-            return None
-        places, data = images
-        start, size = places[row - self._ends[part]].tolist()  # from the end: negative
-        return None if size < 0 else bytes(memoryview(data)[start : start + size]) if size else b""
-
-    def path(self, row: int) -> str | None:
-        """Return the path of a row; None if it has none, or no text."""
-        part = bisect_right(self._ends, row)
-        paths = self._paths[part]
-        try:
-            return None if paths is None else paths[row - self._ends[part] + len(paths)].as_py()
-        except UnicodeDecodeError:
-            return None
-
-
-class _GroupCache:
-    """Row groups that were used last, up to a number of bytes."""
-
-    def __init__(self, dataset: ParquetDataset) -> None:
-        self._dataset, self._lock = dataset, Lock()
-        self._groups: dict[int, _RowGroup] = {}
-
-    def get(self, group: int) -> _RowGroup:
-        """Return a row group, and drop the oldest ones if there are too many."""
-        rows = self._groups.get(group) or self._dataset._read_group(group)
-        with self._lock:
-            self._groups.pop(group, None)
-            self._groups[group] = rows  # the newest is the last
-            while len(self._groups) > 1 and sum(rows.nbytes for rows in self._groups.values()) > _CACHE_BYTES:
-                del self._groups[next(iter(self._groups))]
-        return rows
-
-
-def _build_catalog(files: Sequence[Path], folder: Path, skipped: list[tuple[str, str, str]]) -> Columns:
-    names, labels, places, groups = list[str](), [], [np.empty((0, 3), np.int64)], []
-    image = label = ""
-    for number, path in enumerate(files):
-        file = _open(path)
-        columns = file.schema_arrow.names
-        if not number:
-            image = pick_column(columns, IMAGE_COLUMNS, "image", path)
-            label = pick_column(columns, LABEL_COLUMNS, "identity", path)
-            names = class_names(file.schema_arrow, label)
-        if missing := {image, label}.difference(columns):
+    def read_file(path: Path) -> LabeledRows:
+        nonlocal group_bytes
+        file, places = _open(path), [np.empty((0, 4), np.int64)]
+        if missing := {image, label}.difference(file.schema_arrow.names):
             raise DataError(
                 f"{path}: has no column {', '.join(missing)}, unlike {files[0]}; rename its columns"
             )
-        require_equal_names(names, files[0], class_names(file.schema_arrow, label), path)
-        with arrow_errors(path):
-            labels.append(label_values(file.read([label]).column(label), label, path))
         for group in range(file.metadata.num_row_groups):
-            of_group = _places_in_file(file, path, group, image)
-            places.append(np.insert(of_group, 0, number, axis=1))
-            groups.append((number, group, len(of_group)))
-    labeled, names = number_labels(np.concatenate(labels), names, folder)
-    file_N, offset, size = (np.ascontiguousarray(column) for column in np.concatenate(places).T)
-    group_file, group_number, rows = np.array(groups, np.int64).reshape(-1, 3).T
-    return Columns.of(
-        label=labeled, file=file_N.astype(np.int32), offset=offset, size=size, identities=names, skipped=skipped,
-        column=image, group_file=group_file.copy(), group=group_number.copy(), group_end=np.cumsum(rows),
-    )  # fmt: skip
+            places.append(_places(file, path, group, image))
+            group_bytes = max(group_bytes, file.metadata.row_group(group).total_byte_size)
+        with arrow_errors(path):
+            labels = label_values(file.read([label]).column(label), label, path)
+        return np.concatenate(places), labels, class_names(file.schema_arrow, label)
+
+    columns = build_catalog(files, "offset size group row", read_file, skipped=skipped, column=image)
+    return Columns.of(**columns.arrays, group_bytes=group_bytes)
 
 
-def _places_in_file(file: Any, path: Path, group: int, column: str) -> np.ndarray:
-    """Return the byte offset in the file and the size of each image of a row group: int64 (rows, 2); -1: not in place.
+def _places(file: Any, path: Path, group: int, column: str) -> np.ndarray:
+    """Return the byte offset in the file and the size of each image of a row group, the group and the row: (rows, 4).
 
-    A plain column stores each value as its length and its bytes, and pages of them one after the other. The values that
-    pyarrow decodes are searched in this order, so an image whose place is known is the one that pyarrow reads.
+    The offset is −1 if an image is not in place. A plain column stores each value as its length and its bytes, and
+    pages of them one after the other. The values that pyarrow decodes are searched in this order, so an image whose
+    place is known is the one that pyarrow reads.
     """
     with arrow_errors(path):
         metadata = file.metadata.row_group(group)
-        nowhere = np.full((metadata.num_rows, 2), -1, np.int64)
+        places = np.full((metadata.num_rows, 4), -1, np.int64)
+        places[:, 2], places[:, 3] = group, np.arange(metadata.num_rows)
         chunks = [metadata.column(number) for number in range(metadata.num_columns)]
         chunk = next((one for one in chunks if one.path_in_schema in (column, f"{column}.bytes")), None)
         if chunk is None or chunk.compression != "UNCOMPRESSED" or chunk.has_dictionary_page:
-            return nowhere
+            return places
         start, size = chunk.data_page_offset, chunk.total_compressed_size
-    raw = PositionalFile(path).bytes_at(start, size)
-    rows = _read_group(file, path, group, column)
-    places, position = [], 0
-    for row in range(len(rows)):
-        value = rows.image(row)
-        if value is None:
-            return nowhere
+    images = _read_group(file, path, group, column)[0]
+    if images is None or images.null_count:
+        return places
+    raw, position, found = PositionalFile(path).bytes_at(start, size), 0, []
+    for value in images.to_pylist():
         stored = len(value).to_bytes(_LENGTH_BYTES, "little") + value
         if not raw.startswith(stored, position):  # a new page begins
             position = raw.find(stored, position)
             if position < 0:
-                return nowhere
-        places.append((start + position + _LENGTH_BYTES, len(value)))
+                return places
+        found.append((start + position + _LENGTH_BYTES, len(value)))
         position += len(stored)
-    return np.array(places, np.int64).reshape(-1, 2)
+    places[:, :2] = np.array(found, np.int64).reshape(-1, 2)
+    return places
 
 
 def _open(path: Path) -> Any:
@@ -242,8 +178,9 @@ def _open(path: Path) -> Any:
         return pyarrow.parquet.ParquetFile(path)
 
 
-def _read_group(file: Any, path: Path, group: int, column: str) -> _RowGroup:
+def _read_group(file: Any, path: Path, group: int, column: str) -> tuple[Any, Any]:
+    """Return the images and the paths of a row group; see `image_fields`."""
     with arrow_errors(path):
         table = file.read_row_group(group, [column])
         table.validate(full=True)  # an index can point outside its dictionary
-        return _RowGroup(table.column(column))
+        return image_fields(table.column(column))

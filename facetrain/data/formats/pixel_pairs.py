@@ -12,7 +12,6 @@ The pixels are encoded as PNG, without loss.
 
 from __future__ import annotations
 
-import json
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
@@ -24,12 +23,9 @@ import numpy as np
 from facetrain.cpu_cores import usable_cores
 from facetrain.data.npy_file import map_npy
 from facetrain.errors import PairsError
-from facetrain.files import error_reason
+from facetrain.files import error_reason, parse_json, read_regular_text
 
 _CHANNELS = 3
-_MAX_SIDE = 4096
-"""Largest height and width in pixels that is read."""
-_MAX_CONF_BYTES = 4096
 _MAX_LABEL_BYTES = 32
 """Longest line of `issame.txt`, which NumPy may have written as 1.000000000000000000e+00."""
 _PNG_LEVEL = [cv2.IMWRITE_PNG_COMPRESSION, 1]
@@ -50,25 +46,29 @@ def read_pixel_set(folder: Path) -> tuple[list[bytes], np.ndarray]:
     Raises:
         PairsError: a file is missing or damaged, or their sizes contradict each other. No code of a file is run.
     """
-    if _npy_path(folder).is_file():
-        path, labels_path = _npy_path(folder), folder / "issame.txt"
-        pixel_NCHW = _read_npy(path)
-        same_P = _text_labels(labels_path, images=pixel_NCHW.shape[0] if pixel_NCHW.ndim else 0)
-    else:
-        path, labels_path = _memory_path(folder), folder.with_name(f"{folder.name}_list.npy")
-        pixel_NCHW = _read_memory_file(path)
-        same_P = _boolean(_read_npy(labels_path), labels_path)
-    shape = pixel_NCHW.shape
-    if pixel_NCHW.ndim != 4 or shape[1] != _CHANNELS or not 0 < min(shape[2:]) <= max(shape[2:]) <= _MAX_SIDE:
-        raise PairsError(
-            f"{path}: an array of shape {shape}; expected images of shape (N, {_CHANNELS}, H, W)"
-        )
-    if len(same_P) == 0 or shape[0] != 2 * len(same_P):
-        raise PairsError(
-            f"{path}: {shape[0]:,} images for {len(same_P):,} pairs in {labels_path}; expected two for each pair"
-        )
+    is_npy = _npy_path(folder).is_file()
+    path = _npy_path(folder) if is_npy else _memory_path(folder)
+    labels_path = folder / "issame.txt" if is_npy else folder.with_name(f"{folder.name}_list.npy")
+    try:
+        pixel_NCHW = map_npy(path) if is_npy else _read_memory_file(path)
+        shape, dtype = pixel_NCHW.shape, np.uint8 if is_npy else np.float32
+        if len(shape) != 4 or shape[1] != _CHANNELS or not prod(shape) or pixel_NCHW.dtype != dtype:
+            raise ValueError(
+                f"{pixel_NCHW.dtype} of shape {shape}; expected images of shape (N, {_CHANNELS}, H, W)"
+            )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise PairsError(f"{path}: not an array of images ({error_reason(error)})") from error
+    try:
+        label_P = _read_text(labels_path, shape[0]) if is_npy else map_npy(labels_path)
+        if label_P.ndim != 1 or label_P.dtype.kind not in "bif" or not np.isin(label_P, (0, 1)).all():
+            raise ValueError("expected 0 or 1 for each pair")
+        if shape[0] != 2 * len(label_P):
+            raise ValueError(f"{shape[0]:,} images for {len(label_P):,} pairs; expected two for each pair")
+    except (OSError, ValueError) as error:
+        raise PairsError(f"{labels_path}: not the labels of the set ({error_reason(error)})") from error
     with ThreadPoolExecutor(usable_cores()) as pool:
-        return list(pool.map(lambda number: _encode(pixel_NCHW[number], path), range(shape[0]))), same_P
+        images = pool.map(lambda number: _encode(pixel_NCHW[number], path), range(shape[0]))
+        return list(images), np.asarray(label_P, bool)
 
 
 def _npy_path(folder: Path) -> Path:
@@ -91,47 +91,24 @@ def _encode(pixel_CHW: np.ndarray, path: Path) -> bytes:
     return bytes(cv2.imencode(".png", np.ascontiguousarray(bgr), _PNG_LEVEL)[1])
 
 
-def _read_npy(path: Path) -> np.ndarray:
-    try:
-        array = map_npy(path)
-    except (OSError, ValueError) as error:
-        raise PairsError(f"{path}: not an array ({error_reason(error)})") from error
-    if array.ndim > 1 and array.dtype != np.uint8:
-        raise PairsError(f"{path}: not an array of uint8 images or of labels")
-    return array
-
-
 def _read_memory_file(path: Path) -> np.ndarray:
-    """Map the file that `mem_file.dat.conf` describes: JSON with shape and dtype."""
-    description = path.with_name(f"{path.name}.conf")
-    try:
-        with description.open(encoding="utf-8") as file:
-            content = json.loads(file.read(_MAX_CONF_BYTES))
-        shape, dtype = content["shape"], content["dtype"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise PairsError(
-            f"{description}: expected JSON with shape and dtype ({error_reason(error)})"
-        ) from error
-    valid = isinstance(shape, list) and all(type(size) is int and size > 0 for size in shape)
-    if not valid or dtype != "float32":
-        raise PairsError(f"{description}: shape {shape!r} and dtype {dtype!r}; expected float32 images")
+    """Map the file that `mem_file.dat.conf` describes: JSON with shape and dtype; NumPy compares the sizes.
+
+    Raises:
+        ValueError, KeyError, TypeError: the description is another one.
+    """
+    described = parse_json(read_regular_text(path.with_name(f"{path.name}.conf")))
+    shape, dtype = described["shape"], described["dtype"]
+    if not all(type(size) is int and size > 0 for size in shape) or dtype != "float32":
+        raise ValueError(f"shape {shape!r} and dtype {dtype!r}; expected float32 images")
     if path.stat().st_size != prod(shape) * np.dtype(np.float32).itemsize:
-        raise PairsError(f"{path}: {path.stat().st_size:,} bytes are not an array of shape {tuple(shape)}")
+        raise ValueError(f"{path.stat().st_size:,} bytes for the shape {tuple(shape)}")
     return np.memmap(path, np.float32, mode="r", shape=tuple(shape))
 
 
-def _text_labels(path: Path, images: int) -> np.ndarray:
-    try:
-        if path.stat().st_size > images * _MAX_LABEL_BYTES:
-            raise PairsError(f"{path}: too large for the labels of {images:,} images")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a file without labels, which is refused by their number
-            return _boolean(np.loadtxt(path, ndmin=1), path)
-    except (OSError, ValueError) as error:
-        raise PairsError(f"{path}: expected a line 0 or 1 for each pair ({error_reason(error)})") from error
-
-
-def _boolean(label_P: np.ndarray, path: Path) -> np.ndarray:
-    if label_P.ndim != 1 or label_P.dtype.kind not in "bif" or not np.isin(label_P, (0, 1)).all():
-        raise PairsError(f"{path}: expected 0 or 1 for each pair")
-    return np.asarray(label_P, bool)
+def _read_text(path: Path, images: int) -> np.ndarray:
+    if path.stat().st_size > images * _MAX_LABEL_BYTES:
+        raise ValueError(f"too large for the labels of {images:,} images")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a file without labels, which is refused by their number
+        return np.loadtxt(path, ndmin=1)

@@ -16,7 +16,7 @@ from facetrain.data.formats.record_index import build_catalog
 from facetrain.data.formats.record_names import RecordNames
 from facetrain.data.formats.recordio import RecordReader, decode_record
 from facetrain.errors import DataError
-from facetrain.files import error_reason, read_regular_text
+from facetrain.files import error_reason, printable, read_regular_text
 
 _TRAINING_SET = "train.rec"
 
@@ -28,7 +28,8 @@ class RecordDataset(CatalogDataset):
 
     def __init__(self, path: Path, files: Sequence[Path], columns: Columns) -> None:
         super().__init__(path, files, columns)
-        announced, end = columns.value("announced"), self._end_key()
+        keys, announced = columns.arrays["key"], columns.value("announced")
+        end = int(keys.max()) + 1 if len(keys) else self._first_key + self.num_images
         # Record 0 stores the key as float32: above 2^24 it is rounded by up to half a unit in the last place.
         if announced is not None and abs(end - announced) > np.spacing(np.float32(announced)):
             raise DataError(
@@ -51,19 +52,18 @@ class RecordDataset(CatalogDataset):
         offset, expected = offsets.item(index), self.labels.item(index)
         # In most files, the record of image i + 1 follows the record of image i: read exactly up to it.
         size = offsets.item(index + 1) - offset if index + 1 < len(offsets) else 0
-        label, image = self._reader.image_at(offset, size) or self._read_any_record(index)
+        found = self._reader.image_at(offset, size)
+        if found is None:  # the record is long, split into parts, or damaged
+            payload = self._reader.read_at(offset, self._key(index))
+            header, data = decode_record(payload, self.location(index))
+            found = header.label, data
+        label, image = found
         if label != expected:
             raise DataError(
                 f"{self.location(index)}: the label of this record is {label}, but the identity records at "
                 f"the end of the file say {expected}; `facetrain data check --repair` writes a clean copy"
             )
         return image
-
-    def _read_any_record(self, index: int) -> tuple[float, bytes]:
-        """Read a record that the fast path refuses: long, split into parts, or damaged."""
-        payload = self._reader.read_at(self.columns.arrays["offset"].item(index), self._key(index))
-        header, image = decode_record(payload, self.location(index))
-        return header.label, image
 
     def name(self, index: int) -> str | None:
         """Return the path that the image had in the packed dataset; None if names.csv does not have it.
@@ -75,7 +75,8 @@ class RecordDataset(CatalogDataset):
 
     def identity_name(self, label: int) -> str:
         """Return the name that identities.csv has for an identity, or its number."""
-        return (self._names and self._names.identity(label)) or str(label)
+        names = self._names.identities if self._names else []
+        return printable(names[label]) if 0 <= label < len(names) else str(label)
 
     def _place(self, index: int) -> str:
         return self._reader.location(int(self.columns.arrays["offset"][index]), self._key(index))
@@ -90,11 +91,6 @@ class RecordDataset(CatalogDataset):
     def _key(self, index: int) -> int:
         keys = self.columns.arrays["key"]
         return keys.item(index) if len(keys) else self._first_key + index
-
-    def _end_key(self) -> int:
-        """Return the key after the largest one of an image."""
-        keys = self.columns.arrays["key"]
-        return int(keys.max()) + 1 if len(keys) else self._first_key + self.num_images
 
     @cached_property
     def _first_key(self) -> int:
@@ -131,11 +127,9 @@ def _announced_classes(property_path: Path, num_labels: int) -> int:
     except OSError as error:
         raise DataError(f"{property_path}: {error_reason(error)}") from error
     first = text.split(",")[0].strip()
-    if not re.fullmatch("[0-9]{1,18}", first):
-        raise DataError(f"{property_path}: contains {text[:60]!r}; expected `identities,height,width`")
-    if int(first) < num_labels:
+    if not re.fullmatch("[0-9]{1,18}", first) or int(first) < num_labels:
         raise DataError(
-            f"{property_path}: announces {int(first):,} identities, but there are labels up to "
-            f"{num_labels - 1:,}; correct the file, or remove it to count the identities"
+            f"{property_path}: contains {text[:60]!r}; expected `identities,height,width` with at least the "
+            f"{num_labels:,} identities of the labels: correct the file, or remove it to count the identities"
         )
     return int(first)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from facetrain.data.formats.recordio import (
+    DAMAGE_ADVICE,
     EXACT_LABEL,
     EXACT_LABEL_MASK,
     EXACT_LABEL_SHIFT,
@@ -55,12 +56,16 @@ def read_headers(reader: RecordReader, offsets: np.ndarray, keys: np.ndarray) ->
     length = (raw["word"] & MAX_LENGTH).astype(np.int64)
     flag = raw["flag"].astype(np.int64)
     is_whole = raw["word"] >> KIND_SHIFT == PART_WHOLE
-    for wrong, what in (
-        (raw["magic"] != MAGIC, "no record starts there"),
-        (offsets + _FRAME_BYTES + length > reader.size, "the file ends inside this record"),
-        (is_whole & (_HEADER_BYTES + 4 * flag > length), "its header announces more labels than it contains"),
-    ):
-        _check(reader, offsets, keys, wrong, what)
+    _check(reader, offsets, keys, raw["magic"] != MAGIC, "no record starts there")
+    _check(
+        reader,
+        offsets,
+        keys,
+        offsets + _FRAME_BYTES + length > reader.size,
+        "the file ends inside this record",
+    )
+    too_short = is_whole & (_HEADER_BYTES + 4 * flag > length)
+    _check(reader, offsets, keys, too_short, "its header announces more labels than it contains")
     with np.errstate(invalid="ignore"):  # a damaged label may be a signaling NaN
         label = np.where(flag > 0, raw["first"], raw["label"]).astype(np.float64)
         second = np.where(flag > 1, raw["second"], 0).astype(np.float64)
@@ -106,7 +111,4 @@ def _check(reader: RecordReader, offsets: np.ndarray, keys: np.ndarray, wrong: n
     """Raise RecordError for the first record that is wrong, bool (N,)."""
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
-        raise RecordError(
-            f"{reader.location(int(offsets[row]), int(keys[row]))}: {what}; the file is truncated or damaged, or "
-            "the index belongs to another file: download it again, or remove the .idx, and it will be rebuilt"
-        )
+        raise RecordError(f"{reader.location(int(offsets[row]), int(keys[row]))}: {what}; {DAMAGE_ADVICE}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 from facetrain.data.dataset import FaceDataset, identity_name, original_name
 from facetrain.data.positional_file import PositionalFile
 from facetrain.errors import DataError
-from facetrain.files import os_errors_as
+from facetrain.files import error_reason, os_errors_as
 
 NAMES_FILE, IDENTITIES_FILE = "names.csv", "identities.csv"
 _CHUNK_BYTES = 1 << 24
@@ -42,24 +42,26 @@ class RecordNames:
         Raises:
             DataError: if the line belongs to another key.
         """
-        if self._table is None or not 1 <= key < len(self._line_starts) - 1:
+        if not 1 <= key < len(self._line_starts) - 1:
             return None
         start, end = self._line_starts[key : key + 2].tolist()
-        line = self._table.bytes_at(start, min(end - start, _MAX_LINE_BYTES)).decode("utf-8", "replace")
-        try:
-            row = next(csv.reader([line]), [])
-        except csv.Error:
-            row = []
-        if len(row) != 2 or row[0] != str(key):
-            raise DataError(
-                f"{self._table.path}, line {key + 1}: not the name of key {key}; the file does not belong to this "
-                "train.rec: remove it, and images are named by their keys"
-            )
-        return row[1]
+        assert self._table is not None, "no table has no lines"
+        line = self._table.bytes_at(start, min(end - start, _MAX_LINE_BYTES))
+        return next(_names([line.decode("utf-8", "replace")], key, self._table.path))
 
-    def identity(self, label: int) -> str | None:
-        """Return the name of an identity; None without identities.csv, or if it has no line."""
-        return self._identities[label] if 0 <= label < len(self._identities) else None
+    @cached_property
+    def identities(self) -> list[str]:
+        """Names of the identities 0, 1, …; empty without identities.csv.
+
+        Raises:
+            DataError: the file has other lines.
+        """
+        path = self._folder / IDENTITIES_FILE
+        if not path.is_file():
+            return []
+        with os_errors_as(DataError, path), path.open(encoding="utf-8", errors="replace", newline="") as file:
+            file.readline()
+            return list(_names(file, 0, path))
 
     @cached_property
     def _table(self) -> PositionalFile | None:
@@ -69,33 +71,26 @@ class RecordNames:
     @cached_property
     def _line_starts(self) -> np.ndarray:
         """Byte offset of each line, and the end of the file: int64. Line 0 has the names of the columns."""
-        assert self._table is not None, "no table"
-        starts = [np.zeros(1, np.int64)]
-        for offset in range(0, self._table.size, _CHUNK_BYTES):
-            chunk = np.frombuffer(self._table.bytes_at(offset, _CHUNK_BYTES), np.uint8)
+        table, starts = self._table, [np.zeros(1, np.int64)]
+        if table is None:
+            return starts[0]
+        for offset in range(0, table.size, _CHUNK_BYTES):
+            chunk = np.frombuffer(table.bytes_at(offset, _CHUNK_BYTES), np.uint8)
             starts.append(np.flatnonzero(chunk == ord("\n")) + (offset + 1))
         return np.concatenate(starts)
 
-    @cached_property
-    def _identities(self) -> list[str]:
-        path = self._folder / IDENTITIES_FILE
-        if not path.is_file():
-            return []
-        names: list[str] = []
-        is_valid = True
-        with os_errors_as(DataError, path), path.open(encoding="utf-8", errors="replace", newline="") as file:
-            try:
-                for label, row in enumerate(csv.reader(file), start=-1):
-                    is_valid = is_valid and (label < 0 or (len(row) == 2 and row[0] == str(label)))
-                    names += row[1:] if is_valid and label >= 0 else ()
-            except csv.Error:
-                is_valid = False
-        if not is_valid:
-            raise DataError(
-                f"{path}: expected lines `identity,name` for the identities 0, 1, …; remove the file, and identities "
-                "are named by their numbers"
-            )
-        return names
+
+def _names(lines: Iterable[str], first: int, path: Path) -> Iterator[str]:
+    """Yield the second field of each line, whose first field counts from `first`."""
+    try:
+        for number, row in enumerate(csv.reader(lines), start=first):
+            if len(row) != 2 or row[0] != str(number):
+                raise ValueError(f"a line {','.join(row)[:60]!r} where {number} is expected")
+            yield row[1]
+    except (csv.Error, ValueError) as error:
+        raise DataError(
+            f"{path}: does not belong to this train.rec ({error_reason(error)}); remove it, and its names are numbers"
+        ) from None
 
 
 def write_name_tables(
@@ -150,14 +145,14 @@ def most_frequent_identities(source: FaceDataset, numbers: np.ndarray, label: np
 
 def _unique(names: Sequence[str]) -> list[str]:
     """Add numbers to names that occur more than once, as in ann and ann (2)."""
-    taken, seen, unique = set(names), Counter[str](), []
+    taken, unique = set(names), list[str]()
+    seen = Counter[str]()
     for name in names:
         seen[name] += 1
-        candidate = name
-        while seen[name] > 1 and (candidate := f"{name} ({seen[name]})") in taken:
+        while seen[name] > 1 and f"{name} ({seen[name]})" in taken:
             seen[name] += 1
-        taken.add(candidate)
-        unique.append(candidate)
+        unique.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+        taken.add(unique[-1])
     return unique
 
 

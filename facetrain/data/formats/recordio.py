@@ -43,6 +43,10 @@ _FRAME = struct.Struct("<II")
 _LABEL = struct.Struct("<f")
 _HEADER = struct.Struct("<IfQQ")
 _FRAME_AND_HEADER = struct.Struct("<IIIfQQ")
+DAMAGE_ADVICE = (
+    "the file is damaged, or the index belongs to another file: download it again, or remove the .idx, and it will be "
+    "rebuilt"
+)
 _FIRST_READ_BYTES = 1 << 14
 """Bytes of the first read of a record; most aligned faces of 112 × 112 have fewer."""
 
@@ -109,13 +113,6 @@ class RecordReader(PositionalFile):
         Raises:
             RecordError: if there is no complete record.
         """
-        # Most records are shorter than the first read: one system call, not two.
-        start = self._read_start(offset)
-        if len(start) >= _FRAME.size:
-            magic, word = _FRAME.unpack_from(start)
-            end = _FRAME.size + (word & MAX_LENGTH)
-            if magic == MAGIC and word >> KIND_SHIFT == PART_WHOLE and end <= len(start):
-                return start[_FRAME.size : end]
         return self._read_parts(offset, key)[0]
 
     def image_at(self, offset: int, size: int) -> tuple[float, bytes] | None:
@@ -124,7 +121,9 @@ class RecordReader(PositionalFile):
         Returns None if the record is longer than `size` bytes, split into parts, or damaged; `read_at` then
         reads it or reports the damage. A size of 0 or less means unknown.
         """
-        start = self._read_start(offset, size if 0 < size < _FIRST_READ_BYTES else _FIRST_READ_BYTES)
+        # Most records are shorter than the first read: one system call, not two.
+        count = size if 0 < size < _FIRST_READ_BYTES else _FIRST_READ_BYTES
+        start = self.bytes_at(offset, count) if offset >= 0 else b""
         if len(start) < _FRAME_AND_HEADER.size:
             return None
         magic, word, flag, label, _, id2 = _FRAME_AND_HEADER.unpack_from(start)
@@ -138,9 +137,6 @@ class RecordReader(PositionalFile):
         elif flag:
             (label,) = _LABEL.unpack_from(start, _FRAME_AND_HEADER.size)
         return label, start[begin:end]
-
-    def _read_start(self, offset: int, size: int = _FIRST_READ_BYTES) -> bytes:
-        return self.bytes_at(offset, size) if offset >= 0 else b""
 
     def scan(self) -> Iterator[tuple[int, bytes]]:
         """Yield (offset, payload) of every record, in the order of the file."""
@@ -173,8 +169,7 @@ class RecordReader(PositionalFile):
             parts.append(self.bytes_at(offset + _FRAME.size, length))
             if len(parts[-1]) < length:
                 raise RecordError(
-                    f"{self.location(start, key)}: the file ends inside the record; it was changed while it "
-                    "was read"
+                    f"{self.location(start, key)}: the file ends inside the record; it was changed while it was read"
                 )
             offset += _FRAME.size + length + -length % 4
         return (parts[0] if kind == PART_WHOLE else _MAGIC_BYTES.join(parts)), offset
@@ -182,31 +177,18 @@ class RecordReader(PositionalFile):
     def _read_frame(self, offset: int, start: int, key: int | None) -> tuple[int, int]:
         """Return kind and length of the part at `offset`, in the record that begins at `start`."""
         frame = self.bytes_at(offset, _FRAME.size) if offset >= 0 else b""
-        if len(frame) < _FRAME.size:
-            raise RecordError(
-                f"{self.location(start, key)}: byte {offset:,} is past the end of the file, which has "
-                f"{self.size:,} bytes; the file is truncated, or the index belongs to another file: download "
-                "it again, or remove the .idx"
-            )
-        magic, word = _FRAME.unpack(frame)
+        magic, word = _FRAME.unpack(frame.ljust(_FRAME.size, b"\0"))
         kind, length = word >> KIND_SHIFT, word & MAX_LENGTH
-        if magic != MAGIC:
-            raise RecordError(
-                f"{self.location(start, key)}: no record starts at byte {offset:,} (found {magic:#010x}, not "
-                f"{MAGIC:#010x}); the index belongs to another file, or the file is damaged: remove the .idx, "
-                "and it will be rebuilt"
-            )
-        if (kind in (PART_WHOLE, PART_FIRST)) != (offset == start) or kind > PART_LAST:
-            raise RecordError(
-                f"{self.location(start, key)}: a part of kind {kind} at byte {offset:,} is out of order; the "
-                "file is damaged: download it again"
-            )
         end = offset + _FRAME.size + length
-        if end > self.size:
-            raise RecordError(
-                f"{self.location(start, key)}: the record ends at byte {end:,}, but the file at byte "
-                f"{self.size:,}; the file is truncated: download it again"
-            )
+        fault = ""
+        if len(frame) < _FRAME.size or (magic == MAGIC and end > self.size):
+            fault = f"the file is truncated: the record ends past the end of the file at byte {self.size:,}"
+        elif magic != MAGIC:
+            fault = f"no record starts at byte {offset:,} (found {magic:#010x}, not {MAGIC:#010x})"
+        elif (kind in (PART_WHOLE, PART_FIRST)) != (offset == start) or kind > PART_LAST:
+            fault = f"a part of kind {kind} at byte {offset:,} is out of order"
+        if fault:
+            raise RecordError(f"{self.location(start, key)}: {fault}; {DAMAGE_ADVICE}")
         return kind, length
 
 
@@ -232,7 +214,11 @@ class RecordWriter:
                 raise RecordError(
                     f"{self._paths[0]}: key {key}: {len(part):,} bytes exceed the 512 MiB of a record"
                 )
-            self._rec.write(_FRAME.pack(MAGIC, _part_kind(number, len(parts)) << KIND_SHIFT | len(part)))
+            # The first part has no part before it, the last one none after it, and a whole payload neither.
+            kind = (PART_WHOLE, PART_FIRST, PART_LAST, PART_MIDDLE)[
+                (number < len(parts) - 1) + 2 * (number > 0)
+            ]
+            self._rec.write(_FRAME.pack(MAGIC, kind << KIND_SHIFT | len(part)))
             self._rec.write(part + bytes(-len(part) % 4))
         self._idx.write(f"{key}\t{offset}\n")
 
@@ -261,13 +247,5 @@ def split_payload(payload: bytes) -> list[bytes]:
         if found % 4 == 0:
             parts.append(payload[start:found])
             start = found + 4
-            found = payload.find(_MAGIC_BYTES, start)
-        else:
-            found = payload.find(_MAGIC_BYTES, found + 1)
+        found = payload.find(_MAGIC_BYTES, max(start, found + 1))
     return [*parts, payload[start:]]
-
-
-def _part_kind(number: int, count: int) -> int:
-    if count == 1:
-        return PART_WHOLE
-    return PART_FIRST if number == 0 else PART_LAST if number == count - 1 else PART_MIDDLE

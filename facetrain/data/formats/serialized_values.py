@@ -43,7 +43,7 @@ def image_and_label(read: Read, size: int) -> tuple[int, int, int]:
     items = list(_pickle_items(read(0, size)) if is_pickle else list_items(read, size, most=2))
     images = [item for item in items if item.number is None]
     labels = [item.number for item in items if item.number is not None]
-    if len(images) != 1 or len(labels) != 1:
+    if (len(images), len(labels)) != (1, 1):
         raise ValueError(f"{len(images)} byte strings and {len(labels)} whole numbers; expected one of each")
     return images[0].start, images[0].end, labels[0]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import DataError
-from facetrain.files import error_reason, listed, os_errors_as, parse_json, read_regular_text
+from facetrain.files import error_reason, listed, parse_json, read_regular_text
 
 STATE_FILE, SPLITS_FILE = "state.json", "dataset_dict.json"
 _SPLIT = "train"
@@ -25,10 +25,7 @@ def train_folder(path: Path) -> Path:
         return path
     if (path / _SPLIT / STATE_FILE).exists():
         return path / _SPLIT
-    splits = sorted(one.parent.name for one in path.glob(f"*/{STATE_FILE}"))
-    raise DataError(
-        f"{path}: has no split {_SPLIT!r}; give the folder of one of its splits: {', '.join(splits)}"
-    )
+    raise _no_train(path, [one.parent.name for one in path.glob(f"*/{STATE_FILE}")])
 
 
 def train_files(paths: list[Path]) -> tuple[list[Path], list[SkippedFile]]:
@@ -40,19 +37,14 @@ def train_files(paths: list[Path]) -> tuple[list[Path], list[SkippedFile]]:
         DataError: they belong to several splits, and none is called train.
     """
     split_of = {path: match[1] for path in paths if (match := _SHARD.fullmatch(path.name))}
-    splits = sorted(set(split_of.values()))
+    splits = set(split_of.values())
     if len(splits) < 2:
         return paths, []
     if _SPLIT not in splits:
-        raise DataError(
-            f"{paths[0].parent}: has files of the splits {listed(splits)}, and none of {_SPLIT!r}; move the "
-            "files of one split into another folder"
-        )
-    reason = f"not a file of the split {_SPLIT!r}"
-    others = [
-        SkippedFile(path.name, "split", reason) for path in paths if split_of.get(path, _SPLIT) != _SPLIT
-    ]
-    return [path for path in paths if split_of.get(path, _SPLIT) == _SPLIT], others
+        raise _no_train(paths[0].parent, splits)
+    others = [path for path in paths if split_of.get(path, _SPLIT) != _SPLIT]
+    skipped = [SkippedFile(path.name, "split", f"not a file of the split {_SPLIT!r}") for path in others]
+    return [path for path in paths if path not in others], skipped
 
 
 def data_files(folder: Path) -> list[Path]:
@@ -63,13 +55,19 @@ def data_files(folder: Path) -> list[Path]:
     """
     path = folder / STATE_FILE
     try:
-        with os_errors_as(DataError, path):
-            state = parse_json(read_regular_text(path))
+        state = parse_json(read_regular_text(path))
         names = [entry["filename"] for entry in state["_data_files"]]
         if not names or not all(isinstance(name, str) and name == Path(name).name for name in names):
             raise ValueError("_data_files must be names of files in the folder")
         if state.get("_indices_files") or state.get("_indices_data_files"):
             raise ValueError("it is a selection of rows; call flatten_indices() before save_to_disk()")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path}: not the state of a saved dataset ({error_reason(error)})") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path}: not the state of a saved dataset: {error_reason(error)}") from None
     return [folder / name for name in names]
+
+
+def _no_train(folder: Path, splits: list[str] | set[str]) -> DataError:
+    return DataError(
+        f"{folder}: has the splits {listed(sorted(splits))}, and none of them is {_SPLIT!r}; give a folder "
+        "with one split"
+    )

@@ -1,4 +1,4 @@
-"""TFRecord files of tf.Example messages, read without TensorFlow; each record's checksum is compared.
+"""TFRecord files of tf.Example messages; needs `pip install facetrain[tfrecord]`. Each record's checksum is compared.
 
 Labels come from the messages, or from an index file with tabs between its fields:
 
@@ -9,22 +9,19 @@ Labels come from the messages, or from an index file with tabs between its field
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from facetrain.data.column_cache import Columns, cached_columns
-from facetrain.data.formats.base import MAX_LABEL, CatalogDataset, Format, catalog_path, columns_of_rows
-from facetrain.data.formats.crc32c import masked_crc32c
+from facetrain.data.formats.base import CatalogDataset, Format, catalog_path, columns_of_rows
 from facetrain.data.formats.image_list import LIST_SUFFIXES
-from facetrain.data.formats.labels import label_of_each
+from facetrain.data.formats.labels import number_identities
 from facetrain.data.formats.shard_names import require_all_shards
-from facetrain.data.formats.tf_example import Feature, read_features
+from facetrain.data.formats.tf_example import Value, read_features
 from facetrain.data.positional_file import PositionalFile
-from facetrain.errors import DataError, UnreadableError
-from facetrain.files import os_errors_as
+from facetrain.errors import DataError, UnreadableError, missing_package
+from facetrain.files import open_regular, os_errors_as
 
 PATTERN = "*.tfrecord*"
 _INDEX_SUFFIXES = (".idx", ".index")
@@ -32,25 +29,13 @@ _INDEX_SUFFIXES = (".idx", ".index")
 _IMAGES = ("image", "image_raw", "image/encoded", "encoded", "image_bytes", "jpg", "jpeg", "bytes")
 _LABELS = ("label", "identity", "class", "cls", "image/label", "image/class/label", "image/source_id", "id")
 _NAMES = ("filename", "image/filename", "name", "path")
-_HEADER = struct.Struct("<QI")
 _HEADER_BYTES, _FOOTER_BYTES = 12, 4
-_MAX_RECORD = (1 << 31) - 1
-_WINDOW = 512
 _MAX_LINE = 1 << 16
-_MAX_LABEL_BYTES = 4096
+_MAX_NAME_BYTES = 4096
+"""Bytes of the name of an image or identity; longer ones are no names."""
 
-
-class Record(NamedTuple):
-    """Place of a record, of the image and of the name in its message, and the identity."""
-
-    file: int
-    offset: int
-    size: int
-    start: int
-    image_size: int
-    name_offset: int
-    name_size: int
-    identity: int | str
+Record = tuple[tuple[int, ...], int | str]
+"""Columns of a record: file, offset, size, start, image_size, name_offset, name_size; and its identity."""
 
 
 class TfRecordDataset(CatalogDataset):
@@ -69,26 +54,38 @@ class TfRecordDataset(CatalogDataset):
         """
         arrays = self.columns.arrays
         record = super().read(index)
-        message = memoryview(record)[_HEADER_BYTES:-_FOOTER_BYTES]
-        if masked_crc32c(bytes(message)) != int.from_bytes(record[-_FOOTER_BYTES:], "little"):
+        message = record[_HEADER_BYTES:-_FOOTER_BYTES]
+        if masked_crc32c(message) != int.from_bytes(record[-_FOOTER_BYTES:], "little"):
             raise UnreadableError(
                 f"{self.location(index)}: the checksum of the record is wrong; the file is damaged: copy it again"
             )
         start = arrays["start"].item(index)
-        return bytes(message[start : start + arrays["image_size"].item(index)])
+        return message[start : start + arrays["image_size"].item(index)]
+
+
+def masked_crc32c(data: bytes) -> int:
+    """Return the CRC-32C as TFRecord stores it: rotated by 15 bits, plus a constant."""
+    import google_crc32c
+
+    crc = google_crc32c.value(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def open_tfrecords(path: Path) -> CatalogDataset:
     """Open a folder of TFRecord shards, or TFace's index of such shards.
 
     Raises:
-        DataError: a file is missing or damaged or has no images, or an image has no label.
+        DataError: a package or a file is missing, a file is damaged or has no images, or an image has no label.
     """
-    is_folder = path.is_dir()
-    folder = path if is_folder else path.parent
-    shards = _shards(folder) or _shards_of_index(path)
+    try:
+        import google.protobuf  # noqa: F401
+        import google_crc32c  # noqa: F401
+    except ImportError as error:
+        raise DataError(f"{path}: {missing_package(error, 'tfrecord')}") from error
+    shards, indexes = _shards(path), sorted(path.glob("*.index"))
+    if not path.is_dir():
+        shards, indexes = _shards(path.parent) or _shards_of_index(path), [path]
     require_all_shards(shards)
-    indexes = sorted(path.glob("*.index")) if is_folder else [path]
     build = partial(_build_catalog, shards, indexes)
     columns = cached_columns(catalog_path(path), [*shards, *indexes], build)
     return TfRecordDataset(path, shards, columns)
@@ -96,55 +93,42 @@ def open_tfrecords(path: Path) -> CatalogDataset:
 
 def is_index(path: Path) -> bool:
     """Return whether the first line of a file is one of TFace's index: a name and three numbers."""
-    with os_errors_as(DataError, path), path.open("rb") as file:
-        fields = file.readline(_MAX_LINE).rstrip().split(b"\t")
+    fields = _first_line(path)
     return len(fields) == 4 and all(field.isdigit() for field in fields[1:])
-
-
-def _shards(folder: Path) -> list[Path]:
-    return sorted(
-        path
-        for path in folder.glob(PATTERN)
-        if not path.name.startswith(".") and path.suffix not in _INDEX_SUFFIXES
-    )
-
-
-def _shards_of_index(path: Path) -> list[Path]:
-    """Return the shards in the folder of TFace's name for the dataset, which the first field of a line is."""
-    with os_errors_as(DataError, path), path.open("rb") as file:
-        name = file.readline(_MAX_LINE).split(b"\t")[0].decode("utf-8", "surrogateescape")
-    if not name or "/" in name or name.startswith("."):
-        return []
-    folder = path.parent / name
-    with os_errors_as(DataError, path):  # no folder can have a name that is too long
-        return _shards(folder) if folder.is_dir() else []
 
 
 FORMAT = Format("TFRecord", open_tfrecords, parts=(PATTERN,), suffixes=LIST_SUFFIXES, accepts=is_index)
 
 
+def _first_line(path: Path) -> list[bytes]:
+    with os_errors_as(DataError, path), open(path, "rb", opener=open_regular) as file:
+        return file.readline(_MAX_LINE).rstrip().split(b"\t")
+
+
+def _shards(folder: Path) -> list[Path]:
+    found = folder.glob(PATTERN)
+    return sorted(path for path in found if path.name[0] != "." and path.suffix not in _INDEX_SUFFIXES)
+
+
+def _shards_of_index(path: Path) -> list[Path]:
+    """Return the shards in the folder of TFace's name for the dataset, which the first field of a line is."""
+    name = _first_line(path)[0].decode("utf-8", "surrogateescape")
+    if not name or "/" in name or name.startswith("."):
+        return []
+    with os_errors_as(DataError, path):  # no folder can have a name that is too long
+        return _shards(path.parent / name) if (path.parent / name).is_dir() else []
+
+
 def _build_catalog(shards: list[Path], indexes: list[Path]) -> Columns:
-    if not shards:
-        raise DataError(
-            f"{indexes[0]}: no shards {PATTERN} beside the index, or in a folder with the name in it"
-        )
-    if len(indexes) > 1:
-        raise DataError(
-            f"{indexes[0]}: there is more than one index; keep one, or give NAME.txt as the dataset"
-        )
+    if not shards or len(indexes) > 1:
+        fault = "there is more than one index" if shards else f"no shards {PATTERN} belong to the index"
+        raise DataError(f"{indexes[0]}: {fault}; give one NAME.txt with the shards beside it as the dataset")
     files = [PositionalFile(path) for path in shards]
     records = list(_indexed(files, indexes[0]) if indexes else _scanned(files))
-    label_of = label_of_each(record.identity for record in records)
-    if not all(0 <= label < MAX_LABEL for label in label_of.values()):
-        wrong = next(label for label in label_of.values() if not 0 <= label < MAX_LABEL)
-        raise DataError(f"{shards[0].parent}: there is the label {wrong}; labels must be from 0 to 2^31")
-    columns = columns_of_rows(
-        "file offset size start image_size name_offset name_size label",
-        [(*record[:-1], label_of[record.identity]) for record in records],
-    )
-    is_named = any(isinstance(identity, str) for identity in label_of)
-    identities = [str(name) for name in sorted(label_of, key=label_of.__getitem__)] if is_named else []
-    return Columns.of(**columns, identities=identities)
+    label, names = number_identities([identity for _, identity in records], shards[0].parent)
+    places = "file offset size start image_size name_offset name_size"
+    columns = columns_of_rows(places, [place for place, _ in records])
+    return Columns.of(**columns, label=label, identities=names)
 
 
 def _scanned(files: list[PositionalFile]) -> Iterator[Record]:
@@ -154,7 +138,7 @@ def _scanned(files: list[PositionalFile]) -> Iterator[Record]:
         while offset < file.size:
             record = _record(file, number, offset, None)
             yield record
-            offset += record.size
+            offset += record[0][2]
 
 
 def _indexed(files: list[PositionalFile], index: Path) -> Iterator[Record]:
@@ -163,17 +147,16 @@ def _indexed(files: list[PositionalFile], index: Path) -> Iterator[Record]:
     with os_errors_as(DataError, index), index.open("rb") as lines:
         for line_number, line in enumerate(lines, start=1):
             fields = line.rstrip(b"\r\n").split(b"\t")
-            if len(fields) not in (3, 4) or not all(f.isdigit() and len(f) < 19 for f in fields[1:]):
-                raise DataError(
-                    f"{index}, line {line_number}: {line[:60]!r} is not a name, a shard and an offset, or these and a "
-                    "label"
-                )
-            shard, offset = by_number.get(int(fields[1])), int(fields[2])
+            is_entry = len(fields) in (3, 4) and all(f.isdigit() and len(f) < 19 for f in fields[1:])
+            shard = by_number.get(int(fields[1])) if is_entry else None
             if shard is None:
-                raise DataError(f"{index}, line {line_number}: there is no shard {int(fields[1]):05}")
+                raise DataError(
+                    f"{index}, line {line_number}: {line[:60]!r} is not a name, the number of a shard beside it and an "
+                    "offset, or these and a label"
+                )
             folder = fields[0].decode("utf-8", "surrogateescape").replace("\\", "/").rpartition("/")[0]
             identity = int(fields[3]) if len(fields) == 4 else folder.rpartition("/")[2]
-            yield _record(files[shard], shard, offset, identity)
+            yield _record(files[shard], shard, int(fields[2]), identity)
 
 
 def _shard_number(path: Path) -> int:
@@ -186,32 +169,32 @@ def _record(file: PositionalFile, shard: int, offset: int, identity: int | str |
     """Return the record at a byte offset; `identity` None: the message has the identity."""
     place = f"{file.path}: record at byte {offset:,}"
     header = file.bytes_at(offset, _HEADER_BYTES)
-    if len(header) < _HEADER_BYTES or masked_crc32c(header[:8]) != _HEADER.unpack(header)[1]:
+    if len(header) < _HEADER_BYTES or masked_crc32c(header[:8]) != int.from_bytes(header[8:], "little"):
         raise DataError(f"{place}: not a TFRecord file, or damaged; gzip is not supported: decompress it")
-    length = _HEADER.unpack(header)[0]
-    if length > min(_MAX_RECORD, file.size - offset - _HEADER_BYTES - _FOOTER_BYTES):
+    length, start = int.from_bytes(header[:8], "little"), offset + _HEADER_BYTES
+    if start + length + _FOOTER_BYTES > file.size:
         raise DataError(
             f"{place}: claims {length:,} bytes, past the end of the file; it is truncated: copy it again"
         )
-    window = _Window(file.part(offset + _HEADER_BYTES, length))
+    message = file.bytes_at(start, length)
     try:
-        features = read_features(window.read, length)
+        features = read_features(message)
     except ValueError as error:
         raise DataError(f"{place}: not a tf.Example ({error})") from None
-    byte_strings = {name: one for name, one in features.items() if one is not None and one.number is None}
-    image = next((byte_strings[name] for name in _IMAGES if name in byte_strings), None)
+    texts = {name: value for name, value in features.items() if isinstance(value, bytes)}
+    image = next((texts[name] for name in _IMAGES if name in texts), None)
     if image is None:
         raise DataError(f"{place}: no image among the features; expected one of {', '.join(_IMAGES)}")
-    name = next((byte_strings[name] for name in _NAMES if name in byte_strings), Feature(0, 0, None))
-    if identity is None:
-        identity = _identity(features, window, place)
-    return Record(
-        shard, offset, _HEADER_BYTES + length + _FOOTER_BYTES, image.start, image.end - image.start,
-        offset + _HEADER_BYTES + name.start, min(name.end - name.start, 4096), identity,
+    name = next((texts[name] for name in _NAMES if name in texts), b"")[:_MAX_NAME_BYTES]
+    # The first place with these bytes is as good as the place of the feature: the bytes are equal.
+    row = (
+        shard, offset, _HEADER_BYTES + length + _FOOTER_BYTES, message.index(image), len(image),
+        start + message.index(name), len(name),
     )  # fmt: skip
+    return row, _identity(features, place) if identity is None else identity
 
 
-def _identity(features: dict[str, Feature | None], window: _Window, place: str) -> int | str:
+def _identity(features: dict[str, Value | None], place: str) -> int | str:
     """Return the identity in the first of the features for labels that a record has."""
     name = next((name for name in _LABELS if name in features), None)
     if name is None:
@@ -220,29 +203,10 @@ def _identity(features: dict[str, Feature | None], window: _Window, place: str) 
         )
     label = features[name]
     # An error, not the next feature: that could have other numbers for the same people.
-    if label is None or (label.number is not None and label.number % 1 != 0):  # also NaN and infinity
-        value = "empty" if label is None else label.number
-        raise DataError(f"{place}: the feature {name} is {value}; expected a whole number or a text")
-    if label.number is not None:
-        return int(label.number)
-    size = label.end - label.start
-    if size > _MAX_LABEL_BYTES:
+    if isinstance(label, bytes) and len(label) <= _MAX_NAME_BYTES:
+        return label.decode("utf-8", "surrogateescape")  # also a text of digits: 7 and 007 may be two people
+    if isinstance(label, bytes) or label is None or label % 1 != 0:  # also NaN and infinity
         raise DataError(
-            f"{place}: the feature {name} has {size:,} bytes, too many for the name of an identity; the limit is "
-            f"{_MAX_LABEL_BYTES:,}"
+            f"{place}: the feature {name} is {label!r:.60}; expected a whole number or a short text"
         )
-    # Also a text of digits: 7 and 007 may be two people.
-    return window.read(label.start, size).decode("utf-8", "surrogateescape")
-
-
-class _Window:
-    """Reads small pieces of a record from a larger one that is read ahead."""
-
-    def __init__(self, read: Any) -> None:
-        self._read, self._start, self._data = read, 0, b""
-
-    def read(self, position: int, count: int) -> bytes:
-        """Return `count` bytes from a position on; fewer at the end of the record."""
-        if not self._start <= position or position + count > self._start + len(self._data):
-            self._start, self._data = position, self._read(position, max(count, _WINDOW))
-        return self._data[position - self._start :][:count]
+    return int(label)

@@ -8,7 +8,6 @@ them for files with several names. Compressed shards are refused: gzip has no ra
 from __future__ import annotations
 
 import io
-import os
 import tarfile
 from collections.abc import Iterator
 from functools import partial
@@ -17,7 +16,7 @@ from typing import Any
 
 from facetrain.data.column_cache import Columns, cached_columns
 from facetrain.data.formats.base import CatalogDataset, Format, catalog_path, columns_of_rows, files_in
-from facetrain.data.formats.labels import label_of_each, names_of_folders
+from facetrain.data.formats.labels import names_of_folders, number_identities
 from facetrain.data.formats.member_path import member_path
 from facetrain.data.formats.shard_names import require_all_shards
 from facetrain.data.images.header import IMAGE_SUFFIXES
@@ -32,6 +31,8 @@ _CHUNK_BYTES = 1 << 20
 # What tarfile raises for damaged headers: MemoryError for a size of gigabytes; ValueError and OverflowError for numbers
 # of a PAX header that are none, or too long.
 _TAR_ERRORS = (tarfile.TarError, OSError, MemoryError, ValueError, OverflowError)
+Image = tuple[tuple[int, int, int, int], str, int | str]
+"""Places of the header and of the image, as offset and size; the folder; the identity."""
 
 
 class TarDataset(CatalogDataset):
@@ -53,10 +54,8 @@ def open_tar(path: Path) -> CatalogDataset:
         DataError: a shard is missing, compressed or damaged, two images of it have one key, or an image has no
             identity.
     """
-    shards = [path]
-    if path.is_dir():
-        shards = files_in(path, _SUFFIXES)
-        require_all_shards(shards)
+    shards = files_in(path, _SUFFIXES) if path.is_dir() else [path]
+    require_all_shards(shards)
     for shard in shards:
         if not shard.name.lower().endswith(".tar"):
             raise DataError(
@@ -74,29 +73,25 @@ def _build_catalog(shards: list[Path]) -> Columns:
     """Return the catalog: labels are the identities if all are whole numbers, otherwise their rank in sorted order."""
     skipped: list[tuple[str, str, str]] = []
     images = [(shard, *image) for shard, path in enumerate(shards) for image in _images(path, skipped)]
-    label_of = label_of_each(identity for *_, identity in images)
-    rows = [(*place, label_of[identity]) for *place, _, identity in images]
-    columns = columns_of_rows("file name_offset name_size offset size label", rows)
-    identities = [str(identity) for identity in sorted(label_of, key=label_of.__getitem__)]
-    if all(isinstance(identity, int) for identity in label_of):
-        identities = names_of_folders(columns["label"].tolist(), (folder for *_, folder, _ in images))
-    return Columns.of(**columns, identities=identities, skipped=skipped)
+    label, identities = number_identities([identity for *_, identity in images], shards[0].parent)
+    rows = [(shard, *place) for shard, place, _, _ in images]
+    columns = columns_of_rows("file name_offset name_size offset size", rows)
+    if not identities:
+        identities = names_of_folders(label.tolist(), (folder for _, _, folder, _ in images))
+    return Columns.of(**columns, label=label, identities=identities, skipped=skipped)
 
 
-def _images(
-    path: Path, skipped: list[tuple[str, str, str]]
-) -> Iterator[tuple[int, int, int, int, str, int | str]]:
-    """Yield place of the header, place of the image, folder and identity of each image; add others to `skipped`.
+def _images(path: Path, skipped: list[tuple[str, str, str]]) -> Iterator[Image]:
+    """Yield the images of a shard; add other members to `skipped`.
 
     The identity is a number if .cls or .json has one, otherwise a name. If both files exist, .cls counts.
     """
-    images: dict[str, tuple[int, int, int, int]] = {}
-    names: dict[str, str] = {}
-    labels: dict[str, dict[str, bytes]] = {".cls": {}, ".json": {}}
+    images: dict[str, tuple[str, tuple[int, int, int, int]]] = {}
+    labels: dict[tuple[str, str], bytes] = {}
     others: list[tuple[str, str]] = []
 
     def skip(name: str, kind: str, reason: str) -> None:
-        skipped.append((f"{path.name}/{printable(name)}", kind, printable(reason)))
+        skipped.append((f"{path.name}/{printable(name)}", kind, reason))
 
     try:
         with tarfile.open(path, "r:") as archive:
@@ -106,21 +101,20 @@ def _images(
                 stem, _, kind = file.partition(".")
                 key, suffix = f"{folder}/{stem}", "." + kind.lower()
                 if content is None:
-                    skip(name, "special", _why_special(member))
+                    skip(name, "special", "a link to no file before it, a sparse file or a device")
                 elif not stem:
                     skip(name, "hidden", "a name begins with a dot")
                 elif suffix in IMAGE_SUFFIXES:
                     if key in images:
                         raise DataError(
-                            f"{path}: {printable(names[key])} and {printable(name)} are two images with one key, the "
-                            "name up to its first dot; give them different keys, or remove one of them"
+                            f"{path}: {printable(images[key][0])} and {printable(name)} are two images with one key, "
+                            "the name up to its first dot; give them different keys, or remove one of them"
                         )
-                    names[key] = name
                     header_bytes = member.offset_data - member.offset
-                    images[key] = member.offset, header_bytes, content.offset_data, content.size
+                    images[key] = name, (member.offset, header_bytes, content.offset_data, content.size)
                 elif suffix == ".cls" or (suffix == ".json" and content.size <= _MAX_LABEL_BYTES):
                     opened = archive.extractfile(content)
-                    labels[suffix][key] = opened.read(_MAX_LABEL_BYTES + 1) if opened else b""
+                    labels[key, suffix] = opened.read(_MAX_LABEL_BYTES + 1) if opened else b""
                 elif suffix != ".json":
                     others.append((key, name))
             _require_end(path, archive.offset)
@@ -129,27 +123,24 @@ def _images(
             f"{path}: not a tar archive ({error_reason(error)}); copy it again, or decompress it"
         ) from error
     for key, name in others:
-        suffix = os.path.splitext(name)[1]
-        if key not in images and suffix.lower() in IMAGE_SUFFIXES:
+        if key not in images:  # other files of an image, such as masks, are ignored
             skip(
-                name, "suffix", f"the key of an image ends at the first dot; rename it to have {suffix} there"
+                name, "suffix", "no image: its suffix begins at the first dot, where the key of an image ends"
             )
-        elif key not in images:
-            skip(name, "suffix", f"{suffix or 'no suffix'}: not a format that OpenCV reads")
-    for key, place in images.items():
+    for key, (_, place) in images.items():
         folder = key.rpartition("/")[0].rpartition("/")[2]
         identity: int | str = folder
-        suffix = next((suffix for suffix, of_key in labels.items() if key in of_key), "")
+        suffix = next((suffix for suffix in (".cls", ".json") if (key, suffix) in labels), "")
         if suffix:
             identity = _identity(
-                labels[suffix][key], suffix, f"{path}: {printable(key.lstrip('/') + suffix)}"
+                labels[key, suffix], suffix, f"{path}: {printable(key.lstrip('/') + suffix)}"
             )
         elif not folder:
             raise DataError(
                 f"{path}: image {printable(key[1:])} has neither a .cls or .json file (up to "
                 f"{_MAX_LABEL_BYTES:,} bytes) nor a folder that names its identity"
             )
-        yield *place, folder, identity
+        yield place, folder, identity
 
 
 def _require_end(path: Path, offset: int) -> None:
@@ -162,23 +153,12 @@ def _require_end(path: Path, offset: int) -> None:
         DataError: other bytes follow, or none.
     """
     file = PositionalFile(path)
-    block = file.bytes_at(offset, tarfile.BLOCKSIZE)
-    if len(block) < tarfile.BLOCKSIZE and not any(block):
+    chunks = (file.bytes_at(start, _CHUNK_BYTES) for start in range(offset, file.size, _CHUNK_BYTES))
+    if file.size - offset < tarfile.BLOCKSIZE or any(chunk.strip(b"\0") for chunk in chunks):
         raise DataError(
-            f"{path}: ends at byte {file.size:,} without the blocks of zeros that end an archive: it is truncated; "
-            f"copy it again, or add them by `truncate -s +1024 {shell_path(path)}` if it is complete"
+            f"{path}: no member begins at byte {offset:,}, and the archive does not end there with zeros: it is "
+            "truncated, damaged, or several archives were joined; copy it again, or join them by `tar --concatenate`"
         )
-    if any(block):
-        raise DataError(
-            f"{path}: no member begins at byte {offset:,}: the archive is truncated or damaged; copy it again"
-        )
-    for start in range(offset, file.size, _CHUNK_BYTES):
-        chunk = file.bytes_at(start, _CHUNK_BYTES)
-        if chunk.strip(b"\0"):
-            raise DataError(
-                f"{path}: data follows the end of the archive at byte {offset:,}: archives were joined, or it is "
-                "damaged; join archives with `tar --concatenate`, or give each of them as a shard"
-            )
 
 
 def _files(archive: tarfile.TarFile) -> Iterator[tuple[str, tarfile.TarInfo, tarfile.TarInfo | None]]:
@@ -199,24 +179,18 @@ def _files(archive: tarfile.TarFile) -> Iterator[tuple[str, tarfile.TarInfo, tar
             yield name, member, content
 
 
-def _why_special(member: tarfile.TarInfo) -> str:
-    if member.issym():
-        return f"a symbolic link to {member.linkname}; write the shard with `tar --dereference`"
-    if member.islnk():
-        return f"a hard link to {member.linkname}, which is no file before it in the shard"
-    return "a sparse file, a device or a pipe; write the shard without `tar --sparse`"
-
-
 def _identity(content: bytes, suffix: str, location: str) -> int | str:
-    if len(content) > _MAX_LABEL_BYTES:
-        raise DataError(f"{location}: more than {_MAX_LABEL_BYTES:,} bytes, too many for a label; shorten it")
     try:
-        value = content.decode("utf-8").strip()
-        value = _label_of_json(parse_json(value)) if suffix == ".json" else value
+        if len(content) > _MAX_LABEL_BYTES:
+            raise ValueError("too long")
+        text = content.decode("utf-8").strip()
+        value = _label_of_json(parse_json(text)) if suffix == ".json" else text
         if not value:
             raise ValueError("an empty text")
     except ValueError as error:
-        raise DataError(f"{location}: contains no identity (keys: {', '.join(_LABEL_KEYS)})") from error
+        raise DataError(
+            f"{location}: contains no identity of up to {_MAX_LABEL_BYTES:,} bytes (keys: {', '.join(_LABEL_KEYS)})"
+        ) from error
     # A number only as it is usually written: 7 and 007 may be two people.
     is_number = value.isascii() and value.isdigit() and len(value) < 10 and str(int(value)) == value
     return int(value) if is_number else value
@@ -228,8 +202,8 @@ def _label_of_json(fields: Any) -> str:
     Raises:
         ValueError: there is none, or it is neither a whole number nor a text.
     """
-    labels = [fields[name] for name in _LABEL_KEYS if name in fields] if isinstance(fields, dict) else []
-    label = next((label for label in labels if label is not None), None)
+    values = map(fields.get, _LABEL_KEYS) if isinstance(fields, dict) else iter(())
+    label = next((value for value in values if value is not None), None)
     if isinstance(label, float) and label.is_integer():
         label = int(label)
     if isinstance(label, bool) or not isinstance(label, int | str):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ import cv2
 import numpy as np
 
 from facetrain.cpu_cores import usable_cores
-from facetrain.data.dataset_card import DatasetCard, ImageDigest, write_card
+from facetrain.data.dataset_card import DatasetCard, ImageDigest, write_cards
 from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.record_writer import write_identities
 from facetrain.data.synthetic.render import render_jpeg
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 EVAL_SET_NAME = "synth"
 _CARD = DatasetCard(
-    "facetrain synthetic faces",
+    name="facetrain synthetic faces",
     origin="rendered by facetrain data synth",
     license="Apache-2.0",
     consent="drawings of no person",
@@ -75,8 +74,8 @@ def write_synthetic(
         labeled = ((label, image) for label in range(faces.identities) for image in next(images_of))
         digest = ImageDigest()
         write_identities(scratch, counts, digest.of(labeled), image_size)
-        card = replace(_CARD, people=len(counts), images=sum(counts), digest=digest.text)
-        write_card(folder, scratch, card)
+        card = _CARD.model_copy(update={"people": len(counts), "images": sum(counts), "digest": digest.text})
+        write_cards(folder, scratch, [card])
         write_bin(scratch / f"{EVAL_SET_NAME}.bin", _sample_pairs(list(images_of), same, faces.seed), same)
     return WrittenDataset(folder=str(folder), images=sum(counts), identities=len(counts))
 

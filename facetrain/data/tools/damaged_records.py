@@ -106,7 +106,8 @@ class DamagedRecords:
     def identity_name(self, label: int) -> str:
         """Return the name that identities.csv has for an identity, or its number."""
         with contextlib.suppress(DataError):
-            return (self._names and self._names.identity(label)) or str(label)
+            names = self._names.identities if self._names else []
+            return names[label] if 0 <= label < len(names) else str(label)
         return str(label)
 
     def in_file_order(self, landmarks_N52: np.ndarray) -> np.ndarray:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.formats.bin_groups import read_group_table
-from facetrain.data.formats.bin_subjects import read_subjects, subjects_agree
+from facetrain.data.formats.bin_tables import read_group_table, read_subjects, subjects_agree
 from facetrain.data.formats.landmark_file import read_landmarks_beside
 from facetrain.data.formats.pair_archives import read_pair_archive
 from facetrain.data.images.decode import decode_rgb, encode_png, resize_square

@@ -15,9 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from facetrain.data.formats.bin import write_bin
-from facetrain.data.formats.bin_groups import groups_path
-from facetrain.data.formats.bin_subjects import subjects_path, write_subjects
-from facetrain.data.formats.image_table import remove_image_table
+from facetrain.data.formats.bin_tables import groups_path, remove_table, subjects_path, write_subjects
 from facetrain.data.formats.landmark_file import landmarks_path, remove_landmarks, write_landmarks
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.skipped_files import SkippedFile, skipped_table
@@ -109,7 +107,7 @@ def write_pairs(
             raise PairsError(f"{output}: no pair is left; {next(iter(skipped.values())).reason}")
         # Not before: they may belong to the set that is read (LFW.xz and LFW.bin share them), and stay if it fails.
         for path in (subjects_path, groups_path, alignment_path, skipped_path):
-            remove_image_table(path(output))
+            remove_table(path(output))
         remove_landmarks(output)
 
     write_bin(output, images(), same)  # takes the flags after the last image

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.formats.bin_groups import groups_path
-from facetrain.data.formats.bin_subjects import read_subjects
+from facetrain.data.formats.bin_tables import groups_path, read_subjects
 from facetrain.data.formats.landmark_file import read_landmarks_beside
 from facetrain.data.formats.pair_archives import (
     SUFFIXES,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.formats.bin_subjects import contradicting_pair
+from facetrain.data.formats.bin_tables import contradicting_pair
 from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.errors import DataError
 from facetrain.verify.sets.csv_columns import finite_numbers, read_columns

@@ -84,7 +84,7 @@ def test_columns_of_another_version_are_not_used(tmp_path):
 @pytest.mark.parametrize(
     ("dtype", "length", "position"),
     [("<i8", -1, 4096), ("<i8", 5, -8), ("<i8", 1 << 40, 4096), ("<i8", 5, 1 << 40),
-     ("(,)i8", 5, 4096), ("O", 5, 4096), (None, 5, 4096), ("<i8,<i8", 2, 4096)],
+     ("(,)i8", 5, 4096), ("O", 5, 4096), ("<i8,<i8", 2, 4096)],
 )  # fmt: skip
 def test_columns_of_other_types_or_outside_of_the_file_are_not_used(tmp_path, dtype, length, position):
     save_columns(tmp_path / "a.catalog", [], Columns.of(label=np.arange(5)))

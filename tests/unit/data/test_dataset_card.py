@@ -73,8 +73,9 @@ def test_a_mixture_lists_the_cards_of_all_datasets(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("- a", "not a dataset card"), ("name: x\nlicence: y", "unknown key licence"), ("name: [", "expected"),
-     ("name: x\npeople: many", "expected a whole number"), ("name: x\nkind: fake", "expected synthetic, real")],
+    [("- a", "0 is 'a': Input should be a valid dictionary"), ("name: x\nlicence: y", "licence is 'y': Extra inp"),
+     ("name: [", "expected"), ("name: x\npeople: many", "people is 'many': Input should be a valid integer"),
+     ("name: x\nkind: fake", "kind is 'fake': Input should be 'synthetic', 'real'")],
 )  # fmt: skip
 def test_a_card_with_other_content_is_refused(tmp_path, text, message):
     (tmp_path / "dataset_card.yaml").write_text(text)

@@ -119,16 +119,16 @@ def test_a_batch_of_a_mixture_depends_on_seed_and_step_only():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("datasets: 3", "needs a list"),
+        ("datasets: 3", "datasets is 3: Input should be a valid list"),
         ("[1", "mix.yaml: "), ("datasets: [{path: three}]", "no such folder or file"),
-        ("datasets: [{path: one, wait: 1}]", "has the keys .'path', 'wait'.; allowed are"),
+        ("datasets: [{path: one, wait: 1}]", r"datasets\.0\.wait is 1: Extra inputs"),
         ("datasets: [{path: mix.yaml}]", "is itself a mixture"),
         ("datasets:\n- path: one\n  path: two\n", "the key path occurs twice in the entry at line 2; remove one"),
-        ("datasets: [{path: one, weight: -1}]", "weight of one is -1"),
+        ("datasets: [{path: one, weight: -1}]", r"datasets\.0\.weight is -1: Input should be greater"),
         ("datasets: [{path: two}, {path: one, weight: 0.08}]",
          "with weight 0.08, an epoch shows none of the 6 images of one; take at least 0.17, or leave out"),
         ("datasets: [{path: one, identities: none.txt}]", "none.txt: No such file"),
-        ("datasets: [{path: one, identities: words.txt}]", "words.txt: not a list of identities"),
+        ("datasets: [{path: one, identities: words.txt}]", "words.txt: .*; write one number of an identity per line"),
         ("datasets: [{path: one, identities: far.txt}]", "far.txt: there is no identity 3; they go from 0 to 2"),
         ("datasets: [{path: one, without: far.txt}]", "far.txt: there is no identity 3; they go from 0 to 2"),
         ("datasets: [!!python/object/apply:os.getcwd []]", "mix.yaml: "),
@@ -149,7 +149,6 @@ def test_an_invalid_mixture_file_is_refused(tmp_path, text, message):
         {"path": "bad\n.yaml"},
         {"path": "one", "mask": "no\nsuch.npy"},
         {"path": "one", "without": "no\nsuch.txt"},
-        {"path": "one\n/../one", "weight": -1},
     ],
 )
 def test_a_path_in_a_mixture_cannot_break_the_line_of_a_message(tmp_path, entry):
@@ -172,12 +171,18 @@ def test_a_mixture_has_a_head_per_dataset_on_request(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{heads: own, datasets: [{path: one}]}", "`heads: separate` or `heads: joined` only"),
-        ("{head: separate, datasets: [{path: one}]}", "`heads: separate` or `heads: joined` only"),
+        ("{heads: own, datasets: [{path: one}]}", "heads is 'own': Input should be 'joined' or 'separate'"),
+        ("{head: separate, datasets: [{path: one}]}", "head is 'separate': Extra"),
         ("datasets: [{path: one, margin: {m2: 0.4}}]", "need `heads: separate`"),
         ("datasets: [{path: one, loss_weight: 2}]", "need `heads: separate`"),
-        ("{heads: separate, datasets: [{path: one, margin: 0.4}]}", "must be keys of head.margin"),
-        ("{heads: separate, datasets: [{path: one, loss_weight: 0}]}", "loss_weight of one is 0"),
+        (
+            "{heads: separate, datasets: [{path: one, margin: 0.4}]}",
+            "margin is 0.4: Input should be a valid dict",
+        ),
+        (
+            "{heads: separate, datasets: [{path: one, loss_weight: 0}]}",
+            "loss_weight is 0: Input should be greater",
+        ),
     ],
 )
 def test_wrong_heads_of_a_mixture_are_errors(tmp_path, text, message):

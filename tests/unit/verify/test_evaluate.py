@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from facetrain.data.formats.bin import write_bin
-from facetrain.data.formats.bin_groups import write_groups
 from facetrain.embeddings.inference import Inference
 from facetrain.verify.evaluate import evaluate, evaluate_scores
 from facetrain.verify.metrics.fold_accuracy import fold_accuracy
@@ -31,7 +30,8 @@ def test_the_groups_beside_a_set_are_its_slices_unless_a_table_is_given(model, t
     same = [number % 2 == 0 for number in range(PAIRS)]
     write_bin(tmp_path / "rfw.bin", [encoded_image(number, 32) for number in range(2 * PAIRS)], same)
     # Groups a and b have pairs of both kinds; the last impostor pair is of two groups.
-    write_groups(tmp_path / "rfw.bin", ["a"] * PAIRS + ["b"] * (PAIRS - 1) + ["a"])
+    groups = ["group", *"a" * PAIRS, *"b" * (PAIRS - 1), "a"]
+    (tmp_path / "rfw.groups.csv").write_text("\n".join(groups) + "\n")
 
     def groups_of(**kwargs):
         evaluation = evaluate(

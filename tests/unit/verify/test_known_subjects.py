@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from facetrain.data.formats.bin import write_bin
-from facetrain.data.formats.bin_subjects import write_subjects
+from facetrain.data.formats.bin_tables import write_subjects
 from facetrain.verify.sets.known_subjects import TABLE, known_subjects
 from facetrain.verify.sets.pair_set import PairSet, known_or_inferred_subjects, load_pair_set
 from facetrain.verify.verification import verification_result

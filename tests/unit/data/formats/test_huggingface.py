@@ -58,7 +58,7 @@ def test_an_image_column_without_any_path_is_read(tmp_path):
 def test_the_split_train_of_several_is_read(tmp_path):
     (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": ["test", "train"]}))
     save(tmp_path / "test", table_of(2))
-    with pytest.raises(DataError, match="no split 'train'; give the folder of one of its splits: test"):
+    with pytest.raises(DataError, match="the splits test, and none of them is 'train'"):
         open_dataset(tmp_path)
     save(tmp_path / "train", table_of(5))
     assert open_dataset(tmp_path).num_images == 5 and open_dataset(tmp_path / "test").num_images == 2
@@ -73,7 +73,7 @@ def test_files_whose_labels_have_different_names_are_refused(tmp_path):
     files = [{"filename": "a.arrow"}, {"filename": "b.arrow"}]
     (tmp_path / "state.json").write_text(json.dumps({"_data_files": files}))
     with pytest.raises(
-        DataError, match=r"a\.arrow and .*b\.arrow: .* 0 is 'ann' in one and 'cy' in the other"
+        DataError, match=r"a\.arrow and .*b\.arrow: .* names \(ann, bob, zoe and cy, dan, eve\)"
     ):
         open_dataset(tmp_path)
 
@@ -81,9 +81,9 @@ def test_files_whose_labels_have_different_names_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("table", "message"),
     [(pa.table({"what": [1]}), "no column for the image"), (table_of(2, label=[0, None]), "no label"),
-     (table_of(2, label=[0, -1]), "range from -1"), (table_of(0), "contains no images"),
-     (pa.table({"image": [None, b"x"], "label": [0, 1]}), "1 images are not in the file"),
-     (pa.table({"image": [1], "label": [1]}), "the image column is int64"),
+     (table_of(2, label=[0, -1]), "label -1 is not a whole"), (table_of(0), "contains no images"),
+     (pa.table({"image": [None, b"x"], "label": [0, 1]}), "images are missing in the column of type binary"),
+     (pa.table({"image": [1], "label": [1]}), "missing in the column of type int64"),
      # Of these, pyarrow ends the process when it converts them.
      (table_of(1, label=pa.array([(1, 2, 3)], pa.month_day_nano_interval())),
       r"of-00001\.arrow: column label has values of type month_day_nano_interval; expected whole numbers or texts"),

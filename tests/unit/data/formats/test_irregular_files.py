@@ -24,7 +24,7 @@ def test_a_dataset_with_something_else_than_a_file_is_refused(tmp_path, kind, na
         write_records(tmp_path, [0, 0, 1])
         (tmp_path / name).unlink(missing_ok=True)
     PLACEMENTS[kind](tmp_path / name)
-    with pytest.raises(DataError, match=f"{name}: (not a regular file|Too many levels of symbolic links)"):
+    with pytest.raises(DataError, match=f"{name}: .*(not a regular file|Too many levels of symbolic links)"):
         open_dataset(tmp_path)
 
 

@@ -240,10 +240,10 @@ def test_a_training_set_without_landmarks_is_refused_with_the_command_that_write
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (np.zeros((11, 5, 2), np.float32), "landmarks of 11 images, but there are 12"),
+        (np.zeros((11, 5, 2), np.float32), r"of shape \(11, 5, 2\); expected float32"),
         (np.zeros((12, 5, 2)), "expected float32"),
         (np.zeros((12, 10), np.float32), "expected float32"),
-        (np.zeros(12, object), "not a NumPy array"),
+        (np.zeros(12, object), "not the landmarks of 12 images"),
         (np.full((12, 5, 2), 56, np.float32), "in pixels"),
         (np.full((12, 5, 2), np.inf, np.float32), "in pixels"),
     ],

@@ -104,8 +104,9 @@ def test_a_mask_selects_images(tmp_path, mask):
 
 @pytest.mark.parametrize(
     ("mask", "message"),
-    [(np.array([6]), "from 0 to 5"), (np.array([]), "expected one row"), (np.ones(4, bool), "4 booleans"),
-     (np.array([{}]), "not a NumPy array"), (np.ones((2, 2), int), "expected one row")],
+    [(np.array([6]), "a number of none; expected a NumPy array of image numbers from 0 to 5"),
+     (np.array([]), "float64 of shape"), (np.ones(4, bool), "bool of shape"),
+     (np.array([{}]), "Python objects"), (np.ones((2, 2), int), "int64 of shape")],
 )  # fmt: skip
 def test_a_mask_that_does_not_fit_is_refused(tmp_path, mask, message):
     write_lmdb(tmp_path / "a.lmdb", trainer_values(6))

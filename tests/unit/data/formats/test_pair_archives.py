@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from facetrain.data.formats.bin import write_bin
-from facetrain.data.formats.bin_groups import write_groups
-from facetrain.data.formats.bin_subjects import write_subjects
+from facetrain.data.formats.bin_tables import write_subjects
 from facetrain.data.formats.landmark_file import read_landmarks_beside, write_landmarks
 from facetrain.data.formats.pair_archives import is_pair_archive
 from facetrain.data.images.decode import decode_rgb
@@ -112,7 +111,7 @@ def test_a_set_is_reduced_to_few_pixels_and_keeps_its_tables_and_landmarks(tmp_p
     landmarks_N52 = np.arange(60, dtype=np.float32).reshape(6, 5, 2) / 60
     write_landmarks(tmp_path / "plain.landmarks.npy", landmarks_N52)
     write_subjects(tmp_path / "plain.bin", ["ann", "ann", "ann", "bob", "bob", "bob"])
-    write_groups(tmp_path / "plain.bin", ["Asian", "Asian", "Asian", "Indian", "Indian", "Indian"])
+    (tmp_path / "plain.groups.csv").write_text("group\n" + "Asian\n" * 3 + "Indian\n" * 3)
     assert convert_pair_archive(tmp_path / "plain.bin", tmp_path / "small.bin", reduce_to=8) == (3, 2)
     loaded = load_pair_set("small", tmp_path)
     assert loaded.same.tolist() == SAME and loaded.subject.tolist() == [0, 0, 0, 1, 1, 1]
@@ -140,16 +139,16 @@ def test_damaged_sets_of_pixels_are_refused(prepared, memory_file, tmp_path):
     np.save(prepared / "cfp_fp.npy", np.zeros((6, 3, 0, 16), np.uint8))
     refused("cfp_fp", "expected images of shape")
     np.save(prepared / "cfp_fp.npy", np.uint8(7))
-    refused("cfp_fp", "too large for the labels of 0 images")
+    refused("cfp_fp", r"uint8 of shape \(\); expected")
     np.save(prepared / "cfp_fp.npy", np.array([Call()]), allow_pickle=True)
     refused("cfp_fp", "not an array")
     conf = memory_file / "memfile" / "mem_file.dat.conf"
     for content, message in (
-        ({"shape": [7, 3, 16, 16], "dtype": "float32"}, "are not an array of shape"),
+        ({"shape": [7, 3, 16, 16], "dtype": "float32"}, "bytes for the shape"),
         ({"shape": [6, 3, -16, -16], "dtype": "float32"}, "expected float32 images"),
         ({"shape": [6, 3, 16, 16], "dtype": "O"}, "expected float32 images"),
         ({"shape": [6, 16, 16, 3], "dtype": "float32"}, "expected images of shape"),
-        ([], "expected JSON with shape and dtype"),
+        ([], "not an array of images .list indices"),
     ):
         conf.write_text(json.dumps(content))
         refused("agedb_30", message)

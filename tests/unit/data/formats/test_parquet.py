@@ -72,13 +72,12 @@ def test_row_groups_in_memory_are_bounded_by_their_bytes(tmp_path, monkeypatch):
     import pyarrow.parquet as pq
 
     images = [encoded_image(n) for n in range(20)]
-    size = len(images[0])
     pq.write_table(pa.table({"image": images, "label": [0] * 20}), tmp_path / "a.parquet", row_group_size=2)
-    monkeypatch.setattr(parquet, "_CACHE_BYTES", 5 * size)
     dataset = open_dataset(tmp_path)
+    monkeypatch.setattr(parquet, "_CACHE_BYTES", 2 * dataset.columns.value("group_bytes"))
     for index in [0, 19, 7, 3, 7, 0, 12]:
         assert dataset.read(index) == images[index]
-        assert 0 < sum(rows.nbytes for rows in dataset._groups._groups.values()) <= 5 * size
+    assert dataset._groups.cache_info().currsize == 2
 
 
 @pytest.mark.parametrize("compression", [None, "snappy"])
@@ -98,12 +97,14 @@ def test_a_row_without_bytes_is_refused_when_it_is_read(tmp_path, empty, image, 
     table = pa.table({"image": [image, empty] * 3, "label": [0, 1] * 3})
     pq.write_table(table, tmp_path / "a.parquet", compression=compression, row_group_size=2)
     dataset = open_dataset(tmp_path)
-    with pytest.raises(DataError, match=r"a\.parquet: row group 1, row 1: column image contains no bytes"):
+    with pytest.raises(
+        DataError, match=r"a\.parquet: row group 1, row 1: the image column contains no bytes"
+    ):
         dataset.read(3)
     if (data := image.get("bytes") if isinstance(image, dict) else image) == encoded_image(0):
         assert [dataset.read(index) for index in (0, 2, 4)] == [data] * 3
     else:
-        with pytest.raises(DataError, match="row group 0, row 0: column image contains no bytes"):
+        with pytest.raises(DataError, match="row group 0, row 0: the image column contains no bytes"):
             dataset.read(0)
     paths = [row.get("path") if isinstance(row, dict) else None for row in (image, empty)]
     assert [original_name(dataset, index) for index in (2, 3)] == paths
@@ -149,16 +150,12 @@ def test_whole_numbers_stored_as_floats_are_labels(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["float16", "float64"])
-@pytest.mark.parametrize(
-    ("label", "reason"),
-    [(float("nan"), "row 1 is nan; expected whole"), (0.5, "row 1 is 0.5; expected whole"),
-     (float("inf"), "range from 1.0 to inf"), (-1.0, "range from -1.0 to 1.0")],
-)  # fmt: skip
-def test_other_floats_are_no_labels(tmp_path, label, reason, kind):
+@pytest.mark.parametrize("label", [float("nan"), 0.5, float("inf"), -1.0])
+def test_other_floats_are_no_labels(tmp_path, label, kind):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     images = [encoded_image(n) for n in range(2)]
     pq.write_table(pa.table({"image": images, "label": np.array([1, label], kind)}), tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=reason):
+    with pytest.raises(DataError, match=f"the label {label} is not a whole number"):
         open_dataset(tmp_path)
 
 
@@ -185,23 +182,20 @@ def write_named(path, names, *, count=2):
     pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(features)}), path)
 
 
-@pytest.mark.parametrize(
-    ("others", "reason"),
-    [(["cy", "dan"], "0 is 'ann' in one and 'cy' in"), (["ann"], "1 is 'bob' in one and no name in")],
-)
-def test_files_whose_labels_have_different_names_are_refused(tmp_path, others, reason):
+@pytest.mark.parametrize("others", [["cy", "dan"], ["ann"]])
+def test_files_whose_labels_have_different_names_are_refused(tmp_path, others):
     write_named(tmp_path / "a.parquet", ["ann", "bob"])
     write_named(tmp_path / "b.parquet", ["ann", "bob"])
     assert identity_name(open_dataset(tmp_path), 1) == "bob"
     write_named(tmp_path / "c.parquet", others)
-    with pytest.raises(DataError, match=rf"a\.parquet and .*c\.parquet: .*{reason} the other"):
+    with pytest.raises(DataError, match=r"a\.parquet and .*c\.parquet: .*different names \(ann, bob and "):
         open_dataset(tmp_path)
 
 
 def test_of_files_of_several_splits_those_of_train_are_read(tmp_path):
     for split, names in (("test", ["cy", "dan"]), ("val.easy", ["ann", "bob"])):
         write_named(tmp_path / f"{split}-00000-of-00001.parquet", names)
-    with pytest.raises(DataError, match="has files of the splits test, val, and none of 'train'; move"):
+    with pytest.raises(DataError, match="has the splits test, val, and none of them is 'train'"):
         open_dataset(tmp_path)
     for number in range(2):
         write_named(tmp_path / f"train-0000{number}-of-00002-0a1b.parquet", ["ann", "bob"], count=3)

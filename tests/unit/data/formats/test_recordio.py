@@ -95,14 +95,14 @@ def damaged(path, at, data):
     ("damage", "message"),
     [
         (lambda rec, idx: damaged(rec, 56, b"\0\0\0\0"), "no record starts"),
-        (lambda rec, idx: rec.write_bytes(rec.read_bytes()[:-5]), "truncated"),
+        (lambda rec, idx: rec.write_bytes(rec.read_bytes()[:-5]), "the file ends inside"),
         (lambda rec, idx: rec.write_bytes(rec.read_bytes()[:70]), "past the end|truncated"),
         (lambda rec, idx: idx.write_text("0\t0\n1\t99999999\n"), "key 1 at byte 99,999,999"),
         (lambda rec, idx: idx.write_text("0\t0\n1\t-4\n"), "not an index"),
         (lambda rec, idx: idx.write_text("0\t0\n0\t64\n"), "a key occurs more than once"),
         (lambda rec, idx: idx.write_text("0\t0\n1\n"), "not an index"),
         (lambda rec, idx: idx.write_text("0\tzero\n"), "not an index"),
-        (lambda rec, idx: damaged(rec, 4, struct.pack("<I", 1 << 28)), "truncated"),
+        (lambda rec, idx: damaged(rec, 4, struct.pack("<I", 1 << 28)), "the file ends inside"),
         (lambda rec, idx: damaged(rec, 8, struct.pack("<I", 1 << 30)), "labels"),
     ],
 )

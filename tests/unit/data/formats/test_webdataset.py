@@ -10,7 +10,7 @@ import pytest
 
 from facetrain.data.column_cache import Columns, save_columns
 from facetrain.data.dataset import identity_name, original_name, skipped_files
-from facetrain.data.formats.labels import label_of_each
+from facetrain.data.formats.labels import number_identities
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, images_of
@@ -65,12 +65,12 @@ def _overwrite(data, start, content):
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [(lambda d: d[:3072], "at byte 3,072 without the blocks of zeros"),  # between two members
-     (lambda d: d[:3100], "no member begins at byte 3,072: the archive is truncated or damaged"),
+    [(lambda d: d[:3072], "no member begins at byte 3,072"),  # between two members
+     (lambda d: d[:3100], "no member begins at byte 3,072"),
      (lambda d: d[:2800], "unexpected end of data"),
      (lambda d: _overwrite(d, 3072, b"X"), "no member begins at byte 3,072"),
-     (lambda d: _overwrite(d, 3072, bytes(512)), "data follows the end of the archive at byte 3,072"),
-     (lambda d: d + d, "data follows the end of the archive at byte 6,144: archives were joined")],
+     (lambda d: _overwrite(d, 3072, bytes(512)), "no member begins at byte 3,072"),
+     (lambda d: d + d, "byte 6,144.* several archives were joined")],
 )  # fmt: skip
 def test_a_truncated_damaged_or_joined_shard_loses_no_image_in_silence(tmp_path, change, message):
     write_tar(tmp_path / "a.tar", {f"ann/{n}.png": encoded_image(n) for n in range(4)})
@@ -104,7 +104,7 @@ def test_a_number_and_the_same_text_have_one_order_in_every_process():
     identities = [7, "7", *(str(number) for number in range(20)), *range(20)]
     for _ in range(20):
         random.shuffle(identities)
-        label_of = label_of_each(identities)
+        label_of = dict(zip(identities, number_identities(identities, "x")[0].tolist(), strict=True))
         assert all(label_of[number] + 1 == label_of[str(number)] for number in range(20))
 
 
@@ -214,7 +214,7 @@ def test_members_that_are_not_read_are_listed_as_skipped(tmp_path):
 def test_an_error_about_shards_without_images_names_a_member_that_was_left_out(tmp_path):
     write_tar(tmp_path / "a.tar", {"bob/photo.2019.jpg": encoded_image(0)})
     with pytest.raises(
-        DataError, match=r"no images; a\.tar/bob/photo\.2019\.jpg is left out: the key of an image ends"
+        DataError, match=r"no images; a\.tar/bob/photo\.2019\.jpg is left out: no image: its suffix begins at"
     ):
         open_dataset(tmp_path)
 
@@ -254,7 +254,7 @@ def test_a_folder_that_was_packed_as_a_dot_names_no_identity(tmp_path):
 
 def test_a_label_file_that_is_too_long_is_refused(tmp_path):
     write_tar(tmp_path / "a.tar", {"ann/1.png": encoded_image(0), "ann/1.cls": b"1" * ((1 << 20) + 1)})
-    with pytest.raises(DataError, match=r"ann/1\.cls: more than 1,048,576 bytes"):
+    with pytest.raises(DataError, match=r"ann/1\.cls: contains no identity of up to 1,048,576 bytes"):
         open_dataset(tmp_path)
 
 
@@ -280,5 +280,5 @@ def test_a_catalog_of_an_earlier_version_is_not_used(tmp_path):
     catalog = tmp_path / ".images.catalog"
     save_columns(catalog, [tmp_path / "a.tar"], Columns.of(label=np.zeros(2, np.int32)))
     assert open_dataset(tmp_path).num_images == 2
-    catalog.write_bytes(catalog.read_bytes().replace(b'"version": 4', b'"version": 3'))
+    catalog.write_bytes(catalog.read_bytes().replace(b'"version": 5', b'"version": 3'))
     assert open_dataset(tmp_path).num_images == 1

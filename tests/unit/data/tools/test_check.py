@@ -115,7 +115,7 @@ def test_landmarks_that_do_not_fit_are_a_fault_and_not_in_the_clean_copy(tmp_pat
     found = check(data, repair=tmp_path / "clean")
     assert found.damaged and open_dataset(tmp_path / "clean").num_images == 3
     assert image_landmarks(open_dataset(tmp_path / "clean")) is None
-    assert "has the landmarks of 2 images, but there are 3" in messages(found, "dataset")[0]
+    assert "not the landmarks of 3 images" in messages(found, "dataset")[0]
     assert "its landmarks are not in the clean copy" in messages(found, "dataset")[1]
 
 

@@ -98,7 +98,7 @@ def test_everything_that_is_left_out_is_listed(dataset, tmp_path):
         "notes.txt": "no_identity", ".DS_Store": "hidden", "ann/._ann_0001.jpg": "hidden", "ann/ann.heic": "suffix",
         "ann/empty.jpg": "unreadable", "ann/more": "nested", "zoe": "empty", "bob/bob_0001.jpg": "small_identity",
     }  # fmt: skip
-    assert "the file is empty" in found["ann/empty.jpg"][1] and "images in it: 1" in found["ann/more"][1]
+    assert "the file is empty" in found["ann/empty.jpg"][1]
     rows = list(csv.reader((tmp_path / "out" / "skipped.csv").read_text(encoding="utf-8").splitlines()))
     assert rows[0] == ["file", "kind", "reason"] and {row[0] for row in rows[1:]} == set(found)
     assert set(SKIP_KINDS) >= {kind for kind, _ in found.values()}

@@ -91,9 +91,9 @@ def test_the_subjects_of_a_list_are_written_beside_the_set_and_used(flat, tmp_pa
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("subject\nann\nann\nann\n", "3 rows, but a.bin has 4 images"),
-        ("subject\nann\nann\nann\nann\n", "contradicts the labels of a.bin"),
-        ("ann\nann\nann\nbob\n", "expected a header line `subject`"),
+        ("subject\nann\nann\nann\n", "one subject for each of 4 images"),
+        ("subject\nann\nann\nann\nann\n", "contradicts the labels"),
+        ("ann\nann\nann\nbob\n", "expected a line `subject`"),
         ("subject\n" + "x" * 9999, "too large"),
         ("subject\n\xff", "subjects.csv: "),
     ],

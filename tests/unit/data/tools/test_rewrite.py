@@ -84,7 +84,12 @@ def test_a_subset_keeps_listed_identities_and_limits_images(data, tmp_path):
 
 @pytest.mark.parametrize(
     ("listed", "message"),
-    [("7", "no identity 7"), ("-1", "no identity -1"), ("x", "not a list"), ("", "none of")],
+    [
+        ("7", "no identity 7"),
+        ("-1", "no identity -1"),
+        ("x", "one number of an identity per line"),
+        ("", "none of"),
+    ],
 )
 def test_a_list_with_unknown_identities_is_refused(data, tmp_path, listed, message):
     (tmp_path / "keep.txt").write_text(listed)
