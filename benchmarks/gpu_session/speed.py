@@ -20,7 +20,7 @@ from facetrain.bench.backbone import VARIANTS, measure_backbone_steps
 from facetrain.bench.generated_dataset import open_or_generate, write_noise
 from facetrain.bench.head import measure_variant
 from facetrain.bench.loader import loader_rate
-from facetrain.bench.workloads import BackboneWorkload, Turns
+from facetrain.bench.workloads import BackboneWorkload, HeadWorkload, Turns
 from facetrain.cpu_cores import usable_cores
 from facetrain.errors import UsageError
 from facetrain.telemetry.jsonl import read_jsonl
@@ -98,7 +98,7 @@ def measure_backbone(
     """Yield images/s and peaks of memory of each execution of a backbone. One that fails does not stop the others."""
     workload = BackboneWorkload(name, batch, image_size, device)
     for label in _BACKBONE_VARIANTS:
-        train = VARIANTS[label].train
+        train = VARIANTS[label]
         if train.compile != "off" and device == "cpu":
             continue  # Compiling takes minutes on a CPU, which the rehearsal does not need.
         try:
@@ -128,7 +128,8 @@ def measure_head(
         (f"plain_{precision}", ""),
     ):
         try:
-            report = measure_variant(name, identities, _EMBEDDING_SIZE, batch, steps, device, None)
+            workload = HeadWorkload(identities, batch, _EMBEDDING_SIZE, steps, device)
+            report = measure_variant(name, workload)
         except Exception:
             failures.append(f"{name}, {identities:,} identities: {traceback.format_exc()}")
             continue

@@ -12,9 +12,8 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,11 +22,11 @@ from facetrain.backbone.prelu import use_torch_backward
 from facetrain.backbone.registry import IRESNET_LAYERS
 from facetrain.backbone.zoo import build_backbone
 from facetrain.bench.machine_peak import synchronize
-from facetrain.bench.workloads import BackboneWorkload, Turns
+from facetrain.bench.workloads import BackboneWorkload, Turns, in_turn, result_of
 from facetrain.cpu_cores import usable_cores
 from facetrain.distributed.process_setup import keep_freed_memory
 from facetrain.distributed.spawn import HelperContext
-from facetrain.errors import RunError, UsageError
+from facetrain.errors import UsageError
 from facetrain.telemetry.memory import peak_gib
 from facetrain.training.fused_trunk import choose_trunk
 from facetrain.training.precision import InPrecision, memory_format_for
@@ -38,26 +37,17 @@ _LR = 1e-6
 """Small enough that the weights hardly change: the loss has no labels to learn from."""
 
 
-@dataclass(frozen=True)
-class BackboneVariant:
-    """Settings of a training step."""
-
-    train: TrainSettings
-    """Section `train` of the config: precision, memory layout, compiler, fused kernels."""
-    facetrain: bool = True
-    """Use the fused optimizer and, on the CPU, facetrain's allocator settings and PReLU backward pass."""
-
-
-_BF16 = TrainSettings(precision="bf16")
 VARIANTS = {
-    "plain": BackboneVariant(TrainSettings(precision="fp32", channels_last=False), facetrain=False),
-    "bf16": BackboneVariant(TrainSettings(precision="bf16", channels_last=False), facetrain=False),
-    "channels_last": BackboneVariant(_BF16, facetrain=False),
-    "facetrain": BackboneVariant(_BF16),
-    "facetrain_compiled": BackboneVariant(TrainSettings(precision="bf16", compile="on")),
-    "facetrain_fused": BackboneVariant(TrainSettings(precision="bf16", fused="on")),
-    "facetrain_replayed": BackboneVariant(TrainSettings(precision="bf16", compile="reduce-overhead")),
+    "plain": TrainSettings(precision="fp32", channels_last=False),
+    "bf16": TrainSettings(precision="bf16", channels_last=False),
+    "channels_last": TrainSettings(precision="bf16"),
+    "facetrain": TrainSettings(precision="bf16"),
+    "facetrain_compiled": TrainSettings(precision="bf16", compile="on"),
+    "facetrain_fused": TrainSettings(precision="bf16", fused="on"),
+    "facetrain_replayed": TrainSettings(precision="bf16", compile="reduce-overhead"),
 }
+"""Section `train` of the config: precision, memory layout, compiler, fused kernels. Variants of facetrain also use the
+fused optimizer and, on the CPU, its allocator settings and PReLU backward pass."""
 ON_EVERY_DEVICE = ["plain", "bf16", "channels_last", "facetrain", "facetrain_compiled"]
 """Variants for all networks and devices. Fused kernels need a GPU and an IResNet, replayed code needs a GPU."""
 BASELINE = "plain"
@@ -74,19 +64,25 @@ def measure_backbone_steps(
         RunError: the process of a variant ended early, for example because memory ran out.
     """
     _check_variants(workload, variants)
-    speeds: dict[str, list[float]] = {name: [] for name in variants}
-    peaks = dict.fromkeys(variants, 0.0)
     with ExitStack() as stack:
-        pools = {name: stack.enter_context(ProcessPoolExecutor(1, HelperContext())) for name in variants}
+        processes = {name: stack.enter_context(ProcessPoolExecutor(1, HelperContext())) for name in variants}
+
+        def take_steps(name: str, steps: int) -> tuple[float, float]:
+            what = f"bench backbone: variant {name}"
+            return result_of(processes[name], what, _take_steps, workload, name, steps)
+
         # Separate, because it includes compilation and the first allocation of all memory.
-        first = {name: _take_steps_in(pool, workload, name, 1)[0] for name, pool in pools.items()}
-        for name, pool in pools.items():
-            _take_steps_in(pool, workload, name, _WARM_UP_STEPS)
-        for _ in range(turns.rounds):
-            for name, pool in pools.items():
-                seconds, peak = _take_steps_in(pool, workload, name, turns.steps)
-                speeds[name].append(turns.steps * workload.batch / seconds)
-                peaks[name] = max(peaks[name], peak)
+        first = {name: take_steps(name, 1)[0] for name in variants}
+        for name in variants:
+            take_steps(name, _WARM_UP_STEPS)
+        peaks = dict.fromkeys(variants, 0.0)
+
+        def measure(name: str) -> float:
+            seconds, peak = take_steps(name, turns.steps)
+            peaks[name] = max(peaks[name], peak)
+            return turns.steps * workload.batch / seconds
+
+        speeds = in_turn({name: partial(measure, name) for name in variants}, turns.rounds)
     medians = {name: statistics.median(rounds) for name, rounds in speeds.items()}
     return {
         "torch": torch.version.__version__,
@@ -106,7 +102,7 @@ def measure_backbone_steps(
 
 def _check_variants(workload: BackboneWorkload, variants: Sequence[str]) -> None:
     for name in variants:
-        train = VARIANTS[name].train
+        train = VARIANTS[name]
         if workload.device == "cpu" and (train.fused == "on" or train.compile == "reduce-overhead"):
             raise UsageError(f"--variant {name}: needs a GPU; measure another variant, or use --device cuda")
         if train.fused == "on" and workload.backbone not in IRESNET_LAYERS:
@@ -114,19 +110,6 @@ def _check_variants(workload: BackboneWorkload, variants: Sequence[str]) -> None
                 f"--variant {name}: {workload.backbone} has no fused kernels; use --backbone "
                 f"{', '.join(IRESNET_LAYERS)}"
             )
-
-
-def _take_steps_in(
-    pool: ProcessPoolExecutor, workload: BackboneWorkload, name: str, steps: int
-) -> tuple[float, float]:
-    """Take steps in the process of a variant; return their seconds and their peak of memory in GiB."""
-    try:
-        return pool.submit(_take_steps, workload, name, steps).result()
-    except BrokenProcessPool as error:
-        raise RunError(
-            f"bench backbone: the process of variant {name} ended early; if memory is short, "
-            "reduce --batch-size or measure fewer variants at a time (--variant)"
-        ) from error
 
 
 def _take_steps(workload: BackboneWorkload, name: str, steps: int) -> tuple[float, float]:
@@ -150,23 +133,12 @@ def _prepared_step(workload: BackboneWorkload, name: str) -> Callable[[], None]:
     device = torch.device(workload.device)
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True  # As training does: it chooses the fastest convolutions.
-    elif VARIANTS[name].facetrain:
+    is_facetrain, train = name.startswith("facetrain"), VARIANTS[name]
+    if device.type == "cpu" and is_facetrain:
         keep_freed_memory()
-    return build_step(workload, VARIANTS[name], device)
-
-
-def build_step(
-    workload: BackboneWorkload, variant: BackboneVariant, device: torch.device
-) -> Callable[[], None]:
-    """Return a function that takes one training step.
-
-    Raises:
-        ConfigError: the variant is not possible with this network or device.
-    """
     torch.manual_seed(0)
-    train = variant.train
     backbone = build_backbone(workload.backbone, image_size=workload.image_size)
-    if not variant.facetrain:
+    if not is_facetrain:
         use_torch_backward(backbone)
     memory_format = memory_format_for(backbone, device, channels_last=train.channels_last)
     backbone = backbone.to(device, memory_format=memory_format)  # type: ignore[call-overload]
@@ -179,7 +151,7 @@ def build_step(
         lr=_LR,
         momentum=0.9,
         weight_decay=5e-4,
-        fused=True if variant.facetrain else None,
+        fused=True if is_facetrain else None,
     )
     side = workload.image_size
     image_BCHW = torch.randn(workload.batch, 3, side, side, device=device)

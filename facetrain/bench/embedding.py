@@ -7,6 +7,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from facetrain.backbone.registry import BACKBONES
 from facetrain.backbone.zoo import build_backbone
+from facetrain.bench.workloads import in_turn
 from facetrain.data.images.augment import normalize
 from facetrain.distributed.world import join
 from facetrain.models.export.example_inputs import example_pixels
@@ -61,7 +63,8 @@ def measure_embedding(
         expected = _unit(opened.network(image))
         # This is also the first run of each variant, which allocates memory and chooses kernels.
         gaps = {name: float((_unit(run()) - expected).abs().max()) for name, run in embed.items()}
-        seconds = _take_turns(embed, rounds)
+        turns = in_turn({name: partial(_seconds, run) for name, run in embed.items()}, rounds)
+        seconds = {name: min(of_rounds) for name, of_rounds in turns.items()}
     return {
         "torch": torch.version.__version__,
         "model": opened.description,
@@ -78,16 +81,11 @@ def measure_embedding(
     }
 
 
-def _take_turns(variants: dict[str, Callable[[], Tensor]], rounds: int) -> dict[str, float]:
-    """Return the seconds of the fastest round of each variant."""
-    least = dict.fromkeys(variants, float("inf"))
-    for _ in range(rounds):
-        for name, run in variants.items():
-            time.sleep(_PAUSE_S)
-            start = time.perf_counter()
-            run()
-            least[name] = min(least[name], time.perf_counter() - start)
-    return least
+def _seconds(run: Callable[[], Tensor]) -> float:
+    time.sleep(_PAUSE_S)
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
 
 
 def _variant(name: str, opened: EmbeddingModel, image: Tensor, threads: int) -> Callable[[], Tensor]:
@@ -96,15 +94,7 @@ def _variant(name: str, opened: EmbeddingModel, image: Tensor, threads: int) -> 
     network = opened.network
     if name != "plain":
         network = inference_network(network, _CPU, bf16=name == "facetrain_bf16")
-    return _without_gradient(network, image)
-
-
-def _without_gradient(network: nn.Module, image: Tensor) -> Callable[[], Tensor]:
-    @torch.no_grad()
-    def run() -> Tensor:
-        return network(image).float()
-
-    return run
+    return torch.no_grad()(lambda: network(image).float())
 
 
 def _onnxruntime(opened: EmbeddingModel, image: Tensor, threads: int) -> Callable[[], Tensor]:

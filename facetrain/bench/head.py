@@ -14,7 +14,7 @@ import re
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,15 +24,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from facetrain.bench.machine_peak import synchronize
+from facetrain.bench.workloads import HeadWorkload, result_of
 from facetrain.distributed import collectives
 from facetrain.distributed.spawn import HelperContext
 from facetrain.distributed.world import World
-from facetrain.errors import RunError, UsageError
+from facetrain.errors import UsageError
 from facetrain.files import os_errors_as
 from facetrain.head.head_run import HeadRun
 from facetrain.head.margin_head import MarginHead
 from facetrain.head.settings import HeadSettings, MarginSettings
 from facetrain.optim.settings import OptimSettings
+from facetrain.progress import ProgressCallback, ignore_progress
 from facetrain.run.build.head import product_dtype
 
 # The published ArcFace recipe (arcface_torch's configs), the same for every variant.
@@ -129,51 +131,37 @@ class MarginHeadStep:
 
 def measure_head_steps(
     variants: Sequence[str],
-    num_classes: int,
-    *,
-    embedding_size: int = 512,
-    batch_size: int = 256,
-    steps: int = 5,
-    device: str = "cpu",
-    disk: Path | None = None,
-) -> Iterator[dict[str, Any]]:
-    """Yield a report of each variant, one after the other.
-
-    Args:
-        variants: names from VARIANTS.
-        num_classes: class centers.
-        embedding_size: numbers per embedding.
-        batch_size: embeddings per step.
-        steps: timed steps; one more allocates and is not counted.
-        device: cpu or cuda.
-        disk: folder for centers on disk; the folder for temporary files if None.
+    workload: HeadWorkload,
+    progress: ProgressCallback = ignore_progress,
+) -> dict[str, dict[str, Any]]:
+    """Return a report of each variant, with its ratio to each plain variant. `progress` counts the variants.
 
     Raises:
         UsageError: `disk` is not a folder and cannot be created, or a plain variant's sample cannot hold a batch.
         RunError: a variant failed, for example because memory ran out.
     """
     for variant in variants:
-        _require_room_for_batch(variant, num_classes, batch_size)
-    if disk is not None:
-        with os_errors_as(UsageError, disk, "name a folder on the disk to measure"):
-            disk.mkdir(parents=True, exist_ok=True)
+        _require_room_for_batch(variant, workload)
+    if workload.disk is not None:
+        with os_errors_as(UsageError, workload.disk, "name a folder on the disk to measure"):
+            workload.disk.mkdir(parents=True, exist_ok=True)
+    reports: dict[str, dict[str, Any]] = {}
     for variant in variants:
-        with ProcessPoolExecutor(1, HelperContext()) as pool:
-            measured = pool.submit(
-                measure_variant, variant, num_classes, embedding_size, batch_size, steps, device, disk
-            )
-            try:
-                report = measured.result()
-            except Exception as error:  # among them BrokenProcessPool, if the kernel has ended the process
-                reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-                raise RunError(
-                    f"bench head: variant {variant} failed with {num_classes:,} identities: {reason}; "
-                    "use fewer identities or another variant"
-                ) from error
-        yield report
+        what = f"bench head: variant {variant} with {workload.identities:,} identities"
+        with ProcessPoolExecutor(1, HelperContext()) as process:
+            reports[variant] = result_of(process, what, measure_variant, variant, workload)
+        progress(len(reports), len(variants))
+    for report in reports.values():
+        report["times_faster_than"] = {
+            plain: round(reports[plain]["step_s"] / report["step_s"], 2)
+            for plain in PLAIN_VARIANTS
+            if plain in reports
+        }
+    return reports
 
 
-def _require_room_for_batch(variant: str, num_classes: int, batch_size: int) -> None:
+def _require_room_for_batch(variant: str, workload: HeadWorkload) -> None:
+    num_classes, batch_size = workload.identities, workload.batch_size
     rate = PLAIN_VARIANTS.get(variant, {}).get("sample_rate", 1.0)
     # facetrain's head grows the sample to hold the batch; the plain one has a fixed size.
     if rate < 1 and int(rate * num_classes) < batch_size:
@@ -184,42 +172,22 @@ def _require_room_for_batch(variant: str, num_classes: int, batch_size: int) -> 
         )
 
 
-def with_ratios(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add the ratios to each plain variant that was measured with the same number of classes."""
-    times = {(r["variant"], r["classes"]): (r["step_s"], r["cpu_s"]) for r in reports}
-    for report in reports:
-        for plain in PLAIN_VARIANTS:
-            if (plain, report["classes"]) in times:
-                step_s, cpu_s = times[plain, report["classes"]]
-                report[f"times_faster_than_{plain}"] = round(step_s / report["step_s"], 2)
-                report[f"times_less_cpu_than_{plain}"] = round(cpu_s / report["cpu_s"], 2)
-    return reports
-
-
-def measure_variant(
-    variant: str,
-    classes: int,
-    embedding_size: int,
-    batch_size: int,
-    steps: int,
-    device: str,
-    disk: Path | None,
-) -> dict[str, Any]:
+def measure_variant(variant: str, workload: HeadWorkload) -> dict[str, Any]:
     """Return times and peak of memory of one variant's steps, measured in this process."""
-    bytes_at_start = _peak_bytes()
+    classes, size, device = workload.identities, workload.embedding_size, workload.device
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     step: Callable[[Tensor, Tensor], None]
-    with tempfile.TemporaryDirectory(dir=disk) as folder:
+    with tempfile.TemporaryDirectory(dir=workload.disk) as folder:
         if variant in PLAIN_VARIANTS:
-            step = PlainHeadStep(classes, embedding_size, device, **PLAIN_VARIANTS[variant])
+            step = PlainHeadStep(classes, size, device, **PLAIN_VARIANTS[variant])
         else:
-            step = MarginHeadStep(classes, embedding_size, device, Path(folder), **HEAD_VARIANTS[variant])
+            step = MarginHeadStep(classes, size, device, Path(folder), **HEAD_VARIANTS[variant])
         torch.manual_seed(0)
         seconds, cpu_seconds = [], []
-        for _ in range(steps + 1):
-            embedding = torch.randn(batch_size, embedding_size, device=device, requires_grad=True)
-            label = torch.randint(0, classes, (batch_size,), device=device)
+        for _ in range(workload.steps + 1):
+            embedding = torch.randn(workload.batch_size, size, device=device, requires_grad=True)
+            label = torch.randint(0, classes, (workload.batch_size,), device=device)
             synchronize(embedding.device)
             start, cpu_start = time.perf_counter(), time.process_time()
             step(embedding, label)
@@ -229,15 +197,11 @@ def measure_variant(
     peak = torch.cuda.max_memory_allocated() if device == "cuda" else _peak_bytes()
     # The first step allocates memory, so it is left out.
     return {
-        "variant": variant,
-        "classes": classes,
         "step_s": round(statistics.median(seconds[1:]), 4),
-        "fastest_s": round(min(seconds[1:]), 4),
         # Of all threads together. With OMP_NUM_THREADS=1 it is the number that other programs disturb least.
         "cpu_s": round(min(cpu_seconds[1:]), 4),
         "peak_bytes": peak,
-        "peak_above_start_bytes": peak if device == "cuda" else peak - bytes_at_start,
-        "peak_over_fp32_centers_and_momentum": round(peak / (classes * embedding_size * 8), 3),
+        "peak_over_fp32_centers_and_momentum": round(peak / (classes * size * 8), 3),
     }
 
 

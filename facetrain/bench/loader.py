@@ -5,7 +5,6 @@ All variants use the same number of cores and take turns.
 
 from __future__ import annotations
 
-import io
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from facetrain.bench.generated_dataset import open_or_generate
 from facetrain.bench.machine_peak import synchronize
+from facetrain.bench.workloads import in_turn
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.augment import Augment
 from facetrain.data.loading.loader import Loader, LoaderSettings
@@ -41,7 +41,6 @@ def measure_loader(
     - `loader`: facetrain's loader: read, decoded and batched; on the device as uint8.
     - `loader_augmented`: facetrain's loader with flip and normalization; on the device as float32.
     - `dataloader_cv2`: torch's DataLoader with OpenCV: decoded and flipped in the workers, normalized on the device.
-    - `dataloader_pil`: torch's DataLoader with PIL and torchvision's transforms, as most training scripts have it.
 
     Args:
         folder: dataset, in any format that `facetrain train` reads.
@@ -54,21 +53,16 @@ def measure_loader(
     with open_or_generate(folder) as source:
         numbers = np.random.default_rng(0).permutation(source.num_images)[:_DECODED_IMAGES].tolist()
         images = [source.read(number) for number in numbers]
-        variants: dict[str, Callable[[], float]] = {
-            "decoder": lambda: _decoder_rate(images, workers, seconds),
-            "loader": lambda: loader_rate(source, workers, batch_size, seconds, device, None),
-            "loader_augmented": lambda: loader_rate(source, workers, batch_size, seconds, device, Augment(0)),
-            "dataloader_cv2": lambda: _dataloader_rate(
-                _OpenCvDataset(source), workers, batch_size, seconds, device
-            ),
-            "dataloader_pil": lambda: _dataloader_rate(
-                _PilDataset(source), workers, batch_size, seconds, device
-            ),
-        }
-        rates: dict[str, list[float]] = {name: [] for name in variants}
-        for _ in range(rounds):  # In turn: a busy machine slows all variants down by the same share.
-            for name, measure in variants.items():
-                rates[name].append(measure())
+        timing = workers, batch_size, seconds, device
+        rates = in_turn(
+            {
+                "decoder": lambda: _decoder_rate(images, workers, seconds),
+                "loader": lambda: loader_rate(source, *timing, None),
+                "loader_augmented": lambda: loader_rate(source, *timing, Augment(0)),
+                "dataloader_cv2": lambda: _dataloader_rate(_OpenCvDataset(source), *timing),
+            },
+            rounds,
+        )
     speed = {name: statistics.median(values) for name, values in rates.items()}
     return {
         "workers": workers,
@@ -78,7 +72,6 @@ def measure_loader(
         "loader_per_decoder": speed["loader"] / speed["decoder"],
         "augmented_per_decoder": speed["loader_augmented"] / speed["decoder"],
         "augmented_per_dataloader_cv2": speed["loader_augmented"] / speed["dataloader_cv2"],
-        "augmented_per_dataloader_pil": speed["loader_augmented"] / speed["dataloader_pil"],
     }
 
 
@@ -150,10 +143,8 @@ def _dataloader_rate(
             yield from loader
 
     def use(batch: Any) -> None:
-        image, _ = batch
-        image = image.to(device, non_blocking=True)
-        if image.dtype == torch.uint8:
-            image.permute(0, 3, 1, 2).float().sub_(127.5).mul_(1 / 127.5)
+        image = batch[0].to(device, non_blocking=True)
+        image.permute(0, 3, 1, 2).float().sub_(127.5).mul_(1 / 127.5)
 
     return _images_per_second(endless(), use, batch_size, seconds, device)
 
@@ -177,31 +168,6 @@ class _OpenCvDataset(Dataset[tuple[Tensor, int]]):
         if torch.rand(()) < 0.5:
             image = cv2.flip(image, 1)
         return torch.from_numpy(image), int(self._source.labels[number])
-
-
-class _PilDataset(Dataset[tuple[Tensor, int]]):
-    """Samples as arcface_torch and most scripts make them: PIL, then torchvision's transforms."""
-
-    def __init__(self, source: FaceDataset) -> None:
-        from torchvision import transforms
-
-        self._source = source
-        self._transform = transforms.Compose(
-            [
-                transforms.RandomHorizontalFlip(),
-                transforms.ToTensor(),
-                transforms.Normalize([0.5, 0.5, 0.5], [0.5, 0.5, 0.5]),
-            ]
-        )
-
-    def __len__(self) -> int:
-        return self._source.num_images
-
-    def __getitem__(self, number: int) -> tuple[Tensor, int]:
-        from PIL import Image
-
-        image = Image.open(io.BytesIO(self._source.read(number))).convert("RGB")
-        return self._transform(image), int(self._source.labels[number])
 
 
 def _images_per_second(

@@ -6,7 +6,9 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.bench.arcface_torch_step import ArcfaceTorchStep
 from facetrain.bench.generated_dataset import open_or_generate
 from facetrain.bench.machine_peak import MachinePeak, measure_peak, synchronize
-from facetrain.bench.workloads import RunWorkload, Turns
+from facetrain.bench.workloads import RunWorkload, Turns, in_turn
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.augment import normalize
@@ -79,47 +81,6 @@ class BenchedRun:
             self.state.step += 1
 
 
-class Variant:
-    """Steps that are timed in turn with the steps of other variants."""
-
-    def __init__(
-        self, take_steps: Callable[[int], None], images_per_step: int, device: torch.device, held_bytes: int
-    ) -> None:
-        self._take_steps, self._images_per_step, self._device = take_steps, images_per_step, device
-        self.rates: list[float] = []
-        """Images per second of each round, over all ranks."""
-        self._held_bytes, self._work_bytes = held_bytes, 0
-
-    def measure(self, steps: int) -> None:
-        """Take warm-up steps, then `steps` timed ones. Collective."""
-        self._take_steps(_WARM_UP_STEPS)
-        cuda = self._device.type == "cuda"
-        if cuda:
-            torch.cuda.reset_peak_memory_stats(self._device)
-        before = _allocated_bytes(self._device)
-        collectives.barrier()
-        synchronize(self._device)
-        start = time.perf_counter()
-        self._take_steps(steps)
-        synchronize(self._device)
-        self.rates.append(steps * self._images_per_step / (time.perf_counter() - start))
-        if cuda:
-            peak = torch.cuda.max_memory_allocated(self._device)
-            self._work_bytes = max(self._work_bytes, peak - before)
-
-    def report(self, flops_per_image: int, machine: MachinePeak) -> dict[str, Any]:
-        """Return the median speed, the share of the machine's peak, and on CUDA the variant's own peak of memory."""
-        speed = statistics.median(self.rates)
-        report = {
-            "images_per_s": speed,
-            "rounds": self.rates,
-            "mfu": speed * flops_per_image / machine.flops,
-        }
-        if self._device.type == "cuda":
-            report["peak_gib"] = (self._held_bytes + self._work_bytes) / 2**30
-        return report
-
-
 def measure_training(config: Config, workload: RunWorkload, turns: Turns) -> dict[str, Any] | None:
     """Train on each kind of input in turn; return the report on the leader, None on other ranks. Collective.
 
@@ -136,22 +97,27 @@ def measure_training(config: Config, workload: RunWorkload, turns: Turns) -> dic
         open_or_generate(workload.data, image_size=config.data.image_size) as source,
     ):
         num_classes = max(workload.identities, source.num_classes)
-        variants: dict[str, Variant] = {}
-        if workload.baseline:
-            variants[BASELINE] = build_baseline(config, world, num_classes)
-        allocated = _allocated_bytes(world.device)
+        baseline = build_baseline(config, world, num_classes) if workload.baseline else None
         run = build_run(config, world, num_classes, Path(scratch), source)
-        held = _allocated_bytes(world.device) - allocated
-        loader = open_loader(run, source)
-        batches = {"synthetic": repeated_batch(run, num_classes), "records": iter(loader)}
-        for name in workload.inputs:
-            variants[name] = _variant_of(run, batches[name], held)
-        try:
-            machine = _measure_in_turn(variants, config, world, turns)
-            profiles = {name: _profile(run, batches[name], Path(scratch)) for name in workload.inputs}
-        finally:
-            loader.close()
-        return _report(run, num_classes, machine, variants, profiles) if world.is_leader else None
+        with closing(open_loader(run, source)) as loader:
+            every = {"synthetic": repeated_batch(run, num_classes), "records": iter(loader)}
+            batches = {name: every[name] for name in workload.inputs}
+            machine = measure_peak(config.train.precision, world.device)
+            speed_of = partial(_images_per_second, world.device, turns.steps)
+            variants = {
+                name: partial(speed_of, run.global_batch_size, partial(_take_some, run, of_input))
+                for name, of_input in batches.items()
+            }
+            if baseline is not None:
+                variants = {
+                    BASELINE: partial(speed_of, run.local_batch_size * world.size, baseline)
+                } | variants
+            rates = in_turn(variants, turns.rounds)
+            # The best of two: other work on the machine can only slow a measurement down.
+            again = measure_peak(config.train.precision, world.device)
+            machine = MachinePeak(max(machine.flops, again.flops), max(machine.bytes, again.bytes))
+            profiles = {name: _profile(run, of_input, Path(scratch)) for name, of_input in batches.items()}
+        return _report(run, num_classes, machine, rates, profiles) if world.is_leader else None
 
 
 def build_run(
@@ -170,18 +136,16 @@ def build_run(
     return BenchedRun(config, state, step)
 
 
-def build_baseline(config: Config, world: World, num_classes: int) -> Variant:
-    """Build the step of arcface_torch with one batch of random images and labels.
+def build_baseline(config: Config, world: World, num_classes: int) -> Callable[[int], None]:
+    """Return a function that takes steps of arcface_torch with one batch of random images and labels.
 
     The images are already normalized, so the baseline is spared the augmentation of a run. On the CPU it also
     profits from facetrain's allocator settings, which hold for the whole process.
     """
     torch.manual_seed(0)
-    allocated = _allocated_bytes(world.device)
     batch, side = local_batch_size(config, world.size), config.data.image_size
     options = describe_model(config)["backbone"]
-    backbone = build_backbone(options.pop("name"), **options)
-    step = ArcfaceTorchStep(backbone, num_classes, config.train.precision, world.device)
+    step = ArcfaceTorchStep(build_backbone(**options), num_classes, config.train.precision, world.device)
     image_BHWC = torch.randint(256, (batch, side, side, 3), dtype=torch.uint8)
     image_BCHW = normalize(image_BHWC.to(world.device)).contiguous()
     label_B = torch.randint(num_classes, (batch,)).to(world.device)
@@ -190,8 +154,7 @@ def build_baseline(config: Config, world: World, num_classes: int) -> Variant:
         for _ in range(count):
             step(image_BCHW, label_B)
 
-    held = _allocated_bytes(world.device) - allocated
-    return Variant(take_steps, batch * world.size, world.device, held)
+    return take_steps
 
 
 def repeated_batch(run: BenchedRun, num_classes: int) -> Batches:
@@ -221,28 +184,21 @@ def open_loader(run: BenchedRun, source: FaceDataset) -> Loader:
     return Loader(source, sampler, settings, world)
 
 
-def _variant_of(run: BenchedRun, batches: Batches, held_bytes: int) -> Variant:
-    return Variant(
-        lambda steps: run.take_steps(islice(batches, steps)),
-        run.global_batch_size,
-        run.world.device,
-        held_bytes,
-    )
+def _take_some(run: BenchedRun, batches: Batches, steps: int) -> None:
+    run.take_steps(islice(batches, steps))
 
 
-def _measure_in_turn(variants: dict[str, Variant], config: Config, world: World, turns: Turns) -> MachinePeak:
-    """Measure every variant in every round; return the machine's best rates of all rounds."""
-    machine = MachinePeak(0.0, 0.0)
-    for _ in range(turns.rounds):
-        now = measure_peak(config.train.precision, world.device)
-        machine = MachinePeak(max(machine.flops, now.flops), max(machine.bytes, now.bytes))
-        for variant in variants.values():
-            variant.measure(turns.steps)
-    return machine
-
-
-def _allocated_bytes(device: torch.device) -> int:
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+def _images_per_second(
+    device: torch.device, steps: int, images_per_step: int, take_steps: Callable[[int], None]
+) -> float:
+    """Return the speed of all ranks together, after some steps that warm up. Collective."""
+    take_steps(_WARM_UP_STEPS)
+    collectives.barrier()
+    synchronize(device)
+    start = time.perf_counter()
+    take_steps(steps)
+    synchronize(device)
+    return steps * images_per_step / (time.perf_counter() - start)
 
 
 def _profile(run: BenchedRun, batches: Batches, scratch: Path) -> Profile:
@@ -261,7 +217,7 @@ def _report(
     run: BenchedRun,
     num_classes: int,
     machine: MachinePeak,
-    variants: dict[str, Variant],
+    rates: dict[str, list[float]],
     profiles: dict[str, Profile],
 ) -> dict[str, Any]:
     config, world, batch = run.config, run.world, run.local_batch_size
@@ -269,8 +225,15 @@ def _report(
     head = head_load(config, num_classes, world.size, batch, cuda=world.device.type == "cuda")
     # Three products of an embedding with each sampled class: the logits and two gradients. A multiply-add is two.
     flops = {"backbone": cost.step.flops_per_image, "head": 6 * head.width * head.sampled * world.size}
-    found = {name: variant.report(sum(flops.values()), machine) for name, variant in variants.items()}
-    speed = {name: report["images_per_s"] for name, report in found.items()}
+    speed = {name: statistics.median(of_rounds) for name, of_rounds in rates.items()}
+    found = {
+        name: {
+            "images_per_s": speed[name],
+            "rounds": rates[name],
+            "mfu": speed[name] * sum(flops.values()) / machine.flops,
+        }
+        for name in rates
+    }
     baseline = found.pop(BASELINE, None)
     report = {
         "torch": torch.version.__version__,
@@ -284,7 +247,10 @@ def _report(
         "matrix_flops": machine.flops,
         "copied_bytes": machine.bytes,
         "flops_per_image": flops,
-        "bytes_per_image": round(cost.step.moved.per_image),
+        "limits_images_per_s": {
+            "products": machine.flops / sum(flops.values()),
+            "copies": machine.bytes / cost.step.moved.per_image,
+        },
         "peak_gib": peak_gib(world.device),
         "inputs": {
             name: {**values, "share_of_time": profiles[name].shares()} for name, values in found.items()

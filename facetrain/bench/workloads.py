@@ -1,9 +1,15 @@
-"""Work that the benchmarks of training steps measure; the settings are options of the command line."""
+"""What the benchmarks of training steps measure, and how the variants of a benchmark take turns."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from facetrain.errors import FacetrainError, RunError
+from facetrain.files import error_reason
 
 INPUTS = ("synthetic", "records")
 """One batch that stays on the device; a dataset, through the loader."""
@@ -11,7 +17,7 @@ INPUTS = ("synthetic", "records")
 
 @dataclass(frozen=True)
 class Turns:
-    """Rounds in which the variants take turns: a busy machine slows all of them down by the same share."""
+    """Rounds in which the variants take turns."""
 
     steps: int = 5
     """Timed steps of each variant in each round."""
@@ -39,7 +45,55 @@ class BackboneWorkload:
 
     backbone: str = "r18"
     batch: int = 32
+    """Images per step."""
     image_size: int = 112
+    """Width and height of an image in pixels."""
     device: str = "auto"
     threads: int | None = None
-    """Threads of one process on the CPU; None: the number of usable cores."""
+    """Threads on the CPU; None: the number of usable cores."""
+
+
+@dataclass(frozen=True)
+class HeadWorkload:
+    """Sizes that all variants of a head's step have in common."""
+
+    identities: int = 1_000_000
+    """Class centers."""
+    batch_size: int = 256
+    """Embeddings per step."""
+    embedding_size: int = 512
+    """Numbers per embedding."""
+    steps: int = 5
+    """Timed steps of each variant; one more allocates, and is not counted."""
+    device: str = "auto"
+    disk: Path | None = None
+    """Folder for centers on disk; None: the folder for temporary files."""
+
+
+def in_turn(variants: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Return what the function of each variant returns in each round.
+
+    The variants take turns, so that a busy machine slows all of them down by the same share.
+    """
+    results: dict[str, list[float]] = {name: [] for name in variants}
+    for _ in range(rounds):
+        for name, measure in variants.items():
+            results[name].append(measure())
+    return results
+
+
+def result_of(process: ProcessPoolExecutor, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the result of a function in the process of a variant.
+
+    Raises:
+        RunError: the function failed, or the process ended early.
+    """
+    try:
+        return process.submit(function, *arguments).result()
+    except FacetrainError:
+        raise
+    except Exception as error:  # among them BrokenProcessPool, if the kernel has ended the process
+        raise RunError(
+            f"{what} failed: {type(error).__name__}: {error_reason(error)}; if memory is short, measure a smaller "
+            "size, or fewer variants at a time (--variant)"
+        ) from error

@@ -2,13 +2,228 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
 import typer
 
-from facetrain.cli.bench import embed, head, loader, training
+from facetrain.bench.workloads import INPUTS, BackboneWorkload, HeadWorkload, RunWorkload
+from facetrain.cli.bench.options import (
+    DATA_OPTION,
+    ROUNDS_OPTION,
+    Json,
+    TurnsOptions,
+    Variants,
+    print_report,
+    require_known,
+)
+from facetrain.cli.devices import DEVICE_OPTION, Device, resolve_device
+from facetrain.cli.option_groups import option_groups
+from facetrain.cli.train import Processes, Set
+from facetrain.cli.unused_options import refuse_launch_options
+from facetrain.cpu_cores import usable_cores
+
+if TYPE_CHECKING:
+    from facetrain.config.schema import Config
 
 app = typer.Typer(no_args_is_help=True, help="Measure parts of a run on this machine.")
-app.command("train")(training.train)
-app.command("loader")(loader.loader)
-app.command("head")(head.head)
-app.command("backbone")(training.backbone)
-app.command("embed")(embed.embed)
+_DEFAULT_CONFIG = {"data": {"train": "generated"}, "model": {"backbone": "r18"}, "train": {"batch_size": 64}}
+_MOST_IDENTITIES = 10_000_000_000
+"""More than all people: larger numbers are mistakes, and overflow in sizes of tensors."""
+
+
+@app.command()
+@option_groups
+def train(
+    context: typer.Context,
+    *,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="Config: a YAML file, or the name of a preset; by default an r18 in bf16 with 64 images per step."
+        ),
+    ] = None,
+    set_: Set = None,
+    workload: Annotated[
+        RunWorkload,
+        {
+            "identities": typer.Option(min=2, help="Number of class centers of the head."),
+            "data": DATA_OPTION,
+            "inputs": typer.Option(
+                "--input",
+                metavar="synthetic|records",
+                help="synthetic: one batch that stays on the device; records: a dataset. By default both.",
+            ),
+            "baseline": typer.Option("--baseline", help="Also measure the training step of arcface_torch."),
+        },
+    ],
+    turns: TurnsOptions,
+    nproc_per_node: Processes = "auto",
+    as_json: Json = False,
+) -> None:
+    """Measure whole steps of a run: images per second, share of the machine's peak, and where the time goes."""
+    from facetrain.distributed.launch import launch
+    from facetrain.distributed.process_lifetime import launched_by_torchrun
+    from facetrain.distributed.topology import topology
+
+    require_known("--input", workload.inputs, INPUTS)
+    described = _load_or_default(config, set_)
+
+    def measure() -> int:
+        from facetrain.bench.train import measure_training
+
+        report = measure_training(described, workload, turns)
+        if report is not None:
+            print_report(report, as_json)
+        return 0
+
+    refuse_launch_options(context)
+    if launched_by_torchrun():
+        sys.exit(measure())
+    where = topology(nproc_per_node, "1", None, 0, described.train.device)
+    sys.exit(launch(measure, where, run_id="facetrain-bench"))
+
+
+def _load_or_default(config: Path | None, set_: list[str] | None) -> Config:
+    from facetrain.config.loading import build_config, load_config
+
+    if config:
+        return load_config(config, set_ or ())
+    return build_config(_DEFAULT_CONFIG, "bench train", set_ or ())
+
+
+@app.command()
+def loader(
+    data: Annotated[Path | None, DATA_OPTION] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Worker processes of each loader; by default the number of usable cores."),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=2, help="Images per batch.")] = 128,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, help="Duration of each variant in each round, in seconds.")
+    ] = 3.0,
+    rounds: Annotated[int, ROUNDS_OPTION] = 3,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Compare the loader with the JPEG decoder alone and with torch's DataLoader with OpenCV; images per second."""
+    import torch
+
+    from facetrain.bench.loader import measure_loader
+
+    report = measure_loader(
+        data,
+        workers=workers or usable_cores(),
+        batch_size=batch_size,
+        seconds=seconds,
+        rounds=rounds,
+        device=torch.device(resolve_device(device)),
+    )
+    print_report(report, as_json)
+
+
+@app.command()
+@option_groups
+def head(
+    workload: Annotated[
+        HeadWorkload,
+        {
+            "identities": typer.Option(
+                min=1, max=_MOST_IDENTITIES, help="Number of class centers; 1,000,000 need 14 GB of memory."
+            ),
+            "batch_size": typer.Option(min=1, help="Embeddings per step."),
+            "embedding_size": typer.Option(min=1, help="Numbers per embedding."),
+            "steps": typer.Option(min=1, help="Timed steps of each variant; the median counts."),
+            "device": DEVICE_OPTION,
+            "disk": typer.Option(
+                help="Folder on the disk to measure, for centers on disk; by default that for temporary files."
+            ),
+        },
+    ],
+    variants: Variants = None,
+    as_json: Json = False,
+) -> None:
+    """Compare full steps of the head with plain PyTorch implementations of the same algorithm.
+
+    Without --variant, all variants are measured except fp16 and a sample rate of 1 %.
+    """
+    from facetrain.bench.head import DEFAULT_VARIANTS, VARIANTS, measure_head_steps
+    from facetrain.cli.progress import progress_bar
+
+    require_known("--variant", variants or (), VARIANTS)
+    workload = replace(workload, device=resolve_device(workload.device))
+    with progress_bar("measuring") as progress:
+        report = measure_head_steps(variants or DEFAULT_VARIANTS, workload, progress)
+    print_report(report, as_json)
+
+
+@app.command()
+@option_groups
+def backbone(
+    workload: Annotated[
+        BackboneWorkload,
+        {
+            "backbone": typer.Option(help="Network: r18, r50, r100, mbf, …"),
+            "batch": typer.Option("--batch-size", min=2, help="Images per step."),
+            "image_size": typer.Option(min=16, help="Width and height of an image in pixels."),
+            "threads": typer.Option(min=1, help="Threads on the CPU; by default the number of usable cores."),
+            "device": DEVICE_OPTION,
+        },
+    ],
+    turns: TurnsOptions,
+    variants: Variants = None,
+    as_json: Json = False,
+) -> None:
+    """Measure a backbone's training step with PyTorch's defaults, in bf16, in channels_last, and compiled.
+
+    Without --variant, all variants are measured but facetrain_fused and facetrain_replayed, which need a GPU.
+    """
+    from facetrain.backbone.registry import BACKBONES
+    from facetrain.bench.backbone import ON_EVERY_DEVICE, VARIANTS, measure_backbone_steps
+
+    require_known("--variant", variants or (), VARIANTS)
+    # `iresnet` needs layers and widths, which this command has no options for.
+    require_known("--backbone", [workload.backbone], [known for known in BACKBONES if known != "iresnet"])
+    workload = replace(
+        workload, device=resolve_device(workload.device), threads=workload.threads or usable_cores()
+    )
+    print_report(measure_backbone_steps(workload, variants or ON_EVERY_DEVICE, turns), as_json)
+
+
+@app.command()
+def embed(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            metavar="NAME|FILE",
+            help="Backbone (r18, r50, mbf, …), which gets random weights, or model file. May be repeated. The "
+            "default is r18, r50 and mbf.",
+        ),
+    ] = None,
+    variants: Variants = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per forward pass.")] = 32,
+    rounds: Annotated[int, ROUNDS_OPTION] = 10,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads; by default the number of usable cores.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure the embedding of images on the CPU, beside onnxruntime with the same weights where it is installed."""
+    from facetrain.bench.embedding import VARIANTS, measure_embedding
+
+    require_known("--variant", variants or (), VARIANTS)
+    reports = {
+        name: measure_embedding(
+            name,
+            batch_size=batch_size,
+            rounds=rounds,
+            threads=threads or usable_cores(),
+            variants=variants or VARIANTS,
+        )
+        for name in model or ("r18", "r50", "mbf")
+    }
+    print_report(reports, as_json)

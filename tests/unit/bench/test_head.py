@@ -1,17 +1,18 @@
 import pytest
 
 from facetrain.bench.head import measure_head_steps
+from facetrain.bench.workloads import HeadWorkload
 from facetrain.errors import RunError, UsageError
 
 
 def test_a_disk_where_no_folder_can_be_made_is_refused_before_anything_is_measured(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UsageError, match="file/disk: Not a directory; name a folder"):
-        next(measure_head_steps(["head_sampled_1pct_disk"], 1000, disk=tmp_path / "file" / "disk"))
+        measure_head_steps(["head_sampled_1pct_disk"], HeadWorkload(1000, disk=tmp_path / "file" / "disk"))
 
 
 def test_a_variant_that_fails_is_named_with_the_reason():
     with pytest.raises(
-        RunError, match=r"variant plain_fp32 failed with 10 identities: .*Error: .*; use fewer"
+        RunError, match=r"variant plain_fp32 with 10 identities failed: .*Error: .*; if memory"
     ):
-        next(measure_head_steps(["plain_fp32"], 10, batch_size=4, embedding_size=8, device="tpu"))
+        measure_head_steps(["plain_fp32"], HeadWorkload(10, batch_size=4, embedding_size=8, device="tpu"))
