@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import in_new_process, memory_mib, run
+from facetrain.embeddings.embed_images import LazySequence
 from facetrain.embeddings.embedding_files import Embeddings, open_embeddings, save_embeddings
 from facetrain.embeddings.exact_search import search_exactly
 
@@ -36,14 +36,18 @@ def measure_search(
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         gallery, probe = Path(scratch) / "gallery.npz", Path(scratch) / "probes.npz"
         rows = _GeneratedRows(entries, size)
-        save_embeddings(gallery, Embeddings(rows, _Names(entries), np.arange(entries)), dtype)
+        save_embeddings(gallery, Embeddings(rows, _names(entries), np.arange(entries)), dtype)
         some = rows[0 : min(probes, entries)]
-        save_embeddings(probe, Embeddings(some, _Names(len(some)), np.arange(len(some))))
+        save_embeddings(probe, Embeddings(some, _names(len(some)), np.arange(len(some))))
         report: dict[str, Any] = {"gallery_bytes": gallery.stat().st_size}
         report["exact"] = in_new_process(_search_exactly, probe, gallery)
         if find_spec("faiss"):
             report["faiss flat"] = in_new_process(_search_with_faiss, probe, gallery)
     return report
+
+
+def _names(count: int) -> LazySequence[str]:
+    return LazySequence(count, "{:09d}.jpg".format)
 
 
 class _GeneratedRows:
@@ -66,21 +70,6 @@ class _GeneratedRows:
         data = np.random.default_rng(number).bytes(_BLOCK * self.shape[1])
         row_nD = np.frombuffer(data, np.int8).reshape(_BLOCK, -1) + np.float32(0.5)
         return row_nD / np.linalg.norm(row_nD, axis=1, keepdims=True)
-
-
-class _Names(Sequence[str]):
-    """Names of as many images as there are rows, without a list of them."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: Any) -> Any:
-        if not 0 <= index < self._count:
-            raise IndexError(index)
-        return f"{index:09d}.jpg"
 
 
 def _search_exactly(probe: Path, gallery: Path) -> dict[str, Any]:

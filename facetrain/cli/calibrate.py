@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from facetrain.cli.evaluation_options import Float32InferenceOptions
 from facetrain.cli.option_groups import option_groups
+from facetrain.cli.options import DataDir, Float32InferenceOptions, Json
 from facetrain.cli.outputs import echo_line, require_writable
 from facetrain.files import shell_path
 
@@ -42,13 +42,7 @@ def calibrate(
             "is 1e-3, 1e-4, 1e-5 and 1e-6, as far as the data reaches.",
         ),
     ] = None,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the set that is given by name. The default is the evaluation folder of the run, or the "
-            "current folder if MODEL is not a run."
-        ),
-    ] = None,
+    data_dir: DataDir = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -59,7 +53,7 @@ def calibrate(
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of the bootstrap, and of the people drawn from a large dataset.")
     ] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON only.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Measure the cosine thresholds of false match rates on known people, and store them in the model file."""
     from facetrain.cli.progress import progress_bar

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from facetrain.cli.options import Set
+
 app = typer.Typer(
     help="List the presets, show a config or the schema, convert a config of arcface_torch.",
     no_args_is_help=True,
@@ -39,12 +41,7 @@ def list_() -> None:
 @app.command()
 def show(
     config: Annotated[Path, typer.Argument(help="Config: a YAML file, or the name of a preset.")],
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Override a value of the config; can be given several times."
-        ),
-    ] = None,
+    set_: Set = None,
 ) -> None:
     """Print all keys with their values, after recipe, `extends` and --set."""
     from facetrain.config.loading import dump_config, load_config

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from facetrain.cli.options import Json, OptionalConfig, Set
+
 if TYPE_CHECKING:
     from facetrain.config.schema import Config
     from facetrain.doctor.check_result import CheckResult
@@ -22,9 +24,7 @@ def doctor(
         Path | None,
         typer.Argument(help="Folder of a run: verify its checkpoints, and check its config if there is one."),
     ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="Run description, YAML: check its dataset, batch, sizes and disk.")
-    ] = None,
+    config: OptionalConfig = None,
     gpus: Annotated[
         int | None,
         typer.Option(
@@ -34,13 +34,8 @@ def doctor(
             "command under torchrun.",
         ),
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the config; may be repeated."),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")
-    ] = False,
+    set_: Set = None,
+    as_json: Json = False,
 ) -> None:
     """Find problems of the machine, the dataset and the config before a run starts.
 

@@ -9,9 +9,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from facetrain.cli.devices import Device
-from facetrain.cli.evaluation_options import InferenceOptions, Model
 from facetrain.cli.option_groups import option_groups
+from facetrain.cli.options import Device, InferenceOptions, Json, Model
 from facetrain.cli.outputs import echo_line, require_no_input, require_writable
 from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError
@@ -113,7 +112,7 @@ def compare(
         ),
     ] = None,
     device: Device = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON only.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Print the cosine similarity of two faces, and with a calibrated MODEL whether they are one person."""
     from facetrain.api.model import load_model

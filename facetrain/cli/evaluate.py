@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from facetrain.cli.evaluated_system import EvaluatedSystem
-from facetrain.cli.evaluation_options import InferenceOptions, ProtocolOptions
 from facetrain.cli.option_groups import option_groups
+from facetrain.cli.options import InferenceOptions, ProtocolOptions
 from facetrain.cli.outputs import echo_line, require_distinct, require_no_input, require_writable, write_text
 from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError
@@ -145,26 +145,19 @@ def _report_details(
     import shlex
     import sys
     from datetime import datetime
-    from importlib.metadata import version
 
     import torch
 
+    from facetrain import __version__
+
     digests = {}
     for path in files:
-        if path is None or not path.is_file():
-            continue
-        with path.open("rb") as file:
-            digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+        if path is not None and path.is_file():
+            with path.open("rb") as file:
+                digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
     return {
         "date": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
-        "versions": ", ".join(
-            f"{name} {number}"
-            for name, number in (
-                ("facetrain", version("facetrain")),
-                ("torch", torch.version.__version__),
-                ("Python", platform.python_version()),
-            )
-        ),
+        "versions": f"facetrain {__version__}, torch {torch.__version__}, Python {platform.python_version()}",
         "sets": ", ".join(sets) + (f" in {data_dir}" if data_dir else ""),
         "digests": ", ".join(f"{name} sha256:{digest}" for name, digest in digests.items())
         or "none: folders",

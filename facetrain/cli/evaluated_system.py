@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from facetrain.cli.checkpoints import CheckpointOption, parse_checkpoint
-from facetrain.cli.evaluation_options import MODEL_HELP
+from facetrain.cli.options import MODEL_HELP, CheckpointOption, DataDir, parse_checkpoint
 from facetrain.errors import UsageError
 
 
@@ -50,13 +49,7 @@ class EvaluatedSystem:
             metavar="CSV", help="Pairs of --embeddings: a table with the columns first, second and genuine."
         ),
     ] = None
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the sets that are given by name. The default is the evaluation folder of the run, or "
-            "the current folder if MODEL is not a run."
-        ),
-    ] = None
+    data_dir: DataDir = None
     checkpoint: CheckpointOption = None
     slices: Annotated[
         list[str] | None,
@@ -87,22 +80,24 @@ class EvaluatedSystem:
         """
         if sum(system is not None for system in (self.model, self.scores, self.embeddings)) != 1:
             raise UsageError("give one of MODEL, --scores and --embeddings: the system to evaluate")
-        if self.model is not None and not self.targets:
-            raise UsageError(f"{self.model}: give the evaluation set with --target")
-        if self.model is None and self.targets:
-            raise UsageError(
-                f"{self.given}: --target {self.targets[0]} needs a MODEL; to compare one with these scores: facetrain "
-                f"eval MODEL --target {self.targets[0]} --against {self.given}"
-            )
         if (self.embeddings is None) != (self.pairs is None):
             raise UsageError(
                 "--embeddings and --pairs are used together: a file of embeddings and the list of its pairs"
             )
-        if self.model is None and self.checkpoint is not None:
+        if self.model is not None and not self.targets:
+            raise UsageError(f"{self.model}: give the evaluation set with --target")
+        if self.model is not None:
+            return
+        if self.targets:
+            raise UsageError(
+                f"{self.given}: --target {self.targets[0]} needs a MODEL; to compare one with these scores: facetrain "
+                f"eval MODEL --target {self.targets[0]} --against {self.given}"
+            )
+        if self.checkpoint is not None:
             raise UsageError(
                 f"{self.given}: --checkpoint {self.checkpoint} needs a MODEL, the run; remove it"
             )
-        if self.model is None and self.slices:
+        if self.slices:
             raise UsageError(
                 f"{self.given}: --slices {self.slices[0]} needs a MODEL; add its columns to {self.pairs or self.given}:"
                 " unknown columns become slices"

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from facetrain.cli.evaluation_options import Model
 from facetrain.cli.export_options import Average, FileOptions, Format, Images, Outputs, Sets
 from facetrain.cli.option_groups import option_groups
+from facetrain.cli.options import Model
 from facetrain.cli.outputs import echo_line, require_no_input, require_writable, write_text
 from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError
@@ -28,12 +28,8 @@ _USUAL_LOSS = 0.003
 """Loss of accuracy (3 in 1,000 pairs) that is not worth advice."""
 _RATES = ("eer", "tar@", "rank", "tpir@")
 """Beginnings of the names of the rates of sets that have no accuracy."""
-_ADVICE = (
-    "give some hundred images like those that the network will get with --calibrate, "
-    "or keep float32 without --int8"
-)
-_NUM_COMPARED = 100
-"""Largest number of images to take from `--compare`."""
+_NUM_COMPARED, _NUM_QUANTIZED = 100, 256
+"""Largest number of images to take for a comparison, and for a quantization."""
 
 
 @option_groups
@@ -43,8 +39,8 @@ def export(
     format: Format,
     outputs: Outputs,
     file: FileOptions,
-    images: Images,
     sets: Sets,
+    images: Images = None,
     average: Average = False,
 ) -> None:
     """Write a model to a file for another program; a file that gives other embeddings is not written."""
@@ -54,15 +50,16 @@ def export(
     from facetrain.models.export.export import export as export_model
     from facetrain.models.model_file import THRESHOLDS_KEY, open_model
 
-    _check_options(format, file, images)
-    if images.calibrate is None:
-        refuse_given(context, "calibrate_images", when="without --calibrate")
     if not sets.target:
         refuse_given(context, "data_dir", when="without --target")
     row, output = FORMATS[format], outputs.output
-    _check_output(format, row, output)
+    _check_options(format, row, file, images)
+    if not output.name.endswith(row.suffix):
+        raise UsageError(
+            f"--output {output}: the name of a file for {format} ends with {row.suffix}; add or change the suffix"
+        )
     require_writable(*row.files(output), outputs.model_card)
-    require_no_input((model, images.calibrate, images.compare), *row.files(output), outputs.model_card)
+    require_no_input((model, images), *row.files(output), outputs.model_card)
     row.load()  # a missing package is reported before the network is opened
     opened = open_model(model, torch.device("cpu"), average=average)
     data_dir = sets.data_dir or eval_dir_of_run(model)
@@ -75,8 +72,7 @@ def export(
         report["left_out"] = [THRESHOLDS_KEY]
     if results:
         model_results, results = results, _evaluate(exported.model, sets.target, data_dir)
-        report["accuracy"] = _compare_accuracy(model_results, results)
-        report["rates"] = _compare_rates(model_results, results)
+        report["rates"] = {name: _compare_rates(model_results[name], results[name]) for name in results}
     if outputs.model_card:
         # With the results of the file: quantization changes them.
         _write_card(outputs.model_card, opened, output.name, results, file, report)
@@ -87,67 +83,41 @@ def export(
         echo_line(line)
 
 
-def _check_options(format: str, file: ExportOptions, images: Images) -> None:
+def _check_options(format: str, row: ExportFormat, file: ExportOptions, images: Path | None) -> None:
     """Refuse options that the format does not support, and options that exclude each other.
 
     Raises:
         UsageError: there are such options.
     """
-    row = FORMATS[format]
     given = {field.name for field in fields(file) if getattr(file, field.name)}
     for option in sorted(given - row.options):
         supported = " or ".join(name for name, other in FORMATS.items() if option in other.options)
         flag = f"--{option.replace('_', '-')}"
         raise UsageError(f"--format {format} has no option {flag}; use --format {supported} with it")
-    if images.compare is not None and not row.is_compared:
-        raise UsageError(f"--format {format} has no option --compare; the file has the weights themselves")
-    if file.int8 and (given - {"int8", "run_config"} or images.compare):
+    if images is not None and not row.is_compared:
+        raise UsageError(f"--format {format} has no option --images; the file has the weights themselves")
+    if file.int8 and given - {"int8", "run_config"}:
         raise UsageError(
-            "--int8 cannot be combined with --from-pixels, --unit, --opset, --batch and --compare; remove one of them"
-        )
-    if not file.int8 and images.calibrate is not None:
-        raise UsageError("--calibrate is used by --int8 only; add it or remove --calibrate")
-
-
-def _check_output(name: str, row: ExportFormat, output: Path) -> None:
-    """Refuse a file name that the programs for this format do not open.
-
-    Raises:
-        UsageError: the name has another suffix.
-    """
-    if not output.name.endswith(row.suffix):
-        raise UsageError(
-            f"--output {output}: the name of a file for {name} ends with {row.suffix}; add or change the suffix"
+            "--int8 cannot be combined with --from-pixels, --unit, --opset and --batch; remove one of them"
         )
 
 
-def _read_evenly(input: Path, count: int) -> list[bytes]:
-    """Return up to `count` encoded images of an input, evenly spaced."""
-    from facetrain.embeddings.embed_images import read_input
-
-    images, _, _ = read_input(input)
-    step = max(len(images) / count, 1)
-    return [images[int(n * step)] for n in range(min(count, len(images)))]
-
-
-def _read_images(images: Images, file: ExportOptions, size: int) -> Tensor | None:
-    """Return the faces for calibration or comparison, uint8 (N, size, size, 3); None for drawn ones with `int8`.
+def _read_images(images: Path | None, file: ExportOptions, size: int) -> Tensor | None:
+    """Return evenly spaced faces of an input, uint8 (N, size, size, 3); drawn ones, or None with `int8`, without it.
 
     Raises:
         UsageError: the input has no images.
     """
+    from facetrain.embeddings.embed_images import read_input
     from facetrain.models.export.example_inputs import decode_faces, drawn_faces
 
-    if images.calibrate is not None:
-        option, path, count = "--calibrate", images.calibrate, images.calibrate_images
-    elif images.compare is not None:
-        option, path, count = "--compare", images.compare, _NUM_COMPARED
-    else:
+    if images is None:
         return None if file.int8 else drawn_faces(size)
-    encoded = _read_evenly(path, count)
-    if not encoded:
-        raise UsageError(f"{option} {path}: has no images; give another input or leave it out")
-    return decode_faces(encoded, size)
+    encoded, _, _ = read_input(images)
+    if not len(encoded):
+        raise UsageError(f"--images {images}: has no images; give another input or leave it out")
+    count = min(_NUM_QUANTIZED if file.int8 else _NUM_COMPARED, len(encoded))
+    return decode_faces([encoded[n * len(encoded) // count] for n in range(count)], size)
 
 
 def _evaluate(model: Path | EmbeddingModel, target: list[str] | None, data_dir: Path) -> dict[str, Any]:
@@ -160,24 +130,13 @@ def _evaluate(model: Path | EmbeddingModel, target: list[str] | None, data_dir: 
     return {name: result.as_json() for name, result in evaluation.results.items()}
 
 
-def _compare_accuracy(model: dict[str, Any], file: dict[str, Any]) -> dict[str, dict[str, float]]:
+def _compare_rates(model: dict[str, Any], file: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Return the accuracy of a set, or its rates if it has none, such as IJB; none that it is too small for."""
+    wanted = ["accuracy"] if "accuracy" in model else [name for name in model if name.startswith(_RATES)]
     return {
-        name: {"model": result["accuracy"], "file": file[name]["accuracy"]}
-        for name, result in model.items()
-        if "accuracy" in result
-    }
-
-
-def _compare_rates(model: dict[str, Any], file: dict[str, Any]) -> dict[str, dict[str, dict[str, float]]]:
-    """Return the rates of the sets that have no accuracy, such as IJB, without those that a set is too small for."""
-    return {
-        name: {
-            metric: {"model": value, "file": file[name][metric]}
-            for metric, value in result.items()
-            if metric.startswith(_RATES) and value is not None and file[name][metric] is not None
-        }
-        for name, result in model.items()
-        if "accuracy" not in result
+        name: {"model": model[name], "file": file[name]}
+        for name in wanted
+        if model[name] is not None and file[name] is not None
     }
 
 
@@ -228,45 +187,31 @@ def _format_report(report: dict[str, Any]) -> list[str]:
     lines.append(f"{_size(report)}; {_speed(report)}" if "difference" in report else _size(report))
     if "weights" in report:
         lines.append(f"{report['weights']} has the weights; keep it in the folder of {report['output']}.")
-    if _is_quantized(report):
+    is_quantized = "cosine" in report and "difference" not in report
+    if is_quantized:
         cosine = report["cosine"]
         lines.append(
             f"cosine with the embeddings of the model: {cosine['mean']:.4f} on average, "
             f"{cosine['lowest']:.4f} at least, on {cosine['images']} images"
         )
-    lines += [
-        _format_rate(f"{name}: accuracy", accuracy) for name, accuracy in report.get("accuracy", {}).items()
-    ]
-    lines += [
-        _format_rate(f"{name}: {metric}", rate)
-        for name, rates in report.get("rates", {}).items()
-        for metric, rate in rates.items()
-    ]
+    losses: dict[str, float] = {}
+    for name, rates in report.get("rates", {}).items():
+        for metric, rate in rates.items():
+            losses[metric] = max(losses.get(metric, 0), rate["model"] - rate["file"])
+            lines.append(
+                f"{name}: {metric} of the file {rate['file']:.3%}, of the model {rate['model']:.3%} "
+                f"({rate['file'] - rate['model']:+.3%})"
+            )
     if "left_out" in report:
         lines.append(
             "The file has no thresholds: those of the model were measured in float32, and the file gives other cosines."
         )
-    if _lost_much(report):
-        lines.append(f"The file loses more than usual; {_ADVICE}.")
+    if is_quantized and (cosine["mean"] < _USUAL_COSINE or losses.get("accuracy", 0) > _USUAL_LOSS):
+        lines.append(
+            "The file loses more than usual; give some hundred images like those that the network will get with "
+            "--images, or keep float32 without --int8."
+        )
     return lines
-
-
-def _format_rate(name: str, rate: dict[str, float]) -> str:
-    change = rate["file"] - rate["model"]
-    return f"{name} of the file {rate['file']:.3%}, of the model {rate['model']:.3%} ({change:+.3%})"
-
-
-def _is_quantized(report: dict[str, Any]) -> bool:
-    """Return whether the file computes in int8: its embeddings are compared by their directions only."""
-    return "cosine" in report and "difference" not in report
-
-
-def _lost_much(report: dict[str, Any]) -> bool:
-    """Return whether a quantized file is worse than those of facetrain's backbones usually are."""
-    if not _is_quantized(report):
-        return False
-    losses = [accuracy["model"] - accuracy["file"] for accuracy in report.get("accuracy", {}).values()]
-    return report["cosine"]["mean"] < _USUAL_COSINE or any(loss > _USUAL_LOSS for loss in losses)
 
 
 def _difference(report: dict[str, Any]) -> str:

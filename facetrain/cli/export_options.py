@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from facetrain.cli.options import DataDir, Json
 from facetrain.models.export.formats import FORMATS, ExportOptions
 
 
@@ -70,29 +71,15 @@ FileOptions = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class Images:
-    """Images on which the file is calibrated or compared with the network."""
-
-    calibrate: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="INPUT",
-            help="Images from which --int8 finds the ranges of activations, and on which it compares the file with the "
-            "model: a folder, a .rec or a .bin; by default 256 drawn faces.",
-        ),
-    ] = None
-    calibrate_images: Annotated[
-        int, typer.Option(min=1, help="Number of images to take from --calibrate, evenly spaced.")
-    ] = 256
-    compare: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="INPUT",
-            help="Up to 100 aligned faces on which the file is compared with the network, evenly spaced: a folder, a "
-            ".rec or a .bin; by default 20 drawn faces.",
-        ),
-    ] = None
+Images = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="INPUT",
+        help="Aligned faces on which the file is compared with the model, and from which --int8 finds the ranges of "
+        "activations, evenly spaced: a folder, a .rec or a .bin, of which at most 100 are used, and 256 with --int8; "
+        "by default drawn faces.",
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -106,10 +93,7 @@ class Sets:
             help="Verification set on which both the model and the file are evaluated; may be repeated.",
         ),
     ] = None
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the verification sets; by default the one in the config of the run."),
-    ] = None
+    data_dir: DataDir = None
 
 
 @dataclass(frozen=True)
@@ -120,6 +104,4 @@ class Outputs:
     model_card: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write a model card, in Markdown.")
     ] = None
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")] = (
-        False
-    )
+    as_json: Json = False

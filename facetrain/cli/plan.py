@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from facetrain.cli.options import Config as ConfigOption
+from facetrain.cli.options import Json, Set
+
 if TYPE_CHECKING:
     from facetrain.config.schema import Config
     from facetrain.plan.device import Device
@@ -17,7 +20,7 @@ _MOST_GIB = 1_000_000
 
 
 def plan(
-    config: Annotated[Path, typer.Option(help="Run description, YAML.")],
+    config: ConfigOption,
     gpus: Annotated[
         int,
         typer.Option(
@@ -45,13 +48,8 @@ def plan(
             min=1, help="Number of identities; by default the number in the config, or in the dataset."
         ),
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the config; may be repeated."),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")
-    ] = False,
+    set_: Set = None,
+    as_json: Json = False,
 ) -> None:
     """Forecast the memory by purpose, the limits of batch and identities, images per second and the time of the run.
 
@@ -119,6 +117,20 @@ def _report(
     budget = MemoryBudget(gpus, memory, cuda=cuda)
     fits = budget.fits(config, num_classes)
     change = None if fits else cheapest_change(config, num_classes, budget)
+    counts_teacher = not config.distill or teacher_cost(config.distill, config.train.precision).is_counted
+    remarks = {
+        "This is the memory without train.compile; the memory of a compiled network is not forecast.": (
+            config.train.compile == "on"
+        ),
+        "The teacher is an ONNX file, whose memory and time on the host are not forecast.": not counts_teacher,
+        "The backbone runs on fused kernels (train.fused).": runs_fused(config, cuda=cuda),
+        "This is the memory in use. With train.keep_freed_memory: true, a process holds up to twice as much.": (
+            not cuda and config.train.keep_freed_memory
+        ),
+        f"A {gpu} cannot multiply in bf16, and this is the speed of fp16: add --set train.precision=fp16": (
+            cuda and config.train.precision == "bf16" and not DEVICES[gpu].has_bf16
+        ),
+    }
     return {
         "gpus": gpus,
         "gpu": gpu,
@@ -128,15 +140,11 @@ def _report(
         "parts_bytes": needed.parts(),
         "total_bytes": needed.total,
         "elsewhere_bytes": needed.elsewhere,
-        "compiled": config.train.compile == "on",
-        "fused": runs_fused(config, cuda=cuda),
-        "teacher_counted": config.distill is None
-        or teacher_cost(config.distill, config.train.precision).is_counted,
-        "keeps_freed_memory": not cuda and config.train.keep_freed_memory,
         "fits": fits,
         "largest_batch": budget.largest_batch(config, num_classes),
         "most_identities": budget.most_identities(config),
         "change": change and {"set": change.keys, "price": change.price, "options": change.overrides()},
+        "remarks": [remark for remark, applies in remarks.items() if applies],
         **timed,
     }
 
@@ -159,7 +167,6 @@ def _time(
     speed = sum(images) / seconds if images and seconds else time.images_per_second
     stages = [{"until_epoch": end, "images_per_second": round(each.images_per_second)} for end, each in times]
     return {
-        "lacks_bf16": config.train.precision == "bf16" and not device.has_bf16,
         "images_per_second": round(speed),
         "step_seconds": {
             name: getattr(time, name) for name in ("backbone", "device", "host", "head", "teacher", "network")
@@ -197,14 +204,7 @@ def _format(report: dict[str, Any]) -> str:
         f"  {'total':16}{report['total_bytes'] / GIB:8.2f} GiB of {report['memory_bytes'] / GIB:.4g}: "
         + ("fits" if report["fits"] else "does not fit"),
     ]
-    if report["compiled"]:
-        lines.append(
-            "  This is the memory without train.compile; the memory of a compiled network is not forecast."
-        )
-    if not report["teacher_counted"]:
-        lines.append("  The teacher is an ONNX file, whose memory and time on the host are not forecast.")
-    if report["fused"]:
-        lines.append("  The backbone runs on fused kernels (train.fused).")
+    lines += [f"  {remark}" for remark in report["remarks"]]
     if report["elsewhere_bytes"]:
         lines.append(f"  In addition {report['elsewhere_bytes'] / GIB:.2f} GiB per {unit} on the host.")
     if not report["fits"]:
@@ -218,13 +218,7 @@ def _format(report: dict[str, Any]) -> str:
         f"largest batch per {unit} {report['largest_batch']:,}; most identities {report['most_identities']:,}"
     )
     if unit == "process":
-        if report["keeps_freed_memory"]:
-            lines.append(
-                "This is the memory in use. With train.keep_freed_memory: true, as here, a process holds up to twice "
-                "as much."
-            )
-        lines.append("`facetrain bench train` measures the speed.")
-        return "\n".join(lines)
+        return "\n".join([*lines, "`facetrain bench train` measures the speed."])
     duration = f"; {_format_duration(report['days'])}" if report["days"] else ""
     lines.append(
         f"about {report['images_per_second']:,} images/s{duration} (an estimate: docs/performance.md)"
@@ -233,11 +227,6 @@ def _format(report: dict[str, Any]) -> str:
         f"  until epoch {stage['until_epoch']}: about {stage['images_per_second']:,} images/s"
         for stage in report.get("stages", ())
     ]
-    if report["lacks_bf16"]:
-        lines.append(
-            f"warning: a {report['gpu']} cannot multiply in bf16, and this is the speed of fp16: add "
-            "--set train.precision=fp16"
-        )
     return "\n".join(lines)
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from facetrain.cli.devices import Device
 from facetrain.cli.option_groups import option_groups
+from facetrain.cli.options import Device, Json
 from facetrain.cli.outputs import echo_line, require_no_input, require_writable
 from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError
@@ -48,7 +48,7 @@ class ResultOptions:
             metavar="CSV", help="Write probe, rank, name, label and cosine to this file, one line per result."
         ),
     ] = None
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON only.")] = False
+    as_json: Json = False
 
 
 @option_groups

@@ -11,18 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from facetrain.cli.checkpoints import CheckpointOption, parse_checkpoint
 from facetrain.cli.option_groups import option_groups
+from facetrain.cli.options import CheckpointOption, Json, Set, parse_checkpoint
 from facetrain.cli.outputs import echo_line
 from facetrain.cli.unused_options import refuse_launch_options
 
 if TYPE_CHECKING:
     from facetrain.config.schema import Config
 
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the config. May be repeated."),
-]
 Processes = Annotated[
     str, typer.Option(metavar="N|auto", help="Processes on this machine. auto: one per GPU, or one on CPU.")
 ]
@@ -147,9 +143,7 @@ def runs(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that holds the run folders.")] = Path(
         "runs"
     ),
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print a JSON list instead of a table; it has every field.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """List the runs of a folder with their state, step, last loss and best accuracy."""
     from facetrain.run.report.list_runs import format_runs, list_runs

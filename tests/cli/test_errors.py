@@ -118,7 +118,7 @@ def test_a_variable_of_the_shell_without_a_value_is_not_the_current_folder(argum
         "eval --scores same --json same",
         "eval --embeddings e.npz --pairs same --json same",
         "export same --format onnx --output m.onnx --model-card same",
-        "export m --format onnx --output m.onnx --compare same --model-card same",
+        "export m --format onnx --output m.onnx --images same --model-card same",
         "data overlap m same s.bin --output same",
         "data overlap m faces same --sheet same",
         "data clean same faces --report same",

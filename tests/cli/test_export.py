@@ -32,14 +32,14 @@ def model(tmp_path):
 def test_a_quantized_model_has_int8_weights_and_its_accuracy_is_reported(model, tmp_path):
     process = facetrain(
         "export", model, "--format", "onnx", "--output", tmp_path / "small.onnx", "--int8", "static",
-        "--calibrate", tmp_path / "faces.bin", "--calibrate-images", 20, "--target", "faces",
+        "--images", tmp_path / "faces.bin", "--target", "faces",
         "--data-dir", tmp_path, "--json", "--model-card", tmp_path / "card.md",
     )  # fmt: skip
     assert process.returncode == 0, process.stderr
     report = json.loads(process.stdout)
-    found, cosine = report["accuracy"]["faces"], report["cosine"]
+    found, cosine = report["rates"]["faces"]["accuracy"], report["cosine"]
     assert abs(found["file"] - found["model"]) <= 0.1
-    assert 0.98 < cosine["lowest"] <= cosine["mean"] <= 1 and cosine["images"] == 4
+    assert 0.98 < cosine["lowest"] <= cosine["mean"] <= 1 and cosine["images"] == 8
     card = (tmp_path / "card.md").read_text()
     assert card.startswith("# small.onnx\n") and f"| faces | accuracy | {found['file']:.3%} |" in card
     assert "- `data.train`: data/some_faces" in card
@@ -90,7 +90,8 @@ def test_a_torch_export_program_reports_its_difference_and_accuracy(model, tmp_p
     refused = refusal("compare", tmp_path / "m.pt2", tmp_path / "faces.bin", tmp_path / "faces.bin")
     assert "m.pt2: is a program that torch.export wrote" in str(refused) and refused.exit_code == 2
     assert found["difference"] < 1e-4
-    assert found["accuracy"]["faces"]["file"] == found["accuracy"]["faces"]["model"]
+    (rates,) = found["rates"]["faces"].values()
+    assert rates["file"] == rates["model"]
 
 
 def test_the_accuracy_of_safetensors_is_reported_too(model, tmp_path):
@@ -119,7 +120,7 @@ def test_the_rates_of_a_set_without_accuracy_are_reported(model, tmp_path):
 def test_the_file_is_compared_on_given_faces_and_its_size_and_speed_are_printed(model, tmp_path):
     process = facetrain(
         "export", model, "--format", "onnx", "--output", tmp_path / "m.onnx", "--batch", 2, "--from-pixels",
-        "--compare", tmp_path / "faces.bin", "--model-card", tmp_path / "card.md",
+        "--images", tmp_path / "faces.bin", "--model-card", tmp_path / "card.md",
     )  # fmt: skip
     assert process.returncode == 0, process.stderr
     first, second = process.stdout.splitlines()
@@ -131,7 +132,7 @@ def test_the_file_is_compared_on_given_faces_and_its_size_and_speed_are_printed(
     assert "- input of the file: uint8 (N, 32, 32, 3)" in card and f"- size: {size:.2f} MB" in card
     (tmp_path / "none").mkdir()
     refused = refusal(
-        "export", model, "--format", "onnx", "--output", tmp_path / "n.onnx", "--compare", tmp_path / "none"
+        "export", model, "--format", "onnx", "--output", tmp_path / "n.onnx", "--images", tmp_path / "none"
     )
     assert "neither train.rec nor images" in str(refused) and not (tmp_path / "n.onnx").exists()
 
@@ -149,7 +150,7 @@ def test_options_that_exclude_each_other_are_refused(model, tmp_path):
         ("safetensors --int8 static", "--format onnx"),
         ("torch_export --unit", "--format torch_export has no option --unit; use --format onnx"),
         ("onnx --int8 static --unit", "cannot be combined"),
-        ("onnx --calibrate faces.bin", "--calibrate is used by --int8 only"),
+        ("safetensors --images faces.bin", "--format safetensors has no option --images"),
         ("onnx --int8 static --batch 2", "cannot be combined"),
         ("onnx --int8 static --opset 18", "cannot be combined"),
         ("safetensors", "the name of a file for safetensors ends with .safetensors"),

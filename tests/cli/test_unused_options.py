@@ -17,7 +17,6 @@ from tests.support.command import refusal
         ("search a.npz b.parquet --model m", "--model has no effect on files of embeddings without --fmr"),
         ("embed m photos --output a.safetensors --dtype float16", "--dtype has no effect on .safetensors files"),
         ("export m --format onnx --output a.onnx --data-dir c", "--data-dir has no effect without --target"),
-        ("export m --format onnx --output a.onnx --calibrate-images 9", "--calibrate-images has no effect without"),
         ("data clean faces --apply a.json --device cpu", "--device has no effect with --apply; remove it"),
         ("data clean m faces --yes", "--yes has no effect without --output; remove it"),
         ("data pack faces --output a --images b", "--images has no effect on faces, which is not a list file"),
@@ -37,7 +36,6 @@ def test_an_option_without_effect_is_refused(command, message):
     [
         "eval --scores a.csv --seed 1",
         "search photos b.npz --model m --device cpu",
-        "export m --format onnx --output a.onnx --int8 static --calibrate b --calibrate-images 9",
         "data clean faces --apply a.json --workers 1 --output out",
         "data pack list.txt --output a --images b",
         "data pack faces --output a --shuffle --seed 1",

@@ -13,15 +13,14 @@ from facetrain.bench.workloads import INPUTS, BackboneWorkload, HeadWorkload, Ru
 from facetrain.cli.bench.options import (
     DATA_OPTION,
     ROUNDS_OPTION,
-    Json,
     TurnsOptions,
     Variants,
     print_report,
     require_known,
 )
-from facetrain.cli.devices import DEVICE_OPTION, Device, resolve_device
 from facetrain.cli.option_groups import option_groups
-from facetrain.cli.train import Processes, Set
+from facetrain.cli.options import DEVICE_OPTION, Device, Json, Set, resolve_device
+from facetrain.cli.train import Processes
 from facetrain.cli.unused_options import refuse_launch_options
 from facetrain.cpu_cores import usable_cores
 

@@ -12,7 +12,6 @@ from facetrain.bench.workloads import Turns
 from facetrain.cli.outputs import echo_line
 from facetrain.errors import UsageError
 
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
 DATA_OPTION = typer.Option(help="Dataset to read; by default 4,096 generated images of about 8 kB each.")
 ROUNDS_OPTION = typer.Option(
     min=1, help="Number of rounds. Variants take turns; the result is the median, of `embed` the fastest."
