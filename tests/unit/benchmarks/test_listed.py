@@ -6,7 +6,7 @@ from facetrain.cli.bench import app
 from tests.support.command import ROOT
 
 NEED_FILES = {"clean"}
-COMMANDS = {f"facetrain bench {command.name}" for command in app.registered_commands}
+COMMANDS = {f"facetrain bench {command.callback.__name__}" for command in app.registered_commands}
 SCRIPTS = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - {"__init__", "common"}
 
 
