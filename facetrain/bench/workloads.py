@@ -1,4 +1,4 @@
-"""What the benchmarks of training steps measure, and how the variants of a benchmark take turns."""
+"""Workloads of the benchmarks of training steps, and the turns that the variants of a benchmark take."""
 
 from __future__ import annotations
 
