@@ -9,7 +9,6 @@ relative to five landmarks of the face. So the network can follow a face that is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from facetrain.backbone.base import run_block
-from facetrain.backbone.vit import Block, VisionTransformer
+from facetrain.backbone.vit import Attention, Block, VisionTransformer
 from facetrain.face_landmarks import NORMALIZED_TEMPLATE
 
 _OFFSETS = 2 * len(NORMALIZED_TEMPLATE)
@@ -52,16 +51,12 @@ def landmark_offsets(landmarks_B52: Tensor, side: int) -> Tensor:
     return (grid_N2[:, None] - landmarks_B52.float()[:, None]).flatten(2)
 
 
-class KeypointAttention(nn.Module):
+class KeypointAttention(Attention):
     """Multi-head self-attention with a bias that depends on landmarks."""
 
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self._heads = heads
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.proj = nn.Linear(width, width)
-
-    def forward(self, x: Tensor, offset_BNP: Tensor, table: Tensor, bucket_NN: Tensor) -> Tensor:
+    def forward(  # type: ignore[override]
+        self, x: Tensor, offset_BNP: Tensor, table: Tensor, bucket_NN: Tensor
+    ) -> Tensor:
         """Map tokens (B, N, width) to the same shape; see `KeypointBlock` for the other arguments."""
         batch, tokens, width = x.shape
         qkv = self.qkv(x).view(batch, tokens, 3, self._heads, width // self._heads).permute(2, 0, 3, 1, 4)
@@ -93,7 +88,7 @@ class KeypointBlock(Block):
 
     def __init__(self, width: int, heads: int, mlp_ratio: int, drop_path: float) -> None:
         super().__init__(width, heads, mlp_ratio, drop_path)
-        self.attn = KeypointAttention(width, heads)  # type: ignore[assignment]
+        self.attn = KeypointAttention(width, heads)
 
     def forward(  # type: ignore[override]
         self, x: Tensor, offset_BNP: Tensor, table: Tensor, bucket_NN: Tensor
@@ -158,10 +153,6 @@ class KeypointVisionTransformer(VisionTransformer):
     def forward(self, image_BCHW: Tensor, landmarks_B52: Tensor | None = None) -> Tensor:
         """Map normalized images (B, 3, H, W) and their landmarks (B, 5, 2), see `trunk`, to embeddings (B, D)."""
         return self.neck(self.trunk(image_BCHW, landmarks_B52))
-
-    def regions(self) -> Iterator[tuple[nn.Module, str]]:
-        """Yield each block."""
-        yield from ((block, "forward") for block in self.blocks)
 
     def layer_prefixes(self) -> list[tuple[str, ...]]:
         """Return the names of the stem, which has the biases of all blocks, and of each block."""

@@ -56,10 +56,10 @@ class LowRankUpdate(nn.Module):
 def _updated(weight: Tensor, up: Tensor, core: Tensor | None, down: Tensor, scale: Tensor) -> Tensor:
     """Return the sum of a weight and its update."""
     if core is None:
-        change = (up @ down).view_as(weight)
+        change = up @ down
     else:
         change = torch.einsum("oahw,ai->oihw", torch.tensordot(up, core, 1), down)
-    return weight + scale * change
+    return weight + scale * change.view_as(weight)
 
 
 def add_adapters(network: nn.Module, rank: int, *, alpha: float | None, targets: Collection[str]) -> None:
@@ -112,26 +112,14 @@ def merge_adapters(state: dict[str, Tensor], origin: str) -> dict[str, Tensor]:
         if not mark:
             merged[name] = value
         elif rest == "weight.original":
-            up, core, down, scale = (
-                state.get(f"{layer}{_MARK}weight.0.{key}") for key in ("up", "core", "down", "scale")
-            )
-            if up is None or down is None or scale is None or not _fits(value, up, core, down, scale):
-                raise ModelError(f"{origin}: the adapter of {layer} does not fit its weight")
-            merged[f"{layer}.weight"] = _updated(value, up, core, down, scale)
+            prefix = f"{layer}{_MARK}weight.0."
+            try:
+                up, down, scale = (state[prefix + key] for key in ("up", "down", "scale"))
+                updated = _updated(value, up, state.get(prefix + "core"), down, scale.view(()))
+            except (KeyError, RuntimeError, IndexError) as error:
+                raise ModelError(f"{origin}: the adapter of {layer} does not fit its weight") from error
+            merged[f"{layer}.weight"] = updated
     return merged
-
-
-def _fits(weight: Tensor, up: Tensor, core: Tensor | None, down: Tensor, scale: Tensor) -> bool:
-    """Return whether tensors of a file are the adapter of a weight."""
-    if weight.dim() < 2 or up.dim() != 2 or down.dim() != 2 or scale.dim():
-        return False
-    outputs, inputs, *taps = weight.shape
-    inner = [up.shape[1], down.shape[0]]
-    if core is None:
-        taps_fit = math.prod(taps) == 1 and inner[0] == inner[1]
-    else:
-        taps_fit = weight.dim() == 4 and [*core.shape] == [*inner, *taps]
-    return taps_fit and (up.shape[0], down.shape[1]) == (outputs, inputs)
 
 
 def trained_share(network: nn.Module) -> float:

@@ -14,7 +14,19 @@ from facetrain.backbone.prelu import PReLU
 from facetrain.errors import ModelError
 
 
-class ConvBlock(nn.Module):
+class _Layers(nn.Module):
+    """Modules in a row, under the name that arcface_torch's weights have."""
+
+    def __init__(self, *modules: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*modules)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, channels, …) through the modules."""
+        return self.layers(x)
+
+
+class ConvBlock(_Layers):
     """Convolution and batch norm, followed by PReLU unless `linear`."""
 
     def __init__(
@@ -28,63 +40,30 @@ class ConvBlock(nn.Module):
         *,
         linear: bool = False,
     ) -> None:
-        super().__init__()
         conv = nn.Conv2d(channels_in, channels, kernel, stride, padding, groups=groups, bias=False)
-        act = [] if linear else [PReLU(channels)]
-        self.layers = nn.Sequential(conv, nn.BatchNorm2d(channels), *act)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (B, channels_in, H, W) to (B, channels, …)."""
-        return self.layers(x)
+        super().__init__(conv, nn.BatchNorm2d(channels), *([] if linear else [PReLU(channels)]))
 
 
-class DepthWise(nn.Module):
+class DepthWise(_Layers):
     """Inverted residual block: 1×1 expansion, 3×3 depthwise convolution, 1×1 projection; optionally a shortcut."""
 
     def __init__(self, channels_in: int, channels: int, inner: int, stride: int, *, residual: bool) -> None:
-        super().__init__()
-        self._residual = residual
-        self.layers = nn.Sequential(
+        super().__init__(
             ConvBlock(channels_in, inner),
             ConvBlock(inner, inner, 3, stride, 1, groups=inner),
             ConvBlock(inner, channels, linear=True),
         )
+        self._residual = residual
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, channels_in, H, W) to (B, channels, H / stride, W / stride)."""
-        y = self.layers(x)
+        y = super().forward(x)
         return x + y if self._residual else y
 
 
-class Residual(nn.Module):
-    """Sequence of depthwise blocks with shortcuts."""
-
-    def __init__(self, channels: int, depth: int, inner: int) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            *(DepthWise(channels, channels, inner, 1, residual=True) for _ in range(depth))
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (B, channels, H, W) to the same shape."""
-        return self.layers(x)
-
-
-class GlobalDepthWise(nn.Module):
-    """Global depthwise convolution, followed by a linear layer and batch norm."""
-
-    def __init__(self, channels: int, side: int, embedding_size: int) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            ConvBlock(channels, channels, side, groups=channels, linear=True),
-            nn.Flatten(),
-            nn.Linear(channels, embedding_size, bias=False),
-            nn.BatchNorm1d(embedding_size),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (B, channels, side, side) to (B, embedding_size)."""
-        return self.layers(x)
+def _residual(channels: int, depth: int, inner: int) -> nn.Module:
+    """Return a sequence of depthwise blocks with shortcuts."""
+    return _Layers(*(DepthWise(channels, channels, inner, 1, residual=True) for _ in range(depth)))
 
 
 class MobileFaceNet(Backbone):
@@ -104,26 +83,31 @@ class MobileFaceNet(Backbone):
         narrow, wide, side = 64 * scale, 128 * scale, self.image_size
         for _ in range(4):
             side = (side + 1) // 2
+        # The published small networks have one grouped convolution in place of the first stage.
+        single = layers[0] == 1
         second = (
-            ConvBlock(narrow, narrow, 3, 1, 1, groups=64)
-            if layers[0] == 1
-            else Residual(narrow, layers[0], 128)
+            ConvBlock(narrow, narrow, 3, 1, 1, groups=64) if single else _residual(narrow, layers[0], 128)
         )
         self.layers = nn.ModuleList(
             [
                 ConvBlock(3, narrow, 3, 2, 1),
                 second,
                 DepthWise(narrow, narrow, 128, 2, residual=False),
-                Residual(narrow, layers[1], 128),
+                _residual(narrow, layers[1], 128),
                 DepthWise(narrow, wide, 256, 2, residual=False),
-                Residual(wide, layers[2], 256),
+                _residual(wide, layers[2], 256),
                 DepthWise(wide, wide, 512, 2, residual=False),
-                Residual(wide, layers[3], 256),
+                _residual(wide, layers[3], 256),
             ]
         )
         self._side = side
         self.conv_sep = ConvBlock(wide, 512)
-        self.features = GlobalDepthWise(512, side, self.embedding_size)
+        self.features = _Layers(
+            ConvBlock(512, 512, side, groups=512, linear=True),  # one weight for each position and channel
+            nn.Flatten(),
+            nn.Linear(512, self.embedding_size, bias=False),
+            nn.BatchNorm1d(self.embedding_size),
+        )
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -80,20 +80,8 @@ class ModelSettings(Settings):
 
     @model_validator(mode="after")
     def _check_layers_and_widths(self) -> Self:
-        changeable, layers = BACKBONES[self.backbone].changeable, self.layers
-        is_iresnet = "widths" in changeable
-        if is_iresnet and (layers is None or self.widths is None):
-            raise ValueError("backbone iresnet needs layers and widths, with four numbers each")
-        if not is_iresnet and self.widths is not None:
-            raise ValueError(f"widths are only for backbone iresnet, not {self.backbone}")
-        if layers is not None and "layers" not in changeable:
-            raise ValueError(f"layers are only for backbone iresnet and mbf…, not {self.backbone}")
-        if any(numbers is not None and len(numbers) != 4 for numbers in (layers, self.widths)):
-            raise ValueError("layers and widths must have four numbers each")
-        if layers is not None and 0 in layers[: 4 if is_iresnet else 1]:
-            raise ValueError(
-                "layers: each stage of an IResNet and the first of a MobileFaceNet needs at least one block"
-            )
+        if problem := BACKBONES[self.backbone].shape_problem(self.layers, self.widths):
+            raise ValueError(f"backbone {self.backbone}: {problem}")
         return self
 
     @property

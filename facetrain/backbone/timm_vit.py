@@ -16,42 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone, run_block
-from facetrain.backbone.vit import PatchEmbed, check_patches, resize_tokens
+from facetrain.backbone.vit import Attention, Mlp, PatchEmbed, check_patches, resize_tokens
 
 _EPS = 1e-6
 """Epsilon of timm's layer norms."""
 _HEAD_WIDTH = 64
 """Width of an attention head in timm's ViTs of every size."""
-
-
-class TimmAttention(nn.Module):
-    """Multi-head self-attention with biases."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self._heads = width // _HEAD_WIDTH
-        self.qkv = nn.Linear(width, 3 * width)
-        self.proj = nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map tokens (B, N, width) to the same shape."""
-        batch, tokens, width = x.shape
-        qkv = self.qkv(x).view(batch, tokens, 3, self._heads, _HEAD_WIDTH).permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(*qkv.unbind(0))
-        return self.proj(y.transpose(1, 2).reshape(batch, tokens, width))
-
-
-class TimmMlp(nn.Module):
-    """Two linear layers with GELU between them."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(width, 4 * width)
-        self.fc2 = nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map tokens (B, N, width) to the same shape."""
-        return self.fc2(F.gelu(self.fc1(x)))
 
 
 class TimmBlock(nn.Module):
@@ -60,9 +30,9 @@ class TimmBlock(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width, _EPS)
-        self.attn = TimmAttention(width)
+        self.attn = Attention(width, width // _HEAD_WIDTH, bias=True)
         self.norm2 = nn.LayerNorm(width, _EPS)
-        self.mlp = TimmMlp(width)
+        self.mlp = Mlp(width, 4 * width, F.gelu)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map tokens (B, N, width) to the same shape."""

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -32,12 +32,12 @@ class DropPath(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention."""
+    """Multi-head self-attention; `bias` is of queries, keys and values."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, *, bias: bool = False) -> None:
         super().__init__()
         self._heads = heads
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.qkv = nn.Linear(width, 3 * width, bias=bias)
         self.proj = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -49,16 +49,17 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Two linear layers with ReLU6 between them."""
+    """Two linear layers with an activation function between them, by default ReLU6."""
 
-    def __init__(self, width: int, hidden: int) -> None:
+    def __init__(self, width: int, hidden: int, activation: Callable[[Tensor], Tensor] = F.relu6) -> None:
         super().__init__()
         self.fc1 = nn.Linear(width, hidden)
         self.fc2 = nn.Linear(hidden, width)
+        self._activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
         """Map tokens (B, N, width) to the same shape."""
-        return self.fc2(F.relu6(self.fc1(x)))
+        return self.fc2(self._activation(self.fc1(x)))
 
 
 class Block(nn.Module):

@@ -46,14 +46,10 @@ def build_backbone(
         close = difflib.get_close_matches(name, BACKBONES, n=1)
         hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(BACKBONES)}"
         raise ModelError(f"model.backbone: {name!r} is not a backbone; {hint}")
-    place, arguments, changeable, _ = BACKBONES[name]
+    if problem := BACKBONES[name].shape_problem(layers, widths):
+        raise ModelError(f"model.backbone: {name}: {problem}")
+    place, arguments, *_ = BACKBONES[name]
     given = {key: value for key, value in (("layers", layers), ("widths", widths)) if value is not None}
-    if "widths" in given.keys() - set(changeable):
-        raise ModelError(f"model.widths: the channels of {name} are fixed; leave them out")
-    if "layers" in given.keys() - set(changeable):
-        raise ModelError(f"model.layers: the number of blocks of {name} is fixed; leave it out")
-    if set(changeable) - (arguments | given).keys():
-        raise ModelError(f"model.backbone: {name} needs model.layers and model.widths, four numbers each")
     network: Backbone = imported(place)(**arguments | given, **options)
     return network
 

@@ -43,7 +43,7 @@ def test_recomputed_activations_give_the_same_gradients_and_update_batch_norm_on
     [
         ("r05", "did you mean r50"),
         ("transformer", "choose one of r18"),
-        ("iresnet", "model.layers and model.widths"),
+        ("iresnet", "layers and widths must be given"),
     ],
 )
 def test_an_unknown_name_is_an_error_that_suggests_a_known_one(name, message):
@@ -55,13 +55,13 @@ def test_an_unknown_name_is_an_error_that_suggests_a_known_one(name, message):
     "name", ["r18", "ir50", "mbf", "vit_t", "vit_s_kprpe", "timm_vit_t_patch8", "resnet18"]
 )
 def test_an_argument_that_a_network_does_not_take_is_refused(name):
-    with pytest.raises(ModelError, match=f"model.widths: the channels of {name} are fixed"):
+    with pytest.raises(ModelError, match=f"{name}: widths are fixed"):
         build_backbone(name, widths=SMALL["widths"])
     for option in ("embeding_size", "scale", "depths", "patch", "subsample_shortcut"):
         with pytest.raises(ModelError, match=f"{name} has no option {option}; use embedding_size, "):
             build_backbone(name, **{option: 1})
     if name != "mbf":
-        with pytest.raises(ModelError, match=f"model.layers: the number of blocks of {name} is fixed"):
+        with pytest.raises(ModelError, match=f"{name}: layers are fixed"):
             build_backbone(name, layers=SMALL["layers"])
 
 

@@ -59,16 +59,16 @@ def test_all_faults_are_reported_together_with_value_and_allowed_values(tmp_path
         ("data: {train: x", "line 1: ',' or '}' is missing"),
         ("1: 2", "the key 1 is not text"),
         ("seed: 3", "data is missing"),
-        ("data: {train: x}\nmodel: {backbone: iresnet}", "needs layers and widths"),
+        ("data: {train: x}\nmodel: {backbone: iresnet}", "iresnet: layers and widths must be given"),
         (
             "data: {train: x}\nmodel: {layers: [1, 1, 1, 1]}",
-            "layers are only for backbone iresnet and mbf…, not r50",
+            "r50: layers are fixed for this backbone; leave them out, or choose one of mbf_small",
         ),
         (
             "data: {train: x}\nmodel: {backbone: mbf, widths: [8, 8, 8, 8]}",
-            "widths are only for backbone iresnet",
+            "mbf: widths are fixed for this backbone; leave them out, or choose one of iresnet",
         ),
-        ("data: {train: x}\nmodel: {backbone: mbf, layers: [1, 1, 1]}", "must have four numbers each"),
+        ("data: {train: x}\nmodel: {backbone: mbf, layers: [1, 1, 1]}", "layers must have four numbers, not 3"),
         (
             "data: {train: x}\nmodel: {backbone: mbf, layers: [0, 1, 1, 1]}",
             "the first of a MobileFaceNet needs at",
