@@ -56,9 +56,9 @@ class LowRankUpdate(nn.Module):
 def _updated(weight: Tensor, up: Tensor, core: Tensor | None, down: Tensor, scale: Tensor) -> Tensor:
     """Return the sum of a weight and its update."""
     if core is None:
-        change = up @ down
-    else:
-        change = torch.einsum("oahw,ai->oihw", torch.tensordot(up, core, 1), down)
+        return weight + scale * (up @ down).view_as(weight)
+    change = torch.einsum("oahw,ai->oihw", torch.tensordot(up, core, 1), down)
+    # Without a view of the same shape, an update of fewer taps would be added to all of them.
     return weight + scale * change.view_as(weight)
 
 

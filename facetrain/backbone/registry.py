@@ -20,21 +20,24 @@ class Architecture(NamedTuple):
     is_published: bool = True
     """Whether other programs publish weights of it."""
 
-
     def shape_problem(self, layers: Sequence[int] | None, widths: Sequence[int] | None) -> str:
         """Return why a network cannot have these blocks and channels per stage, "" if it can; None is not given."""
         given = {"layers": layers, "widths": widths}
         for key, numbers in given.items():
             names = [name for name, architecture in BACKBONES.items() if key in architecture.changeable]
             if numbers is not None and key not in self.changeable:
-                return f"{key} are fixed for this backbone; leave them out, or choose one of {', '.join(names)}"
+                return (
+                    f"{key} are fixed for this backbone; leave them out, or choose one of {', '.join(names)}"
+                )
             if numbers is not None and len(numbers) != 4:
                 return f"{key} must have four numbers, not {len(numbers)}"
         if missing := [key for key in self.changeable if key not in self.arguments and given[key] is None]:
             return f"{' and '.join(missing)} must be given for this backbone, with four numbers each"
         # A MobileFaceNet without blocks in a later stage only halves the image there.
         if layers is not None and 0 in layers[: 4 if "widths" in self.changeable else 1]:
-            return "layers: each stage of an IResNet and the first of a MobileFaceNet needs at least one block"
+            return (
+                "layers: each stage of an IResNet and the first of a MobileFaceNet needs at least one block"
+            )
         return ""
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -34,23 +36,25 @@ def shapes_only() -> Iterator[LaunchCounter]:
 def launch(
     kernel: Any, grid: tuple[int, ...], *arguments: Any, moved: int | None = None, **options: Any
 ) -> None:
-    """Launch a kernel on a grid of programs, or count it.
+    """Launch a kernel on a grid of programs, or count it inside `shapes_only`.
 
     `moved` is the number of bytes that the kernel reads and writes; None: those of all its tensors.
     """
+    if _counter is None:
+        kernel[grid](*arguments, **options)
+        return
     if moved is None:
         moved = sum(argument.nbytes for argument in arguments if isinstance(argument, Tensor))
-    if not is_only_counted(moved):
-        kernel[grid](*arguments, **options)
-
-
-def is_only_counted(moved: int) -> bool:
-    """Count a launch that moves so many bytes, and return True, inside `shapes_only`; return False outside."""
-    if _counter is None:
-        return False
     _counter.launches += 1
     _counter.bytes += moved
-    return True
+
+
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    """Return the number of multiprocessors of a GPU; of an H100 for tensors elsewhere, which are only counted."""
+    if device.type != "cuda":
+        return 132
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def launch_error(check: Callable[[], object]) -> str:

@@ -71,6 +71,9 @@ class MemoryTraffic(TorchDispatchMode):
             moved = sum(_bytes(tensor) for tensor in tree_leaves((args, kwargs, result)))
             # One kernel per gradient, so where only one is wanted, nothing is read twice.
             single = name == "convolution_backward" and sum(args[-1][:2]) < 2
+            if single:
+                # The input's gradient needs no value of the input, and the weight's none of the weight.
+                moved -= _bytes(args[1 if args[-1][0] else 2])
             twice = () if single else _READ_TWICE.get(name, ())
             self.operand_bytes += moved
             self.bytes += moved + sum(_bytes(args[position]) for position in twice)

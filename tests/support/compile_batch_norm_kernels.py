@@ -12,15 +12,15 @@ from triton.compiler import ASTSource
 
 from facetrain.backbone.kernels import gradient, launch, normalize, statistics
 
-SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
-"""Compute capability -> shared memory of a block: A100; H100 and H200; B200."""
-ACTIVATIONS = ("x", "y", "grad", "grad_x", "residual")
+SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
+"""Compute capability -> shared memory of a block: A100; A40, RTX 30; L40, RTX 40; H100, H200; B200; RTX 50."""
+ACTIVATIONS = ("x", "y", "normed", "grad", "grad_x", "residual", "by_normed")
 SCALARS = {"eps": "fp32", "momentum": "fp32", "share": "fp32"} | dict.fromkeys(
-    ("N", "C", "tiles", "P", "H", "W"), "i32"
+    ("N", "C", "tiles", "P", "H", "W", "outputs"), "i32"
 )
 CASES = {
     "statistics": (statistics._statistics, {}),
-    "batch norm": (normalize._normalize, {}),
+    "batch norm, and its normalized input": (normalize._normalize, {"has_normed": True}),
     "batch norm, PReLU, statistics": (normalize._normalize, {"has_slope": True, "has_statistics": True}),
     "batch norm, shortcut, statistics": (
         normalize._normalize,
@@ -31,25 +31,35 @@ CASES = {
         gradient._apply_gradient,
         {"has_slope": True, "has_residual": True, "has_sums": True},
     ),
+    "finish the weight's gradient": (gradient._finish_weight_gradient, {}),
     "border sums": (gradient._border_sums, {}),
     "finish statistics": (statistics._finish_statistics, {"has_running": True}),
 }
 _FLAGS = (
-    "has_slope", "has_residual", "has_residual_norm", "has_statistics", "has_result", "has_sums", "has_running",
+    "has_slope", "has_residual", "has_residual_norm", "has_statistics", "has_normed", "has_result", "has_sums",
+    "has_running", "is_normed",
 )  # fmt: skip
 
 
-def compile_for(kernel, flags: dict[str, bool], capability: int) -> dict[str, int]:
-    """Compile a kernel for bfloat16 activations, as it is launched for an IResNet's channels."""
+def compile_for(kernel, flags: dict[str, bool], capability: int, *, one_tile: bool = False) -> dict[str, int]:
+    """Compile a kernel for bfloat16 activations, as it is launched for an IResNet's channels.
+
+    Triton compiles another variant where an argument is 1: `one_tile` is the one of few rows.
+    """
     names = kernel.arg_names
     rows, channels = launch.BLOCK_ROWS, launch.BLOCK_CHANNELS
-    constants = {"BN": rows, "BP": rows, "BC": channels} | dict.fromkeys(_FLAGS, False) | flags
+    constants = (
+        {"BN": rows, "BC": channels, "STAGES": launch.STAGES}
+        | ({"tiles": 1} if one_tile else {})
+        | dict.fromkeys(_FLAGS, False)
+        | flags
+    )
     constants = {name: value for name, value in constants.items() if name in names}
     types = {
         name: "constexpr"
         if name in constants
         else "*bf16"
-        if name in ACTIVATIONS
+        if name in ACTIVATIONS or (name == "weight" and "by_normed" in names)
         else SCALARS.get(name, "*fp32")
         for name in names
     }
@@ -65,6 +75,7 @@ def compile_for(kernel, flags: dict[str, bool], capability: int) -> dict[str, in
     code = compiled.asm["ptx"]
     return machine_code(code, capability) | {
         "wide_loads": len(re.findall(r"ld\.global[.\w:]*\.v4", code)),
+        "async_copies": len(re.findall(r"cp\.async\.c[ag]", code)),
         "shared_bytes": compiled.metadata.shared,
         "shared_bytes_of_the_device": SHARED_BYTES[capability],
     }
@@ -98,6 +109,11 @@ def main() -> None:
                 f"{name} for sm_{capability}": compile_for(kernel, flags, capability)
                 for name, (kernel, flags) in CASES.items()
                 for capability in SHARED_BYTES
+            }
+            | {
+                f"{name}, one tile, for sm_90": compile_for(kernel, flags, 90, one_tile=True)
+                for name, (kernel, flags) in CASES.items()
+                if "tiles" in kernel.arg_names
             }
         )
     )

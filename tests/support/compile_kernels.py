@@ -95,9 +95,11 @@ def compile_update(options: dict[str, Any], capability: int) -> dict[str, int]:
 
 def compile_softmaxes() -> dict[str, dict[str, int]]:
     return {
-        f"{kernel.__name__} for {capability}": compile_for(kernel, capability, columns)
+        f"{kernel.__name__} for {capability}": compile_for(
+            kernel, capability, 256 if capability == 90 else 128
+        )
         for kernel in (softmax._statistics, softmax._slopes)
-        for capability, columns in ((80, 128), (90, 256), (100, 128))
+        for capability in SHARED_BYTES
     }
 
 

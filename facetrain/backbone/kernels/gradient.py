@@ -9,17 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from facetrain.backbone.kernels.launch import (
-    BLOCK_CHANNELS,
-    BLOCK_ROWS,
-    WARPS,
-    empty_parts,
-    launch,
-    size_of,
-)
+from facetrain.backbone.kernels.launch import empty_parts, launch, launch_by_channels, size_of
 from facetrain.backbone.kernels.normalize import Normalization
 from facetrain.backbone.kernels.tiles import channel, store_part, tile_at
-from facetrain.device.kernel_launches import is_only_counted
 
 
 def reduce_gradient(
@@ -41,12 +33,10 @@ def reduce_gradient(
     y = torch.empty_like(x) if recompute else None
     parts_P3C = empty_parts(x)
     launch(
-        _reduce_gradient, x, [grad, x], [] if y is None else [y],
+        _reduce_gradient, x, [grad, x], [y],
         parts_P3C,
-        norm.mean_C, norm.invstd_C, norm.weight_C, norm.bias_C,
-        norm.mean_C if slope_C is None else slope_C,
+        *norm.arguments(), norm.mean_C if slope_C is None else slope_C,
         rows, channels,
-        padding=0 if recompute else 1,
         has_slope=slope_C is not None,
         has_result=recompute,
     )  # fmt: skip
@@ -63,6 +53,7 @@ def apply_gradient(
     slope_C: Tensor | None = None,
     residual: Tensor | None = None,
     sums: bool = False,
+    x_is_normed: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the gradient of a batch norm's input, and the sum of it over each channel.
 
@@ -75,21 +66,21 @@ def apply_gradient(
         slope_C: PReLU's slopes, (C,); None: no PReLU.
         residual: a gradient that is added, of x's shape: that of the shortcut.
         sums: whether to return the channel sums of the result as stored, (C,) float32.
+        x_is_normed: whether `x` is x̂, which the forward pass has kept in place of the input.
     """
     rows, channels = size_of(x)
     grad_x = torch.empty_like(x)
     parts_P3C = empty_parts(x) if sums else None
     launch(
-        _apply_gradient, x, [grad, x] + ([] if residual is None else [residual]), [grad_x],
+        _apply_gradient, x, [grad, x, residual], [grad_x],
         parts_P3C if parts_P3C is not None else norm.mean_C,
-        norm.mean_C, norm.invstd_C, norm.weight_C, norm.bias_C,
-        norm.mean_C if slope_C is None else slope_C,
+        *norm.arguments(), norm.mean_C if slope_C is None else slope_C,
         sums_3C, 1.0 / count,
         rows, channels,
-        padding=1 if residual is None else 0,
         has_slope=slope_C is not None,
         has_residual=residual is not None,
         has_sums=sums,
+        is_normed=x_is_normed,
     )  # fmt: skip
     return grad_x, None if parts_P3C is None else parts_P3C[:, 0].sum(0)
 
@@ -101,32 +92,57 @@ def border_sums(x: Tensor) -> Tensor:
     bottom left, bottom right.
     """
     batch, channels, height, width = x.shape
-    parts_P8C = x.new_empty((batch, 8, channels), dtype=torch.float32)
-    if not is_only_counted(batch * channels * 2 * (height + width) * x.element_size()):
-        _border_sums[(batch, triton.cdiv(channels, BLOCK_CHANNELS))](
-            parts_P8C, x, height, width, channels, BC=BLOCK_CHANNELS, BN=BLOCK_ROWS, num_warps=WARPS
-        )
-    return parts_P8C.sum(0)
+    parts_B8C = x.new_empty((batch, 8, channels), dtype=torch.float32)
+    moved = batch * channels * 2 * (height + width) * x.element_size()
+    launch_by_channels(
+        _border_sums, channels, parts_B8C, x, height, width, channels, moved=moved, images=batch
+    )
+    return parts_B8C.sum(0)
+
+
+def finish_weight_gradient(
+    by_normed: Tensor, weight: Tensor, norm: Normalization, total_O: Tensor, border_8O: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the weight gradient of a 3 × 3 convolution of a batch norm's result, and that batch norm's sums.
+
+    By the identities of `fused_iresnet`, with S[o, k] from the sums of the gradient and of its borders.
+
+    Args:
+        by_normed: weight gradient for x̂ as the input, (O, I, 3, 3), channels_last.
+        weight: the convolution's weight as it was multiplied, of the same shape and layout.
+        norm: the batch norm before the convolution.
+        total_O: channel sums of the gradient of the convolution's result, (O,).
+        border_8O: its `border_sums`.
+
+    Returns:
+        The gradient, float32 (O, I, 3, 3), and (3, I) with ∂bias, ∂weight and 0.
+    """
+    grad_weight = torch.empty_like(by_normed, dtype=torch.float32)
+    parts_P3I = empty_parts(by_normed)
+    launch(
+        _finish_weight_gradient, by_normed, [by_normed, weight], [grad_weight], parts_P3I,
+        norm.weight_C, norm.bias_C, total_O, border_8O, *size_of(by_normed), len(by_normed),
+    )  # fmt: skip
+    return grad_weight, parts_P3I.sum(0)
 
 
 @triton.jit
 def _reduce_gradient(
     grad, x, y, parts, mean, invstd, weight, bias, slope, N, C, tiles,
-    has_slope: tl.constexpr, has_result: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr,
+    has_slope: tl.constexpr, has_result: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    center, inverse = channel(mean, C, 0.0, BC), channel(invstd, C, 0.0, BC)
-    w, b = channel(weight, C, 0.0, BC), channel(bias, C, 0.0, BC)
+    center, inverse = channel(mean, C, BC), channel(invstd, C, BC)
+    w, b = channel(weight, C, BC), channel(bias, C, BC)
     if has_slope:
-        a = channel(slope, C, 0.0, BC)
+        a = channel(slope, C, BC)
     by_bias = tl.zeros((BN, BC), tl.float32)
     by_weight = tl.zeros((BN, BC), tl.float32)
     by_slope = tl.zeros((BN, BC), tl.float32)
-    for number in range(tiles):
+    for number in tl.range(0, tiles, num_stages=STAGES):
         place, exists = tile_at(tl.program_id(0) * tiles + number, N, C, BN, BC)
         g = tl.load(grad + place, mask=exists, other=0.0).to(tl.float32)
-        normed = (tl.load(x + place, mask=exists, other=0.0).to(tl.float32) - center[None, :]) * inverse[
-            None, :
-        ]
+        value = tl.load(x + place, mask=exists, other=0.0).to(tl.float32)
+        normed = (value - center[None, :]) * inverse[None, :]
         if has_slope or has_result:
             u = normed * w[None, :] + b[None, :]
         if has_slope:
@@ -146,22 +162,22 @@ def _reduce_gradient(
 @triton.jit
 def _apply_gradient(
     grad, x, residual, grad_x, parts, mean, invstd, weight, bias, slope, gradient_sums, share, N, C, tiles,
-    has_slope: tl.constexpr, has_residual: tl.constexpr, has_sums: tl.constexpr,
-    BN: tl.constexpr, BC: tl.constexpr,
+    has_slope: tl.constexpr, has_residual: tl.constexpr, has_sums: tl.constexpr, is_normed: tl.constexpr,
+    BN: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    center, inverse = channel(mean, C, 0.0, BC), channel(invstd, C, 0.0, BC)
-    w, b = channel(weight, C, 0.0, BC), channel(bias, C, 0.0, BC)
-    mean_grad = channel(gradient_sums, C, 0.0, BC) * share
-    mean_product = channel(gradient_sums + C, C, 0.0, BC) * share
+    center, inverse = channel(mean, C, BC), channel(invstd, C, BC)
+    w, b = channel(weight, C, BC), channel(bias, C, BC)
+    mean_grad = channel(gradient_sums, C, BC) * share
+    mean_product = channel(gradient_sums + C, C, BC) * share
     if has_slope:
-        a = channel(slope, C, 0.0, BC)
+        a = channel(slope, C, BC)
     total = tl.zeros((BN, BC), tl.float32)
-    for number in range(tiles):
+    for number in tl.range(0, tiles, num_stages=STAGES):
         place, exists = tile_at(tl.program_id(0) * tiles + number, N, C, BN, BC)
         g = tl.load(grad + place, mask=exists, other=0.0).to(tl.float32)
-        normed = (tl.load(x + place, mask=exists, other=0.0).to(tl.float32) - center[None, :]) * inverse[
-            None, :
-        ]
+        normed = tl.load(x + place, mask=exists, other=0.0).to(tl.float32)
+        if not is_normed:
+            normed = (normed - center[None, :]) * inverse[None, :]
         if has_slope:
             g = tl.where(normed * w[None, :] + b[None, :] > 0, g, g * a[None, :])
         value = (g - mean_grad[None, :] - normed * mean_product[None, :]) * (w * inverse)[None, :]
@@ -197,3 +213,35 @@ def _border_sums(parts, x, H, W, C, BC: tl.constexpr, BN: tl.constexpr):
         pixel = (H - 1) * W * (corner // 2) + (W - 1) * (corner % 2)
         value = tl.load(image + pixel * C + column, mask=known, other=0.0).to(tl.float32)
         tl.store(out + (4 + corner) * C, value, mask=known)
+
+
+@triton.jit
+def _finish_weight_gradient(
+    by_normed, weight, grad_weight, parts, norm_weight, norm_bias, total, border, N, C, outputs, tiles,
+    BN: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    # A row is an output channel o and a tap k; a column is an input channel.
+    w, b = channel(norm_weight, C, BC), channel(norm_bias, C, BC)
+    by_bias = tl.zeros((BN, BC), tl.float32)
+    by_weight = tl.zeros((BN, BC), tl.float32)
+    for number in tl.range(0, tiles, num_stages=STAGES):
+        index = tl.program_id(0) * tiles + number
+        place, exists = tile_at(index, N, C, BN, BC)
+        row = index * BN + tl.arange(0, BN)
+        known = row < N
+        o, vertical, horizontal = row // 9, row % 9 // 3, row % 3
+        # The tap above the center reads padding in the first row of the image, and so on; corners are taken off twice.
+        outside_rows, outside_columns = known & (vertical != 1), known & (horizontal != 1)
+        s = tl.load(total + o, mask=known, other=0.0)
+        s -= tl.load(border + vertical // 2 * outputs + o, mask=outside_rows, other=0.0)
+        s -= tl.load(border + (2 + horizontal // 2) * outputs + o, mask=outside_columns, other=0.0)
+        corner = 4 + vertical // 2 * 2 + horizontal // 2
+        s += tl.load(border + corner * outputs + o, mask=outside_rows & outside_columns, other=0.0)
+        by = tl.load(by_normed + place, mask=exists, other=0.0).to(tl.float32)
+        factor = tl.load(weight + place, mask=exists, other=0.0).to(tl.float32)
+        tl.store(grad_weight + place, by * w[None, :] + s[:, None] * b[None, :], mask=exists)
+        by_bias += factor * s[:, None]
+        by_weight += factor * by
+    store_part(parts, 0, tl.sum(by_bias, axis=0), C, BC)
+    store_part(parts, 1, tl.sum(by_weight, axis=0), C, BC)
+    store_part(parts, 2, tl.zeros((BC,), tl.float32), C, BC)

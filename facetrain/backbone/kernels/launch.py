@@ -4,20 +4,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from facetrain.device.kernel_launches import is_only_counted
+from facetrain.device import kernel_launches
+from facetrain.device.kernel_launches import multiprocessors
 
 BLOCK_ROWS, BLOCK_CHANNELS = 32, 64
 """Tile of one iteration: 128 contiguous bytes of each row in 16 bits. Each thread sums its own numbers of all tiles,
 which are added up once at the end."""
 WARPS = 4
-_MOST_PROGRAMS = 1024
-"""Programs along N at most: enough to fill a GPU of 150 processors with 64 channels, few enough to add up quickly."""
+STAGES = 2
+"""Tiles in flight: the loads of the next one begin before the arithmetic of this one."""
+_PROGRAMS_PER_MULTIPROCESSOR = 12
+"""A multiple of 1, 2, 3, 4 and 6: however many programs the registers of a multiprocessor can hold, all programs end
+in whole waves, and no wave leaves most of the GPU idle."""
 
 
 def size_of(x: Tensor) -> tuple[int, int]:
@@ -26,40 +31,51 @@ def size_of(x: Tensor) -> tuple[int, int]:
     return x.numel() // x.shape[1], x.shape[1]
 
 
-def _programs(x: Tensor) -> int:
-    rows, _ = size_of(x)
-    return min(-(-rows // BLOCK_ROWS), _MOST_PROGRAMS)
+def programs_along_rows(x: Tensor) -> int:
+    """Return P: enough programs to fill the GPU together with those along C, and at most one for each tile."""
+    rows, channels = size_of(x)
+    most = _PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(x.device) // triton.cdiv(channels, BLOCK_CHANNELS)
+    return min(triton.cdiv(rows, BLOCK_ROWS), max(most, 1))
 
 
 def empty_parts(x: Tensor) -> Tensor:
     """Make room for the partial sums of all programs, (P, 3, C)."""
-    return x.new_empty((_programs(x), 3, x.shape[1]), dtype=torch.float32)
+    return x.new_empty((programs_along_rows(x), 3, x.shape[1]), dtype=torch.float32)
 
 
 def launch(
     kernel: Any,
     x: Tensor,
-    reads: list[Tensor],
-    writes: list[Tensor],
+    reads: Sequence[Tensor | None],
+    writes: Sequence[Tensor | None],
     *arguments: object,
-    padding: int = 0,
     **flags: bool,
 ) -> None:
-    """Launch a kernel on the rows of x: activations first, then `padding` times x for activations that are absent."""
-    for tensor in (*reads, *writes):
-        size_of(tensor)
-    if is_only_counted(sum(tensor.numel() * tensor.element_size() for tensor in (*reads, *writes))):
-        return
-    programs = _programs(x)
-    tiles = triton.cdiv(size_of(x)[0], BLOCK_ROWS)
-    kernel[programs, triton.cdiv(x.shape[1], BLOCK_CHANNELS)](
-        *reads,
-        *[x] * padding,
-        *writes,
+    """Launch a kernel on the rows of x: with activations, or None for those that its flags switch off."""
+    activations = [tensor for tensor in (*reads, *writes) if tensor is not None]
+    assert all(size_of(tensor) == size_of(x) for tensor in activations), "all have the rows and channels of x"
+    programs = programs_along_rows(x)
+    kernel_launches.launch(
+        kernel,
+        (programs, triton.cdiv(x.shape[1], BLOCK_CHANNELS)),
+        *(x if tensor is None else tensor for tensor in (*reads, *writes)),
         *arguments,
-        triton.cdiv(tiles, programs),
+        triton.cdiv(triton.cdiv(size_of(x)[0], BLOCK_ROWS), programs),
+        moved=sum(tensor.nbytes for tensor in activations),
         **flags,
         BN=BLOCK_ROWS,
         BC=BLOCK_CHANNELS,
+        STAGES=STAGES,
         num_warps=WARPS,
     )
+
+
+def launch_by_channels(
+    kernel: Any, channels: int, *arguments: object, moved: int, images: int = 0, **flags: bool
+) -> None:
+    """Launch a kernel on tiles of channels, for each image if `images` is given."""
+    tiles = triton.cdiv(channels, BLOCK_CHANNELS)
+    kernel_launches.launch(
+        kernel, (images, tiles) if images else (tiles,), *arguments,
+        moved=moved, **flags, BN=BLOCK_ROWS, BC=BLOCK_CHANNELS, num_warps=WARPS,
+    )  # fmt: skip

@@ -25,6 +25,10 @@ class Normalization:
     weight_C: Tensor
     bias_C: Tensor
 
+    def arguments(self) -> tuple[Tensor, ...]:
+        """Return the tensors in the order in which the kernels take them."""
+        return self.mean_C, self.invstd_C, self.weight_C, self.bias_C
+
 
 def normalize(
     x: Tensor,
@@ -34,8 +38,9 @@ def normalize(
     residual: Tensor | None = None,
     residual_norm: Normalization | None = None,
     statistics: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    """Return PReLU(batch norm of x) or batch norm of x + residual, and partial statistics of the result.
+    normed: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return PReLU(batch norm of x) or batch norm of x + residual, partial statistics of the result, and x̂.
 
     Args:
         x: activations (B, C, H, W), channels_last.
@@ -44,53 +49,54 @@ def normalize(
         residual: is added to the result, of x's shape.
         residual_norm: is applied to the residual first (the shortcut's batch norm).
         statistics: whether to return partial statistics of the result, for `finish_statistics`.
+        normed: whether to return the batch norm of x without weight and bias.
 
     Returns:
-        The result, of x's shape and dtype, and (P, 3, C) float32 or None.
+        The result, of x's shape and dtype; (P, 3, C) float32 or None; x̂, of the same shape and dtype, or None.
     """
     rows, channels = size_of(x)
-    y = torch.empty_like(x)
+    y, normed_x = torch.empty_like(x), torch.empty_like(x) if normed else None
     parts_P3C = empty_parts(x) if statistics else None
-    other = residual_norm or norm
     launch(
-        _normalize, x, [x] + ([] if residual is None else [residual]), [y],
+        _normalize, x, [x, residual], [y, normed_x],
         parts_P3C if parts_P3C is not None else norm.mean_C,
-        norm.mean_C, norm.invstd_C, norm.weight_C, norm.bias_C,
-        norm.mean_C if slope_C is None else slope_C,
-        other.mean_C, other.invstd_C, other.weight_C, other.bias_C,
+        *norm.arguments(), norm.mean_C if slope_C is None else slope_C, *(residual_norm or norm).arguments(),
         rows, channels,
-        padding=1 if residual is None else 0,
         has_slope=slope_C is not None,
         has_residual=residual is not None,
         has_residual_norm=residual_norm is not None,
         has_statistics=statistics,
+        has_normed=normed,
     )  # fmt: skip
-    return y, parts_P3C
+    return y, parts_P3C, normed_x
 
 
 @triton.jit
 def _normalize(
-    x, residual, y, parts, mean, invstd, weight, bias, slope,
+    x, residual, y, normed, parts, mean, invstd, weight, bias, slope,
     residual_mean, residual_invstd, residual_weight, residual_bias, N, C, tiles,
     has_slope: tl.constexpr, has_residual: tl.constexpr, has_residual_norm: tl.constexpr,
-    has_statistics: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr,
+    has_statistics: tl.constexpr, has_normed: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    scale = channel(weight, C, 0.0, BC) * channel(invstd, C, 0.0, BC)
-    center = channel(mean, C, 0.0, BC)
-    shift = channel(bias, C, 0.0, BC)
+    center, inverse = channel(mean, C, BC), channel(invstd, C, BC)
+    scale, shift = channel(weight, C, BC), channel(bias, C, BC)
     if has_slope:
-        a = channel(slope, C, 0.0, BC)
+        a = channel(slope, C, BC)
     if has_residual_norm:
-        residual_scale = channel(residual_weight, C, 0.0, BC) * channel(residual_invstd, C, 0.0, BC)
-        residual_center = channel(residual_mean, C, 0.0, BC)
-        shift += channel(residual_bias, C, 0.0, BC)
+        residual_scale = channel(residual_weight, C, BC) * channel(residual_invstd, C, BC)
+        residual_center = channel(residual_mean, C, BC)
+        shift += channel(residual_bias, C, BC)
     origin = tl.zeros((BC,), tl.float32)
     total = tl.zeros((BN, BC), tl.float32)
     squares = tl.zeros((BN, BC), tl.float32)
-    for number in range(tiles):
+    for number in tl.range(0, tiles, num_stages=STAGES):
         place, exists = tile_at(tl.program_id(0) * tiles + number, N, C, BN, BC)
         value = tl.load(x + place, mask=exists, other=0.0).to(tl.float32)
-        value = (value - center[None, :]) * scale[None, :] + shift[None, :]
+        # The mean first: where it is far above the deviation, scale·x + shift would cancel.
+        value = (value - center[None, :]) * inverse[None, :]
+        if has_normed:
+            tl.store(normed + place, value.to(normed.dtype.element_ty), mask=exists)
+        value = value * scale[None, :] + shift[None, :]
         if has_slope:
             value = tl.where(value > 0, value, value * a[None, :])
         if has_residual:

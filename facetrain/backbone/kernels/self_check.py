@@ -49,8 +49,8 @@ def _error_beside_torch(device: torch.device, dtype: torch.dtype) -> float:
     grads_true = torch.autograd.grad(y_true, leaves, grad.float())
     mean_C, _, invstd_C = finish_statistics(partial_statistics(x), 1e-5)
     norm = Normalization(mean_C, invstd_C, weight_C, bias_C)
-    y, _ = normalize(x, norm, slope_C=slope_C)
-    z, _ = normalize(x, norm, residual=residual, residual_norm=norm, statistics=True)
+    y, *_ = normalize(x, norm, slope_C=slope_C)
+    z, *_ = normalize(x, norm, residual=residual, residual_norm=norm, statistics=True)
     # Not by `F.batch_norm` with the given statistics: torch 2.11 refuses its eps of 0.
     scale_C11 = (weight_C * invstd_C)[:, None, None]
     shift_C11 = bias_C[:, None, None] - mean_C[:, None, None] * scale_C11

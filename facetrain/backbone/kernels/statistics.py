@@ -8,16 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from facetrain.backbone.kernels.launch import (
-    BLOCK_CHANNELS,
-    BLOCK_ROWS,
-    WARPS,
-    empty_parts,
-    launch,
-    size_of,
-)
+from facetrain.backbone.kernels.launch import empty_parts, launch, launch_by_channels, size_of
 from facetrain.backbone.kernels.tiles import count_rows, first_row, store_statistics, tile_at
-from facetrain.device.kernel_launches import is_only_counted
 
 
 def partial_statistics(x: Tensor) -> Tensor:
@@ -39,24 +31,23 @@ def finish_statistics(
     """
     programs, _, channels = parts_P3C.shape
     found_3C = parts_P3C.new_empty((3, channels))
-    if not is_only_counted(0):
-        running_mean, running_var = running or (found_3C, found_3C)
-        _finish_statistics[(triton.cdiv(channels, BLOCK_CHANNELS),)](
-            parts_P3C, found_3C, running_mean, running_var, programs, channels, eps, momentum,
-            has_running=running is not None, BP=BLOCK_ROWS, BC=BLOCK_CHANNELS, num_warps=WARPS,
-        )  # fmt: skip
+    running_mean, running_var = running or (found_3C, found_3C)
+    launch_by_channels(
+        _finish_statistics, channels, parts_P3C, found_3C, running_mean, running_var,
+        programs, channels, eps, momentum, moved=0, has_running=running is not None,
+    )  # fmt: skip
     mean_C, var_C, invstd_C = found_3C.unbind()
     return mean_C, var_C, invstd_C
 
 
 @triton.jit
-def _statistics(x, parts, N, C, tiles, BN: tl.constexpr, BC: tl.constexpr):
+def _statistics(x, parts, N, C, tiles, BN: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr):
     # Deviations from the program's first row: their squares do not cancel where |mean| is far above the deviation.
     place, exists = tile_at(tl.program_id(0) * tiles, N, C, BN, BC)
     origin = first_row(tl.load(x + place, mask=exists, other=0.0).to(tl.float32), BN)
     total = tl.zeros((BN, BC), tl.float32)
     squares = tl.zeros((BN, BC), tl.float32)
-    for number in range(tiles):
+    for number in tl.range(0, tiles, num_stages=STAGES):
         place, exists = tile_at(tl.program_id(0) * tiles + number, N, C, BN, BC)
         value = tl.load(x + place, mask=exists, other=0.0).to(tl.float32)
         deviation = tl.where(exists, value - origin[None, :], 0.0)
@@ -70,14 +61,14 @@ def _statistics(x, parts, N, C, tiles, BN: tl.constexpr, BC: tl.constexpr):
 @triton.jit
 def _finish_statistics(
     parts, found, running_mean, running_var, P, C, eps, momentum,
-    has_running: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+    has_running: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     column = tl.program_id(0) * BC + tl.arange(0, BC)
     known = column < C
     count = tl.zeros((BC,), tl.float32)
     total = tl.zeros((BC,), tl.float32)
-    for first in range(0, P, BP):
-        part = first + tl.arange(0, BP)
+    for first in range(0, P, BN):
+        part = first + tl.arange(0, BN)
         place = part[:, None] * 3 * C + column[None, :]
         exists = (part[:, None] < P) & known[None, :]
         counts = tl.load(parts + place, mask=exists, other=0.0)
@@ -85,8 +76,8 @@ def _finish_statistics(
         total += tl.sum(counts * tl.load(parts + place + C, mask=exists, other=0.0), axis=0)
     mean = total / tl.maximum(count, 1.0)
     squares = tl.zeros((BC,), tl.float32)
-    for first in range(0, P, BP):
-        part = first + tl.arange(0, BP)
+    for first in range(0, P, BN):
+        part = first + tl.arange(0, BN)
         place = part[:, None] * 3 * C + column[None, :]
         exists = (part[:, None] < P) & known[None, :]
         counts = tl.load(parts + place, mask=exists, other=0.0)

@@ -17,10 +17,10 @@ def tile_at(index, N, C, BN: tl.constexpr, BC: tl.constexpr):
 
 
 @triton.jit
-def channel(pointer, C, other, BC: tl.constexpr):
-    """Return the numbers of this program's channels, (BC,)."""
+def channel(pointer, C, BC: tl.constexpr):
+    """Return the numbers of this program's channels, (BC,), in float32."""
     column = tl.program_id(1) * BC + tl.arange(0, BC)
-    return tl.load(pointer + column, mask=column < C, other=other).to(tl.float32)
+    return tl.load(pointer + column, mask=column < C, other=0.0).to(tl.float32)
 
 
 @triton.jit

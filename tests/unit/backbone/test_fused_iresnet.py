@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from collections import Counter
 from statistics import median
 
 import numpy as np
@@ -11,16 +10,15 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from facetrain.backbone.iresnet import IResNet
 from facetrain.backbone.prelu import use_torch_backward
 from facetrain.backbone.registry import IRESNET_LAYERS
+from facetrain.plan.memory_traffic import MemoryTraffic
 from facetrain.torch_private import LiveBytes
 from tests.support.command import ROOT, environment
 
 triton = pytest.importorskip("triton", reason="Triton is not installed: its kernels are not used either")
-OTHER_KERNELS_MOVE_NOTHING = ("new_empty", "empty_like", "device", "detach", "empty", "empty_strided")
 
 
 def report(module: str, **variables: str) -> dict:
@@ -42,8 +40,11 @@ INTERPRETED = pytest.mark.skipif(
 @INTERPRETED
 def test_results_gradients_and_running_statistics_are_as_exact_as_the_plain_trunks():
     for case, tensors in report("interpret_fused_iresnet", TRITON_INTERPRET="1").items():
-        rounding = 5e-2 if case == "16 bits" else 5e-3 if "mean" in case else 2e-6
-        assert len(tensors) > 60, case
+        rounding = 5e-2 if case == "16 bits" else 5e-3 if "far above" in case else 5e-6
+        if "weight of a convolution" in case:
+            rounding = 1e-4
+        else:
+            assert len(tensors) > 60, case
         for name, error in tensors.items():
             assert error["fused"] <= 5 * error["plain"] + rounding, (case, name, error)
         assert median(error["fused"] / max(error["plain"], 1e-9) for error in tensors.values()) < 1.5, case
@@ -73,37 +74,35 @@ def test_the_check_at_the_start_of_a_run_works_with_torch_2_11():
 
 
 @pytest.mark.slow
-def test_the_kernels_spill_no_register_and_load_16_bytes_at_a_time_on_each_generation_of_gpus():
+def test_the_kernels_spill_no_register_and_load_ahead_16_bytes_at_a_time_on_each_generation_of_gpus():
     found = report("compile_batch_norm_kernels")
-    assert len(found) == 24
+    assert len(found) == 9 * 6 + 7
     for name, kernel in found.items():
         assert kernel["spilled_bytes"] == 0 and kernel["registers"] <= 168, (name, kernel)
         assert kernel["shared_bytes"] <= kernel["shared_bytes_of_the_device"], name
         assert kernel["wide_loads"] > 0, name
+        loops_over_tiles = not name.startswith(("border", "finish statistics")) and "one tile" not in name
+        assert (kernel["async_copies"] > 0) == loops_over_tiles, name
 
 
-class MovedBytes(TorchDispatchMode):
-    """Counts the bytes that PyTorch's own operations read and write."""
+class Layouts(TorchDispatchMode):
+    """Records the tensors of every backward convolution that are not in channels_last."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.bytes: Counter[str] = Counter()
+        self.calls, self.others = 0, []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
-        # On fake CPU tensors some convolutions return NCHW, which a clone changes; on CUDA they return channels_last.
-        if not func.is_view and name not in (*OTHER_KERNELS_MOVE_NOTHING, "clone"):
-            tensors = [t for t in tree_leaves((args, kwargs, result)) if isinstance(t, torch.Tensor)]
-            # An expanded tensor has one number: only its shape is read.
-            self.bytes[name] += sum(
-                min(t.numel() * t.element_size(), t.untyped_storage().nbytes()) for t in tensors
-            )
+        if func is torch.ops.aten.convolution_backward.default:
+            self.calls += 1
+            tensors = [t for t in (*args[:3], *result) if t is not None]
+            self.others += [t for t in tensors if not t.is_contiguous(memory_format=torch.channels_last)]
         return result
 
 
 def step_cost(name: str, batch: int, *, fused: bool) -> dict[str, int]:
-    """Return what a training step of a trunk in bfloat16 moves and keeps, counted on tensors without content."""
+    """Return what a training step of a trunk in bfloat16 moves, keeps and launches, counted without content."""
     from facetrain.backbone.fused_iresnet import FusedTrunk
     from facetrain.device.kernel_launches import shapes_only
 
@@ -116,22 +115,29 @@ def step_cost(name: str, batch: int, *, fused: bool) -> dict[str, int]:
                 module.weight = torch.nn.Parameter(weight)
         image = torch.zeros(batch, 3, 112, 112).contiguous(memory_format=torch.channels_last)
         trunk = FusedTrunk(net) if fused else net.trunk
-        with shapes_only() as kernels, LiveBytes() as live, MovedBytes() as moved:
+        # On fake CPU tensors some convolutions return NCHW, which a clone changes; on CUDA they return channels_last.
+        traffic, layouts = MemoryTraffic(without=frozenset(["clone"])), Layouts()
+        with shapes_only() as kernels, LiveBytes() as live, traffic, layouts:
             with torch.autocast("cpu", torch.bfloat16):
                 feature = trunk(image)
             kept = live.now
             feature.backward(torch.zeros_like(feature))
-    return {"moved": moved.bytes.total() + kernels.bytes, "kept": kept, "launches": kernels.launches}
+    assert layouts.calls >= sum(IRESNET_LAYERS[name])
+    return {
+        "moved": traffic.bytes + kernels.bytes,
+        "kept": kept,
+        "launches": traffic.launches + kernels.launches,
+        "transposed": len(layouts.others) if fused else 0,
+    }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "megabytes"), [("r50", 210), ("r100", 335)])
-def test_a_step_moves_few_bytes_and_keeps_half_of_the_activations(name, megabytes):
+@pytest.mark.parametrize(("name", "megabytes", "launches"), [("r50", 213, 710), ("r100", 341, 1400)])
+def test_a_step_moves_few_bytes_in_few_launches_and_keeps_half_of_the_activations(name, megabytes, launches):
     small, large = (step_cost(name, batch, fused=True) for batch in (64, 128))
     plain_small, plain_large = (step_cost(name, batch, fused=False) for batch in (64, 128))
-    assert (large["moved"] - small["moved"]) / 64 <= megabytes * 1e6
+    # The convolutions' bytes are counted too. cuDNN would transpose what is not in channels_last, and move more.
+    assert (large["moved"] - small["moved"]) / 64 <= megabytes * 1e6 and large["transposed"] == 0
     kept, plain_kept = large["kept"] - small["kept"], plain_large["kept"] - plain_small["kept"]
     assert kept <= 0.5 * plain_kept
-    blocks = sum(IRESNET_LAYERS[name])
-    # Each of 3 norms: 2 kernels for the statistics (1 where they come with the input), 1 forward, 2 backward.
-    assert large["launches"] <= 15 * blocks + 5 * 4 + 5
+    assert large["launches"] <= launches < 0.8 * plain_large["launches"]

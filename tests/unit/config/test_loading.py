@@ -68,7 +68,10 @@ def test_all_faults_are_reported_together_with_value_and_allowed_values(tmp_path
             "data: {train: x}\nmodel: {backbone: mbf, widths: [8, 8, 8, 8]}",
             "mbf: widths are fixed for this backbone; leave them out, or choose one of iresnet",
         ),
-        ("data: {train: x}\nmodel: {backbone: mbf, layers: [1, 1, 1]}", "layers must have four numbers, not 3"),
+        (
+            "data: {train: x}\nmodel: {backbone: mbf, layers: [1, 1, 1]}",
+            "layers must have four numbers, not 3",
+        ),
         (
             "data: {train: x}\nmodel: {backbone: mbf, layers: [0, 1, 1, 1]}",
             "the first of a MobileFaceNet needs at",
