@@ -90,7 +90,7 @@ def test_arguments_that_two_kernels_read_are_counted_twice():
 
 # Counted by hand from the shapes of the layers; docs/log/log.md has the table by operation.
 @pytest.mark.parametrize(
-    ("name", "fused", "moved"), [("r50", False, 288e6), ("r50", True, 209e6), ("r100", False, 455e6)]
+    ("name", "fused", "moved"), [("r50", False, 288e6), ("r50", True, 215e6), ("r100", False, 455e6)]
 )
 def test_an_image_moves_the_bytes_that_were_counted_by_hand(name, fused, moved):
     cost = measure_backbone(ModelSettings(backbone=name), 112, precision="bf16", batch=4, fused=fused)
