@@ -36,6 +36,9 @@ from facetrain.verify.calibration import (
 )
 from facetrain.verify.sets.pair_set import load_pair_set
 
+_LEAST_SPREAD = 1e-6
+"""Smallest range of an element of the unit embeddings, above the rounding of equal ones."""
+
 
 def calibrate_model(
     model: Path,
@@ -84,6 +87,11 @@ def calibrate_model(
     with join(inference.device) as world:
         opened = open_model(model, world.device)
         unit_ND = embed_images(open_embedder(opened, world, inference), images, target, progress=progress)
+    if np.ptp(unit_ND, axis=0).max() < _LEAST_SPREAD:
+        raise ModelError(
+            f"{model}: gives the same embedding for all images of {target}; its weights are zeros, or training has "
+            "diverged: use an earlier checkpoint"
+        )
     name = os.path.basename(os.path.abspath(target))  # also of the current folder, "."
     thresholds = calibrate(unit_ND, labels, fmrs, data=name, seed=seed)
     stored = {THRESHOLDS_KEY: [asdict(threshold) for threshold in thresholds]}
@@ -130,9 +138,9 @@ def _writable_model(model: Path, output: Path | None) -> Path:
         path.suffix == ".safetensors" and path.is_file() and METADATA_KEY in read_weights(path)[1]
     )
     if output is None and not holds_thresholds:
+        reason = "the run has no model file yet" if model.is_dir() else "its file cannot hold thresholds"
         raise UsageError(
-            f"{model}: its file cannot hold thresholds; give --output FILE.safetensors for a copy of the model that "
-            "does"
+            f"{model}: {reason}; give --output FILE.safetensors for a copy of the model with the thresholds"
         )
     written = output or path
     if written.suffix != ".safetensors":

@@ -56,7 +56,13 @@ class SearchResults:
             writer.writerow(["probe", "rank", "name", "label", "cosine", "row"])
             for result in self:
                 for rank, entry in enumerate(result["found"], start=1):
-                    cosine = f"{entry['cosine']:.6f}"
+                    probe, name = _without_formula(result["probe"]), _without_formula(entry["name"])
                     writer.writerow(
-                        [result["probe"], rank, entry["name"], entry["label"], cosine, entry["row"]]
+                        [probe, rank, name, entry["label"], f"{entry['cosine']:.6f}", entry["row"]]
                     )
+
+
+def _without_formula(name: str) -> str:
+    """Return a name that no spreadsheet computes: with an apostrophe before a sign that begins a formula."""
+    # Names come from other people. OWASP, "CSV injection".
+    return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r")) else name

@@ -2,10 +2,12 @@ import pytest
 import torch
 
 from facetrain.backbone.zoo import build_backbone
+from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.errors import ModelError
 from facetrain.models.model_file import describe_backbone, open_model, save_model
 from facetrain.models.weight_files import load_weights_into, read_weights
 from tests.support.models import SMALL, write_model
+from tests.support.snapshots import snapshot
 
 CPU = torch.device("cpu")
 
@@ -109,3 +111,25 @@ def test_a_file_with_other_content_is_refused(tmp_path, data):
     (tmp_path / "m.pt").write_bytes(data)
     with pytest.raises(ModelError, match=r"m.pt: "):
         open_model(tmp_path / "m.pt", CPU)
+
+
+@pytest.mark.parametrize("damage", ["size", "checksum", "missing", "manifest"])
+def test_a_damaged_newest_checkpoint_of_a_finished_run_gives_a_warning(tmp_path, capsys, damage):
+    write_model(tmp_path / "model.safetensors", step=7)
+    writer = CheckpointWriter(tmp_path / "checkpoints", keep=1)
+    writer.save(snapshot(7))
+    writer.finish()
+    open_model(tmp_path, CPU)
+    assert capsys.readouterr().err == ""
+    (folder,) = (tmp_path / "checkpoints").glob("step_*")
+    tables = [path for path in folder.iterdir() if path.name.startswith(("rows", "table", "classes"))]
+    file = folder / ("manifest.json" if damage == "manifest" else "replicated.safetensors")
+    file = tables[0] if damage == "size" and tables else file
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(content[: -1 if damage == "size" else len(content)])
+    open_model(tmp_path, CPU)
+    assert "its model file is used, which has the same weights" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError, ModelError, UsageError
 from facetrain.verify import calibration
 from facetrain.verify.calibrate_model import calibrate_model
@@ -15,6 +16,7 @@ from facetrain.verify.calibration import (
     sampled_images,
     stored_thresholds,
 )
+from tests.support.faces import face
 from tests.support.models import write_model
 
 
@@ -150,3 +152,24 @@ def test_a_folder_that_is_not_writable_is_refused_before_anything_is_read(tmp_pa
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
     with pytest.raises(UsageError, match=f"{output or model.name}: the folder {tmp_path} is not writable"):
         calibrate_model(model, "no such set", tmp_path, output=copy)
+
+
+def test_a_model_that_gives_all_images_one_embedding_is_not_calibrated(tmp_path):
+    model, faces = tmp_path / "m.safetensors", tmp_path / "faces"
+    network = write_model(model)
+    for number in range(6):
+        (faces / f"{number // 2}").mkdir(parents=True, exist_ok=True)
+        (faces / f"{number // 2}" / f"{number}.png").write_bytes(face(number, size=32))
+    calibrate_model(model, str(faces), tmp_path, fmrs=[0.5], inference=Inference("cpu"))
+    before = model.read_bytes()
+    for weight in network.state_dict().values():
+        weight.zero_()
+    write_model(tmp_path / "zeros.safetensors", network=network)
+    with pytest.raises(ModelError, match="gives the same embedding for all images"):
+        calibrate_model(
+            tmp_path / "zeros.safetensors", str(faces), tmp_path, fmrs=[0.5], inference=Inference("cpu")
+        )
+    assert model.read_bytes() == before
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(UsageError, match="the run has no model file yet; give --output FILE.safetensors"):
+        calibrate_model(tmp_path / "run", str(faces), tmp_path)
