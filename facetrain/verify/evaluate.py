@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from facetrain.distributed.world import World, join
+from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.embeddings.embed_images import open_embedder
 from facetrain.embeddings.embedding_files import SUFFIXES as EMBEDDING_SUFFIXES
 from facetrain.embeddings.inference import Inference
@@ -79,10 +81,10 @@ def evaluate(
         ]
         sets = {target.name: target for target in open_evaluation_sets(targets, data_dir)}
         slice_tables = _read_tables(sets, tables or {})
-        if world.is_leader:
-            for each in sets.values():
-                for message in doubtful_pairs(each) if isinstance(each, PairSet) else ():
-                    warn(message)
+        for target in sets.values():
+            if world.is_leader and isinstance(target, PairSet):
+                image_N = dense_ids(target.images)
+                _warn_of_doubtful_pairs(target.name, image_N[0::2], image_N[1::2], target.same)
         scored = None if other_scores is None else _scores_of_only_set(other_scores, sets)
         report = progress if world.is_leader else None
 
@@ -133,6 +135,7 @@ def evaluate_scores(
         )
     table = _read_score_table(scores, pair_list)
     name = score_file_and_column(scores)[0].stem
+    _warn_of_doubtful_pairs(name, table.scored.first_P, table.scored.second_P, table.scored.same_P)
     result = scores_result(table.scored, table.columns, options, table.quality)
     for pairs in (result.hardest_genuine, result.hardest_impostors):
         pairs[:] = [replace(pair, name=table.pair[pair.pair]) for pair in pairs]
@@ -141,6 +144,11 @@ def evaluate_scores(
         return evaluation
     other = scores_of_same_pairs(table, _read_score_table(against, pair_list))
     return evaluation.compared_with(str(against), {name: scores_result(other, {}, options)})
+
+
+def _warn_of_doubtful_pairs(name: str, *pairs: np.ndarray) -> None:
+    for message in doubtful_pairs(name, *pairs):
+        warn(message)
 
 
 def _read_score_table(path: Path, pair_list: Path | None) -> ScoreTable:

@@ -102,20 +102,26 @@ def known_or_inferred_subjects(pairs: PairSet) -> np.ndarray:
     return connected_subjects(first_P, second_P, pairs.same, int(image_N.max()) + 1)[image_N]
 
 
-def doubtful_pairs(pairs: PairSet) -> list[str]:
-    """Return a message for each fault of a set that makes its results useless, although they can be computed."""
-    if pairs.same.all() or not pairs.same.any():
+def doubtful_pairs(name: str, first_P: np.ndarray, second_P: np.ndarray, same_P: np.ndarray) -> list[str]:
+    """Return a message for each fault of a set that makes its results useless, although they can be computed.
+
+    Args:
+        name: name of the set.
+        first_P: number of the first image of each pair, int (P,); equal images have equal numbers.
+        second_P: number of the second image.
+        same_P: True for a genuine pair, bool (P,).
+    """
+    if same_P.all() or not same_P.any():
         return [
-            f"{pairs.name}: all pairs are of one kind; accuracy and error rates need genuine and impostor pairs"
+            f"{name}: all pairs are of one kind; accuracy and error rates need genuine and impostor pairs"
         ]
-    image_N = dense_ids(pairs.images)
-    side_P2 = np.sort(image_N.reshape(-1, 2), axis=1)
+    side_P2 = np.sort(np.column_stack([first_P, second_P]), axis=1)
     messages = []
-    if own := int((side_P2[:, 0] == side_P2[:, 1]).sum()):
-        messages.append(f"{pairs.name}: {own:,} pairs have the same image on both sides; remove them")
+    if equal := int((side_P2[:, 0] == side_P2[:, 1]).sum()):
+        messages.append(f"{name}: {equal:,} pairs have the same image on both sides; remove them")
     distinct = len(np.unique(side_P2, axis=0))
-    if contradictory := len(np.unique(np.column_stack([side_P2, pairs.same]), axis=0)) - distinct:
+    if contradictory := len(np.unique(np.column_stack([side_P2, same_P]), axis=0)) - distinct:
         messages.append(
-            f"{pairs.name}: {contradictory:,} pairs are listed both as genuine and as impostor; correct their labels"
+            f"{name}: {contradictory:,} pairs are listed both as genuine and as impostor; correct their labels"
         )
     return messages

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from facetrain.data.formats.bin import write_bin
+from facetrain.embeddings.embedding_files import Embeddings, save_embeddings
 from facetrain.embeddings.inference import Inference
 from facetrain.verify.evaluate import evaluate, evaluate_scores
 from facetrain.verify.metrics.fold_accuracy import fold_accuracy
@@ -12,6 +13,7 @@ from facetrain.verify.options import EvaluationOptions
 from facetrain.verify.output.formatting import format_evaluation
 from tests.support.datasets import encoded_image
 from tests.support.models import write_model
+from tests.support.score_files import write
 
 CPU = Inference("cpu", workers=1)
 
@@ -98,6 +100,11 @@ def test_another_system_has_the_folds_of_the_set(model, tmp_path):
 def test_a_set_with_useless_pairs_gives_a_warning(model, tmp_path, capsys, images, same, message):
     write_bin(tmp_path / "set.bin", [encoded_image(number, 32) for number in images], same)
     evaluate(model, ["set"], tmp_path, options=EvaluationOptions(bootstrap=0), inference=CPU)
+    assert f"warning: set: {message}" in capsys.readouterr().err
+    sides = {"first": images[0::2], "second": images[1::2], "genuine": [int(one) for one in same]}
+    save_embeddings(tmp_path / "set.npz", Embeddings(np.eye(4), list("1234"), np.full(4, -1)))
+    pair_list = write(tmp_path / "pairs.csv", sides)
+    evaluate_scores(tmp_path / "set.npz", pair_list=pair_list, options=EvaluationOptions(bootstrap=0))
     assert f"warning: set: {message}" in capsys.readouterr().err
 
 
