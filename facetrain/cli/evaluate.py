@@ -84,9 +84,9 @@ def evaluate(
             f"--against {against}: the difference is tested on bootstrap draws; remove --bootstrap 0"
         )
     results.check()
-    tables, path = system.slice_tables(), system.find_model()
+    path = system.find_model()
     file = path if system.model else score_file_and_column(path)[0]
-    inputs = (file, system.pairs, against, *tables.values(), *map(Path, system.targets))
+    inputs = (file, system.pairs, against, system.slices, *map(Path, system.targets))
     require_no_input(inputs, results.json_file)
     if system.model is None:
         evaluation = evaluate_scores(path, pair_list=system.pairs, against=against, options=options)
@@ -97,7 +97,7 @@ def evaluate(
                 system.targets,
                 system.data_dir or eval_dir_of_run(system.model),
                 against=against,
-                tables=tables,
+                tables={None: system.slices} if system.slices else None,
                 options=options,
                 inference=inference,
                 progress=progress,

@@ -52,11 +52,11 @@ class EvaluatedSystem:
     data_dir: DataDir = None
     checkpoint: CheckpointOption = None
     slices: Annotated[
-        list[str] | None,
+        Path | None,
         typer.Option(
-            metavar="[SET=]CSV",
-            help="Table with one row for each pair or each image of a set of pairs: report error rates for each "
-            "value of each column. SET= is needed if there are several sets.",
+            metavar="CSV",
+            help="Table with one row for each pair or each image of the set of pairs, the only --target: report error "
+            "rates for each value of each column.",
         ),
     ] = None
 
@@ -86,6 +86,10 @@ class EvaluatedSystem:
             )
         if self.model is not None and not self.targets:
             raise UsageError(f"{self.model}: give the evaluation set with --target")
+        if self.slices and len(self.targets) > 1:
+            raise UsageError(
+                f"--slices {self.slices}: is a table of one set, and {len(self.targets)} are given; evaluate it alone"
+            )
         if self.model is not None:
             return
         if self.targets:
@@ -99,7 +103,7 @@ class EvaluatedSystem:
             )
         if self.slices:
             raise UsageError(
-                f"{self.given}: --slices {self.slices[0]} needs a MODEL; add its columns to {self.pairs or self.given}:"
+                f"{self.given}: --slices {self.slices} needs a MODEL; add its columns to {self.pairs or self.given}:"
                 " unknown columns become slices"
             )
 
@@ -115,31 +119,3 @@ class EvaluatedSystem:
         from facetrain.checkpoint.load import Checkpoint
 
         return Checkpoint.open(self.given, parse_checkpoint(self.checkpoint)).folder
-
-    def slice_tables(self) -> dict[str | None, Path]:
-        """Return the paths of the slice tables by the name of the set, None for the only set.
-
-        Raises:
-            UsageError: a value of --slices has no set, and there are several; or a set has two tables.
-        """
-        tables: dict[str | None, Path] = {}
-        for value in self.slices or []:
-            name, path = _split_set(value)
-            if name is None and len(self.targets) > 1:
-                raise UsageError(
-                    f"--slices {value}: there are {len(self.targets)} sets; write --slices SET={value}"
-                )
-            if name in tables or (tables and len(self.targets) == 1):
-                raise UsageError(
-                    f"--slices {value}: a second table of {name or self.targets[0]}; give one table with all columns"
-                )
-            tables[name] = path
-        return tables
-
-
-def _split_set(value: str) -> tuple[str | None, Path]:
-    """Split `SET=CSV`; the path of a folder or a file may contain =, the name of a set has no folder."""
-    name, equals, path = value.partition("=")
-    if not equals or Path(name).name != name or Path(value).is_file():
-        return None, Path(value)
-    return name, Path(path)

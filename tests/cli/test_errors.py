@@ -114,7 +114,7 @@ def test_a_variable_of_the_shell_without_a_value_is_not_the_current_folder(argum
         "eval same --target s --json same",
         "eval m --target same --json same",
         "eval m --target s --against same --json same",
-        "eval m --target s --slices s=same --json same",
+        "eval m --target s --slices same --json same",
         "eval --scores same --json same",
         "eval --embeddings e.npz --pairs same --json same",
         "export same --format onnx --output m.onnx --model-card same",

@@ -51,7 +51,7 @@ def test_eval_runs_every_protocol_and_compares_two_models(model, tmp_path):
     write_bin(tmp_path / "pairs.bin", images, same)
     rows = [f"left,{'a' if k == 0 or one else 'b'}" for one in same[:20] for k in range(2)]
     rows += [f"right,{'b' if k == 0 or one else 'a'}" for one in same[20:] for k in range(2)]
-    (tmp_path / "table.csv").write_text("\n".join(["part,subject", *rows]))
+    (tmp_path / "pairs.groups.csv").write_text("\n".join(["part,subject", *rows]))
     write_ijb(tmp_path / "IJBC")
     write_tinyface(tmp_path / "tinyface")
     write_megaface(tmp_path / "megaface")
@@ -59,7 +59,7 @@ def test_eval_runs_every_protocol_and_compares_two_models(model, tmp_path):
     other = write_model(tmp_path / "other.safetensors", 1)
     process = facetrain(
         "eval", model, *options, "--data-dir", tmp_path, "--against", other, "--bootstrap", 40,
-        "--slices", f"pairs={tmp_path / 'table.csv'}", "--json", tmp_path / "found.json",
+        "--json", tmp_path / "found.json",
         "--report", tmp_path / "report",
     )  # fmt: skip
     shown = output_of(process)
@@ -218,24 +218,11 @@ def test_one_system_is_evaluated_at_a_time(model):
     ("options", "message"),
     [
         (["--target", "nothing"], "no such verification set"),
-        (
-            ["--target", "pairs", "--slices", "other=table.csv"],
-            "not one of the evaluated sets of pairs: pairs",
-        ),
         (["--target", "pairs", "--slices", "absent.csv"], "No such file"),
         (
             ["--target", "pairs", "--target", "tinyface", "--slices", "t.csv"],
-            "write --slices SET=t.csv",
+            "t.csv: is a table of one set, and 2",
         ),
-        (
-            ["--target", "pairs", "--target", "tinyface", "--slices", "data/run=3/t.csv"],
-            "write --slices SET=data/run=3/t.csv",
-        ),
-        (
-            ["--target", "pairs", "--target", "b", "--slices", "pairs=t.csv", "--slices", "pairs=u.csv"],
-            "--slices pairs=u.csv: a second table of pairs; give one table with all columns",
-        ),
-        (["--target", "pairs", "--slices", "t.csv", "--slices", "u.csv"], "u.csv: a second table of pairs"),
         (["--target", "empty"], "unknown layout of an evaluation set"),
         (["--target", "pairs", "--against", "model.safetensors", "--bootstrap", 0], "remove --bootstrap 0"),
         (["--target", "pairs", "--against", "absent"], "absent: no such file"),
@@ -264,23 +251,13 @@ def test_an_evaluation_that_cannot_run_ends_with_a_one_line_error(
     assert set(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    ("target", "option"),
-    [
-        ("sorted.v2", "run=3/table.csv"),
-        ("sorted.v2.bin", "a=b.csv"),
-        ("sorted.v2", "sorted.v2=run=3/table.csv"),
-    ],
-)
-def test_names_of_sets_and_tables_may_have_dots_and_equals_signs(model, tmp_path, target, option):
+@pytest.mark.parametrize("target", ["sorted.v2", "sorted.v2.bin"])
+def test_names_of_sets_and_tables_may_have_dots_and_equals_signs(model, tmp_path, target):
     write_bin(tmp_path / "sorted.v2.bin", [face(n) for n in range(40)], [n % 2 == 0 for n in range(20)])
-    for table in (tmp_path / "a=b.csv", tmp_path / "run=3" / "table.csv"):
-        table.parent.mkdir(exist_ok=True)
-        table.write_text("part\n" + "left\n" * 20)
-    shown = output_of(
-        facetrain("eval", model, "--target", target, "--slices", option, "--bootstrap", 0, cwd=tmp_path)
-    )
-    assert "part = left: 20 pairs" in shown
+    (tmp_path / "run=3").mkdir()
+    (tmp_path / "run=3" / "table.csv").write_text("part\n" + "left\n" * 20)
+    options = ["--target", target, "--slices", "run=3/table.csv", "--bootstrap", 0]
+    assert "part = left: 20 pairs" in output_of(facetrain("eval", model, *options, cwd=tmp_path))
 
 
 def test_a_report_is_checked_first_and_the_results_are_printed_before_it(

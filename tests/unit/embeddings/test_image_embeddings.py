@@ -25,6 +25,13 @@ CPU = torch.device("cpu")
 SMALL = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 16, "image_size": 32}
 
 
+@pytest.fixture
+def model(tmp_path):
+    network = build_backbone("iresnet", **SMALL)
+    save_model(tmp_path / "m.safetensors", network.state_dict(), describe_backbone("iresnet", **SMALL))
+    return tmp_path / "m.safetensors"
+
+
 def read(path):
     images, names, labels = read_input(path)
     return list(images), list(names), np.asarray(labels).tolist()
@@ -44,17 +51,12 @@ def test_an_image_and_a_folder_of_images_have_file_names_and_no_labels(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["a.png", "x/a.png"])
-def test_a_damaged_image_is_named_by_its_file(tmp_path, name):
-    save_model(
-        tmp_path / "m.safetensors",
-        build_backbone("iresnet", **SMALL).state_dict(),
-        describe_backbone("iresnet", **SMALL),
-    )
+def test_a_damaged_image_is_named_by_its_file(model, tmp_path, name):
     damaged = tmp_path / "images" / name
     damaged.parent.mkdir(parents=True)
     damaged.write_bytes(b"damaged")
     with pytest.raises(ImageError, match=re.escape(f"{damaged}: ")):
-        image_embeddings.embed_input(tmp_path / "m.safetensors", tmp_path / "images", Inference("cpu"))
+        image_embeddings.embed_input(model, tmp_path / "images", Inference("cpu"))
 
 
 def test_one_folder_per_person_gives_labels(tmp_path):
@@ -179,31 +181,21 @@ def test_on_a_gpu_the_last_batch_is_as_large_as_the_others(count, sizes, monkeyp
     assert network.sizes == sizes and done[-1] == (count, count)
 
 
-def test_embeddings_in_a_temporary_file_equal_those_in_memory(tmp_path, monkeypatch):
-    options = {"layers": [1, 1, 1, 1], "widths": [8, 8, 8, 8], "embedding_size": 8, "image_size": 16}
-    network = build_backbone("iresnet", **options)
-    save_model(tmp_path / "m.safetensors", network.state_dict(), describe_backbone("iresnet", **options))
+def test_embeddings_in_a_temporary_file_equal_those_in_memory(model, tmp_path, monkeypatch):
     write_records(tmp_path / "data", [0, 0, 1, 1, 2, 2, 2])
     reports, found = [], []
     for chunk in (7, 3):
         monkeypatch.setattr(image_embeddings, "_CHUNK", chunk)
         found.append(
             image_embeddings.embed_input(
-                tmp_path / "m.safetensors", tmp_path / "data", Inference("cpu", 2),
+                model, tmp_path / "data", Inference("cpu", 2),
                 progress=lambda done, count: reports.append((done, count)),
             )
         )  # fmt: skip
     whole, in_chunks = found
     np.testing.assert_allclose(in_chunks.embedding, whole.embedding, atol=1e-6)
-    assert list(in_chunks.name) == list(whole.name) and in_chunks.label.tolist() == [
-        0,
-        0,
-        1,
-        1,
-        2,
-        2,
-        2,
-    ]
+    assert list(in_chunks.name) == list(whole.name)
+    assert in_chunks.label.tolist() == [0, 0, 1, 1, 2, 2, 2]
     assert reports == [(n, 7) for n in (2, 4, 6, 7)] + [(n, 7) for n in (2, 3, 5, 6, 7)]
 
 
@@ -216,21 +208,14 @@ def test_rows_larger_than_the_disk_are_refused_before_anything_is_written():
         RowFile(1 << 50).append(np.zeros((1, 64), np.float32))
 
 
-def test_an_interrupted_embedding_does_not_embed_its_finished_chunks_again(tmp_path, monkeypatch):
-    options = {"layers": [1, 1, 1, 1], "widths": [8, 8, 8, 8], "embedding_size": 8, "image_size": 16}
-    network = build_backbone("iresnet", **options)
-    save_model(tmp_path / "m.safetensors", network.state_dict(), describe_backbone("iresnet", **options))
+def test_an_interrupted_embedding_does_not_embed_its_finished_chunks_again(model, tmp_path, monkeypatch):
     write_records(tmp_path / "data", [0, 0, 1, 1, 2, 2, 2])
     monkeypatch.setattr(image_embeddings, "_CHUNK", 3)
     reports = []
 
-    def embed(progress):
+    def embed(progress, output=tmp_path / "g.npz"):
         return image_embeddings.embed_input(
-            tmp_path / "m.safetensors",
-            tmp_path / "data",
-            Inference("cpu"),
-            progress=progress,
-            output=tmp_path / "g.npz",
+            model, tmp_path / "data", Inference("cpu"), progress=progress, output=output
         ).embedding
 
     def interrupt(done, count):
@@ -241,5 +226,4 @@ def test_an_interrupted_embedding_does_not_embed_its_finished_chunks_again(tmp_p
         embed(interrupt)
     resumed = embed(lambda done, count: reports.append(done))
     assert reports == [6, 7]
-    again = image_embeddings.embed_input(tmp_path / "m.safetensors", tmp_path / "data", Inference("cpu"))
-    np.testing.assert_allclose(resumed, again.embedding, atol=1e-6)
+    np.testing.assert_allclose(resumed, embed(None, output=None), atol=1e-6)

@@ -1,5 +1,6 @@
 """Embeddings read from their file in blocks, and the files of an interrupted embedding."""
 
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +107,90 @@ def test_a_file_that_shrinks_is_an_error(tmp_path):
         file.truncate(300)
     with pytest.raises(DataError, match=r"e\.npz: damaged"):
         found.rows(0, 50)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".parquet"])
+def test_other_programs_read_the_files(tmp_path, suffix):
+    path, known = tmp_path / f"e{suffix}", some()
+    if suffix == ".parquet":
+        parquet = pytest.importorskip("pyarrow.parquet")
+    save_embeddings(path, known)
+    columns = np.load(path) if suffix == ".npz" else parquet.read_table(path).to_pydict()
+    assert list(columns["name"]) == known.name and list(columns["label"]) == known.label.tolist()
+    np.testing.assert_array_equal(np.array(columns["embedding"], np.float32), known.embedding)
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+def test_pickled_names_are_refused(tmp_path):
+    np.savez(tmp_path / "p.npz", embedding=np.ones((1, 4)), name=np.array(["a"], object), label=np.zeros(1))
+    with pytest.raises(DataError, match="claims the shape|not a file of embeddings"):
+        load_embeddings(tmp_path / "p.npz")
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -1e30, 1e300])
+def test_numbers_whose_length_is_not_finite_are_refused(tmp_path, number):
+    embedding = np.array([[1, 0], [number, 1]])
+    np.savez(tmp_path / "e.npz", embedding=embedding, name=np.array(["a", "b"]), label=np.zeros(2, int))
+    with pytest.raises(
+        DataError, match=r"e\.npz: row 1 \(b\) has numbers that are not finite, or whose squares are not"
+    ):
+        load_embeddings(tmp_path / "e.npz")
+
+
+def test_an_unknown_suffix_is_refused():
+    with pytest.raises(DataError, match=r"unknown suffix .* use \.npz or \.parquet"):
+        save_embeddings(Path("e.csv"), some())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [None, b"", b"not an archive" * 9, b"PK\5\6" + bytes(18), b"\x93NUMPY\1\0\1\0 ", bytes(100)],
+    ids=["absent", "empty", "text", "no arrays", "npy", "zeros"],
+)
+@pytest.mark.parametrize("suffix", [".npz", ".parquet"])
+def test_a_file_of_another_kind_is_refused_in_one_line(tmp_path, content, suffix):
+    path = tmp_path / f"a{suffix}"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(
+        DataError, match="not a file of embeddings .*" + ("No such file" if content is None else "")
+    ) as caught:
+        load_embeddings(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_array_that_claims_more_than_it_has_is_refused_before_it_is_allocated(tmp_path):
+    claimed = "{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776, 512)}"
+    with pytest.raises(DataError, match=r"claims the shape \(1099511627776, 512\)"):
+        load_embeddings(bombs._npz(tmp_path / "a.npz", claimed=claimed))
+
+
+@pytest.mark.slow
+def test_embeddings_that_compress_a_hundred_times_are_refused(tmp_path):
+    with pytest.raises(DataError, match="decompresses to .* more than"):
+        load_embeddings(bombs._npz(tmp_path / "a.npz", rows=1 << 17))
+    pytest.importorskip("pyarrow")
+    with pytest.raises(DataError, match="decompresses to .* more than"):
+        load_embeddings(bombs._embeddings_parquet(tmp_path / "a.parquet", rows=2_000, size=40_000, name="x"))
+
+
+@pytest.mark.slow
+def test_one_row_of_equal_numbers_is_refused_before_it_is_decoded(tmp_path):
+    pytest.importorskip("pyarrow")
+    # A row of 100 million numbers in 800 bytes: decoded, it would need 400 MiB, and its levels 400 MiB more.
+    path = bombs._embeddings_parquet(tmp_path / "a.parquet", rows=1, size=100_000_000, name="x")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(DataError, match=r"decompresses to 400,000,000 bytes, more than"):
+        load_embeddings(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
+
+
+def test_rows_of_different_sizes_are_refused(tmp_path):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {"embedding": pa.array([[1.0], [1.0, 2.0, 3.0]]), "name": ["a", "b"], "label": [0, 1]}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="of different sizes"):
+        load_embeddings(tmp_path / "a.parquet")
 
 
 def test_an_interrupted_embedding_continues_after_its_last_chunk(tmp_path):
