@@ -12,8 +12,8 @@ _WORDS = 5
 _LONGEST = 4000
 
 
-def outcome(documented: type[Exception] | tuple[type[Exception], ...], read: Callable[[], object]) -> str:
-    """Read an input; return where the documented error was raised, and why; an empty string if there is none.
+def outcome(documented: type[Exception] | tuple[()], read: Callable[[], object]) -> str:
+    """Read an input; return where the documented error was raised, and why; otherwise the text that `read` returns.
 
     The message of the error is no part of it: it may repeat names of the input, so that each of them would be new.
 
@@ -21,12 +21,12 @@ def outcome(documented: type[Exception] | tuple[type[Exception], ...], read: Cal
         AssertionError: the message is not one line of a moderate length.
     """
     try:
-        read()
+        result = read()
     except documented as error:
         message = str(error)
         assert message and "\n" not in message and len(message) < _LONGEST, message
         return describe(error)
-    return ""
+    return result if isinstance(result, str) else ""
 
 
 def describe(error: BaseException) -> str:

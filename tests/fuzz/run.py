@@ -1,8 +1,7 @@
 """Fuzz one target: `python -m tests.fuzz.run recordio --seconds 300`.
 
-With atheris installed (`--atheris`), coverage guides the mutations, and atheris keeps its inputs in build/fuzz.
-Without it, the outcomes guide them: an input with a new outcome is mutated further, and saved in `--corpus`, where
-the next run starts. Memory is limited to 1 GiB above that of the process at the start, so that a huge allocation
+The outcomes guide the mutations: an input with a new outcome is mutated further, and saved in `--corpus`, where the
+next run starts. Memory is limited to 1 GiB above the memory of the process at the start, so that a huge allocation
 fails the run. So does an input that takes more than `MOST_SECONDS` of CPU time.
 """
 
@@ -10,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import resource
 import signal
 import sys
 import time
@@ -22,6 +20,8 @@ from types import FrameType
 
 from tests.fuzz import corpus as corpora
 from tests.fuzz.mutation import mutate
+from tests.fuzz.targets import TARGETS
+from tests.support.faults import memory_limited_to
 
 MOST_SECONDS = 60
 _MOST_KEPT = 500
@@ -89,52 +89,19 @@ def main() -> None:
     parser.add_argument(
         "--corpus", type=Path, default=Path("build/fuzz"), help="a folder per target below it"
     )
-    parser.add_argument("--atheris", action="store_true")
     options = parser.parse_args()
     seconds = options.seconds or (None if options.executions else 60.0)
-    with _instrumented(options.atheris):
-        from tests.fuzz.targets import TARGETS, seeds
     if options.target not in TARGETS:
         parser.error(f"no target {options.target}; there are {', '.join(sorted(TARGETS))}")
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), resource.RLIM_INFINITY))
     target, kept = TARGETS[options.target], corpora.load(options.target, options.corpus)
-    corpus = seeds()[options.target] + corpora.load(options.target) + kept
-    if options.atheris:
-        folder = Path("build/fuzz") / options.target
-        _fuzz_with_atheris(target, corpus, folder, options.executions or -1, int(seconds or 0))
-        return
+    corpus = [*target.seeds(), *corpora.load(options.target), *kept]
     known, since = len(corpus), time.monotonic()
-    count = fuzz(target, corpus, executions=options.executions, seconds=seconds, seed=options.seed)
+    with memory_limited_to(1 << 30):
+        count = fuzz(target, corpus, executions=options.executions, seconds=seconds, seed=options.seed)
     if len(corpus) > known:
         corpora.save(options.target, kept + corpus[known:], options.corpus)
     taken = time.monotonic() - since
     print(f"{options.target}: {count:,} executions in {taken:.0f} s, no crash; {len(corpus):,} inputs kept")
-
-
-@contextmanager
-def _instrumented(on: bool) -> Iterator[None]:
-    """Let atheris record the coverage of modules that are imported in the block."""
-    if not on:
-        yield
-        return
-    import atheris
-
-    with atheris.instrument_imports(include=["facetrain", "tests.fuzz"]):
-        yield
-
-
-def _fuzz_with_atheris(
-    target: Callable[[bytes], str], corpus: list[bytes], folder: Path, executions: int, seconds: int
-) -> None:
-    import atheris
-
-    folder.mkdir(parents=True, exist_ok=True)
-    for number, data in enumerate(corpus):
-        (folder / f"seed_{number}").write_bytes(data)
-    limits = [f"-runs={executions}", f"-max_total_time={seconds}"]
-    atheris.Setup([sys.argv[0], *limits, str(folder)], lambda data: target(data) and None)
-    atheris.Fuzz()
 
 
 if __name__ == "__main__":

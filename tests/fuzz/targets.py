@@ -1,84 +1,87 @@
-"""Fuzz targets: each takes any bytes and returns the outcome of reading them."""
+"""Fuzz targets: every reader of files from others. Each takes any bytes and returns the outcome of reading them."""
 
 from __future__ import annotations
 
-import atexit
-import io
+import json
 import os
-import pickle
-import shutil
 import struct
-import tempfile
-import zipfile
 from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
+from unittest.mock import patch
 
+import numpy as np
 import torch
-from torch import Tensor
 
+from facetrain.backbone.base import Backbone
 from facetrain.backbone.zoo import build_backbone
+from facetrain.checkpoint.identity import read_run_id
+from facetrain.checkpoint.manifest import MANIFEST, read_manifest
 from facetrain.config.arcface_torch import convert
 from facetrain.config.loading import load_config
 from facetrain.data import column_cache
 from facetrain.data.dataset import identity_name, image_name
+from facetrain.data.dataset_card import CARD_FILE, read_card
 from facetrain.data.formats.bin import read_bin
+from facetrain.data.formats.bin_tables import read_subjects
+from facetrain.data.formats.landmark_file import landmarks_path, read_landmarks_beside
+from facetrain.data.formats.pair_archives import read_pair_archive
 from facetrain.data.formats.record_index import build_catalog
-from facetrain.data.formats.recordio import MAGIC, RecordHeader, RecordReader, RecordWriter, decode_record
+from facetrain.data.formats.record_names import IDENTITIES_FILE, NAMES_FILE, RecordNames
+from facetrain.data.formats.recordio import RecordReader, decode_record
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
-from facetrain.errors import ConfigError, DataError, ImageError, ModelError, PairsError, RecordError
+from facetrain.data.tools.clean_report import read_report
+from facetrain.data.tools.landmarks import read_landmarks
+from facetrain.data.tools.pair_lists import read_pairs
+from facetrain.embeddings.embedding_files import load_embeddings, open_embeddings
+from facetrain.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    ImageError,
+    ModelError,
+    PairsError,
+    RecordError,
+    RunError,
+    UsageError,
+)
+from facetrain.models import model_file
 from facetrain.models.initialize_from import initialize_backbone
 from facetrain.models.mxnet_network import open_mxnet
-from tests.fuzz.framing import SEPARATOR
-from tests.fuzz.outcome import outcome
-from tests.fuzz.table_targets import remove_catalogs, table_seeds, table_targets, write_input
-from tests.fuzz.verification_targets import verification_seeds, verification_targets
-from tests.support.datasets import encoded_image, tf_example, tf_record, write_records
-from tests.support.mxnet_files import write_iresnet
+from facetrain.models.published_weights import convert_published
+from facetrain.models.weight_files import read_weights
+from facetrain.run.folder.lock import LOCK_FILE, RunLock
+from facetrain.run.folder.run_state import read_state
+from facetrain.telemetry.jsonl import read_jsonl
+from facetrain.verify.calibration import stored_thresholds
+from facetrain.verify.score_files import read_scores, score_pair_list
+from facetrain.verify.sets.ijb import open_ijb
+from facetrain.verify.sets.search_sets import read_noise_list
+from facetrain.verify.sets.slice_table import read_slice_table
+from tests.fuzz import framing, seeds
+from tests.fuzz.outcome import describe, outcome
+from tests.fuzz.target import FOLDER, Target, remove_catalogs, write_input
+from tests.support.datasets import write_records
 
-# In memory where the system has such a folder: the disk would be most of the time.
-_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
-_FOLDER = Path(tempfile.mkdtemp(prefix="facetrain-fuzz-", dir=_MEMORY))
-atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
-os.environ["HOME"] = str(_FOLDER / "home")  # datasets keep catalogs there, too
+os.environ["HOME"] = str(FOLDER / "home")  # datasets keep catalogs there, too
 # The same few paths in each execution: to find them takes a third of it.
 column_cache._cache_paths = lru_cache(lambda name, find=column_cache._cache_paths: tuple(find(name)))
-_DATASET_FOLDERS = ("tf", "hf")
-for _name in (*_DATASET_FOLDERS, "zip", "lmdb"):
-    (_FOLDER / _name).mkdir()
-(_FOLDER / "hf" / "state.json").write_text('{"_data_files": [{"filename": "a.arrow"}]}')
-_MAGIC = struct.pack("<I", MAGIC)
-_CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-_MIXTURE = b"datasets:\n  - path: one\n    weight: 0.5\n    identities: keep.txt"
-_NARROW = {"layers": (1, 1, 1, 1), "widths": (2, 2, 2, 2), "embedding_size": 4, "image_size": 32}
-_PEER = b"""from easydict import EasyDict as edict
-config = edict()
-config.margin_list = (1.0, 0.0, 0.4)
-config.network = "r50"
-config.sample_rate = 0.2
-config.batch_size = 128 * 2
-config.rec = "/train"
-config.num_epoch = 20
-config.warmup_epoch = config.num_epoch // 10
-config.val_targets = ["lfw", "cfp_fp"]
-"""
+_SAME = np.array([True, False])
+_IJB_LISTS = (
+    "face_tid_mid.txt", "name_5pts_score.txt", "template_pair_label.txt", "1N_gallery_G1.csv", "1N_probe_mixed.csv",
+)  # fmt: skip
 
 
-def recordio(data: bytes) -> str:
-    """Read a file of these bytes sequentially, and at offsets taken from them."""
-    write_input(f"{_FOLDER}/a.rec", data)
-    reader = RecordReader(_FOLDER / "a.rec")
-
-    def read() -> None:
+def _read_records(path: Path) -> None:
+    """Read a record file sequentially, and at offsets taken from it."""
+    data, reader = path.read_bytes(), RecordReader(path)
+    try:
         for offset in struct.unpack_from("<3q", data.ljust(24, b"\0")):
             size, place = divmod(offset, 2 * len(data) + 1)
             _compare_read_paths(reader, place - 4, size % 256)
         for _, payload in reader.scan():
             decode_record(payload, "x")
-
-    try:
-        return outcome(RecordError, read)
     finally:
         reader.close()
 
@@ -95,90 +98,9 @@ def _compare_read_paths(reader: RecordReader, offset: int, size: int) -> None:
     assert fast is None or (repr(fast[0]), fast[1]) == (repr(header.label), image)
 
 
-def catalog(data: bytes) -> str:
-    """Build the catalog of a dataset; the index is the part before the first empty line."""
-    index, _, records = data.partition(b"\n\n")
-    write_input(f"{_FOLDER}/train.idx", index)
-    write_input(f"{_FOLDER}/train.rec", records)
-    return outcome(RecordError, lambda: build_catalog(_FOLDER / "train.rec", _FOLDER / "train.idx"))
-
-
-def image(data: bytes) -> str:
-    """Decode an image."""
-    return outcome(ImageError, lambda: decode_rgb(data, location="x"))
-
-
-def bin_set(data: bytes) -> str:
-    """Read a verification set."""
-    path = _FOLDER / "a.bin"
-    write_input(str(path), data)
-    return outcome(PairsError, lambda: read_bin(path))
-
-
-def config(data: bytes) -> str:
-    """Read a run description."""
-    path = _FOLDER / "run.yaml"
-    write_input(str(path), data)
-    return outcome(ConfigError, lambda: load_config(path))
-
-
-def peer_config(data: bytes) -> str:
-    """Translate a config of arcface_torch, which is Python that must not run."""
-    path = _FOLDER / "peer.py"
-    write_input(str(path), data)
-    return outcome(ConfigError, lambda: convert(path))
-
-
-def mixture(data: bytes) -> str:
-    """Open a mixture of datasets, and lists of identities and of images."""
-    described, _, listed = data.partition(b"\n\n")
-    if not (_FOLDER / "one").exists():
-        write_records(_FOLDER / "one", [0, 0, 1], size=4)
-    write_input(f"{_FOLDER}/keep.txt", listed)
-    write_input(f"{_FOLDER}/list.lst", listed)
-    write_input(f"{_FOLDER}/mix.yaml", described)
-    names = ("mix.yaml", "list.lst")
-    return " ".join(outcome(DataError, partial(open_dataset, _FOLDER / name)) for name in names)
-
-
-def mxnet_network(data: bytes) -> str:
-    """Open a network in MXNet's files, and start from it: the graph is the part before the first empty line."""
-    symbol, _, params = data.partition(b"\n\n")
-    write_input(f"{_FOLDER}/m-symbol.json", symbol)
-    write_input(f"{_FOLDER}/m-0000.params", params)
-    graph = _FOLDER / "m-symbol.json"
-    backbone = build_backbone("iresnet", **_NARROW)
-    opened = outcome(ModelError, lambda: open_mxnet(graph))
-    return f"{opened} {outcome(ModelError, lambda: initialize_backbone(backbone, graph, _faces))}"
-
-
-def tf_records(data: bytes) -> str:
-    """Open a TFRecord file: of a message with correct checksums, or, after the letter f, of any bytes."""
-    return _open_and_read("tf", "a.tfrecord", data[1:] if data[:1] == b"f" else tf_record(data[1:]))
-
-
-def tf_index(data: bytes) -> str:
-    """Open TFace's index of a shard, and the index of img2tfrecord: the parts before and after a line."""
-    named, _, unnamed = data.partition(SEPARATOR)
-    write_input(f"{_FOLDER}/tf_index/named.txt", named)
-    write_input(f"{_FOLDER}/tf_index/a.index", unnamed)
-    remove_catalogs(f"{_FOLDER}/tf_index")
-    paths = (_FOLDER / "tf_index" / "named.txt", _FOLDER / "tf_index")
-    return " ".join(outcome(DataError, partial(_read_first, path)) for path in paths)
-
-
-def _open_and_read(folder: str, name: str, data: bytes) -> str:
-    """Open a dataset that is one file of these bytes, and read its first images, with their names."""
-    path = f"{_FOLDER}/{folder}"
-    write_input(f"{path}/{name}", data)
-    remove_catalogs(path)
-
-    place = _FOLDER / folder if folder in _DATASET_FOLDERS else _FOLDER / folder / name
-    return outcome(DataError, partial(_read_first, place))
-
-
-def _read_first(path: Path) -> None:
+def _read_dataset(path: Path) -> None:
     """Open a dataset, and read its first images with their names."""
+    remove_catalogs(path if path.is_dir() else path.parent)
     dataset = open_dataset(path)
     for number in range(min(dataset.num_images, 4)):
         dataset.location(number), image_name(dataset, number)
@@ -186,110 +108,217 @@ def _read_first(path: Path) -> None:
         dataset.read(number)
 
 
-def _faces() -> Tensor:
+def _open_mixture(path: Path) -> str:
+    """Open a mixture of datasets, whose list of identities is a list of images as well."""
+    listed = path.with_name("list.lst")
+    write_input(str(listed), path.with_name("keep.txt").read_bytes())
+    if not (FOLDER / "one").exists():
+        write_records(FOLDER / "one", [0, 0, 1], size=4)
+    return " ".join(outcome(DataError, partial(open_dataset, each)) for each in (path, listed))
+
+
+def _open_tf_index(folder: Path) -> str:
+    """Open TFace's index of a shard, and the index of img2tfrecord."""
+    return " ".join(
+        outcome(DataError, partial(_read_dataset, path)) for path in (folder / "named.txt", folder)
+    )
+
+
+def _open_mxnet(graph: Path) -> str:
+    """Open a network in MXNet's files, and start from it."""
+    backbone = build_backbone("iresnet", **seeds.NARROW)
+    opened = outcome(ModelError, lambda: open_mxnet(graph))
+    return f"{opened} {outcome(ModelError, lambda: initialize_backbone(backbone, graph, _faces))}"
+
+
+def _faces() -> torch.Tensor:
     return torch.randn(2, 3, 32, 32)
 
 
-def _lmdb(*, pickled: bool) -> bytes:
-    """Return a database of three pages of 512 bytes: two meta pages and a leaf, as the library writes them."""
-    values = {}
-    for number in range(2):
-        image = encoded_image(number, 2)
-        value = b"\x92\xc4" + bytes([len(image)]) + image + bytes([number])
-        values[b"%d" % number] = pickle.dumps((image, number), 4) if pickled else value
-    values[b"__keys__"] = b"\x92\xa10\xa11"
-    page, pointers, place = bytearray(512), [], 512
-    for key in sorted(values):
-        node = struct.pack("<4H", len(values[key]), 0, 0, len(key)) + key + values[key]
-        place -= len(node) + len(node) % 2
-        page[place : place + len(node)] = node
-        pointers.append(place)
-    lower = 16 + 2 * len(pointers)
-    struct.pack_into(f"<Q4H{len(pointers)}H", page, 0, 2, 0, 2, lower, place, *pointers)
-    metas = [
-        struct.pack(
-            "<Q4HII16xIHH40xIHH7Q", n, 0, 8, 0, 0, 0xBEEFC0DE, 1, 512, 0, 0, 0, 0, 1, 0, 1, 0, 3, 2, 2, n
-        )
-        for n in range(2)
-    ]
-    return b"".join(meta.ljust(512, b"\0") for meta in metas) + page
+def _read_blocks(path: Path) -> None:
+    stored = open_embeddings(path)
+    assert sum(len(rows) for _, rows in stored.blocks()) == stored.count
+    list(stored.name), list(stored.label)
 
 
-def _arrow(label: str) -> bytes:
-    import pyarrow as pa
-
-    image = {"bytes": encoded_image(0, 4), "path": "a.png"}
-    table = pa.table({"image": [image] * 2, "label": pa.array([0, 1], pa.type_for_alias(label))})
-    arrow = io.BytesIO()
-    with pa.ipc.new_stream(arrow, table.schema) as stream:
-        stream.write_table(table)
-    return arrow.getvalue()
+def _read_settings(path: Path) -> None:
+    """Read the settings beside the weights of timm, and beside those of CVLface."""
+    for name in ("cls_token", "input_layer.0.weight"):
+        convert_published({name: torch.zeros(1, 3, 1, 1)}, path.with_name("a.pt"))
 
 
-def _zip(method: int, *, listed: bool) -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", method) as archive:
-        for number in range(2):
-            archive.writestr(f"p{number}/{number}.png", encoded_image(number, 4))
-        if listed:
-            archive.writestr("labels.csv", "path,label\np1/1.png,0\np0/0.png,1\n")
-    return file.getvalue()
+def _open_described(path: Path) -> None:
+    """Open a model with a description and right weights; after the letter f, a file of any bytes."""
+    data = path.read_bytes()
+    if data[:1] == b"f":
+        write_input(str(path), data[1:])
+        model_file.open_model(path, torch.device("cpu"))
+        return
+    weights, metadata = _seed_weights(), {"facetrain": data.decode(errors="replace")}
+    with patch.multiple(model_file, read_weights=lambda path: (weights, metadata), **_builders()):
+        model_file.open_model(path, torch.device("cpu"))
 
 
-def seeds() -> dict[str, list[bytes]]:
-    """Return valid inputs of each target, to be mutated."""
-    write_records(_FOLDER / "seed", [0, 0, 1], size=4)
-    with RecordWriter(_FOLDER / "magic.rec") as writer:
-        for key, payload in enumerate([_MAGIC * 3, b"abcd" + _MAGIC + b"ef", b""]):
-            writer.write(key, RecordHeader(2, (1.0, 2.0), key), payload)
-    records = [(_FOLDER / "seed" / "train.rec").read_bytes(), (_FOLDER / "magic.rec").read_bytes()]
-    index = (_FOLDER / "seed" / "train.idx").read_bytes().strip()
-    sets = [
-        pickle.dumps(([encoded_image(0, 4), encoded_image(1, 4)], [True]), protocol=p) for p in (2, 3, 4, 5)
-    ]
-    write_iresnet(_FOLDER, build_backbone("iresnet", **_NARROW))
-    example = tf_example(image=encoded_image(0, 4), label=1, filename=b"a/1.png")
-    floats = tf_example(image=encoded_image(0, 4), label=1.0)
-    for name in ("tf_index", "tf_index/TFR-X"):
-        (_FOLDER / name).mkdir(exist_ok=True)
-        (_FOLDER / name / "a-00000.tfrecord").write_bytes(tf_record(example))
-    network = [(_FOLDER / name).read_bytes() for name in ("model-symbol.json", "model-0000.params")]
-    return {
-        "recordio": records,
-        "catalog": [index + b"\n\n" + records[0]],
-        "image": [
-            encoded_image(0, 8),
-            b"\xff\xd8\xff\xe0\0\x10JFIF\0\x01\1\0\0\1\0\1\0\0\xff\xc0\0\x0b\x08\0\x08\0\x08\1\1",
-        ],
-        "bin_set": sets,
-        "config": [path.read_bytes() for path in sorted(_CONFIGS.glob("*.yaml"))],
-        "peer_config": [_PEER],
-        "mixture": [
-            _MIXTURE + b"\n\n0\n1\n",
-            _MIXTURE + b"\n\na/1.jpg\tann\n",
-            _MIXTURE + b"\n\n1\t0.0\ta.png\n",
-        ],
-        "mxnet_network": [b"\n\n".join(network)],
-        "saved_dataset": [_arrow("int64"), _arrow("timestamp[us]")],
-        "tf_index": [b"TFR-X\t0\t0\t3\nTFR-X\t0\t0\t1\n--\nraw/ann/1.jpg\t0\t0\nraw/bob/2.jpg\t0\t0\n"],
-        "tf_records": [b"m" + example, b"m" + floats, b"f" + 2 * tf_record(example)],
-        "lmdb_database": [_lmdb(pickled=False), _lmdb(pickled=True)],
-        "zip_archive": [_zip(zipfile.ZIP_STORED, listed=True), _zip(zipfile.ZIP_DEFLATED, listed=False)],
-    } | {**table_seeds(_FOLDER), **verification_seeds(_FOLDER)}
+@lru_cache
+def _seed_weights() -> dict[str, torch.Tensor]:
+    path = FOLDER / "described.safetensors"
+    path.write_bytes(seeds.described_model())
+    return read_weights(path)[0]
 
 
-TARGETS: dict[str, Callable[[bytes], str]] = {
-    "recordio": recordio,
-    "catalog": catalog,
-    "image": image,
-    "bin_set": bin_set,
-    "config": config,
-    "peer_config": peer_config,
-    "mixture": mixture,
-    "mxnet_network": mxnet_network,
-    "zip_archive": partial(_open_and_read, "zip", "a.zip"),
-    "lmdb_database": partial(_open_and_read, "lmdb", "a.lmdb"),
-    "tf_records": tf_records,
-    "tf_index": tf_index,
-    "saved_dataset": partial(_open_and_read, "hf", "a.arrow"),
-} | {**table_targets(_FOLDER), **verification_targets(_FOLDER)}
+@lru_cache
+def _builders() -> dict[str, Callable[..., Backbone]]:
+    return {name: _build_once(getattr(model_file, name)) for name in ("build_on_meta", "build_backbone")}
+
+
+def _build_once(build: Callable[..., Backbone]) -> Callable[..., Backbone]:
+    """Keep the last networks: most descriptions have one of a few, and to build it takes most of an execution."""
+
+    @lru_cache(256)
+    def cached(arguments: str) -> Backbone:
+        name, options = json.loads(arguments)
+        return build(name, **options)
+
+    return lambda name, **options: cached(json.dumps([name, options]))
+
+
+def _load_columns(path: Path) -> str:
+    """Load cached columns; a damaged file is ignored, so the outcome is what was found."""
+    columns = column_cache.load_columns(path, [])
+    if columns is None:
+        return ""
+    for array in columns.arrays.values():
+        assert array.dtype.kind in "iufb"
+        # Read it: a page after the end of the file would end the process.
+        assert len(array.tobytes()) == array.nbytes
+    return " ".join(sorted({array.dtype.str for array in columns.arrays.values()}))
+
+
+def _try_lock(path: Path) -> str:
+    """Try to lock a folder that has a lock file; return why the lock waits, or its error."""
+    lock = RunLock(path.parent, ["x"])
+    try:
+        waits = lock.try_acquire() or ""
+        # Not the message: it has the name of the host, and each mutated name would be kept as new.
+        return "unreadable" if "cannot be read" in waits else "watching" if waits else ""
+    except (UsageError, RunError) as error:
+        return describe(error)
+    finally:
+        lock.release()
+
+
+def _read_thresholds(path: Path) -> None:
+    try:
+        metadata = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        return
+    stored_thresholds({model_file.THRESHOLDS_KEY: metadata}, path)
+
+
+def _read_names(path: Path) -> str:
+    names = RecordNames(path.parent)
+    reads: list[Callable[[], object]] = [partial(names.image, key) for key in (1, 2, 3)]
+    return " ".join(outcome(DataError, read) for read in [*reads, lambda: names.identities[1]])
+
+
+def _read_report(path: Path) -> None:
+    read_report(path, seeds.cleaned_dataset())
+
+
+TARGETS = {
+    "recordio": Target(RecordError, ["a.rec"], _read_records, seeds.records),
+    "catalog": Target(
+        RecordError, ["c/train.idx", "c/train.rec"],
+        lambda path: build_catalog(path.with_suffix(".rec"), path), seeds.indexed_records,
+    ),
+    "image": Target(ImageError, ["a.img"], lambda path: decode_rgb(path.read_bytes(), location="x"), seeds.images),
+    "bin_set": Target(PairsError, ["a.bin"], read_bin, seeds.bin_sets),
+    "config": Target(ConfigError, ["run.yaml"], load_config, seeds.configs),
+    "peer_config": Target(ConfigError, ["peer.py"], convert, lambda: [seeds.PEER]),
+    "mixture": Target(DataError, ["mix.yaml", "keep.txt"], _open_mixture, seeds.mixtures, separator=b"\n\n"),
+    "mxnet_network": Target(ModelError, ["m-symbol.json", "m-0000.params"], _open_mxnet, seeds.mxnet),
+    "zip_archive": Target(DataError, ["zip/a.zip"], _read_dataset, seeds.zips),
+    "lmdb_database": Target(DataError, ["lmdb/a.lmdb"], _read_dataset, seeds.lmdbs),
+    "tf_records": Target(
+        DataError, ["tf/a.tfrecord"], _read_dataset, seeds.tf_records, framing.tf_record_with_checksums, opened="tf"
+    ),
+    "tf_index": Target(
+        DataError, ["tfi/named.txt", "tfi/a.index"], _open_tf_index, seeds.tf_indices, opened="tfi"
+    ),
+    "saved_dataset": Target(DataError, ["hf/a.arrow"], _read_dataset, seeds.saved_datasets, opened="hf"),
+    "tar_shard": Target(
+        DataError, ["tar/a.tar"], _read_dataset, seeds.tars, framing.tar_with_checksums, opened="tar"
+    ),
+    "scores": Target(DataError, ["a.csv"], read_scores, seeds.scores),
+    "slices": Target(DataError, ["b.csv"], lambda path: read_slice_table(path, _SAME[1:]), seeds.slices),
+    "embeddings_npz": Target(DataError, ["a.npz"], load_embeddings, seeds.npz, framing.npz_of_arrays),
+    "embeddings_parquet": Target(DataError, ["b.parquet"], load_embeddings, seeds.parquet),
+    "stored_npz": Target(DataError, ["s.npz"], _read_blocks, seeds.npz, framing.npz_of_arrays),
+    "stored_parquet": Target(DataError, ["s.parquet"], _read_blocks, seeds.parquet),
+    "pair_list": Target(
+        DataError, ["list.csv"], lambda path: score_pair_list(seeds.EMBEDDINGS, path, path),
+        lambda: [b"first,second,genuine\na,b,0\nb,c,1\n"],
+    ),
+    "bin_subjects": Target(
+        PairsError, ["a.subjects.csv"], lambda path: read_subjects(path.with_name("a.bin"), _SAME),
+        lambda: [b"subject\nann\nann\nbob\ncarl\n"],
+    ),
+    "record_names": Target(DataError, [NAMES_FILE, IDENTITIES_FILE], _read_names, seeds.names),
+    "landmarks_csv": Target(DataError, ["landmarks.csv"], read_landmarks, lambda: [seeds.LANDMARKS]),
+    "landmarks_json": Target(
+        DataError, ["landmarks.json"], read_landmarks,
+        lambda: [b'{"a.jpg": [[1, 2], [3, 4], [5, 6], [7, 8], [9, 10]]}'],
+    ),
+    "landmark_file": Target(
+        DataError, [landmarks_path(Path("x.bin")).name],
+        lambda path: read_landmarks_beside(FOLDER / "x.bin", 2), seeds.landmark_files,
+    ),
+    "listed_pairs": Target(
+        PairsError, ["ann_bob/pairs.txt"], lambda path: read_pairs(path, path.parent), seeds.pair_lists
+    ),
+    "noise_list": Target(PairsError, ["noise.txt"], read_noise_list, lambda: [b"# noise\na.jpg\n1\tb.jpg\n"]),
+    "ijb": Target(
+        PairsError, [f"ijb/meta/ijbc_{name}" for name in _IJB_LISTS], lambda path: open_ijb(path, "ijbc"),
+        lambda: [seeds.IJB], opened="ijb",
+    ),
+    "arrow_pairs": Target(
+        PairsError, ["pairs/a.arrow"], read_pair_archive, lambda: seeds.pair_tables()[0], opened="pairs"
+    ),
+    "parquet_pairs": Target(PairsError, ["p.parquet"], read_pair_archive, lambda: seeds.pair_tables()[1]),
+    "npy_pairs": Target(
+        PairsError, ["pairs_npy/issame.txt", "pairs_npy/pairs_npy.npy"], read_pair_archive, seeds.npy_pairs,
+        opened="pairs_npy",
+    ),
+    "memory_file_pairs": Target(
+        PairsError, ["m/memfile/mem_file.dat.conf", "m_list.npy", "m/memfile/mem_file.dat"], read_pair_archive,
+        seeds.memory_file_pairs, opened="m",
+    ),
+    "dataset_card": Target(
+        DataError, [f"carded/{CARD_FILE}"], lambda path: read_card(path.parent), lambda: seeds.CARDS
+    ),
+    "clean_report": Target(DataError, ["report.json"], _read_report, seeds.clean_reports),
+    "cached_columns": Target((), ["cache/a.catalog"], _load_columns, seeds.catalogs, framing.catalog_with_checksum),
+    "run_id": Target(
+        CheckpointError, ["run_id.txt"], lambda path: read_run_id(path.parent), lambda: [b"0123456789abcdef\n"]
+    ),
+    "run_state": Target((), ["state/state.json"], lambda path: read_state(path.parent), lambda: [seeds.STATE]),
+    "run_lock": Target((), [f"lock/{LOCK_FILE}"], _try_lock, lambda: [seeds.HOLDER]),
+    "metrics": Target(
+        (), ["metrics.jsonl"], lambda path: bool(read_jsonl(path)),
+        lambda: [b'{"step": 1, "loss": 2.5}\n{"step": 2, "loss": "nan"}\n'],
+    ),
+    "manifest": Target(
+        CheckpointError, [f"step_00000003/{MANIFEST}"], lambda path: read_manifest(path.parent),
+        lambda: [seeds.CHECKPOINT], framing.signed_manifest,
+    ),
+    "thresholds": Target(ModelError, ["thresholds.json"], _read_thresholds, lambda: [seeds.THRESHOLDS]),
+    "model_settings": Target(ModelError, ["settings/config.json"], _read_settings, lambda: [seeds.SETTINGS]),
+    "weights_safetensors": Target(ModelError, ["a.safetensors"], read_weights, lambda: [seeds.described_model()]),
+    "weights_pt": Target(ModelError, ["a.pt"], read_weights, seeds.torch_files, seeds.torch_archive),
+    "model_description": Target(ModelError, ["b.safetensors"], _open_described, seeds.descriptions),
+}  # fmt: skip
+for _target in TARGETS.values():
+    for _file in _target.files:
+        (FOLDER / _file).parent.mkdir(parents=True, exist_ok=True)
+for _folder in ("hf", "pairs"):
+    (FOLDER / _folder / "state.json").write_text('{"_data_files": [{"filename": "a.arrow"}]}')

@@ -23,7 +23,7 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.embeddings.embedding_files import load_embeddings
 from tests.soak.inspect_run import differences, inspect_after_kill
 from tests.soak.settings import Setting, write_config, write_data
-from tests.support.command import environment, restore_signals
+from tests.support.command import ROOT, environment, restore_signals
 from tests.support.datasets import encoded_image, images_of
 from tests.support.processes import adopt_orphans, descendants, kill, wait_until_gone
 
@@ -31,10 +31,8 @@ _NOT_COUNTED = re.compile(
     r"SIGINT received: saving|stopped at step|step \d+|warning: |\S+: \d+ images|verif|\s*$"
 )
 """Lines that a run prints when it stops as it should, or had printed before."""
-_TORCHRUN_PRINTS = re.compile(
-    r"^(Traceback .*?\n\S*SignalException: .*\n|[WEI]\d{4} .*\n|KeyboardInterrupt\n)", re.M | re.S
-)
-"""Lines of torchrun itself, which ends by a traceback and exit code 1 after every signal."""
+_TRACEBACK = re.compile(r"^(?:Traceback .*\n(?:[ ].*\n|\n)*\S.*\n|[WEI]\d{4} .*\n)", re.M)
+"""Traceback, or message of torchrun, which ends by a traceback and exit code 1 after every signal."""
 _LIMIT_S = 120.0
 _REPEATED_EVERY = 5
 """One of so many interrupted commands is started again, and its result compared."""
@@ -83,7 +81,7 @@ def interrupt(
     if "init_import_site" in stderr:  # Python itself was not up yet
         return []
     if program == _TORCHRUN:
-        stderr = _TORCHRUN_PRINTS.sub("", stderr)
+        stderr = _TRACEBACK.sub(lambda block: block[0] if f"{ROOT}/facetrain/" in block[0] else "", stderr)
     lines = [line for line in stderr.splitlines() if not _NOT_COUNTED.match(line)]
     faults = [f"processes left: {left}"] if left else []
     # While Python ends, the signal has its default action; a shell reports that as 130, too.
