@@ -14,12 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-_PRELOADED = [
-    "torch._dynamo",
-    "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
-    "facetrain.run.training",
-]
-"""Modules that most ranks use; DistributedDataParallel imports the first. Importing them takes three seconds."""
+PRELOADED = ["tests.support.preloaded"]
 
 
 def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, fresh: bool = False) -> list[Any]:
@@ -52,7 +47,7 @@ def start_ranks(
     if fresh:
         mp.spawn(function, args, nprocs=world_size)
         return
-    multiprocessing.set_forkserver_preload(_PRELOADED)
+    multiprocessing.set_forkserver_preload(PRELOADED)
     environment = dict(os.environ)  # may differ from that in which the server was started
     mp.start_processes(_call, (function, environment, args), nprocs=world_size, start_method="forkserver")
 
