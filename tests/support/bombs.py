@@ -7,11 +7,9 @@ the reader's error (empty if it read the file). Each file is read in a forked pr
 # ruff: noqa: E501 (the table has one line per file)
 from __future__ import annotations
 
-import io
 import json
 import os
 import pickle
-import resource
 import struct
 import sys
 import tarfile
@@ -21,6 +19,7 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -35,6 +34,8 @@ from facetrain.errors import FacetrainError
 from facetrain.models.model_file import open_model
 from facetrain.models.weight_files import read_weights
 from facetrain.verify.score_files import read_scores
+from tests.support.faults import memory_limited_to
+from tests.support.measure_memory import resident_bytes
 
 MAX_SECONDS, SPARE_MIB = 10.0, 256
 _SAFETY = 6 << 30
@@ -82,10 +83,8 @@ def _tar(
 ) -> Path:
     info = tarfile.TarInfo(name)
     info.type, info.size = kind, len(body) if size is None else size
-    folder.mkdir()
     padded = body + bytes(-len(body) % 512)
-    (folder / "a.tar").write_bytes(info.tobuf(tarfile.GNU_FORMAT) + padded + bytes(1024))
-    return folder
+    return _file(folder / "a.tar", info.tobuf(tarfile.GNU_FORMAT) + padded + bytes(1024)).parent
 
 
 def _embeddings_parquet(path: Path, *, rows: int, size: int, name: str) -> Path:
@@ -120,7 +119,6 @@ def _npz(path: Path, *, rows: int = 2, claimed: str = "") -> Path:
 
 def _constant_of_shape(path: Path, *, doublings: int = 0, size: int = 1 << 33, batch: int = 1) -> Path:
     """Write a graph that computes a huge value from constants: at once, or by doubling a small one."""
-    import onnx
     from onnx import TensorProto, helper
 
     shape = helper.make_tensor("s", TensorProto.INT64, [1], [16 if doublings else size])
@@ -130,29 +128,24 @@ def _constant_of_shape(path: Path, *, doublings: int = 0, size: int = 1 << 33, b
         helper.make_node("ReduceMax", [f"c{doublings}"], ["m"]),
         helper.make_node("Add", ["x", "m"], ["y"]),
     ]
+    return _graph(path, nodes, shape, batch)
+
+
+def _graph(path: Path, nodes: list[Any], initializer: Any, batch: int = 1) -> Path:
+    import onnx
+    from onnx import TensorProto, helper
+
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [batch, 3, 112, 112]) for name in "xy")
-    graph = helper.make_graph(nodes, "g", [x], [y], [shape])
+    graph = helper.make_graph(nodes, "g", [x], [y], [initializer])
+    # Versions that every onnxruntime reads: otherwise it refuses the file before it sees the external data.
     onnx.save(helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)]), path)
     return path
 
 
-def _records(folder: Path, words: bytes) -> Path:
-    folder.mkdir()
-    (folder / "train.rec").write_bytes(words)
-    return folder
-
-
-def _pt(path: Path, body: bytes) -> Path:
-    """Write an archive as torch.save does, with a compressed record."""
+def _zip(path: Path, members: dict[str, bytes]) -> Path:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("archive/data.pkl", body)
-        archive.writestr("archive/version", b"3\n")
-    return path
-
-
-def _zip(path: Path, body: bytes, *, name: str = "p/a.png") -> Path:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(name, body)
+        for name, body in members.items():
+            archive.writestr(name, body)
     return path
 
 
@@ -162,7 +155,6 @@ def _safetensors(path: Path, header: bytes, *, length: int | None = None, body: 
 
 
 def _onnx(path: Path, location: str, *, offset: int = 0, dims: int = 1) -> Path:
-    import onnx
     from onnx import TensorProto, helper
 
     weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[dims])
@@ -170,19 +162,12 @@ def _onnx(path: Path, location: str, *, offset: int = 0, dims: int = 1) -> Path:
     for key, value in (("location", location), ("offset", str(offset)), ("length", str(4 * dims))):
         entry = weight.external_data.add()
         entry.key, entry.value = key, value
-    node = helper.make_node("Add", ["x", "w"], ["y"])
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3, 112, 112]) for name in "xy")
-    graph = helper.make_graph([node], "g", [x], [y], [weight])
-    # Versions that every onnxruntime reads: otherwise it refuses the file before it sees the external data.
-    onnx.save(helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)]), path)
-    return path
+    return _graph(path, [helper.make_node("Add", ["x", "w"], ["y"])], weight)
 
 
 def _symbol(folder: Path, symbol: str, params: bytes = struct.pack("<QQQQ", 0x112, 0, 0, 0)) -> Path:
-    folder.mkdir()
-    (folder / "m-symbol.json").write_text(symbol)
-    (folder / "m-0000.params").write_bytes(params)
-    return folder / "m-symbol.json"
+    _file(folder / "m-0000.params", params)
+    return _file(folder / "m-symbol.json", symbol.encode())
 
 
 def _params(shape: tuple[int, ...]) -> bytes:
@@ -197,6 +182,7 @@ def _params(shape: tuple[int, ...]) -> bytes:
 
 
 def _file(path: Path, data: bytes) -> Path:
+    path.parent.mkdir(exist_ok=True)
     path.write_bytes(data)
     return path
 
@@ -234,11 +220,11 @@ def _bombs(folder: Path) -> dict[str, tuple[Callable[[], Path], Callable[[Path],
         "tar: long name of 8 GiB claimed": (lambda: _tar(f / "t2", "././@LongLink", b"x", kind=b"L", size=8 * _GIB - 512), _read_dataset),
         "tar: pax header of 8 GiB claimed": (lambda: _tar(f / "t3", "pax", b"x", kind=b"x", size=8 * _GIB - 512), _read_dataset),
         "tar: image of 8 GiB claimed": (lambda: _tar(f / "t4", "a/a.jpg", b"x", size=8 * _GIB - 512), _read_dataset),
-        "RecordIO: a record of 2^29 bytes claimed": (lambda: _records(f / "r1", struct.pack("<II", MAGIC, (1 << 29) - 1) + bytes(64)), _read_dataset),
-        "RecordIO: 2^30 labels claimed": (lambda: _records(f / "r2", struct.pack("<IIIfQQ", MAGIC, 28, 1 << 30, 0.0, 0, 0) + bytes(64)), _read_dataset),
+        "RecordIO: a record of 2^29 bytes claimed": (lambda: _file(f / "r1/train.rec", struct.pack("<II", MAGIC, (1 << 29) - 1) + bytes(64)), _read_dataset),
+        "RecordIO: 2^30 labels claimed": (lambda: _file(f / "r2/train.rec", struct.pack("<IIIfQQ", MAGIC, 28, 1 << 30, 0.0, 0, 0) + bytes(64)), _read_dataset),
         "YAML: aliases, 2^40 values": (lambda: _file(f / "a.yaml", aliases.encode()), load_config),
         "YAML: nested 900,000 deep": (lambda: _file(f / "b.yaml", nested[:900_000].encode()), load_config),
-        "zip: a .pt of 1 GiB in 1 MB": (lambda: _pt(f / "a.pt", bytes(_GIB)), read_weights),
+        "zip: a .pt of 1 GiB in 1 MB": (lambda: _zip(f / "a.pt", {"archive/data.pkl": bytes(_GIB), "archive/version": b"3\n"}), read_weights),
         "pickle: a .pt before torch 1.6": (lambda: _file(f / "b.pt", pickle.dumps(0x1950A86A20F9469CFC6C, 2) + pickle.dumps(1001, 2) + memo), read_weights),
         "safetensors: header of 2^60 bytes claimed": (lambda: _safetensors(f / "a.safetensors", b"{}", length=1 << 60), read_weights),
         "safetensors: nested header": (lambda: _safetensors(f / "b.safetensors", nested.encode()), read_weights),
@@ -251,8 +237,8 @@ def _bombs(folder: Path) -> dict[str, tuple[Callable[[], Path], Callable[[Path],
         "MXNet: nested symbol": (lambda: _symbol(f / "m1", nested), _open),
         "MXNet: an array of 2^62 numbers": (lambda: _symbol(f / "m2", '{"nodes": [], "heads": [[0]]}', _params((1 << 62,))), _open),
         "MXNet: an empty array of 0 by 2^62 numbers": (lambda: _symbol(f / "m3", '{"nodes": [], "heads": [[0]]}', _params((0, 1 << 62))), _open),
-        "zip: an image of zeros, deflated 1,000 times": (lambda: _zip(f / "z1.zip", bytes(300 << 20)), _read_dataset),
-        "zip: an image of 100 MiB of zeros": (lambda: _zip(f / "z2.zip", bytes(100 << 20)), _read_dataset),
+        "zip: an image of zeros, deflated 1,000 times": (lambda: _zip(f / "z1.zip", {"p/a.png": bytes(300 << 20)}), _read_dataset),
+        "zip: an image of 100 MiB of zeros": (lambda: _zip(f / "z2.zip", {"p/a.png": bytes(100 << 20)}), _read_dataset),
         "JPEG: 5,000 scans of 4 megapixels": (lambda: _file(f / "p.jpg", _progressive(2000, 5000)), _decode),
         "JPEG: more than 80 scans of 39 megapixels": (lambda: _file(f / "q.jpg", _progressive(6250, 80)), _decode),
         "embeddings: .npz of 2 GiB of zeros": (lambda: _npz(f / "e1.npz", rows=1 << 20), load_embeddings),
@@ -266,15 +252,8 @@ def _bombs(folder: Path) -> dict[str, tuple[Callable[[], Path], Callable[[Path],
         "ONNX: a constant of 2^33 zeros in 100 bytes": (lambda: _constant_of_shape(f / "e.onnx"), _open),
         "ONNX: 16 zeros doubled 32 times": (lambda: _constant_of_shape(f / "f.onnx", doublings=32), _open),
         "MXNet: nested attributes of a symbol": (lambda: _symbol(f / "m4", '{"nodes": ' + "[" * 900 + "]" * 900 + ', "heads": [[0]]}'), _open),
-        "checkpoint: nested manifest": (lambda: ((f / "step_00000001").mkdir(), _file(f / "step_00000001" / "manifest.json", nested.encode()))[1].parent, Checkpoint.open),
+        "checkpoint: nested manifest": (lambda: _file(f / "step_00000001" / "manifest.json", nested.encode()).parent, Checkpoint.open),
     }  # fmt: skip
-
-
-def _resident(name: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(name + ":"):
-            return int(line.split()[1]) << 10
-    raise RuntimeError(f"no {name} in /proc/self/status")
 
 
 def measure(path: Path, read: Callable[[Path], object]) -> dict[str, object]:
@@ -282,18 +261,30 @@ def measure(path: Path, read: Callable[[Path], object]) -> dict[str, object]:
     import gc
 
     gc.collect()
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + _SAFETY, resource.RLIM_INFINITY))
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM (proc(5))
-    before, since, message = _resident("VmRSS"), time.process_time(), ""
-    try:
-        read(path)
-    except FacetrainError as error:
-        message = str(error)
-    except BaseException as error:
-        message = f"unexpected {type(error).__name__}: {str(error)[:300]}"
+    before, since, message = resident_bytes("VmRSS"), time.process_time(), ""
+    with memory_limited_to(_SAFETY):
+        try:
+            read(path)
+        except FacetrainError as error:
+            message = str(error)
+        except BaseException as error:
+            message = f"unexpected {type(error).__name__}: {str(error)[:300]}"
     seconds = time.process_time() - since
-    return {"seconds": round(seconds, 2), "mib": (_resident("VmHWM") - before) >> 20, "message": message}
+    return {"seconds": round(seconds, 2), "mib": (resident_bytes("VmHWM") - before) >> 20, "message": message}
+
+
+def _in_fork(call: Callable[[], str]) -> str:
+    """Return the result of a function in a process that ends after it: what it frees is no free memory of this one."""
+    receiver, sender = os.pipe()
+    if not os.fork():
+        os.write(sender, call().encode())
+        os._exit(0)
+    os.close(sender)
+    with os.fdopen(receiver) as file:
+        text = file.read()
+    _, status = os.wait()
+    return text or json.dumps({"seconds": 0, "mib": 0, "message": f"unexpected end by signal {status}"})
 
 
 def main(names: list[str]) -> None:
@@ -306,38 +297,14 @@ def main(names: list[str]) -> None:
         for name, (write, read) in _bombs(Path(folder)).items():
             if names and name not in names:
                 continue
-            # The file is written in a process of its own: what the writer frees must not count as free memory here.
-            receiver, sender = os.pipe()
-            if not os.fork():
-                os.write(sender, str(write()).encode())
-                os._exit(0)
-            os.wait()
-            path = Path(os.read(receiver, 4096).decode())
+            path = Path(_in_fork(lambda write=write: str(write())))  # type: ignore[misc]
             files = path.rglob("*") if path.is_dir() else [path]
             if path.name.endswith("-symbol.json"):
                 files = path.parent.iterdir()
             size = sum(file.stat().st_size for file in files if file.is_file())
-            if not os.fork():
-                print(json.dumps({"name": name, "bytes": size} | measure(path, read)), flush=True)
-                os._exit(0)
-            _, status = os.wait()
-            if status:
-                print(
-                    json.dumps(
-                        {
-                            "name": name,
-                            "bytes": size,
-                            "seconds": 0,
-                            "mib": 0,
-                            "message": f"unexpected end by signal {status}",
-                        }
-                    ),
-                    flush=True,
-                )
-            os.close(receiver)
-            os.close(sender)
+            found = _in_fork(lambda path=path, read=read: json.dumps(measure(path, read)))  # type: ignore[misc]
+            print(json.dumps({"name": name, "bytes": size} | json.loads(found)), flush=True)
 
 
 if __name__ == "__main__":
-    sys.stdout = io.TextIOWrapper(sys.stdout.buffer, line_buffering=True)
     main(sys.argv[1:])
