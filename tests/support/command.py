@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import multiprocessing
 import os
 import runpy
@@ -13,6 +14,7 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -93,6 +95,16 @@ def refusal(*arguments: object) -> FacetrainError:
     except SystemExit as ended:
         raise AssertionError(f"ended with {ended.code}") from ended
     raise AssertionError("ended without an error")
+
+
+def printed_by(module: str, *arguments: str, **variables: str) -> Any:
+    """Run a program of tests.support with additional environment variables; return the JSON that it prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.support.{module}", *arguments],
+        env=environment(**variables), cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 def torchrun(processes: int, *arguments: object) -> subprocess.CompletedProcess:

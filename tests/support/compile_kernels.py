@@ -1,57 +1,105 @@
-"""Compiles the head's Triton kernels for A100, H100, H200 and B200 without a GPU, and prints what the code uses.
+"""Compiles Triton kernels for A100, H100, H200 and B200 without a GPU, and prints what the assembler reports.
 
-The argument is `softmax` or `updates`: two processes of pytest compile one part each.
+The argument is `softmax` or `updates` of the head, or `batch_norms` of the fused IResNet.
 """
 
 import json
 import re
+import subprocess
 import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from facetrain.backbone.kernels import gradient, launch, normalize, statistics
 from facetrain.head.kernels import center_update as update
 from facetrain.head.kernels import margin_softmax as softmax
-from tests.support.compile_batch_norm_kernels import SHARED_BYTES, machine_code
 
-TYPES = {
-    "splits": "*fp32",
-    "log_total": "*fp32",
-    "inverse_norm": "*fp32",
-    "target": "*i64",
-    "scale": "fp32",
-    "limit": "fp32",
-}
-FACTORS = ("slope", "embedding", "center")
+SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
+"""Compute capability -> shared memory of a block: A100; A40, RTX 30; L40, RTX 40; H100, H200; B200; RTX 50."""
+Counts = dict[str, int]
 
 
-def compile_for(kernel, capability: int, columns: int) -> dict[str, int]:
-    """Compile a kernel with bfloat16 factors and the options with which the head launches it on that device."""
-    constants = {"filtered": True, "BG": 128, "BC": columns, "BD": 64}
+def compile_kernel(
+    kernel: Any, types: dict[str, str], constants: dict[str, Any], capability: int, *,
+    default: str = "i32", aligned: Iterable[str] = (), **options: int,
+) -> Counts:  # fmt: skip
+    """Compile a kernel; return what its code uses.
+
+    Args:
+        kernel: the function.
+        types: argument -> type; the others have the type `default`.
+        constants: constant argument -> value; names that the kernel lacks are ignored.
+        capability: compute capability of the GPU, such as 90.
+        default: type of arguments that are not in `types`.
+        aligned: numbers that are multiples of 16, as all pointers are.
+        options: of the launch.
+    """
     names = kernel.arg_names
-    types = {
-        name: "constexpr" if name in constants else "*bf16" if name in FACTORS else TYPES.get(name, "i32")
-        for name in names
-    }
-    aligned = [name for name in names if types[name].startswith("*") or name in ("G", "C", "D")]
+    constants = {name: value for name, value in constants.items() if name in names}
+    kinds = {name: "constexpr" if name in constants else types.get(name, default) for name in names}
+    multiples = [name for name in names if kinds[name].startswith("*") or name in aligned]
     source = ASTSource(
         kernel,
-        types,
+        kinds,
         constexprs={(names.index(name),): value for name, value in constants.items()},
-        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
+        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in multiples},
     )
-    options = {"num_warps": softmax._WARPS, "num_stages": softmax._STAGES}
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     code = compiled.asm["ptx"]
     return machine_code(code, capability) | {
+        "wide_loads": len(re.findall(r"ld\.global[.\w:]*\.v4", code)),
+        "wide_accesses": len(re.findall(r"(?:ld|st)\.global[.\w:]*\.v4", code)),
+        "async_copies": len(re.findall(r"cp\.async\.c[ag]", code)),
         "tensor_core_instructions": len(re.findall(r"wgmma\.mma_async|mma\.sync|tcgen05\.mma", code)),
         "shared_bytes": compiled.metadata.shared,
         "shared_bytes_of_the_device": SHARED_BYTES[capability],
     }
 
 
+def machine_code(ptx: str, capability: int) -> Counts:
+    """Assemble PTX by the assembler that comes with Triton."""
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    newer = tools / "ptxas-blackwell"
+    assembler = newer if capability >= 100 and newer.exists() else tools / "ptxas"
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(ptx)
+        architecture = f"sm_{capability}" + ("a" if capability >= 90 else "")
+        done = subprocess.run(
+            [assembler, "-v", f"-arch={architecture}", source, "-o", Path(folder) / "kernel.cubin"],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+    (registers,) = re.findall(r"Used (\d+) registers", done.stderr)
+    spilled = re.findall(r"(\d+) bytes spill (?:stores|loads)", done.stderr)
+    assert spilled, done.stderr
+    return {"registers": int(registers), "spilled_bytes": sum(map(int, spilled))}
+
+
+NORM_TYPES = (
+    dict.fromkeys(("x", "y", "normed", "grad", "grad_x", "residual", "by_normed"), "*bf16")
+    | dict.fromkeys(("eps", "momentum", "share"), "fp32")
+    | dict.fromkeys(("N", "C", "tiles", "P", "H", "W", "outputs"), "i32")
+)
+NORMS = {
+    "statistics": (statistics._statistics, ()),
+    "batch norm, and its normalized input": (normalize._normalize, ("has_normed",)),
+    "batch norm, PReLU, statistics": (normalize._normalize, ("has_slope", "has_statistics")),
+    "batch norm, shortcut, statistics": (
+        normalize._normalize, ("has_residual", "has_residual_norm", "has_statistics"),
+    ),
+    "reduce gradient, recompute": (gradient._reduce_gradient, ("has_slope", "has_result")),
+    "apply gradient": (gradient._apply_gradient, ("has_slope", "has_residual", "has_sums")),
+    "finish the weight's gradient": (gradient._finish_weight_gradient, ()),
+    "border sums": (gradient._border_sums, ()),
+    "finish statistics": (statistics._finish_statistics, ("has_running",)),
+}  # fmt: skip
+"""Kernels of batch norm with the flags that are set."""
 UPDATE_TYPES = dict.fromkeys(("lr", "momentum_factor", "weight_decay"), "fp32") | {
     "scale": "*fp32", "index": "*i64", "target_gradient": "*fp32", "sample": "*i64", "first": "*i32", "valid": "*u8",
 }  # fmt: skip
@@ -64,52 +112,63 @@ UPDATES = {
 """Storage of the centers' update; bfloat16 is passed as int16."""
 
 
-def compile_update(options: dict[str, Any], capability: int) -> dict[str, int]:
-    """Compile the centers' update for embeddings of 512 numbers."""
-    kernel, size = update._update, 512
-    constants = {
-        "D": size, "N": 1, "B": 4, "W": 128, "has_momentum": True, "has_index": False, "is_unfinished": True,
-        "BR": update._TILE // size, "BD": size,
-    }  # fmt: skip
-    constants |= {name: value for name, value in options.items() if name in constants}
-    names = kernel.arg_names
-    types = {
-        name: "constexpr" if name in constants else (UPDATE_TYPES | options).get(name, "i32")
-        for name in names
-    }
-    source = ASTSource(
-        kernel,
-        types,
-        constexprs={(names.index(name),): value for name, value in constants.items()},
-        attrs={(names.index(n),): [["tt.divisibility", 16]] for n in names if types[n].startswith("*")},
-    )
-    compiled = triton.compile(
-        source, target=GPUTarget("cuda", capability, 32), options={"num_warps": update._WARPS}
-    )
-    code = compiled.asm["ptx"]
-    return machine_code(code, capability) | {
-        "wide_accesses": len(re.findall(r"(?:ld|st)\.global[.\w:]*\.v4", code)),
-        "shared_bytes": compiled.metadata.shared,
-    }
-
-
-def compile_softmaxes() -> dict[str, dict[str, int]]:
+def softmaxes() -> dict[str, Counts]:
+    """Compile with bfloat16 factors and the options with which the head launches the kernel on that device."""
+    types = dict.fromkeys(("slope", "embedding", "center"), "*bf16") | {"scale": "fp32", "limit": "fp32"}
+    types |= dict.fromkeys(("splits", "log_total", "inverse_norm"), "*fp32") | {"target": "*i64"}
     return {
-        f"{kernel.__name__} for {capability}": compile_for(
-            kernel, capability, 256 if capability == 90 else 128
+        f"{kernel.__name__} for {capability}": compile_kernel(
+            kernel, types, {"filtered": True, "BG": 128, "BC": 256 if capability == 90 else 128, "BD": 64},
+            capability,
+            aligned="GCD", num_warps=softmax._WARPS, num_stages=softmax._STAGES,
         )
         for kernel in (softmax._statistics, softmax._slopes)
         for capability in SHARED_BYTES
-    }
+    }  # fmt: skip
 
 
-def compile_updates() -> dict[str, dict[str, int]]:
+def updates() -> dict[str, Counts]:
+    """Compile the centers' update for embeddings of 512 numbers."""
+    constants = {
+        "D": 512, "N": 1, "B": 4, "W": 128, "has_momentum": True, "has_index": False, "is_unfinished": True,
+        "BR": update._TILE // 512, "BD": 512,
+    }  # fmt: skip
     return {
-        f"{name} for {capability}": compile_update(options, capability)
+        f"{name} for {capability}": compile_kernel(
+            update._update, UPDATE_TYPES | {key: str(value) for key, value in options.items()},
+            constants | {"has_index": "has_index" in options}, capability, num_warps=update._WARPS,
+        )
         for name, options in UPDATES.items()
         for capability in SHARED_BYTES
-    }
+    }  # fmt: skip
+
+
+def batch_norms() -> dict[str, Counts]:
+    """Compile for bfloat16 activations, as the kernels are launched for an IResNet's channels.
+
+    Triton compiles another variant where an argument is 1: `one tile` is the one of few rows.
+    """
+    flags = {"is_normed", *(flag for _, chosen in NORMS.values() for flag in chosen)}
+    sizes = {"BN": launch.BLOCK_ROWS, "BC": launch.BLOCK_CHANNELS, "STAGES": launch.STAGES}
+    found = {}
+    for name, (kernel, chosen) in NORMS.items():
+        constants = sizes | {flag: flag in chosen for flag in flags}
+        types = NORM_TYPES | ({"weight": "*bf16"} if "by_normed" in kernel.arg_names else {})
+        variants = {f"{name} for sm_{capability}": (capability, {}) for capability in SHARED_BYTES}
+        if "tiles" in kernel.arg_names:
+            variants[f"{name}, one tile, for sm_90"] = (90, {"tiles": 1})
+        for variant, (capability, more) in variants.items():
+            found[variant] = compile_kernel(
+                kernel,
+                types,
+                constants | more,
+                capability,
+                default="*fp32",
+                aligned="C",
+                num_warps=launch.WARPS,
+            )
+    return found
 
 
 if __name__ == "__main__":
-    print(json.dumps({"softmax": compile_softmaxes, "updates": compile_updates}[sys.argv[1]]()))
+    print(json.dumps({"softmax": softmaxes, "updates": updates, "batch_norms": batch_norms}[sys.argv[1]]()))

@@ -1,6 +1,5 @@
 """The fused trunk of an IResNet, under Triton's interpreter, on tensors without content, and compiled for GPUs."""
 
-import json
 import subprocess
 import sys
 from statistics import median
@@ -16,18 +15,9 @@ from facetrain.backbone.prelu import use_torch_backward
 from facetrain.backbone.registry import IRESNET_LAYERS
 from facetrain.plan.memory_traffic import MemoryTraffic
 from facetrain.torch_private import LiveBytes
-from tests.support.command import ROOT, environment
+from tests.support.command import ROOT, environment, printed_by
 
 triton = pytest.importorskip("triton", reason="Triton is not installed: its kernels are not used either")
-
-
-def report(module: str, **variables: str) -> dict:
-    done = subprocess.run(
-        [sys.executable, "-m", f"tests.support.{module}"],
-        env=environment(**variables), cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 INTERPRETED = pytest.mark.skipif(
@@ -39,7 +29,7 @@ INTERPRETED = pytest.mark.skipif(
 @pytest.mark.slow
 @INTERPRETED
 def test_results_gradients_and_running_statistics_are_as_exact_as_the_plain_trunks():
-    for case, tensors in report("interpret_fused_iresnet", TRITON_INTERPRET="1").items():
+    for case, tensors in printed_by("interpret_fused_iresnet", TRITON_INTERPRET="1").items():
         rounding = 5e-2 if case == "16 bits" else 5e-3 if "far above" in case else 5e-6
         if "weight of a convolution" in case:
             rounding = 1e-4
@@ -75,7 +65,7 @@ def test_the_check_at_the_start_of_a_run_works_with_torch_2_11():
 
 @pytest.mark.slow
 def test_the_kernels_spill_no_register_and_load_ahead_16_bytes_at_a_time_on_each_generation_of_gpus():
-    found = report("compile_batch_norm_kernels")
+    found = printed_by("compile_kernels", "batch_norms")
     assert len(found) == 9 * 6 + 7
     for name, kernel in found.items():
         assert kernel["spilled_bytes"] == 0 and kernel["registers"] <= 168, (name, kernel)
