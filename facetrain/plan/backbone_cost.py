@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -25,9 +24,7 @@ from facetrain.run.build.backbone import restrict_training
 from facetrain.run.build.step_schedule import local_batch_size
 from facetrain.torch_private import FakeTensorMode, LiveBytes
 from facetrain.training.fused_trunk import why_not_fused
-from facetrain.training.precision import InPrecision, memory_format_for
-
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+from facetrain.training.precision import InPrecision, autocast_for, memory_format_for
 
 
 @dataclass(frozen=True)
@@ -218,7 +215,7 @@ def _count_flops(model: ModelSettings, image_size: int, side: int) -> int:
 
 
 def _forward(net: Backbone, trunk: Callable[[Tensor], Tensor], image_BCHW: Tensor, precision: str) -> Tensor:
-    with torch.autocast("cpu", _DTYPES[precision]) if precision in _DTYPES else nullcontext():
+    with autocast_for(precision, torch.device("cpu"))():
         feature = trunk(image_BCHW)
     return net.neck(feature.float())
 

@@ -14,6 +14,9 @@ from facetrain.errors import ConfigError
 from facetrain.plan.limits import MemoryBudget
 from facetrain.run.build.step_schedule import local_batch_size, stage_configs
 
+_HIGHEST_RATE = 0.1
+"""Fraction of the classes that a step can copy to a GPU and back without taking much longer."""
+
 
 @dataclass(frozen=True)
 class Change:
@@ -23,13 +26,12 @@ class Change:
     price: str
     """What the change costs in time or accuracy."""
 
-    def applied(self, config: Config) -> Config:
-        """Return a config with the keys changed.
-
-        Raises:
-            ConfigError: the change contradicts other keys of the config.
-        """
-        return build_config(override_values(plain_config(config), self.keys), "plan")
+    def applied(self, config: Config) -> Config | None:
+        """Return a config with the keys changed; None if the change contradicts other keys."""
+        try:
+            return build_config(override_values(plain_config(config), self.keys), "plan")
+        except ConfigError:
+            return None
 
     def overrides(self) -> str:
         """Return the change as options of the command line."""
@@ -44,17 +46,18 @@ def cheapest_change(config: Config, num_classes: int, budget: MemoryBudget) -> C
 
     Single changes are tried from cheap to expensive; then they are combined in that order. None: nothing fits.
     """
-    for propose in _PROPOSALS:
-        proposed = _possible(propose, config, budget)
-        if proposed and budget.fits(proposed[1], num_classes):
-            return proposed[0]
+    proposed = _proposals(config, budget)
+    for change in proposed.values():
+        if (changed := change.applied(config)) and budget.fits(changed, num_classes):
+            return change
     changes: list[Change] = []
     keys: dict[str, Any] = {}
-    for propose in _PROPOSALS:
-        proposed = _possible(propose, config, budget)
-        if proposed is None:
+    for name in proposed:
+        # Proposed anew: the changes before may have changed the stages.
+        change = _proposals(config, budget)[name]
+        if (changed := change.applied(config)) is None:
             continue
-        change, config = proposed
+        config = changed
         changes.append(change)
         keys |= change.keys
         if budget.fits(config, num_classes):
@@ -64,73 +67,45 @@ def cheapest_change(config: Config, num_classes: int, budget: MemoryBudget) -> C
     return None
 
 
-_HIGHEST_RATE = 0.1
-"""Fraction of the classes that a step can copy to a GPU and back without taking much longer."""
-
-_Proposal = Callable[[Config, MemoryBudget], Change | None]
-
-
-def _possible(propose: _Proposal, config: Config, budget: MemoryBudget) -> tuple[Change, Config] | None:
-    """Return the proposed change and the config with it; None if there is none, or it contradicts the config."""
-    change = propose(config, budget)
-    if change is None:
-        return None
-    try:
-        return change, change.applied(config)
-    except ConfigError:
-        return None
-
-
-def _halve_momentum(config: Config, budget: MemoryBudget) -> Change | None:
-    if config.head.momentum_dtype != "float32":
-        return None
-    price = "momentum of the centers rounded to 8 bits of mantissa"
-    return Change({"head.momentum_dtype": "bfloat16"}, price)
-
-
-def _checkpoint_activations(config: Config, budget: MemoryBudget) -> Change | None:
-    if config.model.checkpoint_activations:
-        return None
-    keys: dict[str, Any] = {"model.checkpoint_activations": True}
-    without = ""
-    if config.train.fused == "on":  # a run refuses both
-        keys["train.fused"], without = "off", ", without train.fused"
-    if config.train.compile == "reduce-overhead":
-        keys["train.compile"] = "on"
-    return Change(keys, f"the backbone takes a third more time{without}")
-
-
-def _halve_batch(config: Config, budget: MemoryBudget) -> Change | None:
+def _proposals(config: Config, budget: MemoryBudget) -> dict[str, Change]:
+    """Return the changes that the config leaves to make, by name, from cheap to expensive."""
+    head, model, train = config.head, config.model, config.train
+    found: dict[str, Change] = {}
+    if head.momentum_dtype == "float32":
+        price = "momentum of the centers rounded to 8 bits of mantissa"
+        found["halve momentum"] = Change({"head.momentum_dtype": "bfloat16"}, price)
+    if not model.checkpoint_activations:
+        keys: dict[str, Any] = {"model.checkpoint_activations": True}
+        without = ""
+        if train.fused == "on":  # a run refuses both
+            keys["train.fused"], without = "off", ", without train.fused"
+        if train.compile == "reduce-overhead":
+            keys["train.compile"] = "on"
+        found["checkpoint activations"] = Change(keys, f"the backbone takes a third more time{without}")
     batch = local_batch_size(config, budget.gpus)
     of_stages = [local_batch_size(staged, budget.gpus) for _, staged, _ in stage_configs(config)]
-    if any(size < 4 or size % 2 for size in (batch, *of_stages)):
-        return None
-    keys: dict[str, Any] = {"optim.accumulate": 2 * config.optim.accumulate}
-    if not config.train.global_batch_size:
-        keys |= {"train.batch_size": batch // 2} | _in_stages(config, "batch_size", lambda size: size // 2)
-    price = "the same global batch in twice as many micro-batches; batch norm sees half as many images"
-    return Change(keys, price)
-
-
-def _halve_centers(config: Config, budget: MemoryBudget) -> Change | None:
-    if config.head.weight_dtype != "float32":
-        return None
-    return Change({"head.weight_dtype": "bfloat16"}, "centers stored in 16 bits, with stochastic rounding")
-
-
-def _quarter_momentum(config: Config, budget: MemoryBudget) -> Change | None:
-    if config.optim.name != "sgd" or config.head.momentum_dtype == "int8":
-        return None
-    return Change({"head.momentum_dtype": "int8"}, "momentum of the centers stored in 8 bits")
-
-
-def _move_centers(config: Config, budget: MemoryBudget) -> Change | None:
-    if config.head.placement != "device" or not budget.cuda:
-        return None
-    sampling = {"head.sample_rate": _HIGHEST_RATE} if config.head.sample_rate > _HIGHEST_RATE else {}
-    sampling |= _in_stages(config, "sample_rate", lambda rate: min(rate, _HIGHEST_RATE))
-    price = "the sampled centers are copied to the GPU and back in each step"
-    return Change({"head.placement": "host"} | sampling, price)
+    if all(size >= 4 and size % 2 == 0 for size in (batch, *of_stages)):
+        keys = {"optim.accumulate": 2 * config.optim.accumulate}
+        if not train.global_batch_size:
+            keys |= {"train.batch_size": batch // 2} | _in_stages(
+                config, "batch_size", lambda size: size // 2
+            )
+        price = "the same global batch in twice as many micro-batches; batch norm sees half as many images"
+        found["halve batch"] = Change(keys, price)
+    if head.weight_dtype == "float32":
+        price = "centers stored in 16 bits, with stochastic rounding"
+        found["halve centers"] = Change({"head.weight_dtype": "bfloat16"}, price)
+    if config.optim.name == "sgd" and head.momentum_dtype != "int8":
+        price = "momentum of the centers stored in 8 bits"
+        found["quarter momentum"] = Change({"head.momentum_dtype": "int8"}, price)
+    if head.placement == "device" and budget.cuda:
+        keys = {"head.placement": "host"}
+        if head.sample_rate > _HIGHEST_RATE:
+            keys["head.sample_rate"] = _HIGHEST_RATE
+        keys |= _in_stages(config, "sample_rate", lambda rate: min(rate, _HIGHEST_RATE))
+        price = "the sampled centers are copied to the GPU and back in each step"
+        found["move centers"] = Change(keys, price)
+    return found
 
 
 def _in_stages(config: Config, key: str, change: Callable[[Any], Any]) -> dict[str, Any]:
@@ -138,14 +113,3 @@ def _in_stages(config: Config, key: str, change: Callable[[Any], Any]) -> dict[s
     stages = [stage.model_dump(exclude_none=True) for stage in config.train.stages]
     changed = [stage | {key: change(stage[key])} if key in stage else stage for stage in stages]
     return {"train.stages": changed} if changed != stages else {}
-
-
-_PROPOSALS: tuple[_Proposal, ...] = (
-    _halve_momentum,
-    _checkpoint_activations,
-    _halve_batch,
-    _halve_centers,
-    _quarter_momentum,
-    _move_centers,
-)
-"""Proposals of changes, from cheap to expensive; each returns None if the config leaves nothing to change."""

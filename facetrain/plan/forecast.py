@@ -8,7 +8,7 @@ from typing import NamedTuple
 from facetrain.config.schema import Config
 from facetrain.plan.backbone_cost import backbone_cost, forward_bytes
 from facetrain.plan.device import CONTEXT_BYTES, NCCL_BYTES, PROCESS_BYTES
-from facetrain.plan.head_cost import HeadLoad, HeadWork, head_work, table_bytes
+from facetrain.plan.head_cost import HeadLoad, head_work, table_bytes
 from facetrain.plan.teacher_cost import teacher_bytes, teacher_cost
 from facetrain.run.build.head import teacher_settings
 from facetrain.run.build.step_schedule import local_batch_size, stage_configs
@@ -176,7 +176,9 @@ def forecast(
     images = batch * image_size**2 * _BYTES_PER_PIXEL
     average = cost.averaged_bytes if config.optim.ema is not None else 0
     teacher, teacher_work = teacher_bytes(config, batch, moments_of(config))
-    work = max(_work_bytes(head_work(head), kept, backward), teacher_work, taught_work)
+    of_head = head_work(head)
+    # At the end of the step the activations no longer exist, and leave their memory to the update.
+    work = max(of_head.peak, backward + of_head.accumulated, of_head.update - kept, teacher_work, taught_work)
     on_device = config.head.placement == "device"
     saved = cost.state_bytes + moments + average + (centers + center_moments if on_device else 0)
     if on_device and config.distill is not None and config.distill.loss == "adaptive_centers":
@@ -194,14 +196,9 @@ def forecast(
         work=work,
         verification=max(_verification_bytes(config) - images - kept - work, 0),
         saving=0 if cuda or not config.checkpoint.asynchronous else saved,
-        runtime=_runtime_bytes(gpus, cuda=cuda),
+        runtime=CONTEXT_BYTES + (NCCL_BYTES if gpus > 1 else 0) if cuda else PROCESS_BYTES,
         elsewhere=0 if on_device else centers + center_moments + taught_centers,
     )
-
-
-def _work_bytes(head: HeadWork, kept: int, backward: int) -> int:
-    # At the end of the step the activations no longer exist, and leave their memory to the update.
-    return max(head.peak, backward + head.accumulated, head.update - kept)
 
 
 def _verification_bytes(config: Config) -> int:
@@ -211,9 +208,3 @@ def _verification_bytes(config: Config) -> int:
     images = batch * config.data.image_size**2 * _BYTES_PER_VERIFIED_PIXEL
     # Verification runs in float32, whatever `train.precision` is.
     return images + forward_bytes(config.model, config.data.image_size, batch=batch)
-
-
-def _runtime_bytes(gpus: int, *, cuda: bool) -> int:
-    if not cuda:
-        return PROCESS_BYTES
-    return CONTEXT_BYTES + (NCCL_BYTES if gpus > 1 else 0)

@@ -126,11 +126,19 @@ def _bytes_per_row(
 
 def head_work(load: HeadLoad) -> HeadWork:
     """Return the bytes that a step needs beside the tables."""
+    samples, micro_batches = load.settings.sample_rate < 1, load.optim.accumulate
     # Two int64 per sampled class: its row, and its place in the sample.
-    sample = 0 if load.settings.sample_rate >= 1 else 16 * load.sampled
-    accumulated = _accumulated_gradient(load)
-    peak = _gathered_embeddings(load) + sample + _chunk_peak(load) + accumulated
-    return HeadWork(peak, accumulated, _update_peak(load))
+    held = _gathered_embeddings(load) + (16 * load.sampled if samples else 0)
+    accumulated = update = 0
+    if load.trained and not load.updates_in_backward:
+        numbers, per_number = load.sampled * load.width, 4 + _update_bytes_per_number(load)
+        # Micro-batches differ in their positive classes. With sampling, the gradient of each is kept until the end of
+        # the step and joined there; otherwise they are added up.
+        accumulated = 4 * numbers * (micro_batches if samples else 1)
+        update = 4 * numbers + load.chunk * load.width * per_number
+        if samples:
+            update = numbers * max(4 * (2 * micro_batches + 1), 4 + per_number)
+    return HeadWork(held + _chunk_peak(load) + accumulated, accumulated, update)
 
 
 def moved_per_number(load: HeadLoad, *, one_pass: bool) -> int:
@@ -177,8 +185,8 @@ def _chunk_peak(load: HeadLoad) -> int:
     numbers = load.chunk * load.width
     factor = _narrow_bytes(load) if load.settings.weight_dtype == "float32" else 0
     converted = 4 if load.settings.weight_dtype == "bfloat16" else 0
-    # With sampling, a gradient that waits for the end of the step is kept as it is (`_accumulated_gradient`); without,
-    # it is added to the gradient of the micro-batches before.
+    # With sampling, a gradient that waits for the end of the step is kept as it is; without, it
+    # is added to the gradient of the micro-batches before.
     is_added = load.trained and load.settings.sample_rate >= 1
     gradient = 4 if load.updates_in_backward or is_added else 0
     # The product of gradient and center, before it is summed over each row.
@@ -194,25 +202,6 @@ def _chunk_peak(load: HeadLoad) -> int:
         slopes + held + numbers * (gradient + converted + product),
         numbers * (4 + _update_bytes_per_number(load)) if load.updates_in_backward else 0,
     )
-
-
-def _accumulated_gradient(load: HeadLoad) -> int:
-    """Return the bytes of the sampled rows' gradient, if the update waits for the end of the step."""
-    if not load.trained or load.updates_in_backward:
-        return 0
-    rows = load.sampled * load.width * 4
-    # With sampling, micro-batches differ in their positive classes, so the gradient of each is kept.
-    return rows if load.settings.sample_rate >= 1 else rows * load.optim.accumulate
-
-
-def _update_peak(load: HeadLoad) -> int:
-    """Return the peak at the end of a step: joining the accumulated gradients, or updating their rows."""
-    if not load.trained or load.updates_in_backward:
-        return 0
-    numbers = load.sampled * load.width
-    if load.settings.sample_rate >= 1:
-        return 4 * numbers + load.chunk * load.width * (4 + _update_bytes_per_number(load))
-    return numbers * max(4 * (2 * load.optim.accumulate + 1), 8 + _update_bytes_per_number(load))
 
 
 def _update_bytes_per_number(load: HeadLoad) -> int:

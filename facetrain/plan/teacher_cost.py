@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,10 +14,9 @@ from facetrain.models.onnx_network import OnnxNetwork
 from facetrain.plan.memory_traffic import MemoryTraffic
 from facetrain.plan.pass_cost import PassCost, count_twice, remembered
 from facetrain.torch_private import LiveBytes
+from facetrain.training.precision import autocast_for
 from facetrain.training.settings import DistillSettings
 from facetrain.training.teacher_cache import cached_embedding_size
-
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -76,8 +74,8 @@ def teacher_bytes(config: Config, batch: int, moments: int) -> tuple[int, int]:
 def _count(model: EmbeddingModel, images: int, precision: str) -> tuple[int, int, int, int]:
     """Return launches, and bytes moved, kept and at the peak of the forward pass."""
     image_BCHW = _images(model, images)
-    autocast = torch.autocast("cpu", _DTYPES[precision]) if precision in _DTYPES else nullcontext()
-    with torch.no_grad(), autocast, LiveBytes() as live, MemoryTraffic() as traffic:
+    autocast = autocast_for(precision, torch.device("cpu"))
+    with torch.no_grad(), autocast(), LiveBytes() as live, MemoryTraffic() as traffic:
         model.network(image_BCHW)
     return traffic.launches, traffic.bytes, 0, live.peak
 
