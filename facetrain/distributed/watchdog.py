@@ -119,17 +119,9 @@ def main_thread_position() -> str:
 
 def _start(peers: Peers, patience_s: float) -> subprocess.Popen[bytes]:
     descriptor = peers.listener.fileno() if peers.listener else None
-    settings = {
-        "pid": os.getpid(),
-        "rank": peers.rank,
-        "patience_s": patience_s,
-        "error_file": os.environ.get(_REASON_FILE, ""),
-        "token": peers.token,
-        "places": peers.places,
-        "address": peers.address,
-        "listener": descriptor,
-        "speaks": peers.speaks,
-    }
+    shared = {name: getattr(peers, name) for name in ("rank", "places", "token", "address", "speaks")}
+    error_file = os.environ.get(_REASON_FILE, "")
+    own = {"pid": os.getpid(), "patience_s": patience_s, "error_file": error_file, "listener": descriptor}
     process = subprocess.Popen(
         # -S and -E: the program needs no site packages, and no variable of the rank may change it.
         [sys.executable, "-S", "-E", watchdog_process.__file__],
@@ -140,7 +132,7 @@ def _start(peers: Peers, patience_s: float) -> subprocess.Popen[bytes]:
         pass_fds=() if descriptor is None else (descriptor,),
     )
     assert process.stdin is not None, "stdin is a pipe"
-    _write(process.stdin, json.dumps(settings))
+    _write(process.stdin, json.dumps(shared | own))
     if peers.listener:
         peers.listener.close()
     return process

@@ -33,6 +33,7 @@ import signal
 import socket
 import time
 from contextlib import suppress
+from types import SimpleNamespace
 
 _UNREACHABLE_S = 15
 _KEEP_ALIVES = 5
@@ -78,18 +79,14 @@ class _Link:
 class Watchdog:
     """Watchdog of one rank."""
 
-    def __init__(self, settings: dict[str, object], listener: socket.socket | None) -> None:
+    def __init__(self, settings: SimpleNamespace, listener: socket.socket | None) -> None:
         """Connect to rank 0, or listen for the other ranks on rank 0.
 
         The settings are `pid`, `rank`, `patience_s`, `error_file`, `token`, `places` (host and process of each rank),
         `address` (host and port of rank 0; null: no connection) and `speaks` (whether this rank prints why it ends
         although another rank is the reason).
         """
-        self._pid, self._rank = int(str(settings["pid"])), int(str(settings["rank"]))
-        self._patience_s = float(str(settings["patience_s"]))
-        self._error_file, self._token = str(settings["error_file"]), str(settings["token"])
-        self._places: list[str] = settings["places"]  # type: ignore[assignment]
-        self._speaks = bool(settings["speaks"])
+        self._settings, self._pid, self._rank = settings, settings.pid, settings.rank
         self._selector, self._from_rank = selectors.DefaultSelector(), _Lines()
         self._links: list[_Link] = []
         self._position = ""
@@ -102,8 +99,8 @@ class Watchdog:
         self._selector.register(0, selectors.EVENT_READ, self._read_rank)
         if listener is not None:
             self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
-        elif settings["address"]:
-            self._connect(*settings["address"])  # type: ignore[misc]
+        elif settings.address:
+            self._connect(*settings.address)
 
     def run(self) -> None:
         """Guard the rank until it has ended."""
@@ -140,8 +137,8 @@ class Watchdog:
         self._stopped_s = self._stopped_s + passed_s if _is_stopped(self._pid) else 0.0
         if self._stopped_s > _STOPPED_S:
             self._end_in(0, f"was stopped (SIGSTOP, or Ctrl-Z) for {_STOPPED_S:.0f} s", prints=True)
-        elif self._silent_s > self._patience_s:
-            self._end_in(0, f"has not run for {self._patience_s:.0f} s", prints=True)
+        elif self._silent_s > self._settings.patience_s:
+            self._end_in(0, f"has not run for {self._settings.patience_s:.0f} s", prints=True)
         if time.monotonic() >= self._deadline:
             self._end()
         if time.monotonic() >= self._warns_at and not self._is_announced:
@@ -160,7 +157,7 @@ class Watchdog:
             message += f", {'last seen ' if self._silent_s > _SEEN_S else ''}{self._position},"
         message += " and is ended"
         if self._is_printed:
-            _write_reason(self._error_file, message, printed=True)
+            _write_reason(self._settings.error_file, message, printed=True)
             _print(f"error: {message}")
         _write_to_rank(f"end {message}")
         deadline = time.monotonic() + _FLUSH_S
@@ -187,13 +184,13 @@ class Watchdog:
     def _learn(self, line: str, *, sender: _Link) -> None:
         """Handle the loss of another rank; rank 0 forwards it to all others."""
         _, number, kind, reason = (line + "   ").split(" ", 3)
-        if not number.isdigit() or int(number) >= len(self._places) or int(number) == self._rank:
+        if not number.isdigit() or int(number) >= len(self._settings.places) or int(number) == self._rank:
             return
         self._send(line, but=sender)
         self._lose(int(number), kind, reason.strip())
 
     def _lose(self, rank: int, kind: str, reason: str) -> None:
-        who = f"rank {rank} ({self._places[rank]})"
+        who = f"rank {rank} ({self._settings.places[rank]})"
         lost = {
             "failed": f"{who} failed: {reason}",
             "waited": f"{who} failed: {reason}",
@@ -211,8 +208,8 @@ class Watchdog:
             return
         self._knows_loss = True
         _write_to_rank(f"lost {lost}")
-        _write_reason(self._error_file, lost, printed=self._speaks)
-        if self._speaks:
+        _write_reason(self._settings.error_file, lost, printed=self._settings.speaks)
+        if self._settings.speaks:
             _print(f"error: {lost}")
 
     def _accept(self, listener: socket.socket) -> None:
@@ -230,7 +227,7 @@ class Watchdog:
             )
             self._warns_at = time.monotonic() + _WARNS_S
             return
-        self._add_link(connection, 0).send(f"hello {self._token} {self._rank}")
+        self._add_link(connection, 0).send(f"hello {self._settings.token} {self._rank}")
 
     def _add_link(self, connection: socket.socket, rank: int | None) -> _Link:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -278,7 +275,12 @@ class Watchdog:
         """Set the rank of a new link; return whether it belongs to this run."""
         word, _, rest = line.partition(" ")
         token, _, rank = rest.partition(" ")
-        if word != "hello" or token != self._token or not rank.isdigit() or int(rank) >= len(self._places):
+        if (
+            word != "hello"
+            or token != self._settings.token
+            or not rank.isdigit()
+            or int(rank) >= len(self._settings.places)
+        ):
             return False
         link.rank = int(rank)
         return True
@@ -326,8 +328,8 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # meant for the rank: the agent signals the whole process group
     with open(0, "rb", buffering=0, closefd=False) as lines:
-        settings = json.loads(lines.readline())
-    listener = socket.socket(fileno=settings["listener"]) if settings["listener"] is not None else None
+        settings = SimpleNamespace(**json.loads(lines.readline()))
+    listener = None if settings.listener is None else socket.socket(fileno=settings.listener)
     watchdog = Watchdog(settings, listener)
     _write_to_rank("ready")
     watchdog.run()

@@ -30,13 +30,9 @@ class Muon(GroupOptimizer):
         B ← μ B + (1 − μ) G
         W ← (1 − γ λ) W − γ √max(1, R / C) · orthogonalize(μ B + (1 − μ) G)
 
-    It equals `torch.optim.Muon`, which takes matrices only and cannot skip a step on the device. As with the fused
-    optimizers of torch, gradients are divided by `grad_scale` and nothing changes where `found_inf` is 1
-    (`optimizer.fused_step`). Weights of the same shape share their matrix products.
+    It equals `torch.optim.Muon`, which takes matrices only and cannot skip a step on the device. Weights of the same
+    shape share their matrix products.
     """
-
-    grad_scale: Tensor
-    found_inf: Tensor
 
     def __init__(self, groups: list[ParameterGroup], *, momentum: float, weight_decay: float) -> None:
         """Take the weights in groups with a learning rate `lr` each, which is 0 until it is set."""
@@ -47,7 +43,7 @@ class Muon(GroupOptimizer):
                 self.state[weight] = {"momentum_buffer": torch.zeros_like(weight)}
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self, grad_scale: Tensor, skip: Tensor) -> None:
         """Update all weights that have a gradient."""
         for group in self.param_groups:
             same_shape: dict[torch.Size, list[tuple[Tensor, Tensor]]] = defaultdict(list)
@@ -55,20 +51,22 @@ class Muon(GroupOptimizer):
                 if weight.grad is not None:
                     same_shape[weight.shape].append((weight, weight.grad))
             for pairs in same_shape.values():
-                self._update(pairs, group["lr"])
+                self._update(pairs, group["lr"], grad_scale, skip)
 
-    def _update(self, pairs: list[tuple[Tensor, Tensor]], lr: float) -> None:
+    def _update(
+        self, pairs: list[tuple[Tensor, Tensor]], lr: float, grad_scale: Tensor, skip: Tensor
+    ) -> None:
         """Update weights of the same shape by their gradients."""
         directions = []
         for weight, gradient in pairs:
             buffer = self.state[weight]["momentum_buffer"]
             # A skipped step leaves the buffer as it is: its mean with itself is exact.
-            gradient = torch.where(self.found_inf.bool(), buffer, gradient / self.grad_scale)
+            gradient = torch.where(skip.bool(), buffer, gradient / grad_scale)
             buffer.lerp_(gradient, 1 - self._momentum)
             directions.append(gradient.lerp(buffer, self._momentum).reshape(len(weight), -1))
         matrix_NRC = torch.stack(directions)
         rows, columns = matrix_NRC.shape[1:]
-        rate = lr * (1 - self.found_inf)
+        rate = lr * (1 - skip)
         step_NRC = orthogonalize(matrix_NRC) * (rate * math.sqrt(max(1.0, rows / columns)))
         for (weight, _), step_RC in zip(pairs, step_NRC, strict=True):
             weight.mul_(1 - rate * self._weight_decay).sub_(step_RC.reshape(weight.shape))

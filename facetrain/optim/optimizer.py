@@ -57,19 +57,18 @@ class GroupOptimizer:
     first step of a small run.
     """
 
-    grad_scale: Tensor | None = None
-    """Factor by which gradients are divided in the next step, a scalar on the device; None: 1."""
-    found_inf: Tensor | None = None
-    """1 if the next step must change nothing, else 0, a scalar on the device; None: 0."""
-
     def __init__(self, groups: list[ParameterGroup]) -> None:
         """Take the groups; the learning rate of each is 0 until the stepper sets it."""
         self.param_groups = [{"lr": 0.0, **group} for group in groups]
         self.state: dict[Tensor, dict[str, Tensor]] = {}
         """Moments of each parameter."""
 
-    def step(self) -> None:
-        """Update all parameters that have a gradient."""
+    def step(self, grad_scale: Tensor, skip: Tensor) -> None:
+        """Update all parameters that have a gradient, divided by `grad_scale`, or none where `skip` is 1.
+
+        Both are float32 scalars on the device of the parameters. The fused kernels read them there, so the host does
+        not wait for the GPU.
+        """
         raise NotImplementedError
 
     def zero_grad(self) -> None:
@@ -91,7 +90,7 @@ class FusedSGD(GroupOptimizer):
             self.state = {p: {"momentum_buffer": torch.zeros_like(p)} for p in _parameters(self.param_groups)}
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self, grad_scale: Tensor, skip: Tensor) -> None:
         """Update all parameters that have a gradient."""
         for group in self.param_groups:
             trained = [parameter for parameter in group["params"] if parameter.grad is not None]
@@ -101,8 +100,8 @@ class FusedSGD(GroupOptimizer):
                 [parameter.grad for parameter in trained],
                 buffers,
                 fused=True,
-                grad_scale=self.grad_scale,
-                found_inf=self.found_inf,
+                grad_scale=grad_scale,
+                found_inf=skip,
                 weight_decay=self._optim.weight_decay,
                 momentum=self._optim.momentum,
                 lr=group["lr"],
@@ -129,7 +128,7 @@ class FusedAdamW(GroupOptimizer):
         }
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self, grad_scale: Tensor, skip: Tensor) -> None:
         """Update all parameters that have a gradient."""
         for group in self.param_groups:
             trained = [parameter for parameter in group["params"] if parameter.grad is not None]
@@ -145,8 +144,8 @@ class FusedAdamW(GroupOptimizer):
                 [],
                 steps,
                 fused=True,
-                grad_scale=self.grad_scale,
-                found_inf=self.found_inf,
+                grad_scale=grad_scale,
+                found_inf=skip,
                 amsgrad=False,
                 beta1=self._optim.betas[0],
                 beta2=self._optim.betas[1],
@@ -163,16 +162,6 @@ def build_optimizer(groups: list[ParameterGroup], optim: OptimSettings) -> Group
     Weight decay applies to every parameter, as in the published recipes.
     """
     return FusedAdamW(groups, optim) if optim.name == "adamw" else FusedSGD(groups, optim)
-
-
-def fused_step(optimizer: GroupOptimizer, *, grad_scale: Tensor, skip: Tensor) -> None:
-    """Take an optimizer step with the gradients divided by `grad_scale`, or none where `skip` is 1.
-
-    Both are float32 scalars on the device of the parameters. The fused kernels read them there, so the host does not
-    wait for the GPU.
-    """
-    optimizer.grad_scale, optimizer.found_inf = grad_scale, skip
-    optimizer.step()
 
 
 def _parameters(groups: list[ParameterGroup]) -> list[nn.Parameter]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from facetrain.distributed import collectives
 from facetrain.optim.loss_scale import LossScale
-from facetrain.optim.optimizer import GroupOptimizer, fused_step
+from facetrain.optim.optimizer import GroupOptimizer
 
 
 class RowUpdater(Protocol):
@@ -94,7 +94,7 @@ class Stepper:
         skipped = collectives.max_((~torch.isfinite(norm)).float())
         clip_factor = (norm / self._clip).clamp_min(1.0) if self._clip else torch.ones_like(norm)
         for optimizer in self.optimizers:
-            fused_step(optimizer, grad_scale=self.scale.value * clip_factor, skip=skipped)
+            optimizer.step(self.scale.value * clip_factor, skipped)
             optimizer.zero_grad()
         if not self._head.update_in_backward:
             self._head.step(self.scale.value, skipped)

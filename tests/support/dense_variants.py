@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize, one_hot, softplus
 
 from facetrain.counter_rng import key_of, normal
+from tests.support.dense_head import MARGINS, dense_loss
 from tests.support.heads import margin_settings
 
 SCALE = 16.0
@@ -40,6 +41,14 @@ def with_target(cos: Tensor, label: Tensor, target: Tensor) -> Tensor:
 
 def target_of(cos: Tensor, label: Tensor) -> Tensor:
     return cos.gather(1, label[:, None])[:, 0]
+
+
+class DenseMargin(DenseVariant):
+    def __init__(self, margin: dict[str, Any]) -> None:
+        self.margin = margin
+
+    def loss(self, embedding, weight, label, classes, step):
+        return dense_loss(embedding, weight, label, self.margin)
 
 
 class DenseAdaFace(DenseVariant):
@@ -148,7 +157,8 @@ class Variant:
     """Centers per class."""
 
     def margin_arguments(self) -> dict[str, Any]:
-        return {"margin": margin_settings(scale=SCALE, beyond_pi="none", **self.margin), "margin_seed": 9}
+        margin = {"scale": SCALE, "beyond_pi": "none"} | self.margin
+        return {"margin": margin_settings(**margin), "margin_seed": 9}
 
 
 VARIANTS = {
@@ -182,3 +192,14 @@ VARIANTS = {
         columns=3,
     ),
 }
+
+HEADS = VARIANTS | {
+    name: Variant(
+        {"type": "combined", "m2": 0.0, "m3": 0.0} | margin,
+        lambda classes, rate, margin=margin: DenseMargin(margin),
+        {},
+    )
+    for name, margin in MARGINS.items()
+}
+CASES = [(name, rate) for name in HEADS for rate in (1.0, 0.4)] + [(name, 0.0) for name in MARGINS]
+"""Heads and sample rates; the threshold of the unified loss has no first value without negatives."""

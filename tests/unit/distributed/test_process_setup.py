@@ -18,36 +18,28 @@ def cache_folder_not_set(monkeypatch):
     monkeypatch.delenv(VARIABLE)
 
 
-def test_compiled_code_is_kept_in_the_users_cache_folder(monkeypatch, tmp_path):
+def test_compiled_code_is_kept_in_the_users_cache_folder_unless_the_environment_names_another(
+    monkeypatch, tmp_path
+):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     keep_compiled_code()
     assert Path(os.environ[VARIABLE]) == tmp_path / "facetrain" / "compiled"
     assert (tmp_path / "facetrain" / "compiled").is_dir()
-
-
-def test_a_folder_given_in_the_environment_is_kept(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv(VARIABLE, "/given")
+    os.environ[VARIABLE] = "/given"
     keep_compiled_code()
     assert os.environ[VARIABLE] == "/given"
 
 
-def test_torchs_default_stays_if_the_cache_folder_cannot_be_created(monkeypatch, tmp_path):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    keep_compiled_code()
-    assert VARIABLE not in os.environ
-
-
-def test_torchs_default_stays_if_the_cache_folder_cannot_be_written(monkeypatch, tmp_path):
+@pytest.mark.parametrize("problem", ["cannot be created", "cannot be written", "no home"])
+def test_torchs_default_stays_if_the_cache_folder_cannot_be_used(monkeypatch, tmp_path, request, problem):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write to every folder
-    keep_compiled_code()
-    assert VARIABLE not in os.environ
-
-
-def test_torchs_default_stays_for_a_user_without_a_home_folder(monkeypatch, no_home):
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    if problem == "cannot be created":
+        (tmp_path / "facetrain").write_text("")
+    elif problem == "cannot be written":
+        monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write to every folder
+    else:
+        request.getfixturevalue("no_home")
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     keep_compiled_code()
     assert VARIABLE not in os.environ
 

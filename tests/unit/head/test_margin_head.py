@@ -11,32 +11,6 @@ from tests.support.heads import combined, head_stage, make_head, make_margin, ma
 from tests.unit.head.helpers import BATCH, CLASSES, SIZE, batch, sample_of, small_head
 
 
-@pytest.mark.parametrize("rate", [1.0, 0.4, 0.0])
-@pytest.mark.parametrize("margin", list(MARGINS))
-def test_loss_gradient_and_update_equal_the_dense_reference(margin, rate):
-    head = small_head(margin, sample_rate=rate)
-    weight = head.weight.data.clone().requires_grad_()
-    momentum = torch.zeros_like(weight)
-    for step in range(3):
-        embedding, label = batch(step)
-        reference = embedding.detach().clone().requires_grad_()
-        head.begin_step(step, lr=0.1)
-        loss = head(embedding, label)
-        loss.backward()
-        sample = None if rate == 1 else sample_of(head, label, step, rate)
-        expected = dense_loss(reference, weight, label, MARGINS[margin], sample)
-        expected.backward()
-        torch.testing.assert_close(loss, expected)
-        torch.testing.assert_close(embedding.grad, reference.grad)
-        rows = torch.arange(CLASSES) if sample is None else sample
-        with torch.no_grad():
-            momentum[rows] = 0.9 * momentum[rows] + weight.grad[rows] + 0.01 * weight[rows]
-            weight[rows] -= 0.1 * momentum[rows]
-        weight.grad = None
-        torch.testing.assert_close(head.weight.data, weight.detach())
-        torch.testing.assert_close(head.row_state()["momentum"], momentum)
-
-
 @pytest.mark.parametrize("placement", ["device", "host"])
 @pytest.mark.parametrize("rates", [(0.4, 1.0, 0.0), (1.0, 0.4)])
 def test_a_head_in_stages_samples_with_the_rate_of_the_stage(rates, placement):

@@ -5,14 +5,14 @@ import torch
 
 from facetrain.head.class_shard import ClassShard
 from tests.support.dense_head import sample_classes
-from tests.support.dense_variants import VARIANTS
+from tests.support.dense_variants import CASES, HEADS, VARIANTS
 from tests.support.heads import make_head, make_margin
 
 CLASSES, SIZE, BATCH = 23, 8, 12
 
 
 def small_head(name, rate=1.0, **options):
-    variant = VARIANTS[name]
+    variant = HEADS[name]
     given = {
         "weight_dtype": torch.float64,
         "momentum_dtype": torch.float64,
@@ -32,10 +32,9 @@ def batch(step):
     return embedding.requires_grad_(), torch.randint(0, CLASSES, (BATCH,), generator=generator)
 
 
-@pytest.mark.parametrize("rate", [1.0, 0.4])
-@pytest.mark.parametrize("name", list(VARIANTS))
+@pytest.mark.parametrize(("name", "rate"), CASES)
 def test_loss_gradients_and_updates_equal_the_papers_equations(name, rate):
-    head, oracle = small_head(name, rate), VARIANTS[name].oracle(CLASSES, rate)
+    head, oracle = small_head(name, rate), HEADS[name].oracle(CLASSES, rate)
     weight = head.weight.data.clone().requires_grad_()
     moving = [weight, *oracle.parameters()]
     momenta = [torch.zeros_like(tensor) for tensor in moving]
@@ -59,6 +58,7 @@ def test_loss_gradients_and_updates_equal_the_papers_equations(name, rate):
                 tensor[of] -= 0.1 * momentum[of]
                 tensor.grad = None
         torch.testing.assert_close(head.weight.data, weight.detach())
+        torch.testing.assert_close(head.row_state()["momentum"], momenta[0])
         for parameter in oracle.parameters():
             torch.testing.assert_close(head.state()["threshold"].view(()), parameter.detach())
 

@@ -5,7 +5,6 @@ from torch import nn
 from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ConfigError
 from facetrain.optim.muon import Muon, hidden_weights, orthogonalize, split_groups
-from facetrain.optim.optimizer import fused_step
 from facetrain.optim.settings import OptimSettings
 from facetrain.run.build.stepper import build_optimizers
 
@@ -21,7 +20,7 @@ def muon_of(weights):
 def take_step(optimizer, weights, gradients, *, scale=1.0, skip=0.0):
     for weight, gradient in zip(weights, gradients, strict=True):
         weight.grad = None if gradient is None else gradient * scale
-    fused_step(optimizer, grad_scale=torch.tensor(scale), skip=torch.tensor(skip))
+    optimizer.step(torch.tensor(scale), torch.tensor(skip))
 
 
 def plain_steps(weight, gradients):

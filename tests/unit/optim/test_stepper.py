@@ -6,7 +6,7 @@ from facetrain.backbone.low_rank import add_adapters
 from facetrain.errors import ConfigError
 from facetrain.optim.frozen_parts import freeze
 from facetrain.optim.loss_scale import LossScale
-from facetrain.optim.optimizer import build_optimizer, fused_step, parameter_groups
+from facetrain.optim.optimizer import build_optimizer, parameter_groups
 from facetrain.optim.settings import OptimSettings
 from facetrain.optim.stepper import Stepper
 
@@ -136,7 +136,7 @@ def test_fused_steps_are_torchs_to_the_last_bit_also_where_a_parameter_has_no_gr
             other.grad = one.grad.clone()
         reference.grad_scale = torch.tensor(4.0)
         reference.found_inf = torch.tensor(float(step == 2))
-        fused_step(optimizer, grad_scale=reference.grad_scale, skip=reference.found_inf)
+        optimizer.step(reference.grad_scale, reference.found_inf)
         reference.step()
         for one, other in zip(ours, theirs, strict=True):
             assert torch.equal(one, other)
