@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 from facetrain.errors import FacetrainError
 from facetrain.files import error_reason
-
-OK, WARNING, FAILURE = "ok", "warning", "failure"
-CERTAIN, LIKELY, POSSIBLE = "certain", "likely", "possible"
 
 
 @dataclass(frozen=True)
@@ -19,8 +17,7 @@ class CheckResult:
 
     check: str
     """Name of the check."""
-    status: str
-    """ok, warning or failure."""
+    status: Literal["ok", "warning", "failure"]
     message: str
     """What was measured or found."""
     advice: str = ""
@@ -31,17 +28,17 @@ class CheckResult:
 
 def passed(check: str, message: str) -> CheckResult:
     """Return the result of a check that found nothing wrong."""
-    return CheckResult(check, OK, message)
+    return CheckResult(check, "ok", message)
 
 
 def warning(check: str, message: str, advice: str, certainty: str = "") -> CheckResult:
     """Return the result of a check after which training works, but may cost time or accuracy."""
-    return CheckResult(check, WARNING, message, advice, certainty)
+    return CheckResult(check, "warning", message, advice, certainty)
 
 
 def failed(check: str, message: str, advice: str) -> CheckResult:
     """Return the result of a check after which training cannot work."""
-    return CheckResult(check, FAILURE, message, advice)
+    return CheckResult(check, "failure", message, advice)
 
 
 def warned_if(has_problem: bool, check: str, message: str, advice: str, certainty: str = "") -> CheckResult:

@@ -12,16 +12,7 @@ from facetrain.data.mixture import MixtureDataset
 from facetrain.data.open_dataset import check_counts, open_dataset, require_landmarks
 from facetrain.data.published_datasets import require_dataset
 from facetrain.data.settings import DataSettings
-from facetrain.doctor.check_result import (
-    CERTAIN,
-    LIKELY,
-    POSSIBLE,
-    CheckResult,
-    failed,
-    passed,
-    warned_if,
-    warning,
-)
+from facetrain.doctor.check_result import CheckResult, failed, passed, warned_if, warning
 from facetrain.errors import DataError
 from facetrain.run.start_checks import count_images, find_label_problem
 
@@ -77,12 +68,10 @@ def _check_labels(source: FaceDataset, name: str) -> list[CheckResult]:
     """Check the labels of each dataset of a mixture, or of the dataset itself."""
     results = []
     for place, part in parts_of(source, name):
-        problem = find_label_problem(part)
-        if problem is not None:
-            certainty = ""
-            if problem.first_label:
-                certainty = CERTAIN if problem.first_label == 1 else LIKELY
-                certainty = certainty if problem.is_shifted else POSSIBLE
+        if (problem := find_label_problem(part)) is not None:
+            certainty = "certain" if problem.first_label == 1 else "likely"
+            if not problem.is_shifted:
+                certainty = "possible" if problem.first_label else ""
             message = problem.message if part is source else f"{place}: {problem.message}"
             results.append(warning("identities", message, problem.advice, certainty))
     message = f"every label from 0 to {source.num_classes - 1:,} has an image"

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from facetrain.doctor.check_result import LIKELY, POSSIBLE, CheckResult, passed, warning
+from facetrain.doctor.check_result import CheckResult, passed, warning
 
 _EXPECTED = "(pixels − 127.5) / 127.5, RGB"
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -62,7 +62,7 @@ def check_normalization(
         f"{path}: its statistics fit {best} better than {_EXPECTED} (mismatch {mismatch[best]:.2f} instead of "
         f"{expected:.2f})",
         "these weights were probably trained on other input than facetrain's: convert them, or start without them",
-        LIKELY if factor > _CLEAR_FACTOR else POSSIBLE,
+        "likely" if factor > _CLEAR_FACTOR else "possible",
     )
 
 

@@ -8,16 +8,7 @@ from pathlib import Path
 from facetrain.checkpoint.commit import complete_steps, step_folder
 from facetrain.checkpoint.identity import check_identity
 from facetrain.checkpoint.load import Checkpoint
-from facetrain.doctor.check_result import (
-    LIKELY,
-    POSSIBLE,
-    CheckResult,
-    count_text,
-    failed,
-    passed,
-    warned_if,
-    warning,
-)
+from facetrain.doctor.check_result import CheckResult, count_text, failed, passed, warned_if, warning
 from facetrain.errors import CheckpointError, ForeignCheckpointError
 from facetrain.optim.settings import OptimSettings
 from facetrain.plan.device import GIB
@@ -45,7 +36,7 @@ def check_learning_rate(
     message = f"{optim.name}, lr {lr:g} with {global_batch_size:,} images per step"
     if optim.name == "adamw":
         advice = "published AdamW recipes use 0.001: lower optim.lr"
-        return warned_if(lr > _HIGHEST_ADAMW_LR, check, message, advice, LIKELY)
+        return warned_if(lr > _HIGHEST_ADAMW_LR, check, message, advice, "likely")
     published = _SGD_LR_PER_IMAGE * global_batch_size
     factor = max(lr / published, published / lr)
     if factor < _POSSIBLE_FACTOR or (lr < published and has_initial_weights):
@@ -55,7 +46,7 @@ def check_learning_rate(
         "the batch (train.batch_size × ranks × optim.accumulate)"
     )
     message += f"; published recipes use {lr:g} with about {lr / _SGD_LR_PER_IMAGE:,.0f}"
-    return warning(check, message, advice, LIKELY if factor >= _LIKELY_FACTOR else POSSIBLE)
+    return warning(check, message, advice, "likely" if factor >= _LIKELY_FACTOR else "possible")
 
 
 def checkpoint_bytes(needed: Forecast, world_size: int) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from facetrain.data.images.face_pattern import Registration, correlation, orientation_correlations, register
-from facetrain.doctor.check_result import CERTAIN, LIKELY, POSSIBLE, CheckResult, passed, warning
+from facetrain.doctor.check_result import CheckResult, passed, warning
 from facetrain.doctor.image_sample import ImageSample
 
 _FEWEST_IMAGES = 30
@@ -81,7 +81,7 @@ def _find_storage(check: str, sample: ImageSample) -> Iterator[CheckResult]:
     for error, number in numbers.items():
         if number:
             message = f"{number:,} of {len(sample):,} images {error}"
-            yield warning(check, message, _STORAGE_ADVICE[error], CERTAIN)
+            yield warning(check, message, _STORAGE_ADVICE[error], "certain")
 
 
 def _find_swapped_channels(check: str, sample: ImageSample) -> Iterator[CheckResult]:
@@ -94,7 +94,7 @@ def _find_swapped_channels(check: str, sample: ImageSample) -> Iterator[CheckRes
     is_blue = redness < _BLUE
     share = is_blue.mean()
     if share > 0.5 and np.median(redness) < 2 * _BLUE:
-        certainty = LIKELY if share > 0.8 else POSSIBLE
+        certainty = "likely" if share > 0.8 else "possible"
         yield warning(check, f"{share:.0%} of the color images have more blue than red", advice, certainty)
     elif _at_least(int(is_blue.sum()), len(redness)) > _MANY_BLUE and np.median(redness[~is_blue]) > _SKIN:
         certainty, place = _certainty_of_part(sample, is_blue)
@@ -110,7 +110,7 @@ def _find_rotation(check: str, sample: ImageSample) -> Iterator[CheckResult]:
     others = np.delete(average, turns).max()
     if turns and average[turns] > 0.4 and average[turns] - others > _TURN_MARGIN:
         angle = {1: "a quarter turn to the right", 2: "half a turn", 3: "a quarter turn to the left"}[turns]
-        certainty = LIKELY if average[turns] > 0.5 else POSSIBLE
+        certainty = "likely" if average[turns] > 0.5 else "possible"
         yield warning(check, f"the average face is rotated by {angle}", advice, certainty)
         return
     is_upright = correlations[:, 0] - correlations[:, 1:].max(1) > _TURN_MARGIN
@@ -119,7 +119,7 @@ def _find_rotation(check: str, sample: ImageSample) -> Iterator[CheckResult]:
         others = np.delete(correlations, turns, axis=1).max(1)
         is_turned = correlations[:, turns] - others > _TURN_MARGIN
         if has_faces and _at_least(int(is_turned.sum()), len(sample)) > _MANY_TURNED:
-            certainty = LIKELY if is_turned.mean() > 0.1 else POSSIBLE
+            certainty = "likely" if is_turned.mean() > 0.1 else "possible"
             angle = {1: "to the right", 2: "upside down", 3: "to the left"}[turns]
             message = f"about {is_turned.mean():.0%} of the faces are turned {angle}, the others are upright"
             yield warning(check, message, advice, certainty)
@@ -135,10 +135,10 @@ def _find_stored_normalized(check: str, sample: ImageSample) -> Iterator[CheckRe
         "from 0 to 255"
     )
     if high - low < _NARROW_RANGE:
-        certainty = LIKELY if high - low < _VERY_NARROW_RANGE else POSSIBLE
+        certainty = "likely" if high - low < _VERY_NARROW_RANGE else "possible"
         yield warning(check, f"99.8 % of all values are between {low} and {high}", advice, certainty)
     elif saturated > _MANY_SATURATED:
-        yield warning(check, f"{saturated:.0%} of all values are 0 or 255", advice, LIKELY)
+        yield warning(check, f"{saturated:.0%} of all values are 0 or 255", advice, "likely")
 
 
 def check_alignment(
@@ -164,11 +164,11 @@ def check_alignment(
             f"the average face does not resemble the average face of {reference_name} "
             f"(correlation {moved.similarity:.2f})"
         )
-        return [warning(check, message, advice, POSSIBLE)]
+        return [warning(check, message, advice, "possible")]
     if not _is_moved(moved):
         return [passed(check, f"as {reference_name} (correlation {moved.similarity_in_place:.2f})")]
     gain = moved.similarity - moved.similarity_in_place
-    certainty = LIKELY if gain > _CLEAR_GAIN and moved.similarity > 0.7 else POSSIBLE
+    certainty = "likely" if gain > _CLEAR_GAIN and moved.similarity > 0.7 else "possible"
     message = (
         f"faces have {moved.scale:.2f} times the size of those in {reference_name}, {_shift_text(moved)}: "
         f"correlation {moved.similarity_in_place:.2f} in place, {moved.similarity:.2f} after both changes"
@@ -205,8 +205,8 @@ def _certainty_of_part(sample: ImageSample, is_blue: np.ndarray) -> tuple[str, s
     ]
     if shares and max(shares) > 0.5:
         part = int(np.argmax(shares)) * _BLOCK / len(sample)
-        return LIKELY, f", most of them around {part + _BLOCK / len(sample) / 2:.0%} of the dataset"
-    return (LIKELY if is_blue.mean() > 0.2 else POSSIBLE), ""
+        return "likely", f", most of them around {part + _BLOCK / len(sample) / 2:.0%} of the dataset"
+    return ("likely" if is_blue.mean() > 0.2 else "possible"), ""
 
 
 def _at_least(count: int, total: int) -> float:

@@ -17,7 +17,7 @@ from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.augment import Augment
 from facetrain.data.loading.loader import Batch
 from facetrain.data.settings import AugmentSettings
-from facetrain.doctor.check_result import LIKELY, CheckResult, failed, passed, warned_if
+from facetrain.doctor.check_result import CheckResult, failed, passed, warned_if
 from facetrain.doctor.image_sample import read_images
 from facetrain.files import shell_path
 from facetrain.models.model_file import EmbeddingModel, open_model
@@ -77,7 +77,7 @@ def _check_colors(path: str, embedding_BT: Tensor, swapped_BT: Tensor) -> CheckR
     advice = (
         "state the order of its training in the file: `preprocessing.channels` is RGB or BGR (docs/models.md)"
     )
-    return warned_if(swapped > given + _CLEAR_DIFFERENCE, "teacher colors", message, advice, LIKELY)
+    return warned_if(swapped > given + _CLEAR_DIFFERENCE, "teacher colors", message, advice, "likely")
 
 
 def _check_cache(

@@ -32,8 +32,6 @@ _EXPECTATION_PRODUCTS = 3
 _BYTES_PER_LOGIT, _BYTES_PER_FUSED_LOGIT = 80, 6
 """Bytes that a chunk's operations read and write per logit: elementwise operations in float32; or fused kernels, which
 write the slope once in 16 bits, and the two products that read it."""
-_BYTES_PER_DRAWN_CLASS = 200
-"""Bytes per class of the shard that drawing the sample reads and writes: a dozen operations on int64."""
 _PRODUCT_EFFICIENCY, _MEMORY_EFFICIENCY = 0.5, 0.8
 """Shares of the vendor's product rate and memory bandwidth that the head reaches: assumptions."""
 _LATENCY = 50e-6
@@ -142,8 +140,6 @@ def head_seconds(load: HeadLoad, device: Device) -> float:
     moved = logits * (_BYTES_PER_FUSED_LOGIT if fused else _BYTES_PER_LOGIT)
     one_pass = device.has_bf16 and load.optim.name == "sgd"
     moved += numbers * moved_per_number(load, one_pass=one_pass)
-    if load.settings.sample_rate < 1:
-        moved += load.rows * _BYTES_PER_DRAWN_CLASS
     products = _PRODUCTS if load.trained else _PRODUCTS - 1
     if load.trained and load.settings.expectations != "off":
         products += _EXPECTATION_PRODUCTS
