@@ -11,6 +11,7 @@ An entry of `inputs` and `heads` begins with the number of a node. The op "null"
 
 from __future__ import annotations
 
+import ast
 import glob
 import json
 import re
@@ -25,24 +26,8 @@ from facetrain.models.mxnet_params import read_params
 
 EMBEDDING = "fc1"
 """Name that InsightFace gives to the embedding; a graph saved for training has more nodes after it."""
-
-
-class Attributes(dict[str, str]):
-    """The attributes of a node, which the file stores as text."""
-
-    def number(self, key: str, default: float) -> float:
-        """Return a number."""
-        return float(self.get(key, default))
-
-    def flag(self, key: str, default: bool) -> bool:
-        """Return a boolean."""
-        return self.get(key, str(default)) in ("True", "true", "1")
-
-    def pair(self, key: str, default: int) -> tuple[int, int]:
-        """Return the numbers for height and width, from text such as "(3, 3)"."""
-        numbers = [int(number) for number in re.findall(r"\d+", self.get(key, ""))]
-        height, width = numbers or (default, default)
-        return height, width
+_LITERAL = re.compile(r"[-+.\w, ()\[\]]{1,100}")
+"""Numbers, booleans and short tuples, as MXNet writes attributes."""
 
 
 def read_symbol(path: Path) -> tuple[str, Any, dict[str, Tensor]]:
@@ -79,16 +64,14 @@ def needed_nodes(nodes: list[Any], output: int) -> list[int]:
     Raises:
         ValueError: a node takes the value of a later node.
     """
-    needed, to_visit = set(), [output]
-    while to_visit:
-        number = to_visit.pop()
-        if number not in needed:
-            needed.add(number)
+    needed = {output}
+    # MXNet writes nodes in topological order; this also rules out cycles.
+    for number in range(output, -1, -1):
+        if number in needed:
             inputs = input_nodes(nodes[number])
-            # MXNet writes nodes in topological order; this also rules out cycles.
             if any(not 0 <= source < number for source in inputs):
                 raise ValueError(f"node {number} comes before its inputs")
-            to_visit += inputs
+            needed.update(inputs)
     return sorted(needed)
 
 
@@ -97,9 +80,21 @@ def input_nodes(node: Any) -> list[int]:
     return [entry[0] for entry in node["inputs"]]
 
 
-def attributes_of(node: Any) -> Attributes:
-    """Return the attributes of a node; MXNet has used three names for them."""
-    return Attributes(node.get("attrs") or node.get("attr") or node.get("param") or {})
+def attributes_of(node: Any) -> dict[str, Any]:
+    """Return the attributes of a node; MXNet has used three names for them, and writes values as text."""
+    texts = node.get("attrs") or node.get("attr") or node.get("param") or {}
+    return {name: _parse(text) for name, text in texts.items()}
+
+
+def _parse(text: str) -> Any:
+    """Return the number, boolean or tuple that a text stands for, or the text."""
+    if not _LITERAL.fullmatch(text):
+        return text
+    try:
+        value = ast.literal_eval(text.title() if text in ("true", "false") else text)
+    except (ValueError, SyntaxError):
+        return text
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _pair_of_files(path: Path) -> tuple[Path, Path]:

@@ -20,13 +20,12 @@ import numpy as np
 
 from facetrain.embeddings.normalization import cosines, is_rejected
 from facetrain.verify.metrics import bootstrap
+from facetrain.verify.metrics.operating_points import FPIRS
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.metrics.roc import Roc, roc, tar_at_far
 from facetrain.verify.metrics.scored_pairs import REPLICATES, add_replicates
 
 RANKS = (1, 5, 10, 20)
-FPIRS = (1e-1, 1e-2)
-"""False positive identification rates at which TPIR is reported; IJB-B and IJB-C report these two."""
 _NEEDS_MATES = "needs probes whose person is in the gallery; there are none"
 _MAX_SIMILARITIES = 1 << 24
 """Largest number of similarities in memory at once: 64 MiB of float32."""
@@ -105,7 +104,6 @@ def identification_result(
     *,
     subjects: int,
     rejected: int = 0,
-    ranks: tuple[int, ...] = RANKS,
     replicates: int = REPLICATES,
     seed: int = 0,
 ) -> Result:
@@ -122,7 +120,7 @@ def identification_result(
     for fpir in FPIRS:
         _add_tpir(result, searches, fpir)
     result.curve = searches[0].curve
-    ranks = _add_ranks(result, searches, ranks)
+    ranks = _add_ranks(result, searches)
     mated = len(np.unique(np.concatenate([search.subject_Q[search.mated_Q] for search in searches])))
     replicate = _bootstrap_searches(searches, subjects, ranks, result, replicates, seed)
     result.metric_subjects = dict.fromkeys(replicate, mated)
@@ -130,16 +128,17 @@ def identification_result(
     return result
 
 
-def _add_ranks(result: Result, searches: list[Search], ranks: tuple[int, ...]) -> tuple[int, ...]:
+def _add_ranks(result: Result, searches: list[Search]) -> tuple[int, ...]:
     """Add the rank-k rates, and return the ranks that have one: none if a gallery has no mate of any probe."""
     if not all(search.mated_Q.any() for search in searches):
-        result.metrics |= dict.fromkeys((f"rank{rank}" for rank in ranks), None)
-        result.needs |= dict.fromkeys((f"rank{rank}" for rank in ranks), _NEEDS_MATES)
+        names = [f"rank{rank}" for rank in RANKS]
+        result.metrics |= dict.fromkeys(names, None)
+        result.needs |= dict.fromkeys(names, _NEEDS_MATES)
         return ()
-    for rank in ranks:
+    for rank in RANKS:
         hits = [np.mean(search.rank_Q[search.mated_Q] < rank) for search in searches]
         result.metrics[f"rank{rank}"] = float(np.mean(hits))
-    return ranks
+    return RANKS
 
 
 def _add_tpir(result: Result, searches: list[Search], fpir: float) -> None:

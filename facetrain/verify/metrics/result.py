@@ -12,7 +12,7 @@ import numpy as np
 from facetrain.verify.metrics.discard import DiscardCurve
 from facetrain.verify.metrics.fold_accuracy import FoldAccuracy, GridRoc
 from facetrain.verify.metrics.group_summary import Group
-from facetrain.verify.metrics.operating_points import OperatingPoint, match_points, search_points
+from facetrain.verify.metrics.operating_points import OperatingPoint, operating_points
 from facetrain.verify.metrics.roc import Roc
 from facetrain.verify.metrics.score_scale import COSINE, ScoreScale
 
@@ -101,9 +101,9 @@ class Result:
         """FNMR at FMR, or FNIR at FPIR of a search; empty without a curve."""
         if self.curve is None:
             return []
-        if self.protocol == "identification":
-            return search_points(self.metrics, self.interval, self.curve.impostors)
-        return match_points(self.metrics, self.interval, self.threshold, self.curve.impostors)
+        return operating_points(
+            self.protocol, self.metrics, self.interval, self.threshold, self.curve.impostors
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return the metrics at the top level, and everything else under other names."""

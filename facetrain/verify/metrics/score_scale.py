@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import overload
+from typing import Any
 
 import numpy as np
 
@@ -30,14 +30,8 @@ class ScoreScale:
         """Return the distance from 0 to 4 of each score."""
         return _DISTANCES * ((self.high - score) / (self.high - self.low))
 
-    @overload
-    def score(self, distance: float) -> float: ...
-
-    @overload
-    def score(self, distance: np.ndarray) -> np.ndarray: ...
-
-    def score(self, distance: float | np.ndarray) -> float | np.ndarray:
-        """Return the score of each distance."""
+    def score(self, distance: Any) -> Any:
+        """Return the score of a distance, float, or of each of several, float (…)."""
         return self.high - distance * ((self.high - self.low) / _DISTANCES)
 
 

@@ -25,27 +25,15 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.images.align import align, aligned_landmarks
+from facetrain.embeddings.embed_images import LazySequence
 from facetrain.errors import PairsError
 from facetrain.face_landmarks import TEMPLATE_SIZE, normalize_landmarks
 from facetrain.files import error_reason
-from facetrain.verify.sets.lazy_files import LazyFiles
+from facetrain.verify.sets.lazy_files import lazy_files
 
 _LABELED_PAIR = re.compile(r"\s*-?[0-9]+\s+-?[0-9]+\s+[01]\s*")
 _LIMIT = 1 << 63
 """Numbers of a list are smaller: the ids fit into int64, and the other numbers into float32."""
-
-
-class AlignedLandmarks:
-    """Landmarks of aligned faces, computed on access: (5, 2) each, as fractions of the sides."""
-
-    def __init__(self, landmarks_N52: np.ndarray) -> None:
-        """Take the landmarks in pixels, before alignment."""
-        self._landmarks_N52 = landmarks_N52
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        """Return the landmarks of an aligned face."""
-        points = aligned_landmarks(self._landmarks_N52[index], TEMPLATE_SIZE)
-        return normalize_landmarks(points, TEMPLATE_SIZE, TEMPLATE_SIZE)
 
 
 @dataclass(frozen=True)
@@ -88,16 +76,21 @@ class IjbSet:
     @property
     def encoded(self) -> Sequence[bytes]:
         """Encoded loose crops, read from disk on access."""
-        return LazyFiles([self.images / name for name in self.names])
+        return lazy_files([self.images / name for name in self.names])
 
     def crop(self, image: np.ndarray, index: int, size: int) -> np.ndarray:
         """Align the face of loose crop `index`: uint8 (H, W, 3) -> uint8 (size, size, 3)."""
         return align(image, self.landmarks[index], size)
 
     @property
-    def aligned_landmarks(self) -> AlignedLandmarks:
-        """Landmarks of the aligned faces by index, as fractions of their sides."""
-        return AlignedLandmarks(self.landmarks)
+    def aligned_landmarks(self) -> LazySequence[np.ndarray]:
+        """Landmarks of the aligned faces, computed on access: (5, 2) each, as fractions of the sides."""
+
+        def aligned(index: int) -> np.ndarray:
+            points = aligned_landmarks(self.landmarks[index], TEMPLATE_SIZE)
+            return normalize_landmarks(points, TEMPLATE_SIZE, TEMPLATE_SIZE)
+
+        return LazySequence(len(self.landmarks), aligned)
 
 
 def open_ijb(folder: Path, name: str) -> IjbSet | None:

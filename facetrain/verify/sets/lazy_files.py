@@ -4,31 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from facetrain.embeddings.embed_images import LazySequence
 from facetrain.errors import PairsError
 from facetrain.files import os_errors_as, printable
 
 
-class LazyFiles(Sequence[bytes]):
-    """Bytes of files, one item per path. Millions of images are never in memory together."""
+def lazy_files(paths: Sequence[Path]) -> LazySequence[bytes]:
+    """Return the bytes of files, one item per path: millions of images are never in memory together.
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self.paths = paths
+    The access to an item raises PairsError if the file cannot be read.
+    """
 
-    def __len__(self) -> int:
-        return len(self.paths)
+    def read(index: int) -> bytes:
+        with os_errors_as(PairsError, paths[index]):
+            return paths[index].read_bytes()
 
-    def location(self, index: int) -> str:
-        """Return the path of one file, for messages."""
-        return printable(str(self.paths[index]))
-
-    def __getitem__(self, index: Any) -> Any:
-        """Return the bytes of one file.
-
-        Raises:
-            PairsError: the file cannot be read.
-        """
-        path = self.paths[index]
-        with os_errors_as(PairsError, path):
-            return path.read_bytes()
+    return LazySequence(len(paths), read, lambda index: printable(str(paths[index])))

@@ -22,7 +22,7 @@ from facetrain.data.images.header import IMAGE_SUFFIXES
 from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.errors import PairsError
 from facetrain.files import error_reason
-from facetrain.verify.sets.lazy_files import LazyFiles
+from facetrain.verify.sets.lazy_files import lazy_files
 
 _MEGAFACE_FOLDERS = (("probes", "distractors"), ("facescrub_images", "megaface_images"))
 _SUBJECT_NUMBER = re.compile(r"[0-9]{1,18}")
@@ -75,9 +75,9 @@ def open_tinyface(folder: Path, name: str) -> SearchSet | None:
     subject = dense_ids([*probe_subjects, *match_subjects])
     return SearchSet(
         name,
-        LazyFiles(probes),
+        lazy_files(probes),
         subject[: len(probes)],
-        LazyFiles([*matches, *distractors]),
+        lazy_files([*matches, *distractors]),
         np.append(subject[len(probes) :], np.full(len(distractors), -1)),
     )
 
@@ -107,7 +107,7 @@ def open_megaface(folder: Path, name: str) -> DistractorSet | None:
             f"{folder}: found {len(probes):,} probes and {len(distractors):,} distractors; at least one person "
             "must have two images in a folder of the same name, and there must be a distractor"
         )
-    return DistractorSet(name, LazyFiles(probes), subject, LazyFiles(distractors), excluded)
+    return DistractorSet(name, lazy_files(probes), subject, lazy_files(distractors), excluded)
 
 
 def _has(root: Path, *folders: str) -> bool:

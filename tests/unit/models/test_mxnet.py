@@ -11,7 +11,7 @@ from facetrain.models.model_file import open_model
 from facetrain.models.mxnet_network import open_mxnet
 from facetrain.models.mxnet_operators import OPERATORS
 from facetrain.models.mxnet_params import read_params
-from facetrain.models.mxnet_symbol import Attributes, read_symbol
+from facetrain.models.mxnet_symbol import attributes_of, read_symbol
 from tests.support.mxnet_files import KINDS, V1, V2, V3, params_bytes, randomize, write_iresnet
 
 
@@ -70,7 +70,8 @@ def test_mxnet_iresnets_give_the_embeddings_of_the_torch_network(tmp_path, name,
     ],
 )
 def test_pooling_counts_the_padding_as_the_node_says(settings, corner):
-    attributes = Attributes(kernel="(3, 3)", stride="(2, 2)", pad="(1, 1)", **settings)
+    sizes = {"kernel": "(3, 3)", "stride": "(2, 2)", "pad": "(1, 1)"}
+    attributes = attributes_of({"attrs": sizes | settings})
     layer = OPERATORS["Pooling"](Node("Pooling", ("x",), (), attributes), attributes)
     pooled = run_layer(layer, torch.ones(1, 1, 4, 4))
     assert pooled[0, 0, 0, 0].item() == pytest.approx(corner) and pooled[0, 0, 1, 1] == 1

@@ -1,5 +1,6 @@
 """Networks with KP-RPE in evaluation and export: every path gives the embeddings of the network with its landmarks."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -24,11 +25,12 @@ from facetrain.models.export.export import export
 from facetrain.models.export.formats import FORMATS, ExportOptions
 from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import EmbeddingModel, open_model
-from facetrain.verify.sets.ijb import AlignedLandmarks
+from facetrain.verify.sets.ijb import open_ijb
 from facetrain.verify.sets.pair_set import load_pair_set
 from facetrain.verify.verification import verification_result
 from facetrain.verify.verifier import Verifier
 from tests.support.datasets import encoded_image, write_records
+from tests.support.protocols import write_ijb
 
 CPU = torch.device("cpu")
 COUNT = 12
@@ -101,7 +103,7 @@ def test_without_a_file_the_landmarks_are_those_of_aligned_faces(network):
 def test_a_set_with_the_landmarks_of_other_images_is_refused(landmarks, tmp_path):
     write_bin(tmp_path / "val.bin", IMAGES, [True, False] * (COUNT // 4))
     write_landmarks(tmp_path / "val.landmarks.npy", landmarks[1:])
-    with pytest.raises(DataError, match="landmarks of 11 images, but there are 12"):
+    with pytest.raises(DataError, match="not the landmarks of 12 images"):
         load_pair_set("val", tmp_path)
 
 
@@ -135,9 +137,11 @@ def test_a_dataset_and_a_set_are_embedded_with_their_landmarks(network, opened, 
         np.testing.assert_allclose(by_dataset, model.embed(facetrain.Dataset(path)), atol=1e-6)
 
 
-def test_the_landmarks_of_ijb_are_aligned_with_its_faces():
+def test_the_landmarks_of_ijb_are_aligned_with_its_faces(tmp_path):
+    write_ijb(tmp_path)
     turned = (ARCFACE_TEMPLATE - 56) @ np.array([[0.8, 0.6], [-0.6, 0.8]]) * 2 + 300
-    np.testing.assert_allclose(AlignedLandmarks(turned[None])[0], NORMALIZED_TEMPLATE, atol=1e-6)
+    lists = replace(open_ijb(tmp_path, "ijbc"), landmarks=turned[None])
+    np.testing.assert_allclose(lists.aligned_landmarks[0], NORMALIZED_TEMPLATE, atol=1e-6)
 
 
 @pytest.mark.parametrize("batch", [None, 5])
