@@ -22,6 +22,7 @@ class FaceDataset(Protocol):
         prefetch(first, count)   asks the operating system to read neighboring images in advance
         name(index)              path of an image inside the dataset; None if it is unknown
         identity_name(label)     name of an identity; its number if it has none
+        places(index)            first byte and size of images in their files, see `image_places`
         landmarks                float32 (num_images, 5, 2), see `formats/landmark_file.py`; None without any
         skipped                  list of `SkippedFile`: files that are not images of the dataset
     """
@@ -88,6 +89,12 @@ def image_landmarks(dataset: FaceDataset) -> np.ndarray | None:
     return getattr(dataset, "landmarks", None)
 
 
+def image_places(dataset: FaceDataset, index: np.ndarray) -> np.ndarray | None:
+    """Return first byte and number of bytes of B images in their files, int64 (B, 2); None if they are unknown."""
+    places = getattr(dataset, "places", None)
+    return None if places is None else places(index)
+
+
 def skipped_files(dataset: FaceDataset) -> list[SkippedFile]:
     """Return the files that a dataset leaves out."""
     return getattr(dataset, "skipped", [])
@@ -129,6 +136,10 @@ class ImageSubset:
     def identity_name(self, label: int) -> str:
         """Return the identity's name in the other dataset; its number in this one if there are no names."""
         return identity_name(self._dataset, int(self.identities[label])) if self._has_names else str(label)
+
+    def places(self, index: np.ndarray) -> np.ndarray | None:
+        """Return the places of images in the files of the other dataset, int64 (B, 2)."""
+        return image_places(self._dataset, self._index[index])
 
     @property
     def landmarks(self) -> np.ndarray | None:

@@ -29,6 +29,7 @@ from facetrain.data.dataset import (
     has_identity_names,
     identity_name,
     image_landmarks,
+    image_places,
     original_name,
     prefetch_images,
     skipped_files,
@@ -147,6 +148,19 @@ class MixtureDataset:
         if not self._has_names[number]:
             return str(label)
         return identity_name(self.datasets[number], int(label - self._first_label[number]))
+
+    def places(self, index: np.ndarray) -> np.ndarray | None:
+        """Return the places of images in the files of their datasets, int64 (B, 2); None if a dataset has none."""
+        number_B = np.searchsorted(self._ends, index, side="right")
+        place_B2 = np.empty((len(index), 2), np.int64)
+        for number, dataset in enumerate(self.datasets):
+            is_inside_B = number_B == number
+            first = self._ends[number] - self.counts[number]
+            inner_B2 = image_places(dataset, index[is_inside_B] - first)
+            if inner_B2 is None:
+                return None
+            place_B2[is_inside_B] = inner_B2
+        return place_B2
 
     @property
     def landmarks(self) -> np.ndarray | None:

@@ -36,11 +36,12 @@ from facetrain.run.folder.compatibility import (
 )
 from facetrain.run.folder.create import (
     missing_newest,
+    package_versions,
     recorded_environment,
     rename_later_checkpoints,
     write_run_files,
 )
-from facetrain.run.folder.data_digests import check_data, digest_data
+from facetrain.run.folder.data_digests import check_inputs, digest_inputs
 from facetrain.run.folder.lock import RunLock
 from facetrain.run.start_checks import check_start
 from facetrain.telemetry.log import LogFile, log_to, warn
@@ -70,7 +71,7 @@ class PreparedRun:
     run_id: str
     """Random id of the run; only the leader has it."""
     digests: dict[str, Any]
-    """Digests of the training data by name (`digest_data`); only the leader has them."""
+    """Digests of what the run reads, by name (`digest_inputs`); only the leader has them."""
     changes: list[ConfigChange]
     """Config keys whose values differ from those in the checkpoint."""
     check_lock: Callable[[], None]
@@ -126,13 +127,17 @@ def prepare_run(
             changes = find_config_changes(checkpoint, config)
             check_compatibility(checkpoint, config, total_steps=schedule.total_steps)
         if world.is_leader:
-            digests, run_id = digest_data(config, source), _choose_run_id(folder, checkpoint)
+            digests, run_id = digest_inputs(config, source, sets), _choose_run_id(folder, checkpoint)
             if checkpoint is not None:
                 check_meaning(checkpoint, changes, set_keys)
-                check_data(checkpoint, digests, source.num_classes, set_keys)
+                check_inputs(checkpoint, digests, source.num_classes, set_keys)
     # Each rank builds the whole backbone from the same seed, and its own part of the class centers: nothing is sent.
     with fail_together(world):
-        state = build_state(config, world, source.num_classes, schedule, folder, source)
+        # A checkpoint has all weights: a run that continues does not need the file of `model.init_from` anymore.
+        init_from = config.model.init_from if checkpoint is None else None
+        model = config.model.model_copy(update={"init_from": init_from})
+        built = config.model_copy(update={"model": model})
+        state = build_state(built, world, source.num_classes, schedule, folder, source)
         state.head.check_labels(source.labels)
     # Apart from the block above: ranks exchange whether they can use the kernels, and all must take part.
     choose_trunk(
@@ -196,8 +201,8 @@ def _check_best_metric(config: Config, sets: list[PairSet], state: TrainState) -
 
 def _continue_folder(folder: Path, checkpoint: Checkpoint, run_id: str, *, accept_foreign: bool) -> list[str]:
     """Make a checkpoint the newest of the run folder; return what differs from the run's last command."""
-    recorded, threads = recorded_environment(folder).get("threads"), torch.get_num_threads()
-    step = checkpoint.step
+    environment, step = recorded_environment(folder), checkpoint.step
+    recorded, threads = environment.get("threads"), torch.get_num_threads()
     with os_errors_as(RunError, folder):
         missing = missing_newest(folder)
         if accept_foreign:
@@ -213,6 +218,16 @@ def _continue_folder(folder: Path, checkpoint: Checkpoint, run_id: str, *, accep
         differences.append(
             f"this process computes with {threads} threads, and the run did with {recorded} before: on a CPU its "
             f"numbers may differ in the last digits; set OMP_NUM_THREADS={recorded} to continue bit for bit"
+        )
+    before, now = environment.get("packages"), package_versions()
+    versions = [
+        f"{name} {before[name]} → {version}"
+        for name, version in now.items()
+        if isinstance(before, dict) and before.get(name, version) != version
+    ]
+    if versions:
+        differences.append(
+            f"the versions of packages have changed: {', '.join(versions)}; numbers may differ in the last digits"
         )
     return differences
 

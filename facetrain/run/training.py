@@ -13,6 +13,7 @@ from facetrain.checkpoint.load import CheckpointChoice, open_on_all_ranks
 from facetrain.config.schema import Config
 from facetrain.distributed import collectives
 from facetrain.distributed.agreement import explain_failures
+from facetrain.distributed.grace_period import grace_s
 from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.world import World, join
 from facetrain.run.folder.create import (
@@ -123,6 +124,7 @@ def _resume(
 @contextmanager
 def _joined_world(config: Config) -> Iterator[World]:
     """Join the process group for the duration of the context."""
+    grace_s()  # a wrong environment variable must be refused before there is a run folder
     timeout_s = config.train.timeout_s
     deterministic = config.train.deterministic
     if deterministic:

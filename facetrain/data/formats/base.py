@@ -160,6 +160,12 @@ class CatalogDataset:
                 offset = start.item(low)
                 self.opened(file.item(low)).prefetch_bytes(offset, int(end[low:high].max()) - offset)
 
+    def places(self, index: np.ndarray) -> np.ndarray:
+        """Return first byte and number of bytes of B images in their files, int64 (B, 2); 0 for what has no column."""
+        arrays, unknown_B = self.columns.arrays, np.zeros(len(index), np.int64)
+        columns = [arrays[name][index] if name in arrays else unknown_B for name in ("offset", "size")]
+        return np.stack(columns, axis=1).astype(np.int64)
+
     def location(self, index: int) -> str:
         """Return the file, the byte offset, and the name if there is one."""
         place = self._place(index)

@@ -20,6 +20,7 @@ from facetrain.head.head_run import HeadRun, HeadStage
 from facetrain.head.margin_head import MarginHead
 from facetrain.head.settings import HeadSettings, MarginSettings
 from facetrain.run.build.step_schedule import StepSchedule
+from facetrain.run.folder.leftovers import HEAD_ROWS, TEACHER_ROWS
 
 # Numbers that derive the keys of the random centers and of the margins from config.seed; parts.py lists the others.
 _HEAD_STREAMS, _TEACHER_STREAMS = (5, 6), (8, 9)
@@ -42,7 +43,7 @@ def build_head(
     """
     run = replace(
         head_run(config, world, schedule),
-        folder=run_folder / "centers",
+        folder=run_folder / HEAD_ROWS,
         update_in_backward=update_in_backward,
     )
     size = config.model.embedding_size
@@ -70,7 +71,7 @@ def build_teacher_centers(
     run = head_run(config, world, schedule)
     run = replace(
         run,
-        folder=run_folder / "teacher_centers",
+        folder=run_folder / TEACHER_ROWS,
         update_in_backward=False,
         drop_from_step=None,
         stages=tuple(HeadStage(first_step, teacher_settings(head)) for first_step, head in run.stages),

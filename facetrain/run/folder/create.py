@@ -117,6 +117,11 @@ def recorded_environment(folder: Path) -> dict[str, Any]:
     return recorded if isinstance(recorded, dict) else {}
 
 
+def package_versions() -> dict[str, str]:
+    """Return the versions of the packages on which the numbers of a run depend, by the name of the package."""
+    return {found.name: found.version for found in distributions() if found.name in _PACKAGES}
+
+
 def has_checkpoint(folder: Path) -> bool:
     """Return whether a folder has a checkpoint, or has had one: `latest` names it even if it is missing."""
     return (folder / CHECKPOINTS / LATEST).exists() or bool(complete_steps(folder / CHECKPOINTS))
@@ -185,7 +190,7 @@ def _existing_run(folder: Path) -> UsageError:
 def _environment(folder: Path, world: World) -> dict[str, Any]:
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else platform.processor()
     return {
-        "packages": {found.name: found.version for found in distributions() if found.name in _PACKAGES},
+        "packages": package_versions(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "command": sys.argv[1:],

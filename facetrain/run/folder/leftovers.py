@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import re
+import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
+
+from facetrain.checkpoint.commit import CHECKPOINTS
+
+HEAD_ROWS, TEACHER_ROWS = "centers", "teacher_centers"
+"""Folders in a run folder for the row files of the trained head, and of the class centers of a teacher."""
 
 _LEFTOVER = re.compile(
     r"\.("
@@ -20,15 +26,21 @@ _LOCK_AGE_S = 60.0
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files of killed processes. Only with the lock of the folder, which covers all other files.
+    """Remove the temporary files of killed processes from a run folder.
+
+    Only with the lock of the folder, which covers all other files.
 
     Raises:
-        OSError: the folder cannot be read, or a file not be removed.
+        OSError: a folder cannot be read, or a file not be removed.
     """
-    for path in folder.iterdir():
-        if not _LEFTOVER.fullmatch(path.name) or path.is_dir():
-            continue
-        with suppress(FileNotFoundError):  # another process that wants the lock has removed its own file
-            is_old = time.time() - path.lstat().st_mtime > _LOCK_AGE_S
-            if is_old or not path.name.startswith(".run.lock."):
-                path.unlink()
+    for place in (folder, folder / CHECKPOINTS, folder / "profile"):
+        for path in place.iterdir() if place.is_dir() else ():
+            if not _LEFTOVER.fullmatch(path.name) or path.is_dir():
+                continue
+            with suppress(FileNotFoundError):  # another process that wants the lock has removed its own file
+                is_old = time.time() - path.lstat().st_mtime > _LOCK_AGE_S
+                if is_old or not path.name.startswith(".run.lock."):
+                    path.unlink()
+    # A process removes its row files as soon as it has opened them: only a kill before that leaves one.
+    for name in (HEAD_ROWS, TEACHER_ROWS):
+        shutil.rmtree(folder / name, ignore_errors=True)

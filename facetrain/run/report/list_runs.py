@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from facetrain.checkpoint.commit import CHECKPOINTS, complete_steps
 from facetrain.errors import UsageError
 from facetrain.files import error_reason, os_errors_as, printable
 from facetrain.run.folder.run_state import read_state
@@ -23,6 +24,8 @@ class ListedRun:
     """Error message of a run that failed."""
     step: int
     """Last step that the run has reported."""
+    checkpoint: int | None
+    """Step of the newest checkpoint, from which a resume continues; None if there is none."""
     total_steps: int | None
     loss: float | str | None
     """Last loss; text for one that is not finite."""
@@ -77,7 +80,7 @@ def best_accuracies(records: list[dict[str, Any]]) -> dict[str, float]:
 
 def format_runs(runs: list[ListedRun]) -> str:
     """Return the runs as a table."""
-    rows = [("run", "state", "step", "loss", "best accuracy"), *map(_row, runs)]
+    rows = [("run", "state", "step", "checkpoint", "loss", "best accuracy"), *map(_row, runs)]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
@@ -91,9 +94,11 @@ def formatted(value: Any, form: str) -> str:
 
 def _row(run: ListedRun) -> tuple[str, ...]:
     total = "?" if run.total_steps is None else f"{run.total_steps:,}"
+    saved = "–" if run.checkpoint is None else f"{run.checkpoint:,}"
     loss = "–" if run.loss is None else formatted(run.loss, ".4f")
     best = ", ".join(f"{name} {value:.2%}" for name, value in run.best.items()) or "–"
-    return tuple(map(printable, (Path(run.folder).name, run.state, f"{run.step:,} of {total}", loss, best)))
+    cells = (Path(run.folder).name, run.state, f"{run.step:,} of {total}", saved, loss, best)
+    return tuple(map(printable, cells))
 
 
 def _describe(folder: Path) -> ListedRun:
@@ -104,6 +109,7 @@ def _describe(folder: Path) -> ListedRun:
         state=state.state,
         reason=state.reason,
         step=max((record["step"] for record in records), default=0),
+        checkpoint=max(complete_steps(folder / CHECKPOINTS), default=None),
         total_steps=state.total_steps,
         loss=losses[-1] if losses else None,
         best=best_accuracies(records),

@@ -9,7 +9,13 @@ import pytest
 from facetrain.config.loading import build_config
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import ConfigError
-from facetrain.run.folder.data_digests import check_data, digest_data, digest_landmarks
+from facetrain.run.folder.data_digests import (
+    check_inputs,
+    digest_inputs,
+    digest_landmarks,
+    digest_records,
+    digest_set,
+)
 from tests.support.datasets import write_records
 
 
@@ -17,12 +23,12 @@ def checkpoint_of(**meta):
     return SimpleNamespace(folder=Path("step_5"), meta=meta, manifest=SimpleNamespace(num_classes=3))
 
 
-def digests_of(dataset, landmarks, mixture=()):
-    return {"dataset": dataset, "landmarks": landmarks, "mixture": list(mixture)}
+def digests_of(dataset, landmarks, mixture=(), **others):
+    return {"dataset": dataset, "landmarks": landmarks, "mixture": list(mixture)} | others
 
 
 def check(digests, set_keys=(), num_classes=3, **meta):
-    check_data(checkpoint_of(**meta), digests, num_classes, set(set_keys))
+    check_inputs(checkpoint_of(**meta), digests, num_classes, set(set_keys))
 
 
 def test_landmarks_have_a_digest_of_their_numbers_and_gaps():
@@ -71,7 +77,7 @@ def test_an_edited_weight_list_or_path_of_a_mixture_is_refused_with_both_values(
         'path of dataset 2: "b" → null': entries[:1],
     }
     for message, now in changes.items():
-        with pytest.raises(ConfigError, match=f"before the arrows: .*{message}.*--set data.train=PATH"):
+        with pytest.raises(ConfigError, match=f"before the arrows: .*{message}.*--set data.train=VALUE"):
             check(digests_of("d", "", now), **saved)
         check(digests_of("d", "", now), ["data.train"], **saved)
     check(digests_of("d", "", entries), dataset="d")  # from before the mixture was recorded
@@ -88,7 +94,7 @@ def test_a_mixture_describes_its_entries_by_the_content_of_their_lists(tmp_path)
     for weight, identities in ((1, "0\n1\n"), (0.5, "0\n1\n"), (0.5, "0\n2\n")):
         (tmp_path / "keep.txt").write_text(identities)
         mixture.write_text(f"datasets: [{{path: a, identities: keep.txt}}, {{path: b, weight: {weight}}}]\n")
-        described.append(digest_data(config, open_dataset(mixture)))
+        described.append(digest_inputs(config, open_dataset(mixture), []))
     assert len({digests["dataset"] for digests in described}) == 1, "the labels alone do not show the change"
     first, second, third = (digests["mixture"] for digests in described)
     assert first[0] == second[0] != third[0]
@@ -96,3 +102,62 @@ def test_a_mixture_describes_its_entries_by_the_content_of_their_lists(tmp_path)
         {"path": "b", "weight": 1.0},
         *[{"path": "b", "weight": 0.5}] * 2,
     )
+
+
+def test_images_of_other_sizes_or_at_other_places_have_another_digest_in_every_kind_of_dataset(tmp_path):
+    def digests(folder):
+        mixture = tmp_path / f"{folder.name}.yaml"
+        mixture.write_text(f"datasets: [{{path: {folder}}}, {{path: {tmp_path / 'same'}, weight: 0.5}}]\n")
+        whole, few = (open_dataset(folder, min_images_per_identity=least) for least in (1, 3))
+        return [digest_records(source) for source in (whole, few, open_dataset(mixture))]
+
+    labels = [0, 0, 0, 1, 1, 2, 2, 2]
+    for name, size in (("same", 16), ("again", 16), ("other", 17)):
+        write_records(tmp_path / name, labels, size=size)
+    same, again, other = (digests(tmp_path / name) for name in ("same", "again", "other"))
+    assert same == again and len({*same, *other}) == 6
+    assert digest_records(SimpleNamespace(num_images=3)) == "", "a dataset whose places are unknown"
+
+
+def test_other_images_or_labels_of_a_verification_set_give_another_digest():
+    images, same = [b"abc", b"d", b"ef", b"g"], np.array([True, False])
+    pairs = [
+        (images, same),
+        (images, ~same),
+        ([b"abcd", b"", b"ef", b"g"], same),
+        ([*images[:3], b"h"], same),
+    ]
+    assert len({digest_set(SimpleNamespace(images=one, same=flags)) for one, flags in pairs}) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "now", "message", "key"),
+    [
+        (
+            "records",
+            "a",
+            "b",
+            "data.train: step_5 was trained on images with digest a, .*they have b",
+            "data",
+        ),
+        (
+            "sets",
+            {"lfw": "a", "x": "c"},
+            {"lfw": "b"},
+            "eval.targets: .* verification sets: lfw, ",
+            "eval.dir",
+        ),
+        ("teacher_cache", "a", "b", "distill.cache: .*with a cache with digest a", "distill.cache"),
+    ],
+)
+def test_other_images_sets_or_embeddings_of_a_teacher_are_refused_unless_set(name, before, now, message, key):
+    saved = {"dataset": "d", "landmarks": "", name: before}
+    with pytest.raises(ConfigError, match=f"^{message}.*; restore the .*--set"):
+        check(digests_of("d", "", **{name: now}), **saved)
+    check(digests_of("d", "", **{name: now}), [key], **saved)
+    check(digests_of("d", "", **{name: before}), **saved)
+    check(digests_of("d", "", **{name: now}), dataset="d")  # from before it had a digest
+
+
+def test_another_list_of_verification_sets_is_no_other_content():
+    check(digests_of("d", "", sets={"cfp": "b"}), dataset="d", sets={"lfw": "a"})

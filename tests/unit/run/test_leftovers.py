@@ -25,6 +25,14 @@ def test_the_temporary_files_of_killed_processes_are_removed_and_no_others(tmp_p
         (tmp_path / name).touch()
         if name in LEFTOVERS:
             os.utime(tmp_path / name, (0, 0))
-    (tmp_path / ".folder.0123456789abcdef.tmp").mkdir()
+    folders = [".folder.0123456789abcdef.tmp", "checkpoints", "profile"]
+    for name in [*folders, "centers", "teacher_centers"]:
+        (tmp_path / name).mkdir()
+    (tmp_path / "centers" / "rows_00000.bin").touch()
+    for name in ("latest", ".latest.writing"):
+        (tmp_path / "checkpoints" / name).touch()
+    (tmp_path / "profile" / ".summary.txt.writing").touch()
     remove_leftovers(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*KEPT, ".folder.0123456789abcdef.tmp"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*KEPT, *folders])
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["latest"]
+    assert list((tmp_path / "profile").iterdir()) == []

@@ -32,6 +32,8 @@ def make_run(folder):
     lines.write(20, {"lfw/accuracy": 0.75})
     lines.write(30, {"lfw/accuracy": 0.625})
     lines.close()
+    for step in (10, 20):
+        (folder / "checkpoints" / f"step_{step:08d}").mkdir(parents=True)
     return folder
 
 
@@ -64,11 +66,11 @@ def train_as(folder, outcome):
 def test_the_list_has_state_step_loss_and_best_accuracy(tmp_path, outcome, state, reason):
     train_as(make_run(tmp_path / "tiny"), outcome)
     (run,) = list_runs(tmp_path)
-    assert (run.state, run.reason, run.step, run.total_steps) == (state, reason, 30, 40)
+    assert (run.state, run.reason, run.step, run.total_steps, run.checkpoint) == (state, reason, 30, 40, 20)
     assert run.loss == 10.0 and run.best == {"lfw": 0.75}
     header, row = format_runs([run]).splitlines()
     assert header.split()[:3] == ["run", "state", "step"]
-    assert row.split() == ["tiny", state, "30", "of", "40", "10.0000", "lfw", "75.00%"]
+    assert row.split() == ["tiny", state, "30", "of", "40", "20", "10.0000", "lfw", "75.00%"]
 
 
 def test_a_run_whose_process_was_killed_has_failed(tmp_path):

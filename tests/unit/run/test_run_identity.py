@@ -3,6 +3,7 @@
 import json
 import shlex
 import shutil
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from facetrain.errors import (
     DamagedCheckpointError,
     DivergedError,
     ForeignCheckpointError,
+    UsageError,
 )
 from facetrain.models.model_file import open_model, read_model
 from facetrain.run import training
@@ -184,7 +186,7 @@ def test_all_refused_changes_are_named_at_once_with_the_options_that_allow_them(
 def test_another_dataset_of_as_many_identities_is_refused_unless_it_is_set(run, dataset, tmp_path):  # noqa: F811
     other = write_records(tmp_path / "other", [n // 5 for n in range(100)], size=32)
     edit(run, f"train: {dataset}/data", f"train: {other}")
-    with pytest.raises(ConfigError, match="data.train: .* dataset with digest .*--set data.train=PATH"):
+    with pytest.raises(ConfigError, match="data.train: .* dataset with digest .*--set data.train=VALUE"):
         go_on(run, 2)
     assert go_on(run, 2, [f"data.train={other}"]) == 0
     moved = other.rename(tmp_path / "moved")
@@ -314,6 +316,37 @@ def test_the_services_of_a_run_learn_how_it_has_ended(run, monkeypatch):
             ],
         )
     assert ends == ["finished", "finished", "failed", "failed"], "metrics.jsonl and loss_spikes.jsonl"
+
+
+def test_other_versions_of_packages_are_named_when_a_run_continues(run, capfd):
+    environment = json.loads((run / "environment.json").read_text())
+    assert environment["packages"]["torch"] == version("torch")
+    environment["packages"] |= {"torch": "2.0.0", "numpy": "1.0"}
+    (run / "environment.json").write_text(json.dumps(environment))
+    assert go_on(run, changes=["train.max_steps=5"]) == 0
+    lines = [line for line in capfd.readouterr().err.splitlines() if "versions of packages" in line]
+    assert len(lines) == 1 and f"torch 2.0.0 → {version('torch')}" in lines[0] and "numpy 1.0 → " in lines[0]
+    assert lines[0] in "warning: " + (run / "log.txt").read_text().replace("WARNING ", "warning: ")
+    assert go_on(run, changes=["train.max_steps=6"]) == 0
+    assert "versions of packages" not in capfd.readouterr().err
+
+
+def test_a_run_continues_without_the_file_that_it_was_initialized_from(runs, tmp_path):
+    source = shutil.copytree(runs / "a", tmp_path / "source")
+    initialized = [f"model.init_from={source}", "head.init_from=keep"]
+    assert training.train(load_config(runs / "tiny.yaml", initialized), tmp_path / "tuned") == 0
+    expected = (tmp_path / "tuned" / "model.safetensors").read_bytes()
+    shutil.rmtree(source)
+    assert go_on(tmp_path / "tuned", 2) == 0
+    assert (tmp_path / "tuned" / "model.safetensors").read_bytes() == expected
+    assert go_on(tmp_path / "tuned") == 0, "a finished run"
+
+
+def test_a_wrong_grace_period_is_refused_before_there_is_a_run_folder(runs, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "5m")
+    with pytest.raises(UsageError, match="'5m' is not a whole number of seconds"):
+        training.train(load_config(runs / "tiny.yaml"), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_best_metric_that_no_set_has_is_refused_before_a_checkpoint_is_removed(run):

@@ -1,7 +1,10 @@
 """Teacher's embeddings that were computed once: equal to those of the live teacher, and of this dataset only."""
 
 import json
+import shutil
 import struct
+from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +26,7 @@ from facetrain.run.build.teacher_embeddings import open_cache, write_teacher_emb
 from facetrain.run.folder.data_digests import digest_labels
 from facetrain.telemetry.jsonl import read_jsonl
 from facetrain.training.teacher import LiveTeacher, digest_model
-from facetrain.training.teacher_cache import CachedTeacher
+from facetrain.training.teacher_cache import CachedTeacher, cache_digest, new_cache
 from tests.runs.conftest import dataset  # noqa: F401
 from tests.support.datasets import write_records
 
@@ -163,6 +166,35 @@ def test_a_crafted_or_damaged_cache_is_refused(taught, dataset, tmp_path, crafte
     path.write_bytes(CRAFTED[crafted])
     with pytest.raises(DataError, match="not a complete file of a teacher's embeddings"):
         cached(taught, dataset, path)
+
+
+def test_a_damaged_row_is_named_when_it_is_read_and_other_embeddings_have_another_digest(
+    taught,
+    dataset,  # noqa: F811
+    tmp_path,
+):
+    path = Path(shutil.copy(taught[0] / "t.safetensors", tmp_path))
+    data = bytearray(path.read_bytes())
+    rows = 120 * 2 * (8 + 1) * 4  # with the checksums
+    data[-rows + (7 * 2 + 1) * 8 * 4] ^= 1  # in the embedding of the mirror image of image 7
+    path.write_bytes(data)
+    batch = Batch(0, 0, torch.zeros(0), torch.zeros(3), torch.tensor([6, 7, 8]))
+    for mirrored in (False, True):
+        teacher = cached(taught, dataset, path, flips=lambda *_, flip=mirrored: torch.full((3,), flip))
+        with (
+            pytest.raises(DataError, match="of image 7 is damaged; write it again")
+            if mirrored
+            else nullcontext()
+        ):
+            teacher(batch, torch.zeros(0))
+    with pytest.raises(DataError, match="image 7 is damaged"):
+        cached(taught, dataset, path).mean_embeddings(
+            np.repeat(np.arange(20), 6), 0, 3, into=torch.zeros(3, 8)
+        )
+    others = tmp_path / "other.safetensors"
+    with new_cache(others, (120, 2, 8), dataset="", teacher="") as row_NRT:
+        row_NRT[:] = 1
+    assert len({cache_digest(each) for each in (taught[0] / "t.safetensors", others)}) == 2
 
 
 def test_a_cache_that_does_not_exist_is_reported_with_the_command(taught, dataset, tmp_path):  # noqa: F811
