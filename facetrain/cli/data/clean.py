@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from facetrain.cli.data.options import Json, Precision, Workers, embed_images, json_facts, print_written
+from facetrain.cli.data.options import (
+    Json,
+    Precision,
+    Sheet,
+    Workers,
+    embed_images,
+    json_facts,
+    print_written,
+)
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import Float32InferenceOptions
 from facetrain.cli.outputs import (
@@ -57,14 +65,7 @@ class CleanFiles:
             '`"apply": false` are left out.',
         ),
     ] = None
-    sheet: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write a contact sheet for manual review: .html with names in any script, or .png. Further pages get "
-            "_2, _3, … after the name; such files must not exist.",
-        ),
-    ] = None
+    sheet: Sheet = None
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,7 @@ from typing import Annotated
 import typer
 
 from facetrain.cli.data.faces import FaceLandmarks, detections, first_names, print_detections
-from facetrain.cli.data.options import (
-    IMAGE_SIZE,
-    MIN_IMAGES,
-    SEED,
-    Json,
-    Output,
-    Workers,
-    print_written,
-)
+from facetrain.cli.data.options import IMAGE_SIZE, MIN_IMAGES, SEED, Json, Workers, Writing, print_written
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.outputs import echo_line
 from facetrain.cli.unused_options import refuse_given
@@ -28,52 +20,41 @@ from facetrain.files import shell_path
 
 
 @dataclass(frozen=True)
-class Rendering:
-    """Size and randomness of rendered images, and the processes that render them."""
+class Faces:
+    """Synthetic identities, as `data.synthetic` of a config."""
 
-    image_size: Annotated[int, IMAGE_SIZE] = 112
+    identities: Annotated[int, typer.Option(min=1, help="Number of training identities.")] = 400
+    images_per_identity: Annotated[
+        int, typer.Option(min=1, help="Number of training images of each identity.")
+    ] = 20
+    eval_identities: Annotated[
+        int, typer.Option(min=2, help="Number of other identities, for the verification set.")
+    ] = 100
+    eval_pairs: Annotated[
+        int, typer.Option(min=20, help="Number of pairs in synth.bin, a multiple of 20.")
+    ] = 1000
     seed: Annotated[int, typer.Option(min=0, help="Seed of the identities and their images.")] = 0
-    workers: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of rendering processes; the default is one per usable core."),
-    ] = None
 
 
 @option_groups
 def synth(
-    output: Output,
-    rendering: Rendering,
-    identities: Annotated[int, typer.Option(min=1, help="Number of training identities.")] = 400,
-    images_per_identity: Annotated[
-        int, typer.Option(min=1, help="Number of training images of each identity.")
-    ] = 20,
-    eval_identities: Annotated[
-        int, typer.Option(min=2, help="Number of other identities, for the verification set.")
-    ] = 100,
-    eval_pairs: Annotated[
-        int, typer.Option(min=20, help="Number of pairs in synth.bin, a multiple of 20.")
-    ] = 1000,
-    as_json: Json = False,
+    faces: Faces,
+    writing: Writing,
+    image_size: Annotated[int, IMAGE_SIZE] = 112,
 ) -> None:
     """Render synthetic identities: a training set, and verification pairs of other identities."""
     from facetrain.cli.progress import progress_bar
     from facetrain.data.settings import SyntheticSettings
     from facetrain.data.synthetic.dataset_writer import write_synthetic
 
-    faces = SyntheticSettings(
-        identities=identities,
-        images_per_identity=images_per_identity,
-        eval_identities=eval_identities,
-        eval_pairs=eval_pairs,
-        seed=rendering.seed,
-    )
+    settings = SyntheticSettings(**vars(faces))
     with progress_bar("rendering identities") as progress:
         written = write_synthetic(
-            output, faces, image_size=rendering.image_size, workers=rendering.workers, progress=progress
+            writing.output, settings, image_size=image_size, workers=writing.workers, progress=progress
         )
-    print_written([written], as_json, pairs=eval_pairs)
-    if not as_json:
-        echo_line(f"  {eval_pairs:,} verification pairs of other identities")
+    print_written([written], writing.as_json, pairs=faces.eval_pairs)
+    if not writing.as_json:
+        echo_line(f"  {faces.eval_pairs:,} verification pairs of other identities")
 
 
 @option_groups
@@ -86,7 +67,7 @@ def pack(
             "train.rec."
         ),
     ],
-    output: Output,
+    writing: Writing,
     faces: FaceLandmarks,
     options: Annotated[
         PackOptions,
@@ -107,8 +88,6 @@ def pack(
             help="With a list file, the folder that its paths are relative to; the default is the file's folder."
         ),
     ] = None,
-    workers: Workers = None,
-    as_json: Json = False,
 ) -> None:
     """Write a dataset as train.rec, train.idx and property, in InsightFace's format."""
     from facetrain.cli.progress import progress_bars
@@ -121,14 +100,14 @@ def pack(
         refuse_given(context, "images", when=f"on {source}, which is not a list file")
     if not options.shuffle:
         refuse_given(context, "seed", when="without --shuffle")
-    finder = faces.finder()
+    finder, output = faces.finder(), writing.output
     with progress_bars("checking", "packing") as (checking, progress):
         packed = tool.pack(
             source, output, options,
-            images=images, landmarks=finder, workers=workers, checking=checking, progress=progress,
+            images=images, landmarks=finder, workers=writing.workers, checking=checking, progress=progress,
         )  # fmt: skip
-    if as_json:
-        print_written([packed], as_json, **detections(finder))
+    if writing.as_json:
+        print_written([packed], as_json=True, **detections(finder))
         return
     print_written([packed])
     if packed.skipped:
@@ -136,7 +115,20 @@ def pack(
         for line in skipped_summary(packed.skipped):
             echo_line(f"    {line}")
     print_detections(finder)
-    _print_next_steps(output, options.image_size)
+    path, train = shell_path(output), json.dumps(str(output), ensure_ascii=False)
+    for line in (
+        "Next, look at the images and search for faults:",
+        f"  facetrain data inspect {path} --sheet faces.png",
+        f"  facetrain data check {path} --near-duplicates",
+        "Then train with a config such as this one, CONFIG.yaml:",
+        f"    data: {{train: {train}, image_size: {options.image_size}}}",
+        "    model: {backbone: mbf}",
+        "    optim: {lr: 0.05, warmup_epochs: 1}",
+        "    train: {global_batch_size: 64, epochs: 20}",
+        "    eval: {targets: []}",
+        "  facetrain train --config CONFIG.yaml",
+    ):
+        echo_line(line)
 
 
 @option_groups
@@ -166,20 +158,3 @@ def landmarks(
             f"  no face found in {len(written.missing):,} images, which get the landmarks of an aligned face: "
             f"{first_names(written.missing)}"
         )
-
-
-def _print_next_steps(folder: Path, image_size: int) -> None:
-    path = shell_path(folder)
-    echo_line("Next, look at the images and search for faults:")
-    echo_line(f"  facetrain data inspect {path} --sheet faces.png")
-    echo_line(f"  facetrain data check {path} --near-duplicates")
-    echo_line("Then train with a config such as this one, CONFIG.yaml:")
-    for line in (
-        f"data: {{train: {json.dumps(str(folder), ensure_ascii=False)}, image_size: {image_size}}}",
-        "model: {backbone: mbf}",
-        "optim: {lr: 0.05, warmup_epochs: 1}",
-        "train: {global_batch_size: 64, epochs: 20}",
-        "eval: {targets: []}",
-    ):
-        echo_line(f"    {line}")
-    echo_line("  facetrain train --config CONFIG.yaml")

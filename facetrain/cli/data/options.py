@@ -37,10 +37,20 @@ SEED = typer.Option(min=0, help="Seed of the random selection or order.")
 Seed = Annotated[int, SEED]
 Workers = Annotated[
     int | None,
-    typer.Option(min=1, help="Number of threads that read images; the default is one per usable core."),
+    typer.Option(
+        min=1, help="Number of threads, or processes that render; the default is one per usable core."
+    ),
 ]
 MIN_IMAGES = typer.Option(min=1, help="Leave out identities with fewer images than this number.")
 Model = Annotated[Path, typer.Argument(help="Run folder, model file, or .onnx file.")]
+Sheet = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Write a contact sheet for manual review: .html with names in any script, or .png. Further pages get _2, "
+        "_3, … after the name; such files must not exist.",
+    ),
+]
 Precision = Annotated[
     float,
     typer.Option(

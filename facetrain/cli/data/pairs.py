@@ -33,19 +33,14 @@ class ListedImages(FaceLandmarks):
 
 
 @dataclass(frozen=True)
-class PairSampling:
-    """Number and seed of the pairs that are sampled from a dataset."""
+class PairWriting:
+    """Pairs that are written, and where."""
 
+    output: Annotated[Path, typer.Option(help="The .bin file to write.")]
     count: Annotated[
         int, typer.Option(min=20, help="With a dataset, the number of pairs to sample, a multiple of 20.")
     ] = 6000
     seed: Seed = 0
-
-
-@dataclass(frozen=True)
-class ImageReading:
-    """Reading of the images that are written."""
-
     skip_bad: Annotated[
         bool,
         typer.Option(
@@ -66,10 +61,8 @@ def pairs(
             "pairs from."
         ),
     ],
-    output: Annotated[Path, typer.Option(help="The .bin file to write.")],
     listed: ListedImages,
-    sampling: PairSampling,
-    reading: ImageReading,
+    writing: PairWriting,
     reduce_to: Annotated[
         int | None,
         typer.Option(
@@ -90,7 +83,7 @@ def pairs(
     from facetrain.data.tools.published_sets import find_group_bins, group_bin_pairs
     from facetrain.data.tools.sample_pairs import sample_pairs
 
-    finder = listed.finder(center_crop=True)
+    finder, output = listed.finder(center_crop=True), writing.output
     is_list = is_pair_list(source, listed.images)
     if finder is not None and not is_list:
         raise UsageError(
@@ -115,10 +108,10 @@ def pairs(
     elif is_pair_archive(source):
         selected = archive_pairs(source, reduce_to=reduce_to)
     else:
-        selected = sample_pairs(source, sampling.count, seed=sampling.seed, skip_bad=reading.skip_bad)
+        selected = sample_pairs(source, writing.count, seed=writing.seed, skip_bad=writing.skip_bad)
     with progress_bar("reading pairs") as progress:
         written = write_pairs(
-            selected, output, skip_bad=reading.skip_bad, workers=reading.workers, progress=progress
+            selected, output, skip_bad=writing.skip_bad, workers=writing.workers, progress=progress
         )
     if as_json:
         facts = {"output": str(output), "pairs": written.pairs, "same": written.same}

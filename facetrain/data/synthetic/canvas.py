@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import cv2
 import numpy as np
 
-from facetrain.data.synthetic.geometry import HeadProjection
+from facetrain.data.synthetic.geometry import HeadProjection, ellipse
 
 _FRACTION_BITS = 4
 """Bits behind the binary point of the fixed-point coordinates that OpenCV takes."""
@@ -48,6 +48,19 @@ class Canvas:
         offset = np.array(low, np.int32) << _FRACTION_BITS
         cv2.fillPoly(filled, [corners - offset], tone, cv2.LINE_AA, _FRACTION_BITS)
         cv2.addWeighted(filled, opacity, box, 1 - opacity, 0, dst=box)
+
+    def fill_ellipse(
+        self,
+        center: tuple[float, float],
+        radii: tuple[float, float],
+        color: ColorLike,
+        *,
+        lift: float = 0.0,
+        points: int,
+        opacity: float = 1.0,
+    ) -> None:
+        """Fill an ellipse of head coordinates, `lift` in front of the head's surface."""
+        self.fill(self.project.surface(*ellipse(center, radii, points), lift), color, opacity)
 
     def fill_inside(self, outline_N2: np.ndarray, shapes: Sequence[tuple[np.ndarray, ColorLike]]) -> None:
         """Fill polygons, each (N, 2) with its color, but only where they are inside an outline."""

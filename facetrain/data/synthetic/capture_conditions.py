@@ -2,108 +2,105 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+
+from facetrain.data.synthetic.identity import draw_fields, drawn
+
+Color = tuple[float, float, float]
+"""RGB, 0 to 255."""
+
+
+def _normal(mean: float, spread: float, low: float = -np.inf, high: float = np.inf) -> Any:
+    return drawn(lambda rng: float(np.clip(rng.normal(mean, spread), low, high)))
+
+
+def _factor(spread: float) -> Any:
+    return drawn(lambda rng: float(np.exp(rng.normal(0, spread))))
+
+
+def _uniform(low: float, high: float) -> Any:
+    return drawn(lambda rng: float(rng.uniform(low, high)))
+
+
+def _point(spread: float, spread_down: float) -> Any:
+    return drawn(lambda rng: (float(rng.normal(0, spread)), float(rng.normal(0, spread_down))))
+
+
+def _maybe(probability: float, draw: Callable[[np.random.Generator], Any], otherwise: Any) -> Any:
+    """Declare a field that is drawn with a probability, and has another value otherwise."""
+    return drawn(lambda rng: draw(rng) if rng.random() < probability else otherwise)
+
+
+def _color(rng: np.random.Generator, low: float, high: float) -> Color:
+    red, green, blue = rng.uniform(low, high, 3).tolist()
+    return red, green, blue
 
 
 @dataclass(frozen=True)
 class CaptureConditions:
-    """Pose, expression, light, occlusion and camera of one image.
+    """Pose, expression, light, occlusion and camera of one image, and the distributions that they are drawn from.
 
     Angles are in radians. Lengths are in pixels of an aligned 112 × 112 crop. Colors are RGB from 0 to 255.
-    Expressions are relative: 0 is neutral, 1 is strong.
+    Expressions are relative: 0 is neutral, 1 is strong. The order of the fields is the order of the draws and defines
+    the images: a field in between changes all of them.
     """
 
-    yaw: float
-    pitch: float
-    roll: float
-    scale: float
-    shift: tuple[float, float]
+    warmth: float = _normal(0, 0.14)
+    """Logarithm of the gain of red, and of the loss of blue."""
+    tint: float = _normal(0, 0.06)
+    """Logarithm of the gain of green."""
+    exposure: float = _factor(0.2)
+    light_right: float = _uniform(-1.0, 1.0)
+    yaw: float = _normal(0, 0.16, -0.45, 0.45)
+    pitch: float = _normal(0, 0.09, -0.25, 0.25)
+    roll: float = _normal(0, 0.05)
+    scale: float = _factor(0.035)
+    shift: tuple[float, float] = _point(1.2, 1.2)
     """Offset of the face from its aligned position: x, y."""
-    smile: float
-    mouth_open: float
-    eyes_closed: float
-    brows_up: float
-    gaze: tuple[float, float]
-    light: tuple[float, float, float]
-    """Direction from the face to the light: right, down, toward the camera."""
-    ambient: float
+    smile: float = _normal(0.2, 0.4, -0.5, 1.0)
+    mouth_open: float = _normal(-0.2, 0.5, 0.0)
+    eyes_closed: float = drawn(lambda rng: 0.9 if rng.random() < 0.05 else float(rng.uniform(0, 0.35)))
+    brows_up: float = _normal(0, 1.0)
+    gaze: tuple[float, float] = _point(0.3, 0.15)
+    light_down: float = _uniform(-0.9, 0.25)
+    light_toward: float = _uniform(0.35, 1.0)
+    """Direction from the face to the light, with `light_right` and `light_down`: toward the camera."""
+    ambient: float = _uniform(0.4, 0.75)
     """Fraction of the light that comes from all directions."""
-    gains: tuple[float, float, float]
-    """Factors on red, green and blue: exposure and color of the light."""
-    gamma: float
-    background: tuple[tuple[float, float, float], tuple[float, float, float], float]
+    gamma: float = _factor(0.14)
+    background: tuple[Color, Color, float] = drawn(
+        lambda rng: (_color(rng, 20, 235), _color(rng, 20, 235), float(rng.uniform(0, 2 * np.pi)))
+    )
     """Two colors, and the angle of the gradient between them."""
-    clothes: tuple[float, float, float]
-    glasses: int
+    clothes: tuple[float, float, float] = drawn(lambda rng: _color(rng, 10, 230))
+    glasses: int = _maybe(0.07, lambda rng: int(rng.integers(1, 4)), 0)
     """0 none, 1 round, 2 rectangular, 3 sunglasses."""
-    glasses_color: float
+    glasses_color: float = _uniform(10, 90)
     """Gray level of the frame."""
-    mask: bool
-    hat: tuple[float, float, float] | None
-    hand: tuple[float, float, float] | None
+    mask: bool = _maybe(0.01, lambda _: True, False)
+    hat: tuple[float, float, float] | None = _maybe(0.05, lambda rng: _color(rng, 10, 230), None)
+    hand: tuple[float, float, float] | None = _maybe(
+        0.03, lambda rng: tuple(rng.uniform((-40, -5, 9), (40, 40, 15)).tolist()), None
+    )
     """Position (x, y) and radius of a hand in front of the face."""
-    blur: float
+    blur: float = _maybe(0.12, lambda rng: float(rng.uniform(0.5, 1.2)), 0.0)
     """Standard deviation of the Gaussian blur."""
-    noise: float
+    noise: float = _uniform(0, 7)
     """Standard deviation of the sensor noise, in gray levels."""
-    resolution: float
+    resolution: float = _maybe(0.12, lambda rng: float(rng.uniform(0.5, 0.8)), 1.0)
     """Side of the captured image as a fraction of the output side."""
-    gray: bool
-    quality: int
+    gray: bool = _maybe(0.06, lambda _: True, False)
+    quality: int = drawn(lambda rng: int(rng.integers(55, 96)))
     """JPEG quality, 1 to 100."""
-    seed: int
+    seed: int = drawn(lambda rng: int(rng.integers(2**31)))
     """Seed of the sensor noise."""
 
 
 def sample_conditions(seed: int, identity: int, image: int) -> CaptureConditions:
     """Sample the conditions of one image: a pure function of the seed, the identity and the image number."""
-    # The order of the draws from `rng` defines the images: a draw that is added in between changes all of them.
     rng = np.random.default_rng([seed, identity, image, 2])
-
-    def chance(probability: float) -> bool:
-        return bool(rng.random() < probability)
-
-    def color(low: float, high: float) -> tuple[float, float, float]:
-        red, green, blue = rng.uniform(low, high, 3).tolist()
-        return red, green, blue
-
-    warmth, tint = rng.normal(0, 0.14), rng.normal(0, 0.06)
-    exposure = np.exp(rng.normal(0, 0.2))
-    side = rng.uniform(-1.0, 1.0)
-    return CaptureConditions(
-        yaw=float(np.clip(rng.normal(0, 0.16), -0.45, 0.45)),
-        pitch=float(np.clip(rng.normal(0, 0.09), -0.25, 0.25)),
-        roll=float(rng.normal(0, 0.05)),
-        scale=float(np.exp(rng.normal(0, 0.035))),
-        shift=(float(rng.normal(0, 1.2)), float(rng.normal(0, 1.2))),
-        smile=float(np.clip(rng.normal(0.2, 0.4), -0.5, 1.0)),
-        mouth_open=float(max(0.0, rng.normal(-0.2, 0.5))),
-        eyes_closed=0.9 if chance(0.05) else float(rng.uniform(0, 0.35)),
-        brows_up=float(rng.normal(0, 1.0)),
-        gaze=(float(rng.normal(0, 0.3)), float(rng.normal(0, 0.15))),
-        light=(float(side), float(rng.uniform(-0.9, 0.25)), float(rng.uniform(0.35, 1.0))),
-        ambient=float(rng.uniform(0.4, 0.75)),
-        gains=(
-            float(exposure * np.exp(warmth)),
-            float(exposure * np.exp(tint)),
-            float(exposure * np.exp(-warmth)),
-        ),
-        gamma=float(np.exp(rng.normal(0, 0.14))),
-        background=(color(20, 235), color(20, 235), float(rng.uniform(0, 2 * np.pi))),
-        clothes=color(10, 230),
-        glasses=int(rng.integers(1, 4)) if chance(0.07) else 0,
-        glasses_color=float(rng.uniform(10, 90)),
-        mask=chance(0.01),
-        hat=color(10, 230) if chance(0.05) else None,
-        hand=(float(rng.uniform(-40, 40)), float(rng.uniform(-5, 40)), float(rng.uniform(9, 15)))
-        if chance(0.03)
-        else None,
-        blur=float(rng.uniform(0.5, 1.2)) if chance(0.12) else 0.0,
-        noise=float(rng.uniform(0, 7)),
-        resolution=float(rng.uniform(0.5, 0.8)) if chance(0.12) else 1.0,
-        gray=chance(0.06),
-        quality=int(rng.integers(55, 96)),
-        seed=int(rng.integers(2**31)),
-    )
+    return CaptureConditions(**draw_fields(CaptureConditions, rng))

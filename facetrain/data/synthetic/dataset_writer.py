@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,24 +81,24 @@ def write_synthetic(
     return WrittenDataset(folder=str(folder), images=sum(counts), identities=len(counts))
 
 
-def _render_identity(seed: int, identity: int, count: int, size: int) -> list[bytes]:
+def _render_identity(seed: int, size: int, identity: tuple[int, int]) -> list[bytes]:
     cv2.setNumThreads(1)  # there is one process per core
-    return [render_jpeg(seed, identity, number, size) for number in range(count)]
+    number, count = identity
+    return [render_jpeg(seed, number, image, size) for image in range(count)]
 
 
 def _render_identities(
     seed: int, identities: list[tuple[int, int]], size: int, workers: int
 ) -> Iterator[list[bytes]]:
     """Yield the images of each identity, given as (identity, number of images)."""
-    numbers, counts = [number for number, _ in identities], [count for _, count in identities]
-    arguments = ([seed] * len(identities), numbers, counts, [size] * len(identities))
+    render = partial(_render_identity, seed, size)
     if workers == 1:
-        yield from map(_render_identity, *arguments)
+        yield from map(render, identities)
         return
     # spawn, not fork: a fork of a process with threads can deadlock.
     # Without the signal, the processes of a pool whose parent was killed would render on, and then wait forever.
     with ProcessPoolExecutor(workers, HelperContext(), end_with_parent, (signal.SIGKILL,)) as pool:
-        yield from pool.map(_render_identity, *arguments, chunksize=4)
+        yield from pool.map(render, identities, chunksize=4)
 
 
 def _sample_pairs(images_of: list[list[bytes]], same: list[bool], seed: int) -> list[bytes]:
@@ -107,9 +108,9 @@ def _sample_pairs(images_of: list[list[bytes]], same: list[bool], seed: int) -> 
     for of_one_identity in same:
         first, second = rng.choice(len(images_of), 2, replace=False)
         if of_one_identity:
+            second = first
             one, other = rng.choice(_IMAGES_PER_EVAL_IDENTITY, 2, replace=False)
-            images += [images_of[first][one], images_of[first][other]]
         else:
             one, other = rng.integers(_IMAGES_PER_EVAL_IDENTITY, size=2)
-            images += [images_of[first][one], images_of[second][other]]
+        images += [images_of[first][one], images_of[second][other]]
     return images

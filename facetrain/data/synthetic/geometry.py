@@ -54,6 +54,14 @@ class HeadProjection:
         return self(x, y, depth(x, y) + lift)
 
 
+def ellipse(
+    center: tuple[float, float], radii: tuple[float, float], points: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return x and y, (N,) each, of an ellipse; the last point is the first one."""
+    angle = np.linspace(0, 2 * np.pi, points)
+    return center[0] + np.cos(angle) * radii[0], center[1] + np.sin(angle) * radii[1]
+
+
 def spline(points: list[tuple[float, float]], *, closed: bool = True) -> tuple[np.ndarray, np.ndarray]:
     """Return x and y, (N,) each, of a Catmull–Rom spline through points."""
     knots = np.array(points, dtype=float)

@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 
-Color = tuple[float, float, float]
-
 # RGB, dark to light. Colors are interpolated between two neighbors: with a few fixed tones, the color alone
 # would identify the face.
 _SKIN = np.array([[92, 58, 42], [141, 92, 66], [188, 134, 100], [222, 174, 142], [240, 204, 180]], float)
@@ -24,14 +22,19 @@ _HAIR = np.array(
 _IRIS = np.array([[62, 38, 22], [104, 72, 36], [82, 104, 66], [78, 114, 142]], float)
 
 
-def _drawn(draw: Callable[[np.random.Generator], Any]) -> Any:
+def drawn(draw: Callable[[np.random.Generator], Any]) -> Any:
     """Declare a field that is drawn by a function of a generator."""
     return field(metadata={"draw": draw})
 
 
+def draw_fields(kind: type[Any], rng: np.random.Generator) -> dict[str, Any]:
+    """Draw the values of a dataclass's fields, in their order."""
+    return {trait.name: trait.metadata["draw"](rng) for trait in fields(kind) if trait.metadata}
+
+
 def _normal(mean: float, spread: float) -> Any:
     # Clipped: a face with several extreme values at once would not look like a face.
-    return _drawn(lambda rng: float(mean + 1.7 * spread * np.clip(rng.normal(), -1.8, 1.8)))
+    return drawn(lambda rng: float(mean + 1.7 * spread * np.clip(rng.normal(), -1.8, 1.8)))
 
 
 def _optional(probability: float, low: float, high: float) -> Any:
@@ -39,7 +42,7 @@ def _optional(probability: float, low: float, high: float) -> Any:
         value = rng.uniform(low, high)
         return float(value) if rng.random() < probability else 0.0
 
-    return _drawn(draw)
+    return drawn(draw)
 
 
 def _sample_moles(rng: np.random.Generator) -> tuple[tuple[float, float, float], ...]:
@@ -56,10 +59,11 @@ class Identity:
     The order of the fields is the order of the draws and defines the faces: a field in between changes all of them.
     """
 
-    skin: Color
-    hair: Color
-    iris: Color
-    lips: Color
+    skin: np.ndarray
+    """RGB, 0 to 255, as the other colors."""
+    hair: np.ndarray
+    iris: np.ndarray
+    lips: np.ndarray
     cheek_width: float = _normal(38.5, 2.4)
     jaw_width: float = _normal(29.5, 3.4)
     jaw_height: float = _normal(25, 2.6)
@@ -95,7 +99,7 @@ class Identity:
     beard: float = _optional(0.2, 0.25, 0.75)
     folds: float = _optional(0.4, 0.15, 0.5)
     freckles: float = _optional(0.2, 0.3, 1.0)
-    moles: tuple[tuple[float, float, float], ...] = _drawn(_sample_moles)
+    moles: tuple[tuple[float, float, float], ...] = drawn(_sample_moles)
     """Position (x, y) and radius of each mole."""
 
 
@@ -103,14 +107,10 @@ class Identity:
 def sample_identity(seed: int, number: int) -> Identity:
     """Sample identity `number`: a pure function of the seed and the number."""
     rng = np.random.default_rng([seed, number, 1])
-    skin = _interpolate(_SKIN, rng)
-    return Identity(
-        skin=_color(skin),
-        hair=_color(_interpolate(_HAIR, rng)),
-        iris=_color(_interpolate(_IRIS, rng)),
-        lips=_color(skin * np.array([0.92, 0.66, 0.68]) + rng.normal(0, 7, 3)),
-        **{trait.name: trait.metadata["draw"](rng) for trait in fields(Identity) if trait.metadata},
-    )
+    skin, hair, iris = (_interpolate(palette, rng) for palette in (_SKIN, _HAIR, _IRIS))
+    lips = skin * np.array([0.92, 0.66, 0.68]) + rng.normal(0, 7, 3)
+    colors = (np.clip(color, 5, 250) for color in (skin, hair, iris, lips))
+    return Identity(*colors, **draw_fields(Identity, rng))
 
 
 def _interpolate(palette: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -118,8 +118,3 @@ def _interpolate(palette: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     first = rng.integers(len(palette) - 1)
     share = rng.random()
     return palette[first] * (1 - share) + palette[first + 1] * share + rng.normal(0, 5, 3)
-
-
-def _color(values: np.ndarray) -> Color:
-    red, green, blue = np.clip(values, 5, 250).tolist()
-    return red, green, blue

@@ -30,7 +30,8 @@ def shade(canvas: Canvas, conditions: CaptureConditions) -> None:
     x = ((column - NOSE_TIP[0] - 8 * np.sin(conditions.yaw)) / 47)[None, :]
     y = ((column - NOSE_TIP[1] + 8) / 66)[:, None]
     z = np.sqrt(np.maximum(0.05, 1 - x**2 - y**2))
-    light = np.array(conditions.light) / np.linalg.norm(conditions.light)
+    light = np.array([conditions.light_right, conditions.light_down, conditions.light_toward])
+    light /= np.linalg.norm(light)
     factor = conditions.ambient + (1 - conditions.ambient) * 1.35 * np.maximum(
         0, x * light[0] + y * light[1] + z * light[2]
     )
@@ -48,7 +49,9 @@ def apply_camera_effects(image: np.ndarray, conditions: CaptureConditions) -> np
     if conditions.blur:
         image = cv2.GaussianBlur(image, (0, 0), conditions.blur)
     level = np.arange(256, dtype=np.float32) / 255
-    curves = [255 * np.clip(level * gain, 0, 1) ** conditions.gamma for gain in conditions.gains]
+    colors = np.exp([conditions.warmth, conditions.tint, -conditions.warmth])
+    gains = (conditions.exposure * colors).tolist()
+    curves = [255 * np.clip(level * gain, 0, 1) ** conditions.gamma for gain in gains]
     image = cv2.LUT(image, np.round(np.stack(curves, 1)).astype(np.uint8).reshape(1, 256, 3))
     if conditions.gray:
         image = cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
