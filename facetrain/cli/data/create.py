@@ -142,19 +142,21 @@ def landmarks(
 ) -> None:
     """Write the landmarks of the images to a file beside them, for backbones with KP-RPE."""
     from facetrain.cli.progress import progress_bar
+    from facetrain.data.formats.landmark_file import landmarks_path
     from facetrain.data.tools.detect_landmarks import write_dataset_landmarks
 
     finder = faces.finder()
     if finder is None:
         raise UsageError(f"{data}: give --detector with a YuNet model, or --landmarks with a file")
     with progress_bar("finding landmarks") as progress:
-        written = write_dataset_landmarks(data, finder, workers=workers, progress=progress)
+        images, missing = write_dataset_landmarks(data, finder, workers=workers, progress=progress)
+    path = landmarks_path(data)
     if as_json:
-        typer.echo(json.dumps(vars(written) | {"file": str(written.file)}))
+        typer.echo(json.dumps({"file": str(path), "images": images, "missing": missing}))
         return
-    echo_line(f"{written.file}: landmarks of {written.images - len(written.missing):,} images")
-    if written.missing:
+    echo_line(f"{path}: landmarks of {images - len(missing):,} images")
+    if missing:
         echo_line(
-            f"  no face found in {len(written.missing):,} images, which get the landmarks of an aligned face: "
-            f"{first_names(written.missing)}"
+            f"  no face found in {len(missing):,} images, which get the landmarks of an aligned face: "
+            f"{first_names(missing)}"
         )

@@ -79,7 +79,7 @@ def pairs(
     from facetrain.data.formats.pair_archives import is_pair_archive
     from facetrain.data.skipped_files import skipped_summary
     from facetrain.data.tools.pair_lists import archive_pairs, is_pair_list, list_pairs
-    from facetrain.data.tools.pair_writer import alignment_path, skipped_path, write_pairs
+    from facetrain.data.tools.pair_writer import skipped_path, write_pairs
     from facetrain.data.tools.published_sets import find_group_bins, group_bin_pairs
     from facetrain.data.tools.sample_pairs import sample_pairs
 
@@ -125,5 +125,3 @@ def pairs(
         for line in skipped_summary(written.skipped):
             echo_line(f"    {line}")
     print_detections(finder)
-    if listed.detector is not None:
-        typer.echo(f"  how each image was aligned: {alignment_path(output)}")

@@ -17,8 +17,7 @@ from facetrain.data.tools.label_faults import (
     applied_by_default,
     apply_faults,
 )
-from facetrain.data.tools.separation import Separation, measure_separation
-from facetrain.data.tools.similarity import check_labeled
+from facetrain.data.tools.similarity import Separation, check_labeled, measure_separation
 from facetrain.data.tools.wrong_images import find_wrong_images
 
 

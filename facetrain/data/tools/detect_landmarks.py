@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,30 +22,23 @@ from facetrain.errors import DataError
 from facetrain.progress import ProgressCallback, ignore_progress
 
 
-@dataclass(frozen=True)
-class WrittenLandmarks:
-    """Landmark file that was written."""
-
-    file: Path
-    images: int
-    missing: list[str]
-    """Names of the images without landmarks; readers take the landmarks of an aligned face."""
-
-
 def write_dataset_landmarks(
     data: Path,
     finder: LandmarkFinder,
     *,
     workers: int | None = None,
     progress: ProgressCallback = ignore_progress,
-) -> WrittenLandmarks:
-    """Find the landmarks of all images, and write them to the landmark file of the dataset or verification set.
+) -> tuple[int, list[str]]:
+    """Find the landmarks of all images, and write them to `landmarks_path` of the dataset or verification set.
 
     Args:
         data: a dataset of any format but a mixture, or a verification set.
         finder: gets the name of an image, or its number from 0 if it has none, and its pixels.
         workers: number of threads; one per usable core if None.
         progress: called after every image.
+
+    Returns:
+        The number of images, and the names of those without landmarks: readers take the landmarks of an aligned face.
 
     Raises:
         DataError: the data cannot be read, is a mixture, has no image with landmarks, or two images of one name in a
@@ -54,7 +47,15 @@ def write_dataset_landmarks(
     """
     if data.suffix in MIXTURE_SUFFIXES and data.is_file():
         raise DataError(f"{data}: is a mixture; write the landmarks of each of its datasets")
-    count, read, name_of, location_of = _source(data)
+    name_of: Callable[[int], str] = str
+    if data.suffix in (".bin", ".xz", ".parquet") and is_pair_archive(data):
+        images, _ = read_pair_archive(data)
+        count, read, location_of = len(images), images.__getitem__, f"{data}: image {{}}".format
+    else:
+        source = open_dataset(data, with_landmarks=False)
+        count, read, location_of, name_of = (
+            source.num_images, source.read, source.location, partial(image_name, source)
+        )  # fmt: skip
     require_distinct_names(finder, count, name_of, location_of)
 
     def find(number: int) -> np.ndarray | None:
@@ -67,19 +68,8 @@ def write_dataset_landmarks(
     for number, points in enumerate(points_of_images):
         if points is not None:
             landmarks_N52[number] = points
-    missing = np.flatnonzero(np.isnan(landmarks_N52[:, 0, 0]))
+    missing = np.flatnonzero(np.isnan(landmarks_N52[:, 0, 0])).tolist()
     if len(missing) == count:
         raise DataError(f"{data}: none of its {count:,} images has landmarks; check the detector or the list")
     write_landmarks(landmarks_path(data), landmarks_N52)
-    return WrittenLandmarks(landmarks_path(data), count, [name_of(number) for number in missing.tolist()])
-
-
-def _source(
-    data: Path,
-) -> tuple[int, Callable[[int], bytes], Callable[[int], str], Callable[[int], str]]:
-    """Return the number of images, and functions that read, name and locate one of them."""
-    if data.suffix in (".bin", ".xz", ".parquet") and is_pair_archive(data):
-        images, _ = read_pair_archive(data)
-        return len(images), images.__getitem__, str, lambda number: f"{data}: image {number}"
-    source = open_dataset(data, with_landmarks=False)
-    return source.num_images, source.read, lambda number: image_name(source, number), source.location
+    return count, [name_of(number) for number in missing]

@@ -9,7 +9,6 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -281,13 +280,22 @@ class YuNet:
                 raise DataError(
                     f"{self._model}: no such file; download face_detection_yunet from OpenCV's model zoo"
                 )
-            try:
-                with self._creation, _without_warnings():
+            # OpenCV 5 prints a warning for every new detector because it does not set a target device. OpenCV 4 has
+            # neither the warning nor this module.
+            logging = getattr(cv2.utils, "logging", None)
+            with self._creation:
+                level = logging.setLogLevel(logging.LOG_LEVEL_ERROR) if logging else None
+                try:
                     self._per_thread.detector = cv2.FaceDetectorYN.create(
                         str(self._model), "", (_LONGEST_SIDE, _LONGEST_SIDE), _MIN_SCORE
                     )
-            except cv2.error as error:
-                raise DataError(f"{self._model}: not a model that OpenCV can load ({error.err})") from error
+                except cv2.error as error:
+                    raise DataError(
+                        f"{self._model}: not a model that OpenCV can load ({error.err})"
+                    ) from error
+                finally:
+                    if logging:
+                        logging.setLogLevel(level)
         return self._per_thread.detector
 
 
@@ -299,19 +307,3 @@ def _resized(image: np.ndarray, factor: float) -> np.ndarray | None:
         return None
     method = cv2.INTER_AREA if factor < 1 else cv2.INTER_LINEAR
     return cv2.resize(image, None, fx=factor, fy=factor, interpolation=method)
-
-
-@contextmanager
-def _without_warnings() -> Iterator[None]:
-    # OpenCV 5 prints a warning for every new detector because it does not set a target device. OpenCV 4 has neither
-    # the warning nor this module.
-    logging = getattr(cv2.utils, "logging", None)
-    if logging is None:
-        yield
-        return
-    level = logging.getLogLevel()
-    logging.setLogLevel(logging.LOG_LEVEL_ERROR)
-    try:
-        yield
-    finally:
-        logging.setLogLevel(level)

@@ -9,8 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from facetrain.data.tools.fault_calibration import PRECISION, FaultThreshold, calibrate_threshold
-from facetrain.data.tools.separation import Separation, measure_separation
-from facetrain.data.tools.similarity import check_labeled, compute_centers, nearest_other_center
+from facetrain.data.tools.similarity import (
+    Separation,
+    check_labeled,
+    compute_centers,
+    measure_separation,
+    nearest_other_center,
+)
 
 _LEAST_SIMILAR = 0.25
 """Share of the training images that are less similar to their identity than a test image must be to it."""

@@ -11,7 +11,7 @@ from facetrain.data.formats.landmark_file import read_landmarks_beside
 from facetrain.data.formats.pair_archives import read_pair_archive
 from facetrain.data.images.decode import decode_rgb, encode_png, resize_square
 from facetrain.data.tools.aligned_images import AlignedImages
-from facetrain.data.tools.landmarks import DETECTED, LandmarkFinder, YuNet
+from facetrain.data.tools.landmarks import LandmarkFinder
 from facetrain.data.tools.listed_pairs import mix_folds, read_pairs
 from facetrain.data.tools.pair_writer import PairsToWrite, group_lines, require_readable
 from facetrain.data.tools.published_sets import find_published_set, find_rfw, read_rfw, read_rfw_landmarks
@@ -72,7 +72,6 @@ def list_pairs(
         name=files.name,
         subjects=subjects if subjects_agree(subjects, same) else None,
         group_lines=group_lines(groups) if groups else None,
-        attempts=files.attempts,
     )
 
 
@@ -122,10 +121,9 @@ class _ListedImages:
     def __init__(
         self, paths: list[Path], folder: Path | None, find: LandmarkFinder | None, size: int
     ) -> None:
-        self._paths, self._folder, self._find = paths, folder, find
+        self._paths, self._folder = paths, folder
         self._row_of = {path: row for row, path in enumerate(dict.fromkeys(paths))}
         self._aligned = AlignedImages(find, len(self._row_of), size) if find else None
-        self._written: dict[str, None] = {}
 
     def name(self, number: int) -> str:
         """Return the name of an image in lists: its path inside the folder of the images."""
@@ -140,17 +138,9 @@ class _ListedImages:
         Raises:
             UnreadableError: the image cannot be read or decoded, or has no landmarks.
         """
-        path, name = self._paths[number], self.name(number)
+        path = self._paths[number]
         with os_errors_as(UnreadableError, path):
             data = path.read_bytes()
         if self._aligned is None:
             return require_readable(data, str(path))
-        encoded = self._aligned.encoded(self._row_of[path], name, data, str(path))
-        self._written[name] = None
-        return encoded
-
-    def attempts(self) -> dict[str, str]:
-        """Return the attempt of the detector that found the face of each image; empty without a detector."""
-        if not isinstance(self._find, YuNet):
-            return {}
-        return {name: self._find.fallbacks.get(name, DETECTED) for name in self._written}
+        return self._aligned.encoded(self._row_of[path], self.name(number), data, str(path))

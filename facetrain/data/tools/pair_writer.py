@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
@@ -41,8 +41,6 @@ class PairsToWrite:
     group_lines: Sequence[str] | None = None
     """Lines of the table of groups: a header, and then one for each image or one for each pair."""
     landmarks_N52: np.ndarray | None = None
-    attempts: Callable[[], dict[str, str]] = dict
-    """Returns the detector's attempt that found the face of each image, once all images have been read."""
 
 
 class WrittenPairs(NamedTuple):
@@ -106,7 +104,7 @@ def write_pairs(
         if not same:
             raise PairsError(f"{output}: no pair is left; {next(iter(skipped.values())).reason}")
         # Not before: they may belong to the set that is read (LFW.xz and LFW.bin share them), and stay if it fails.
-        for path in (subjects_path, groups_path, alignment_path, skipped_path):
+        for path in (subjects_path, groups_path, skipped_path):
             remove_table(path(output))
         remove_landmarks(output)
 
@@ -120,8 +118,6 @@ def write_pairs(
         header, *rows = source.group_lines
         kept = compress(rows, is_written_N if len(rows) == len(is_written_N) else is_written)
         _write_text(groups_path(output), "\n".join([header, *kept, ""]))
-    if attempts := source.attempts():
-        _write_text(alignment_path(output), _csv_text([("image", "attempt"), *sorted(attempts.items())]))
     if skipped:
         _write_text(skipped_path(output), skipped_table(skipped.values()))
     return WrittenPairs(len(same), sum(same), list(skipped.values()))
@@ -139,23 +135,14 @@ def require_readable(data: bytes, location: str) -> bytes:
 
 def group_lines(groups: Sequence[str]) -> list[str]:
     """Return the lines of a table with the group of each image."""
-    return _csv_text([["group"], *([group] for group in groups)]).splitlines()
-
-
-def alignment_path(bin_path: Path) -> Path:
-    """Return the path of the table with the detector's attempts for a `.bin` file."""
-    return bin_path.with_suffix(".alignment.csv")
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([["group"], *([group] for group in groups)])
+    return text.getvalue().splitlines()
 
 
 def skipped_path(bin_path: Path) -> Path:
     """Return the path of the table with the images whose pairs were left out of a `.bin` file."""
     return bin_path.with_suffix(".skipped.csv")
-
-
-def _csv_text(rows: Iterable[Sequence[str]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()
 
 
 def _write_text(path: Path, text: str) -> None:

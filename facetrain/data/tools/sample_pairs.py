@@ -90,26 +90,17 @@ def _share(validation: Path, identities: int, eligible: int) -> str:
     return f"{math.ceil(100 * share) / 100:g}" if share < 1 else "SHARE, after adding people"
 
 
-def require_whole_folds(pairs: int) -> None:
-    """Check that each fold can have the same number of genuine and of impostor pairs.
-
-    Raises:
-        DataError: it cannot.
-    """
-    if pairs <= 0 or pairs % (2 * FOLDS):
-        raise DataError(
-            f"pairs: {pairs} is not a positive multiple of {2 * FOLDS}; the set has {FOLDS} folds, and half of the "
-            "pairs of each fold show one identity"
-        )
-
-
 def genuine_flags(pairs: int) -> list[bool]:
     """Return whether each pair shows one identity: in each fold first the genuine pairs, then as many impostor pairs.
 
     Raises:
         DataError: the folds cannot have the same number of both kinds.
     """
-    require_whole_folds(pairs)
+    if pairs <= 0 or pairs % (2 * FOLDS):
+        raise DataError(
+            f"pairs: {pairs} is not a positive multiple of {2 * FOLDS}; the set has {FOLDS} folds, and half of the "
+            "pairs of each fold show one identity"
+        )
     fold = pairs // FOLDS
     return [number % fold < fold // 2 for number in range(pairs)]
 

@@ -8,12 +8,14 @@ import numpy as np
 
 from facetrain.data.tools.fault_calibration import FaultThreshold, calibrate_mislabeled, calibrate_threshold
 from facetrain.data.tools.label_faults import MISLABELED_IMAGE, OUTLIER_IMAGE, LabelFault
-from facetrain.data.tools.separation import Separation, measure_separation, random_other_labels
 from facetrain.data.tools.similarity import (
+    Separation,
     compute_centers,
     leave_one_out_similarity,
+    measure_separation,
     nearest_image,
     nearest_other_center,
+    random_other_labels,
     similarity_to_center,
 )
 

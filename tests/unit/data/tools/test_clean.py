@@ -31,15 +31,15 @@ def same_partition(one, other):
     )
 
 
-def test_right_labels_are_not_changed(faces):
-    report = find_label_faults(*faces)
-    assert report.faults == [] and same_partition(report.label_N, faces[1])
+def test_right_labels_and_the_only_image_of_an_identity_are_not_changed(faces):
+    embedding, person = faces
+    for rows in (np.arange(len(person)), np.append(np.arange(0, 10 * EACH), 10 * EACH)):
+        report = find_label_faults(embedding[rows], person[rows])
+        assert report.faults == [] and same_partition(report.label_N, person[rows])
 
 
 def test_blocks_give_the_same_result_as_all_embeddings_at_once(faces, monkeypatch):
-    embedding, label = faces[0], faces[1].copy()
-    label[[3, 50, 91]] = [7, 8, 9]
-    label[4:8] = IDENTITIES
+    embedding, label = faces[0], labels_of(labels_of(faces[1], "mislabeled"), "duplicate")
     whole, overlapping = find_label_faults(embedding, label), find_overlap(embedding, label, embedding[::9])
     monkeypatch.setattr(similarity, "_BLOCK_NUMBERS", 7 * SIZE)
     blocks, again = find_label_faults(embedding, label), find_overlap(embedding, label, embedding[::9])
@@ -84,38 +84,42 @@ def test_labels_with_large_gaps_give_the_faults_of_labels_without_gaps(faces):
 def test_an_identity_with_very_many_images_is_split_by_some_of_them(faces, monkeypatch):
     embedding, person = faces
     label = np.where(person == 1, 0, person)
-    monkeypatch.setattr(identity_groups, "_MAX_SEED_CANDIDATES", 6)
-    assert [fault.identity for fault in found(find_label_faults(embedding, label), "mixed_identity")] == [0]
-    monkeypatch.setattr(identity_groups, "_MAX_SEED_CANDIDATES", 1)
-    assert not found(find_label_faults(embedding, label), "mixed_identity"), (
-        "a single candidate gives no second seed"
-    )
+    for candidates, expected in ((6, [0]), (1, [])):  # a single candidate gives no second seed
+        monkeypatch.setattr(identity_groups, "_MAX_SEED_CANDIDATES", candidates)
+        mixed = found(find_label_faults(embedding, label), "mixed_identity")
+        assert [fault.identity for fault in mixed] == expected
 
 
-def test_mislabeled_images_get_the_label_of_their_identity(faces):
-    embedding, person = faces
+def labels_of(person, change):
     label = person.copy()
-    label[[3, 50, 91]] = [7, 8, 9]
-    report = find_label_faults(embedding, label)
-    assert {one.image: (one.identity, one.other) for one in found(report, "mislabeled_image")} == {
-        3: (7, 0), 50: (8, 6), 91: (9, 11),
-    }  # fmt: skip
+    if change == "mislabeled":
+        label[[3, 50, 91]] = [7, 8, 9]
+    elif change == "mixed":
+        label[person == 5] = 2
+    else:
+        label[4:8] = IDENTITIES
+    return label
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "merge", "expected"),
+    [
+        ("mislabeled", "mislabeled_image", False, {(7, 0, (3,)), (8, 6, (50,)), (9, 11, (91,))}),
+        ("mixed", "mixed_identity", False, {(2, -1, tuple(range(16, 24))), (2, -1, tuple(range(40, 48)))}),
+        ("duplicate", "duplicate_identity", True, {(0, IDENTITIES, ())}),
+    ],
+)
+def test_wrong_labels_are_found_and_corrected(faces, change, kind, merge, expected):
+    embedding, person = faces
+    report = find_label_faults(embedding, labels_of(person, change), merge=merge)
+    assert {one.kind for one in report.faults} == {kind} and report.applied == report.faults
+    assert {(one.identity, one.other, one.images) for one in report.faults} <= expected
     assert same_partition(report.label_N, person)
-
-
-def test_duplicate_identities_are_merged(faces):
-    embedding, person = faces
-    label = person.copy()
-    label[4:8] = IDENTITIES
-    report = find_label_faults(embedding, label, merge=True)
-    assert [(one.identity, one.other) for one in report.faults] == [(0, IDENTITIES)]
-    assert report.faults[0].kind == "duplicate_identity" and same_partition(report.label_N, person)
 
 
 def test_duplicate_identities_are_reported_but_not_merged_by_default(faces):
     embedding, person = faces
-    label = person.copy()
-    label[4:8] = IDENTITIES
+    label = labels_of(person, "duplicate")
     report = find_label_faults(embedding, label)
     assert [(one.kind, one.identity, one.other) for one in report.faults] == [
         ("duplicate_identity", 0, IDENTITIES)
@@ -124,26 +128,12 @@ def test_duplicate_identities_are_reported_but_not_merged_by_default(faces):
     assert report.expected_false == report.thresholds["mislabeled_image"].expected_false < 0.5
 
 
-def test_a_mixed_identity_is_split(faces):
-    embedding, person = faces
-    label = np.where(person == 5, 2, person)
-    report = find_label_faults(embedding, label)
-    assert [one.identity for one in report.faults] == [2] and report.faults[0].kind == "mixed_identity"
-    assert same_partition(report.label_N, person)
-
-
 def test_an_image_that_matches_no_identity_is_left_out(faces):
     embedding, person = faces
     embedding[10] = unit(np.random.default_rng(9).normal(size=SIZE))
     report = find_label_faults(embedding, person)
     assert [one.image for one in found(report, "outlier_image")] == [10]
     assert np.flatnonzero(report.label_N < 0).tolist() == [10]
-
-
-def test_the_only_image_of_an_identity_is_not_a_fault(faces):
-    embedding, person = faces
-    alone = np.append(np.arange(0, 10 * EACH), 10 * EACH)
-    assert find_label_faults(embedding[alone], person[alone]).faults == []
 
 
 def test_a_cleaned_dataset_is_written_with_the_corrected_labels(tmp_path):

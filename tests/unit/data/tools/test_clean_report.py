@@ -10,7 +10,7 @@ from facetrain.data.tools.clean_report import describe_report, format_report, re
 from facetrain.data.tools.contact_sheet import write_fault_sheet
 from facetrain.data.tools.fault_calibration import FaultThreshold
 from facetrain.data.tools.label_faults import LabelFault, applied_by_default
-from facetrain.data.tools.separation import Separation
+from facetrain.data.tools.similarity import Separation
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, write_records
 

@@ -18,6 +18,7 @@ from tests.support.detector import write_detector
 from tests.unit.data.tools.helpers import merge
 
 POINTS = ARCFACE_TEMPLATE * 1.5 + [20, 8]
+NAMES = ["ann/1.png", "ann/2.png", "bob/1.png"]
 
 
 def write_photograph(path, points=POINTS, size=(240, 200)):
@@ -32,7 +33,7 @@ def write_photograph(path, points=POINTS, size=(240, 200)):
 
 @pytest.fixture
 def dataset(tmp_path):
-    for name in ("ann/1.png", "ann/2.png", "bob/1.png"):
+    for name in NAMES:
         write_photograph(tmp_path / "dataset" / name)
     return tmp_path / "dataset"
 
@@ -41,25 +42,39 @@ def row(name, points=POINTS):
     return ",".join([name, *(f"{value:.3f}" for value in points.reshape(-1))])
 
 
-def write_csv(path, names, head=True):
-    path.write_text("\n".join([*(["name,x1,y1,x2"] if head else []), *map(row, names)]) + "\n")
+def write_csv(path, names):
+    path.write_text("\n".join(map(row, names)))
     return read_landmarks(path)
 
 
-@pytest.mark.parametrize("head", [False, True])
-def test_csv_and_json_give_the_same_points(tmp_path, head):
-    listed = write_csv(tmp_path / "a.csv", ["ann/1.png", "ann/2.png"], head)
-    (tmp_path / "a.json").write_text(json.dumps({"ann/2.png": POINTS.tolist()}))
-    for found in (listed, read_landmarks(tmp_path / "a.json")):
-        np.testing.assert_allclose(found("ann/2.png", None), POINTS, atol=1e-3)
-        assert found("bob/1.png", None) is None
+@pytest.fixture
+def find(tmp_path):
+    pytest.importorskip("onnx")
+    return YuNet(write_detector(tmp_path / "yunet.onnx"))
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.json"])
-def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path, name):
-    content = row("ann/1.png") if name == "a.csv" else json.dumps({"ann/1.png": POINTS.tolist()})
-    (tmp_path / name).write_text(content, encoding="utf-8-sig")
-    np.testing.assert_allclose(read_landmarks(tmp_path / name)("ann/1.png", None), POINTS, atol=1e-3)
+def gray(height, width, *blocks, value=255):
+    """Return a gray image with bright blocks, (top, left, side): the test detector takes one of 32 pixels for a face."""
+    image = np.full((height, width, 3), 60, np.uint8)
+    for top, left, side in blocks:
+        image[top : top + side, left : left + side] = value
+    return image
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", row("ann/1.png")),
+        ("a.csv", "name,x1,y1,x2\n" + row("ann/1.png")),
+        ("a.json", json.dumps({"ann/1.png": POINTS.tolist()})),
+    ],
+)
+def test_csv_and_json_give_the_same_points(tmp_path, name, content, encoding):
+    (tmp_path / name).write_text(content, encoding=encoding)
+    found = read_landmarks(tmp_path / name)
+    np.testing.assert_allclose(found("ann/1.png", None), POINTS, atol=1e-3)
+    assert found("bob/1.png", None) is None
 
 
 @pytest.mark.parametrize(
@@ -95,7 +110,7 @@ def test_a_file_without_valid_landmarks_is_refused(tmp_path, name, content, mess
 
 
 def test_packed_faces_are_aligned_to_the_template(dataset, tmp_path):
-    listed = write_csv(tmp_path / "a.csv", ["ann/1.png", "ann/2.png", "bob/1.png"])
+    listed = write_csv(tmp_path / "a.csv", NAMES)
     pack(dataset, tmp_path / "out", PackOptions(quality=100), landmarks=listed)
     source = open_dataset(tmp_path / "out")
     image = decode_rgb(source.read(2), location="x")
@@ -125,22 +140,18 @@ def test_images_without_landmarks_are_an_error_or_left_out(dataset, tmp_path):
     assert (checked, written) == ([(1, 3), (2, 3), (3, 3)], [(1, 2), (2, 2)])
 
 
-def test_images_without_names_are_named_by_their_numbers(dataset, tmp_path):
+@pytest.mark.parametrize("has_names", [False, True])
+def test_images_of_a_packed_dataset_keep_their_names_or_are_named_by_numbers(dataset, tmp_path, has_names):
     pack(dataset, tmp_path / "records", PackOptions(image_size=200))
-    (tmp_path / "records" / "names.csv").unlink()
-    listed = write_csv(tmp_path / "a.csv", ["0", "1", "2"])
-    assert pack(tmp_path / "records", tmp_path / "out", landmarks=listed).images == 3
-
-
-def test_images_of_a_packed_dataset_keep_their_names(dataset, tmp_path):
-    pack(dataset, tmp_path / "records", PackOptions(image_size=200))
-    listed = write_csv(tmp_path / "a.csv", ["ann/1.png", "ann/2.png", "bob/1.png"])
+    if not has_names:
+        (tmp_path / "records" / "names.csv").unlink()
+    listed = write_csv(tmp_path / "a.csv", NAMES if has_names else ["0", "1", "2"])
     assert pack(tmp_path / "records", tmp_path / "out", landmarks=listed).images == 3
 
 
 def test_landmarks_of_a_name_that_two_images_have_are_refused(dataset, tmp_path):
     merge([dataset, dataset], tmp_path / "twice")
-    points = write_csv(tmp_path / "a.csv", ["ann/1.png", "ann/2.png", "bob/1.png"])
+    points = write_csv(tmp_path / "a.csv", NAMES)
     message = r"has the name '.*\.png', as .*; the file of landmarks does not tell them apart"
     with pytest.raises(DataError, match=message):
         pack(tmp_path / "twice", tmp_path / "out", landmarks=points)
@@ -151,16 +162,16 @@ def test_landmarks_of_a_name_that_two_images_have_are_refused(dataset, tmp_path)
     assert pack(dataset / "list.tsv", tmp_path / "out", landmarks=points).images == 3
 
 
-def test_the_detector_selects_the_large_face_near_the_center(tmp_path):
-    pytest.importorskip("onnx")
-    find = YuNet(write_detector(tmp_path / "yunet.onnx"))
-    image = np.full((256, 640, 3), 60, np.uint8)
-    assert find("x", image) is None
-    image[0:32, 0:32] = image[128:160, 320:352] = 255
+def test_the_detector_selects_the_large_face_near_the_center(find):
+    assert find("x", gray(256, 640)) is None
+    image = gray(256, 640, (0, 0, 32), (128, 320, 32))
     expected = ARCFACE_TEMPLATE - 56 + [336, 144]
     np.testing.assert_allclose(find("x", image), expected, atol=0.1)
+    assert find.several_faces == {"x": 2}
     large = cv2.resize(image, None, fx=2, fy=2, interpolation=cv2.INTER_NEAREST)
-    np.testing.assert_allclose(find("x", large), expected * 2, atol=1)
+    np.testing.assert_allclose(find("large", large), expected * 2, atol=1)
+    find("one.png", gray(256, 640, (128, 320, 32)))
+    assert "one.png" not in find.several_faces
 
 
 def face(x, y, side, score=0.9):
@@ -181,24 +192,9 @@ def test_a_doubtful_face_is_not_selected_and_the_center_decides_among_similar_on
     assert (selected == right).all() and rivals == 1
 
 
-def test_photos_with_several_faces_of_similar_size_are_listed(tmp_path):
-    pytest.importorskip("onnx")
-    image = np.full((256, 640, 3), 60, np.uint8)
-    image[128:160, 320:352] = 255
-    find = YuNet(write_detector(tmp_path / "yunet.onnx"))
-    find("one.png", image)
-    image[0:32, 0:32] = 255
-    find("two.png", image)
-    assert find.several_faces == {"two.png": 2}
-
-
-def test_a_dataset_is_aligned_by_the_detector_without_output_from_opencv(tmp_path, capfd):
-    pytest.importorskip("onnx")
-    image = np.full((192, 192, 3), 60, np.uint8)
-    image[96:128, 64:96] = 255
+def test_a_dataset_is_aligned_by_the_detector_without_output_from_opencv(find, tmp_path, capfd):
     (tmp_path / "dataset" / "ann").mkdir(parents=True)
-    cv2.imwrite(str(tmp_path / "dataset" / "ann" / "1.png"), image)
-    find = YuNet(write_detector(tmp_path / "yunet.onnx"))
+    cv2.imwrite(str(tmp_path / "dataset" / "ann" / "1.png"), gray(192, 192, (96, 64, 32)))
     pack(tmp_path / "dataset", tmp_path / "out", PackOptions(quality=100), landmarks=find)
     packed = decode_rgb(open_dataset(tmp_path / "out").read(0), location="x")[..., 0]
     rows, columns = np.nonzero(packed > 200)
@@ -206,35 +202,31 @@ def test_a_dataset_is_aligned_by_the_detector_without_output_from_opencv(tmp_pat
     assert not any(capfd.readouterr())
 
 
-def test_the_detector_needs_no_functions_of_opencv_5(tmp_path, monkeypatch):
-    pytest.importorskip("onnx")
+def test_the_detector_needs_no_functions_of_opencv_5(find, tmp_path, monkeypatch):
     monkeypatch.delattr(cv2.utils, "logging", raising=False)
-    assert YuNet(write_detector(tmp_path / "yunet.onnx"))("x", np.zeros((64, 64, 3), np.uint8)) is None
+    assert YuNet(tmp_path / "yunet.onnx")("x", np.zeros((64, 64, 3), np.uint8)) is None
 
 
-def test_a_file_that_is_not_a_detector_is_refused(tmp_path):
-    with pytest.raises(DataError, match="no such file; download face_detection_yunet"):
-        YuNet(tmp_path / "none.onnx")
-    (tmp_path / "bad.onnx").write_bytes(b"nonsense")
-    with pytest.raises(DataError, match=r"bad\.onnx: not a model"):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "no such file; download face_detection_yunet"), (b"nonsense", "not a model")],
+)
+def test_a_file_that_is_not_a_detector_is_refused(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "bad.onnx").write_bytes(content)
+    with pytest.raises(DataError, match=rf"bad\.onnx: {message}"):
         YuNet(tmp_path / "bad.onnx")
 
 
-def test_a_face_that_is_missed_is_searched_again_with_a_lower_score(tmp_path):
-    pytest.importorskip("onnx")
-    find = YuNet(write_detector(tmp_path / "yunet.onnx"))
+def test_a_face_that_is_missed_is_searched_again_with_a_lower_score(find):
     # The test detector gives 244 a score of 0.45: between the two thresholds.
-    image = np.full((128, 128, 3), 60, np.uint8)
-    image[32:64, 32:64] = 244
-    points = find("dim.png", image)
+    points = find("dim.png", gray(128, 128, (32, 32, 32), value=244))
     assert find.fallbacks == {"dim.png": "lower score"}
     np.testing.assert_allclose(points, ARCFACE_TEMPLATE - 56 + [48, 48], atol=0.1)
     assert find("none.png", np.zeros((128, 128, 3), np.uint8)) is None and len(find.fallbacks) == 1
 
 
-def test_the_attempts_add_a_border_first_then_lower_the_score_then_do_both(tmp_path, monkeypatch):
-    pytest.importorskip("onnx")
-    find = YuNet(write_detector(tmp_path / "yunet.onnx"))
+def test_the_attempts_add_a_border_first_then_lower_the_score_then_do_both(find, monkeypatch):
     searched = []
 
     def detect(image, min_score, *, factor=None):
@@ -247,10 +239,7 @@ def test_the_attempts_add_a_border_first_then_lower_the_score_then_do_both(tmp_p
 
 
 @pytest.mark.parametrize(("share", "factor"), [(0.6, 2), (0.4, None)])
-def test_a_face_that_fills_the_image_is_located_in_a_copy_of_320_pixels(tmp_path, monkeypatch, share, factor):
-    pytest.importorskip("onnx")
-    find = YuNet(write_detector(tmp_path / "yunet.onnx"))
-
+def test_a_face_that_fills_the_image_is_located_in_a_copy_of_320_pixels(find, monkeypatch, share, factor):
     def detect(image, min_score, *, factor=None):
         return _Face(np.full((5, 2), factor or np.nan), share * 160, rivals=0)
 
@@ -258,54 +247,37 @@ def test_a_face_that_fills_the_image_is_located_in_a_copy_of_320_pixels(tmp_path
     np.testing.assert_equal(find("x", np.zeros((160, 80, 3), np.uint8)), np.full((5, 2), factor or np.nan))
 
 
-def test_landmarks_of_an_enlarged_image_are_those_of_the_image_itself(tmp_path):
-    pytest.importorskip("onnx")
-    find = YuNet(write_detector(tmp_path / "yunet.onnx"))
-    image = np.full((160, 160, 3), 60, np.uint8)
-    image[64:80, 64:80] = 255
-    face = find._detect(image, 0.6, factor=2)
+def test_landmarks_of_an_enlarged_image_are_those_of_the_image_itself(find):
+    face = find._detect(gray(160, 160, (64, 64, 16)), 0.6, factor=2)
     np.testing.assert_allclose(face.points, (ARCFACE_TEMPLATE - 56 + 144) / 2, atol=0.1)
     assert face.size == pytest.approx(56, abs=0.1)
 
 
 @pytest.mark.parametrize("shape", [(60_000, 1), (1, 600), (2, 20_000_000)])
-def test_no_face_is_searched_in_a_line_of_pixels(tmp_path, shape):
-    pytest.importorskip("onnx")
-    find = YuNet(write_detector(tmp_path / "yunet.onnx"))
+def test_no_face_is_searched_in_a_line_of_pixels(find, shape):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert find("x", np.zeros((*shape, 3), np.uint8)) is None
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000
 
 
-def test_a_face_in_a_long_image_is_found_with_a_border(tmp_path, monkeypatch):
-    pytest.importorskip("onnx")
-    find = YuNet(write_detector(tmp_path / "yunet.onnx"))
+def test_a_face_in_a_long_image_is_found_with_a_border(find, monkeypatch):
     detect = find._detect
 
     def detect_in_padded(image, min_score, *, factor=None):
         return detect(image, min_score, factor=factor) if image.shape[:2] == (832, 1280) else None
 
     monkeypatch.setattr(find, "_detect", detect_in_padded)
-    image = np.zeros((3000, 10_000, 3), np.uint8)
-    image[1000:2000, 5000:6000] = 255
-    points = find("x", image)
+    points = find("x", gray(3000, 10_000, (1000, 5000, 1000)))
     assert find.fallbacks == {"x": "padded image"}
     scale = 10_000 / 640 * 2  # the block is 32 pixels wide in the image that is searched
     np.testing.assert_allclose(points, (ARCFACE_TEMPLATE - 56) * scale + [5500, 1500], atol=5)
 
 
-def test_the_center_is_taken_where_no_face_is_found_at_all(tmp_path):
-    pytest.importorskip("onnx")
-    find = YuNet(write_detector(tmp_path / "yunet.onnx"), center_crop=True)
+def test_the_center_is_taken_where_no_face_is_found_at_all(find, tmp_path):
     image = np.zeros((112, 312, 3), np.uint8)
-    points = find("none.png", image)
-    np.testing.assert_allclose(points, np.add(ARCFACE_TEMPLATE, [100, 0]), atol=1e-3)
-    assert find.fallbacks == {"none.png": "center crop"}
-
-
-def test_the_error_of_the_detector_names_the_option_that_leaves_images_out(tmp_path):
-    pytest.importorskip("onnx")
     write_photograph(tmp_path / "dataset" / "ann" / "1.png")
-    find = YuNet(write_detector(tmp_path / "yunet.onnx"))
     with pytest.raises(ImageError, match="the detector finds no face; leave out such images with --skip-bad"):
         pack(tmp_path / "dataset", tmp_path / "out", landmarks=find)
+    find = YuNet(tmp_path / "yunet.onnx", center_crop=True)
+    np.testing.assert_allclose(find("none.png", image), np.add(ARCFACE_TEMPLATE, [100, 0]), atol=1e-3)
+    assert find.fallbacks == {"none.png": "center crop"}

@@ -73,7 +73,7 @@ def test_too_few_people_set_aside_are_reported_with_the_share_that_is_enough(tmp
 
 def test_the_files_of_a_replaced_set_do_not_remain_beside_the_new_one(tmp_path):
     data = write_records(tmp_path / "data", [person for person in range(20) for _ in range(2)])
-    for name in ("groups.csv", "alignment.csv", "landmarks.npy"):
+    for name in ("groups.csv", "skipped.csv", "landmarks.npy"):
         (tmp_path / f"a.{name}").write_text("of another set")
     write_pairs(sample_pairs(data, 20), tmp_path / "a.bin")
     assert sorted(path.name for path in tmp_path.glob("a.*")) == ["a.bin", "a.subjects.csv"]
