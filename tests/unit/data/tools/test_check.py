@@ -26,11 +26,11 @@ def messages(found, kind):
     return [fault.message for fault in found.faults if fault.kind == kind]
 
 
-def write_images(folder, images):
-    """Write (label, image) without a header record, as im2rec does."""
+def write_images(folder, labels, images):
+    """Write images without a header record, as im2rec does."""
     folder.mkdir()
     with RecordWriter(folder / "train.rec") as writer:
-        for key, (label, data) in enumerate(images):
+        for key, (label, data) in enumerate(zip(labels, images, strict=True)):
             writer.write(key, RecordHeader(flag=0, labels=(float(label),)), data)
     return folder
 
@@ -41,18 +41,11 @@ def test_a_good_dataset_has_no_faults(tmp_path):
 
 
 def test_damaged_images_and_labels_are_listed_and_left_out_of_the_clean_copy(tmp_path):
-    bad = [
-        (0, encoded_image(0)),
-        (0, b"damaged"),
-        (-1, encoded_image(2)),
-        (1.5, encoded_image(3)),
-        (2, encoded_image(4)[:90]),
-        (2, encoded_image(5)),
-    ]
-    found = check(write_images(tmp_path / "data", bad), repair=tmp_path / "clean")
-    assert (
-        kinds(found) == ["dataset", "empty_identities", "image", "image", "label", "label"] and found.damaged
-    )
+    labels, images = (0, 0, -1, 1.5, 2, 2), [encoded_image(number) for number in range(6)]
+    images[1], images[4] = b"damaged", images[4][:90]
+    found = check(write_images(tmp_path / "data", labels, images), repair=tmp_path / "clean")
+    assert found.damaged
+    assert kinds(found) == ["dataset", "empty_identities", "image", "image", "label", "label"]
     assert ["key 2" in line for line in messages(found, "label")] == [True, False]
     assert "key 1" in messages(found, "image")[0] and "key 4" in messages(found, "image")[1]
     clean = open_dataset(tmp_path / "clean")
@@ -62,37 +55,31 @@ def test_damaged_images_and_labels_are_listed_and_left_out_of_the_clean_copy(tmp
 
 
 def test_equal_images_are_duplicates_in_one_identity_and_conflicting_labels_in_several(tmp_path):
-    images = [
-        (0, encoded_image(0)),
-        (0, encoded_image(0)),
-        (0, encoded_image(1)),
-        (1, encoded_image(2)),
-        (2, encoded_image(2)),
-        (1, encoded_image(3)),
-    ]
-    found = check(write_images(tmp_path / "data", images), repair=tmp_path / "clean")
+    images = [encoded_image(number) for number in (0, 0, 1, 2, 2, 3)]
+    found = check(write_images(tmp_path / "data", (0, 0, 0, 1, 2, 1), images), repair=tmp_path / "clean")
     assert kinds(found) == ["conflicting_labels", "duplicate"] and not found.damaged
     assert "identities 1, 2" in messages(found, "conflicting_labels")[0]
     assert open_dataset(tmp_path / "clean").labels.tolist() == [0, 0, 1]
 
 
+def write_dataset_of(kind, folder, images):
+    """Write five images of three identities, as records whose index is not in the order of the file, or in folders."""
+    if kind == "records":
+        write_images(folder, (0, 0, 1, 1, 2), images)
+        lines = (folder / "train.idx").read_text().splitlines()
+        (folder / "train.idx").write_text("\n".join(lines[::-1]) + "\n")
+        return folder
+    for name, image in zip(("a/0.png", "a/1.png", "b/2.png", "b/3.png", "c/4.png"), images, strict=True):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(image)
+    return folder
+
+
 @pytest.mark.parametrize("kind", ["records", "folder"])
 def test_the_clean_copy_has_the_landmarks_of_its_images(tmp_path, kind):
     images = [encoded_image(0), b"damaged", encoded_image(2), encoded_image(2), encoded_image(4)]
-    data = tmp_path / "data"
-    if kind == "records":
-        write_images(data, list(zip((0, 0, 1, 1, 2), images, strict=True)))
-        lines = (data / "train.idx").read_text().splitlines()
-        (data / "train.idx").write_text("\n".join(lines[::-1]) + "\n")  # not in the order of the file
-    else:
-        for name, image in zip(("a/0.png", "a/1.png", "b/2.png", "b/3.png", "c/4.png"), images, strict=True):
-            (data / name).parent.mkdir(parents=True, exist_ok=True)
-            (data / name).write_bytes(image)
-    source = open_dataset(data)
-    of_image = {
-        source.read(n): np.full((5, 2), 0.1 * (images.index(source.read(n)) + 1), np.float32)
-        for n in range(5)
-    }
+    source = open_dataset(data := write_dataset_of(kind, tmp_path / "data", images))
+    of_image = {image: np.full((5, 2), 0.1 * (number + 1), np.float32) for number, image in enumerate(images)}
     write_landmarks(data / "landmarks.npy", np.stack([of_image[source.read(n)] for n in range(5)]))
     check(data, repair=tmp_path / "clean")
     clean = open_dataset(tmp_path / "clean")
@@ -104,18 +91,12 @@ def test_the_clean_copy_has_the_landmarks_of_its_images(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", ["records", "folder"])
 def test_landmarks_that_do_not_fit_are_a_fault_and_not_in_the_clean_copy(tmp_path, kind):
-    if kind == "records":
-        data = write_records(tmp_path / "data", [0, 0, 1])
-    else:
-        data = tmp_path / "data"
-        for number, name in enumerate(("a/0.png", "a/1.png", "b/2.png")):
-            (data / name).parent.mkdir(parents=True, exist_ok=True)
-            (data / name).write_bytes(encoded_image(number))
+    data = write_dataset_of(kind, tmp_path / "data", [encoded_image(number) for number in range(5)])
     write_landmarks(data / "landmarks.npy", np.zeros((2, 5, 2)))
     found = check(data, repair=tmp_path / "clean")
-    assert found.damaged and open_dataset(tmp_path / "clean").num_images == 3
+    assert found.damaged and open_dataset(tmp_path / "clean").num_images == 5
     assert image_landmarks(open_dataset(tmp_path / "clean")) is None
-    assert "not the landmarks of 3 images" in messages(found, "dataset")[0]
+    assert "not the landmarks of 5 images" in messages(found, "dataset")[0]
     assert "its landmarks are not in the clean copy" in messages(found, "dataset")[1]
 
 
@@ -165,7 +146,7 @@ def test_a_record_file_is_checked_like_its_folder(tmp_path):
 
 def test_a_damaged_label_that_is_very_large_is_found_without_a_count_of_all_labels(tmp_path):
     data = write_images(
-        tmp_path / "data", [(label, encoded_image(label % 7)) for label in (0, 1, 2**31 - 200)]
+        tmp_path / "data", (0, 1, 2**31 - 200), [encoded_image(number) for number in range(3)]
     )
     tracemalloc.start()
     found = check(data)
@@ -187,7 +168,7 @@ def test_identity_records_that_contradict_the_images_are_a_fault(tmp_path):
 
 
 def test_no_copy_is_written_if_every_image_has_a_fault(tmp_path):
-    data = write_images(tmp_path / "data", [(0, b"damaged")])
+    data = write_images(tmp_path / "data", [0], [b"damaged"])
     with pytest.raises(DataError, match="every image has a fault"):
         check(data, repair=tmp_path / "clean")
     assert not (tmp_path / "clean").exists()
@@ -197,19 +178,15 @@ def test_no_copy_is_written_if_every_image_has_a_fault(tmp_path):
 
 def test_an_image_that_was_saved_again_is_a_near_duplicate_and_another_image_is_not(tmp_path):
     rng = np.random.default_rng(0)
-    photos = [
-        cv2.resize(rng.integers(0, 255, (12, 12, 3), np.uint8), (96, 96), interpolation=2) for _ in range(40)
-    ]
+    drawings = rng.integers(0, 255, (40, 12, 12, 3), np.uint8)
+    photos = [cv2.resize(drawing, (96, 96), interpolation=cv2.INTER_CUBIC) for drawing in drawings]
     for number, photo in enumerate(photos):
         (tmp_path / "data" / str(number % 4)).mkdir(parents=True, exist_ok=True)
         (tmp_path / "data" / str(number % 4) / f"{number:02d}.jpg").write_bytes(encode_jpeg(photo, 95))
     (tmp_path / "data" / "3" / "again.jpg").write_bytes(encode_jpeg(cv2.resize(photos[8], (80, 80)), 70))
     found = check(tmp_path / "data", near_duplicates=True)
     assert kinds(found) == ["near_duplicate"]
-    assert (
-        "08.jpg (identity 0)" in found.faults[0].message
-        and "again.jpg (identity 3)" in found.faults[0].message
-    )
+    assert all(name in found.faults[0].message for name in ("08.jpg (identity 0)", "again.jpg (identity 3)"))
 
 
 def test_near_pairs_are_those_of_an_exhaustive_comparison():

@@ -54,7 +54,7 @@ def find(tmp_path):
 
 
 def gray(height, width, *blocks, value=255):
-    """Return a gray image with bright blocks, (top, left, side): the test detector takes one of 32 pixels for a face."""
+    """Return a gray image with bright blocks, (top, left, side); the test detector finds one of 32 pixels."""
     image = np.full((height, width, 3), 60, np.uint8)
     for top, left, side in blocks:
         image[top : top + side, left : left + side] = value
