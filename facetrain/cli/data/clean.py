@@ -10,17 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from facetrain.cli.data.options import (
-    Json,
-    Precision,
-    Sheet,
-    Workers,
-    embed_images,
-    json_facts,
-    print_written,
-)
+from facetrain.cli.data.options import Precision, Sheet, Workers, embed_images, json_facts, print_written
 from facetrain.cli.option_groups import option_groups
-from facetrain.cli.options import Float32InferenceOptions
+from facetrain.cli.options import Float32InferenceOptions, Json
 from facetrain.cli.outputs import (
     echo_line,
     require_absent,

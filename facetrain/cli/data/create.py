@@ -10,8 +10,9 @@ from typing import Annotated
 import typer
 
 from facetrain.cli.data.faces import FaceLandmarks, detections, first_names, print_detections
-from facetrain.cli.data.options import IMAGE_SIZE, MIN_IMAGES, SEED, Json, Workers, Writing, print_written
+from facetrain.cli.data.options import IMAGE_SIZE, MIN_IMAGES, SEED, Workers, Writing, print_written
 from facetrain.cli.option_groups import option_groups
+from facetrain.cli.options import Json
 from facetrain.cli.outputs import echo_line
 from facetrain.cli.unused_options import refuse_given
 from facetrain.data.tools.options import PackOptions

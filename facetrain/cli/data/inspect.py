@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from facetrain.cli.data.options import Dataset, Json, Workers
+from facetrain.cli.data.options import Dataset, Workers
+from facetrain.cli.options import Json
 from facetrain.cli.outputs import echo_line, require_absent, require_sheet
 from facetrain.errors import UsageError
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from facetrain.cli.options import Json
 from facetrain.cli.outputs import echo_line
 from facetrain.data.images.header import MAX_PIXELS
 
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from facetrain.embeddings.embedding_files import Embeddings
     from facetrain.embeddings.inference import Inference
 
-Json = Annotated[
-    bool, typer.Option("--json", help="Print the result as JSON, and nothing else on standard output.")
-]
 Dataset = Annotated[
     Path,
     typer.Argument(
@@ -42,7 +40,6 @@ Workers = Annotated[
     ),
 ]
 MIN_IMAGES = typer.Option(min=1, help="Leave out identities with fewer images than this number.")
-Model = Annotated[Path, typer.Argument(help="Run folder, model file, or .onnx file.")]
 Sheet = Annotated[
     Path | None,
     typer.Option(

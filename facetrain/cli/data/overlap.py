@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from facetrain.cli.data.options import Dataset, Json, Model, Precision, Sheet, embed_images
+from facetrain.cli.data.options import Dataset, Precision, Sheet, embed_images
 from facetrain.cli.option_groups import option_groups
-from facetrain.cli.options import Float32InferenceOptions
+from facetrain.cli.options import Float32InferenceOptions, Json, Model
 from facetrain.cli.outputs import echo_line, require_no_input, require_sheet, require_writable, write_text
 from facetrain.errors import UsageError
 

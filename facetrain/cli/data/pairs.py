@@ -10,8 +10,9 @@ from typing import Annotated
 import typer
 
 from facetrain.cli.data.faces import FaceLandmarks, detections, print_detections
-from facetrain.cli.data.options import MOST_PIXELS, Json, Seed, Workers
+from facetrain.cli.data.options import MOST_PIXELS, Seed, Workers
 from facetrain.cli.option_groups import option_groups
+from facetrain.cli.options import Json
 from facetrain.cli.outputs import echo_line, require_absent, require_writable
 from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError

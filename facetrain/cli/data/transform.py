@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from facetrain.cli.data.options import MIN_IMAGES, SEED, Dataset, Json, Seed, Writing, print_written
+from facetrain.cli.data.options import MIN_IMAGES, SEED, Dataset, Seed, Writing, print_written
 from facetrain.cli.option_groups import option_groups
+from facetrain.cli.options import Json
 from facetrain.cli.outputs import echo_line
 from facetrain.cli.unused_options import refuse_given
 from facetrain.data.tools.options import SubsetOptions

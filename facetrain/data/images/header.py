@@ -66,12 +66,6 @@ def encoded_image_size(data: bytes) -> tuple[int, int] | None:
     return None if header is None else (header.width, header.height)
 
 
-def suffix_of(data: bytes) -> str:
-    """Return the suffix for a file with this encoded image; `.bin` if the format is unknown."""
-    header = read_header(data)
-    return ".bin" if header is None else FORMAT_SUFFIXES[header.format][0]
-
-
 def jpeg_orientation(data: bytes) -> int:
     """Return the EXIF orientation of a JPEG, 1 to 8; 1 (upright) if it has none."""
     if data.find(b"Exif\0\0", 0, 1 << 16) < 0:  # most images of datasets: no need to walk the segments

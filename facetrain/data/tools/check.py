@@ -194,12 +194,9 @@ def _contradictions(folder: Path, label_N: np.ndarray) -> Iterator[DataFault]:
     # Sorted, not counted: a damaged label can be so large that the counts of all labels below it fill the memory.
     used, stored = np.sort(source.labels), np.sort(label_N)
     if len(used) == len(stored) and len(used) and used[-1] == stored[-1] and (used != stored).any():
-        first = int(np.argmax(used != stored))
-        wrong = min(int(used[first]), int(stored[first]))
+        wrong = np.count_nonzero(used != stored)
         yield DataFault(
-            "dataset",
-            f"{folder}: identity {wrong} has {np.count_nonzero(stored == wrong):,} images by the labels of the "
-            f"images, and {np.count_nonzero(used == wrong):,} by the identity records",
+            "dataset", f"{folder}: the identity records contradict the labels of {wrong:,} images"
         )
 
 

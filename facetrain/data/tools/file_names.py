@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from facetrain.data.dataset import FaceDataset, identity_name, original_name
-from facetrain.data.images.header import IMAGE_SUFFIXES, read_header, suffix_of
+from facetrain.data.images.header import FORMAT_SUFFIXES, IMAGE_SUFFIXES, read_header
 from facetrain.data.unique_names import unique_name
 from facetrain.errors import ImageError
 
 _FORBIDDEN = re.compile(r"[/\\\x00-\x1f]|^\s+|\s+$")
 """Characters of a name that would lead out of its folder, and those around it, which lists of paths ignore."""
-_JPEG_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif")
 
 
 class FileNames:
@@ -68,17 +67,17 @@ class FileNames:
 
     def _format_suffix(self, number: int, data: bytes, original: str) -> str:
         """Return the suffix for the format of an image, spelled as in its name; the original one if it is unknown."""
-        if read_header(data) is None:
-            if original:
-                return original
-            # No reader would take a file without the suffix of an image for one.
-            raise ImageError(
-                f"{self._source.location(number)}: neither the name nor the bytes are those of an image; leave out "
-                "such images with `facetrain data check DATASET --repair DIR`"
-            )
-        suffix = suffix_of(data)
-        is_jpeg = suffix == ".jpg" and original.lower() in _JPEG_SUFFIXES
-        return original if is_jpeg or original.lower() == suffix else suffix
+        header = read_header(data)
+        if header is not None:
+            suffixes = FORMAT_SUFFIXES[header.format]
+            return original if original.lower() in suffixes else suffixes[0]
+        if original:
+            return original
+        # No reader would take a file without the suffix of an image for one.
+        raise ImageError(
+            f"{self._source.location(number)}: neither the name nor the bytes are those of an image; leave out "
+            "such images with `facetrain data check DATASET --repair DIR`"
+        )
 
 
 def _identity_folders(source: FaceDataset, identities: Sequence[int]) -> list[str]:

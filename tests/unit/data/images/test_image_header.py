@@ -10,7 +10,6 @@ from facetrain.data.images.header import (
     is_complete_jpeg,
     jpeg_orientation,
     read_header,
-    suffix_of,
 )
 from facetrain.errors import ImageError
 from tests.support.exif import turned_jpeg
@@ -46,7 +45,7 @@ def test_format_and_size_are_read_and_the_image_is_decoded(suffix):
 @pytest.mark.parametrize("quality", [60, 101])
 def test_lossy_and_lossless_webp_have_different_headers(quality):
     data = cv2.imencode(".webp", photo(), [cv2.IMWRITE_WEBP_QUALITY, quality])[1].tobytes()
-    assert read_header(data) == ("WebP", 160, 96) and suffix_of(data) == ".webp"
+    assert read_header(data) == ("WebP", 160, 96)
 
 
 def test_a_bmp_of_os2_has_16_bit_sizes():
@@ -59,7 +58,7 @@ def test_a_bmp_of_os2_has_16_bit_sizes():
 
 def test_a_header_of_pnm_may_have_comments():
     assert read_header(b"P5\n# made by a camera\n92 # width\n112\n255\n...") == ("PNM", 92, 112)
-    assert read_header(b"P5 is not an image") is None and suffix_of(b"text") == ".bin"
+    assert read_header(b"P5 is not an image") is None
 
 
 def test_images_with_an_orientation_tag_are_turned_upright():
