@@ -47,15 +47,16 @@ def write_dataset_landmarks(
     """
     if data.suffix in MIXTURE_SUFFIXES and data.is_file():
         raise DataError(f"{data}: is a mixture; write the landmarks of each of its datasets")
+    read: Callable[[int], bytes]
     name_of: Callable[[int], str] = str
     if data.suffix in (".bin", ".xz", ".parquet") and is_pair_archive(data):
         images, _ = read_pair_archive(data)
-        count, read, location_of = len(images), images.__getitem__, f"{data}: image {{}}".format
+        count, read = len(images), lambda number: images[number]
+        location_of: Callable[[int], str] = lambda number: f"{data}: image {number}"  # noqa: E731
     else:
         source = open_dataset(data, with_landmarks=False)
-        count, read, location_of, name_of = (
-            source.num_images, source.read, source.location, partial(image_name, source)
-        )  # fmt: skip
+        count, read, location_of = source.num_images, source.read, source.location
+        name_of = partial(image_name, source)
     require_distinct_names(finder, count, name_of, location_of)
 
     def find(number: int) -> np.ndarray | None:
