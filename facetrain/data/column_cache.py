@@ -86,17 +86,19 @@ def _stamp(path: Path) -> list[int] | None:
 
 
 def cached_columns(name: Path, inputs: Sequence[Path], build: Callable[[], Columns]) -> Columns:
-    """Return the cached columns, or those that `build` computes from the input files, which are then cached.
+    """Return the cached columns of input files, or those that `build` computes, which are then cached.
 
-    If a file changes while `build` reads it, the cache file is stale from the beginning.
+    The cache file is beside the dataset, or in ~/.cache/facetrain if that folder is read-only; if neither can be
+    written, the columns are in memory. If an input changes while `build` reads it, the file is stale from the start.
+
+    Args:
+        name: path of the cache file.
+        inputs: files that the columns are computed from.
+        build: computes the columns.
+
+    Raises:
+        DataError: an input is not a regular file; and what `build` raises.
     """
-    stamp = _stamp_of_all(inputs)
-    columns = load_columns(name, inputs)
-    return save_columns(name, inputs, build(), stamp=stamp) if columns is None else columns
-
-
-def load_columns(name: Path, inputs: Sequence[Path]) -> Columns | None:
-    """Return the cached columns if they were computed from the input files as they are now; None otherwise."""
     stamp = _stamp_of_all(inputs)
     for path in _cache_paths(name):
         # Of any type: whatever is wrong with a cache file, the columns are computed again.
@@ -104,28 +106,12 @@ def load_columns(name: Path, inputs: Sequence[Path]) -> Columns | None:
             header = _read_header(path)
             if header["stamp"] == stamp and _checksum_matches(path, header):
                 return _map(path, header)
-    return None
-
-
-def save_columns(
-    name: Path, inputs: Sequence[Path], columns: Columns, *, stamp: str | None = None
-) -> Columns:
-    """Write a cache file beside the dataset, or in ~/.cache/facetrain if that folder is read-only.
-
-    Args:
-        name: path of the cache file.
-        inputs: files that the columns were computed from.
-        columns: the columns.
-        stamp: digest of the stamps of the input files when they were read; None: they have not changed since.
-
-    Returns:
-        The columns in the file, mapped into memory; `columns` themselves if neither folder can be written.
-    """
+    columns = build()
     layout, position = [], _HEADER_BYTES
     for column, array in columns.arrays.items():
         layout.append([column, array.dtype.str, len(array), position])
         position += array.nbytes + -array.nbytes % _ALIGNMENT
-    header = {"version": _VERSION, "stamp": stamp or _stamp_of_all(inputs), "crc": 0, "columns": layout}
+    header = {"version": _VERSION, "stamp": stamp, "crc": 0, "columns": layout}
     for path in _cache_paths(name):
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)

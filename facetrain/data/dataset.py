@@ -108,7 +108,29 @@ def consecutive_ranges(index: np.ndarray) -> Iterator[tuple[int, int]]:
             yield int(run[0]), len(run)
 
 
-class ImageSubset:
+class DatasetView:
+    """Images of other datasets; `_find` says where an image is."""
+
+    def _find(self, index: int) -> tuple[FaceDataset, int]:
+        """Return the dataset of an image, and the image's index in it."""
+        raise NotImplementedError
+
+    def read(self, index: int) -> bytes:
+        """Return the encoded image."""
+        dataset, inner = self._find(index)
+        return dataset.read(inner)
+
+    def name(self, index: int) -> str | None:
+        """Return the image's name in its dataset."""
+        return original_name(*self._find(index))
+
+    def location(self, index: int) -> str:
+        """Return the image's place in its dataset."""
+        dataset, inner = self._find(index)
+        return dataset.location(inner)
+
+
+class ImageSubset(DatasetView):
     """Selected images of another dataset; their identities are relabeled without gaps in their original order."""
 
     def __init__(self, dataset: FaceDataset, index: np.ndarray, identities: np.ndarray | None = None) -> None:
@@ -120,18 +142,10 @@ class ImageSubset:
         self.num_images = len(self._index)
         self.num_classes = len(self.identities)
 
-    def read(self, index: int) -> bytes:
-        """Return the encoded image."""
-        return self._dataset.read(int(self._index[index]))
-
     def prefetch(self, first: int, count: int) -> None:
         """Announce the matching index ranges to the other dataset."""
         for start, length in consecutive_ranges(self._index[first : first + count]):
             prefetch_images(self._dataset, start, length)
-
-    def name(self, index: int) -> str | None:
-        """Return the image's name in the other dataset."""
-        return original_name(self._dataset, int(self._index[index]))
 
     def identity_name(self, label: int) -> str:
         """Return the identity's name in the other dataset; its number in this one if there are no names."""
@@ -152,9 +166,8 @@ class ImageSubset:
         """Files that the other dataset leaves out."""
         return skipped_files(self._dataset)
 
-    def location(self, index: int) -> str:
-        """Return the image's place in the other dataset."""
-        return self._dataset.location(int(self._index[index]))
+    def _find(self, index: int) -> tuple[FaceDataset, int]:
+        return self._dataset, int(self._index[index])
 
     @cached_property
     def _has_names(self) -> bool:

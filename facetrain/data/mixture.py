@@ -23,6 +23,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from facetrain.data.dataset import (
+    DatasetView,
     FaceDataset,
     ImageSubset,
     SubsetDataset,
@@ -30,7 +31,6 @@ from facetrain.data.dataset import (
     identity_name,
     image_landmarks,
     image_places,
-    original_name,
     prefetch_images,
     skipped_files,
 )
@@ -90,7 +90,7 @@ class DatasetHead:
     """Factor on the loss of the dataset's images."""
 
 
-class MixtureDataset:
+class MixtureDataset(DatasetView):
     """Concatenation of datasets: the images and identities of each dataset follow those before."""
 
     def __init__(
@@ -109,19 +109,11 @@ class MixtureDataset:
         self.counts = [dataset.num_images for dataset in datasets]
         self._ends = np.cumsum(self.counts)
         self._first_label = first_label = np.cumsum([0, *(dataset.num_classes for dataset in datasets)])
-        self.labels = np.concatenate(
-            [
-                dataset.labels.astype(np.int32) + np.int32(first)
-                for dataset, first in zip(datasets, first_label[:-1], strict=True)
-            ]
-        )
+        firsts = first_label[:-1].astype(np.int32)
+        parts = zip(datasets, firsts, strict=True)
+        self.labels = np.concatenate([dataset.labels.astype(np.int32) + first for dataset, first in parts])
         self.num_images = len(self.labels)
         self.num_classes = int(first_label[-1])
-
-    def read(self, index: int) -> bytes:
-        """Return the encoded image."""
-        dataset, inner = self._find(index)
-        return dataset.read(inner)
 
     def prefetch(self, first: int, count: int) -> None:
         """Announce the range to the datasets that it covers."""
@@ -131,16 +123,6 @@ class MixtureDataset:
             length = min(end - first, dataset.num_images - inner)
             prefetch_images(dataset, inner, length)
             first += length
-
-    def location(self, index: int) -> str:
-        """Return the image's place in its dataset."""
-        dataset, inner = self._find(index)
-        return dataset.location(inner)
-
-    def name(self, index: int) -> str | None:
-        """Return the image's name in its dataset."""
-        dataset, inner = self._find(index)
-        return original_name(dataset, inner)
 
     def identity_name(self, label: int) -> str:
         """Return the identity's name in its dataset; its number in the mixture if its dataset has no names."""
@@ -179,7 +161,6 @@ class MixtureDataset:
         return [has_identity_names(dataset) for dataset in self.datasets]
 
     def _find(self, index: int) -> tuple[FaceDataset, int]:
-        """Return the dataset of an image, and the image's index in it."""
         number = int(np.searchsorted(self._ends, index, side="right"))
         return self.datasets[number], int(index - self._ends[number] + self.counts[number])
 

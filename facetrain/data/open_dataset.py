@@ -153,10 +153,9 @@ def require_landmarks(dataset: FaceDataset, path: Path, backbone: str) -> None:
     Raises:
         DataError: the dataset, or one of a mixture, has no landmark file; or its numbers are not landmarks.
     """
-    parts = dataset.datasets if isinstance(dataset, MixtureDataset) else [dataset]
-    for part in parts:
+    for part in dataset.datasets if isinstance(dataset, MixtureDataset) else [dataset]:
         if image_landmarks(part) is None:
-            place = f"{path}: the dataset with {part.location(0)}" if len(parts) > 1 else str(path)
+            place = str(path) if part is dataset else f"{path}: the dataset with {part.location(0)}"
             raise DataError(
                 f"{place} has no landmarks, which backbone {backbone} needs; write them with `facetrain data "
                 "landmarks DATASET --detector face_detection_yunet.onnx`, or train another backbone"
@@ -174,13 +173,12 @@ def check_counts(
     expected = {"num_classes": num_classes, "num_images": num_images}
     counted = {"num_classes": dataset.num_classes, "num_images": dataset.num_images}
     wrong = [key for key, count in expected.items() if count not in (None, counted[key])]
-    if not wrong:
-        return
     first = int(dataset.labels.min())
     labels = f" (its labels begin at {first}, not at 0)" if first and "num_classes" in wrong else ""
-    raise DataError(
-        " and ".join(f"data.{key} is {expected[key]:,}" for key in wrong)
-        + f", but {folder} contains {' and '.join(f'{counted[key]:,}' for key in wrong)}{labels}; correct the config, "
-        + "or for another dataset add "
-        + " ".join(f"--set data.{key}=null" for key in wrong)
-    )
+    if wrong:
+        stated = " and ".join(f"data.{key} is {expected[key]:,}" for key in wrong)
+        found = " and ".join(f"{counted[key]:,}" for key in wrong)
+        options = " ".join(f"--set data.{key}=null" for key in wrong)
+        raise DataError(
+            f"{stated}, but {folder} contains {found}{labels}; correct the config, or for another dataset add {options}"
+        )

@@ -19,7 +19,7 @@ from safetensors.torch import save
 
 from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.manifest import FORMAT
-from facetrain.data.column_cache import Columns, save_columns
+from facetrain.data.column_cache import Columns, cached_columns
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.formats.recordio import MAGIC, RecordHeader, RecordWriter
 from facetrain.data.open_dataset import open_dataset
@@ -289,7 +289,7 @@ def clean_reports() -> list[bytes]:
 
 def catalogs() -> list[bytes]:
     columns = Columns.of(label=np.arange(5), size=np.ones(5, np.float32), prefix=3)
-    save_columns(FOLDER / "seed.catalog", [], columns)
+    cached_columns(FOLDER / "seed.catalog", [], lambda: columns)
     data = (FOLDER / "seed.catalog").read_bytes()
     return [data, data[:4096].strip() + SEPARATOR + data[4096:]]
 

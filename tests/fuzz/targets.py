@@ -184,9 +184,7 @@ def _build_once(build: Callable[..., Backbone]) -> Callable[..., Backbone]:
 
 def _load_columns(path: Path) -> str:
     """Load cached columns; a damaged file is ignored, so the outcome is what was found."""
-    columns = column_cache.load_columns(path, [])
-    if columns is None:
-        return ""
+    columns = column_cache.cached_columns(path, [], lambda: column_cache.Columns({}))
     for array in columns.arrays.values():
         assert array.dtype.kind in "iufb"
         # Read it: a page after the end of the file would end the process.

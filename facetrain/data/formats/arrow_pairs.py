@@ -15,14 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from facetrain.data.formats.arrow_columns import (
-    arrow_batches,
-    arrow_errors,
-    decoded_bytes,
-    image_fields,
-    import_pyarrow,
-    require_label_type,
-)
+from facetrain.data.formats import arrow_columns
 from facetrain.data.formats.splits import STATE_FILE, data_files
 from facetrain.errors import PairsError
 from facetrain.files import listed, printable
@@ -62,7 +55,7 @@ def read_parquet_set(paths: list[Path]) -> tuple[list[bytes], np.ndarray]:
 
 
 def _arrow_tables(path: Path) -> Iterator[Any]:
-    for batch, file in arrow_batches(path):
+    for batch, file in arrow_columns.arrow_batches(path):
         _require_fitting(path, batch.nbytes, file.size)
         yield batch.select(_used_columns(batch.schema.names, path))
 
@@ -72,11 +65,11 @@ def _parquet_tables(path: Path) -> Iterator[Any]:
 
     Values are read as dictionaries, because a few bytes can repeat a long one for many rows.
     """
-    import_pyarrow(path)
+    arrow_columns.import_pyarrow(path)
     import pyarrow.parquet
 
     limit = 2 * path.stat().st_size + _SPARE_BYTES
-    with arrow_errors(path):
+    with arrow_columns.arrow_errors(path):
         schema = pyarrow.parquet.ParquetFile(path).schema
         columns = [schema.column(number) for number in range(len(schema))]
         repeated = [c.path for c in columns if c.physical_type == "BYTE_ARRAY" and not c.max_repetition_level]
@@ -87,7 +80,7 @@ def _parquet_tables(path: Path) -> Iterator[Any]:
             _require_fitting(path, max(group.total_byte_size, group.num_rows), limit)
             table = file.read_row_group(number, used)
             table.validate(full=True)  # an index can point outside its dictionary
-            _require_fitting(path, sum(map(decoded_bytes, table.columns)), limit)
+            _require_fitting(path, sum(map(arrow_columns.decoded_bytes, table.columns)), limit)
             yield table
 
 
@@ -116,14 +109,14 @@ def _used_columns(names: list[str], path: Path) -> list[str]:
 def _values(column: Any, name: str, path: Path) -> list[Any]:
     """Return the values of a column: encoded images, or numbers and texts."""
     if name in _IMAGES:
-        column, kind = image_fields(column)[0], column.type
+        column, kind = arrow_columns.image_fields(column)[0], column.type
         if column is None:
             raise PairsError(
                 f"{path}: column {name} has values of type {printable(str(kind))[:100]}; expected bytes, or a struct "
                 "of bytes and path"
             )
     else:
-        require_label_type(column.type, name, path)
+        arrow_columns.require_label_type(column.type, name, path)
     return list(column.to_pylist())
 
 

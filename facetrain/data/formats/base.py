@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from facetrain.data.column_cache import Columns
-from facetrain.data.formats.landmark_file import open_landmarks, require_fractions
+from facetrain.data.formats.landmark_file import read_landmarks
 from facetrain.data.positional_file import PositionalFile
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import DataError, UnreadableError
@@ -129,11 +129,7 @@ class CatalogDataset:
         Raises:
             DataError: the file does not fit the images, or has numbers that are no fractions.
         """
-        if self.landmark_file is None:
-            return None
-        landmarks_N52 = open_landmarks(self.landmark_file, self.num_images)
-        require_fractions(landmarks_N52, self.landmark_file)
-        return landmarks_N52
+        return None if self.landmark_file is None else read_landmarks(self.landmark_file, self.num_images)
 
     def read(self, index: int) -> bytes:
         """Return the encoded image.
@@ -228,6 +224,14 @@ class CatalogDataset:
     @cached_property
     def _identities(self) -> list[str]:
         return [printable(name) for name in self.columns.value("identities", [])]
+
+
+def member_path(name: str) -> str:
+    """Return the path of a member of an archive without the parts that name the same folder, as in ./ann/1.jpg."""
+    if "./" not in name and "//" not in name and not name.startswith("/"):
+        return name
+    *folders, file = name.split("/")
+    return "/".join([*(part for part in folders if part not in ("", ".")), file])
 
 
 def columns_of_rows(names: str, rows: Sequence[tuple[Any, ...]] | np.ndarray) -> dict[str, np.ndarray]:

@@ -14,19 +14,7 @@ from typing import Any
 import numpy as np
 
 from facetrain.data.column_cache import cached_columns
-from facetrain.data.formats.arrow_columns import (
-    IMAGE_COLUMNS,
-    LABEL_COLUMNS,
-    LabeledRows,
-    arrow_batches,
-    arrow_errors,
-    build_catalog,
-    class_names,
-    image_fields,
-    import_pyarrow,
-    label_values,
-    pick_column,
-)
+from facetrain.data.formats import arrow_columns
 from facetrain.data.formats.base import CatalogDataset, Format, catalog_path
 from facetrain.data.formats.splits import SPLITS_FILE, STATE_FILE, data_files, train_folder
 from facetrain.errors import DataError
@@ -41,21 +29,23 @@ def open_saved(path: Path) -> CatalogDataset:
     folder = train_folder(path)
     files = data_files(folder)
     # The columns of texts `image` and `path` become places in the files.
-    build = partial(build_catalog, files, "offset size name_offset name_size", _read_file)
+    build = partial(arrow_columns.build_catalog, files, "offset size name_offset name_size", _read_file)
     return CatalogDataset(path, files, cached_columns(catalog_path(folder), files, build))
 
 
 FORMAT = Format("Hugging Face", open_saved, parts=(STATE_FILE, SPLITS_FILE))
 
 
-def _read_file(path: Path) -> LabeledRows:
-    pa = import_pyarrow(path)
+def _read_file(path: Path) -> arrow_columns.LabeledRows:
+    pa = arrow_columns.import_pyarrow(path)
     places, labels, names, label = [np.empty((0, 4), np.int64)], [], list[str](), ""
-    for batch, file in arrow_batches(path):
-        column = batch.column(pick_column(batch.schema.names, IMAGE_COLUMNS, "image", path))
-        label = pick_column(batch.schema.names, LABEL_COLUMNS, "identity", path)
-        names = class_names(batch.schema, label)
-        images, paths = image_fields(column)
+    for batch, file in arrow_columns.arrow_batches(path):
+        column = batch.column(
+            arrow_columns.pick_column(batch.schema.names, arrow_columns.IMAGE_COLUMNS, "image", path)
+        )
+        label = arrow_columns.pick_column(batch.schema.names, arrow_columns.LABEL_COLUMNS, "identity", path)
+        names = arrow_columns.class_names(batch.schema, label)
+        images, paths = arrow_columns.image_fields(column)
         if images is None or images.null_count:
             raise DataError(
                 f"{path}: images are missing in the column of type {str(column.type)[:100]}; expected bytes, or a "
@@ -68,9 +58,9 @@ def _read_file(path: Path) -> LabeledRows:
             )
         )
         labels.append(batch.column(label))
-    with arrow_errors(path):
+    with arrow_columns.arrow_errors(path):
         column = pa.chunked_array(labels) if labels else pa.chunked_array([], pa.int64())
-        return np.concatenate(places), label_values(column, label, path), names
+        return np.concatenate(places), arrow_columns.label_values(column, label, path), names
 
 
 def _places(array: Any, file: Any, path: Path) -> np.ndarray:

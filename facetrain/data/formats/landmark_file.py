@@ -34,11 +34,9 @@ def landmarks_path(data: Path) -> Path:
         return data / LANDMARKS_FILE
     if data.name == "train.rec":
         return data.parent / LANDMARKS_FILE
-    return (
-        data.with_suffix(LANDMARKS_SUFFIX)
-        if data.suffix in _PAIR_SUFFIXES
-        else data.with_name(data.name + LANDMARKS_SUFFIX)
-    )
+    if data.suffix in _PAIR_SUFFIXES:
+        return data.with_suffix(LANDMARKS_SUFFIX)
+    return data.with_name(data.name + LANDMARKS_SUFFIX)
 
 
 def open_landmarks(path: Path, num_images: int) -> np.ndarray:
@@ -61,6 +59,21 @@ def open_landmarks(path: Path, num_images: int) -> np.ndarray:
     return landmarks_N52
 
 
+def read_landmarks(path: Path, num_images: int) -> np.ndarray:
+    """Map a landmark file into memory, and check that its numbers are fractions or NaN: float32 (N, 5, 2).
+
+    Raises:
+        DataError: as `open_landmarks`; or a number is infinite, or so large that it is one of pixels.
+    """
+    landmarks_N52 = open_landmarks(path, num_images)
+    for start in range(0, num_images, _CHUNK):
+        if (np.abs(landmarks_N52[start : start + _CHUNK]) > _FARTHEST).any():
+            raise DataError(
+                f"{path}: has landmarks in pixels, not in fractions of the image's sides; {_ADVICE}"
+            )
+    return landmarks_N52
+
+
 def read_landmarks_beside(data: Path, num_images: int) -> np.ndarray | None:
     """Return the landmarks of a dataset or verification set, (N, 5, 2); None if it has no landmark file.
 
@@ -68,24 +81,7 @@ def read_landmarks_beside(data: Path, num_images: int) -> np.ndarray | None:
         DataError: the file is damaged, does not fit, or has numbers that are no fractions.
     """
     path = landmarks_path(data)
-    if not path.is_file():
-        return None
-    landmarks_N52 = open_landmarks(path, num_images)
-    require_fractions(landmarks_N52, path)
-    return landmarks_N52
-
-
-def require_fractions(landmarks_N52: np.ndarray, path: Path) -> None:
-    """Check that landmarks are fractions, or NaN.
-
-    Raises:
-        DataError: a number is infinite, or so large that it is one of pixels.
-    """
-    for start in range(0, len(landmarks_N52), _CHUNK):
-        if (np.abs(landmarks_N52[start : start + _CHUNK]) > _FARTHEST).any():
-            raise DataError(
-                f"{path}: has landmarks in pixels, not in fractions of the image's sides; {_ADVICE}"
-            )
+    return read_landmarks(path, num_images) if path.is_file() else None
 
 
 def write_landmarks(path: Path, landmarks_N52: np.ndarray) -> None:

@@ -15,18 +15,7 @@ from typing import Any
 import numpy as np
 
 from facetrain.data.column_cache import Columns, cached_columns
-from facetrain.data.formats.arrow_columns import (
-    IMAGE_COLUMNS,
-    LABEL_COLUMNS,
-    LabeledRows,
-    arrow_errors,
-    build_catalog,
-    class_names,
-    image_fields,
-    import_pyarrow,
-    label_values,
-    pick_column,
-)
+from facetrain.data.formats import arrow_columns
 from facetrain.data.formats.base import CatalogDataset, Format, catalog_path, files_in
 from facetrain.data.formats.shard_names import require_all_shards
 from facetrain.data.formats.splits import train_files
@@ -116,11 +105,11 @@ FORMAT = Format("Parquet", open_parquet, parts=("*.parquet",))
 
 def _build_catalog(files: Sequence[Path], skipped: list[tuple[str, str, str]]) -> Columns:
     names = _open(files[0]).schema_arrow.names
-    image = pick_column(names, IMAGE_COLUMNS, "image", files[0])
-    label = pick_column(names, LABEL_COLUMNS, "identity", files[0])
+    image = arrow_columns.pick_column(names, arrow_columns.IMAGE_COLUMNS, "image", files[0])
+    label = arrow_columns.pick_column(names, arrow_columns.LABEL_COLUMNS, "identity", files[0])
     group_bytes = 0
 
-    def read_file(path: Path) -> LabeledRows:
+    def read_file(path: Path) -> arrow_columns.LabeledRows:
         nonlocal group_bytes
         file, places = _open(path), [np.empty((0, 4), np.int64)]
         if missing := {image, label}.difference(file.schema_arrow.names):
@@ -130,11 +119,13 @@ def _build_catalog(files: Sequence[Path], skipped: list[tuple[str, str, str]]) -
         for group in range(file.metadata.num_row_groups):
             places.append(_places(file, path, group, image))
             group_bytes = max(group_bytes, file.metadata.row_group(group).total_byte_size)
-        with arrow_errors(path):
-            labels = label_values(file.read([label]).column(label), label, path)
-        return np.concatenate(places), labels, class_names(file.schema_arrow, label)
+        with arrow_columns.arrow_errors(path):
+            labels = arrow_columns.label_values(file.read([label]).column(label), label, path)
+        return np.concatenate(places), labels, arrow_columns.class_names(file.schema_arrow, label)
 
-    columns = build_catalog(files, "offset size group row", read_file, skipped=skipped, column=image)
+    columns = arrow_columns.build_catalog(
+        files, "offset size group row", read_file, skipped=skipped, column=image
+    )
     return Columns.of(**columns.arrays, group_bytes=group_bytes)
 
 
@@ -145,7 +136,7 @@ def _places(file: Any, path: Path, group: int, column: str) -> np.ndarray:
     pages of them one after the other. The values that pyarrow decodes are searched in this order, so an image whose
     place is known is the one that pyarrow reads.
     """
-    with arrow_errors(path):
+    with arrow_columns.arrow_errors(path):
         metadata = file.metadata.row_group(group)
         places = np.full((metadata.num_rows, 4), -1, np.int64)
         places[:, 2], places[:, 3] = group, np.arange(metadata.num_rows)
@@ -171,16 +162,16 @@ def _places(file: Any, path: Path, group: int, column: str) -> np.ndarray:
 
 
 def _open(path: Path) -> Any:
-    import_pyarrow(path)
+    arrow_columns.import_pyarrow(path)
     import pyarrow.parquet
 
-    with arrow_errors(path):
+    with arrow_columns.arrow_errors(path):
         return pyarrow.parquet.ParquetFile(path)
 
 
 def _read_group(file: Any, path: Path, group: int, column: str) -> tuple[Any, Any]:
-    """Return the images and the paths of a row group; see `image_fields`."""
-    with arrow_errors(path):
+    """Return the images and the paths of a row group; see `arrow_columns.image_fields`."""
+    with arrow_columns.arrow_errors(path):
         table = file.read_row_group(group, [column])
         table.validate(full=True)  # an index can point outside its dictionary
-        return image_fields(table.column(column))
+        return arrow_columns.image_fields(table.column(column))

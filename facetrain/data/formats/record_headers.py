@@ -6,18 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from facetrain.data.formats.recordio import (
-    DAMAGE_ADVICE,
-    EXACT_LABEL,
-    EXACT_LABEL_MASK,
-    EXACT_LABEL_SHIFT,
-    KIND_SHIFT,
-    MAGIC,
-    MAX_LENGTH,
-    PART_WHOLE,
-    RecordReader,
-    decode_record,
-)
+from facetrain.data.formats import recordio
+from facetrain.data.formats.recordio import RecordReader, decode_record
 from facetrain.errors import RecordError
 
 RAW_HEADER = np.dtype(
@@ -53,10 +43,10 @@ def read_headers(reader: RecordReader, offsets: np.ndarray, keys: np.ndarray) ->
         RecordError: if no complete record starts at an offset.
     """
     raw = _read_raw(reader, offsets, keys)
-    length = (raw["word"] & MAX_LENGTH).astype(np.int64)
+    length = (raw["word"] & recordio.MAX_LENGTH).astype(np.int64)
     flag = raw["flag"].astype(np.int64)
-    is_whole = raw["word"] >> KIND_SHIFT == PART_WHOLE
-    _check(reader, offsets, keys, raw["magic"] != MAGIC, "no record starts there")
+    is_whole = raw["word"] >> recordio.KIND_SHIFT == recordio.PART_WHOLE
+    _check(reader, offsets, keys, raw["magic"] != recordio.MAGIC, "no record starts there")
     _check(
         reader,
         offsets,
@@ -69,8 +59,8 @@ def read_headers(reader: RecordReader, offsets: np.ndarray, keys: np.ndarray) ->
     with np.errstate(invalid="ignore"):  # a damaged label may be a signaling NaN
         label = np.where(flag > 0, raw["first"], raw["label"]).astype(np.float64)
         second = np.where(flag > 1, raw["second"], 0).astype(np.float64)
-    shift, mask = np.uint64(EXACT_LABEL_SHIFT), np.uint64(EXACT_LABEL_MASK)
-    is_exact = raw["id2"] >> shift == np.uint64(EXACT_LABEL) >> shift
+    shift, mask = np.uint64(recordio.EXACT_LABEL_SHIFT), np.uint64(recordio.EXACT_LABEL_MASK)
+    is_exact = raw["id2"] >> shift == np.uint64(recordio.EXACT_LABEL) >> shift
     label[is_exact] = (raw["id2"][is_exact] & mask).astype(np.float64)
     headers = Headers(label, second, length - _HEADER_BYTES - 4 * flag)
     # A split can fall into the header itself. Split records are rare: read them completely.
@@ -111,4 +101,6 @@ def _check(reader: RecordReader, offsets: np.ndarray, keys: np.ndarray, wrong: n
     """Raise RecordError for the first record that is wrong, bool (N,)."""
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
-        raise RecordError(f"{reader.location(int(offsets[row]), int(keys[row]))}: {what}; {DAMAGE_ADVICE}")
+        raise RecordError(
+            f"{reader.location(int(offsets[row]), int(keys[row]))}: {what}; {recordio.DAMAGE_ADVICE}"
+        )

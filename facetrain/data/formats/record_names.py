@@ -7,7 +7,6 @@ identities.csv has a line `identity,name` for each identity. Other readers of th
 from __future__ import annotations
 
 import csv
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 
 from facetrain.data.dataset import FaceDataset, identity_name, original_name
 from facetrain.data.positional_file import PositionalFile
+from facetrain.data.unique_names import unique_name
 from facetrain.errors import DataError
 from facetrain.files import error_reason, os_errors_as
 
@@ -116,7 +116,11 @@ def write_name_tables(
         )
         _write_table(folder / NAMES_FILE, ("key", "name"), rows)
     if has_images or names != [str(label) for label in range(len(names))]:
-        _write_table(folder / IDENTITIES_FILE, ("identity", "name"), enumerate(_unique(names)))
+        taken = set[str]()
+        unique = (
+            unique_name(name, "", number, taken, ignore_case=False) for number, name in enumerate(names)
+        )
+        _write_table(folder / IDENTITIES_FILE, ("identity", "name"), enumerate(unique))
 
 
 def _has_names(source: FaceDataset, numbers: np.ndarray) -> bool:
@@ -141,19 +145,6 @@ def most_frequent_identities(source: FaceDataset, numbers: np.ndarray, label: np
     order = np.lexsort((-count, pair // classes))
     _, first = np.unique(pair[order] // classes, return_index=True)
     return (pair[order][first] % classes).tolist()
-
-
-def _unique(names: Sequence[str]) -> list[str]:
-    """Add numbers to names that occur more than once, as in ann and ann (2)."""
-    taken, unique = set(names), list[str]()
-    seen = Counter[str]()
-    for name in names:
-        seen[name] += 1
-        while seen[name] > 1 and f"{name} ({seen[name]})" in taken:
-            seen[name] += 1
-        unique.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
-        taken.add(unique[-1])
-    return unique
 
 
 def _write_table(path: Path, columns: tuple[str, str], rows: Iterable[tuple[int, str]]) -> None:

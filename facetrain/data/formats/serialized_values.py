@@ -54,15 +54,12 @@ def list_items(read: Read, size: int, *, most: int) -> Iterator[Item]:
     Raises:
         ValueError: the value is not a list of byte strings, texts and whole numbers.
     """
-    head = read(0, 5)
-    if head and 0x90 <= head[0] <= 0x9F:
-        count, position = head[0] & 0x0F, 1
-    elif head[:1] == b"\xdc" and len(head) >= 3:
-        count, position = struct.unpack_from(">H", head, 1)[0], 3
-    elif head[:1] == b"\xdd" and len(head) == 5:
-        count, position = struct.unpack_from(">I", head, 1)[0], 5
-    else:
+    head = read(0, 5).ljust(5, b"\0")
+    # Family of the first byte: the layout of the number of items, and the bytes before the first item.
+    layout, position = {0xDC: (">H", 3), 0xDD: (">I", 5)}.get(head[0], ("", 1))
+    if not layout and head[0] >> 4 != 0x9:
         raise ValueError("not a list in msgpack")
+    count = struct.unpack_from(layout, head, 1)[0] if layout else head[0] & 0x0F
     if count > most or count > size:
         raise ValueError(f"a list of {count:,} items; expected {min(most, size):,}")
     for _ in range(count):

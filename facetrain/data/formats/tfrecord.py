@@ -10,15 +10,15 @@ Labels come from the messages, or from an index file with tabs between its field
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 from facetrain.data.column_cache import Columns, cached_columns
 from facetrain.data.formats.base import CatalogDataset, Format, catalog_path, columns_of_rows
 from facetrain.data.formats.image_list import LIST_SUFFIXES
 from facetrain.data.formats.labels import number_identities
 from facetrain.data.formats.shard_names import require_all_shards
-from facetrain.data.formats.tf_example import Value, read_features
 from facetrain.data.positional_file import PositionalFile
 from facetrain.errors import DataError, UnreadableError, missing_package
 from facetrain.files import open_regular, os_errors_as
@@ -33,6 +33,26 @@ _HEADER_BYTES, _FOOTER_BYTES = 12, 4
 _MAX_LINE = 1 << 16
 _MAX_NAME_BYTES = 4096
 """Bytes of the name of an image or identity; longer ones are no names."""
+
+# tensorflow/core/example/example.proto and feature.proto, without their options.
+_SCHEMA = """
+name: "facetrain/example.proto" package: "facetrain" syntax: "proto3"
+message_type { name: "Bytes" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_BYTES } }
+message_type { name: "Floats" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_FLOAT } }
+message_type { name: "Integers" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_INT64 } }
+message_type { name: "Feature"
+  field { name: "bytes" number: 1 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".facetrain.Bytes" }
+  field { name: "floats" number: 2 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".facetrain.Floats" }
+  field { name: "integers" number: 3 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".facetrain.Integers" } }
+message_type { name: "Entry"
+  field { name: "key" number: 1 label: LABEL_OPTIONAL type: TYPE_BYTES }
+  field { name: "value" number: 2 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".facetrain.Feature" } }
+message_type { name: "Features"
+  field { name: "entries" number: 1 label: LABEL_REPEATED type: TYPE_MESSAGE type_name: ".facetrain.Entry" } }
+message_type { name: "Example"
+  field { name: "features" number: 1 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".facetrain.Features" } }
+"""
+Value = bytes | int | float
 
 Record = tuple[tuple[int, ...], int | str]
 """Columns of a record: file, offset, size, start, image_size, name_offset, name_size; and its identity."""
@@ -178,7 +198,7 @@ def _record(file: PositionalFile, shard: int, offset: int, identity: int | str |
         )
     message = file.bytes_at(start, length)
     try:
-        features = read_features(message)
+        features = _read_features(message)
     except ValueError as error:
         raise DataError(f"{place}: not a tf.Example ({error})") from None
     texts = {name: value for name, value in features.items() if isinstance(value, bytes)}
@@ -210,3 +230,37 @@ def _identity(features: dict[str, Value | None], place: str) -> int | str:
             f"{place}: the feature {name} is {label!r:.60}; expected a whole number or a short text"
         )
     return int(label)
+
+
+def _read_features(message: bytes) -> dict[str, Value | None]:
+    """Return the first value of each feature of an Example by its name; None for a feature without a value.
+
+    Raises:
+        ValueError: the message is damaged.
+    """
+    from google.protobuf.message import DecodeError
+
+    try:
+        example = _example_type().FromString(message)
+    except DecodeError as error:
+        raise ValueError(str(error)) from None
+    return {
+        entry.key.decode("utf-8", "replace"): _first_value(entry.value) for entry in example.features.entries
+    }
+
+
+def _first_value(feature: Any) -> Value | None:
+    for values in (feature.bytes.value, feature.floats.value, feature.integers.value):
+        if values:
+            return values[0]
+    return None
+
+
+@cache
+def _example_type() -> Any:
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+
+    file = text_format.Parse(_SCHEMA, descriptor_pb2.FileDescriptorProto())
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("facetrain.Example"))

@@ -15,9 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from facetrain.data.column_cache import Columns, cached_columns
-from facetrain.data.formats.base import CatalogDataset, Format, catalog_path, columns_of_rows, files_in
+from facetrain.data.formats.base import (
+    CatalogDataset,
+    Format,
+    catalog_path,
+    columns_of_rows,
+    files_in,
+    member_path,
+)
 from facetrain.data.formats.labels import names_of_folders, number_identities
-from facetrain.data.formats.member_path import member_path
 from facetrain.data.formats.shard_names import require_all_shards
 from facetrain.data.images.header import IMAGE_SUFFIXES
 from facetrain.data.positional_file import PositionalFile

@@ -18,10 +18,16 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.column_cache import Columns, cached_columns
-from facetrain.data.formats.base import CatalogDataset, Format, catalog_path, columns_of_rows, name_columns
+from facetrain.data.formats.base import (
+    CatalogDataset,
+    Format,
+    catalog_path,
+    columns_of_rows,
+    member_path,
+    name_columns,
+)
 from facetrain.data.formats.image_list import LIST_SUFFIXES, label_identities, list_entries
 from facetrain.data.formats.labels import names_of_folders
-from facetrain.data.formats.member_path import member_path
 from facetrain.data.images.header import IMAGE_SUFFIXES
 from facetrain.data.positional_file import PositionalFile
 from facetrain.errors import DataError, UnreadableError

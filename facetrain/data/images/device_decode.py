@@ -1,4 +1,4 @@
-"""Decoding of whole batches of JPEGs, by torchvision on the device or by DALI."""
+"""Decoding of whole batches of JPEGs, by torchvision on the device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from facetrain.data.images.decode import encode_jpeg
 from facetrain.data.loading.batch_slots import BatchSlots
-from facetrain.data.loading.dali import DaliDecoder
 from facetrain.data.loading.reader import ImageReader, ReadRequest
 from facetrain.errors import DataError
 from facetrain.files import error_reason
@@ -22,27 +21,12 @@ Raises RuntimeError if one of them cannot be decoded.
 """
 
 
-def build_decoder(name: str, device: torch.device, *, batch_size: int, threads: int) -> BatchDecode:
-    """Return a decoder of batches of up to `batch_size` images: `gpu` (torchvision) or `dali`.
+def build_decoder(device: torch.device) -> BatchDecode:
+    """Return torchvision's decoder for a device: nvJPEG on CUDA.
 
     Raises:
-        DataError: if the library is not installed, or cannot decode on the device.
+        DataError: it cannot decode on the device.
     """
-    is_dali = name == "dali"
-    decode = DaliDecoder(device, batch_size=batch_size, threads=threads) if is_dali else _torchvision(device)
-    probe = np.frombuffer(encode_jpeg(np.zeros((16, 16, 3), np.uint8), 90), np.uint8)
-    try:
-        decode([torch.from_numpy(probe.copy())])
-    except RuntimeError as error:
-        library = "DALI" if is_dali else "torchvision"
-        raise DataError(
-            f"data.decode: {name}: {library} cannot decode JPEG on {device} ({error_reason(error)}); "
-            "set data.decode to cpu"
-        ) from error
-    return decode
-
-
-def _torchvision(device: torch.device) -> BatchDecode:
     # Imported here: torchvision takes a second to import, and is used with `data.decode: gpu` only.
     from torchvision.io import ImageReadMode, decode_jpeg
 
@@ -50,6 +34,13 @@ def _torchvision(device: torch.device) -> BatchDecode:
         image_BCHW = torch.stack(decode_jpeg(encoded, ImageReadMode.RGB, device=device))
         return image_BCHW.permute(0, 2, 3, 1).contiguous()
 
+    probe = np.frombuffer(encode_jpeg(np.zeros((16, 16, 3), np.uint8), 90), np.uint8)
+    try:
+        decode([torch.from_numpy(probe.copy())])
+    except RuntimeError as error:
+        raise DataError(
+            f"data.decode: gpu: torchvision cannot decode JPEG on {device} ({error_reason(error)}); set it to cpu"
+        ) from error
     return decode
 
 

@@ -119,11 +119,8 @@ class Loader:
         skip_bad, keep_jpeg = settings.data.bad_records == "skip", settings.data.decode != "cpu"
         self._decoder: DeviceDecoder | None = None
         if keep_jpeg:
-            decode = build_decoder(
-                settings.data.decode, world.device, batch_size=rows, threads=max(settings.workers, 1)
-            )
             fallback = ImageReader(dataset, self._slots, skip_bad=skip_bad)
-            self._decoder = DeviceDecoder(self._slots, fallback, world.device, decode)
+            self._decoder = DeviceDecoder(self._slots, fallback, world.device, build_decoder(world.device))
         self._pool = ReaderPool(
             dataset, self._slots, workers=settings.workers, skip_bad=skip_bad, keep_jpeg=keep_jpeg
         )
@@ -164,7 +161,7 @@ class Loader:
                 torch.from_numpy(read),
                 landmarks,
             )
-            yield (whole,) if self._settings.accumulate == 1 else self._split(whole)
+            yield self._split(whole)
 
     def close(self) -> None:
         """End the reading processes and release the page-locked memory; can be called twice."""
@@ -174,18 +171,12 @@ class Loader:
 
     def _split(self, whole: Batch) -> tuple[Batch, ...]:
         """Return the micro-batches of a step."""
-        assert whole.host_label_B is not None and whole.read_B is not None, "the loader sets both"
-        tensors = whole.image_BHWC, whole.label_B, whole.sample_B, whole.host_label_B, whole.read_B
         size = self._settings.local_batch_size
-        parts = zip(*(tensor.split(size) for tensor in tensors), strict=True)
-        micro_batches = [Batch(whole.step, whole.epoch, *part) for part in parts]
-        if whole.landmarks_B52 is not None:
-            split = whole.landmarks_B52.split(size)
-            micro_batches = [
-                replace(batch, landmarks_B52=points)
-                for batch, points in zip(micro_batches, split, strict=True)
-            ]
-        return tuple(micro_batches)
+        parts = {name: value.split(size) for name, value in vars(whole).items() if isinstance(value, Tensor)}
+        return tuple(
+            replace(whole, **{name: part[number] for name, part in parts.items()})
+            for number in range(self._settings.accumulate)
+        )
 
     def _read_landmarks(self, index: np.ndarray) -> Tensor | None:
         """Return the landmarks of the images in a slot, if they are loaded."""

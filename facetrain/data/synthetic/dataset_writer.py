@@ -15,7 +15,7 @@ import numpy as np
 from facetrain.cpu_cores import usable_cores
 from facetrain.data.dataset_card import DatasetCard, ImageDigest, write_cards
 from facetrain.data.formats.bin import write_bin
-from facetrain.data.formats.record_writer import write_identities
+from facetrain.data.formats.recordio import write_identities
 from facetrain.data.synthetic.render import render_jpeg
 from facetrain.data.tools.parallel import report_progress
 from facetrain.data.tools.sample_pairs import genuine_flags

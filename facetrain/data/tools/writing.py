@@ -21,7 +21,7 @@ from facetrain.data.formats.image_writers import (
 )
 from facetrain.data.formats.landmark_file import LANDMARKS_FILE, landmarks_path, write_landmarks
 from facetrain.data.formats.record_names import write_name_tables
-from facetrain.data.formats.record_writer import write_identities
+from facetrain.data.formats.recordio import write_identities
 from facetrain.data.images.header import encoded_image_size
 from facetrain.data.skipped_files import SkippedFile, skipped_table
 from facetrain.data.tools.file_names import FileNames

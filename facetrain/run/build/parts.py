@@ -14,7 +14,6 @@ from facetrain.counter_rng import key_of
 from facetrain.cpu_cores import usable_cores
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.augment import Augment
-from facetrain.data.loading.dali import require_dali
 from facetrain.data.loading.loader import Loader, LoaderSettings
 from facetrain.data.loading.sampler import SampleOrder, build_sampler
 from facetrain.data.loading.staged_loader import StagedLoader
@@ -55,14 +54,11 @@ def check_decoder(config: Config, world: World) -> None:
 
     Raises:
         ConfigError: it needs CUDA, and the run is on another device.
-        DataError: DALI is not installed.
     """
     if config.data.decode == "gpu" and world.device.type != "cuda":
         raise ConfigError(
             f"data.decode: gpu needs CUDA, and this run is on {world.device.type}; set data.decode to cpu"
         )
-    if config.data.decode == "dali":
-        require_dali()
 
 
 def check_precision(config: Config, world: World) -> None:

@@ -4,10 +4,8 @@ import json
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
-from facetrain.data.column_cache import Columns, load_columns, save_columns
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import DataError, ImageError, ModelError
@@ -77,12 +75,3 @@ def test_an_archive_in_several_parts_is_no_weight_file(tmp_path):
     (tmp_path / "a.pt").write_bytes(b"PK\6\7" + bytes(12) + b"\2\0\0\0" + b"PK\5\6" + bytes(18))
     with pytest.raises(ModelError, match="damaged or incomplete"):
         read_weights(tmp_path / "a.pt")
-
-
-@pytest.mark.parametrize("dtype", ["O", "U9", "V4"])
-def test_a_cache_file_with_columns_of_objects_or_texts_is_ignored(tmp_path, dtype):
-    save_columns(tmp_path / "a", [], Columns.of(label=np.arange(5)))
-    (tmp_path / "a").write_bytes(
-        (tmp_path / "a").read_bytes().replace(b'"<i8"', b'"%s"' % dtype.encode().ljust(3), 1)
-    )
-    assert load_columns(tmp_path / "a", []) is None

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from facetrain.data.formats.identity_records import labels_by_ranges
-from facetrain.data.formats.record_index import read_index
+from facetrain.data.formats.record_index import labels_by_ranges, read_index
 from facetrain.data.formats.recordio import RecordHeader, RecordReader, RecordWriter
 from facetrain.data.open_dataset import open_dataset
 from tests.support.datasets import write_records

@@ -72,7 +72,7 @@ def test_every_transformation_keeps_the_names(photos, tmp_path):
     assert {identity for identity, _ in names_of(tmp_path / "few")} == {"Bö"}
     merge([data, data], tmp_path / "merged")
     assert {identity for identity, _ in names_of(tmp_path / "merged")} == {
-        "007", "007 (2)", "Ann Lee", "Ann Lee (2)", "Bö", "Bö (2)",
+        "007", "007_3", "Ann Lee", "Ann Lee_4", "Bö", "Bö_5",
     }  # fmt: skip
 
 

@@ -5,10 +5,8 @@ import pickle
 import random
 import tarfile
 
-import numpy as np
 import pytest
 
-from facetrain.data.column_cache import Columns, save_columns
 from facetrain.data.dataset import identity_name, original_name, skipped_files
 from facetrain.data.formats.labels import number_identities
 from facetrain.data.open_dataset import open_dataset
@@ -273,12 +271,3 @@ def test_json_files_that_are_not_labels_of_images_are_ignored(tmp_path, name, co
     dataset = open_dataset(tmp_path)
     assert [identity_name(dataset, label) for label in dataset.labels.tolist()] == ["ann", "bob"]
     assert not skipped_files(dataset)
-
-
-def test_a_catalog_of_an_earlier_version_is_not_used(tmp_path):
-    write_tar(tmp_path / "a.tar", {"ann/1.png": encoded_image(0)})
-    catalog = tmp_path / ".images.catalog"
-    save_columns(catalog, [tmp_path / "a.tar"], Columns.of(label=np.zeros(2, np.int32)))
-    assert open_dataset(tmp_path).num_images == 2
-    catalog.write_bytes(catalog.read_bytes().replace(b'"version": 5', b'"version": 3'))
-    assert open_dataset(tmp_path).num_images == 1
