@@ -59,24 +59,27 @@ def train(
 
     Args:
         config: a config file, the name of a preset, or a dict with the sections of a config.
-        run_dir: folder of the run. Default: `run.dir`/`run.name` of the config.
+        run_dir: folder of the run. Default: `run.dir`/`run.name` of the config, with a number behind it if that exists.
         resume: continue the run if its folder has a checkpoint; otherwise start it.
         overrides: values that replace those of the config: a section with a dict of its keys, or a dotted key.
 
     Raises:
         ConfigError: the config is invalid; the message has all faults.
-        UsageError: the run folder exists (without `resume`); or the data, a verification set or a model cannot be used.
+        UsageError: the given folder has a run (without `resume`); or the data, a verification set or a model cannot be
+            used.
         RunError: training failed.
         KeyboardInterrupt: training was interrupted, and has saved a checkpoint.
     """
     from facetrain.run import training
 
     built = _build_config(config, overrides)
-    folder = Path(run_dir) if run_dir is not None else Path(built.run.dir) / built.run.name
     _require_main_thread()
-    given = None if run_dir is None else folder
-    code = training.train(built, given, resume_existing=resume, set_keys=_keys_of(overrides))
-    return _finished(folder, code)
+    given = None if run_dir is None else Path(run_dir)
+    folders = [given or Path(built.run.dir) / built.run.name]
+    code = training.train(
+        built, given, resume_existing=resume, set_keys=_keys_of(overrides), on_folder=folders.append
+    )
+    return _finished(folders[-1], code)
 
 
 def resume(

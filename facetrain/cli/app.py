@@ -145,7 +145,8 @@ def _exit_with_usage_error(error: Any) -> None:
     message = _in_our_words(" ".join(text.split()).removesuffix("."), error.__cause__)
     command = error.ctx.command_path if error.ctx else "facetrain"
     advice = "" if message.endswith("?") else f"; see {command} --help"
-    if "--config" in getattr(getattr(error, "param", None), "opts", ()) and (stray := _stray_config()):
+    asks_config = "--config" in getattr(getattr(error, "param", None), "opts", ())
+    if (asks_config or "unexpected extra argument" in message) and (stray := _stray_config()):
         advice = f"; did you mean --config {stray}?"
     _exit(f"{command}: {message[0].lower()}{message[1:]}{advice}", error.exit_code)
 

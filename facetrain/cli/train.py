@@ -15,6 +15,7 @@ from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import CheckpointOption, Json, Set, parse_checkpoint
 from facetrain.cli.outputs import echo_line
 from facetrain.cli.unused_options import refuse_launch_options
+from facetrain.cli.usual_settings import UsualSettings
 
 if TYPE_CHECKING:
     from facetrain.config.schema import Config
@@ -54,10 +55,24 @@ Profile = Annotated[
 def train(
     context: typer.Context,
     *,
-    config: Annotated[Path, typer.Option(help="Config of the run: a YAML file, or the name of a preset.")],
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            "--preset",
+            help="Config of the run: a YAML file, or the name of a preset. Default, with --data: the default of each "
+            "key.",
+        ),
+    ] = None,
+    settings: UsualSettings,
     set_: Set = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the run. Default: run.dir/run.name of the config.")
+        Path | None,
+        typer.Option(
+            "--run-dir",
+            "--output",
+            help="Folder of the run. Default: run.dir/run.name of the config, with a number behind it if that exists.",
+        ),
     ] = None,
     resume_existing: Annotated[
         bool,
@@ -71,9 +86,7 @@ def train(
     profile: Profile = False,
 ) -> None:
     """Train a backbone and its head as a config describes."""
-    from facetrain.config.loading import load_config, override_keys
-
-    loaded, set_keys = load_config(config, set_ or ()), override_keys(set_ or ())
+    loaded, set_keys = settings.load(config, set_ or ())
 
     def start() -> int:
         from facetrain.run import training

@@ -5,7 +5,7 @@ Both lock the run folder, find the checkpoint, prepare the run (`prepare_run`), 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -40,12 +40,14 @@ def train(
     resume_existing: bool = False,
     profile: bool = False,
     set_keys: Set[str] = frozenset(),
+    on_folder: Callable[[Path], None] = lambda folder: None,
 ) -> int:
     """Train a new run on this rank; return the exit code. Collective.
 
     If torch's elastic launcher has restarted the workers, the run continues from its newest checkpoint; so it does if
     another rank resumes it. `resume_existing` also continues the run of an earlier command, if there is one in the
     folder. `profile` records a few steps in the run folder. `set_keys` are the config keys that the command line sets.
+    `on_folder` is called with the folder of the run.
     """
     with _joined_world(config) as world:
         default = Path(config.run.dir) / config.run.name
@@ -56,6 +58,7 @@ def train(
         folder, continues = create_run_folder(
             world, given=run_dir, default=default, may_exist=resume_existing
         )
+        on_folder(folder)
         try:
             with locked(world, folder, launchers_of(world)) as lock:
                 if resume_existing:

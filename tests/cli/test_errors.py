@@ -140,8 +140,11 @@ def test_no_output_replaces_an_input(line, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("train", "facetrain train: missing option '--config'; see facetrain train --help"),
-        ("train ok.yaml", "facetrain train: missing option '--config'; did you mean --config ok.yaml?"),
+        ("train", "facetrain train: give --config FILE, --preset NAME or --data DATASET; "),
+        (
+            "train ok.yaml",
+            "facetrain train: got unexpected extra argument(s) (ok.yaml); did you mean --config ok.yaml?",
+        ),
         (
             "plan --gpus 2 quickstart",
             "facetrain plan: missing option '--config'; did you mean --config quickstart?",

@@ -36,10 +36,7 @@ run = facetrain.resume(run.folder, train={"max_steps": 6})
 assert len(facetrain.Dataset("faces")) == 48
 result = facetrain.evaluate(run.folder, "synth", bootstrap=0)["synth"]
 print("steps", max(line["step"] for line in run.metrics()), "accuracy", result["accuracy"])
-try:
-    facetrain.train(config)
-except facetrain.errors.UsageError as error:
-    print("refused:", error)
+print("again in", facetrain.train(config, train={"max_steps": 1}).folder)
 """
 
 
@@ -48,7 +45,7 @@ def check(process):
     assert process.stdout.count("program starts") == 1
     assert "steps 6 accuracy 0." in process.stdout or "steps 6 accuracy 1.0" in process.stdout
     assert 'refused: config: model.backbone: "r51" does not exist' in process.stdout
-    assert "already holds a run, at step 6" in process.stdout
+    assert "-2\n" in process.stdout.partition("again in")[2]
     assert "Traceback" not in process.stderr
 
 

@@ -53,14 +53,13 @@ def test_it_does_no_more_steps_in_a_run_that_is_finished(finished):
     assert (folder / "metrics.jsonl").read_bytes() == before
 
 
-def test_without_it_a_folder_with_a_run_is_refused(finished, stopped):
+def test_without_it_a_folder_with_a_run_is_refused_or_gets_a_number(finished, stopped):
     values, folder = stopped
     with pytest.raises(
         UsageError, match=r"run: already holds a run, at step 2; continue it with `facetrain resume"
     ):
         facetrain.train(values, folder)
-    with pytest.raises(UsageError, match=r"first: already holds a run, at step 4; continue it with"):
-        facetrain.train(finished[0])
+    assert facetrain.train(finished[0]).folder == finished[1].with_name("first-2")
 
 
 def test_it_starts_in_a_default_folder_in_which_a_run_has_ended_before_its_first_checkpoint(
@@ -73,8 +72,6 @@ def test_it_starts_in_a_default_folder_in_which_a_run_has_ended_before_its_first
     lists = {"diverged.json", "loss_spikes.jsonl", "skipped_images.txt"}
     for name in lists:
         (tmp_path / "again" / name).write_text("{}\n")
-    with pytest.raises(UsageError, match="again: already exists, without a checkpoint"):
-        facetrain.train(values)
     assert facetrain.train(values, resume=True).folder == tmp_path / "again"
     assert metrics(tmp_path / "again") == metrics(folder)
     assert not lists & {path.name for path in (tmp_path / "again").iterdir()}

@@ -173,7 +173,7 @@ def test_messages_in_troubleshooting_are_those_of_the_program():
     [
         ("facetrain eval MODEL --target lfw --rapport DIR", "rapport"),
         ("facetrain trian --config FILE", "no command trian"),
-        ("facetrain train", "missing"),
+        ("facetrain plan", "missing"),
         ("facetrain resume RUN_DIR OTHER", "OTHER"),
         ("facetrain train --config FILE --set optim.rate=1", "no key optim.rate"),
     ],

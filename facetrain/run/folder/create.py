@@ -43,6 +43,10 @@ _ENVIRONMENT = "environment.json"
 _PACKAGES = ("facetrain", "torch", "torchvision", "numpy", "opencv-python-headless", "safetensors")
 
 
+class ExistingRunError(UsageError):
+    """Folder that another run has."""
+
+
 def create_run_folder(
     world: World, *, given: Path | None, default: Path, may_exist: bool = False
 ) -> tuple[Path, bool]:
@@ -51,18 +55,32 @@ def create_run_folder(
     torch's elastic launcher restarts its workers after a failure. The folder lists the launchers that have used it,
     so restarted workers find their folder again.
 
-    A folder that the user names (`given`) may exist, if it holds no run. The `default` folder must not exist. It is
-    created at once: if several runs start at the same time, only one gets it. `remove_if_empty` removes
-    it again if the run fails before it writes anything. With `may_exist`, either folder may hold a run.
+    A folder that the user names (`given`) may exist, if it holds no run. If the `default` folder exists, the run gets
+    the next number: NAME-2. The folder is created at once: if several runs start at the same time, only one gets it.
+    `remove_if_empty` removes it again if the run fails before it writes anything. With `may_exist`, either folder may
+    hold a run.
 
     Raises:
-        UsageError: the folder holds the checkpoints of another run, the default folder exists, or the folder cannot
-            be created.
+        UsageError: the folder holds the checkpoints of another run, or cannot be created.
     """
     launchers = launchers_of(world)
-    folder, restarted = decide_on_leader(
-        world, lambda: _create(world, launchers, given, default, may_exist=may_exist)
-    )
+
+    def create() -> tuple[str, bool]:
+        if given is not None or may_exist:
+            return _create(world, launchers, given or default, is_named=True, may_exist=may_exist)
+        while True:  # another run may take the folder in between
+            folders = [default]
+            while folders[-1].exists():
+                folders.append(default.with_name(f"{default.name}-{len(folders) + 1}"))
+            own = [folder for folder in folders if _was_used_by(folder, launchers)]
+            for folder in own or folders:
+                with suppress(ExistingRunError):
+                    created = _create(world, launchers, folder, is_named=False, may_exist=False)
+                    if folder != default and not created[1]:
+                        print(f"{default} exists: the folder of this run is {folder}", flush=True)
+                    return created
+
+    folder, restarted = decide_on_leader(world, create)
     return Path(folder), restarted
 
 
@@ -150,9 +168,8 @@ def missing_newest(folder: Path) -> str | None:
 
 
 def _create(
-    world: World, launchers: list[str], given: Path | None, default: Path, *, may_exist: bool
+    world: World, launchers: list[str], folder: Path, *, is_named: bool, may_exist: bool
 ) -> tuple[str, bool]:
-    folder = given or default
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     # Before dataset and network are loaded: that takes minutes.
     if not (existing.is_dir() and os.access(existing, os.W_OK)):
@@ -160,7 +177,7 @@ def _create(
             f"{folder}: cannot be created, because {existing} is a file or not writable; give another --run-dir or "
             "run.dir"
         )
-    is_named, was_used = may_exist or given is not None, _was_used_by(folder, launchers)
+    was_used = _was_used_by(folder, launchers)
     has_run = bool(complete_steps(folder / CHECKPOINTS))
     restarted = has_run and (was_used or (is_named and world.restarts > 0))
     # Workers that were killed before they wrote anything have left the folder empty, but for their lock.
@@ -172,16 +189,13 @@ def _create(
             # Atomic: of two runs that start together, only one gets the default folder.
             make_folder(folder, exist_ok=is_named or was_used or is_left_empty)
         except FileExistsError:
-            raise UsageError(
-                f"{folder}: already exists, without a checkpoint; start another run with --set run.name=NAME or "
-                "--run-dir FOLDER"
-            ) from None
+            raise ExistingRunError(f"{folder}: already exists") from None
     return str(folder), restarted
 
 
-def _existing_run(folder: Path) -> UsageError:
+def _existing_run(folder: Path) -> ExistingRunError:
     steps = complete_steps(folder / CHECKPOINTS)
-    return UsageError(
+    return ExistingRunError(
         f"{folder}: already holds a run, at step {steps[-1]}; continue it with `facetrain resume {shell_path(folder)}`"
         ", or start another run with --set run.name=NAME or --run-dir FOLDER"
     )

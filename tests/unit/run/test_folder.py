@@ -24,12 +24,16 @@ def claimed(default, launcher_id, restarts=0):
     return create_run_folder(world(launcher_id, restarts), given=None, default=default)
 
 
-def test_of_several_runs_of_one_name_only_the_first_gets_the_folder(tmp_path):
+def test_several_runs_of_one_name_get_numbers(tmp_path, capsys):
     default = tmp_path / "runs" / "name"
-    assert claimed(default, "a")[0] == default
-    with pytest.raises(UsageError, match=r"runs/name: already exists.*run\.name=NAME or --run-dir"):
-        claimed(default, "b")
-    assert [path.name for path in default.parent.iterdir()] == ["name"]
+    assert claimed(default, "a")[0] == default and not capsys.readouterr().out
+    second = default.with_name("name-2")
+    assert claimed(default, "b")[0] == second
+    assert capsys.readouterr().out == f"{default} exists: the folder of this run is {second}\n"
+    assert claimed(default, "c")[0] == default.with_name("name-3")
+    (second / "environment.json").write_text(json.dumps({"launchers": ["b"]}))
+    capsys.readouterr()
+    assert claimed(default, "b", restarts=1) == (second, False), "its workers find it again"
 
 
 def test_restarted_workers_find_their_folder(tmp_path):
@@ -37,8 +41,7 @@ def test_restarted_workers_find_their_folder(tmp_path):
     assert claimed(mine, "b", restarts=1)[0] == mine, "killed before anything was written"
     (mine / "environment.json").write_text(json.dumps({"launchers": ["b"]}))
     assert claimed(mine, "b")[0] == mine
-    with pytest.raises(UsageError, match="already exists"):
-        claimed(mine, "c", restarts=1)
+    assert claimed(mine, "c")[0] == tmp_path / "name-2"
 
 
 def test_only_an_empty_folder_is_removed(tmp_path):

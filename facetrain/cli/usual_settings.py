@@ -1,0 +1,90 @@
+"""Options of `facetrain train` for the settings that everybody changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from facetrain.cli.outputs import echo_line
+from facetrain.distributed.process_lifetime import launched_by_torchrun, outside_launcher
+from facetrain.errors import UsageError
+
+if TYPE_CHECKING:
+    from facetrain.config.schema import Config
+
+
+@dataclass(frozen=True)
+class UsualSettings:
+    """Settings of the config, each short for one `--set` or several."""
+
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DATASET",
+            help="Dataset to train on. The numbers of identities and images in the config are ignored, and so are "
+            "verification sets that do not exist.",
+        ),
+    ] = None
+    epochs: Annotated[int | None, typer.Option(help="Passes over the dataset (train.epochs).")] = None
+    batch: Annotated[int | None, typer.Option(help="Images per step on each process (train.batch_size).")] = (
+        None
+    )
+    lr: Annotated[float | None, typer.Option(help="Learning rate (optim.lr).")] = None
+
+    def load(self, config: Path | None, overrides: Sequence[str]) -> tuple[Config, frozenset[str]]:
+        """Return the config with these settings, and the keys that they and the overrides set. The overrides win.
+
+        Raises:
+            UsageError: there is neither a config nor a dataset.
+            ConfigError: the config or a setting is invalid.
+        """
+        from facetrain.config.loading import build_config, load_config, override_keys
+
+        settings = [*self._overrides(), *overrides]
+
+        def load(*more: str) -> Config:
+            if config is not None:
+                return load_config(config, [*settings, *more])
+            return build_config({}, "facetrain train", [*settings, *more])
+
+        if config is None and self.data is None:
+            raise UsageError(
+                "facetrain train: give --config FILE, --preset NAME or --data DATASET; `facetrain config list` lists "
+                "the presets"
+            )
+        keys, loaded = override_keys(settings), load()
+        if self.data is None or keys & {"eval", "eval.targets", "eval.dir"}:
+            return loaded, keys
+        present = [target for target in loaded.eval.targets if _exists(target, Path(loaded.eval_dir))]
+        absent = [target for target in loaded.eval.targets if target not in present]
+        # The ranks that facetrain starts have this command line too: their launcher has printed the line.
+        if absent and (not launched_by_torchrun() or outside_launcher()):
+            echo_line(
+                f"{loaded.eval_dir} has no verification sets {', '.join(absent)}: training goes without; give the "
+                "folder of others with --set eval.dir=FOLDER and their names with --set eval.targets=[NAME]"
+            )
+        return load(f"eval.targets={json.dumps(present)}"), keys | {"eval.targets"}
+
+    def _overrides(self) -> list[str]:
+        given = {"train.epochs": self.epochs, "train.batch_size": self.batch, "optim.lr": self.lr}
+        values: dict[str, object] = {key: value for key, value in given.items() if value is not None}
+        if self.batch is not None:
+            values["train.global_batch_size"] = None
+        if self.data is not None:
+            if not self.data.exists():
+                raise UsageError(f"--data {self.data}: no such file or folder")
+            values |= {"data.train": str(self.data)}
+            values |= dict.fromkeys(("data.num_classes", "data.num_images", "data.synthetic"))
+        return [f"{key}={json.dumps(value)}" for key, value in values.items()]
+
+
+def _exists(target: str, folder: Path) -> bool:
+    from facetrain.data.formats.pair_archives import find_pair_archive
+
+    paths = (Path(target), folder / target, folder / target.upper())
+    return any(path.exists() for path in paths) or find_pair_archive(target, folder) is not None
