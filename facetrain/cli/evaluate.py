@@ -76,6 +76,7 @@ def evaluate(
     from facetrain.verify.evaluate import evaluate_scores
     from facetrain.verify.sets.pair_columns import score_file_and_column
 
+    system = system.completed(err=results.only_json)
     system.check()
     if system.model is None:
         refuse_given(context, *_OPTIONS_OF_MODELS, when=f"on {system.given}, which is not a MODEL")

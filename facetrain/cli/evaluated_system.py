@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from facetrain.cli.options import MODEL_HELP, CheckpointOption, DataDir, parse_checkpoint
+from facetrain.cli.options import MODEL_HELP, CheckpointOption, DataDir, find_run, parse_checkpoint
+from facetrain.cli.outputs import echo_choice
 from facetrain.errors import UsageError
 
 
@@ -16,15 +17,18 @@ from facetrain.errors import UsageError
 class EvaluatedSystem:
     """The evaluated system, and the sets or pairs that it is evaluated on."""
 
-    model: Annotated[Path | None, typer.Argument(help=f"{MODEL_HELP} Not with --scores or --embeddings.")] = (
-        None
-    )
+    model: Annotated[
+        Path | None,
+        typer.Argument(
+            help=f"{MODEL_HELP} Not with --scores or --embeddings. Default: the newest run in the folder runs."
+        ),
+    ] = None
     target: Annotated[
         list[str] | None,
         typer.Option(
             metavar="SET",
             help="Evaluation set: a .bin file, or a folder in the layout of IJB, TinyFace or MegaFace; a path, or a "
-            "name in the data folder. Repeat the option for several sets.",
+            "name in the data folder. Repeat the option for several sets. Default: the sets of the run (eval.targets).",
         ),
     ] = None
     scores: Annotated[
@@ -71,6 +75,23 @@ class EvaluatedSystem:
         given = self.model or self.scores or self.embeddings
         assert given is not None, "one is given"
         return given
+
+    def completed(self, *, err: bool) -> EvaluatedSystem:
+        """Return this system with the newest run if none is given, and with the sets of the run if it has no target.
+
+        Raises:
+            UsageError: no system is given, and there is no run.
+        """
+        from facetrain.config.loading import load_config
+
+        if self.scores is not None or self.embeddings is not None:
+            return self
+        model = find_run(self.model, err=err)
+        if self.target or not (model / "config.yaml").is_file():
+            return replace(self, model=model)
+        targets = list(load_config(model / "config.yaml").eval.targets)
+        echo_choice(f"{model}: its own verification sets: {', '.join(targets) or 'none'}", err=err)
+        return replace(self, model=model, target=targets)
 
     def check(self) -> None:
         """Check that exactly one system is given, with the options that fit it.

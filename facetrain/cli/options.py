@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from facetrain.cli.outputs import echo_choice
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import UsageError
 from facetrain.verify.options import EvaluationOptions
@@ -84,6 +85,9 @@ ProtocolOptions = Annotated[
         "detector_score": typer.Option(help="Weight the images of an IJB template by their detector scores."),
     },
 ]
+RunDir = Annotated[
+    Path | None, typer.Argument(help="Folder of a run. Default: the newest run in the folder runs.")
+]
 CheckpointOption = Annotated[
     str | None,
     typer.Option(
@@ -109,6 +113,25 @@ def resolve_device(name: str) -> str:
     if name == "cuda":
         raise UsageError("--device cuda: this machine has no GPU; use --device cpu, or a machine with a GPU")
     return "cpu"
+
+
+def find_run(given: Path | None, *, err: bool = False) -> Path:
+    """Return the given run, or the newest one in the folder runs, which is then named on the terminal.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if given is not None:
+        return given
+    from facetrain.run.report.list_runs import is_run
+
+    runs = [path.parent for path in Path("runs").glob("*/environment.json") if is_run(path.parent)]
+    if not runs:
+        raise UsageError("runs: has no run; give the folder of one")
+    # The file is written when a run starts, and when it continues.
+    newest = max(runs, key=lambda run: (run / "environment.json").stat().st_mtime)
+    echo_choice(f"{newest}: the newest run", err=err)
+    return newest
 
 
 def parse_checkpoint(value: str | None) -> CheckpointChoice:

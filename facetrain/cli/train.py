@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from facetrain.cli.option_groups import option_groups
-from facetrain.cli.options import CheckpointOption, Json, Set, parse_checkpoint
+from facetrain.cli.options import CheckpointOption, Json, RunDir, Set, find_run, parse_checkpoint
 from facetrain.cli.outputs import echo_line
 from facetrain.cli.unused_options import refuse_launch_options
 from facetrain.cli.usual_settings import UsualSettings
@@ -102,7 +102,7 @@ def train(
 def resume(
     context: typer.Context,
     *,
-    run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    run_dir: RunDir = None,
     checkpoint: CheckpointOption = None,
     accept_foreign: Annotated[
         bool,
@@ -120,7 +120,7 @@ def resume(
     from facetrain.config.loading import load_config, override_keys
     from facetrain.errors import UsageError
 
-    choice = parse_checkpoint(checkpoint)
+    choice, run_dir = parse_checkpoint(checkpoint), find_run(run_dir)
     if not (run_dir / "config.yaml").is_file():
         raise UsageError(f"{run_dir}: not the folder of a run (it has no config.yaml)")
     loaded, set_keys = load_config(run_dir / "config.yaml", set_ or ()), override_keys(set_ or ())
@@ -171,7 +171,7 @@ def runs(
 
 
 def report(
-    run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    run_dir: RunDir = None,
     output: Annotated[
         Path | None, typer.Option(help="HTML file to write; the default is report.html in the run folder.")
     ] = None,
@@ -181,6 +181,7 @@ def report(
     from facetrain.run.report.page import write_run_report
 
     require_writable(output)
+    run_dir = find_run(run_dir)
     page = output or run_dir / "report.html"
     write_run_report(run_dir, page)
     echo_line(str(page))

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from facetrain.cli.outputs import echo_line
-from facetrain.distributed.process_lifetime import launched_by_torchrun, outside_launcher
+from facetrain.cli.outputs import echo_choice
 from facetrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -62,9 +61,8 @@ class UsualSettings:
             return loaded, keys
         present = [target for target in loaded.eval.targets if _exists(target, Path(loaded.eval_dir))]
         absent = [target for target in loaded.eval.targets if target not in present]
-        # The ranks that facetrain starts have this command line too: their launcher has printed the line.
-        if absent and (not launched_by_torchrun() or outside_launcher()):
-            echo_line(
+        if absent:
+            echo_choice(
                 f"{loaded.eval_dir} has no verification sets {', '.join(absent)}: training goes without; give the "
                 "folder of others with --set eval.dir=FOLDER and their names with --set eval.targets=[NAME]"
             )

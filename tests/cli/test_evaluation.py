@@ -193,7 +193,6 @@ def test_a_person_with_more_images_than_can_be_compared_is_refused(model, monkey
 
 def test_one_system_is_evaluated_at_a_time(model):
     for options, message in (
-        ([], "give one of MODEL, --scores and --embeddings"),
         ([model, "--scores", "a.csv"], "give one of MODEL, --scores and --embeddings"),
         ([model], "give the evaluation set with --target"),
         (["--scores", "a.csv", "--target", "lfw"], "facetrain eval MODEL --target lfw --against a.csv"),
