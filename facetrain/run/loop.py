@@ -68,6 +68,7 @@ def fit(
         # On a GPU, this returns when all kernels are queued: from here on the host runs ahead of the device.
         step(state, micro_batches)
         state.step += 1  # the number of finished steps; everything below reports, verifies and saves under it
+        log.advance(state)
         is_last = state.step == total_steps
 
         # First of all, because it raises if the loss or the data has become too bad to continue: such a state

@@ -52,6 +52,11 @@ class RunOutputs:
         if self.console:
             self.console.print(f"warning: {line}")
 
+    def advance(self, step: int, activity: str = "") -> None:
+        """Move the progress bar of the leader to a step, or show what the run does instead of the next one."""
+        if self.console:
+            self.console.advance(step, activity)
+
     def sync(self) -> None:
         """Wait until all metrics and loss spikes are on the disk. For any thread.
 

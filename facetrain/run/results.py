@@ -47,8 +47,11 @@ def write_divergence(run: PreparedRun, error: DivergedError) -> None:
         write_atomically(run.folder / DIVERGED_FILE, json.dumps(error.report) + "\n")
 
 
-def write_results(run: PreparedRun, skipped: list[str]) -> None:
-    """Write the model file and the plot, and print the summary. Collective."""
+def write_results(run: PreparedRun, skipped: list[str], *, has_learned: bool) -> None:
+    """Write the model file and the plot, and print the summary. Collective.
+
+    `has_learned` is false if the check of the first steps has found that the run does not learn.
+    """
     weights = averaged_state(run.state.backbone)
     average = run.state.average.state() if run.state.average else None
     if not run.world.is_leader:
@@ -67,6 +70,7 @@ def write_results(run: PreparedRun, skipped: list[str]) -> None:
         if run.schedule.total_steps < run.schedule.steps_of_all_epochs
         else "train.epochs",
         skipped=skipped,
+        has_learned=has_learned,
         seconds=time.perf_counter() - run.started_at,
     )
     try:

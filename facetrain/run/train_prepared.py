@@ -93,7 +93,7 @@ def train_prepared(run: PreparedRun, *, profile: bool = False) -> int:
             f"{checkpointing.last_saved}"
         )
         return 128 + stopping.signal  # as a shell reports a process that a signal has ended
-    write_results(run, skipped)
+    write_results(run, skipped, has_learned=callbacks.logging.has_learned)
     return 0
 
 
@@ -119,6 +119,7 @@ def _build_evaluation(run: PreparedRun, outputs: RunOutputs, stop_request: StopR
             device=run.world.device,
             workers=run.workers,
             check_stop=stop_request.raise_if_requested,  # a signal interrupts the verification
+            progress=lambda done, total: outputs.advance(run.state.step, f"verifying: {done / total:.0%}"),
         ),
     )
     return Evaluation(verifier, outputs.recorder, best_metric=run.config.checkpoint.best_metric)

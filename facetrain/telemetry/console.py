@@ -22,7 +22,7 @@ class Console(Sink):
     """Progress on standard error, and the same lines in log.txt. Standard output is for results, which scripts read."""
 
     def __init__(self, *, total_steps: int, start_step: int = 0) -> None:
-        self._total_steps = total_steps
+        self._total_steps, self._line = total_steps, ""
         self._terminal = Terminal(stderr=True, highlight=False)
         self._bar: Progress | None = None
         if self._terminal.is_terminal:
@@ -34,11 +34,10 @@ class Console(Sink):
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Show the progress of training, and the results of a verification."""
         if "loss" in values:
-            line = _progress_line(step, self._total_steps, values)
+            line = self._line = _progress_line(step, self._total_steps, values)
             logger.info(line)
-            if self._bar is not None:
-                self._bar.update(self._task, completed=step, description=line)
-            else:
+            self.advance(step)
+            if self._bar is None:
                 # Not through rich: it would wrap the line at 80 columns.
                 print(line, file=sys.stderr, flush=True)
         for name in values:
@@ -46,6 +45,11 @@ class Console(Sink):
                 line = _verification_line(step, name.removesuffix("/accuracy"), values)
                 logger.info(line)
                 self.print(line)
+
+    def advance(self, step: int, activity: str = "") -> None:
+        """Move the bar to a step. An activity, such as "saving", replaces the last report until the next call."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, description=activity or self._line)
 
     def print(self, line: str) -> None:
         """Print a line above the bar."""

@@ -58,6 +58,7 @@ class Checkpointing:
         """Begin to save a checkpoint, after the one in flight has ended. Collective."""
         self.check_lock()
         self._began_at = time.monotonic()
+        self.outputs.advance(state.step, "saving a checkpoint")
         # Also the images that were skipped since the last report: a resumed run does not read them again.
         state.add_skipped_images(self.skipped)
         self._record(self.writer.save(state.snapshot(self.meta)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from facetrain.data.loading.loader import Batch
 from facetrain.data.loading.staged_loader import StagedLoader
@@ -32,6 +32,8 @@ class Logging:
     learning_check: LearningCheck | None = None
     check_lock: Callable[[], None] = lambda: None
     """Raises an error if another process writes the run."""
+    has_learned: bool = field(default=True, init=False)
+    """Whether the check of the first steps has found nothing."""
 
     def announce_stage(self, state: TrainState) -> None:
         """Report the stage that begins with the next step, if one does and the run has several."""
@@ -42,6 +44,10 @@ class Logging:
                     f"stage {number} of {len(stages)}, from step {stage.first_step:,} (epoch {stage.first_epoch}) to "
                     f"step {stage.stop_step:,}: {stage.describe()}"
                 )
+
+    def advance(self, state: TrainState) -> None:
+        """Move the progress bar; the host does not wait for the device."""
+        self.outputs.advance(state.step)
 
     def report(self, state: TrainState, batches: tuple[Batch, ...]) -> None:
         """Report the mean of every metric since the last report. Collective; waits for the device.
@@ -66,6 +72,7 @@ class Logging:
         if self.learning_check is not None and not self.learning_check.is_finished:
             line = self.learning_check.observe(state.step, values, *state.head.take_nearest())
             if line:
+                self.has_learned = False
                 self.outputs.warn(line)
         # Last, so that the report from which the user sees what happened is written.
         self._check_skipped(state)

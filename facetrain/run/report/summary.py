@@ -17,12 +17,13 @@ def summarize(
     *,
     ended_by: str,
     skipped: list[str],
+    has_learned: bool,
     seconds: float,
 ) -> str:
     """Return the summary of a run as text: first and last loss and accuracy, and the commands to run next.
 
     `ended_by` is the config key that set the last step. `skipped` lists the images that could not be read. `seconds`
-    is the duration of the command.
+    is the duration of the command. Without `has_learned`, the summary says so.
     """
     records = read_metrics(folder)
     lines = ["", f"{folder}: finished in {seconds:.0f} s"]
@@ -35,6 +36,8 @@ def summarize(
         lines.append(
             _accuracy_line(name.removesuffix("/accuracy"), [record for record in records if name in record])
         )
+    if not has_learned:
+        lines.append(f"  did not learn in its first steps: see the warning in {folder / 'log.txt'}")
     if skipped:
         lines.append(
             f"  {len(skipped)} images could not be read and were replaced by others; "

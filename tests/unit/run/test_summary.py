@@ -10,6 +10,7 @@ def test_numbers_that_are_not_finite_are_in_the_summary(tmp_path):
     lines.write(20, {"lfw/accuracy": 0.5, "lfw/auc": float("nan"), "lfw/pairs": 600.0})
     lines.write(20, {"loss": float("inf")})
     lines.close()
-    text = summarize(tmp_path, [], "", ended_by="train.epochs", skipped=[], seconds=3.0)
+    text = summarize(tmp_path, [], "", ended_by="train.epochs", skipped=[], has_learned=False, seconds=3.0)
     assert "  loss      nan at step 10 → inf at step 20\n" in text
     assert "  lfw       accuracy 50.00% at step 20 → 50.00% (AUC nan), 600 pairs\n" in text
+    assert "  did not learn in its first steps: see the warning in " in text

@@ -105,7 +105,12 @@ def test_without_a_terminal_progress_is_a_line_with_rate_time_left_and_peak_memo
 def test_a_terminal_shows_the_progress_beside_the_bar_and_the_verification_above_it(capfd, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "200")
-    write_both(Console(total_steps=200))
+    console = Console(total_steps=200)
+    console.advance(50, "verifying: 40%")
+    console._bar.refresh()
+    first = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capfd.readouterr().err)
+    assert "25% verifying: 40%" in first
+    write_both(console)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capfd.readouterr().err)
     assert STEP_LINE in text and VERIFICATION_LINE in text
 

@@ -33,3 +33,6 @@ class Lines:
 
     def print(self, line):
         self.lines.append(line)
+
+    def advance(self, step, activity=""):
+        self.progress = step, activity

@@ -19,6 +19,9 @@ class Recording:
     def announce_stage(self, state):
         pass
 
+    def advance(self, state):
+        pass
+
     def report(self, state, batches):
         self.calls.append(f"report {state.step}")
 
