@@ -18,6 +18,7 @@ from benchmarks.common import in_turn, memory_mib, run
 from facetrain.verify.metrics.fold_accuracy import THRESHOLDS, fold_accuracy
 from facetrain.verify.metrics.scored_pairs import ScoredPairs, pair_result
 from facetrain.verify.metrics.templates import pool_templates, score_pairs
+from facetrain.verify.options import Draws
 from facetrain.verify.sets.ijb import read_pair_list
 
 # Sizes of IJB-C's 1:1 protocol.
@@ -97,7 +98,7 @@ def _measure_templates(replicates: int) -> dict[str, Any]:
     score = score_pairs(unit, first, second)
     scored = time.perf_counter()
     pairs = ScoredPairs(score, same, first, second, subject)
-    pair_result(pairs, protocol="templates", replicates=replicates)
+    pair_result(pairs, protocol="templates", draws=Draws(replicates))
     end = time.perf_counter()
     return {
         "pairs": PAIRS,

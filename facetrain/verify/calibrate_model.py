@@ -34,6 +34,7 @@ from facetrain.verify.calibration import (
     reachable_fmrs,
     sampled_images,
 )
+from facetrain.verify.options import Draws
 from facetrain.verify.sets.pair_set import load_pair_set
 
 _LEAST_SPREAD = 1e-6
@@ -93,7 +94,7 @@ def calibrate_model(
             "diverged: use an earlier checkpoint"
         )
     name = os.path.basename(os.path.abspath(target))  # also of the current folder, "."
-    thresholds = calibrate(unit_ND, labels, fmrs, data=name, seed=seed)
+    thresholds = calibrate(unit_ND, labels, fmrs, data=name, draws=Draws(seed=seed))
     stored = {THRESHOLDS_KEY: [asdict(threshold) for threshold in thresholds]}
     if path.is_file() and output is None:
         weights, metadata = read_weights(path)

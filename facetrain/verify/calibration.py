@@ -24,7 +24,7 @@ from facetrain.verify.metrics import bootstrap
 from facetrain.verify.metrics.operating_points import FMRS
 from facetrain.verify.metrics.result import Interval
 from facetrain.verify.metrics.roc import ROUNDING
-from facetrain.verify.metrics.scored_pairs import REPLICATES
+from facetrain.verify.options import DRAWS, Draws
 
 MAX_IMAGES = 50_000
 """Most images that are compared with each other; the people of a larger dataset are sampled."""
@@ -59,8 +59,7 @@ def calibrate(
     fmrs: Sequence[float],
     *,
     data: str,
-    replicates: int = REPLICATES,
-    seed: int = 0,
+    draws: Draws = DRAWS,
 ) -> list[Threshold]:
     """Return the threshold of each false match rate, from all pairs of the images of known people.
 
@@ -72,8 +71,7 @@ def calibrate(
         labels: person of each image, (N,).
         fmrs: false match rates between 0 and 1.
         data: name of the data, stored with each threshold.
-        replicates: bootstrap draws of subjects, at least 1.
-        seed: seed of the draws.
+        draws: bootstrap draws of subjects, at least 1.
 
     Raises:
         DataError: the data has too few impostor pairs for one of the rates.
@@ -95,8 +93,8 @@ def calibrate(
         cosine = _lowest_threshold(score_P, int(impostors * fmr * ROUNDING))
         accepted_P = score_P >= cosine
         sides = first_P[accepted_P], second_P[accepted_P]
-        fmr_interval = _fmr_interval(*sides, image_S, replicates, seed)
-        fnmr, fnmr_interval = _fnmr(genuine_P < cosine, person_P, len(image_S), replicates, seed)
+        fmr_interval = _fmr_interval(*sides, image_S, draws)
+        fnmr, fnmr_interval = _fnmr(genuine_P < cosine, person_P, len(image_S), draws)
         measured = fnmr, fnmr_interval, data, int(impostors), len(image_S)
         thresholds.append(Threshold(fmr, cosine, fmr_interval, *measured))
     return thresholds
@@ -215,9 +213,7 @@ def _genuine_scores(unit_ND: np.ndarray, subject_N: np.ndarray) -> tuple[np.ndar
     return np.concatenate(scores), np.concatenate(subjects)
 
 
-def _fmr_interval(
-    first_P: np.ndarray, second_P: np.ndarray, image_S: np.ndarray, replicates: int, seed: int
-) -> Interval:
+def _fmr_interval(first_P: np.ndarray, second_P: np.ndarray, image_S: np.ndarray, draws: Draws) -> Interval:
     """Return the interval of the false match rate, given the subjects of the accepted impostor pairs, (P,) each."""
     subjects = len(image_S)
 
@@ -226,13 +222,13 @@ def _fmr_interval(
         # A draw that has one person only has no impostor pairs; the interval ignores NaN.
         return {"fmr": bootstrap.share(accepted_R, _pairs_between(drawn_RS * image_S))}
 
-    drawn = bootstrap.replicate(rates, subjects, replicates, pairs=len(first_P), seed=seed)
+    drawn = bootstrap.replicate(rates, subjects, draws, pairs=len(first_P))
     estimate = len(first_P) / _pairs_between(image_S[None])[0]
     return bootstrap.interval(drawn["fmr"], subjects, estimate) or (estimate, estimate)
 
 
 def _fnmr(
-    rejected_P: np.ndarray, person_P: np.ndarray, subjects: int, replicates: int, seed: int
+    rejected_P: np.ndarray, person_P: np.ndarray, subjects: int, draws: Draws
 ) -> tuple[float | None, Interval | None]:
     """Return the false non-match rate and its interval, given which genuine pairs are rejected, and their people."""
     if not len(rejected_P):
@@ -244,6 +240,6 @@ def _fnmr(
         # A draw of people with one image each has no genuine pairs; the interval ignores NaN.
         return {"fnmr": bootstrap.share(drawn_RS @ rejected_S, drawn_RS @ genuine_S)}
 
-    drawn = bootstrap.replicate(rates, subjects, replicates, pairs=subjects, seed=seed)
+    drawn = bootstrap.replicate(rates, subjects, draws, pairs=subjects)
     estimate = float(rejected_P.mean())
     return estimate, bootstrap.interval(drawn["fnmr"], int(np.count_nonzero(genuine_S)), estimate)

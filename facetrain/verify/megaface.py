@@ -15,7 +15,8 @@ from facetrain.embeddings.exact_search import rescore, search_exactly, unit_rows
 from facetrain.embeddings.normalization import is_rejected
 from facetrain.verify.metrics import bootstrap
 from facetrain.verify.metrics.result import Result
-from facetrain.verify.metrics.scored_pairs import REPLICATES, add_replicates
+from facetrain.verify.metrics.scored_pairs import add_replicates
+from facetrain.verify.options import DRAWS, Draws
 
 RANKS = (1, 10)
 """Ranks that MegaFace reports."""
@@ -32,8 +33,7 @@ def megaface_result(
     subject_Q: np.ndarray,
     distractor_ND: np.ndarray,
     *,
-    replicates: int = REPLICATES,
-    seed: int = 0,
+    draws: Draws = DRAWS,
 ) -> Result:
     """Return the rank-1 and rank-10 rate for each gallery size, with intervals over subjects.
 
@@ -45,8 +45,7 @@ def megaface_result(
         probe_QD: unit embeddings of the probes, float32 (Q, D).
         subject_Q: subject id of each probe, int (Q,) from 0 without gaps.
         distractor_ND: unit embeddings of the distractors, float32 (N, D), in random order.
-        replicates: bootstrap draws of subjects; 0 gives no intervals.
-        seed: seed of the draws.
+        draws: bootstrap draws of subjects; 0 gives no intervals.
     """
     mates = mate_pairs(subject_Q)
     sizes = distractor_counts(len(distractor_ND))
@@ -70,7 +69,7 @@ def megaface_result(
         drawn = drawn_RS.astype(np.float64)
         return {name: bootstrap.share(drawn @ hit, drawn @ count_S) for name, hit in hit_S.items()}
 
-    add_replicates(result, bootstrap.replicate(metrics, subjects, replicates, pairs=subjects, seed=seed))
+    add_replicates(result, bootstrap.replicate(metrics, subjects, draws, pairs=subjects))
     return result
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypedDict
 
 
-class BootstrapOptions(TypedDict):
-    """Keyword arguments of every function that computes bootstrap intervals."""
+@dataclass(frozen=True)
+class Draws:
+    """Bootstrap draws of subjects."""
 
-    replicates: int
-    seed: int
+    number: int = 1000
+    """Number of draws; 0 gives no intervals."""
+    seed: int = 0
+
+
+DRAWS = Draws()
+"""The draws by default."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,6 @@ class EvaluationOptions:
     """Weight the images of an IJB template by their detector scores."""
 
     @property
-    def draws(self) -> BootstrapOptions:
-        """Keyword arguments for the bootstrap."""
-        return {"replicates": self.bootstrap, "seed": self.seed}
+    def draws(self) -> Draws:
+        """Draws of the bootstrap."""
+        return Draws(self.bootstrap, self.seed)

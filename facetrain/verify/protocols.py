@@ -85,7 +85,7 @@ def results_from_embeddings(
         case PairSet():
             plain_ND, mirrored_ND = embeddings
             result, _ = verification_result(
-                plain_ND, mirrored_ND, target, table=table, slice_fmr=options.slice_fmr, **options.draws
+                plain_ND, mirrored_ND, target, table=table, slice_fmr=options.slice_fmr, draws=options.draws
             )
             return {target.name: result}
         case IjbSet():
@@ -94,7 +94,7 @@ def results_from_embeddings(
             return {target.name: _search_set_result(target, options, *embeddings)}
         case DistractorSet():
             probe, distractor = map(l2_normalize, embeddings)
-            result = megaface_result(probe, target.subject, distractor, **options.draws)
+            result = megaface_result(probe, target.subject, distractor, draws=options.draws)
             result.metrics["excluded_images"] = float(target.excluded_images)
             return {target.name: result}
 
@@ -113,7 +113,7 @@ def scores_result(
     that a fold would have pairs of one kind only, the pairs are dealt to the folds in turn; but not with
     `folds_of_set`, for pairs of a set which are in the order of its folds.
     """
-    result = pair_result(scored, protocol="verification", **options.draws)
+    result = pair_result(scored, protocol="verification", draws=options.draws)
     order_P = np.arange(len(scored.same_P)) if folds_of_set else fold_order(scored.same_P)
     ordered = replace(
         scored,
@@ -122,9 +122,9 @@ def scores_result(
         first_P=scored.first_P[order_P],
         second_P=scored.second_P[order_P],
     )
-    add_fold_accuracy(result, ordered, **options.draws)
+    add_fold_accuracy(result, ordered, draws=options.draws)
     qualities = {} if quality_P is None else {"quality": quality_P}
-    add_slices(result, scored, columns, qualities, fmr=options.slice_fmr, **options.draws)
+    add_slices(result, scored, columns, qualities, fmr=options.slice_fmr, draws=options.draws)
     return result
 
 
@@ -136,7 +136,7 @@ def _ijb_results(ijb: IjbSet, options: EvaluationOptions, embedding_ND: np.ndarr
     rejected = int(is_rejected(unit_TD[subject >= 0]).sum())
     score_P = score_pairs(unit_TD, first, second)
     pairs = ScoredPairs(score_P, ijb.same, first, second, subject, rejected=rejected)
-    results = {ijb.name: pair_result(pairs, protocol="templates", **options.draws)}
+    results = {ijb.name: pair_result(pairs, protocol="templates", draws=options.draws)}
     if ijb.probes is not None:
         searches, subjects = _search_galleries(template, unit_TD, ijb.galleries, ijb.probes)
         listed = np.concatenate([part.template for part in (ijb.probes, *ijb.galleries.values())])
@@ -144,7 +144,7 @@ def _ijb_results(ijb: IjbSet, options: EvaluationOptions, embedding_ND: np.ndarr
             searches,
             subjects=subjects,
             rejected=int(is_rejected(unit_TD[np.isin(template, listed)]).sum()),
-            **options.draws,
+            draws=options.draws,
         )
     return results
 
@@ -198,4 +198,4 @@ def _search_set_result(
     searched = search(probe, target.probe_subject, gallery, target.gallery_subject)
     subjects = int(target.probe_subject.max()) + 1
     rejected = int(is_rejected(probe).sum() + is_rejected(gallery).sum())
-    return identification_result([searched], subjects=subjects, rejected=rejected, **options.draws)
+    return identification_result([searched], subjects=subjects, rejected=rejected, draws=options.draws)

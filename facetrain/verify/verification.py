@@ -12,7 +12,6 @@ from facetrain.verify.metrics.discard import pair_quality
 from facetrain.verify.metrics.fold_accuracy import squared_distances
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.metrics.scored_pairs import (
-    REPLICATES,
     ScoredPairs,
     add_fold_accuracy,
     add_replicates,
@@ -20,6 +19,7 @@ from facetrain.verify.metrics.scored_pairs import (
     pair_result,
 )
 from facetrain.verify.metrics.slices import add_slices
+from facetrain.verify.options import DRAWS, Draws
 from facetrain.verify.sets.pair_set import PairSet, known_or_inferred_subjects
 from facetrain.verify.sets.slice_table import SliceTable
 
@@ -31,8 +31,7 @@ def verification_result(
     *,
     table: SliceTable | None = None,
     slice_fmr: float | None = None,
-    replicates: int = REPLICATES,
-    seed: int = 0,
+    draws: Draws = DRAWS,
 ) -> tuple[Result, ScoredPairs]:
     """Return the metrics of a set of pairs, and its scores.
 
@@ -50,15 +49,14 @@ def verification_result(
         table: slices and quality of the pairs.
         slice_fmr: FMR of the threshold of slices and error-versus-discard curves; None for the mean threshold of the
             folds.
-        replicates: bootstrap draws of subjects; 0 gives no intervals.
-        seed: seed of the draws.
+        draws: bootstrap draws of subjects; 0 gives no intervals.
     """
     subject_N = known_or_inferred_subjects(pairs)
     scored = score_pairs(plain_ND + mirrored_ND, pairs.same, subject_N)
-    result = pair_result(scored, protocol="verification", replicates=replicates, seed=seed)
-    add_fold_accuracy(result, scored, replicates=replicates, seed=seed)
+    result = pair_result(scored, protocol="verification", draws=draws)
+    add_fold_accuracy(result, scored, draws=draws)
     no_flip = score_pairs(plain_ND, pairs.same, subject_N)
-    folds, replicate = bootstrap_fold_accuracy(no_flip, replicates=replicates, seed=seed)
+    folds, replicate = bootstrap_fold_accuracy(no_flip, draws=draws)
     result.metrics["accuracy_no_flip"] = folds.mean
     norm_N = (np.linalg.norm(plain_ND, axis=1) + np.linalg.norm(mirrored_ND, axis=1)) / 2
     result.metrics["xnorm"] = float(norm_N.mean())
@@ -66,17 +64,16 @@ def verification_result(
     mean = bootstrap.replicate(
         lambda drawn_RS: {"xnorm": (drawn_RS @ sum_S) / (drawn_RS @ count_S)},
         scored.subjects,
-        replicates,
+        draws,
         pairs=len(pairs.same),
-        seed=seed,
     )
-    if replicates:
+    if draws.number:
         add_replicates(result, {"accuracy_no_flip": replicate["accuracy"]} | mean)
     columns = table.columns if table else {}
     qualities = {"embedding length": pair_quality(norm_N, scored.first_P, scored.second_P)}
     if table and table.quality is not None:
         qualities["quality"] = table.quality
-    add_slices(result, scored, columns, qualities, fmr=slice_fmr, replicates=replicates, seed=seed)
+    add_slices(result, scored, columns, qualities, fmr=slice_fmr, draws=draws)
     return result, scored
 
 

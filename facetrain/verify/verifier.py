@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.models.inference_network import inference_network
 from facetrain.verify.metrics.result import Result
+from facetrain.verify.options import Draws
 from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.verification import verification_result
 
@@ -53,7 +54,7 @@ class Verifier:
             return Result(
                 "verification", {"accuracy": 0.0, "accuracy_std": 0.0, "pairs": float(len(pairs.same))}
             )
-        return verification_result(plain, mirrored, pairs, replicates=0)[0]
+        return verification_result(plain, mirrored, pairs, draws=Draws(0))[0]
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 import numpy as np
 
 from facetrain.verify.metrics.fold_accuracy import fold_accuracy, grid_roc, squared_distances
+from facetrain.verify.options import Draws
 from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.verification import verification_result
 from tests.support.golden import golden_path
@@ -12,7 +13,7 @@ def test_the_accuracy_of_every_fold_equals_insightfaces():
     found = fold_accuracy(squared_distances(golden["embeddings"].astype(np.float64)), same)
     np.testing.assert_allclose(found.accuracy_F, golden["fold_accuracy"], atol=1e-12)
     pairs = PairSet("golden", [], same, subject=np.arange(2 * len(same)))
-    result, _ = verification_result(golden["embeddings"], golden["embeddings"], pairs, replicates=0)
+    result, _ = verification_result(golden["embeddings"], golden["embeddings"], pairs, draws=Draws(0))
     assert result.metrics["accuracy"] == golden["fold_accuracy"].mean()
 
 

@@ -19,6 +19,7 @@ from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 from facetrain.verify.metrics.pair_blocks import PairBlocks
 from facetrain.verify.metrics.roc import ROUNDING
+from facetrain.verify.options import Draws
 
 LEVEL = 0.95
 """Confidence level: the share of sets of other people whose interval contains the true value."""
@@ -40,21 +41,21 @@ def draw_subjects(subjects: int, replicates: int, *, pairs: int, seed: int = 0) 
 def replicate(
     metrics: Callable[[np.ndarray], dict[str, np.ndarray]],
     subjects: int,
-    replicates: int,
+    draws: Draws,
     *,
     pairs: int,
-    seed: int = 0,
 ) -> dict[str, np.ndarray]:
     """Return each metric in every draw, (R, …) by name; empty without draws.
 
     Args:
         metrics: computes the metrics of several draws at once, from their multiplicities uint16 (R, S).
         subjects: number of subjects.
-        replicates: number of draws.
+        draws: number and seed of the draws.
         pairs: largest number of values per draw that `metrics` holds in memory.
-        seed: seed of the draws.
     """
-    chunks = [metrics(drawn_RS) for drawn_RS in draw_subjects(subjects, replicates, pairs=pairs, seed=seed)]
+    chunks = [
+        metrics(drawn_RS) for drawn_RS in draw_subjects(subjects, draws.number, pairs=pairs, seed=draws.seed)
+    ]
     return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]} if chunks else {}
 
 

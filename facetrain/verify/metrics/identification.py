@@ -23,7 +23,8 @@ from facetrain.verify.metrics import bootstrap
 from facetrain.verify.metrics.operating_points import FPIRS
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.metrics.roc import Roc, roc, tar_at_far
-from facetrain.verify.metrics.scored_pairs import REPLICATES, add_replicates
+from facetrain.verify.metrics.scored_pairs import add_replicates
+from facetrain.verify.options import DRAWS, Draws
 
 RANKS = (1, 5, 10, 20)
 _NEEDS_MATES = "needs probes whose person is in the gallery; there are none"
@@ -104,8 +105,7 @@ def identification_result(
     *,
     subjects: int,
     rejected: int = 0,
-    replicates: int = REPLICATES,
-    seed: int = 0,
+    draws: Draws = DRAWS,
 ) -> Result:
     """Return `rankK` for each rank and `tpir@FPIR` for each of `FPIRS`, with their intervals.
 
@@ -122,7 +122,7 @@ def identification_result(
     result.curve = searches[0].curve
     ranks = _add_ranks(result, searches)
     mated = len(np.unique(np.concatenate([search.subject_Q[search.mated_Q] for search in searches])))
-    replicate = _bootstrap_searches(searches, subjects, ranks, result, replicates, seed)
+    replicate = _bootstrap_searches(searches, subjects, ranks, result, draws)
     result.metric_subjects = dict.fromkeys(replicate, mated)
     add_replicates(result, replicate)
     return result
@@ -157,7 +157,7 @@ def _add_tpir(result: Result, searches: list[Search], fpir: float) -> None:
 
 
 def _bootstrap_searches(
-    searches: list[Search], subjects: int, ranks: tuple[int, ...], result: Result, replicates: int, seed: int
+    searches: list[Search], subjects: int, ranks: tuple[int, ...], result: Result, draws: Draws
 ) -> dict[str, np.ndarray]:
     measured_fpirs = [fpir for fpir in FPIRS if result.metrics[f"tpir@{fpir:.0e}"] is not None]
     # A search is one comparison of a subject with itself: both sides of the "pair" are the probe's subject.
@@ -174,7 +174,7 @@ def _bootstrap_searches(
             for fpir in measured_fpirs
         }
 
-    return bootstrap.replicate(metrics, subjects, replicates, pairs=len(searches[0].subject_Q), seed=seed)
+    return bootstrap.replicate(metrics, subjects, draws, pairs=len(searches[0].subject_Q))
 
 
 def _drawn_rank_rates(

@@ -23,9 +23,8 @@ from facetrain.verify.metrics.roc import (
     threshold_at,
 )
 from facetrain.verify.metrics.score_scale import COSINE, ScoreScale
+from facetrain.verify.options import DRAWS, Draws
 
-REPLICATES = 1000
-"""Bootstrap draws by default."""
 _HARDEST = 50
 _HISTOGRAM_BINS = 200
 NEEDS_BOTH_KINDS = "needs genuine and impostor pairs; all pairs are of one kind"
@@ -65,7 +64,7 @@ class ScoredPairs:
         return len(np.unique(self.subject_N[np.append(self.first_P[pair], self.second_P[pair])]))
 
 
-def pair_result(pairs: ScoredPairs, *, protocol: str, replicates: int = REPLICATES, seed: int = 0) -> Result:
+def pair_result(pairs: ScoredPairs, *, protocol: str, draws: Draws = DRAWS) -> Result:
     """Return `auc`, `eer` and `tar@FAR` with their intervals, the ROC, the histogram and the hardest pairs.
 
     `tar@FAR` is a rate of genuine pairs, so its interval rests on the subjects that have one.
@@ -82,22 +81,20 @@ def pair_result(pairs: ScoredPairs, *, protocol: str, replicates: int = REPLICAT
         return result
     result.curve = curve
     _add_curve_metrics(result, curve)
-    replicate = _bootstrap_curve(pairs, result, replicates, seed)
+    replicate = _bootstrap_curve(pairs, result, draws)
     with_genuine_pairs = pairs.count_subjects(pairs.same_P)
     result.metric_subjects = {name: with_genuine_pairs for name in replicate if name.startswith("tar@")}
     add_replicates(result, replicate)
     return result
 
 
-def add_fold_accuracy(
-    result: Result, pairs: ScoredPairs, *, replicates: int = REPLICATES, seed: int = 0
-) -> None:
+def add_fold_accuracy(result: Result, pairs: ScoredPairs, *, draws: Draws = DRAWS) -> None:
     """Add `accuracy` and `accuracy_std` by the 10-fold protocol, and the ROC on the published grid.
 
     For cosines, also add the published `threshold`, a squared distance. The folds are runs of consecutive pairs, so
     the pairs must be in the order of the official list.
     """
-    folds, replicate = bootstrap_fold_accuracy(pairs, replicates=replicates, seed=seed)
+    folds, replicate = bootstrap_fold_accuracy(pairs, draws=draws)
     result.folds = folds
     result.grid = grid_roc(pairs.scale.distance(pairs.score_P), pairs.same_P, folds=len(folds.accuracy_F))
     result.metrics |= {"accuracy": folds.mean, "accuracy_std": folds.std}
@@ -110,7 +107,7 @@ def add_fold_accuracy(
 
 
 def bootstrap_fold_accuracy(
-    pairs: ScoredPairs, *, replicates: int = REPLICATES, seed: int = 0
+    pairs: ScoredPairs, *, draws: Draws = DRAWS
 ) -> tuple[FoldAccuracy, dict[str, np.ndarray]]:
     """Return the fold accuracy, and `accuracy` and `threshold` in every draw, (R,) each.
 
@@ -127,7 +124,7 @@ def bootstrap_fold_accuracy(
         mean_R = mean_over_folds(accuracy_RF)
         return {"accuracy": mean_R, "threshold": np.where(np.isnan(mean_R), np.nan, threshold_RF.mean(1))}
 
-    replicate = bootstrap.replicate(metrics, pairs.subjects, replicates, pairs=len(pairs.same_P), seed=seed)
+    replicate = bootstrap.replicate(metrics, pairs.subjects, draws, pairs=len(pairs.same_P))
     return FoldAccuracy(accuracy[0], threshold[0]), replicate
 
 
@@ -159,7 +156,7 @@ def needed_impostors(curve: Roc, far: float) -> str:
     return f"needs {round(1 / far):,} impostor pairs; there are {curve.impostors:,}"
 
 
-def _bootstrap_curve(pairs: ScoredPairs, result: Result, replicates: int, seed: int) -> dict[str, np.ndarray]:
+def _bootstrap_curve(pairs: ScoredPairs, result: Result, draws: Draws) -> dict[str, np.ndarray]:
     curve = bootstrap.WeightedCurve(pairs.score_P, pairs.same_P, *pairs.sides)
     measured_fars = [far for far in FARS if result.metrics[f"tar@{far:.0e}"] is not None]
 
@@ -169,7 +166,7 @@ def _bootstrap_curve(pairs: ScoredPairs, result: Result, replicates: int, seed: 
             f"tar@{far:.0e}": bootstrap.true_accept_rates(*rates, far) for far in measured_fars
         }
 
-    return bootstrap.replicate(metrics, pairs.subjects, replicates, pairs=len(pairs.same_P), seed=seed)
+    return bootstrap.replicate(metrics, pairs.subjects, draws, pairs=len(pairs.same_P))
 
 
 def histogram(pairs: ScoredPairs, bins: int = _HISTOGRAM_BINS) -> Histogram:

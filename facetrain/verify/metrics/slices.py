@@ -15,7 +15,8 @@ from facetrain.verify.metrics.group_summary import RATES, Group, summarize_group
 from facetrain.verify.metrics.pair_blocks import PairBlocks, every_subject_once
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.metrics.roc import tar_at_far, threshold_at
-from facetrain.verify.metrics.scored_pairs import NEEDS_BOTH_KINDS, REPLICATES, ScoredPairs, needed_impostors
+from facetrain.verify.metrics.scored_pairs import NEEDS_BOTH_KINDS, ScoredPairs, needed_impostors
+from facetrain.verify.options import DRAWS, Draws
 
 _OUTCOMES = 4
 """Outcomes of a pair: impostor rejected, impostor accepted, genuine accepted, genuine rejected."""
@@ -28,8 +29,7 @@ def add_slices(
     qualities: Mapping[str, np.ndarray],
     *,
     fmr: float | None = None,
-    replicates: int = REPLICATES,
-    seed: int = 0,
+    draws: Draws = DRAWS,
 ) -> None:
     """Add the error rates of every value of every column, and the error-versus-discard curve of each quality measure.
 
@@ -41,8 +41,7 @@ def add_slices(
         columns: values of the pairs, str (P,), by column.
         qualities: quality of the pairs, float (P,), by the name of the measure.
         fmr: false match rate that defines the threshold; None for the mean threshold of the folds.
-        replicates: bootstrap draws of subjects; 0 gives no intervals.
-        seed: seed of the draws.
+        draws: bootstrap draws of subjects; 0 gives no intervals.
     """
     if not columns and not qualities:
         return
@@ -56,9 +55,7 @@ def add_slices(
         result.metrics[name] = None
         result.needs[name] = NEEDS_BOTH_KINDS if curve is None else needed_impostors(curve, fmr)
         return
-    result.groups, result.group_summaries = slice_groups(
-        pairs, columns, threshold, replicates=replicates, seed=seed
-    )
+    result.groups, result.group_summaries = slice_groups(pairs, columns, threshold, draws=draws)
     for name, quality_P in qualities.items():
         discards = discard_curve(pairs.score_P, pairs.same_P, quality_P, threshold, quality=name)
         result.discards += [discards] if discards else []
@@ -69,8 +66,7 @@ def slice_groups(
     columns: Mapping[str, np.ndarray],
     threshold: float,
     *,
-    replicates: int = REPLICATES,
-    seed: int = 0,
+    draws: Draws = DRAWS,
 ) -> tuple[list[Group], list[Group]]:
     """Return accuracy, FMR and FNMR for every value of every column, at one threshold for all, and their spread.
 
@@ -82,7 +78,7 @@ def slice_groups(
     """
     groups, summaries = [], []
     for column, value_P in columns.items():
-        of_column, summary = _slice_column(pairs, column, value_P, threshold, replicates, seed)
+        of_column, summary = _slice_column(pairs, column, value_P, threshold, draws)
         groups += of_column
         if summary.metrics:
             summaries.append(summary)
@@ -90,7 +86,7 @@ def slice_groups(
 
 
 def _slice_column(
-    pairs: ScoredPairs, column: str, value_P: np.ndarray, threshold: float, replicates: int, seed: int
+    pairs: ScoredPairs, column: str, value_P: np.ndarray, threshold: float, draws: Draws
 ) -> tuple[list[Group], Group]:
     values, value_index_P = np.unique(value_P, return_inverse=True)
     wrong_P = (pairs.score_P >= threshold) != pairs.same_P
@@ -103,7 +99,7 @@ def _slice_column(
 
     everybody = every_subject_once(pairs.subjects)
     rates = rates_in(everybody)
-    replicate = bootstrap.replicate(rates_in, pairs.subjects, replicates, pairs=len(value_P), seed=seed)
+    replicate = bootstrap.replicate(rates_in, pairs.subjects, draws, pairs=len(value_P))
     counts = blocks.counts(everybody).reshape(len(values), _OUTCOMES)
     groups = []
     for at, value in enumerate(values.tolist()):

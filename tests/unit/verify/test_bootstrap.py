@@ -16,6 +16,7 @@ from facetrain.verify.metrics.roc import auc, equal_error_rate, roc, tar_at_far
 from facetrain.verify.metrics.scored_pairs import ScoredPairs, add_fold_accuracy, pair_result
 from facetrain.verify.metrics.slices import slice_groups
 from facetrain.verify.model_comparison import compare_results
+from facetrain.verify.options import Draws
 from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.sets.subjects import connected_subjects
 from facetrain.verify.verification import verification_result
@@ -90,8 +91,8 @@ def test_a_draw_without_pairs_has_no_fold_accuracy():
     # Five impostor pairs of ten people, all rejected: many draws have both people of none of them.
     pair = np.arange(5)
     pairs = ScoredPairs(np.full(5, -0.5), np.zeros(5, bool), 2 * pair, 2 * pair + 1, np.arange(10))
-    found = pair_result(pairs, protocol="x", replicates=200)
-    add_fold_accuracy(found, pairs, replicates=200)
+    found = pair_result(pairs, protocol="x", draws=Draws(200))
+    add_fold_accuracy(found, pairs, draws=Draws(200))
     accuracy_R = found.replicates["accuracy"]
     assert np.isnan(accuracy_R).any() and np.nanmin(accuracy_R) == 1
     assert np.isnan(found.replicates["threshold"]).tolist() == np.isnan(accuracy_R).tolist()
@@ -161,10 +162,10 @@ def test_the_intervals_of_sets_of_any_size_contain_the_value_of_the_population(s
     # Measured in docs/log/log.md. Intervals may be too wide, because the vertex bootstrap overestimates
     # the variance of pairs of two people, but not too narrow: four standard errors below 95 %.
     random = np.random.default_rng(7)
-    truth = pair_result(people(random, 20_000), protocol="x", replicates=0).metrics
+    truth = pair_result(people(random, 20_000), protocol="x", draws=Draws(0)).metrics
     contained = dict.fromkeys(("auc", "eer", "tar@1e-01"), 0)
     for trial in range(trials):
-        found = pair_result(people(random, subjects), protocol="x", replicates=500, seed=trial)
+        found = pair_result(people(random, subjects), protocol="x", draws=Draws(500, trial))
         for name in contained:
             low, high = found.interval[name]
             contained[name] += low <= truth[name] <= high
@@ -184,9 +185,9 @@ def test_the_intervals_of_rates_of_one_kind_of_pairs_rest_on_the_people_of_that_
     first, second = np.arange(110), np.where(same, np.arange(110), np.arange(110) + 100)
     pairs = ScoredPairs(np.where(same, 0.9, 0.1), same, first, second, np.arange(210))
     genuine, impostors = 0.025 ** (1 / 10), 0.025 ** (1 / 200)
-    result = pair_result(pairs, protocol="x", replicates=50)
+    result = pair_result(pairs, protocol="x", draws=Draws(50))
     assert result.interval["tar@1e-01"] == pytest.approx((genuine, 1))
-    ((group,), _) = slice_groups(pairs, {"all": np.array(["x"] * 110)}, 0.5, replicates=50)
+    ((group,), _) = slice_groups(pairs, {"all": np.array(["x"] * 110)}, 0.5, draws=Draws(50))
     assert group.interval["fnmr"] == pytest.approx((0, 1 - genuine))
     assert group.interval["fmr"] == pytest.approx((0, 1 - impostors))
 
@@ -211,11 +212,11 @@ def test_every_interval_contains_its_estimate(seed):
     table = {"half": np.where(np.arange(len(pairs.same)) % 2, "a", "b")}
     results = []
     for embedding in (one, other):
-        result, scored = verification_result(embedding, embedding, pairs, replicates=100)
+        result, scored = verification_result(embedding, embedding, pairs, draws=Draws(100))
         assert {"accuracy", "auc", "eer", "threshold", "xnorm"} <= set(result.interval)
         for name, (low, high) in result.interval.items():
             assert low <= result.metrics[name] <= high, name
-        groups, _ = slice_groups(scored, table, 0.3, replicates=100)
+        groups, _ = slice_groups(scored, table, 0.3, draws=Draws(100))
         for group in groups:
             for name, (low, high) in group.interval.items():
                 assert low <= group.metrics[name] <= high, (group.value, name)

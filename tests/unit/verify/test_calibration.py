@@ -16,6 +16,7 @@ from facetrain.verify.calibration import (
     sampled_images,
     stored_thresholds,
 )
+from facetrain.verify.options import Draws
 from tests.support.faces import face
 from tests.support.models import write_model
 
@@ -42,7 +43,7 @@ def test_thresholds_and_rates_are_those_of_all_pairs(monkeypatch, block):
     monkeypatch.setattr(calibration, "_BLOCK", block)
     unit, label = faces(np.random.default_rng(0), 60)
     genuine, impostor = scores_of(unit, label)
-    found = calibrate(unit, label, [0.1, 1e-2, 1e-3], data="faces", replicates=50)
+    found = calibrate(unit, label, [0.1, 1e-2, 1e-3], data="faces", draws=Draws(50))
     for one in found:
         accepted = int(len(impostor) * one.fmr)
         # Blocks of another size round the last bits of a product differently.
@@ -59,7 +60,7 @@ def test_the_promised_rate_is_inside_the_interval_that_other_people_give():
     trials, inside = 40, 0
     for trial in range(trials):
         unit, label = faces(random, 120)
-        (one,) = calibrate(unit, label, [1e-2], data="faces", replicates=100, seed=trial)
+        (one,) = calibrate(unit, label, [1e-2], data="faces", draws=Draws(100, trial))
         # As many people, because every person has three others who look alike; their mean over many samples.
         held_out = [scores_of(*faces(random, 120, images=1))[1] for _ in range(20)]
         low, high = one.fmr_interval
@@ -70,21 +71,21 @@ def test_the_promised_rate_is_inside_the_interval_that_other_people_give():
 def test_equal_scores_are_accepted_together_or_not_at_all():
     unit = np.eye(4, dtype=np.float32)[[0, 0, 0, 1, 2, 3]]
     # Impostor pairs: three with cosine 1, twelve with cosine 0. At most two of fifteen may be accepted.
-    (one,) = calibrate(unit, range(6), [2.5 / 15], data="x", replicates=10)
+    (one,) = calibrate(unit, range(6), [2.5 / 15], data="x", draws=Draws(10))
     assert one.cosine > 1 and one.fnmr is None and one.fnmr_interval is None
-    (one,) = calibrate(unit, range(6), [3 / 15], data="x", replicates=10)
+    (one,) = calibrate(unit, range(6), [3 / 15], data="x", draws=Draws(10))
     assert one.cosine == 1
 
 
 def test_the_interval_of_the_fnmr_rests_on_the_people_with_two_images():
     unit = np.eye(60, dtype=np.float32)[[*range(60), *range(5)]]
-    (one,) = calibrate(unit, [*range(60), *range(5)], [0.01], data="x", replicates=50)
+    (one,) = calibrate(unit, [*range(60), *range(5)], [0.01], data="x", draws=Draws(50))
     assert one.fnmr == 0 and one.fnmr_interval == pytest.approx((0, 1 - 0.025 ** (1 / 5)))
 
 
 def test_draws_of_one_person_do_not_count_for_the_interval():
     unit, label = faces(np.random.default_rng(0), 3, images=8)
-    (one,) = calibrate(unit, label, [0.05], data="few", replicates=200)
+    (one,) = calibrate(unit, label, [0.05], data="few", draws=Draws(200))
     low, high = one.fmr_interval
     assert 0 <= low <= one.fmr <= high < 1
 
@@ -116,7 +117,7 @@ def test_a_person_with_very_many_images_does_not_end_the_draw():
 
 def test_stored_thresholds_are_read_and_picked_by_their_rate():
     unit, label = faces(np.random.default_rng(0), 60)
-    found = calibrate(unit, label, [1e-3, 1e-2], data="faces", replicates=10)
+    found = calibrate(unit, label, [1e-3, 1e-2], data="faces", draws=Draws(10))
     metadata = {"thresholds": [asdict(one) for one in found]}
     stored = stored_thresholds(metadata, Path("m"))
     assert stored == [found[1], found[0]]

@@ -5,6 +5,7 @@ import pytest
 
 from facetrain.embeddings.normalization import REJECTED, is_rejected, l2_normalize
 from facetrain.verify.metrics.identification import Search, identification_result, search
+from facetrain.verify.options import Draws
 
 
 def small_set(seed, *, probes=40, entries=25, people=12):
@@ -64,7 +65,7 @@ def test_rejected_probes_and_entries_match_nobody_in_blocks_of_any_size(monkeypa
 def test_ranks_and_rates_equal_counting(seed):
     given = small_set(seed)
     expected = by_loops(*given)
-    result = identification_result([search(*given)], subjects=12, replicates=0)
+    result = identification_result([search(*given)], subjects=12, draws=Draws(0))
     ranks = np.array([rank for _, _, rank in expected if rank is not None])
     for rank in (1, 5, 10, 20):
         assert result.metrics[f"rank{rank}"] == pytest.approx(np.mean(ranks < rank))
@@ -88,7 +89,7 @@ def test_the_intervals_of_ranks_rest_on_the_people_with_a_mate():
     people, enrolled = 40, 10
     unit = np.eye(people)
     searched = search(unit, np.arange(people), unit[:enrolled], np.arange(enrolled))
-    result = identification_result([searched], subjects=people, replicates=50)
+    result = identification_result([searched], subjects=people, draws=Draws(50))
     assert result.metrics["rank1"] == 1 and result.subjects == people
     limit = 0.025 ** (1 / enrolled)
     assert result.interval["rank1"] == pytest.approx((limit, 1))
@@ -100,7 +101,7 @@ def test_a_gallery_without_the_mate_of_any_probe_has_no_rates(enrolled):
     unit, probe = np.eye(30), np.arange(20)
     galleries = [np.arange(first, first + 10) for first in enrolled]
     searches = [search(unit[probe], probe, unit[gallery], gallery) for gallery in galleries]
-    found = identification_result(searches, subjects=20, replicates=20)
+    found = identification_result(searches, subjects=20, draws=Draws(20))
     reason = "needs probes whose person is in the gallery; there are none"
     rates = ("tpir@1e-01", "tpir@1e-02", "rank1", "rank5", "rank10", "rank20")
     assert found.needs == dict.fromkeys(rates, reason) and not found.interval

@@ -25,6 +25,7 @@ from facetrain.models.export.export import export
 from facetrain.models.export.formats import FORMATS, ExportOptions
 from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import EmbeddingModel, open_model
+from facetrain.verify.options import Draws
 from facetrain.verify.sets.ijb import open_ijb
 from facetrain.verify.sets.pair_set import load_pair_set
 from facetrain.verify.verification import verification_result
@@ -82,7 +83,7 @@ def test_pairs_are_embedded_with_the_landmarks_beside_the_set(network, landmarks
     embedder = ImageEmbedder(network, 32, 5, CPU)
     found = embedder.embed_plain_and_mirrored(pairs.images, name="val", landmarks=pairs.landmarks)
     verified = Verifier([pairs], partial(ImageEmbedder, image_size=32, batch_size=5, device=CPU))
-    expected_result, _ = verification_result(*found, pairs, replicates=0)
+    expected_result, _ = verification_result(*found, pairs, draws=Draws(0))
     assert verified.score(network, pairs).metrics == expected_result.metrics
     landmarks[3] = NORMALIZED_TEMPLATE
     for embedding, mirrored in zip(found, (False, True), strict=True):

@@ -5,6 +5,7 @@ import pytest
 
 from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.bin_tables import write_subjects
+from facetrain.verify.options import Draws
 from facetrain.verify.sets.known_subjects import TABLE, known_subjects
 from facetrain.verify.sets.pair_set import PairSet, known_or_inferred_subjects, load_pair_set
 from facetrain.verify.verification import verification_result
@@ -58,7 +59,7 @@ def test_the_bootstrap_draws_the_people_of_a_published_set(tmp_path):
     pairs = load_pair_set("profiles", tmp_path)
     assert np.unique(known_or_inferred_subjects(replace(pairs, subject=None))).size == 2459
     embedding = np.random.default_rng(0).normal(size=(500, 8))[subject]
-    result, _ = verification_result(embedding, embedding, pairs, replicates=2)
+    result, _ = verification_result(embedding, embedding, pairs, draws=Draws(2))
     assert result.subjects == 500
 
 

@@ -6,7 +6,7 @@ import pytest
 from facetrain.embeddings.normalization import l2_normalize
 from facetrain.errors import PairsError
 from facetrain.verify.megaface import count_closer_distractors, mate_pairs, megaface_result
-from facetrain.verify.options import EvaluationOptions
+from facetrain.verify.options import Draws, EvaluationOptions
 from facetrain.verify.protocols import evaluate_set
 from facetrain.verify.sets.evaluation_sets import open_evaluation_set
 from tests.support.faces import embedder
@@ -30,8 +30,8 @@ def test_people_with_one_image_are_no_subjects_of_megaface():
     random = np.random.default_rng(0)
     unit, distractor = (l2_normalize(random.normal(size=(count, 4))) for count in (40, 30))
     subject = np.repeat(np.arange(10), 2)
-    expected = megaface_result(unit[:20], subject, distractor, replicates=60)
-    found = megaface_result(unit, np.concatenate([subject, np.arange(10, 30)]), distractor, replicates=60)
+    expected = megaface_result(unit[:20], subject, distractor, draws=Draws(60))
+    found = megaface_result(unit, np.concatenate([subject, np.arange(10, 30)]), distractor, draws=Draws(60))
     assert found.metrics == expected.metrics and found.interval == expected.interval
     assert found.subjects == 10
 
@@ -44,7 +44,7 @@ def test_probes_and_distractors_of_zeros_match_nobody_in_megaface():
     opposite = np.tile(np.float32([0, -1]), (5, 1))
     found = count_closer_distractors(unit, opposite, mate_pairs(np.zeros(3, int)), [3, 5])
     assert found.tolist() == [[3, 3, 0, 3, 3, 3], [5, 5, 0, 5, 5, 5]]
-    assert megaface_result(unit, np.zeros(3, int), nothing, replicates=0).rejected == 6
+    assert megaface_result(unit, np.zeros(3, int), nothing, draws=Draws(0)).rejected == 6
 
 
 def test_images_on_insightfaces_noise_lists_are_excluded_from_megaface(tmp_path):

@@ -5,15 +5,14 @@ from scipy.stats import norm, t
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.metrics.scored_pairs import pair_result
 from facetrain.verify.model_comparison import compare_results
+from facetrain.verify.options import Draws
 from tests.unit.verify.test_bootstrap import people
 
 
 def scored(noise, seed=0, subjects=80):
     pairs = people(np.random.default_rng(seed), subjects)
     moved = pairs.score_P + noise * np.random.default_rng(seed + 1000).normal(size=len(pairs.score_P))
-    return pair_result(
-        type(pairs)(moved, *list(vars(pairs).values())[1:]), protocol="x", replicates=300, seed=0
-    )
+    return pair_result(type(pairs)(moved, *list(vars(pairs).values())[1:]), protocol="x", draws=Draws(300, 0))
 
 
 def of_gaps(gap_R, difference, subjects):

@@ -5,6 +5,7 @@ import pytest
 
 from facetrain.verify.metrics.identification import Search, identification_result
 from facetrain.verify.metrics.scored_pairs import ScoredPairs, pair_result
+from facetrain.verify.options import Draws
 
 
 def result_with(impostors, genuine=200, replicates=20):
@@ -15,7 +16,7 @@ def result_with(impostors, genuine=200, replicates=20):
     pairs = ScoredPairs(
         score, same, 2 * np.arange(count), 2 * np.arange(count) + 1, np.arange(2 * count) % 97
     )
-    return score, same, pair_result(pairs, protocol="verification", replicates=replicates)
+    return score, same, pair_result(pairs, protocol="verification", draws=Draws(replicates))
 
 
 def test_the_fnmr_is_the_share_of_genuine_pairs_below_the_threshold_of_the_fmr():
@@ -48,7 +49,7 @@ def test_a_search_has_the_fnir_at_an_fpir():
     mate = np.where(mated, np.linspace(0.2, 0.9, 400), -np.inf)
     other = np.linspace(0, 0.5, 400)
     searched = Search(np.arange(400), mated, np.zeros(400, int), mate, other)
-    result = identification_result([searched], subjects=400, replicates=0)
+    result = identification_result([searched], subjects=400, draws=Draws(0))
     first, second = result.operating_points
     assert (first.name, first.remark) == ("fnir@1e-01", "")
     assert first.rate == pytest.approx(1 - result.metrics["tpir@1e-01"])

@@ -9,6 +9,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from facetrain.verify.evaluated_sets import EvaluatedSets
+from facetrain.verify.options import Draws
 from facetrain.verify.output.figures import figure_images, result_figures
 from facetrain.verify.output.report import write_report
 from facetrain.verify.sets.pair_set import PairSet
@@ -23,7 +24,7 @@ def found():
     pairs = PairSet("lfw", images, same)
     embedding_ND = np.random.default_rng(0).normal(size=(80, 8))
     embedding_ND[1::2][same] = embedding_ND[0::2][same] + 0.3 * embedding_ND[1::2][same]
-    result, _ = verification_result(embedding_ND, embedding_ND, pairs, replicates=20)
+    result, _ = verification_result(embedding_ND, embedding_ND, pairs, draws=Draws(20))
     return EvaluatedSets("r50 <script>alert(1)</script>", {"lfw": result}, {"lfw": pairs}, True)
 
 
@@ -106,7 +107,7 @@ def test_figure_images_are_drawn_for_good_and_bad_models(spread):
     embedding_ND = random.normal(size=(80, 8))
     embedding_ND[1::2][same] = embedding_ND[0::2][same] + spread * embedding_ND[1::2][same]
     pairs = PairSet("lfw", [], same, subject=np.arange(80))
-    result, _ = verification_result(embedding_ND, embedding_ND, pairs, replicates=0)
+    result, _ = verification_result(embedding_ND, embedding_ND, pairs, draws=Draws(0))
     images_of = figure_images(result)
     assert set(images_of) == {"roc", "det", "scores", "discard", "folds"}
     for pixels in images_of.values():

@@ -9,6 +9,7 @@ from facetrain.verify.metrics.group_summary import summarize_groups
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.metrics.scored_pairs import pair_result
 from facetrain.verify.metrics.slices import slice_groups
+from facetrain.verify.options import Draws
 from facetrain.verify.sets.slice_table import read_slice_table
 from tests.unit.verify.test_bootstrap import people
 
@@ -25,7 +26,7 @@ def impostors(pairs):
 def test_all_groups_share_one_threshold():
     pairs = people(np.random.default_rng(0), 60)
     value = np.random.default_rng(1).choice(["dark", "light"], len(pairs.same_P))
-    groups, _ = slice_groups(pairs, {"light": value}, 0.6, replicates=100)
+    groups, _ = slice_groups(pairs, {"light": value}, 0.6, draws=Draws(100))
     assert [group.value for group in groups] == ["dark", "light"]
     for group in groups:
         score, same = pairs.score_P[value == group.value], pairs.same_P[value == group.value]
@@ -41,7 +42,7 @@ def test_the_summary_of_groups_is_what_a_plain_loop_over_them_finds():
     pairs = people(np.random.default_rng(0), 80)
     value = np.random.default_rng(1).choice(["a", "b", "c", "a / b"], len(pairs.same_P))
     value = np.where(pairs.same_P & (value == "a / b"), "a", value)
-    groups, (summary,) = slice_groups(pairs, {"group": value}, 0.6, replicates=100)
+    groups, (summary,) = slice_groups(pairs, {"group": value}, 0.6, draws=Draws(100))
     errors, fmr, fnmr, fold_errors = [], [], [], []
     for name in "abc":
         score, same = pairs.score_P[value == name], pairs.same_P[value == name]
@@ -88,7 +89,7 @@ def test_without_errors_in_one_group_there_is_no_ratio():
 def test_a_group_without_impostors_has_no_false_match_rate():
     pairs = people(np.random.default_rng(0), 30)
     groups, summaries = slice_groups(
-        pairs, {"kind": np.where(pairs.same_P, "same", "other")}, 0.5, replicates=20
+        pairs, {"kind": np.where(pairs.same_P, "same", "other")}, 0.5, draws=Draws(20)
     )
     other, same = groups
     assert not summaries, "no two groups with genuine and impostor pairs"
@@ -174,7 +175,7 @@ def test_a_table_that_does_not_fit_is_refused(tmp_path, rows, message):
 
 def test_a_result_is_valid_json_with_a_short_curve():
     pairs = people(np.random.default_rng(0), 3000)
-    result = pair_result(pairs, protocol="verification", replicates=10)
+    result = pair_result(pairs, protocol="verification", draws=Draws(10))
     found = json.loads(json.dumps(result.as_json(), allow_nan=False))
     curve = found["curve"]
     assert len(curve["far"]) == len(curve["tar"]) == len(curve["threshold"]) <= 512

@@ -11,6 +11,7 @@ from facetrain.errors import ConfigError
 from facetrain.run.callbacks.evaluation import Evaluation
 from facetrain.telemetry.log import logger
 from facetrain.telemetry.recorder import Recorder
+from facetrain.verify.options import Draws
 from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.verification import verification_result
 from facetrain.verify.verifier import Verifier
@@ -70,7 +71,7 @@ def test_the_recorded_metrics_are_those_of_the_protocol(state, pairs):
     class Fixed:
         def __call__(self, model):
             embedding = np.random.default_rng(0).normal(size=(40, 8))
-            self.result, _ = verification_result(embedding, embedding, pairs, replicates=0)
+            self.result, _ = verification_result(embedding, embedding, pairs, draws=Draws(0))
             return [("lfw", self.result)]
 
     verifier, board = Fixed(), Board()
