@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import in_turn, memory_mib, run
+from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.metrics.fold_accuracy import THRESHOLDS, fold_accuracy
 from facetrain.verify.metrics.scored_pairs import ScoredPairs, pair_result
 from facetrain.verify.metrics.templates import pool_templates, score_pairs
-from facetrain.verify.options import Draws
 from facetrain.verify.sets.ijb import read_pair_list
 
 # Sizes of IJB-C's 1:1 protocol.

@@ -34,7 +34,7 @@ from facetrain.verify.calibration import (
     reachable_fmrs,
     sampled_images,
 )
-from facetrain.verify.options import Draws
+from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.sets.pair_set import load_pair_set
 
 _LEAST_SPREAD = 1e-6

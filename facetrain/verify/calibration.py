@@ -21,10 +21,10 @@ from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.errors import DataError, ModelError, UsageError
 from facetrain.models.model_file import THRESHOLDS_KEY
 from facetrain.verify.metrics import bootstrap
+from facetrain.verify.metrics.draws import DRAWS, Draws
 from facetrain.verify.metrics.operating_points import FMRS
 from facetrain.verify.metrics.result import Interval
 from facetrain.verify.metrics.roc import ROUNDING
-from facetrain.verify.options import DRAWS, Draws
 
 MAX_IMAGES = 50_000
 """Most images that are compared with each other; the people of a larger dataset are sampled."""

@@ -14,9 +14,9 @@ from facetrain.embeddings.embedding_files import Embeddings
 from facetrain.embeddings.exact_search import rescore, search_exactly, unit_rows
 from facetrain.embeddings.normalization import is_rejected
 from facetrain.verify.metrics import bootstrap
+from facetrain.verify.metrics.draws import DRAWS, Draws
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.metrics.scored_pairs import add_replicates
-from facetrain.verify.options import DRAWS, Draws
 
 RANKS = (1, 10)
 """Ranks that MegaFace reports."""

@@ -4,18 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class Draws:
-    """Bootstrap draws of subjects."""
-
-    number: int = 1000
-    """Number of draws; 0 gives no intervals."""
-    seed: int = 0
-
-
-DRAWS = Draws()
-"""The draws by default."""
+from facetrain.verify.metrics.draws import Draws
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import numpy as np
 from facetrain.embeddings.normalization import is_rejected
 from facetrain.verify.metrics import bootstrap
 from facetrain.verify.metrics.discard import pair_quality
+from facetrain.verify.metrics.draws import DRAWS, Draws
 from facetrain.verify.metrics.fold_accuracy import squared_distances
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.metrics.scored_pairs import (
@@ -19,7 +20,6 @@ from facetrain.verify.metrics.scored_pairs import (
     pair_result,
 )
 from facetrain.verify.metrics.slices import add_slices
-from facetrain.verify.options import DRAWS, Draws
 from facetrain.verify.sets.pair_set import PairSet, known_or_inferred_subjects
 from facetrain.verify.sets.slice_table import SliceTable
 

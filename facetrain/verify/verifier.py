@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.models.inference_network import inference_network
+from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.metrics.result import Result
-from facetrain.verify.options import Draws
 from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.verification import verification_result
 

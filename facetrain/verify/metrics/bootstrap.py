@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
+from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.metrics.pair_blocks import PairBlocks
 from facetrain.verify.metrics.roc import ROUNDING
-from facetrain.verify.options import Draws
 
 LEVEL = 0.95
 """Confidence level: the share of sets of other people whose interval contains the true value."""

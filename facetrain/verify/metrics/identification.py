@@ -20,11 +20,11 @@ import numpy as np
 
 from facetrain.embeddings.normalization import cosines, is_rejected
 from facetrain.verify.metrics import bootstrap
+from facetrain.verify.metrics.draws import DRAWS, Draws
 from facetrain.verify.metrics.operating_points import FPIRS
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.metrics.roc import Roc, roc, tar_at_far
 from facetrain.verify.metrics.scored_pairs import add_replicates
-from facetrain.verify.options import DRAWS, Draws
 
 RANKS = (1, 5, 10, 20)
 _NEEDS_MATES = "needs probes whose person is in the gallery; there are none"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from facetrain.verify.metrics import bootstrap
+from facetrain.verify.metrics.draws import DRAWS, Draws
 from facetrain.verify.metrics.fold_accuracy import FOLDS, FoldAccuracy, FoldSearch, grid_roc, mean_over_folds
 from facetrain.verify.metrics.pair_blocks import every_subject_once
 from facetrain.verify.metrics.result import HardPair, Histogram, Result
@@ -23,7 +24,6 @@ from facetrain.verify.metrics.roc import (
     threshold_at,
 )
 from facetrain.verify.metrics.score_scale import COSINE, ScoreScale
-from facetrain.verify.options import DRAWS, Draws
 
 _HARDEST = 50
 _HISTOGRAM_BINS = 200

@@ -10,13 +10,13 @@ import numpy as np
 
 from facetrain.verify.metrics import bootstrap
 from facetrain.verify.metrics.discard import discard_curve
+from facetrain.verify.metrics.draws import DRAWS, Draws
 from facetrain.verify.metrics.fold_accuracy import FOLDS, FoldSearch, fold_order, mean_over_folds
 from facetrain.verify.metrics.group_summary import RATES, Group, summarize_groups
 from facetrain.verify.metrics.pair_blocks import PairBlocks, every_subject_once
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.metrics.roc import tar_at_far, threshold_at
 from facetrain.verify.metrics.scored_pairs import NEEDS_BOTH_KINDS, ScoredPairs, needed_impostors
-from facetrain.verify.options import DRAWS, Draws
 
 _OUTCOMES = 4
 """Outcomes of a pair: impostor rejected, impostor accepted, genuine accepted, genuine rejected."""

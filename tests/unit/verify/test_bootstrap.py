@@ -11,12 +11,12 @@ from facetrain.verify.metrics.bootstrap import (
     interval,
     interval_quantiles,
 )
+from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.metrics.fold_accuracy import FoldSearch
 from facetrain.verify.metrics.roc import auc, equal_error_rate, roc, tar_at_far
 from facetrain.verify.metrics.scored_pairs import ScoredPairs, add_fold_accuracy, pair_result
 from facetrain.verify.metrics.slices import slice_groups
 from facetrain.verify.model_comparison import compare_results
-from facetrain.verify.options import Draws
 from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.sets.subjects import connected_subjects
 from facetrain.verify.verification import verification_result

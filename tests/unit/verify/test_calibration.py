@@ -16,7 +16,7 @@ from facetrain.verify.calibration import (
     sampled_images,
     stored_thresholds,
 )
-from facetrain.verify.options import Draws
+from facetrain.verify.metrics.draws import Draws
 from tests.support.faces import face
 from tests.support.models import write_model
 

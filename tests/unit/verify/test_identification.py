@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from facetrain.embeddings.normalization import REJECTED, is_rejected, l2_normalize
+from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.metrics.identification import Search, identification_result, search
-from facetrain.verify.options import Draws
 
 
 def small_set(seed, *, probes=40, entries=25, people=12):

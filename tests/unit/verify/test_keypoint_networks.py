@@ -25,7 +25,7 @@ from facetrain.models.export.export import export
 from facetrain.models.export.formats import FORMATS, ExportOptions
 from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import EmbeddingModel, open_model
-from facetrain.verify.options import Draws
+from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.sets.ijb import open_ijb
 from facetrain.verify.sets.pair_set import load_pair_set
 from facetrain.verify.verification import verification_result

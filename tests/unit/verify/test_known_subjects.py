@@ -5,7 +5,7 @@ import pytest
 
 from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.bin_tables import write_subjects
-from facetrain.verify.options import Draws
+from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.sets.known_subjects import TABLE, known_subjects
 from facetrain.verify.sets.pair_set import PairSet, known_or_inferred_subjects, load_pair_set
 from facetrain.verify.verification import verification_result

@@ -6,7 +6,8 @@ import pytest
 from facetrain.embeddings.normalization import l2_normalize
 from facetrain.errors import PairsError
 from facetrain.verify.megaface import count_closer_distractors, mate_pairs, megaface_result
-from facetrain.verify.options import Draws, EvaluationOptions
+from facetrain.verify.metrics.draws import Draws
+from facetrain.verify.options import EvaluationOptions
 from facetrain.verify.protocols import evaluate_set
 from facetrain.verify.sets.evaluation_sets import open_evaluation_set
 from tests.support.faces import embedder

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 from scipy.stats import norm, t
 
+from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.metrics.scored_pairs import pair_result
 from facetrain.verify.model_comparison import compare_results
-from facetrain.verify.options import Draws
 from tests.unit.verify.test_bootstrap import people
 
 

@@ -3,9 +3,9 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
+from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.metrics.identification import Search, identification_result
 from facetrain.verify.metrics.scored_pairs import ScoredPairs, pair_result
-from facetrain.verify.options import Draws
 
 
 def result_with(impostors, genuine=200, replicates=20):

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from facetrain.verify.evaluated_sets import EvaluatedSets
-from facetrain.verify.options import Draws
+from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.output.figures import figure_images, result_figures
 from facetrain.verify.output.report import write_report
 from facetrain.verify.sets.pair_set import PairSet

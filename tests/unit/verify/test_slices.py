@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from facetrain.errors import DataError
+from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.metrics.fold_accuracy import fold_accuracy, fold_order
 from facetrain.verify.metrics.group_summary import summarize_groups
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.metrics.scored_pairs import pair_result
 from facetrain.verify.metrics.slices import slice_groups
-from facetrain.verify.options import Draws
 from facetrain.verify.sets.slice_table import read_slice_table
 from tests.unit.verify.test_bootstrap import people
 

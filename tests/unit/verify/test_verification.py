@@ -3,9 +3,9 @@ import pytest
 from scipy.optimize import brentq
 from sklearn.metrics import roc_auc_score, roc_curve
 
+from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.metrics.fold_accuracy import THRESHOLDS, fold_accuracy
 from facetrain.verify.metrics.roc import auc, eer_threshold, equal_error_rate, roc, tar_at_far, threshold_at
-from facetrain.verify.options import Draws
 from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.verification import verification_result
 

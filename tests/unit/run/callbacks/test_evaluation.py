@@ -11,7 +11,7 @@ from facetrain.errors import ConfigError
 from facetrain.run.callbacks.evaluation import Evaluation
 from facetrain.telemetry.log import logger
 from facetrain.telemetry.recorder import Recorder
-from facetrain.verify.options import Draws
+from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.verification import verification_result
 from facetrain.verify.verifier import Verifier
