@@ -17,6 +17,11 @@ from facetrain.checkpoint.commit import complete_steps, step_folder
 
 CRAFTED = ("edit", "foreign", "rename", "re-sign")
 """Damages whose checkpoints are complete: checksums cannot tell them from saved ones."""
+_KINDS = [
+    "truncate", "flip", "flip", "append", "junk", "zeros", "delete", "swap", "link", "loop", "folder", "pipe",
+    "edit", "edit", "edit", "edit", "foreign", "rename", "re-sign", "re-sign", "delete folder", "link folder",
+    "file for folder",
+]  # fmt: skip
 _JUNK = [
     b"\0" * 64,
     b"\xff" * 64,
@@ -37,123 +42,105 @@ class Damager:
 
     def damage(self, run: Path) -> tuple[str, str]:
         """Apply one damage; return its kind and the role of its target."""
-        rng = self._rng
-        files = sorted(path for path in run.rglob("*") if path.is_file())
-        folders = [
-            run / "checkpoints",
-            *(step_folder(run / "checkpoints", s) for s in complete_steps(run / "checkpoints")),
-        ]
-        kind = rng.choice([
-            "truncate", "flip", "flip", "append", "junk", "zeros", "delete", "swap", "link", "loop", "folder", "pipe",
-            "edit", "edit", "edit", "edit", "foreign", "rename", "re-sign", "re-sign", "delete folder",
-            "link folder", "file for folder",
-        ])  # fmt: skip
+        rng, self._files = self._rng, sorted(path for path in run.rglob("*") if path.is_file())
+        checkpoints = run / "checkpoints"
+        folders = [checkpoints, *(step_folder(checkpoints, step) for step in complete_steps(checkpoints))]
         # By role: the many lines of the log would otherwise be damaged rarely, and the shards most of the time.
         roles: dict[str, list[Path]] = {}
-        for path in files:
+        for path in self._files:
             roles.setdefault(_role(path), []).append(path)
-        target = rng.choice(roles[rng.choice(sorted(roles))])
-        if kind in ("delete folder", "link folder", "file for folder"):
-            target = rng.choice(folders)
-        elif kind == "edit":
-            names = [
-                name
-                for name in sorted(roles)
-                if name.endswith((".json", ".jsonl", ".yaml", ".lock", "latest"))
-            ]
-            target = rng.choice(roles[rng.choice(names)])
-        elif kind == "re-sign":
-            target = rng.choice(sorted(folders[-1].glob("*.safetensors")))
-        elif kind in ("foreign", "rename"):
-            target = folders[-1]
+        documents = [name for name in roles if name.endswith((".json", ".jsonl", ".yaml", ".lock", "latest"))]
+        targets = dict.fromkeys(_KINDS, roles[rng.choice(sorted(roles))])
+        targets |= dict.fromkeys(("delete folder", "link folder", "file for folder"), folders)
+        targets |= dict.fromkeys(("foreign", "rename"), folders[-1:])
+        targets |= {"edit": roles[rng.choice(sorted(documents))]}
+        targets |= {"re-sign": sorted(folders[-1].glob("*.safetensors"))}
+        kind = rng.choice(_KINDS)
+        target = rng.choice(targets[kind])
         role = _role(target)
-        getattr(self, "_" + kind.replace(" ", "_").replace("-", "_"))(target, files)
+        getattr(self, "_" + kind.replace(" ", "_").replace("-", "_"))(target)
         return kind, role
 
-    def _truncate(self, path: Path, files: list[Path]) -> None:
+    def _truncate(self, path: Path) -> None:
         os.truncate(path, self._rng.randrange(path.stat().st_size + 1))
 
-    def _flip(self, path: Path, files: list[Path]) -> None:
+    def _flip(self, path: Path) -> None:
         data = bytearray(path.read_bytes())
-        for _ in range(self._rng.choice([1, 1, 8])):
-            if data:
-                data[self._rng.randrange(len(data))] ^= 1 << self._rng.randrange(8)
+        for _ in range(self._rng.choice([1, 1, 8]) if data else 0):
+            data[self._rng.randrange(len(data))] ^= 1 << self._rng.randrange(8)
         path.write_bytes(data)
 
-    def _append(self, path: Path, files: list[Path]) -> None:
+    def _append(self, path: Path) -> None:
         with path.open("ab") as file:
             file.write(self._rng.choice([*_JUNK, self._rng.randbytes(100), path.read_bytes()]))
 
-    def _junk(self, path: Path, files: list[Path]) -> None:
+    def _junk(self, path: Path) -> None:
         path.write_bytes(self._rng.choice([b"", *_JUNK, self._rng.randbytes(1000)]))
 
-    def _zeros(self, path: Path, files: list[Path]) -> None:
+    def _zeros(self, path: Path) -> None:
         data = bytearray(path.read_bytes())
         start = self._rng.randrange(len(data) + 1)
         data[start : start + 512] = bytes(len(data[start : start + 512]))
         path.write_bytes(data)
 
-    def _delete(self, path: Path, files: list[Path]) -> None:
+    def _delete(self, path: Path) -> None:
         path.unlink()
 
-    def _swap(self, path: Path, files: list[Path]) -> None:
-        other = self._rng.choice(files)
+    def _swap(self, path: Path) -> None:
+        other = self._rng.choice(self._files)
         mine, theirs = path.read_bytes(), other.read_bytes()
         path.write_bytes(theirs)
         other.write_bytes(mine)
 
-    def _link(self, path: Path, files: list[Path]) -> None:
+    def _link(self, path: Path) -> None:
         path.unlink()
-        # A readable file outside the run, which no reader and no resumed run may change.
+        # The bystander: a readable file outside the run, which no reader and no resumed run may change.
         outside = str(self._bystander)
-        path.symlink_to(
-            self._rng.choice(
-                [outside, outside, "/dev/zero", "nowhere", str(self._other), "..", files[0].name]
-            )
-        )
+        names = [outside, outside, "/dev/zero", "nowhere", str(self._other), "..", self._files[0].name]
+        path.symlink_to(self._rng.choice(names))
 
-    def _loop(self, path: Path, files: list[Path]) -> None:
+    def _loop(self, path: Path) -> None:
         path.unlink()
         path.symlink_to(path.name)
 
-    def _folder(self, path: Path, files: list[Path]) -> None:
+    def _folder(self, path: Path) -> None:
         path.unlink()
         path.mkdir()
 
-    def _pipe(self, path: Path, files: list[Path]) -> None:
+    def _pipe(self, path: Path) -> None:
         path.unlink()
         os.mkfifo(path)
 
-    def _foreign(self, path: Path, files: list[Path]) -> None:
+    def _foreign(self, path: Path) -> None:
         steps = complete_steps(self._other / "checkpoints")
         source = step_folder(self._other / "checkpoints", self._rng.choice(steps))
         target = path.parent / source.name
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(source, target)
 
-    def _rename(self, path: Path, files: list[Path]) -> None:
+    def _rename(self, path: Path) -> None:
         path.rename(step_folder(path.parent, self._rng.choice([1, 17, 23, 10**12])))
 
-    def _delete_folder(self, path: Path, files: list[Path]) -> None:
+    def _delete_folder(self, path: Path) -> None:
         shutil.rmtree(path)
 
-    def _link_folder(self, path: Path, files: list[Path]) -> None:
+    def _link_folder(self, path: Path) -> None:
         shutil.rmtree(path)
         path.symlink_to(self._rng.choice([path.name, ".", "/", str(self._other)]))
 
-    def _file_for_folder(self, path: Path, files: list[Path]) -> None:
+    def _file_for_folder(self, path: Path) -> None:
         shutil.rmtree(path)
         path.write_bytes(b"file")
 
-    def _edit(self, path: Path, files: list[Path]) -> None:
+    def _edit(self, path: Path) -> None:
         """Change a value, as another version or a person would; a manifest gets the right checksum again."""
         rng, text = self._rng, path.read_text(errors="replace")
         if path.name == manifests.MANIFEST:
             body = json.loads(text)
-            version = body.pop("format"), body.pop("sha256")
-            self._change(body)
-            number = rng.choice([version[0], version[0], 0, 2, 99, "1", None])
-            path.write_text(json.dumps({"format": number, "sha256": manifests.checksum(body)} | body))
+            body["format"] = rng.choice([body["format"], body["format"], 0, 2, 99, "1", None])
+            inner = {key: value for key, value in body.items() if key not in ("format", "sha256")}
+            self._change(inner)
+            _write_manifest(path, {"format": body["format"]} | inner)
         elif path.name == "latest":
             names = ["step_00000004", "step_99999999", "../../x", "/etc/passwd", "", "step_00000004\n\n"]
             path.write_text(rng.choice(names))
@@ -186,7 +173,7 @@ class Damager:
                 "\x1b[2J", [], {}, True, False, [1, 2], [[]] * 50, {"a": {"b": 1}},
             ])  # fmt: skip
 
-    def _re_sign(self, path: Path, files: list[Path]) -> None:
+    def _re_sign(self, path: Path) -> None:
         """Change a shard, and the checksums of its manifest too, as a faulty program that writes checkpoints would."""
         rng, data = self._rng, bytearray(path.read_bytes())
         (length,) = struct.unpack_from("<Q", data)
@@ -216,11 +203,16 @@ class Damager:
         path.write_bytes(data)
         manifest = path.parent / manifests.MANIFEST
         body = json.loads(manifest.read_text())
-        version = body.pop("format"), body.pop("sha256")
         for entry in body["files"]:
             if entry["name"] == path.name:
                 entry |= {"size": len(data), "sha256": manifests.sha256_of(path)}
-        manifest.write_text(json.dumps({"format": version[0], "sha256": manifests.checksum(body)} | body))
+        _write_manifest(manifest, body)
+
+
+def _write_manifest(path: Path, manifest: dict[str, Any]) -> None:
+    """Write a manifest with its right checksum."""
+    body = {key: value for key, value in manifest.items() if key not in ("format", "sha256")}
+    path.write_text(json.dumps({"format": manifest["format"], "sha256": manifests.checksum(body)} | body))
 
 
 def _role(path: Path) -> str:
