@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
 
 import cv2
 import numpy as np
+
+from tests.support.exif import turned_jpeg
 
 Plant = Callable[[np.ndarray], bytes]
 """Stores an image, uint8 (H, W, 3) RGB, with an error."""
@@ -34,9 +35,7 @@ def turned(turns: int) -> Plant:
 
 def with_exif_turn(image: np.ndarray) -> bytes:
     """Store an image with the EXIF orientation 6."""
-    tiff = b"MM\x00*\x00\x00\x00\x08\x00\x01" + struct.pack(">HHIHH", 274, 3, 1, 6, 0) + bytes(4)
-    exif = b"Exif\0\0" + tiff
-    return b"\xff\xd8\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif + jpeg(image)[2:]
+    return turned_jpeg(image, 6)
 
 
 def gray(image: np.ndarray) -> bytes:
