@@ -12,20 +12,24 @@ from tests.support.command import environment
 INTERRUPTED_IMPORT = """
 import runpy, sys
 
+class Finalized:
+    def __del__(self):
+        raise KeyboardInterrupt
+
 class Interrupt:
     def find_spec(self, name, path=None, target=None):
         if name == "typer":
-            raise KeyboardInterrupt
+            {interrupt}
 
 sys.meta_path.insert(0, Interrupt())
 runpy.run_module("facetrain", run_name="__main__")
 """
 
 
-def test_ctrl_c_during_the_imports_is_an_interruption():
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED_IMPORT], env=environment(), capture_output=True, text=True
-    )
+@pytest.mark.parametrize("interrupt", ["raise KeyboardInterrupt", "Finalized()"])
+def test_ctrl_c_during_the_imports_is_an_interruption_even_where_python_drops_exceptions(interrupt):
+    program = INTERRUPTED_IMPORT.format(interrupt=interrupt)
+    done = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
 
 
