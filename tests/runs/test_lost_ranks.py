@@ -16,7 +16,7 @@ from facetrain.data.formats.bin import write_bin
 from tests.runs.test_training import checked, metrics
 from tests.support.command import ROOT, facetrain, start
 from tests.support.datasets import encoded_image
-from tests.support.processes import descendants, kill, ranks_of, wait_until_gone
+from tests.support.processes import descendants, kill, ranks_of, shared_memory_of, wait_until_gone
 
 LONG = ["--set", "train.max_steps=100000", "--set", "train.epochs=100000"]
 
@@ -103,6 +103,7 @@ def started_run(describe, tmp_path):
         process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_after_the_restart_of_a_killed_rank_the_metrics_equal_those_of_an_uninterrupted_run(
     describe, tmp_path, started_run, ranks
@@ -123,22 +124,23 @@ def test_after_the_restart_of_a_killed_rank_the_metrics_equal_those_of_an_uninte
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["agent", "rank"])
 def test_no_process_outlives_its_run(started_run, victim):
-    memory = set(Path("/dev/shm").iterdir())
     folder, process = started_run(*LONG)
     processes = descendants(process.pid)
     ranks = ranks_of(process.pid)
     assert len(processes) > len(ranks) == 2, "there must be reading processes, too"
     wait_for_checkpoint(folder)
+    memory = shared_memory_of(processes)
     kill([process.pid if victim == "agent" else ranks[1]])
     assert not wait_until_gone(processes, 40)
     _, stderr = process.communicate(timeout=60)
-    assert set(Path("/dev/shm").iterdir()) <= memory
+    assert not any(path.exists() for path in memory)
     Checkpoint.open(folder).verify()
     if victim == "rank":
         assert f"error: rank 1 (process {ranks[1]}) was ended by SIGKILL" in stderr
         assert stderr.count("error:") == 1 and "Traceback" not in stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "head",
     [

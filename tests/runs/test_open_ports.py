@@ -30,7 +30,7 @@ def all_of(process):
 @pytest.mark.parametrize(
     "options",
     [
-        ("--nproc-per-node", 2, "--max-restarts", 1),
+        pytest.param(("--nproc-per-node", 2, "--max-restarts", 1), marks=pytest.mark.slow),
         pytest.param(("--nnodes", "1:2", "--rdzv-endpoint", "localhost:29417"), marks=pytest.mark.long),
         pytest.param(("--nproc-per-node", 2, "--rdzv-endpoint", "localhost:0"), marks=pytest.mark.long),
     ],

@@ -16,7 +16,7 @@ import pytest
 from facetrain.checkpoint.load import Checkpoint
 from tests.runs.test_lost_ranks import BLOCKED_BY_SIGUSR2, LONG, wait_for_step
 from tests.support.command import ROOT, environment, facetrain, restore_signals
-from tests.support.processes import descendants, kill, wait_until_gone
+from tests.support.processes import descendants, kill, shared_memory_of, wait_until_gone
 
 
 @pytest.fixture
@@ -171,13 +171,13 @@ def test_a_second_ctrl_c_ends_even_a_process_that_hangs_at_once(started):
 
 @pytest.mark.slow
 def test_nothing_is_left_of_a_process_that_is_killed(started):
-    memory = set(Path("/dev/shm").iterdir())
     process, folder = started()
     wait_for_step(folder, 2, process)
     there = descendants(process.pid)
+    memory = shared_memory_of([process.pid, *there])
     kill([process.pid])
     assert there and not wait_until_gone(there, 20)
-    assert set(Path("/dev/shm").iterdir()) <= memory
+    assert not any(path.exists() for path in memory)
 
 
 @pytest.mark.slow

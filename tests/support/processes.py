@@ -43,6 +43,12 @@ def ranks_of(agent: int) -> dict[int, int]:
     return ranks
 
 
+def shared_memory_of(pids: Iterable[int]) -> set[Path]:
+    """Return the files in /dev/shm that processes have mapped."""
+    lines = [line for pid in pids for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    return {Path(line.split(maxsplit=5)[5]) for line in lines if " /dev/shm/" in line}
+
+
 def is_alive(pid: int) -> bool:
     """Return whether a process runs. A process that has ended, but was not waited for, does not."""
     try:
