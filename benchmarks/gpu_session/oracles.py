@@ -18,16 +18,17 @@ _ROUNDING = 5e-2
 
 
 def self_test(device: str, precision: str, failures: list[str]) -> Rows:
-    """Yield what the kernels' own check says, with which a run decides whether it uses them."""
+    """Yield the verdict of the self-test with which a run decides whether it uses the kernels."""
     import torch
 
-    from facetrain.backbone.kernels.self_check import why_unusable
+    from facetrain.training.kernel_verdicts import agree_on_kernels
 
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    reason = why_unusable(torch.device(device), dtypes[precision])
-    yield row(f"fused trunk, {precision}", "verdict", reason or "usable")
-    if reason:
-        failures.append(f"fused trunk, {precision}: {reason}")
+    for part in ("trunk", "head"):
+        reason = agree_on_kernels(part, torch.device(device), dtypes[precision])
+        yield row(f"{part}, {precision}", "verdict", reason or "usable")
+        if reason:
+            failures.append(f"{part}, {precision}: {reason}")
 
 
 def run_test(device: str, test: str, failures: list[str]) -> Rows:

@@ -26,7 +26,7 @@ from facetrain.bench.workloads import BackboneWorkload, Turns, in_turn, result_o
 from facetrain.cpu_cores import usable_cores
 from facetrain.distributed.process_setup import keep_freed_memory
 from facetrain.distributed.spawn import HelperContext
-from facetrain.errors import UsageError
+from facetrain.errors import ConfigError, UsageError
 from facetrain.telemetry.memory import peak_gib
 from facetrain.training.fused_trunk import choose_trunk
 from facetrain.training.precision import InPrecision, memory_format_for
@@ -146,6 +146,8 @@ def _prepared_step(workload: BackboneWorkload, name: str) -> Callable[[], None]:
         backbone, train.precision, device, memory_format=memory_format, compile=train.compile
     )
     choose_trunk(network, train.fused, checkpoint_activations=False)
+    if train.fused == "on" and network.fused_trunk is None:
+        raise ConfigError(network.remark)  # another trunk than the variant's would be measured
     optimizer = torch.optim.SGD(
         [parameter for parameter in backbone.parameters() if parameter.requires_grad],
         lr=_LR,

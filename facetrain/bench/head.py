@@ -36,6 +36,8 @@ from facetrain.head.settings import HeadSettings, MarginSettings
 from facetrain.optim.settings import OptimSettings
 from facetrain.progress import ProgressCallback, ignore_progress
 from facetrain.run.build.head import product_dtype
+from facetrain.telemetry.log import warn
+from facetrain.training.choose_kernels import choose_head_kernels
 
 # The published ArcFace recipe (arcface_torch's configs), the same for every variant.
 SCALE, MARGIN, MOMENTUM, WEIGHT_DECAY, LR = 64.0, 0.5, 0.9, 5e-4, 0.1
@@ -120,6 +122,8 @@ class MarginHeadStep:
             embedding_size=embedding_size,
             num_classes=num_classes,
         )
+        if reason := choose_head_kernels([self._head], torch.device(device)):
+            warn(f"the head runs without its kernels: {reason}")
         self._steps_taken = 0
 
     def __call__(self, embedding_BD: Tensor, label_B: Tensor) -> None:

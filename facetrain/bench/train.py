@@ -35,8 +35,8 @@ from facetrain.run.build.backbone import describe_model
 from facetrain.run.build.parts import build_augment, build_state, count_workers
 from facetrain.run.build.step_schedule import local_batch_size, schedule_steps
 from facetrain.telemetry.memory import peak_gib
+from facetrain.training.choose_kernels import choose_kernels
 from facetrain.training.deterministic import deterministic_algorithms
-from facetrain.training.fused_trunk import choose_trunk
 from facetrain.training.precision import tf32_convolutions
 from facetrain.training.profile import RECORDED_STEPS, Profile, StepProfiler
 from facetrain.training.state import TrainState
@@ -126,9 +126,7 @@ def build_run(
     """Build network, head and optimizers as `facetrain train` does, with `num_classes` classes."""
     schedule = schedule_steps(config, _ENDLESS, world.size)
     state = build_state(config, world, num_classes, schedule, scratch, source)
-    choose_trunk(
-        state.network, config.train.fused, checkpoint_activations=config.model.checkpoint_activations
-    )
+    choose_kernels(state, config.train.fused, checkpoint_activations=config.model.checkpoint_activations)
     network = wrap_in_ddp(
         state.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -55,12 +55,3 @@ def multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return 132
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-def launch_error(check: Callable[[], object]) -> str:
-    """Call a function that launches kernels once; return in one line why it failed, "" if it did not."""
-    try:
-        check()
-    except Exception as error:  # of Triton, the C compiler or the driver: they have no common type
-        return " ".join(str(error).split())[:200] or type(error).__name__
-    return ""

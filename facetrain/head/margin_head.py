@@ -93,10 +93,19 @@ class MarginHead(BaseHead):
         fused = fused_chunks_available(
             self.device, self.margin, self._loss, settings.sub_centers, run.product_dtype
         )
-        self.chunk_type = FusedChunk if fused else Chunk
+        self.chunk_type: type[Chunk] = FusedChunk if fused else Chunk
         self._nearest = NearestCount()
         self._step, self._lr = 0, 0.0
         self._loss_scale: Tensor | None = None
+
+    @property
+    def uses_kernels(self) -> bool:
+        """Whether Triton kernels compute the logits, or update the centers."""
+        return self.chunk_type is FusedChunk or self._optimizer.one_pass
+
+    def avoid_kernels(self) -> None:
+        """Compute with PyTorch's operations from now on: the kernels do not work on this machine."""
+        self.chunk_type, self._optimizer.one_pass = Chunk, False
 
     def _allocate_tables(self) -> RowTables:
         """Return the tables of the centers and of the optimizer's moments."""

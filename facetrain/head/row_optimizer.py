@@ -177,6 +177,6 @@ def one_pass_available(
         return False
     if importlib.util.find_spec("triton") is None or torch.cuda.get_device_capability(device) < (8, 0):
         return False
-    from facetrain.head.kernels.center_update import LARGEST_SIZE, can_launch
+    from facetrain.head.kernels.center_update import LARGEST_SIZE
 
-    return embedding_size <= LARGEST_SIZE and can_launch(device)
+    return embedding_size <= LARGEST_SIZE

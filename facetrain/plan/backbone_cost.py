@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -54,11 +55,12 @@ def runs_fused(config: Config, *, cuda: bool = True) -> bool:
     False without Triton on this machine: then they cannot be counted.
     """
     train, gpu = config.train, torch.device("cuda")
-    if not cuda or train.fused != "on" or train.compile != "off":
+    if not cuda or train.fused == "off" or importlib.util.find_spec("triton") is None:
         return False
     net = _training_network(config.model, config.data.image_size)
     layout = memory_format_for(net, gpu, channels_last=train.channels_last)
     network = InPrecision(net, train.precision, gpu, memory_format=layout)
+    network.compile_mode = train.compile  # without the compiler itself
     return not why_not_fused(network, config.model.checkpoint_activations)
 
 

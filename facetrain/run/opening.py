@@ -36,7 +36,7 @@ def _opening_line(run: PreparedRun) -> str:
         f"{config.model.backbone}{_remark(run)}, {config.head.margin.type}; {schedule.total_steps:,} steps of "
         f"{sizes} images on {world.size} × {world.device.type} in {trained}"
         + (f", verified in {verified}" if run.sets and verified != trained else "")
-        + f"; {run.state.network.describe_execution()}"
+        + f"; {run.state.describe_execution()}"
         + (f"; resuming from step {step:,}" if step else "")
     )
 

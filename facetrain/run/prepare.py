@@ -45,7 +45,7 @@ from facetrain.run.folder.data_digests import check_inputs, digest_inputs
 from facetrain.run.folder.lock import RunLock
 from facetrain.run.start_checks import check_start
 from facetrain.telemetry.log import LogFile, log_to, warn
-from facetrain.training.fused_trunk import choose_trunk
+from facetrain.training.choose_kernels import choose_kernels
 from facetrain.training.state import TrainState
 from facetrain.verify.sets.pair_set import PairSet
 
@@ -140,9 +140,7 @@ def prepare_run(
         state = build_state(built, world, source.num_classes, schedule, folder, source)
         state.head.check_labels(source.labels)
     # Apart from the block above: ranks exchange whether they can use the kernels, and all must take part.
-    choose_trunk(
-        state.network, config.train.fused, checkpoint_activations=config.model.checkpoint_activations
-    )
+    choose_kernels(state, config.train.fused, checkpoint_activations=config.model.checkpoint_activations)
     network = wrap_in_ddp(
         state.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
     )
@@ -160,7 +158,8 @@ def prepare_run(
                 warnings += _continue_folder(folder, checkpoint, run_id, accept_foreign=accept_foreign)
                 epoch = schedule.progress(checkpoint.step) / schedule.steps_per_epoch
                 warnings += describe_batch_change(checkpoint, schedule.global_batch_size, epoch)
-            write_run_files(folder, world, dump_config(config), run_id)
+            execution = state.describe_execution()
+            write_run_files(folder, world, dump_config(config), run_id, execution=execution)
     log = log_to(folder / "log.txt", world.rank)
     for warning in warnings:
         warn(warning)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import nullcontext
 from functools import partial
 
+from torch import Tensor
+
 from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.config.loading import dump_config
 from facetrain.data.loading.staged_loader import StagedLoader
@@ -17,6 +19,7 @@ from facetrain.run.build.parts import build_augment, build_learning_check, build
 from facetrain.run.callbacks.checkpointing import Checkpointing, Stopping
 from facetrain.run.callbacks.evaluation import Evaluation
 from facetrain.run.callbacks.logging import Logging
+from facetrain.run.folder.create import record_execution
 from facetrain.run.loop import Callbacks, fit
 from facetrain.run.opening import report_start
 from facetrain.run.outputs import RunOutputs, open_outputs
@@ -24,6 +27,7 @@ from facetrain.run.prepare import PreparedRun
 from facetrain.run.results import model_metadata, write_divergence, write_results, write_skipped_images
 from facetrain.telemetry.log import warn
 from facetrain.telemetry.recorder import RunEnd
+from facetrain.training.fused_trunk import compare_trunks
 from facetrain.training.profile import RECORDED_STEPS, WARM_UP_STEPS, Profile, StepProfiler
 from facetrain.training.step import TrainStep
 from facetrain.verify.verifier import Verifier
@@ -45,7 +49,12 @@ def train_prepared(run: PreparedRun, *, profile: bool = False) -> int:
         report_start(run, outputs)
     # The loader first: its processes read the first images while the rest is built and the network is verified.
     loader = build_loader(config, run.world, run.source, schedule, workers=run.workers, start_step=first_step)
-    step = TrainStep(run.network, build_augment(config), max_skipped_steps=config.train.max_skipped_steps)
+    step = TrainStep(
+        run.network,
+        build_augment(config),
+        max_skipped_steps=config.train.max_skipped_steps,
+        on_first_images=partial(_compare_trunks, run) if state.network.fused_trunk is not None else None,
+    )
     profiler = _build_profiler(run, outputs) if profile else None
     end: RunEnd = "failed"
     with StopRequest() as stop_request:
@@ -95,6 +104,15 @@ def train_prepared(run: PreparedRun, *, profile: bool = False) -> int:
         return 128 + stopping.signal  # as a shell reports a process that a signal has ended
     write_results(run, skipped, has_learned=callbacks.logging.has_learned)
     return 0
+
+
+def _compare_trunks(run: PreparedRun, image_BCHW: Tensor) -> None:
+    """Compare the fused trunk with the plain one on the first images, and report if it is not used. Collective."""
+    if compare_trunks(run.state.network, image_BCHW):
+        execution = run.state.describe_execution()
+        if run.world.is_leader:
+            warn(execution)
+            record_execution(run.folder, execution)
 
 
 def _build_logging(run: PreparedRun, outputs: RunOutputs, step: TrainStep, loader: StagedLoader) -> Logging:

@@ -92,7 +92,8 @@ class Distillation(nn.Module):
         self.teacher, self._loss, self._weight = teacher, loss, weight
         self.margin_weight = margin_weight
         """Factor on the margin loss of the trained centers."""
-        self._centers = centers
+        self.centers = centers
+        """Head with the class centers of the teacher; None without one."""
         self.projection: nn.Linear | None = None
         if loss != "relational" and teacher.embedding_size != embedding_size:
             self.projection = nn.Linear(embedding_size, teacher.embedding_size, bias=False)
@@ -101,13 +102,13 @@ class Distillation(nn.Module):
 
     def begin_step(self, step: int) -> None:
         """Start a step: draw the classes whose centers take part in it."""
-        if self._centers is not None:
-            self._centers.begin_step(step, lr=0.0)
+        if self.centers is not None:
+            self.centers.begin_step(step, lr=0.0)
 
     def expect_labels(self, label_B: Tensor) -> None:
         """Start to gather the labels of the next call, as `MarginHead.expect_labels`. Collective."""
-        if self._centers is not None:
-            self._centers.expect_labels(label_B)
+        if self.centers is not None:
+            self.centers.expect_labels(label_B)
 
     def forward(self, batch: Batch, image_BCHW: Tensor, embedding_BD: Tensor) -> tuple[Tensor, Tensor]:
         """Return this rank's weighted loss, with gradient, and the loss of the global batch, without. Collective.
@@ -119,24 +120,24 @@ class Distillation(nn.Module):
         """
         teacher_BT = self.teacher(batch, image_BCHW)
         projected_BT = embedding_BD if self.projection is None else self.projection(embedding_BD)
-        if self._centers is not None:
+        if self.centers is not None:
             follows = self._loss == "adaptive_centers"
             gathered = start_teacher_gather(projected_BT, teacher_BT) if follows else None
-            loss = self._centers(projected_BT, batch.label_B, gathered)
+            loss = self.centers(projected_BT, batch.label_B, gathered)
             return self._weight * loss, loss.detach()
         value = LOSSES[self._loss](projected_BT, teacher_BT)
         return self._weight * value, collectives.sum_(value.detach().clone()) / collectives.world_size()
 
     def row_states(self) -> Iterator[dict[str, Tensor]]:
         """Yield the tables of class centers to save beside each trained head's; none if they do not change."""
-        if self._centers is not None and self._loss == "adaptive_centers":
-            for part in head_parts(self._centers):
+        if self.centers is not None and self._loss == "adaptive_centers":
+            for part in head_parts(self.centers):
                 yield {_ROWS + name: table for name, table in part.head.row_state().items()}
 
     def state(self) -> dict[str, Tensor]:
         """Return what a checkpoint holds beside the tables: projection, margin's averages, digest of the teacher."""
         digest = torch.frombuffer(bytearray(self.teacher.digest.encode()), dtype=torch.uint8)
-        margin = self._centers.state() if self._centers is not None else {}
+        margin = self.centers.state() if self.centers is not None else {}
         # The tables are read only if the checkpoint is of a run with the same loss.
         loss = torch.frombuffer(bytearray(self._loss.encode()), dtype=torch.uint8)
         return {
@@ -167,14 +168,14 @@ class Distillation(nn.Module):
             self.load_state_dict(
                 {name: value for name, value in saved.items() if name.startswith("projection.")}
             )
-        if self._centers is None or _text(saved["loss"]) != self._loss:
+        if self.centers is None or _text(saved["loss"]) != self._loss:
             return
         prefix = "centers."
-        self._centers.load_state(
+        self.centers.load_state(
             {name.removeprefix(prefix): value for name, value in saved.items() if name.startswith(prefix)}
         )
         if self._loss == "adaptive_centers":
-            self._centers.load_rows(lambda name, start, stop: read_rows(_ROWS + name, start, stop))
+            self.centers.load_rows(lambda name, start, stop: read_rows(_ROWS + name, start, stop))
 
 
 def _text(encoded: Tensor) -> str:

@@ -2,45 +2,48 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from facetrain.backbone.iresnet import IResNet
 from facetrain.distributed import collectives
 from facetrain.distributed.sync_batch_norm import StatisticsAcrossRanks
 from facetrain.errors import ConfigError
 from facetrain.optim.frozen_parts import has_frozen_batch_norm
+from facetrain.training.kernel_verdicts import agree_on_kernels
 from facetrain.training.precision import InPrecision
+from facetrain.training.trunk_comparison import trunk_difference
+
+_COMPARED_SHARE = 4
+"""One in so many images of a micro-batch is compared: the plain trunk keeps twice as many activations, and in float32
+each has twice the bytes, so the comparison needs no more memory than the step."""
 
 
 def choose_trunk(network: InPrecision, fused: str, *, checkpoint_activations: bool) -> None:
-    """Let the training steps of a network run on the fused trunk if `fused` is `on`. Collective.
+    """Let the training steps of a network run on the fused trunk if `fused` asks for it and it works. Collective.
 
-    All ranks take the same trunk: synchronized batch norms exchange other messages in each.
+    All ranks take the same trunk: synchronized batch norms exchange other messages in each. `network.remark` says why
+    it is the plain one.
 
     Args:
         network: the network on its device, its batch norms synchronized already if they are to be.
-        fused: value of `train.fused`. `auto` takes the plain trunk: it must not start kernels that nothing has
-            verified on this machine.
+        fused: value of `train.fused`.
         checkpoint_activations: whether blocks are recomputed as a whole in the backward pass.
 
     Raises:
-        ConfigError: `fused` is `on`, and the trunk cannot be used on some rank. All ranks raise it.
+        ConfigError: `fused` is `on`, and other keys of the config exclude the fused trunk.
     """
-    if fused == "auto":
-        network.remark = (
-            "train.fused: auto is off, because no self-test has verified the kernels on this machine"
-        )
-    if fused != "on":
+    if fused == "off":
         return
-    # Every rank takes part, also one that lacks Triton.
-    reasons = collectives.gather_json(_why_unusable(network, checkpoint_activations))
-    for rank, reason in enumerate(reasons):
-        if reason:
-            place = f" on rank {rank}" if len(set(reasons)) > 1 else ""
-            raise ConfigError(f"train.fused: on is not possible{place}: {reason}; set it to off")
+    reason = why_not_fused(network, checkpoint_activations)
+    if reason and fused == "on":
+        raise ConfigError(f"train.fused: on is not possible: {reason}; set it to off")
+    if not reason:
+        assert network.dtype is not None
+        reason = agree_on_kernels("trunk", network.device, network.dtype)
+    if reason:
+        network.remark = f"train.fused: {fused} has no effect: {reason}"
+        return
     from facetrain.backbone.fused_iresnet import FusedTrunk
 
     assert isinstance(network.backbone, IResNet)
@@ -48,36 +51,40 @@ def choose_trunk(network: InPrecision, fused: str, *, checkpoint_activations: bo
     network.fused_trunk = FusedTrunk(network.backbone, StatisticsAcrossRanks() if synchronized else None)
 
 
-def _why_unusable(network: InPrecision, checkpoint_activations: bool) -> str:
-    """Return why this rank cannot use the fused trunk, "" if it can."""
-    if reason := why_not_fused(network, checkpoint_activations):
-        return reason
-    from facetrain.backbone.kernels.self_check import why_unusable
+def compare_trunks(network: InPrecision, image_BCHW: Tensor) -> str:
+    """Compare the fused trunk with the plain one on the first images; take the plain one if they differ. Collective.
 
-    assert network.dtype is not None
-    return why_unusable(network.device, network.dtype)
+    All ranks take it if one of them finds a difference. Returns the reason, "" if there is none.
+
+    Args:
+        network: network in training mode, with a fused trunk.
+        image_BCHW: normalized images of a micro-batch.
+    """
+    assert network.fused_trunk is not None and network.dtype is not None
+    image_BCHW = image_BCHW[: max(len(image_BCHW) // _COMPARED_SHARE, 2)]
+    image_BCHW = image_BCHW.contiguous(memory_format=network.memory_format)
+    found = trunk_difference(network.backbone, network.fused_trunk, image_BCHW, network.dtype)
+    reasons = collectives.gather_json(found)
+    reason = next((f"{text} (on rank {rank})" for rank, text in enumerate(reasons) if text), "")
+    if reason:
+        network.fused_trunk = None
+        network.remark = f"train.fused has no effect: in the first step, {reason}"
+    return reason
 
 
 def why_not_fused(network: InPrecision, checkpoint_activations: bool) -> str:
-    """Return why a network has no fused trunk whatever the GPU, "" if it has one."""
+    """Return why a config excludes the fused trunk, "" if it does not."""
     backbone = network.backbone
-    if not isinstance(backbone, IResNet):
-        return "only r18 to r2060 and iresnet have a fused trunk"
-    if backbone.subsample_shortcut:
-        return "the fused blocks have a convolution in every shortcut, and ir18 to ir101 do not"
-    if network.dtype is None:
-        return "train.precision is fp32, and the kernels are for bf16 and fp16"
-    if network.memory_format != torch.channels_last:
-        return "the kernels read the channels_last layout, and train.channels_last is false"
-    if network.compile_mode != "off":
-        return "train.compile compiles the same blocks"
-    if checkpoint_activations:
-        return "model.checkpoint_activations recomputes the same blocks"
-    if has_frozen_batch_norm(backbone):
-        return (
-            "the kernels use the statistics of each batch, and model.freeze, model.lora or model.train_batch_norm "
-            "fixes them"
-        )
-    if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed"
-    return ""
+    subsamples = isinstance(backbone, IResNet) and backbone.subsample_shortcut
+    is_nchw = network.memory_format != torch.channels_last
+    fixed = "model.freeze, model.lora or model.train_batch_norm fixes"
+    reasons = (
+        (not isinstance(backbone, IResNet), "only r18 to r2060 and iresnet have a fused trunk"),
+        (subsamples, "the fused blocks have a convolution in every shortcut, and ir18 to ir101 do not"),
+        (network.dtype is None, "train.precision is fp32, and the kernels are for bf16 and fp16"),
+        (is_nchw, "the kernels read the channels_last layout, and train.channels_last is false"),
+        (network.compile_mode != "off", "train.compile compiles the same blocks"),
+        (checkpoint_activations, "model.checkpoint_activations recomputes the same blocks"),
+        (has_frozen_batch_norm(backbone), f"the kernels use the statistics of each batch, and {fixed} them"),
+    )
+    return next((reason for applies, reason in reasons if applies), "")

@@ -91,8 +91,9 @@ class TrainSettings(Settings):
     leading one instead of 23): several times faster; PyTorch's default, too. Products of matrices are never rounded."""
     fused: Switch = "off"
     """Run batch norm, PReLU and residual addition of an IResNet as fused Triton kernels: less memory traffic, half of
-    the activations. on: refused where the kernels do not agree with PyTorch at the start of the run. auto: off, until
-    a self-test has verified the kernels on the machine."""
+    the activations. auto: if the network has such a trunk, and the kernels agree with PyTorch in a self-test on this
+    machine and in the first step. on: the same, but an error if another key of the config excludes them. No run on a
+    GPU has confirmed that they are faster."""
     compile: Compilation = "off"
     """Compile the blocks of the backbone with torch.compile. The compiled code is cached for later runs.
     reduce-overhead: also replay it from CUDA graphs, for small batches, where the GPU waits for the host."""

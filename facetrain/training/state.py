@@ -40,6 +40,8 @@ class TrainState:
     """Teacher and its loss; None without `distill`."""
     average: WeightAverage | None = None
     """Moving average of the backbone's weights; None without `optim.ema`."""
+    head_remark: str = ""
+    """Reason why the head does not use its kernels on a GPU that could run them."""
     meter: Meter = field(default_factory=Meter)
     step: int = 0
     """Number of steps taken."""
@@ -56,6 +58,11 @@ class TrainState:
     def backbone(self) -> Backbone:
         """Network without the precision wrapper, whose names checkpoints use."""
         return self.network.backbone
+
+    def describe_execution(self) -> str:
+        """Return how training runs backbone and head, in words, and why not otherwise."""
+        remark = f"; the head runs without its kernels ({self.head_remark})" if self.head_remark else ""
+        return self.network.describe_execution() + remark
 
     def add_skipped_images(self, messages: Iterable[str]) -> None:
         """Add this rank's messages about unreadable images to the list of all ranks. Collective."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -27,9 +28,19 @@ class TrainStep:
     called only with the reports.
     """
 
-    def __init__(self, network: nn.Module, augment: Augment, *, max_skipped_steps: int) -> None:
-        """Take the network (in DDP if there are several ranks) and the bound on consecutive skipped steps."""
-        self._network, self._augment = network, augment
+    def __init__(
+        self,
+        network: nn.Module,
+        augment: Augment,
+        *,
+        max_skipped_steps: int,
+        on_first_images: Callable[[Tensor], None] | None = None,
+    ) -> None:
+        """Take the network (in DDP if there are several ranks) and the bound on consecutive skipped steps.
+
+        `on_first_images` gets the augmented images of the first micro-batch, before the network does.
+        """
+        self._network, self._augment, self._on_first_images = network, augment, on_first_images
         self._max_skipped = max_skipped_steps
         self._statistics = _Statistics(network)
         self._consecutive_skips: Tensor | None = None
@@ -130,6 +141,10 @@ class TrainStep:
             if batch.landmarks_B52 is not None:
                 moved = self._augment.move_landmarks(batch.landmarks_B52, batch.sample_B, batch.epoch)
                 inputs.append(moved.to(image_BCHW.device, non_blocking=True))
+        if self._on_first_images is not None:
+            # Once in a process: real images and weights, at the sizes of this run, show what no self-test does.
+            self._on_first_images(image_BCHW)
+            self._on_first_images = None
         with profiler_range("forward"):
             embedding_BD = self._network(*inputs)
         with profiler_range("head"):

@@ -37,8 +37,7 @@ def step_bytes(patch: Any, classes: int, *, one_pass: bool = True, **options: An
     `patch` is pytest's monkeypatch; `one_pass`: the Triton kernel updates the centers.
     """
     launches = pytest.importorskip("facetrain.device.kernel_launches")
-    for kernel, used in (("margin_softmax", True), ("center_update", one_pass)):
-        patch.setattr(f"facetrain.head.kernels.{kernel}.can_launch", lambda *_, used=used: used)
+    patch.setattr("facetrain.head.margin_head.one_pass_available", lambda *_: one_pass)
     patch.setattr("facetrain.head.kernels.margin_softmax._splits", lambda *_: 132)
     with fake_cuda(patch, capability=(9, 0)):
         head = make_head(

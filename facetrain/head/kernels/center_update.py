@@ -15,14 +15,12 @@ two runs give equal bits.
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from facetrain.device.kernel_launches import launch, launch_error
+from facetrain.device.kernel_launches import launch
 from facetrain.head.center_gradient import UnfinishedGradient
 from facetrain.head.stochastic_rounding import INT8_BLOCK, MIX_1, MIX_2, Noise
 
@@ -31,27 +29,6 @@ LARGEST_SIZE = 4096
 _TILE, _WARPS = 2048, 4
 """Numbers of a tile (16 per thread) or one center, if that is longer; and warps of a program."""
 _MIX_1, _MIX_2 = tl.constexpr(MIX_1), tl.constexpr(MIX_2)
-
-
-def can_launch(device: torch.device) -> bool:
-    """Return whether the kernel can be compiled and launched; warn with the reason if not."""
-    weight, gradient = torch.ones(2, 64, device=device), torch.zeros(2, 64, device=device)
-    yes = torch.ones((), dtype=torch.bool, device=device)
-
-    def halve_ones() -> None:
-        update_centers(
-            {"weight": weight}, slice(0, 2), gradient, yes, Noise(0, device),
-            lr=0.5, momentum=0.0, weight_decay=1.0,
-        )  # fmt: skip
-        if weight.sum().item() != 64.0:
-            raise ValueError("it returned wrong numbers")
-
-    if reason := launch_error(halve_ones):
-        warnings.warn(
-            f"the centers' update cannot run as one Triton kernel, so it uses slower PyTorch operations: {reason}",
-            stacklevel=2,
-        )
-    return not reason
 
 
 def update_centers(

@@ -10,7 +10,6 @@ the two matrix products of the backward pass, which cuBLAS computes.
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from facetrain.device.kernel_launches import launch, launch_error
+from facetrain.device.kernel_launches import launch, multiprocessors
 
 _ROWS, _DEPTH = 128, 64
 """Tile of a program: samples, and numbers of an embedding per product."""
@@ -39,30 +38,6 @@ class LogitFactors(NamedTuple):
     scale: float
     threshold: float
     """A cosine above it is replaced by 0; 0 disables that."""
-
-
-def can_launch(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether the kernels can be compiled and launched, and are right; warn with the reason if not.
-
-    Besides a GPU, Triton needs a C compiler and Python's headers, which a container may lack.
-    """
-    # All logits are 1, as the logarithm of their sum before: each slope is 1, but 0 for the target.
-    factor_CD = torch.full((_ROWS, 4 * _DEPTH), (4 * _DEPTH) ** -0.5, dtype=dtype, device=device)
-    one_C, target_G = torch.ones(_ROWS, device=device), torch.arange(_ROWS, device=device)
-    factors = LogitFactors(factor_CD, factor_CD, one_C, target_G, scale=1.0, threshold=0.0)
-
-    def compute_ones() -> None:
-        totals = add_statistics(torch.stack([one_C, one_C]), factors)[1].sum().item()
-        total_slope = slopes(one_C, factors).float().sum().item()
-        if (totals, total_slope) != (_ROWS * _ROWS, _ROWS * (_ROWS - 1)):
-            raise ValueError("they returned wrong numbers")
-
-    if reason := launch_error(compute_ones):
-        warnings.warn(
-            f"the head's Triton kernels cannot run, so it uses slower PyTorch operations: {reason}",
-            stacklevel=2,
-        )
-    return not reason
 
 
 def add_statistics(statistics_2G: Tensor, factors: LogitFactors) -> Tensor:
@@ -138,8 +113,7 @@ def _splits(device: torch.device, rows: int) -> int:
     """Return the number of splits of the classes that gives every multiprocessor of the device work."""
     if device.type != "cuda":
         return 2
-    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    return max(2 * int(multiprocessors) // rows, 1)
+    return max(2 * multiprocessors(device) // rows, 1)
 
 
 @triton.jit

@@ -113,8 +113,10 @@ def prepare_checkpoints(world: World, folder: Path, *, is_new_run: bool) -> None
     decide_on_leader(world, prepare)
 
 
-def write_run_files(folder: Path, world: World, config_text: str, run_id: str) -> None:
+def write_run_files(folder: Path, world: World, config_text: str, run_id: str, *, execution: str) -> None:
     """Write the run id, the config and a description of the environment. To be called by the leader only.
+
+    `execution` says how training runs the network.
 
     Raises:
         RunError: the folder cannot be written to.
@@ -123,7 +125,15 @@ def write_run_files(folder: Path, world: World, config_text: str, run_id: str) -
         make_folder(folder / CHECKPOINTS)
         write_atomically(folder / RUN_ID_FILE, run_id + "\n")
         write_atomically(folder / "config.yaml", config_text)
-        write_atomically(folder / _ENVIRONMENT, json.dumps(_environment(folder, world), indent=1) + "\n")
+        environment = _environment(folder, world) | {"execution": execution}
+        write_atomically(folder / _ENVIRONMENT, json.dumps(environment, indent=1) + "\n")
+
+
+def record_execution(folder: Path, execution: str) -> None:
+    """Write to environment.json how training runs the network from now on. To be called by the leader only."""
+    environment = recorded_environment(folder) | {"execution": execution}
+    with os_errors_as(RunError, folder):
+        write_atomically(folder / _ENVIRONMENT, json.dumps(environment, indent=1) + "\n")
 
 
 def recorded_environment(folder: Path) -> dict[str, Any]:

@@ -103,13 +103,8 @@ def test_the_four_products_run_in_16_bits_on_gpus_that_are_faster_at_it(
         found.append((factors.factor_GD.dtype, factors.factor_CD.dtype))
         return factors.factor_GD.new_empty((len(factors.factor_GD), len(factors.factor_CD)))
 
-    for name, replacement in (
-        ("add_statistics", statistics),
-        ("slopes", slopes),
-        ("can_launch", lambda *_: True),
-    ):
-        monkeypatch.setattr(kernels, name, replacement)
-    monkeypatch.setattr("facetrain.head.kernels.center_update.can_launch", lambda *_: True)
+    monkeypatch.setattr(kernels, "add_statistics", statistics)
+    monkeypatch.setattr(kernels, "slopes", slopes)
     config = Config.model_validate({"data": {"train": "unused"}, "train": {"precision": precision}})
     world = World(0, 0, 1, 1, GPU)
     with fake_cuda(monkeypatch, capability) as blocking, products, launches.shapes_only():

@@ -8,9 +8,13 @@ import pytest
 import torch
 
 from facetrain.backbone.zoo import build_backbone
+from facetrain.config.loading import load_config
 from facetrain.errors import ConfigError
+from facetrain.run import training as run
+from facetrain.training import fused_trunk
 from facetrain.training.fused_trunk import choose_trunk
 from facetrain.training.precision import InPrecision
+from tests.runs.conftest import dataset, describe  # noqa: F401
 from tests.support.command import ROOT, environment
 
 CPU = torch.device("cpu")
@@ -36,30 +40,70 @@ def choose(
         ({"memory_format": torch.contiguous_format}, "train.channels_last is false"),
         ({"compile": "on"}, "train.compile compiles"),
         ({"checkpoint_activations": True}, "model.checkpoint_activations"),
-        ({}, "need a GPU"),
     ],
 )
-def test_a_required_trunk_that_cannot_be_used_names_the_reason(settings, reason):
-    if not settings:
-        pytest.importorskip("triton", reason="Triton is not installed")
+def test_a_required_trunk_that_the_config_excludes_names_the_reason(settings, reason):
     with pytest.raises(ConfigError, match=f"train.fused: on is not possible: .*{reason}"):
         choose(**settings)
 
 
-def test_auto_and_off_take_the_plain_trunk_and_the_opening_line_says_why():
-    assert choose("auto").fused_trunk is None and choose("off").fused_trunk is None
+@pytest.mark.parametrize("fused", ["auto", "on"])
+def test_where_the_kernels_do_not_work_the_plain_trunk_runs_and_the_opening_line_says_why(fused, monkeypatch):
+    monkeypatch.setattr(
+        fused_trunk, "agree_on_kernels", lambda *arguments: "their self-test ended by SIGSEGV"
+    )
+    network = choose(fused)
+    assert network.fused_trunk is None
+    expected = f"eager (train.fused: {fused} has no effect: their self-test ended by SIGSEGV)"
+    assert network.describe_execution() == f"the backbone runs {expected}"
+
+
+def test_auto_takes_the_plain_trunk_of_other_networks_and_off_asks_nothing():
+    assert "(train.fused: auto has no effect: only r18" in choose("auto", name="mbf").describe_execution()
     assert choose("off").describe_execution() == "the backbone runs eager"
-    assert "eager (train.fused: auto is off, because no self-test" in choose("auto").describe_execution()
     assert choose("off", compile="on").describe_execution() == "the backbone runs compiled"
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_a_run_compares_the_trunks_in_its_first_step_and_records_what_it_chose(
+    describe,  # noqa: F811
+    tmp_path,
+    monkeypatch,
+    factor,
+):
+    pytest.importorskip("triton", reason="Triton is not installed")
+
+    class Trunk:
+        def __init__(self, network, across_ranks):
+            self._network = network
+
+        def __call__(self, image):
+            calls.append(image.shape)
+            return self._network.trunk(image) * factor
+
+    calls = []
+    monkeypatch.setattr("facetrain.backbone.fused_iresnet.FusedTrunk", Trunk)
+    monkeypatch.setattr(fused_trunk, "agree_on_kernels", lambda *arguments: "")
+    changes = ["train.fused=auto", "train.precision=bf16", "eval.targets=[]", "model.widths=[16, 16, 16, 16]"]
+    assert run.train(load_config(describe(steps=3), changes), tmp_path / "run") == 0
+    recorded = json.loads((tmp_path / "run" / "environment.json").read_text())["execution"]
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "the backbone runs eager on fused kernels" in log
+    if factor == 1.0:
+        assert recorded == "the backbone runs eager on fused kernels" and len(calls) == 4
+    else:
+        assert recorded in log and len(calls) == 1
+        assert "the backbone runs eager (train.fused has no effect: in the first step, the " in recorded
 
 
 SCRIPT = """
 import copy, json, torch
-from facetrain.backbone.kernels.self_check import why_unusable
 from facetrain.backbone.zoo import build_backbone
+from facetrain.training import fused_trunk
 from facetrain.training.fused_trunk import choose_trunk
 from facetrain.training.precision import InPrecision
 
+fused_trunk.agree_on_kernels = lambda *arguments: ""
 cpu, layout = torch.device("cpu"), torch.channels_last
 torch.manual_seed(0)
 plain = build_backbone("iresnet", layers=(1, 1, 1, 1), widths=(16, 16, 16, 16), embedding_size=8, image_size=16)
@@ -80,7 +124,7 @@ for fused in ("off", "on"):
         losses[fused].append(loss.item())
     wrapped.eval()
     losses[fused].append((wrapped(image) - 1).square().mean().item())
-print(json.dumps({"losses": losses, "reason": why_unusable(cpu, torch.float16)}))
+print(json.dumps({"losses": losses, "remark": wrapped.remark}))
 """
 
 
@@ -95,6 +139,6 @@ def test_training_steps_on_the_fused_trunk_follow_those_on_the_plain_one():
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["reason"] == ""
+    assert found["remark"] == ""
     assert found["losses"]["on"] == pytest.approx(found["losses"]["off"], rel=0.03)
     assert found["losses"]["on"] != found["losses"]["off"], "the same trunk ran twice"

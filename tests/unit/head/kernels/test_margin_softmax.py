@@ -71,21 +71,3 @@ def test_the_grid_of_a_chunk_of_many_classes_is_within_the_limits_of_cuda(batch,
     assert len(grids) == 2
     for first, *others in grids:
         assert first < 2**31 and all(programs < 2**16 for programs in others)
-
-
-@pytest.mark.parametrize(("total", "slope"), [(128, 127 / 128), (127, 127 / 128), (128, 1)])
-def test_kernels_that_return_wrong_numbers_are_not_used(total, slope, monkeypatch, recwarn):
-    kernels = pytest.importorskip("facetrain.head.kernels.margin_softmax", reason="needs Triton")
-    monkeypatch.setattr(kernels, "add_statistics", lambda before, factors: before * total)
-    monkeypatch.setattr(kernels, "slopes", lambda log_total, factors: torch.full((128, 128), slope))
-    is_right = (total, slope) == (128, 127 / 128)
-    assert kernels.can_launch(torch.device("cpu"), torch.bfloat16) == is_right
-    assert is_right or "PyTorch operations: they returned wrong numbers" in str(recwarn.pop().message)
-
-
-def test_if_the_kernels_cannot_be_launched_a_warning_gives_the_reason():
-    kernels = pytest.importorskip("facetrain.head.kernels.margin_softmax", reason="needs Triton")
-    with pytest.warns(
-        UserWarning, match="Triton kernels cannot run, so it uses slower PyTorch operations: ."
-    ):
-        assert not kernels.can_launch(torch.device("cpu"), torch.bfloat16)

@@ -1,0 +1,182 @@
+"""Verdict on facetrain's Triton kernels on this machine, by a self-test in another process, which is kept.
+
+The self-test does not run in the process that trains: an illegal memory access ends CUDA in its process for good, and a
+kernel may also hang. The verdict holds for a GPU, a driver, a version of torch and Triton, and the source of the
+kernels; the user's cache folder keeps it, so that only the first run on a machine waits for the self-test.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+import facetrain
+from facetrain.distributed import collectives
+from facetrain.distributed.spawn import HelperContext
+from facetrain.files import make_folder, parse_json, read_regular_text, user_cache_folder, write_atomically
+
+LIMIT_S = 300.0
+"""Time for a self-test. Triton compiles about 30 kernels in it, which takes most of a minute on a slow machine."""
+_SOURCES = {
+    "trunk": ("backbone/kernels/*.py", "backbone/fused_iresnet.py", "training/trunk_comparison.py"),
+    "head": ("head/kernels/*.py", "head/class_chunk.py", "head/row_optimizer.py"),
+}
+"""Files whose changes make a verdict out of date, beside the self-test itself, by the part of a run."""
+_DRIVER = Path("/proc/driver/nvidia/version")
+
+Check = Callable[[str, torch.device, torch.dtype], str]
+
+
+def run_self_test(part: str, device: torch.device, dtype: torch.dtype) -> str:
+    """Return what is wrong with the kernels of a part of a run, "" if nothing is. For a process of its own."""
+    from facetrain.training.kernel_self_test import CHECKS
+
+    return CHECKS[part](device, dtype)
+
+
+def agree_on_kernels(
+    part: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    check: Check = run_self_test,
+    limit_s: float = LIMIT_S,
+) -> str:
+    """Return why the kernels of a part are not used, "" if they are; the same on all ranks. Collective.
+
+    One rank of each host tests its GPU, and one for each other kind of GPU on the host. The others wait for it.
+
+    Args:
+        part: trunk or head.
+        device: device of this rank.
+        dtype: dtype of the activations, or of the factors of the head's products.
+        check: returns what is wrong, "" if nothing is. It runs in another process.
+        limit_s: time after which the self-test is ended. Less than the ranks wait for each other.
+    """
+    reason = _why_impossible(device)
+    key = {} if reason else _machine_key(part, device, dtype)
+    place = [socket.gethostname(), key]
+    places = collectives.gather_json(place)
+    if key and places.index(place) == collectives.rank():
+        reason = _kept_verdict(key, lambda: _test(check, part, device, dtype, limit_s))
+    reasons = collectives.gather_json(reason)
+    hosts = {host for host, _ in places}
+    # Every rank must take the same way: a rank with kernels sends other messages than one without.
+    for (host, _), text in zip(places, reasons, strict=True):
+        if text:
+            return f"{text} (on {host})" if len(hosts) > 1 else str(text)
+    return ""
+
+
+def _why_impossible(device: torch.device) -> str:
+    """Return why this rank has no kernels to test, "" if it has."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    import triton
+
+    from facetrain.backbone.kernels.tiles import count_rows
+
+    is_interpreted = not isinstance(count_rows, triton.JITFunction)
+    if is_interpreted:
+        return ""
+    if device.type != "cuda":
+        return f"the kernels need a GPU, and this is {device.type}"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "the kernels need a GPU of compute capability 8.0 or higher"
+    return ""
+
+
+def _machine_key(part: str, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+    """Return what a verdict depends on."""
+    package = Path(facetrain.__file__).parent
+    patterns = (*_SOURCES[part], "training/kernel_self_test.py")
+    sources = [path for pattern in patterns for path in sorted(package.glob(pattern))]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+    driver = ""
+    with suppress(OSError):
+        driver = _DRIVER.read_text(errors="replace").partition("\n")[0]
+    return {
+        "part": part,
+        "dtype": str(dtype),
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "driver": driver,
+        "torch": str(torch.__version__),
+        "triton": _version("triton"),
+        "kernels": digest,
+    }
+
+
+class _Verdict(NamedTuple):
+    reason: str
+    is_lasting: bool
+    """Whether another test on this machine would say the same: not if memory or a compiler was missing."""
+
+
+def _kept_verdict(key: dict[str, str], test: Callable[[], _Verdict]) -> str:
+    """Return the verdict in the cache, or test and keep the result."""
+    name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
+    path: Path | None = None
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        path = user_cache_folder() / "kernels" / f"{name}.json"
+        return str(parse_json(read_regular_text(path))["verdict"])
+    reason, is_lasting = test()
+    if path is not None and is_lasting:
+        reason += f"; {path} keeps this verdict, and without the file they are tested again" if reason else ""
+        with suppress(OSError):
+            make_folder(path.parent)
+            write_atomically(path, json.dumps({"verdict": reason, **key}, indent=1) + "\n")
+    return reason
+
+
+def _test(check: Check, part: str, device: torch.device, dtype: torch.dtype, limit_s: float) -> _Verdict:
+    """Run a check in a new process, and return its verdict, or how the process has ended."""
+    context = HelperContext()
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_report, args=(sender, check, part, device, dtype), daemon=True)
+    process.start()
+    sender.close()  # so that the pipe ends with the process
+    try:
+        if not receiver.poll(limit_s):
+            return _Verdict(f"their self-test took longer than {limit_s:.0f} s", is_lasting=True)
+        return _Verdict(*json.loads(receiver.recv_bytes()))
+    except EOFError:
+        process.join()
+        code = process.exitcode or 0
+        ended = f"by {signal.Signals(-code).name}" if code < 0 else f"with the exit code {code}"
+        return _Verdict(f"their self-test ended {ended}", is_lasting=code < 0)
+    finally:
+        process.kill()
+        process.join()
+        receiver.close()
+
+
+def _report(sender: Connection, check: Check, part: str, device: torch.device, dtype: torch.dtype) -> None:
+    """Send the verdict of a check to the process that has started this one."""
+    try:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        reason = check(part, device, dtype)
+        verdict = [f"their self-test has found that {reason}" if reason else "", True]
+    except Exception as error:  # of Triton, the C compiler or the driver: they have no common type
+        line = " ".join(str(error).split())[:200]
+        verdict = [f"their self-test failed ({type(error).__name__}: {line})", False]
+    sender.send_bytes(json.dumps(verdict).encode())
+
+
+def _version(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:  # imported from a folder without metadata
+        return ""
