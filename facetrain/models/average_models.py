@@ -58,6 +58,7 @@ def average_models(models: Sequence[Path], weights: Sequence[float], output: Pat
     description[SOURCES_KEY] = [
         {"model": str(path), "weight": share} for path, share in zip(models, shares, strict=True)
     ]
+    # One tensor after the other: the sums in float64 are never all in memory.
     average = {name: _average([state[name] for state in states], shares) for name in states[0]}
     save_model(output, average, description)
     return description

@@ -86,6 +86,7 @@ class FoldedNetwork(nn.Module):
         count = len(image_BCHW)
         if count <= BLOCK:
             return self._embed(image_BCHW)
+        # The last image fills the last block; its copies are cut off afterwards.
         missing = -count % BLOCK
         if missing:
             image_BCHW = torch.cat([image_BCHW, image_BCHW[-1:].expand(missing, -1, -1, -1)])

@@ -80,6 +80,7 @@ def initialize_backbone(
         whole = backbone if first_blocks_of is None else _build_published(path, first_blocks_of)
         matched = match_weights(_read_layers(path), whole)
         merged = matched.merged_norms
+        # Before the blocks are selected: the statistics of merged norms are measured in the whole network.
         load_weights_into(whole, matched.weights, str(path))
         if merged and images:
             calibrate_norms(whole, merged, images())

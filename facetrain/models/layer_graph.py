@@ -108,6 +108,7 @@ def run_graph(graph: LayerGraph, image_BCHW: Tensor, run: Runner) -> Iterator[tu
         freed = [source for source in dict.fromkeys(layer.sources) if last_use[source] == name]
         for source in freed:
             del values[source]
+        # Never the image: the caller may still need it.
         values[name] = run(name, inputs, layer.sources[0] in freed and layer.sources[0] != IMAGE)
         del inputs
         yield name, values[name]

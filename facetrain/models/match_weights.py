@@ -76,6 +76,7 @@ def _pair_layers(target: LayerGraph, file: LayerGraph) -> dict[str, str]:
     of the same kind.
     """
     target_consumers, file_consumers = target.consumers(), file.consumers()
+    # Both graphs are walked from the image on: names differ between programs, the order of layers does not.
     pairs, queue = {IMAGE: IMAGE}, [IMAGE]
     for name in queue:  # grows during the loop
         if name == target.output:

@@ -219,6 +219,7 @@ def newest_model_file(folder: Path, name: str = MODEL_FILE) -> Path | None:
     if not path.exists():
         return None
     step, steps = _read_step(path), complete_steps(checkpoints)
+    # A file without a step was not written by a run, which could have continued.
     is_old = step is not None and (
         max(steps, default=0) > step or (step not in steps and was_put_aside(checkpoints, step))
     )
@@ -297,6 +298,7 @@ def _build_model(
         raise ModelError(
             f"{origin}: has no valid description of its network ({error_reason(error)})"
         ) from error
+    # Names and shapes are compared before the network gets memory.
     require_same_shapes(described, weights, origin)
     network = build_backbone(name, **options)
     load_weights_into(network, weights, origin)

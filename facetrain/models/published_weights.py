@@ -76,6 +76,7 @@ def convert_published(weights: Mapping[str, Tensor], path: Path) -> ConvertedWei
     if "features.weight" not in inner:
         # CVLface masks tokens of its ViTs in training only; embeddings do not depend on the mask token.
         inner.pop("mask_token", None)
+    # Once here, so that no command has to know the order of the training.
     if channels == "BGR":
         inner = _reverse_channels(inner)
     return ConvertedWeights(inner, f"{program}, trained on {channels}")

@@ -44,6 +44,7 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         weights, metadata = _read_safetensors(path)
     else:
         weights, metadata = _read_state_dict(path), {}
+    # After the checksum: it is of the tensors as they are stored.
     converted = convert_published(weights, path)
     return converted.weights, metadata | ({ORIGIN_KEY: converted.origin} if converted.origin else {})
 

@@ -71,6 +71,7 @@ def calibrate_model(
     """
     path = _writable_model(model, output)
     images, labels = read_known_people(target, data_dir)
+    # All pairs of images are compared, so the number of images is bounded.
     chosen = sampled_images(labels, seed=seed)
     if not len(chosen):
         raise DataError(
@@ -96,6 +97,7 @@ def calibrate_model(
     name = os.path.basename(os.path.abspath(target))  # also of the current folder, "."
     thresholds = calibrate(unit_ND, labels, fmrs, data=name, draws=Draws(seed=seed))
     stored = {THRESHOLDS_KEY: [asdict(threshold) for threshold in thresholds]}
+    # The tensors of the file stay as they are, bit by bit; only its description changes.
     if path.is_file() and output is None:
         weights, metadata = read_weights(path)
         save_model(path, weights, json.loads(metadata[METADATA_KEY]) | stored)

@@ -85,6 +85,7 @@ def calibrate(
                 f"{data}: an FMR of {fmr:g} needs {round(1 / fmr):,} impostor pairs; {len(subject_N):,} images of "
                 f"{len(image_S):,} people have {impostors:,.0f}"
             )
+    # Only the highest scores decide about the thresholds; the one after the last accepted pair shows ties.
     kept = int(impostors * max(fmrs) * ROUNDING) + 1
     score_P, first_P, second_P = _highest_impostors(unit_ND, subject_N, kept)
     genuine_P, person_P = _genuine_scores(unit_ND, subject_N)
@@ -178,6 +179,7 @@ def _highest_impostors(
         is_pair = (subject_N[rows, None] != subject_N) & (rows[:, None] < np.arange(len(unit_ND)))
         row, column = np.nonzero(is_pair & (score_nN > lowest))
         columns.append((score_nN[row, column], subject_N[rows][row], subject_N[column]))
+        # Sorted only when twice as many are held: a sort for each block would dominate.
         size += len(row)
         if size > 2 * count:
             columns = [_top(columns, count)]

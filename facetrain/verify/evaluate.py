@@ -91,6 +91,7 @@ def evaluate(
         def evaluate_model(opened: EmbeddingModel) -> dict[str, Result]:
             embedder = replace(open_embedder(opened, world, inference), progress=report)
             results: dict[str, Result] = {}
+            # An open model of the caller may be in training mode.
             with evaluation_mode(opened.network):
                 for name, target in sets.items():
                     results |= evaluate_set(target, embedder, options, slice_tables.get(name))

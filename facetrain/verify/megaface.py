@@ -99,6 +99,7 @@ def count_closer_distractors(
     best_QK = np.full((len(probe_QD), most), -np.inf)
     counts, start = [], 0
     for size in sizes:
+        # Each size adds distractors to the size before: every distractor is compared once.
         added = distractor_ND[start:size]
         added = added[~is_rejected(added)]  # rejected distractors are below every mate
         gallery = Embeddings(added, [""] * len(added), np.full(len(added), -1))

@@ -84,6 +84,7 @@ def _new_files(files: Sequence[Path]) -> Iterator[Path]:
             for file in folder.iterdir():
                 with file.open("rb") as opened:
                     sync_file(opened.fileno(), file)
+            # First the old first file goes: a crash now leaves no graph that opens the weights of another.
             if others:
                 first.unlink(missing_ok=True)
             for file in (*others, first):

@@ -97,6 +97,7 @@ def _factors(range_C: Tensor, second: Layer) -> Tensor:
     usable_C = (range_C > 0) & torch.isfinite(factor_C) & (factor_C > 0)
     if not usable_C.any():
         return torch.ones_like(range_C)
+    # Around 1: a common factor of all channels changes no rounding.
     middle = factor_C[usable_C].log().mean().exp()
     return torch.where(usable_C, factor_C / middle, 1.0).clamp(1 / _MAX_FACTOR, _MAX_FACTOR)
 

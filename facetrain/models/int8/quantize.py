@@ -43,6 +43,7 @@ def quantize(network: Int8Network, image_BCHW: Tensor) -> Int8Network:
         image_BCHW: Prepared images for calibration.
     """
     batches = image_BCHW.split(_BATCH_SIZE)
+    # The ranges come after the equalization, which changes them, and the biases after the ranges that round them.
     equalized = equalize(network, channel_ranges(network, batches))
     return correct_biases(find_ranges(equalized, batches), _spread(image_BCHW, _BIAS_IMAGES))
 

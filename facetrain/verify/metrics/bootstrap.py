@@ -65,6 +65,7 @@ def share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 
 
 def _draw(subjects: int, seed: int, replicate: int) -> np.ndarray:
+    # A generator for each draw: the draws do not depend on how many are computed at once.
     drawn = np.random.default_rng((seed, replicate)).integers(0, subjects, subjects)
     return np.bincount(drawn, minlength=subjects).astype(np.uint16)
 
@@ -131,6 +132,7 @@ class WeightedCurve:
         self, score_P: np.ndarray, same_P: np.ndarray, first_P: np.ndarray, second_P: np.ndarray
     ) -> None:
         """Sort scores float (P,), labels bool (P,) and the subject ids of both sides, int (P,), into blocks."""
+        # Negative scores: the strictest threshold comes first, as in `roc`.
         step_K = np.unique(-score_P[same_P])
         # Even blocks are the open ranges between genuine scores, odd blocks hold the scores that equal one.
         block_P = np.searchsorted(step_K, -score_P, side="left")

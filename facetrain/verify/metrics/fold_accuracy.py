@@ -79,6 +79,7 @@ class FoldSearch:
             raise ValueError(f"{len(distance_P)} pairs cannot be split into {folds} folds")
         fold_P = np.repeat(np.arange(folds), _fold_sizes(len(distance_P), folds))
         width = len(THRESHOLDS) + 1
+        # side="right": a pair whose distance equals a threshold is rejected there, as in the published code.
         block_P = fold_P * width + np.searchsorted(THRESHOLDS, distance_P, side="right")
         self._shape = (folds, width)
         self._genuine, self._impostors = (
@@ -105,6 +106,8 @@ class FoldSearch:
         """
         genuine, impostors = self.accepted(drawn_RS)
         correct = (genuine + impostors[:, :, -1:] - impostors)[:, :, :-1]
+        # All folds without one fold are the training set of that fold. argmax takes the first of equal counts, as the
+        # published code does.
         best = np.argmax(correct.sum(1, keepdims=True) - correct, axis=2)
         size = genuine[:, :, -1] + impostors[:, :, -1]
         hits = np.take_along_axis(correct, best[:, :, None], axis=2)[:, :, 0]

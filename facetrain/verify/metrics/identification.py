@@ -119,6 +119,7 @@ def identification_result(
     result.metrics["mated"] = float(np.mean([search.mated_Q.sum() for search in searches]))
     for fpir in FPIRS:
         _add_tpir(result, searches, fpir)
+    # The curve of one gallery: a mean of two curves would have no threshold.
     result.curve = searches[0].curve
     ranks = _add_ranks(result, searches)
     mated = len(np.unique(np.concatenate([search.subject_Q[search.mated_Q] for search in searches])))
@@ -136,6 +137,7 @@ def _add_ranks(result: Result, searches: list[Search]) -> tuple[int, ...]:
         result.needs |= dict.fromkeys(names, _NEEDS_MATES)
         return ()
     for rank in RANKS:
+        # The mean over the galleries, as the protocol of IJB prescribes, and not over all probes of both.
         hits = [np.mean(search.rank_Q[search.mated_Q] < rank) for search in searches]
         result.metrics[f"rank{rank}"] = float(np.mean(hits))
     return RANKS

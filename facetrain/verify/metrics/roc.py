@@ -88,6 +88,7 @@ def equal_error_rate(curve: Roc) -> float:
 
     Linear interpolation between the two neighboring points of the ROC.
     """
+    # The gap rises from −1 to 1 along the curve, so its first value of at least 0 is where the rates cross.
     gap = curve.far - (1 - curve.tar)
     after = int(np.argmax(gap >= 0))
     if after == 0:

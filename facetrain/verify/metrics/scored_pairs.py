@@ -157,6 +157,7 @@ def needed_impostors(curve: Roc, far: float) -> str:
 
 
 def _bootstrap_curve(pairs: ScoredPairs, result: Result, draws: Draws) -> dict[str, np.ndarray]:
+    # Sorted once for all draws.
     curve = bootstrap.WeightedCurve(pairs.score_P, pairs.same_P, *pairs.sides)
     measured_fars = [far for far in FARS if result.metrics[f"tar@{far:.0e}"] is not None]
 
@@ -185,6 +186,7 @@ def hardest_pairs(pairs: ScoredPairs, count: int = _HARDEST) -> tuple[list[HardP
     for kind, sign in ((pairs.same_P, 1), (~pairs.same_P, -1)):
         index = np.flatnonzero(kind)
         score = sign * pairs.score_P[index]
+        # A partition: IJB-C has 15 million impostor pairs, and a full sort would take seconds.
         kept = np.argpartition(score, count)[:count] if len(index) > count else np.arange(len(index))
         kept = kept[np.argsort(score[kept], kind="stable")]
         hardest.append(

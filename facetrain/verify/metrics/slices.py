@@ -97,6 +97,7 @@ def _slice_column(
     def rates_in(drawn_RS: np.ndarray) -> dict[str, np.ndarray]:
         return _rates(blocks.counts(drawn_RS)) | {"fold_accuracy": folds.accuracy(drawn_RS)}
 
+    # The rates of the set are the rates of the draw that has every subject once: one computation for both.
     everybody = every_subject_once(pairs.subjects)
     rates = rates_in(everybody)
     replicate = bootstrap.replicate(rates_in, pairs.subjects, draws, pairs=len(value_P))

@@ -34,6 +34,7 @@ def pool_templates(
         media_N: medium id of each image within its template, int (N,).
         weight_N: factor of each image, such as the detector's score, float (N,); None for 1.
     """
+    # Sorted by template and medium, so that sums over neighbors pool both.
     order = np.lexsort((media_N, template_N))
     template, starts_T = np.unique(template_N[order], return_index=True)
     pooled_TD = np.empty((len(template), embedding_ND.shape[1]), np.float32)

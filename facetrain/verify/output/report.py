@@ -96,6 +96,7 @@ def write_report(
     page = folder / PAGE
     with os_errors_as(RunError, folder, "choose another folder for the report"):
         folder.mkdir(parents=True, exist_ok=True)
+        # PNG files beside the page, for slides and papers; the page itself has the figures as SVG.
         for name, by_kind in figures.items():
             for kind, figure in by_kind.items():
                 figure.savefig(folder / f"{name}_{kind}.png")

@@ -31,6 +31,7 @@ def known_subjects(images: Sequence[bytes], same_P: np.ndarray) -> np.ndarray | 
     """
     for image_N, subject_N in _tables():
         if np.array_equal(subject_N[0::2] == subject_N[1::2], same_P):
+            # Hashing the images is the slow part: only for a set with the labels of the list.
             bytes_N = dense_ids(images)
             if (
                 _is_function(image_N, bytes_N)

@@ -89,6 +89,7 @@ def slice_values(values: list[str]) -> np.ndarray:
     is_known = np.isfinite(number_P)
     if len(np.unique(number_P[is_known])) <= _MAX_VALUES:
         return value_P
+    # unique: several quartiles of a column with many equal numbers are the same.
     edge = np.unique(np.quantile(number_P[is_known], [0, 0.25, 0.5, 0.75, 1]))
     quartile = np.clip(np.searchsorted(edge, number_P, side="right") - 1, 0, len(edge) - 2)
     names = np.array(

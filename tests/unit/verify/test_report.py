@@ -29,7 +29,8 @@ def found():
 
 
 def test_the_page_is_self_contained_and_has_no_script(found, tmp_path):
-    page = write_report(tmp_path / "report", found, model="runs/a&b").read_text()
+    page, again = (write_report(tmp_path / name, found, model="runs/a&b").read_text() for name in "ab")
+    assert page == again
     assert not re.search(r"""(src|href)=["'](?!data:|#)""", page)
     assert "<script" not in page and "&lt;script&gt;" in page and "runs/a&amp;b" in page
     assert page.count("<svg") == 5
@@ -51,11 +52,6 @@ def test_the_report_folder_has_the_figures_and_the_json(found, tmp_path):
     }
     numbers = json.loads((tmp_path / "report.json").read_text())
     assert numbers["sets"]["lfw"]["accuracy"] == found.results["lfw"].metrics["accuracy"]
-
-
-def test_the_same_evaluation_gives_the_same_page(found, tmp_path):
-    pages = [write_report(tmp_path / name, found, model="m").read_bytes() for name in ("a", "b")]
-    assert pages[0] == pages[1]
 
 
 def test_the_head_of_the_page_has_the_details_and_the_tables_scroll(found, tmp_path):
