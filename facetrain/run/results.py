@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,13 @@ from facetrain.config.schema import Config
 from facetrain.data.dataset_card import read_copied_cards
 from facetrain.data.loading.staged_loader import StagedLoader
 from facetrain.errors import DivergedError, RunError
-from facetrain.files import error_reason, printable, write_atomically
+from facetrain.files import error_reason, printable, shell_path, write_atomically
 from facetrain.models.model_file import AVERAGE_FILE, MODEL_FILE, STEP_KEY, save_model
 from facetrain.run.build.backbone import describe_model
 from facetrain.run.outputs import DIVERGED_FILE, SKIPPED_FILE
 from facetrain.run.prepare import PreparedRun
 from facetrain.run.report.curves import plot_curves
-from facetrain.run.report.summary import summarize
+from facetrain.run.report.list_runs import formatted, read_metrics
 from facetrain.telemetry.log import warn
 from facetrain.training.state import averaged_state
 
@@ -77,3 +78,67 @@ def write_results(run: PreparedRun, skipped: list[str], *, has_learned: bool) ->
         print("\n".join(map(printable, summary.splitlines())), flush=True)
     except (OSError, RunError) as error:  # the run has ended well, even if nobody reads that
         warn(f"the summary is not printed: {error_reason(error)}")
+
+
+def summarize(
+    folder: Path,
+    targets: Sequence[str],
+    eval_dir: str,
+    *,
+    ended_by: str,
+    skipped: list[str],
+    has_learned: bool,
+    seconds: float,
+) -> str:
+    """Return the summary of a run as text: first and last loss and accuracy, and the commands to run next.
+
+    `ended_by` is the config key that set the last step. `skipped` lists the images that could not be read. `seconds`
+    is the duration of the command. Without `has_learned`, the summary says so.
+    """
+    records = read_metrics(folder)
+    lines = ["", f"{folder}: finished in {seconds:.0f} s"]
+    losses = [record for record in records if "loss" in record]
+    if losses:
+        first, last = losses[0], losses[-1]
+        before = f"{formatted(first['loss'], '.3f')} at step {first['step']} → " if len(losses) > 1 else ""
+        lines.append(f"  loss      {before}{formatted(last['loss'], '.3f')} at step {last['step']}")
+    for name in sorted({name for record in records for name in record if name.endswith("/accuracy")}):
+        lines.append(
+            _accuracy_line(name.removesuffix("/accuracy"), [record for record in records if name in record])
+        )
+    if not has_learned:
+        lines.append(f"  did not learn in its first steps: see the warning in {folder / 'log.txt'}")
+    if skipped:
+        lines.append(
+            f"  {len(skipped)} images could not be read and were replaced by others; "
+            f"{folder / 'skipped_images.txt'} lists them; the first: {skipped[0]}"
+        )
+    return "\n".join([*lines, *_next_commands(folder, targets, eval_dir, ended_by)])
+
+
+def _accuracy_line(name: str, records: list[dict[str, Any]]) -> str:
+    first, last = records[0], records[-1]
+    before, after = first[f"{name}/accuracy"], last[f"{name}/accuracy"]
+    line = (
+        f"  {name:9} accuracy {formatted(before, '.2%')} at step {first['step']} → {formatted(after, '.2%')}"
+    )
+    if f"{name}/auc" in last:
+        line += f" (AUC {formatted(last[f'{name}/auc'], '.4f')})"
+    return f"{line}, {formatted(last[f'{name}/pairs'], '.0f')} pairs"
+
+
+def _next_commands(folder: Path, targets: Sequence[str], eval_dir: str, ended_by: str) -> list[str]:
+    quoted, board = shell_path(folder), folder / "tensorboard"
+    lines = ["next:"]
+    if targets:
+        # A path needs no folder.
+        data = "" if Path(targets[0]).is_absolute() else f" --data-dir {shell_path(eval_dir)}"
+        lines.append(f"  facetrain eval {quoted} --target {shell_path(targets[0])}{data}")
+    lines += [
+        f"  facetrain resume {quoted} --set {ended_by}=MORE",
+        f"  facetrain report {quoted}",
+        f"  facetrain export {quoted} --format onnx --output model.onnx",
+    ]
+    if board.is_dir():
+        lines.append(f"  tensorboard --logdir {shell_path(board)}")
+    return lines

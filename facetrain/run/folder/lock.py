@@ -17,15 +17,13 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 
 from facetrain.distributed.agreement import decide_on_leader
 from facetrain.distributed.world import World
 from facetrain.errors import RunError, UsageError
 from facetrain.files import os_errors_as
-from facetrain.run.folder.lock_file import LockFile
-from facetrain.run.folder.lock_holder import ENDED, STOPPED, Holder, this_machine
+from facetrain.run.folder.lock_file import ENDED, STOPPED, Holder, LockFile, this_machine
 from facetrain.telemetry.log import warn
 
 LOCK_FILE = "run.lock"
@@ -233,7 +231,7 @@ class RunLock:
                 if holder is not None and holder.token != self._me.token:
                     return False
                 # In place: a new file under the name would not be seen by hosts that cache the folder.
-                self._me = replace(self._me, beat=self._me.beat + 1)
+                self._me = self._me.model_copy(update={"beat": self._me.beat + 1})
                 file.seek(0)
                 file.write(self._me.dump())
         except FileNotFoundError:  # the file was removed: the folder is locked again

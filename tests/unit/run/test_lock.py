@@ -14,7 +14,7 @@ import torch
 from facetrain.distributed.world import World
 from facetrain.errors import RunError, UsageError
 from facetrain.run.folder.lock import LOCK_FILE, RunLock, locked
-from facetrain.run.folder.lock_holder import Holder
+from facetrain.run.folder.lock_file import Holder
 
 FAST = {"beat_s": 0.02, "silence_s": 0.3}
 
@@ -116,7 +116,7 @@ def test_an_outage_of_the_file_system_does_not_make_the_lock_of_another_host_sta
 
 
 def test_the_lock_of_another_host_that_changes_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("facetrain.run.folder.lock_holder.this_machine", lambda: "node7 boot 1")
+    monkeypatch.setattr("facetrain.run.folder.lock_file.this_machine", lambda: "node7 boot 1")
     there = RunLock(tmp_path, beat_s=0.02)
     assert there.try_acquire() is None
     monkeypatch.undo()
@@ -128,7 +128,7 @@ def test_the_lock_of_another_host_that_changes_is_refused(tmp_path, monkeypatch)
 
 
 def hostile_json(**changes):
-    return json.dumps(json.loads(Holder("t", "h", "m", 1, "", "", ()).dump()) | changes).encode()
+    return json.dumps(json.loads(Holder.of_this_process([]).dump()) | changes).encode()
 
 
 # `kill -1`, which a message would advise for the process -1, ends all processes of the user.
@@ -167,7 +167,7 @@ def test_a_job_that_its_elastic_agent_starts_again_takes_its_own_lock(tmp_path):
 
 
 def test_a_process_whose_lock_was_taken_over_finds_out_and_keeps_the_lock_of_the_other(tmp_path, monkeypatch):
-    monkeypatch.setattr("facetrain.run.folder.lock_holder.this_machine", lambda: "node7 boot 1")
+    monkeypatch.setattr("facetrain.run.folder.lock_file.this_machine", lambda: "node7 boot 1")
     stopped = RunLock(tmp_path, beat_s=60.0)  # as if by SIGSTOP
     assert stopped.try_acquire() is None
     monkeypatch.undo()

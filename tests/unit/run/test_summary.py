@@ -1,6 +1,6 @@
 """Summary of a finished run."""
 
-from facetrain.run.report.summary import summarize
+from facetrain.run.results import summarize
 from facetrain.telemetry.jsonl import JsonLines
 
 
