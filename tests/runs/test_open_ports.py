@@ -37,14 +37,7 @@ def all_of(process):
     ids=["two ranks", "a range of nodes", "an endpoint"],
 )
 def test_a_run_on_one_host_listens_on_the_loopback_interface_only(describe, tmp_path, options):
-    process = start(
-        "train",
-        "--config",
-        describe(steps=4),
-        "--run-dir",
-        tmp_path / "run",
-        *options,
-    )
+    process = start("train", "--config", describe(steps=4), "--run-dir", tmp_path / "run", *options)
     addresses, _ = addresses_until_the_end(process, all_of(process))
     assert addresses and all(address.is_loopback for address in addresses)
 

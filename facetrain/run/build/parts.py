@@ -134,12 +134,7 @@ def _build_stage_loader(
 
 
 def build_state(
-    config: Config,
-    world: World,
-    num_classes: int,
-    schedule: StepSchedule,
-    folder: Path,
-    source: FaceDataset,
+    config: Config, world: World, num_classes: int, schedule: StepSchedule, folder: Path, source: FaceDataset
 ) -> TrainState:
     """Build network, head and optimizers on this rank's device.
 

@@ -204,10 +204,7 @@ DAMAGE = {
         (path / "manifest.json").unlink(),
         (path / "manifest.json").symlink_to(path / "nothing"),
     ),
-    "manifest a folder": lambda path: (
-        (path / "manifest.json").unlink(),
-        (path / "manifest.json").mkdir(),
-    ),
+    "manifest a folder": lambda path: ((path / "manifest.json").unlink(), (path / "manifest.json").mkdir()),
     "manifest not JSON": lambda path: (path / "manifest.json").write_text("{\n 'a': 1}"),
     "manifest not text": lambda path: (path / "manifest.json").write_bytes(b"\xff\xfe\x00"),
     "manifest cut off": lambda path: (path / "manifest.json").write_text(

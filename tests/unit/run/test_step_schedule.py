@@ -178,10 +178,7 @@ def test_invalid_stages_are_refused_with_what_to_write(train, message):
         build_config({"data": {"train": "x"}, "train": train}, "x")
 
 
-@pytest.mark.parametrize(
-    "head",
-    [{"loss": "unified"}, {"sub_centers": 3}, {"placement": "host"}],
-)
+@pytest.mark.parametrize("head", [{"loss": "unified"}, {"sub_centers": 3}, {"placement": "host"}])
 def test_expectations_in_any_stage_are_refused_where_they_cannot_work(head):
     values = {"data": {"train": "x"}, "head": head}
     stages = {"stages": [{"until_epoch": 2, "expectations": "moving"}]}
