@@ -35,7 +35,7 @@ def list_() -> None:
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     for row in rows:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    typer.echo("\nTo train one of them: facetrain train --config NAME --set data.train=FOLDER")
+    typer.echo("\nTo train one of them: facetrain train --preset NAME --data FOLDER")
 
 
 @app.command()
