@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from facetrain.cli.outputs import echo_line, require_writable
+from facetrain.cli.outputs import echo_line, require_existing, require_writable
 from facetrain.errors import UsageError
 
 
@@ -35,8 +35,6 @@ def average(
     ] = None,
 ) -> None:
     """Average the weights of models of one network, such as a model and its fine-tuned version."""
-    from facetrain.models.average_models import SOURCES_KEY, average_models
-
     if len(models) < 2:
         raise UsageError(f"{models[0]}: an average needs at least two models")
     if output.suffix != ".safetensors":
@@ -46,6 +44,9 @@ def average(
             f"{len(weight)} weights for {len(models)} models; give --weight once per model, at least one above 0"
         )
     require_writable(output)
+    require_existing(*models)
+    from facetrain.models.average_models import SOURCES_KEY, average_models
+
     description = average_models(models, weight or [1.0] * len(models), output)
     for source in description[SOURCES_KEY]:
         echo_line(f"{source['weight']:.3f} × {source['model']}")

@@ -11,7 +11,7 @@ import typer
 
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import DataDir, Float32InferenceOptions, Json
-from facetrain.cli.outputs import echo_line, require_writable
+from facetrain.cli.outputs import echo_line, require_existing, require_writable
 from facetrain.files import shell_path
 
 
@@ -56,11 +56,12 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """Measure the cosine thresholds of false match rates on known people, and store them in the model file."""
+    require_writable(output)
+    require_existing(model)
     from facetrain.cli.progress import progress_bar
     from facetrain.config.loading import eval_dir_of_run
     from facetrain.verify.calibrate_model import calibrate_model
 
-    require_writable(output)
     with progress_bar("embedding") as progress:
         path, thresholds = calibrate_model(
             model,

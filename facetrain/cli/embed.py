@@ -11,9 +11,11 @@ import typer
 
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import Device, InferenceOptions, Json, Model
-from facetrain.cli.outputs import echo_line, require_no_input, require_writable
+from facetrain.cli.outputs import echo_line, require_existing, require_no_input, require_writable
 from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError
+
+_TEACHER_SUFFIX = ".safetensors"
 
 
 @option_groups
@@ -47,18 +49,31 @@ def embed(
     More than 65,536 images are embedded in chunks, which are kept beside the output until it is complete: the same
     command continues after an interruption.
     """
+    from facetrain.embeddings.embedding_files import SUFFIXES, require_format, save_embeddings
+
+    is_teacher = output.suffix == _TEACHER_SUFFIX
+    require_no_input((model, input), output)
+    if is_teacher:
+        refuse_given(context, "dtype", when=f"on {_TEACHER_SUFFIX} files")
+    elif output.suffix not in SUFFIXES:
+        raise UsageError(
+            f"{output}: unknown suffix of a file of embeddings; use {', '.join(SUFFIXES)} or {_TEACHER_SUFFIX}"
+        )
+    elif output.suffix == ".parquet" and output.parent.resolve() == input.resolve():
+        raise UsageError(
+            f"{output}: the folder of images would be read as a Parquet dataset; choose another folder"
+        )
+    else:
+        require_format(output)
+    require_writable(output)
+    require_existing(model, input)
     from facetrain.cli.native_messages import collect_native_messages
     from facetrain.cli.progress import progress_bar
     from facetrain.embeddings.embed_images import embed_input
-    from facetrain.embeddings.embedding_files import SUFFIXES, require_format, save_embeddings
     from facetrain.embeddings.row_files import remove_partial_files
     from facetrain.run.build.teacher_embeddings import write_teacher_embeddings
-    from facetrain.training.teacher_cache import SUFFIX
 
-    require_no_input((model, input), output)
-    if output.suffix == SUFFIX:
-        refuse_given(context, "dtype", when=f"on {SUFFIX} files")
-        require_writable(output)
+    if is_teacher:
         with collect_native_messages(), progress_bar("embedding") as progress:
             count, size = write_teacher_embeddings(
                 model,
@@ -71,16 +86,6 @@ def embed(
         rows = "plain and mirrored" if flip else "plain"
         typer.echo(f"{output}: {count:,} images, {rows}, embeddings of size {size}")
         return
-    if output.suffix not in SUFFIXES:
-        raise UsageError(
-            f"{output}: unknown suffix of a file of embeddings; use {', '.join(SUFFIXES)} or {SUFFIX}"
-        )
-    if output.suffix == ".parquet" and output.parent.resolve() == input.resolve():
-        raise UsageError(
-            f"{output}: the folder of images would be read as a Parquet dataset; choose another folder"
-        )
-    require_format(output)
-    require_writable(output)
     with collect_native_messages(), progress_bar("embedding") as progress:
         embeddings = embed_input(
             model,
@@ -115,6 +120,7 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Print the cosine similarity of two faces, and with a calibrated MODEL whether they are one person."""
+    require_existing(model, first, second)
     from facetrain.api.model import load_model
 
     opened = load_model(model, device)

@@ -13,7 +13,14 @@ import typer
 from facetrain.cli.evaluated_system import EvaluatedSystem
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import InferenceOptions, ProtocolOptions
-from facetrain.cli.outputs import echo_line, require_distinct, require_no_input, require_writable, write_text
+from facetrain.cli.outputs import (
+    echo_line,
+    require_distinct,
+    require_existing,
+    require_no_input,
+    require_writable,
+    write_text,
+)
 from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError
 
@@ -70,10 +77,6 @@ def evaluate(
     ] = None,
 ) -> None:
     """Evaluate a model, or the scores of another system, with exact ROC curves and bootstrap intervals."""
-    from facetrain.cli.progress import progress_bar
-    from facetrain.config.loading import eval_dir_of_run
-    from facetrain.verify.evaluate import evaluate as evaluate_model
-    from facetrain.verify.evaluate import evaluate_scores
     from facetrain.verify.sets.pair_columns import score_file_and_column
 
     system = system.completed(err=results.only_json)
@@ -89,6 +92,12 @@ def evaluate(
     file = path if system.model else score_file_and_column(path)[0]
     inputs = (file, system.pairs, against, system.slices, *map(Path, system.targets))
     require_no_input(inputs, results.json_file)
+    require_existing(system.model, against if system.model else None, system.slices)
+    from facetrain.cli.progress import progress_bar
+    from facetrain.config.loading import eval_dir_of_run
+    from facetrain.verify.evaluate import evaluate as evaluate_model
+    from facetrain.verify.evaluate import evaluate_scores
+
     if system.model is None:
         evaluation = evaluate_scores(path, pair_list=system.pairs, against=against, options=options)
     else:

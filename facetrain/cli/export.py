@@ -12,7 +12,7 @@ import typer
 from facetrain.cli.export_options import Average, FileOptions, Format, Images, Outputs, Sets
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import Model
-from facetrain.cli.outputs import echo_line, require_no_input, require_writable, write_text
+from facetrain.cli.outputs import echo_line, require_existing, require_no_input, require_writable, write_text
 from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError
 from facetrain.models.export.formats import FORMATS, ExportFormat, ExportOptions
@@ -44,12 +44,6 @@ def export(
     average: Average = False,
 ) -> None:
     """Write a model to a file for another program; a file that gives other embeddings is not written."""
-    import torch
-
-    from facetrain.config.loading import eval_dir_of_run
-    from facetrain.models.export.export import export as export_model
-    from facetrain.models.model_file import THRESHOLDS_KEY, open_model
-
     if not sets.target:
         refuse_given(context, "data_dir", when="without --target")
     row, output = FORMATS[format], outputs.output
@@ -60,6 +54,13 @@ def export(
         )
     require_writable(*row.files(output), outputs.model_card)
     require_no_input((model, images), *row.files(output), outputs.model_card)
+    require_existing(model, images)
+    import torch
+
+    from facetrain.config.loading import eval_dir_of_run
+    from facetrain.models.export.export import export as export_model
+    from facetrain.models.model_file import THRESHOLDS_KEY, open_model
+
     row.load()  # a missing package is reported before the network is opened
     opened = open_model(model, torch.device("cpu"), average=average)
     data_dir = sets.data_dir or eval_dir_of_run(model)

@@ -34,6 +34,17 @@ def require_writable(*files: Path | None) -> None:
             raise UsageError(f"{path}: permission denied; choose another path")
 
 
+def require_existing(*inputs: Path | None) -> None:
+    """Check that inputs exist, before torch is imported, which takes seconds; None is skipped.
+
+    Raises:
+        UsageError: one does not.
+    """
+    for path in inputs:
+        if path is not None and not path.exists():
+            raise UsageError(f"{path}: no such file or folder")
+
+
 def require_distinct(*paths: Path | None) -> None:
     """Check that no two outputs of a command have one path; None is skipped.
 

@@ -58,7 +58,6 @@ def plan(
     """
     from facetrain.config.loading import load_config
     from facetrain.errors import UsageError
-    from facetrain.plan.backbone_cost import on_device
     from facetrain.plan.device import DEVICES
 
     if gpu not in (*DEVICES, "cpu"):
@@ -68,6 +67,8 @@ def plan(
     if memory and memory > _MOST_GIB:
         raise UsageError(f"--memory {memory:g}: use a number of at most {_MOST_GIB:,}")
     described = load_config(config, set_ or ())
+    from facetrain.plan.backbone_cost import on_device  # imports torch, which takes seconds
+
     known_classes, num_images = _dataset_size(described)
     num_classes = identities or known_classes
     if num_classes is None:

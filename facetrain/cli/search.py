@@ -11,7 +11,7 @@ import typer
 
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import Device, Json
-from facetrain.cli.outputs import echo_line, require_no_input, require_writable
+from facetrain.cli.outputs import echo_line, require_existing, require_no_input, require_writable
 from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError
 
@@ -68,8 +68,6 @@ def search(
     """
     from facetrain.cli.progress import progress_bar
     from facetrain.embeddings.embedding_files import SUFFIXES
-    from facetrain.embeddings.exact_search import search_exactly
-    from facetrain.verify.output.search_results import SearchResults
 
     lowest, output = results.threshold, results.output
     if results.fmr is not None and lowest is not None:
@@ -78,6 +76,10 @@ def search(
         refuse_given(context, "model", "device", when="on files of embeddings without --fmr")
     require_no_input((gallery, probe, model), output)
     require_writable(output)
+    require_existing(gallery, probe, model)
+    from facetrain.embeddings.exact_search import search_exactly
+    from facetrain.verify.output.search_results import SearchResults
+
     if results.fmr is not None:
         lowest = _stored_threshold(model, results.fmr, device)
     entries, probes = _embeddings(gallery, model, device), _embeddings(probe, model, device)

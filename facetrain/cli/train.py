@@ -13,7 +13,7 @@ import typer
 
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import CheckpointOption, Json, RunDir, Set, find_run, parse_checkpoint
-from facetrain.cli.outputs import echo_line
+from facetrain.cli.outputs import echo_line, require_existing, require_writable
 from facetrain.cli.unused_options import refuse_launch_options
 from facetrain.cli.usual_settings import UsualSettings
 
@@ -141,6 +141,7 @@ def _run(
     config: Config,
     options: LaunchOptions,
 ) -> None:
+    from facetrain.data.published_datasets import require_dataset
     from facetrain.distributed.launch import launch
     from facetrain.distributed.process_lifetime import exit_process, launched_by_torchrun
     from facetrain.distributed.topology import topology
@@ -148,6 +149,10 @@ def _run(
     refuse_launch_options(context)
     if launched_by_torchrun():
         sys.exit(start())
+    data = config.data
+    if data.synthetic is None:
+        # Also checked by the ranks, but only after the seconds that the import of torch takes.
+        require_dataset(Path(data.train), num_classes=data.num_classes, num_images=data.num_images)
     where = topology(**asdict(options), device=config.train.device)
     exit_process(launch(start, where, run_id=f"facetrain-{config.run.name}"))
 
@@ -177,11 +182,11 @@ def report(
     ] = None,
 ) -> None:
     """Write a report of a run, as one HTML page that needs no network."""
-    from facetrain.cli.outputs import require_writable
-    from facetrain.run.report.page import write_run_report
-
     require_writable(output)
     run_dir = find_run(run_dir)
+    require_existing(run_dir)
+    from facetrain.run.report.page import write_run_report
+
     page = output or run_dir / "report.html"
     write_run_report(run_dir, page)
     echo_line(str(page))

@@ -93,10 +93,11 @@ def _format_of(path: Path) -> Format:
             if name.endswith(format.suffixes) and format.accepts(path):
                 return format
     if not path.is_dir():
-        problem = "not a dataset" if path.exists() else "no such folder or file"
+        if not path.exists():
+            raise DataError(f"{printable(str(path))}: no such folder or file")
         parts = [part for format in FORMATS for part in format.parts]
         raise DataError(
-            f"{printable(str(path))}: {problem}; a dataset is a folder with {', '.join(parts)} or one subfolder per "
+            f"{printable(str(path))}: not a dataset, which is a folder with {', '.join(parts)} or one subfolder per "
             f"identity, or a file {' '.join(sorted(DATASET_SUFFIXES))}"
         )
     recognized = _format_of_folder(path)

@@ -228,6 +228,44 @@ def test_help_imports_no_large_package(command):
     assert process.returncode == 0, process.stderr
 
 
+MISSING = (
+    "eval none --target x",
+    "embed none faces --output e.npz",
+    "calibrate none --target x",
+    "compare none a.jpg b.jpg",
+    "search none b.npz",
+    "average none b --output c.safetensors",
+    "export none --format onnx --output m.onnx",
+    "report none",
+    "resume none",
+    "train --config none.yaml",
+    "train --data none",
+    "train --preset ms1mv3_r50 --set data.train=none",
+    "plan --config none.yaml",
+    "data inspect none",
+)
+
+
+def test_a_wrong_path_is_found_before_torch_is_imported(tmp_path):
+    script = f"""
+import sys
+from facetrain.cli.app import app
+for line in {MISSING}:
+    try:
+        app(line.split(), standalone_mode=False)
+    except Exception as error:
+        print(line, error, sep=": ")
+    assert "torch" not in sys.modules, line
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(MISSING), done.stdout
+    assert all("no such f" in line or "not the folder of a run" in line for line in lines), done.stdout
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_shell_completes_commands_and_options(shell, tmp_path):
     words = {"COMP_WORDS": "facetrain tr", "COMP_CWORD": "1", "_TYPER_COMPLETE_ARGS": "facetrain tr"}

@@ -217,7 +217,7 @@ def test_one_system_is_evaluated_at_a_time(model):
     ("options", "message"),
     [
         (["--target", "nothing"], "no such verification set"),
-        (["--target", "pairs", "--slices", "absent.csv"], "No such file"),
+        (["--target", "pairs", "--slices", "absent.csv"], "absent.csv: no such file"),
         (
             ["--target", "pairs", "--target", "tinyface", "--slices", "t.csv"],
             "t.csv: is a table of one set, and 2",

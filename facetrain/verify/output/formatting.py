@@ -101,9 +101,13 @@ def format_evaluation(evaluation: EvaluatedSets) -> Iterator[str]:
         yield f"{name}: {format_counts(result)}"
         yield from (f"  {warning}" for warning in format_warnings(result))
         accuracies, others = headline(result)
+        points = result.operating_points
         yield from (_format_metric(metric, value, result) for metric, value in accuracies)
-        yield from (f"  {point.name:16} {format_point(point)}" for point in result.operating_points)
-        yield from (_format_metric(metric, value, result) for metric, value in others)
+        yield from (f"  {each.name:16} {format_point(each)}" for each in points if each.rate is not None)
+        yield from (_format_metric(metric, value, result) for metric, value in others if value is not None)
+        absent = {point.name: format_point(point) for point in points if point.rate is None}
+        absent |= {name: result.needs.get(name, "not available") for name, value in others if value is None}
+        yield from _format_absent(absent)
         yield from (f"  {_format_group(group)}" for group in result.groups)
         for curve in result.discards:
             if curve.area_ratio is not None:
@@ -120,9 +124,21 @@ def format_evaluation(evaluation: EvaluatedSets) -> Iterator[str]:
 
 
 def _format_metric(metric: str, value: float | None, result: Result) -> str:
-    needs = result.needs.get(metric, "not available")
-    shown = needs if value is None else format_value(metric, value, result.interval.get(metric))
-    return f"  {metric:16} {shown}"
+    return f"  {metric:16} {format_value(metric, value, result.interval.get(metric))}"
+
+
+def _format_absent(reasons: dict[str, str]) -> Iterator[str]:
+    """Yield one line for all metrics that a set has too few pairs for, with the smallest number that one needs."""
+    alike: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        # "needs 1,000 impostor pairs; there are 600"
+        alike.setdefault(reason.partition("; ")[2] or reason, []).append(name)
+    for names in alike.values():
+        least = min((reasons[name] for name in names), key=len)
+        if len(names) == 1:
+            yield f"  {names[0]:16} {least}"
+        else:
+            yield f"  {', '.join(names)}: {least.replace('needs ', 'needs at least ', 1)}"
 
 
 def _format_group(group: Group) -> str:
