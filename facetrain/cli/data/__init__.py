@@ -1,7 +1,7 @@
 """The commands `facetrain data …`, for the owner of a dataset.
 
 `create` makes datasets and landmarks, `pairs` makes verification sets, `transform` makes new datasets from existing
-ones, `inspect` shows and checks a dataset, `overlap` and `clean` find overlapping and wrong identities with a model.
+ones, `inspect` shows and checks a dataset, `clean` finds wrong and overlapping identities with a model.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from facetrain.cli.data import clean, create, inspect, overlap, pairs, transform
+from facetrain.cli.data import clean, create, inspect, pairs, transform
 from facetrain.cli.native_messages import collect_native_messages
 
 app = typer.Typer(help="Create, inspect, check, transform and clean datasets.", no_args_is_help=True)
@@ -27,7 +27,7 @@ app.command("split")(transform.split)
 app.command("shuffle")(transform.shuffle)
 app.command("subset")(transform.subset)
 app.command("convert")(transform.convert)
-app.command("overlap")(overlap.overlap)
+app.command("overlap")(clean.overlap)
 app.command("clean")(clean.clean)
 
 

@@ -1,8 +1,9 @@
-"""`facetrain data clean`: wrong labels, found by a model."""
+"""`facetrain data clean | overlap`: wrong labels, and identities of a test set, found by a model."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from facetrain.cli.data.options import Precision, Sheet, Workers, embed_images, json_facts, print_written
+from facetrain.cli.data.options import Dataset, Precision, Sheet, Workers, json_facts, print_written
 from facetrain.cli.option_groups import option_groups
-from facetrain.cli.options import Float32InferenceOptions, Json
+from facetrain.cli.options import Float32InferenceOptions, Json, Model
 from facetrain.cli.outputs import (
     echo_line,
     require_absent,
@@ -23,6 +24,7 @@ from facetrain.cli.outputs import (
     require_writable,
     write_text,
 )
+from facetrain.cli.progress import progress_bar
 from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError
 
@@ -30,7 +32,11 @@ if TYPE_CHECKING:
     import numpy as np
 
     from facetrain.data.tools.clean import CleanReport
+    from facetrain.data.tools.overlap import OverlapReport
+    from facetrain.embeddings.embedding_files import Embeddings
+    from facetrain.embeddings.inference import Inference
 
+_PRINTED_IDENTITIES = 20
 _MAX_CUT, _SMALL_CUT = 0.05, 2
 """Share of the images or identities, and number of them in small datasets, that `clean` changes without --yes."""
 
@@ -100,7 +106,6 @@ def clean(
     as_json: Json = False,
 ) -> None:
     """Find wrong labels: mixed identities, duplicate identities, mislabeled images and outliers."""
-    from facetrain.cli.progress import progress_bar
     from facetrain.data.open_dataset import open_dataset
     from facetrain.data.tools.clean import find_label_faults
     from facetrain.data.tools.clean_report import describe_report, format_report, read_report
@@ -114,7 +119,7 @@ def clean(
     if files.apply is not None:
         report = read_report(files.apply, source)
     else:
-        embedded = embed_images("embedding", model, folder, inference)
+        embedded = _embed_images("embedding", model, folder, inference)
         report = find_label_faults(
             embedded.embedding, embedded.label, precision=changes.precision, merge=changes.merge
         )
@@ -213,3 +218,89 @@ def _echo_decisions(report: CleanReport, *, merge: bool) -> None:
             f"  pairs of identities are {'merged' if merge else 'not merged without --merge'}; look at them first: the "
             "number of mistakes is not known, because a model may confuse some people much more than others"
         )
+
+
+@option_groups
+def overlap(
+    model: Model,
+    dataset: Dataset,
+    test: Annotated[Path, typer.Argument(help="Test set: a .bin, a folder of images, or a dataset.")],
+    inference: Float32InferenceOptions,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TXT",
+            help="Write the identities found, one number per line, for `without` in a mixture.",
+        ),
+    ] = None,
+    sheet: Sheet = None,
+    precision: Precision = 0.95,
+    as_json: Json = False,
+) -> None:
+    """Find the identities of a training set that a test set also has."""
+    from facetrain.data.dataset import identity_name
+    from facetrain.data.open_dataset import open_dataset
+    from facetrain.data.tools.contact_sheet import identity_title, write_encoded_sheet
+    from facetrain.data.tools.overlap import find_overlap
+    from facetrain.embeddings.embed_images import read_input
+
+    require_writable(output, sheet)
+    require_no_input((model, dataset, test), output, sheet)
+    require_sheet(sheet)
+    source = open_dataset(dataset)
+    train = _embed_images("embedding the dataset", model, dataset, inference)
+    tested = _embed_images("embedding the test set", model, test, inference)
+    report = find_overlap(train.embedding, train.label, tested.embedding, precision=precision)
+    if output is not None:
+        if report.separation.useless:
+            raise UsageError(f"{dataset}: {report.separation.sentence()}; nothing is written to {output}")
+        write_text(output, "".join(f"{one.identity}\n" for one in report.overlapping))
+    titles = [
+        f"{number}. {identity_title(source, one.identity)}, {train.name[one.image]} | {tested.name[one.test_image]}, "
+        f"cosine {one.similarity:.3f}"
+        for number, one in enumerate(report.overlapping, 1)
+    ]
+    if sheet is not None:
+        left, right = read_input(dataset)[0], read_input(test)[0]
+        pairs = [[left[one.image], right[one.test_image]] for one in report.overlapping]
+        write_encoded_sheet(list(zip(titles, pairs, strict=True)), sheet)
+    if as_json:
+        threshold = report.threshold.threshold
+        facts = {
+            "eer": report.separation.eer,
+            "expected_false": report.threshold.expected_false,
+            "threshold": threshold if math.isfinite(threshold) else None,
+            "overlapping": [
+                vars(one) | {"identity_name": identity_name(source, one.identity)}
+                for one in report.overlapping
+            ],
+        }
+        typer.echo(json.dumps(facts))
+        return
+    _echo_report(report, dataset, test)
+    for title in titles[:_PRINTED_IDENTITIES]:
+        echo_line(f"  {title}")
+
+
+def _echo_report(report: OverlapReport, dataset: Path, test: Path) -> None:
+    from facetrain.data.tools.fault_calibration import MIN_SCORES
+
+    expected = (
+        f", about {report.threshold.expected_false:.1f} by mistake, more if the model confuses some people"
+    )
+    count = len(report.overlapping)
+    echo_line(f"{count:,} identities of {dataset} are also in {test}{expected if count else ''}")
+    echo_line(f"  {report.separation.sentence()}")
+    if report.threshold.too_few and not report.separation.useless:
+        echo_line(
+            f"  not judged: {report.threshold.scores:,} images of the dataset are too few to calibrate on; "
+            f"{MIN_SCORES} are needed"
+        )
+
+
+def _embed_images(title: str, model: Path, images: Path, inference: Inference) -> Embeddings:
+    """Return the embeddings of a dataset, a verification set or a folder of images, with a progress bar."""
+    from facetrain.embeddings.embed_images import embed_input
+
+    with progress_bar(title) as progress:
+        return embed_input(model, images, inference, progress=progress)

@@ -9,11 +9,22 @@ from typing import Annotated
 
 import typer
 
-from facetrain.cli.data.faces import FaceLandmarks, detections, first_names, print_detections
-from facetrain.cli.data.options import IMAGE_SIZE, MIN_IMAGES, SEED, Workers, Writing, print_written
+from facetrain.cli.data.options import (
+    IMAGE_SIZE,
+    MIN_IMAGES,
+    SEED,
+    FaceLandmarks,
+    Workers,
+    Writing,
+    detections,
+    first_names,
+    print_detections,
+    print_written,
+)
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import Json
 from facetrain.cli.outputs import echo_line
+from facetrain.cli.progress import progress_bar, progress_bars
 from facetrain.cli.unused_options import refuse_given
 from facetrain.data.tools.options import PackOptions
 from facetrain.errors import UsageError
@@ -44,7 +55,6 @@ def synth(
     image_size: Annotated[int, IMAGE_SIZE] = 112,
 ) -> None:
     """Render synthetic identities: a training set, and verification pairs of other identities."""
-    from facetrain.cli.progress import progress_bar
     from facetrain.data.settings import SyntheticSettings
     from facetrain.data.synthetic.dataset_writer import write_synthetic
 
@@ -91,7 +101,6 @@ def pack(
     ] = None,
 ) -> None:
     """Write a dataset as train.rec, train.idx and property, in InsightFace's format."""
-    from facetrain.cli.progress import progress_bars
     from facetrain.data.formats.image_list import LIST_SUFFIXES
     from facetrain.data.skipped_files import skipped_summary
     from facetrain.data.tools import pack as tool
@@ -142,7 +151,6 @@ def landmarks(
     as_json: Json = False,
 ) -> None:
     """Write the landmarks of the images to a file beside them, for backbones with KP-RPE."""
-    from facetrain.cli.progress import progress_bar
     from facetrain.data.formats.landmark_file import landmarks_path
     from facetrain.data.tools.detect_landmarks import write_dataset_landmarks
 

@@ -11,6 +11,7 @@ import typer
 from facetrain.cli.data.options import Dataset, Workers
 from facetrain.cli.options import Json
 from facetrain.cli.outputs import echo_line, require_absent, require_sheet
+from facetrain.cli.progress import progress_bar
 from facetrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -169,7 +170,6 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Read and decode every image and list the faults; exit code 2 if they would harm training."""
-    from facetrain.cli.progress import progress_bar
     from facetrain.data.tools import check as tool
 
     require_absent(repair)

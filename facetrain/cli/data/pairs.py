@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-from facetrain.cli.data.faces import FaceLandmarks, detections, print_detections
-from facetrain.cli.data.options import MOST_PIXELS, Seed, Workers
+from facetrain.cli.data.options import MOST_PIXELS, FaceLandmarks, Seed, Workers, detections, print_detections
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import Json
 from facetrain.cli.outputs import echo_line, require_absent, require_writable
+from facetrain.cli.progress import progress_bar
 from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError
 
@@ -76,7 +76,6 @@ def pairs(
     as_json: Json = False,
 ) -> None:
     """Write a verification set from a pair list and its images, from a set of another form, or from a dataset."""
-    from facetrain.cli.progress import progress_bar
     from facetrain.data.formats.pair_archives import is_pair_archive
     from facetrain.data.skipped_files import skipped_summary
     from facetrain.data.tools.pair_lists import archive_pairs, is_pair_list, list_pairs

@@ -12,6 +12,7 @@ from facetrain.cli.data.options import MIN_IMAGES, SEED, Dataset, Seed, Writing,
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import Json
 from facetrain.cli.outputs import echo_line
+from facetrain.cli.progress import progress_bar
 from facetrain.cli.unused_options import refuse_given
 from facetrain.data.tools.options import SubsetOptions
 from facetrain.errors import UsageError
@@ -47,7 +48,6 @@ def split(
     seed: Seed = 0,
 ) -> None:
     """Split a dataset into OUTPUT/train and OUTPUT/validation, which have no identity in common."""
-    from facetrain.cli.progress import progress_bar
     from facetrain.data.tools.selection import select_parts
     from facetrain.data.tools.writing import write_parts
 
@@ -124,7 +124,6 @@ def index(
     as_json: Json = False,
 ) -> None:
     """Write the .idx of a .rec file whose .idx is missing or wrong."""
-    from facetrain.cli.progress import progress_bar
     from facetrain.data.formats.record_index import rebuild_index
 
     with progress_bar("scanning (bytes)") as progress:

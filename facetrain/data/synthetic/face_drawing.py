@@ -1,31 +1,57 @@
-"""Facial features: face, ears, nose, eyes, eyebrows, mouth and skin marks."""
+"""Drawing of a face: head, eyes, nose, mouth, skin, hair, and objects that hide parts of it."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from facetrain.data.synthetic.canvas import Canvas, ColorLike
+from facetrain.data.synthetic.canvas import Canvas, ColorLike, ellipse, spline
 from facetrain.data.synthetic.capture_conditions import CaptureConditions
-from facetrain.data.synthetic.geometry import ellipse, spline
 from facetrain.data.synthetic.identity import Identity
 
-SIDES = (-1.0, 1.0)
+_SIDES = (-1.0, 1.0)
 """The left and the right side of the image."""
 
 
-def draw_neck_and_ears(canvas: Canvas, identity: Identity, conditions: CaptureConditions) -> None:
+def draw_face(canvas: Canvas, identity: Identity, conditions: CaptureConditions) -> None:
+    """Draw the hair behind the head, and the head, back to front; shading comes after these."""
+    _draw_back_hair(canvas, identity)
+    _draw_neck_and_ears(canvas, identity, conditions)
+    _draw_head(canvas, identity, conditions)
+    _draw_nose(canvas, identity)
+    for side in _SIDES:
+        _draw_eye(canvas, identity, conditions, side)
+        _draw_brow(canvas, identity, conditions, side)
+    _draw_mouth(canvas, identity, conditions)
+    _draw_skin_marks(canvas, identity)
+
+
+def draw_in_front(canvas: Canvas, identity: Identity, conditions: CaptureConditions) -> None:
+    """Draw the front hair or the hat, and occlusions; they have their final colors already."""
+    _draw_front_hair(canvas, identity, conditions)
+    if conditions.glasses:
+        _draw_glasses(canvas, identity, conditions)
+    if conditions.mask:
+        x, y = spline([(-34, 2), (0, -6), (34, 2), (30, 30), (0, 44), (-30, 30)])
+        canvas.fill(canvas.project.surface(x, y, 8.0), conditions.clothes)
+    if conditions.hand is not None:
+        across, down, radius = conditions.hand
+        x, y = ellipse((across, down), (radius, radius * 1.5), 20)
+        canvas.fill(canvas.project(x, y, 60.0), identity.skin * 0.8)
+
+
+def _draw_neck_and_ears(canvas: Canvas, identity: Identity, conditions: CaptureConditions) -> None:
     """Draw the neck, the clothes and the ears."""
     x, y = spline([(-20, 20), (-18, 45), (-44, 62), (44, 62), (18, 45), (20, 20)])
     canvas.fill(canvas.project(x, y, 0.0), identity.skin * 0.8)
     x, y = np.array([-60.0, -24, 24, 60, 60, -60]), np.array([56.0, 46, 46, 56, 80, 80])
     canvas.fill(canvas.project(x, y, 0.0), conditions.clothes)
-    for side in SIDES:
+    for side in _SIDES:
         center, size = side * (identity.cheek_width + 0.5), identity.ear_size
         x, y = ellipse((center, -9), (size * 0.5, size * 1.25), 20)
         canvas.fill(canvas.project(x, y, -6.0), identity.skin * 0.9)
 
 
-def draw_head(canvas: Canvas, identity: Identity, conditions: CaptureConditions) -> None:
+def _draw_head(canvas: Canvas, identity: Identity, conditions: CaptureConditions) -> None:
     """Draw the skin of the face and the beard."""
     x, y = _face_outline(identity, conditions.mouth_open)
     canvas.fill(canvas.project(x, y, 4.0), identity.skin)
@@ -38,11 +64,11 @@ def draw_head(canvas: Canvas, identity: Identity, conditions: CaptureConditions)
         canvas.fill(np.vstack([rim, top]), identity.hair * 0.6 + identity.skin * 0.4, identity.beard)
 
 
-def draw_nose(canvas: Canvas, identity: Identity) -> None:
+def _draw_nose(canvas: Canvas, identity: Identity) -> None:
     """Draw the nose with its nostrils, highlight and shadow."""
     skin, tip, width = identity.skin, identity.nose_length, identity.nose_width
     dark, light = skin * 0.72, np.minimum(skin * 1.12 + 6, 255)
-    for side in SIDES:
+    for side in _SIDES:
         half, bridge = side * width, side * identity.bridge_width
         root = [(bridge, -20), (bridge * 1.1, -8)]
         wing = [(half * 0.9, tip - 3), (half, tip + 1), (half * 0.5, tip + 2.2)]
@@ -56,7 +82,7 @@ def draw_nose(canvas: Canvas, identity: Identity) -> None:
     canvas.fill(canvas.project.surface(x, y, 7.0), dark, 0.6)
 
 
-def draw_eye(canvas: Canvas, identity: Identity, conditions: CaptureConditions, side: float) -> None:
+def _draw_eye(canvas: Canvas, identity: Identity, conditions: CaptureConditions, side: float) -> None:
     """Draw one eye; `side` is −1 for the left one in the image, 1 for the right one."""
     skin = identity.skin
     opening = identity.eye_opening * (1 - conditions.eyes_closed) * (1 - 0.15 * max(conditions.smile, 0))
@@ -96,8 +122,8 @@ def _iris(canvas: Canvas, identity: Identity, x: float, y: float) -> list[tuple[
     ]
 
 
-def draw_brow(canvas: Canvas, identity: Identity, conditions: CaptureConditions, side: float) -> None:
-    """Draw one eyebrow; `side` as in `draw_eye`."""
+def _draw_brow(canvas: Canvas, identity: Identity, conditions: CaptureConditions, side: float) -> None:
+    """Draw one eyebrow; `side` as in `_draw_eye`."""
     t = np.linspace(-1, 1, 9)
     x = side * (identity.eye_distance + t * identity.brow_width)
     y = identity.brow_height - conditions.brows_up - identity.brow_arch * (1 - t**2)
@@ -107,7 +133,7 @@ def draw_brow(canvas: Canvas, identity: Identity, conditions: CaptureConditions,
     canvas.fill(np.vstack([upper, lower[::-1]]), identity.hair * 0.75 + identity.skin * 0.1, 0.85)
 
 
-def draw_mouth(canvas: Canvas, identity: Identity, conditions: CaptureConditions) -> None:
+def _draw_mouth(canvas: Canvas, identity: Identity, conditions: CaptureConditions) -> None:
     """Draw the lips, the teeth and the moustache."""
     width = identity.mouth_width * (1 + 0.13 * conditions.smile)
     rise, gap = 2.6 * conditions.smile, 3.2 * conditions.mouth_open
@@ -132,7 +158,7 @@ def draw_mouth(canvas: Canvas, identity: Identity, conditions: CaptureConditions
     canvas.line(upper_low, identity.lips * 0.5, 0.6)
 
 
-def draw_skin_marks(canvas: Canvas, identity: Identity) -> None:
+def _draw_skin_marks(canvas: Canvas, identity: Identity) -> None:
     """Draw moles, freckles and the folds beside the mouth."""
     skin = identity.skin
     for across, down, radius in identity.moles:
@@ -142,7 +168,7 @@ def draw_skin_marks(canvas: Canvas, identity: Identity) -> None:
         for across, down in zip(rng.uniform(-24, 24, 26), rng.uniform(-12, 6, 26), strict=True):
             dot = canvas.project.surface(across + np.array([-0.5, 0.5, 0]), down + np.array([0, 0, 0.9]))
             canvas.fill(dot, skin * 0.68, 0.7 * identity.freckles)
-    for side in SIDES if identity.folds else ():
+    for side in _SIDES if identity.folds else ():
         corner = (side * (identity.mouth_width + 4), identity.mouth_height)
         x, y = spline([(side * 10, 4), (side * 15, 11), corner], closed=False)
         canvas.line(canvas.project.surface(x, y), skin * (1 - 0.45 * identity.folds), 0.7)
@@ -160,3 +186,44 @@ def _face_outline(identity: Identity, mouth_open: float) -> tuple[np.ndarray, np
         (identity.chin_width, 39.0 + drop),
     ]
     return spline([(0.0, -62.0), *side, (0.0, 42.0 + drop), *((-x, y) for x, y in reversed(side))])
+
+
+def _draw_back_hair(canvas: Canvas, identity: Identity) -> None:
+    """Draw the hair behind the head."""
+    volume = identity.hair_volume
+    reach, low = identity.cheek_width + volume, max(identity.hair_length, -12.0)
+    side = [(reach * 0.75, -66 - volume), (reach, -38.0), (reach + 1, -8.0), (reach * 0.96, low)]
+    x, y = spline([(0.0, -70 - volume), *side, *((-x, y) for x, y in reversed(side))])
+    canvas.fill(canvas.project(x, y, -8.0), identity.hair * 0.8)
+
+
+def _draw_front_hair(canvas: Canvas, identity: Identity, conditions: CaptureConditions) -> None:
+    """Draw the hair above the forehead, or the hat."""
+    if conditions.hat is not None:
+        x, y = spline([(-43, -40), (-36, -74), (0, -86), (36, -74), (43, -40), (0, -47)])
+        canvas.fill(canvas.project(x, y, 14.0), conditions.hat)
+        return
+    width, parting, line = identity.forehead_width, identity.parting, identity.hairline + identity.fringe
+    left = [(-(width + 3), -30.0), (-(width + 4), -52.0), (-22.0, -72.0)]
+    right = [(22.0, -72.0), (width + 4, -52.0), (width + 3, -30.0), (width - 3, -41.0)]
+    under = [(14 + parting * 0.5, line + 2), (parting, line - 5), (-16 + parting * 0.5, line + 3)]
+    x, y = spline([*left, (0.0, -76.0 - identity.hair_volume), *right, *under, (-(width - 3), -41.0)])
+    gain = conditions.ambient + (1 - conditions.ambient) * 0.9
+    canvas.fill(canvas.project.surface(x, np.minimum(y, -20), 3.0), identity.hair * gain)
+    strand = [(-20 + parting, line - 8), (parting, line - 13), (20 + parting, line - 9)]
+    x, y = spline(strand, closed=False)
+    canvas.line(canvas.project.surface(x, y, 3.0), np.minimum(identity.hair * 1.5 + 14, 255) * gain, 1.2)
+
+
+def _draw_glasses(canvas: Canvas, identity: Identity, conditions: CaptureConditions) -> None:
+    tone, distance = np.full(3, conditions.glasses_color), identity.eye_distance
+    cos, sin = ellipse((0, 0), (1, 1), 24)
+    power = 1.0 if conditions.glasses == 1 else 0.6
+    x, y = np.sign(cos) * np.abs(cos) ** power * 11, np.sign(sin) * np.abs(sin) ** power * 8
+    for side in _SIDES:
+        lens = canvas.project.surface(side * distance + x, identity.eye_height + 1 + y, 5.0)
+        if conditions.glasses == 3:
+            canvas.fill(lens, (24, 24, 28), 0.86)
+        canvas.line(lens, tone, 1.2)
+    bridge = np.linspace(-(distance - 11), distance - 11, 5)
+    canvas.line(canvas.project.surface(bridge, np.full(5, identity.eye_height - 1.0), 7.0), tone, 1.2)
