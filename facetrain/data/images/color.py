@@ -22,9 +22,10 @@ class EncodedColor(NamedTuple):
 
 
 def encoded_color(data: bytes) -> EncodedColor:
-    """Return the color storage of an encoded image that `decode` can decode."""
+    """Return the color storage of an encoded image; RGB with 8 bits for HEIC, which OpenCV does not read."""
     image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
-    assert image is not None, "it could be decoded"
+    if image is None:
+        return EncodedColor("RGB", 8, has_alpha=False)
     channels = 1 if image.ndim == 2 else image.shape[2]
     # OpenCV converts CMYK to RGB also if it is asked for the image as it is.
     model = "CMYK" if is_cmyk_jpeg(data) else "gray" if channels < 3 else "RGB"

@@ -13,7 +13,8 @@ from facetrain.data.images.header import (
     pnm_largest_value,
     read_header,
 )
-from facetrain.errors import ImageError
+from facetrain.errors import ImageError, missing_package
+from facetrain.files import error_reason
 
 _MAX_SCANS = 100
 """Passes over the image of a progressive JPEG, which has about ten. Each takes up to 0.1 s and needs a few bytes."""
@@ -55,6 +56,8 @@ def decode(data: bytes) -> np.ndarray:
         raise NotAnImageError(
             f"the image has {header.width:,} × {header.height:,} pixels; the limit is {MAX_PIXELS:,}"
         )
+    if header.format == "HEIC":
+        return _decode_heic(data)
     white = _unscaled_white(data) if header.format == "PNM" else None
     encoded = np.frombuffer(data, np.uint8)
     # Its second byte first: bytes.count() takes 5 % of the time of decoding, and few images have that many of it.
@@ -80,6 +83,22 @@ def decode(data: bytes) -> np.ndarray:
     if header.format == "JPEG" and not is_complete_jpeg(data):
         raise NotAnImageError(f"the JPEG is truncated: its {len(data):,} bytes have no end marker")
     return cv2.convertScaleAbs(image, alpha=255 / white) if white else image
+
+
+def _decode_heic(data: bytes) -> np.ndarray:
+    """Decode the format of iPhones, which OpenCV does not read; libheif turns the image upright."""
+    try:
+        import pillow_heif
+    except ImportError as error:
+        reason = missing_package(error, "heic")
+        raise NotAnImageError(f"HEIC {reason}, or convert the photos with `heif-convert`") from error
+    try:
+        image = np.asarray(pillow_heif.open_heif(data, convert_hdr_to_8bit=True))
+    except ValueError as error:
+        raise NotAnImageError(f"the HEIC image cannot be decoded ({error_reason(error)})") from error
+    return (
+        cv2.cvtColor(image, cv2.COLOR_GRAY2RGB) if image.ndim == 2 else np.ascontiguousarray(image[:, :, :3])
+    )
 
 
 def _unscaled_white(data: bytes) -> int | None:

@@ -18,13 +18,14 @@ FORMAT_SUFFIXES = {
     "BMP": (".bmp", ".dib"),
     "WebP": (".webp",),
     "AVIF": (".avif",),
+    "HEIC": (".heic", ".heif"),
     "PNM": (".pnm", ".pbm", ".pgm", ".ppm"),
     "TIFF": (".tif", ".tiff"),
     "JPEG 2000": (".jp2",),
     "GIF": (".gif",),
     "Sun raster": (".ras", ".sr"),
 }
-"""Suffixes of the files of each format, in lower case, the usual one first: the 8 and 16-bit formats of OpenCV."""
+"""Suffixes of the files of each format, in lower case, the usual one first: the formats of OpenCV, and HEIC."""
 IMAGE_SUFFIXES = frozenset(suffix for suffixes in FORMAT_SUFFIXES.values() for suffix in suffixes)
 
 # JPEG markers before the image size: 0xC0 to 0xCF without DHT, JPG and DAC (ITU-T T.81, table B.1).
@@ -39,8 +40,9 @@ _OS2_BYTES = 12
 """Size of the BMP header of OS/2 1.x, which has the width and the height in 16 bits each."""
 _TIFF_WIDTH, _TIFF_HEIGHT, _TIFF_ORIENTATION = 256, 257, 274
 _TIFF_SHORT = 3
+_HEIC_BRANDS = (b"ftypheic", b"ftypheix", b"ftypheim", b"ftypheis", b"ftypmif1")
 _ISOBMFF_HEADER_BYTES = 1 << 16
-"""Bytes in which the size of a JPEG 2000 or AVIF image must appear."""
+"""Bytes in which the size of a JPEG 2000, AVIF or HEIC image must appear."""
 
 
 class ImageHeader(NamedTuple):
@@ -132,6 +134,8 @@ def _format_and_size(data: bytes) -> tuple[str, int, int] | None:
         return None if size is None else ("WebP", *size)
     if data[4:12] in (b"ftypavif", b"ftypavis"):
         return _largest_box_size("AVIF", data, b"ispe", skip=4)
+    if data[4:12] in _HEIC_BRANDS:
+        return _largest_box_size("HEIC", data, b"ispe", skip=4)
     if data[:12] == b"\x00\x00\x00\x0cjP  \r\n\x87\n":
         box = _largest_box_size("JPEG 2000", data, b"ihdr", skip=0)
         return box and (box[0], box[2], box[1])  # the box has the height first

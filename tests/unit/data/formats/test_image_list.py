@@ -71,9 +71,9 @@ def test_an_identity_has_the_name_in_the_list_and_a_label_its_number(tmp_path):
     [
         (b"a/1.png 0\nnonsense\n", "line 2: 'nonsense' does not name an image"),
         (b"a/1.png 0\na/2.png\n", "line 2"),
-        (b"a/1.heic\tann\na/2.png\tann\n", "line 1: 'a/1.heic.*' does not name an image"),
-        (b"ann,1.heic\nann,a/2.png\n", "line 1: 'ann,1.heic' does not name an image"),
-        (b"a\\b.HEIC,ann\nann,a/2.png\n", "line 1: .* does not name an image"),
+        (b"a/1.raw\tann\na/2.png\tann\n", "line 1: 'a/1.raw.*' does not name an image"),
+        (b"ann,1.raw\nann,a/2.png\n", "line 1: 'ann,1.raw' does not name an image"),
+        (b"a\\b.RAW,ann\nann,a/2.png\n", "line 1: .* does not name an image"),
         (b"a/one\t0.000000\na/2.png\t0\n", "line 1: 'a/one.*' does not name an image"),
         (b"a/1.png\na/2.png 0\n", "line 1: 'a/1.png' does not name an image"),
         (b"", "contains no images"),
@@ -99,7 +99,7 @@ def test_an_invalid_list_is_refused(images, text, message):
 @pytest.mark.parametrize(
     "header",
     ["image/path\tidentity", "# made by tool.py", "image.path,image.label", "file (relative to /data),label",
-     "# a/1.heic\t0"],
+     "# a/1.raw\t0"],
 )  # fmt: skip
 def test_the_first_line_may_be_a_comment_or_name_columns(images, header):
     (images / "a.txt").write_text(f"{header}\na/1.png\t0\na/2.png\t1\n")

@@ -1,4 +1,6 @@
+import io
 import struct
+import sys
 
 import cv2
 import numpy as np
@@ -48,6 +50,32 @@ def test_lossy_and_lossless_webp_have_different_headers(quality):
     assert read_header(data) == ("WebP", 160, 96)
 
 
+def heic(size=160):
+    """Return the boxes of a HEIC that have its brand and its size, without an image."""
+    return b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + b"\0\0\0\x14ispe\0\0\0\0" + struct.pack(">II", size, size)
+
+
+def test_heic_needs_another_package_and_has_a_size(monkeypatch):
+    assert read_header(heic()) == ("HEIC", 160, 160) and ".heic" in IMAGE_SUFFIXES
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)  # not installed
+    with pytest.raises(ImageError, match=r"HEIC needs .*pip install facetrain\[heic\].*heif-convert"):
+        decode_rgb(heic(), location="x")
+    with pytest.raises(ImageError, match="the limit is"):
+        decode_rgb(heic(100_000), location="x")
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L"])
+def test_heic_is_decoded_to_rgb(mode):
+    pillow_heif = pytest.importorskip("pillow_heif")
+    pixels = {"RGB": photo(), "RGBA": np.dstack([photo(), photo()[..., 0]]), "L": photo()[..., 0]}[mode]
+    file = io.BytesIO()
+    pillow_heif.from_bytes(mode, (160, 96), np.ascontiguousarray(pixels).tobytes()).save(file, quality=90)
+    decoded = decode_rgb(file.getvalue(), location="x")
+    assert decoded.shape == (96, 160, 3) and np.abs(decoded.astype(int) - photo()).mean() < 3
+    with pytest.raises(ImageError, match="the HEIC image cannot be decoded|not an image"):
+        decode_rgb(file.getvalue()[: len(file.getvalue()) // 2], location="x")
+
+
 def test_a_bmp_of_os2_has_16_bit_sizes():
     pixels = np.arange(8 * 16 * 3, dtype=np.uint8).reshape(8, 16, 3)
     header = struct.pack("<2sIIIIHHHH", b"BM", 26 + pixels.nbytes, 0, 26, 12, 16, 8, 1, 24)
@@ -76,8 +104,6 @@ def test_images_with_an_orientation_tag_are_turned_upright():
 def test_cmyk_and_16_bit_images_become_8_bit_rgb(depth):
     if depth == "cmyk":
         Image = pytest.importorskip("PIL.Image")
-        import io
-
         file = io.BytesIO()
         Image.fromarray(photo()).convert("CMYK").save(file, "JPEG")
         data = file.getvalue()

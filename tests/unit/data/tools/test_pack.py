@@ -87,7 +87,7 @@ def test_everything_that_is_left_out_is_listed(dataset, tmp_path):
     (dataset / "notes.txt").write_text("who is who")
     (dataset / ".DS_Store").write_bytes(b"x")
     (dataset / "ann" / "._ann_0001.jpg").write_bytes(b"resource fork")
-    (dataset / "ann" / "ann.heic").write_bytes(b"x")
+    (dataset / "ann" / "ann.raw").write_bytes(b"x")
     (dataset / "ann" / "empty.jpg").write_bytes(b"")
     (dataset / "ann" / "more" / "deep").mkdir(parents=True)
     (dataset / "ann" / "more" / "deep" / "x.jpg").write_bytes((dataset / "bob" / "bob_0001.jpg").read_bytes())
@@ -95,7 +95,7 @@ def test_everything_that_is_left_out_is_listed(dataset, tmp_path):
     packed = pack(dataset, tmp_path / "out", PackOptions(skip_bad=True, min_images=2))
     found = {one.name: (one.kind, one.reason) for one in packed.skipped}
     assert {name: kind for name, (kind, _) in found.items()} == {
-        "notes.txt": "no_identity", ".DS_Store": "hidden", "ann/._ann_0001.jpg": "hidden", "ann/ann.heic": "suffix",
+        "notes.txt": "no_identity", ".DS_Store": "hidden", "ann/._ann_0001.jpg": "hidden", "ann/ann.raw": "suffix",
         "ann/empty.jpg": "unreadable", "ann/more": "nested", "zoe": "empty", "bob/bob_0001.jpg": "small_identity",
     }  # fmt: skip
     assert "the file is empty" in found["ann/empty.jpg"][1]
