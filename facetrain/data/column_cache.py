@@ -123,9 +123,15 @@ def cached_columns(name: Path, inputs: Sequence[Path], build: Callable[[], Colum
 def _cache_paths(name: Path) -> Iterator[Path]:
     """Yield the paths that a cache file may have."""
     yield name
+    yield path_in_cache_folder(name)
+
+
+def path_in_cache_folder(name: Path) -> Path:
+    """Return the path in ~/.cache/facetrain for a cache file; `name` itself if the user has no home folder."""
     digest = hashlib.sha256(os.fsencode(os.path.realpath(name))).hexdigest()[:24]
     with contextlib.suppress(FileNotFoundError):
-        yield user_cache_folder() / f"{digest}{name.suffix}"
+        return user_cache_folder() / f"{digest}{name.suffix}"
+    return name
 
 
 def _write(path: Path, header: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:

@@ -47,6 +47,20 @@ def test_transformed_datasets_report_their_size(data, tmp_path):
     assert open_dataset(tmp_path / "images").num_images == 3
 
 
+def test_a_split_says_which_share_is_enough_for_pairs(tmp_path):
+    data = write_records(tmp_path / "data", [identity for identity in range(56) for _ in range(2)])
+    few = run("split", data, "--output", tmp_path / "few", "--validation", 0.2)
+    assert "11 identities for validation have two images or more; `facetrain data pairs` needs 20" in few
+    assert few.endswith("split with --validation 0.36\n")
+    enough = run("split", data, "--output", tmp_path / "enough", "--validation", 0.36)
+    assert len(enough.splitlines()) == 2
+    run("pairs", tmp_path / "enough" / "validation", "--output", tmp_path / "val.bin", "--count", 20)
+
+
+def test_the_help_of_landmarks_says_where_they_come_from():
+    assert "from --detector or --landmarks" in run("landmarks", "--help").replace("\n ", "")
+
+
 def test_pairs_are_sampled_from_a_dataset(data, tmp_path):
     made = json.loads(run("pairs", data, "--output", tmp_path / "val.bin", "--count", 20, "--json"))
     assert (made["pairs"], made["same"]) == (20, 10) and (tmp_path / "val.bin").exists()

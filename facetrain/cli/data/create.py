@@ -150,7 +150,7 @@ def landmarks(
     workers: Workers = None,
     as_json: Json = False,
 ) -> None:
-    """Write the landmarks of the images to a file beside them, for backbones with KP-RPE."""
+    """Write landmarks to a file beside the images, from --detector or --landmarks, for backbones with KP-RPE."""
     from facetrain.data.formats.landmark_file import landmarks_path
     from facetrain.data.tools.detect_landmarks import write_dataset_landmarks
 

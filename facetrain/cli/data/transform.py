@@ -48,6 +48,9 @@ def split(
     seed: Seed = 0,
 ) -> None:
     """Split a dataset into OUTPUT/train and OUTPUT/validation, which have no identity in common."""
+    import numpy as np
+
+    from facetrain.data.tools.sample_pairs import FOLDS, needed_share
     from facetrain.data.tools.selection import select_parts
     from facetrain.data.tools.writing import write_parts
 
@@ -55,6 +58,14 @@ def split(
     with progress_bar("splitting") as progress:
         written = write_parts(parts, writing.output, workers=writing.workers, progress=progress)
     print_written(written, writing.as_json)
+    _, counts = np.unique(parts["validation"].label, return_counts=True)
+    eligible = int((counts > 1).sum())
+    if 0 < eligible < 2 * FOLDS and not writing.as_json:
+        total = len(counts) + written[0].identities
+        echo_line(
+            f"  {eligible} identities for validation have two images or more; `facetrain data pairs` needs "
+            f"{2 * FOLDS}: split with --validation {needed_share(len(counts), eligible, total)}"
+        )
 
 
 @option_groups

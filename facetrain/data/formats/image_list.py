@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.column_cache import Columns, cached_columns
+from facetrain.data.column_cache import Columns, cached_columns, path_in_cache_folder
 from facetrain.data.formats.base import CatalogDataset, Format, catalog_path
 from facetrain.data.formats.image_folder import FileDataset
 from facetrain.data.formats.labels import number_identities, require_labels
@@ -50,7 +50,9 @@ def open_list(path: Path, root: Path | None = None) -> CatalogDataset:
     Raises:
         DataError: if a line is not understood, or there are no images.
     """
-    columns = cached_columns(catalog_path(path), [path], partial(_build_catalog, path))
+    # Not beside the list, which is a file of the user and often among others.
+    catalog = path_in_cache_folder(catalog_path(path))
+    columns = cached_columns(catalog, [path], partial(_build_catalog, path))
     return ListDataset(path, [path], columns, root=path.parent if root is None else root)
 
 

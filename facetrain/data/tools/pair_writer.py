@@ -19,6 +19,7 @@ from facetrain.data.formats.bin_tables import groups_path, remove_table, subject
 from facetrain.data.formats.landmark_file import landmarks_path, remove_landmarks, write_landmarks
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.skipped_files import SkippedFile, skipped_table
+from facetrain.data.tools.aligned_images import NoFaceError
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.errors import PairsError, UnreadableError
 from facetrain.files import os_errors_as, write_atomically
@@ -89,7 +90,8 @@ def write_pairs(
                     raise type(error)(
                         f"{error}; leave out the pairs of such images with --skip-bad"
                     ) from error
-                return SkippedFile(source.name(number), "unreadable", str(error))
+                kind = "no_face" if isinstance(error, NoFaceError) else "unreadable"
+                return SkippedFile(source.name(number), kind, str(error))
         return images[0], images[1]
 
     def images() -> Iterator[bytes]:

@@ -85,7 +85,17 @@ def _share(validation: Path, identities: int, eligible: int) -> str:
     train = validation.with_name("train")
     if validation.name != "validation" or not train.is_dir() or not eligible:
         return "SHARE"
-    total = identities + len(np.unique(open_dataset(train).labels))
+    return needed_share(identities, eligible, identities + len(np.unique(open_dataset(train).labels)))
+
+
+def needed_share(identities: int, eligible: int, total: int) -> str:
+    """Return the fraction of `data split` that sets enough identities with at least two images aside for pairs.
+
+    Args:
+        identities: identities that were set aside.
+        eligible: identities with at least two images among them, at least one.
+        total: identities of the whole dataset.
+    """
     share = 2 * FOLDS * identities / eligible / total
     return f"{math.ceil(100 * share) / 100:g}" if share < 1 else "SHARE, after adding people"
 

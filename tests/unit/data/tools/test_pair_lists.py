@@ -140,6 +140,11 @@ def test_the_images_of_pairs_are_aligned_by_landmarks(flat, tmp_path):
         ImageError, match=r"no landmarks for 'bob_x_0001\.jpg'; leave out the pairs of such images"
     ):
         convert_pair_list(tmp_path / "list.txt", flat, tmp_path / "b.bin", landmarks=listed)
+    lines = ["ann_0001.jpg ann_0002.jpg 1", "ann_0001.jpg bob_x_0001.jpg 0"]
+    (tmp_path / "list.txt").write_text("\n".join(lines))
+    pairs = list_pairs(tmp_path / "list.txt", flat, landmarks=listed)
+    (left_out,) = write_pairs(pairs, tmp_path / "a.bin", skip_bad=True).skipped
+    assert (left_out.name, left_out.kind) == ("bob_x_0001.jpg", "no_face"), "as pack calls it"
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix in (".bin", ".tmp")) == ["a.bin"]
 
 
