@@ -49,14 +49,15 @@ def test_every_form_of_a_list_gives_images_and_identities(images, name, text, la
     assert open_dataset(images / name, min_images_per_identity=2).num_images == 2
 
 
-def test_the_catalog_of_a_list_is_in_the_cache_folder_and_not_beside_the_list(images, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+def test_the_catalog_of_a_list_is_in_the_cache_folder(images, tmp_path_factory, monkeypatch):
+    home = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("HOME", str(home))
     (images / "people.txt").write_text("a/1.png zoe\na/2.png ann\n")
     before = sorted(images.iterdir())
     for _ in range(2):  # the second time from the catalog
         assert open_dataset(images / "people.txt").num_images == 2
         assert sorted(images.iterdir()) == before
-        assert len(list((tmp_path / "home" / ".cache" / "facetrain").iterdir())) == 1
+        assert len(list((home / ".cache" / "facetrain").iterdir())) == 1
 
 
 def test_paths_can_be_relative_to_another_folder(images, tmp_path):
