@@ -1,6 +1,7 @@
 """Who may import whom."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -44,9 +45,15 @@ def room(path: Path) -> str:
     return first.removesuffix(".py")
 
 
+@functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
+@functools.cache
 def imported(path: Path) -> set[str]:
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -109,7 +116,7 @@ def test_the_environment_and_the_process_group_are_known_in_one_place(path):
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_nothing_that_is_loaded_can_run(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.ClassDef) and "Unpickler" in " ".join(map(ast.unparse, node.bases)):
             # The one exception: its find_class returns our own constructors only (tests/unit/data/formats/test_bin.py).
             methods = {method.name for method in node.body if isinstance(method, ast.FunctionDef)}
@@ -137,9 +144,7 @@ def test_nothing_that_is_loaded_can_run(path):
 def test_only_torch_private_uses_private_torch_apis(path):
     if path == ROOT / "torch_private.py":
         return
-    used = {
-        ast.unparse(node) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)
-    }
+    used = {ast.unparse(node) for node in nodes(path) if isinstance(node, ast.Attribute)}
     for name in imported(path) | used:
         if not re.fullmatch(r"torch[\w.]*", name):
             continue
@@ -151,7 +156,7 @@ def test_only_torch_private_uses_private_torch_apis(path):
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_docstrings_name_a_thing_or_command_an_action(path):
     kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         # A property is named like a field: `Whether …` describes one that is true or false.
         is_property = "property" in map(ast.unparse, getattr(node, "decorator_list", ()))
         is_described = isinstance(node, kinds) and not is_property
@@ -167,7 +172,7 @@ def test_the_settings_of_all_parts_are_read_without_torch():
     script = "import sys, facetrain.config.loading; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
     settings = [path for path in MODULES if path.name == "settings.py"]
-    sections = {ast.unparse(node) for node in ast.walk(ast.parse((ROOT / "config/schema.py").read_text()))}
+    sections = {ast.unparse(node) for node in nodes(ROOT / "config/schema.py")}
     for path in settings:
         module = "facetrain." + ".".join(path.relative_to(ROOT).with_suffix("").parts)
         assert any(text.startswith(f"from {module} import") for text in sections), f"no section: {path}"

@@ -125,6 +125,7 @@ def test_wandb_and_mlflow_have_the_metrics_of_a_run_and_of_its_continuation(desc
     assert [start["step"] for start in state["starts"]] == [0, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [pytest.param({}, marks=pytest.mark.long), {"sample_rate": 0.3, "accumulate": 2}]
 )
