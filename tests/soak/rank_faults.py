@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import json
+import operator
 import os
 import signal
 import subprocess
@@ -83,10 +84,8 @@ class _PatchAfterImport(MetaPathFinder):
         return spec
 
     def _patch(self, module: Any) -> None:
-        *classes, name = self._name.split(".")
-        owner = module
-        for each in classes:
-            owner = getattr(owner, each)
+        owner_name, _, name = self._name.rpartition(".")
+        owner = operator.attrgetter(owner_name)(module) if owner_name else module
         original, calls = getattr(owner, name), 0
 
         @wraps(original)

@@ -1,10 +1,13 @@
 """The most important cells of the survivors' clock: the survivor ends in time, and the cause is named."""
 
+import importlib
+import operator
 import re
 
 import pytest
 
 from tests.soak.clock import TIMEOUT_S, Cell, compile_lost_disk, measure
+from tests.soak.rank_faults import PLACES
 
 WAITED = rf"error: rank 1 \(host, process N\) did not answer rank 0 for {TIMEOUT_S} s \(train.timeout_s\)"
 EXPECTED = {
@@ -15,6 +18,12 @@ EXPECTED = {
     ("loses its network", "forward"): r"error: .*rank 1 \(\S+, process N\) cannot be reached for 15 s",
     ("loses its disk", "loading"): r"error: .*: Input/output error",
 }
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_function_of_each_place_exists(place):
+    module, name, _ = PLACES[place]
+    assert callable(operator.attrgetter(name)(importlib.import_module(module)))
 
 
 @pytest.mark.long
