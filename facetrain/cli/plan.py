@@ -153,6 +153,7 @@ def _report(
 def _time(
     config: Config, num_classes: int, num_images: int | None, gpus: int, device: Device
 ) -> dict[str, Any]:
+    from facetrain.plan.device import SPEED_RANGE
     from facetrain.plan.speed import step_time
     from facetrain.run.build.step_schedule import stage_configs
 
@@ -169,6 +170,7 @@ def _time(
     stages = [{"until_epoch": end, "images_per_second": round(each.images_per_second)} for end, each in times]
     return {
         "images_per_second": round(speed),
+        "images_per_second_range": [round((1 - SPEED_RANGE) * speed), round((1 + SPEED_RANGE) * speed)],
         "step_seconds": {
             name: getattr(time, name) for name in ("backbone", "device", "host", "head", "teacher", "network")
         },
@@ -221,8 +223,10 @@ def _format(report: dict[str, Any]) -> str:
     if unit == "process":
         return "\n".join([*lines, "`facetrain bench train` measures the speed."])
     duration = f"; {_format_duration(report['days'])}" if report["days"] else ""
+    low, high = report["images_per_second_range"]
     lines.append(
-        f"about {report['images_per_second']:,} images/s{duration} (an estimate: docs/performance.md)"
+        f"about {report['images_per_second']:,} images/s, {low:,} to {high:,}{duration} (an estimate that no run has "
+        "confirmed: docs/performance.md)"
     )
     lines += [
         f"  until epoch {stage['until_epoch']}: about {stage['images_per_second']:,} images/s"

@@ -23,23 +23,26 @@ class Device:
     """Bytes per second that one GPU sends in a collective within a machine (NVLink)."""
     has_bf16: bool = True
     """Tensor cores multiply bf16: compute capability 8.0 or later."""
+    memory_reached: float = 0.57
+    """Share of the vendor's memory bandwidth that a backbone's kernels reach: an assumption for later GPUs than V100,
+    whose larger caches and loads ahead of the arithmetic hide more of the latency."""
 
 
 # From the vendor's data sheets of the SXM variants; `link_bytes` is about 0.8 of the NVLink rate in one direction.
 DEVICES = {
-    "v100": Device(32, 125e12, 15.7e12, 0.9e12, 120e9, has_bf16=False),
+    "v100": Device(32, 125e12, 15.7e12, 0.9e12, 120e9, has_bf16=False, memory_reached=0.46),
     "a100": Device(80, 312e12, 19.5e12, 2.0e12, 230e9),
     "h100": Device(80, 989e12, 67e12, 3.35e12, 350e9),
     "h200": Device(141, 989e12, 67e12, 4.8e12, 350e9),
 }
 
-# Fitted by least squares to 13 runs of r50, r100 and MobileFaceNet that arcface_torch's authors published for V100
-# (docs/log/log.md lists each); `python -m tests.support.published_speeds` repeats the fit. That these
-# shares hold for later GPUs is an assumption: nothing was measured there.
+# Fitted by least squares, with V100's `memory_reached`, to 13 runs of r50, r100 and MobileFaceNet that arcface_torch's
+# authors published for V100 (docs/log/log.md lists each); `python -m tests.support.published_speeds` repeats the fit.
+# That it holds for later GPUs is an assumption: nothing was measured there.
 PRODUCTS_REACHED = 0.58
 """Share of the vendor's product rate that a backbone's convolutions reach."""
-MEMORY_REACHED = 0.46
-"""Share of the vendor's memory bandwidth that a backbone's kernels reach."""
+SPEED_RANGE = 0.25
+"""Fraction by which a speed may miss its forecast, in either direction: an assumption, which no run has confirmed."""
 ARCFACE_TORCH_SECONDS = 0.026
 """Part of a step of arcface_torch in which the GPU waits for the host: it reads the loss and the gradients' norm in
 every step. facetrain reads neither, so its forecast is without this part."""

@@ -13,7 +13,6 @@ from facetrain.plan.device import (
     GPUS_PER_MACHINE,
     HOST_LINK,
     LAUNCH_SECONDS,
-    MEMORY_REACHED,
     PRODUCTS_REACHED,
     Device,
 )
@@ -86,10 +85,12 @@ def step_time(
     batch, micro_batches = local_batch_size(config, gpus), config.optim.accumulate
     cost = backbone_cost(config, gpus, image_size=image_size)
     seconds = micro_batches * _pass_seconds(cost.step, batch, config, device, repeats=True)
-    seconds += weight_bytes(cost.parameters, moments_of(config)) / (device.memory_bytes * MEMORY_REACHED)
+    seconds += weight_bytes(cost.parameters, moments_of(config)) / (
+        device.memory_bytes * device.memory_reached
+    )
     if config.optim.ema is not None:
         # Weights and averages are read, and the averages written.
-        seconds += 3 * cost.averaged_bytes / (device.memory_bytes * MEMORY_REACHED)
+        seconds += 3 * cost.averaged_bytes / (device.memory_bytes * device.memory_reached)
     head = head_load(config, num_classes, gpus, batch)
     if config.train.precision == "fp16" and not device.has_bf16:
         head = replace(head, product_bytes=4)
@@ -118,7 +119,7 @@ def _pass_seconds(
     # Checkpointing repeats the forward pass, which is a third of forward and backward. Its bytes are counted.
     repeated = 4 / 3 if repeats and config.model.checkpoint_activations else 1.0
     products = batch * repeated * cost.flops_per_image / (rate * PRODUCTS_REACHED)
-    return products + cost.moved(batch) / (device.memory_bytes * MEMORY_REACHED)
+    return products + cost.moved(batch) / (device.memory_bytes * device.memory_reached)
 
 
 def _teacher_seconds(config: Config, batch: int, device: Device) -> float:

@@ -66,7 +66,7 @@ def fit() -> dict[str, float]:
     return {
         "ARCFACE_TORCH_SECONDS": constant,
         "PRODUCTS_REACHED": 1 / products,
-        "MEMORY_REACHED": 1 / memory,
+        "memory_reached": 1 / memory,
     }
 
 
