@@ -37,9 +37,7 @@ def flip(path, place):
 def test_a_flipped_bit_in_a_weight_is_an_error(path, place):
     open_model(path, CPU)
     flip(path, place)
-    with pytest.raises(
-        ModelError, match=r"^\S*m\.safetensors: its weights are damaged: .*; copy the file again$"
-    ):
+    with pytest.raises(ModelError, match=r"m\.safetensors: its weights are damaged: .*; copy"):
         open_model(path, CPU)
 
 

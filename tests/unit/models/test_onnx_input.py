@@ -116,9 +116,7 @@ def test_the_input_that_the_metadata_state_is_given_or_refused(tmp_path, stated,
     onnx.save(proto, path)
     if expected is None:
         for read in (lambda: open_model(path, CPU), lambda: read_onnx_layers(path)):
-            with pytest.raises(
-                ModelError, match=r"m\.onnx: its metadata preprocessing is .*with mean 0 and scale 1"
-            ):
+            with pytest.raises(ModelError, match=r"its metadata preprocessing is .*with mean 0 and"):
                 read()
         return
     found, x = embedded(path)
@@ -202,10 +200,7 @@ def test_layers_take_constants_that_are_numbers_or_that_nodes_compute(tmp_path):
             [("Sub", ("x", constant([0.485, 0.456, 0.406]))), ("Div", ("x", constant([0.25] * 3)))],
             r"its first nodes compute x · 4 \+ -1.79\d* for a number x of the image, which suits neither pixels",
         ),
-        (
-            [("Sub", ("x", constant(UNIT_COLOR))), ("Mul", ("x", constant(1 / UNIT_SPREAD)))],
-            r"x · 4.42518 \+ -1.98",
-        ),
+        ([("Sub", ("x", constant(UNIT_COLOR))), ("Mul", ("x", constant(1 / UNIT_SPREAD)))], r"x · 4.42518 \+ -1.98"),
         (
             [("Mul", ("x", constant(1 / UNIT_SPREAD))), ("Add", ("x", constant(-UNIT_COLOR / UNIT_SPREAD)))],
             r"x · 4.42518 \+ -1.98",
@@ -214,7 +209,7 @@ def test_layers_take_constants_that_are_numbers_or_that_nodes_compute(tmp_path):
         ([("Mul", ("x", constant(0)))], r"x · 0 \+ 0 "),
         ([("Div", (constant(1), "x"))], "export the network with one of these inputs"),
     ],
-)
+)  # fmt: skip
 def test_a_graph_that_suits_no_known_input_is_refused(tmp_path, nodes, message):
     with pytest.raises(ModelError, match=message):
         open_model(write_graph(tmp_path / "m.onnx", nodes, inputs=FLOAT_IMAGE), CPU)
@@ -300,8 +295,6 @@ def test_a_further_input_is_refused(tmp_path):
 def test_a_graph_that_does_not_run_on_images_is_reported_in_one_line(tmp_path):
     last = [("Relu", ("x",)), ("Mul", ("x", np.ones((5, 5), np.float32))), ("Flatten", ("x",))]
     path = write_graph(tmp_path / "m.onnx", [], inputs=(1, ["batch", 3, "h", "w"]), last=last)
-    with pytest.raises(
-        ModelError, match="m.onnx: onnxruntime cannot run it on images of the shape 2 × 3 × 4 × 4: "
-    ) as refused:
+    with pytest.raises(ModelError, match="onnxruntime cannot run it on .* 2 × 3 × 4 × 4: ") as refused:
         open_model(path, CPU).network(torch.zeros(2, 3, 4, 4))
     assert "\n" not in str(refused.value)

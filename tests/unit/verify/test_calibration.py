@@ -92,9 +92,7 @@ def test_draws_of_one_person_do_not_count_for_the_interval():
 
 def test_a_rate_that_the_data_cannot_show_is_refused():
     unit, label = faces(np.random.default_rng(0), 10, images=2)
-    with pytest.raises(
-        DataError, match="1e-05 needs 100,000 impostor pairs; 20 images of 10 people have 180"
-    ):
+    with pytest.raises(DataError, match="1e-05 needs 100,000 impostor pairs; 20 images .* have 180"):
         calibrate(unit, label, [1e-5], data="few")
     assert reachable_fmrs(label) == [] and reachable_fmrs(np.arange(100)) == [1e-3]
 

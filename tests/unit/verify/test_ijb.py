@@ -135,19 +135,12 @@ def with_word(line, word, new):
         ("template_pair_label", lambda t: t + "100 101 2\n", PAIR.format(129)),
         ("template_pair_label", lambda t: t.replace("\n", "\nwhat 101 1\n", 1), PAIR.format(2)),
         ("template_pair_label", lambda t: t + "100 ² 1\n", PAIR.format(129)),
-        (
-            "template_pair_label",
-            lambda t: t + "100 9999 1\n",
-            "1 templates have no image, among them template 9999",
-        ),
+        ("template_pair_label", lambda t: t + "100 9999 1\n", "1 templates have no image, among them template 9999"),
         ("name_5pts_score", lambda t: t.replace("2.png", "x.png", 1), "differ: line 2"),
         ("name_5pts_score", lambda t: t.split("\n", 1)[1], "must list the same images in the same order"),
         ("face_tid_mid", lambda t: t.replace(" 100 ", " ", 1), LINE.format(1)),
         ("face_tid_mid", lambda t: t.replace("\n", "\n\n", 1), LINE.format(2)),
-        *(
-            ("face_tid_mid", with_word(2, 1, word), LINE.format(2))
-            for word in ("x", "nan", "1.5", "1e30", "9" * 20)
-        ),
+        *(("face_tid_mid", with_word(2, 1, word), LINE.format(2)) for word in ("x", "nan", "1.5", "1e30", "9" * 20)),
         *(("name_5pts_score", with_word(3, -1, word), LINE.format(3)) for word in ("nan", "inf")),
         *(("name_5pts_score", with_word(3, 4, word), LINE.format(3)) for word in ("nan", "1e39")),
         ("1N_probe_mixed", lambda t: "", "ijbc_1N_probe_mixed.csv: the list has no templates"),
@@ -157,15 +150,11 @@ def with_word(line, word, new):
         ("1N_gallery_G1", lambda t: t.replace("7000,", f"{'9' * 20},", 1), "line 2: .* too (large|big)"),
         ("1N_gallery_G1", lambda t: t.replace("100,", "x,", 1), "line 2: .* as integers.*'x'"),
         ("1N_gallery_G1", lambda t: t + "100,7000," + "x" * 200_000, "as integers.*field larger"),
-        (
-            "1N_gallery_G1",
-            lambda t: t + "100,7001,a.png\n",
-            "one subject for each template .*100 .*7000 before",
-        ),
+        ("1N_gallery_G1", lambda t: t + "100,7001,a.png\n", "one subject for each template .*100 .*7000 before"),
         ("1N_probe_mixed", None, None),
         ("template_pair_label", None, "no such file"),
     ],
-)
+)  # fmt: skip
 def test_a_damaged_list_is_reported_with_its_line(tmp_path, file, damage, message):
     folder = write_ijb(tmp_path / "ijbc")
     (path,) = folder.glob(f"meta/ijbc_{file}.*")

@@ -70,9 +70,7 @@ def test_a_score_file_has_pairwise_groups_and_other_score_columns(tmp_path):
 def test_a_distance_that_is_selected_by_its_name_stays_a_distance(tmp_path):
     columns = {"score": ["0.9", "0.2"], "distance": ["0.25", "1.5"], "genuine": [1, 0]}
     path = write(tmp_path / "a.csv", columns)
-    with pytest.raises(
-        DataError, match=r"either a column score or a column distance, or give .* as .*a.csv:COLUMN"
-    ):
+    with pytest.raises(DataError, match=r"or a column distance, or give .* as .*a.csv:COLUMN"):
         read_scores(path)
     assert read_scores(tmp_path / "a.csv:score").scored.score_P.tolist() == [0.9, 0.2]
     found = read_scores(tmp_path / "a.csv:distance")
@@ -108,7 +106,5 @@ def test_numbers_of_both_people_become_the_quartiles_of_both_columns_together(tm
     assert found.keys() == {"age"}
     assert set(found["age"]) == {" / ".join(sorted((low, high))) for low in names[:2] for high in names[2:]}
     path = write(tmp_path / "a.csv", columns | {"age": first})
-    with pytest.raises(
-        DataError, match="has the columns age, age_1 and age_2, .*; rename or remove one of them"
-    ):
+    with pytest.raises(DataError, match="has the columns age, age_1 and age_2, .*; rename or"):
         read_scores(path)

@@ -158,10 +158,7 @@ def test_sorted_pairs_are_dealt_to_the_folds():
             {"score": [1, "?"], "genuine": [1, 0]},
             r"row 3: score is '\?', not a finite number; 1 of 2 rows have no score",
         ),
-        (
-            {"distance": [1, "nan"], "genuine": [1, 0]},
-            "row 3: distance is 'nan'.* the highest distance of the",
-        ),
+        ({"distance": [1, "nan"], "genuine": [1, 0]}, "row 3: distance is 'nan'.* the highest distance of the"),
         ({"score": [1, 2], "genuine": [1, "maybe"]}, "row 3: genuine is 'maybe'"),
         ({"score": [1, 2], "genuine": [1, 0], "pair": ["a", "a"]}, "'a' occurs more than once"),
         (
@@ -175,7 +172,7 @@ def test_sorted_pairs_are_dealt_to_the_folds():
         ({"score": [], "genuine": []}, "no rows below the header line"),
         ({"score": [], "genuine": [], "age_1": [], "age_2": []}, "no rows below the header line"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_score_file_is_refused_with_its_row_and_column(tmp_path, columns, message):
     with pytest.raises(DataError, match=message):
         read_scores(write(tmp_path / "system.csv", columns))

@@ -84,9 +84,7 @@ def test_a_timm_vit_is_exported_for_any_number_of_images(model, tmp_path, name, 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(
-        ModelError, match=r"needs onnxscript; install it with `pip install facetrain\[onnx\]`"
-    ):
+    with pytest.raises(ModelError, match=r"needs onnxscript; .* `pip install facetrain\[onnx\]`"):
         FORMATS["onnx"].load()
 
 
@@ -112,8 +110,6 @@ def test_a_network_that_has_diverged_is_refused(model, tmp_path, name, weight):
     network = copy.deepcopy(model.network)
     network.state_dict()[weight].flatten()[0] = float("nan")
     for int8 in (None, "static") if name == "onnx" else (None,):
-        with pytest.raises(
-            ModelError, match=f"{weight} has numbers that are not finite; .* earlier checkpoint"
-        ):
+        with pytest.raises(ModelError, match=f"{weight} has .* not finite; .* earlier checkpoint"):
             export(replace(model, network=network), name, tmp_path / "exported", ExportOptions(int8=int8))
     assert list(tmp_path.iterdir()) == []

@@ -71,9 +71,7 @@ def test_weights_that_are_too_large_for_one_file_are_in_a_second_one(model, tmp_
     with pytest.raises(ModelError, match="--int8 quantizes IResNets and MobileFaceNets, .* below 2 GiB"):
         export(model, "onnx", tmp_path / "small.onnx", ExportOptions(int8="static"))
     weights.unlink()
-    with pytest.raises(
-        ModelError, match=r"m\.onnx: its weights are in m\.onnx\.data, which is missing; copy it to "
-    ):
+    with pytest.raises(ModelError, match=r"weights are in m\.onnx\.data, which is missing; copy it to "):
         open_model(graph, CPU)
 
 
@@ -135,9 +133,7 @@ def test_an_opset_that_torch_or_onnxruntime_does_not_know_is_refused(model, tmp_
         raise onnxruntime.capi.onnxruntime_pybind11_state.Fail("opset 20 is under development")
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", fail)
-    with pytest.raises(
-        ModelError, match=r"does not open the file; give a smaller --opset .* under development"
-    ):
+    with pytest.raises(ModelError, match=r"give a smaller --opset .* under development"):
         export(model, "onnx", tmp_path / "m.onnx", ExportOptions(opset=20))
     assert list(tmp_path.iterdir()) == []
 
@@ -204,9 +200,7 @@ def test_a_flipped_bit_in_a_weight_is_an_error(model, tmp_path, monkeypatch, int
         place = content.find(max((w.raw_data for w in stored.graph.initializer), key=len)[:16])
     content[place + 3] ^= 0x40
     path.write_bytes(content)
-    with pytest.raises(
-        ModelError, match=r"m\.onnx: its weights are damaged: their SHA-256 is not the stored"
-    ):
+    with pytest.raises(ModelError, match=r"m\.onnx: its weights are damaged: their SHA-256"):
         open_model(tmp_path / "m.onnx", CPU)
 
 
