@@ -26,7 +26,7 @@ def average_models(models: Sequence[Path], weights: Sequence[float], output: Pat
     """Write the weighted average of the parameters and batch norm statistics of models; return its description.
 
     The average of a model and of its fine-tuned version keeps much of both (WiSE-FT: Wortsman et al., CVPR 2022, arXiv
-    2109.01903), and that of several fine-tuned versions is often better than each (model soups: ICML 2022, arXiv
+    2109.01903), and the average of several fine-tuned versions is often better than each (model soups: ICML 2022, arXiv
     2203.05482). Models that were trained from different random weights have no useful average.
 
     Args:
@@ -77,7 +77,7 @@ def _read_state(path: Path, options: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def _average(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
-    """Return the weighted average, computed in float64; counters are those of the first model."""
+    """Return the weighted average, computed in float64; counters are taken from the first model."""
     first = tensors[0]
     if not first.is_floating_point():
         return first

@@ -141,7 +141,7 @@ def fold_norms(graph: LayerGraph) -> LayerGraph:
 
 
 def _channels(layer: Layer, given: int, origin: str) -> int:
-    """Return the channels of a layer's output, given those of its input."""
+    """Return the channels of a layer's output, given the channels of its input."""
     size = len(layer.weights["weight"]) if "weight" in layer.weights else given
     groups = layer.options.get("groups", 1)
     match layer.kind:

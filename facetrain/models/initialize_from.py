@@ -118,7 +118,7 @@ def _build_published(path: Path, options: dict[str, Any]) -> Backbone:
 
 
 def _select_first_blocks(backbone: Backbone, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights without those of blocks that follow the last block of a stage of the backbone."""
+    """Return the weights without the blocks that follow the last block of a stage of the backbone."""
     stages = {
         name: len(module)
         for name, module in backbone.named_modules()
@@ -158,8 +158,8 @@ def _initialize_part(part: HeadPart, centers: SavedCenters, path: Path) -> None:
         rows = centers.rows(start, stop)
         if rows.shape[1] != weight.shape[1]:
             raise ModelError(
-                f"{path}: its centers have {rows.shape[1]:,} numbers, those of the head {weight.shape[1]:,}; "
-                "set model.embedding_size and head.sub_centers to those of the other run"
+                f"{path}: its centers have {rows.shape[1]:,} numbers, the centers of the head {weight.shape[1]:,}; "
+                "set model.embedding_size and head.sub_centers as in the other run"
             )
         weight[start - first : stop - first].copy_(rows)
 
@@ -186,7 +186,7 @@ def read_centers(path: Path) -> SavedCenters:
     """Return the class centers of a run, of arcface_torch's files (one per rank), of AdaFace, or of an MXNet network.
 
     Raises:
-        ModelError: there are no centers, or not those of all ranks.
+        ModelError: there are no centers, or centers of some ranks are missing.
         CheckpointError: the checkpoint is damaged, or the folder has none.
     """
     if path.is_dir():

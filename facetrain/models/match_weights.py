@@ -1,4 +1,4 @@
-"""Matching of a file's layers with those of a backbone, and conversion of the weights.
+"""Matching of the layers of a file with the layers of a backbone, and conversion of the weights.
 
 A file can hold the same function in another form. The conversion keeps the embeddings at inference:
 
@@ -39,7 +39,7 @@ class MatchedWeights:
 
 
 def match_weights(file: LayerGraph, backbone: Backbone) -> MatchedWeights:
-    """Pair the layers of a file with those of a backbone, from the image on, and convert the weights.
+    """Pair the layers of a file with the layers of a backbone, from the image on, and convert the weights.
 
     Raises:
         ModelError: the file has another network; the message names the first layers that differ.
@@ -118,12 +118,12 @@ def _pair_layers(target: LayerGraph, file: LayerGraph) -> dict[str, str]:
 def _mismatch(target: LayerGraph, file: LayerGraph, difference: str) -> ModelError:
     return ModelError(
         f"{file.origin}: its network is not the {target.origin} of model.backbone: {difference}; "
-        "set model.backbone, model.embedding_size and data.image_size to those of the file"
+        "set model.backbone, model.embedding_size and data.image_size as in the file"
     )
 
 
 def _compatible(layer: Layer, file_layer: Layer) -> bool:
-    """Return whether the weights of a file's layer convert to those of a layer of the backbone."""
+    """Return whether the weights of a layer of the file convert to a layer of the backbone."""
     if layer.kind == "add":
         return True
     if "weight" not in file_layer.weights:

@@ -1,6 +1,6 @@
 """Table of MXNet's operators as layers.
 
-Operators and defaults are those of MXNet 1.x that InsightFace's published networks use
+Operators and defaults of MXNet 1.x, as far as InsightFace's published networks use them
 (https://mxnet.apache.org/versions/1.9.1/api/python/docs/api/symbol/).
 """
 

@@ -14,7 +14,7 @@ from facetrain.errors import ModelError
 from facetrain.files import listed
 
 _MAX_VALUE_BYTES = 1 << 31
-"""Largest value between two layers: that of an IResNet for a fixed batch of 600 images of 112 pixels."""
+"""Largest value between two layers, as in an IResNet for a fixed batch of 600 images of 112 pixels."""
 _SMALL_BYTES = 1 << 12
 """Constants up to this size keep their numbers for the inference of shapes: they may be shapes."""
 _TWO_IN_A_BYTE = ("INT4", "UINT4", "FLOAT4E2M1")

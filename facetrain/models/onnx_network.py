@@ -61,7 +61,7 @@ class OnnxNetwork(nn.Module):
     def forward(self, image_BCHW: Tensor, landmarks_B52: Tensor | None = None) -> Tensor:
         """Map images to the first output of the session, on the device of the images.
 
-        A graph that takes landmarks gets those of aligned faces if there are none.
+        A graph that takes landmarks gets the landmarks of aligned faces if there are none.
         """
         image = image_BCHW.permute(0, 2, 3, 1) if self._channels_last else image_BCHW
         inputs = [np.ascontiguousarray(image.cpu().numpy(), self._dtype)]

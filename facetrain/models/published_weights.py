@@ -1,7 +1,7 @@
 """Weights that other programs publish, converted to the parameter names and the color order of our backbones.
 
 AdaFace (mk-minchul/AdaFace) and CVLface (mk-minchul/CVLface) name the layers of their IR networks by position, and
-some of their networks take BGR images. arcface_torch's and timm's names are those of our backbones.
+some of their networks take BGR images. arcface_torch and timm have the names of our backbones.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _require_known_variant(weights: Mapping[str, Tensor], path: Path) -> None:
 
 
 def _convert_ir(weights: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """Rename the parameters of an IR network: its body numbers the blocks of all stages, ours those of each stage."""
+    """Rename the parameters of an IR network: its body numbers all blocks, our stages number theirs from 0."""
     converted = dict(_renamed_ir(weights, path))
     if "features.running_mean" in converted:
         # Their last batch norm has no weight and bias.

@@ -144,7 +144,7 @@ def load_weights_into(module: nn.Module, weights: dict[str, Tensor], origin: str
     """Load weights into a module; `origin` is their file, for messages.
 
     Raises:
-        ModelError: as `require_same_shapes`, or weights are not real numbers, such as those of a quantized network.
+        ModelError: as `require_same_shapes`, or weights are not real numbers, as in a quantized network.
     """
     require_same_shapes(module, weights, origin)
     for name, tensor in module.state_dict().items():

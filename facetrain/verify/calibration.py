@@ -1,7 +1,7 @@
 """Calibration: cosine thresholds of a model for chosen false match rates, measured on known people.
 
-A threshold is measured on all pairs of images of different people of a dataset, not on a published list: 3,000 impostor
-pairs reach an FMR of 1e-3, the 24 million of the same images compared with each other reach 1e-6.
+All images of different people in a dataset are compared with each other. A published list of 3,000 impostor pairs
+measures an FMR of 1e-3; its 7,000 images compared with each other give 24 million pairs, which measure 1e-6.
 """
 
 # N images   D embedding   S subjects   P pairs   R draws of subjects
@@ -31,7 +31,7 @@ MAX_IMAGES = 50_000
 _BLOCK = 1 << 24
 """Similarities that are computed at a time: 64 MiB."""
 _MOST_REJECTED = 0.5
-"""False non-match rate from which a threshold is not chosen unless it is asked for."""
+"""A threshold with a false non-match rate of at least this is used only if its false match rate is given."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ def calibrate(
 ) -> list[Threshold]:
     """Return the threshold of each false match rate, from all pairs of the images of known people.
 
-    The threshold is the lowest cosine that at most a share `fmr` of the impostor pairs reaches. Intervals are those of
-    a bootstrap over subjects, see `bootstrap`.
+    The threshold is the lowest cosine that at most a share `fmr` of the impostor pairs reaches. Intervals are
+    from a bootstrap over subjects, see `bootstrap`.
 
     Args:
         unit_ND: embeddings of length 1, float32 (N, D), of different images.
@@ -93,11 +93,19 @@ def calibrate(
     for fmr in fmrs:
         cosine = _lowest_threshold(score_P, int(impostors * fmr * ROUNDING))
         accepted_P = score_P >= cosine
-        sides = first_P[accepted_P], second_P[accepted_P]
-        fmr_interval = _fmr_interval(*sides, image_S, draws)
         fnmr, fnmr_interval = _fnmr(genuine_P < cosine, person_P, len(image_S), draws)
-        measured = fnmr, fnmr_interval, data, int(impostors), len(image_S)
-        thresholds.append(Threshold(fmr, cosine, fmr_interval, *measured))
+        thresholds.append(
+            Threshold(
+                fmr=fmr,
+                cosine=cosine,
+                fmr_interval=_fmr_interval(first_P[accepted_P], second_P[accepted_P], image_S, draws),
+                fnmr=fnmr,
+                fnmr_interval=fnmr_interval,
+                data=data,
+                impostors=int(impostors),
+                subjects=len(image_S),
+            )
+        )
     return thresholds
 
 
@@ -139,10 +147,10 @@ def stored_thresholds(metadata: Mapping[str, Any], origin: Path) -> list[Thresho
 
 
 def pick_threshold(thresholds: Sequence[Threshold], fmr: float | None, origin: Path) -> Threshold | None:
-    """Return the stored threshold of a false match rate; None without any thresholds.
+    """Return the stored threshold of a false match rate; None if there are no thresholds.
 
-    If the rate is None, the lowest rate is chosen at which less than half of the genuine pairs are rejected: beyond
-    it, two images of one person mostly count as two people. Without such a rate, the highest one is chosen.
+    Without a rate, it is the lowest stored rate at which less than half of the genuine pairs are rejected: at lower
+    rates, two images of one person mostly count as two people. If there is no such rate, it is the highest one.
 
     Raises:
         UsageError: the model has no threshold for this rate; the message names the stored ones.
@@ -196,7 +204,7 @@ def _top(columns: list[tuple[np.ndarray, ...]], count: int) -> tuple[np.ndarray,
 
 def _lowest_threshold(score_P: np.ndarray, accepted: int) -> float:
     """Return the lowest score, of scores in descending order, that at most `accepted` of them reach."""
-    # Equal scores are accepted together: those that equal the first one that must be rejected are rejected as well.
+    # Equal scores are accepted together: scores equal to the first rejected one are rejected too.
     while accepted and accepted < len(score_P) and score_P[accepted - 1] == score_P[accepted]:
         accepted -= 1
     if not accepted:

@@ -32,7 +32,7 @@ class EvaluatedSets:
     """Differences to the other model by set and metric."""
 
     def compared_with(self, against: str, results: dict[str, Result]) -> EvaluatedSets:
-        """Return the results with those of another model on the same sets, and the differences."""
+        """Return the results beside the results of another model on the same sets, and the differences."""
         differences = {name: compare_results(result, results[name]) for name, result in self.results.items()}
         return replace(self, against=against, other_results=results, differences=differences)
 

@@ -88,7 +88,7 @@ def count_closer_distractors(
     """Return how many of the first `size` distractors are at least as similar as the mate: int (Z, M).
 
     Counts stop at the largest of `RANKS`, so the most similar distractors of each probe are enough. Their cosines and
-    those of the mates are computed in float64 and one by one: equal embeddings have equal cosines.
+    the cosines of the mates are computed in float64 and one by one: equal embeddings have equal cosines.
     """
     probe_M, mate_M = mates
     most = max(RANKS)

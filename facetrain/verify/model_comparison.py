@@ -77,7 +77,7 @@ def _two_sided_p(gap_R: np.ndarray, subjects: int, difference: float) -> float:
         return 1.0
     share = _share_below_zero(np.sort(gap_R if difference > 0 else -gap_R))
     # R draws cannot show a share below 1 / (R + 1): Davison and Hinkley, "Bootstrap methods and their application",
-    # 1997, section 4.4. Few draws of few subjects cannot even show that of the 95 % interval. It then ends at the
+    # 1997, section 4.4. Few draws of few subjects cannot even show the share of the 95 % interval. It then ends at the
     # outermost draw, and the p-value must not contradict it.
     draws, tail = len(gap_R), bootstrap.interval_quantiles(subjects)[0]
     return bootstrap.excluded_level(max(share, min(1, tail * draws) / (draws + 1)), subjects)

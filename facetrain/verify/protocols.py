@@ -78,8 +78,8 @@ def results_from_embeddings(
 ) -> dict[str, Result]:
     """Return the results of a set by name from its embeddings, float32 (N, D) each, not normalized.
 
-    The embeddings are those of the images and of the mirror images for a `PairSet`, of all images for an
-    `IjbSet`, of probes and gallery for a `SearchSet`, of probes and distractors for a `DistractorSet`.
+    The embeddings belong to the images and to the mirror images for a `PairSet`, to all images for an
+    `IjbSet`, to probes and gallery for a `SearchSet`, to probes and distractors for a `DistractorSet`.
     """
     match target:
         case PairSet():

@@ -72,7 +72,7 @@ def compare(path: Path, runtime: Runtime, model: EmbeddingModel, options: Export
     # "not <" instead of ">=": the comparison with NaN is false.
     if not difference < runtime.tolerance:
         raise RunError(
-            f"{path}: not written: its embeddings differ from those of the network by {difference:.2g} of their size, "
+            f"{path}: not written: its embeddings differ from the network's by {difference:.2g} of their size, "
             f"more than {runtime.tolerance:g}; try another version of torch or {runtime.name.split()[0]}"
         )
     batch = runtime.batch or 1
@@ -90,8 +90,8 @@ def compare_int8(path: Path, runtime: Runtime, model: EmbeddingModel, options: E
     _, cosine = _differences(runtime, model, options, faces)
     if not cosine.mean >= _LEAST_COSINE:
         raise RunError(
-            f"{path}: not written: the mean cosine of its embeddings with those of the network is {cosine.mean:.3f}; "
-            "give images like those of the network's training with --calibrate"
+            f"{path}: not written: the mean cosine of its embeddings with the network's is {cosine.mean:.3f}; "
+            "give images like the training images with --calibrate"
         )
     return cosine
 

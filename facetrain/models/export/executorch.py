@@ -20,7 +20,7 @@ from facetrain.models.model_file import EmbeddingModel
 def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Runtime:
     """Write a .pte file for one image per call, or for `batch` images.
 
-    Input and output of its method `forward` are those of the ONNX file. Each part of the metadata is a method
+    Its method `forward` has the input and output of the ONNX file. Each part of the metadata is a method
     without arguments, such as `preprocessing`, that returns JSON.
     """
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner

@@ -21,7 +21,7 @@ from facetrain.models.model_file import EmbeddingModel
 def export(model: EmbeddingModel, format: str, path: Path, options: ExportOptions) -> Exported:
     """Write a network to a file of a format, a row of `FORMATS`, and perhaps to a second one beside it.
 
-    The embeddings of the file are compared with those of the network before it appears.
+    The file appears after its embeddings have been compared with the embeddings of the network.
 
     Raises:
         ModelError: the network was opened from an ONNX file or has diverged, or the format cannot store it.

@@ -48,7 +48,7 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class Similarity:
-    """Cosines of the embeddings of a file with those of the network, on images that a quantization did not use."""
+    """Cosines between the embeddings of a file and of the network, on images that a quantization did not use."""
 
     mean: float
     lowest: float
@@ -57,12 +57,12 @@ class Similarity:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The embeddings and the speed of a file beside those of the network."""
+    """Comparison of a file with the network: embeddings and speed."""
 
     difference: float
     """Largest difference of a number, as a share of the largest number in the network's embeddings."""
     cosine: Similarity
-    """Cosines of the file's embeddings with those of the network."""
+    """Cosines between the embeddings of the file and of the network."""
     runtime: str
     """Program that ran the file, and its version."""
     milliseconds: float
@@ -116,7 +116,7 @@ class ExportFormat:
     """Suffix of a second file, which follows the name, or replaces its last suffix if the format prescribes one; empty
     if there is none."""
     is_compared: bool = True
-    """Whether a runtime opens the file, to compare its embeddings with those of the network."""
+    """Whether a runtime opens the file, to compare its embeddings with the network."""
     takes_landmarks: bool = False
     """Whether a network with a second input for landmarks is tested in this format."""
 

@@ -41,11 +41,11 @@ def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Runtime:
 
 
 def _convert(model: EmbeddingModel, folder: Path, param: str, weights: str) -> None:
-    """Convert model.onnx in a folder, where pnnx also leaves several files of its own."""
+    """Convert model.onnx in a folder, where pnnx also leaves other files."""
     import pnnx
 
     size = model.image_size
-    # Fixed names, because pnnx would split those of the user at "=".
+    # Fixed names, because pnnx would split the names of the user at "=".
     done = subprocess.run(
         [pnnx.EXEC_PATH, "model.onnx", f"inputshape=[1,3,{size},{size}]f32", "fp16=0",
          "ncnnparam=converted.param", "ncnnbin=converted.weights"],

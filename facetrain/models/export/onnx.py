@@ -36,7 +36,7 @@ def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Runtime:
     the image's sides. The output is `embedding`: float32 (N, D), of unit length with `unit`. The metadata
     of the file describe the input and have the description of the model file.
 
-    With `int8` the file has no thresholds: those of the model were measured on other embeddings.
+    With `int8` the file has no thresholds: the model has thresholds for other embeddings.
 
     Raises:
         ModelError: torch or onnxruntime does not know the opset, or `int8` does not know the network.

@@ -20,7 +20,7 @@ from facetrain.models.model_file import EmbeddingModel
 def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Runtime:
     """Write a .tflite file for one image per call, or for `batch` images.
 
-    Input and output are those of the ONNX file. The file has no metadata; the normalization is in the model card.
+    The file has the input and output of the ONNX file, and no metadata; the normalization is in the model card.
     """
     import litert_torch
 

@@ -7,7 +7,8 @@ Correction", ICCV 2019, section 4.1).
 
 The paper has one scale for each weight tensor, and takes s from the ranges of two weight tensors (eq. 11). Here weights
 have one scale for each output channel, so that the first tensor rounds equally well for every s. The range of the
-activation takes its place, and the weights of the second layer count relative to those of the same output channel.
+activation takes its place, and the weights of the second layer count as shares of the largest weight of their output
+channel.
 """
 
 # B images   C channels between the two layers   O output channels of the second layer
@@ -78,7 +79,7 @@ def equalize(network: Int8Network, ranges: Mapping[str, Tensor]) -> Int8Network:
     layers = dict(network.graph.layers)
     for pair in pairs(network.graph):
         first, second = layers[pair.first], layers[pair.second]
-        # Both values between the layers are rounded: the output of the first layer, and that of a PReLU after it.
+        # Both values between the layers are rounded: the outputs of the first layer and of a PReLU after it.
         range_C = torch.maximum(ranges[pair.first], ranges[pair.between])
         factor_C = _factors(range_C, second)
         layers[pair.first] = divide_outputs(first, factor_C)

@@ -139,7 +139,7 @@ def float_model(network: Int8Network, image_size: int, embedding_size: int) -> t
 def int8_model(network: Int8Network, image_size: int, embedding_size: int) -> Any:
     """Return an ONNX model that rounds as `network` does, with nodes QuantizeLinear and DequantizeLinear.
 
-    Input and output are those of `float_model`.
+    It has the input and output of `float_model`.
     """
     import onnx
     from onnxruntime import quantization

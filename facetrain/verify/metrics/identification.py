@@ -109,8 +109,8 @@ def identification_result(
 ) -> Result:
     """Return `rankK` for each rank and `tpir@FPIR` for each of `FPIRS`, with their intervals.
 
-    With several galleries (IJB has two), each metric is the mean over the galleries, and the curve is that of
-    the first. `subjects` is the number of subject ids of the probes; the bootstrap draws probes by subject and
+    With several galleries (IJB has two), each metric is the mean over the galleries, and the curve belongs to
+    the first one. `subjects` is the number of subject ids of the probes; the bootstrap draws probes by subject and
     keeps the galleries. All metrics are rates of mated probes, so their intervals rest on the subjects with a mate.
     `rejected` is the number of probes and entries with an embedding of zeros.
     """

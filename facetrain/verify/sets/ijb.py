@@ -7,7 +7,7 @@
     meta/ijbc_1N_probe_mixed.csv        TEMPLATE_ID,SUBJECT_ID,…
 
 The files of IJB-B begin with `ijbb`, and its galleries end in S1 and S2. The 1:N files are optional.
-The protocols are those of Whitelam et al., "IARPA Janus Benchmark-B face dataset", 2017, and Maze et al.,
+The protocols are from Whitelam et al., "IARPA Janus Benchmark-B face dataset", 2017, and Maze et al.,
 "IARPA Janus Benchmark-C: face dataset and protocol", 2018.
 """
 

@@ -121,7 +121,7 @@ def test_centers_that_do_not_fit_the_head_are_refused_with_advice(tmp_path):
         initialize_centers(head_of(12), path, may_grow=False)
     with pytest.raises(ModelError, match="11 identities, the dataset has 10; use head.init_from: reinit"):
         initialize_centers(head_of(10), path, may_grow=True)
-    with pytest.raises(ModelError, match="6 numbers, those of the head 8"):
+    with pytest.raises(ModelError, match="6 numbers, the centers of the head 8"):
         initialize_centers(head_of(CLASSES, width=8), path, may_grow=False)
 
 
