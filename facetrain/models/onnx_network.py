@@ -38,17 +38,11 @@ class OnnxNetwork(nn.Module):
         self._session, self._path = session, path
         (image, *others), (embedding, *_) = session.get_inputs(), session.get_outputs()
         self._input_name = image.name
-        self.takes_landmarks = any(other.name == LANDMARKS_INPUT for other in others)
+        self._channels_last, self.image_size = _read_layout(path, image, others, embedding)
+        self.takes_landmarks = bool(others)
         """Whether the graph takes landmarks (B, 5, 2) after the images, as `facetrain export` writes it for KP-RPE."""
         self.from_pixels = image.type == "tensor(uint8)"
         """Whether the graph takes uint8 RGB and normalizes it."""
-        self._channels_last, self.image_size = _read_layout(path, image)
-        _require_embeddings(path, embedding)
-        unknown = [other.name for other in others if other.name != LANDMARKS_INPUT]
-        if unknown:
-            raise ModelError(
-                f"{path}: needs the inputs {', '.join(unknown)} besides the images; give another file"
-            )
         self._dtype = _IMAGE_TYPES[image.type]
         batch, width = next(iter(image.shape), None), next(iter(embedding.shape[1:]), None)
         self._batch = batch if isinstance(batch, int) else None
@@ -84,33 +78,33 @@ class OnnxNetwork(nn.Module):
         return embedding
 
 
-def _read_layout(path: Path, image: Any) -> tuple[bool, int]:
+def _read_layout(path: Path, image: Any, others: Sequence[Any], embedding: Any) -> tuple[bool, int]:
     """Return whether the channels are the last dimension of an input for images, and the side of the images.
 
     Raises:
-        ModelError: it does not take square RGB images.
+        ModelError: the graph does not map square RGB images, perhaps with landmarks, to one vector for each.
     """
     shape = image.shape or [None] * 4  # a free size is a name or None, a free shape is empty
+    output = embedding.shape or [None] * 2
     is_known = image.type in _IMAGE_TYPES and len(shape) == 4
     is_last = is_known and shape[1] != 3 and (shape[3] == 3 or image.type == "tensor(uint8)")
     channels, *sides = [shape[3], *shape[1:3]] if is_last else shape[1:]
     stated = {side for side in sides if isinstance(side, int)}
-    if not is_known or len(stated) > 1 or (isinstance(channels, int) and channels != 3):
+    if (
+        not is_known
+        or len(stated) > 1
+        or (isinstance(channels, int) and channels != 3)
+        or any(other.name != LANDMARKS_INPUT for other in others)
+        or (len(output) != 2 and not (len(output) == 4 and output[2:] == [1, 1]))
+    ):
+        *inputs, result = (
+            f"{one.name} ({one.type} {_text(one.shape)})" for one in (image, *others, embedding)
+        )
         raise ModelError(
-            f"{path}: its input {image.name} is {image.type} of the shape {_text(shape)}; facetrain gives square RGB "
-            "images as float or uint8, N × 3 × H × H or N × H × H × 3: export the network with such an input"
+            f"{path}: maps {', '.join(inputs)} to {result}; facetrain gives square RGB images as float or uint8, "
+            "N × 3 × H × H or N × H × H × 3, and takes their embeddings, N × D: export the network with these"
         )
     return is_last, min(stated, default=_DEFAULT_IMAGE_SIZE)
-
-
-def _require_embeddings(path: Path, embedding: Any) -> None:
-    """Check that an output has one vector for each image, as far as its shape is stated."""
-    shape = embedding.shape or [None] * 2
-    if len(shape) != 2 and not (len(shape) == 4 and shape[2:] == [1, 1]):
-        raise ModelError(
-            f"{path}: its first output {embedding.name} has the shape {_text(shape)}; export the network with its "
-            "embeddings, N × D, as the first output"
-        )
 
 
 def _text(shape: Sequence[Any]) -> str:

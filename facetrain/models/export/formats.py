@@ -107,9 +107,8 @@ class ExportFormat:
     options: frozenset[str] = frozenset()
     """Fields of `ExportOptions` that the format supports."""
     packages: tuple[str, ...] = ()
-    """Optional packages that the exporter imports."""
-    extra: str = ""
-    """Extra of pyproject.toml that installs these packages."""
+    """Optional packages that the exporter imports; the extra of pyproject.toml with the name of the module installs
+    them."""
     suffix: str = ""
     """End that the name of the file must have."""
     second_suffix: str = ""
@@ -137,7 +136,7 @@ class ExportFormat:
             for package in self.packages:
                 import_module(package)
         except ImportError as error:
-            raise ModelError(f"this export format {missing_package(error, self.extra)}") from error
+            raise ModelError(f"this export format {missing_package(error, self.module)}") from error
         write: Callable[..., Any] = import_module(f"{__package__}.{self.module}").write
         return write
 
@@ -150,7 +149,6 @@ FORMATS: dict[str, ExportFormat] = {
         "onnx",
         _INPUT_OPTIONS | {"int8", "opset", "run_config"},
         packages=("onnx", "onnxruntime", "onnxscript"),  # torch's exporter imports onnxscript
-        extra="onnx",
         second_suffix=".data",
         takes_landmarks=True,
     ),
@@ -159,30 +157,20 @@ FORMATS: dict[str, ExportFormat] = {
         "openvino",
         _INPUT_OPTIONS | {"run_config"},
         packages=("onnx", "onnxscript", "openvino"),
-        extra="openvino",
         suffix=".xml",
         second_suffix=".bin",
         takes_landmarks=True,
     ),
     "ncnn": ExportFormat(
-        "ncnn",
-        packages=("onnx", "onnxscript", "ncnn", "pnnx"),
-        extra="ncnn",
-        suffix=".ncnn.param",
-        second_suffix=".bin",
+        "ncnn", packages=("onnx", "onnxscript", "ncnn", "pnnx"), suffix=".ncnn.param", second_suffix=".bin"
     ),
     "tflite": ExportFormat(
-        "tflite",
-        _INPUT_OPTIONS,
-        packages=("litert_torch", "ai_edge_litert"),
-        extra="tflite",
-        suffix=".tflite",
+        "tflite", _INPUT_OPTIONS, packages=("litert_torch", "ai_edge_litert"), suffix=".tflite"
     ),
     "executorch": ExportFormat(
         "executorch",
         _INPUT_OPTIONS | {"run_config"},
         packages=("executorch.runtime", "executorch.exir"),
-        extra="executorch",
         suffix=".pte",
     ),
 }

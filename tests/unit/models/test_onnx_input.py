@@ -239,13 +239,13 @@ def test_embeddings_may_be_images_of_one_pixel(tmp_path):
 @pytest.mark.parametrize(
     ("graph", "message"),
     [
-        ({"inputs": (1, ["batch", 3, 8, 6])}, r"is tensor\(float\) of the shape batch × 3 × 8 × 6; facetrain gives"),
+        ({"inputs": (1, ["batch", 3, 8, 6])}, r"maps image \(tensor\(float\) batch × 3 × 8 × 6\) to v1 .*; facetrain"),
         ({"inputs": (1, ["batch", 1, 8, 8])}, "square RGB images as float or uint8, N × 3 × H × H or N × H × H × 3"),
-        ({"inputs": (1, [None, 3, 8])}, r"of the shape \? × 3 × 8; facetrain gives"),
-        ({"inputs": (11, ["batch", 3, 8, 8])}, r"its input image is tensor\(double\)"),
+        ({"inputs": (1, [None, 3, 8])}, r"\? × 3 × 8\) to"),
+        ({"inputs": (11, ["batch", 3, 8, 8])}, r"maps image \(tensor\(double\)"),
         (
             {"inputs": FLOAT_IMAGE, "last": LAST[:1], "shape": ["batch", 3, 4, 4]},
-            "first output v0 has the shape batch × 3 × 4 × 4; export the network",
+            r"to v0 \(tensor\(float\) batch × 3 × 4 × 4\); .* takes their embeddings, N × D: export the network",
         ),
     ],
 )  # fmt: skip
@@ -288,7 +288,7 @@ def test_a_further_input_is_refused(tmp_path):
     graph = onnx.load(path)
     graph.graph.input.append(onnx.helper.make_tensor_value_info("phase", 1, [1]))
     onnx.save(graph, path)
-    with pytest.raises(ModelError, match="needs the inputs phase besides the images"):
+    with pytest.raises(ModelError, match=r"maps image .*, phase \(tensor\(float\) 1\) to"):
         open_model(path, CPU)
 
 
