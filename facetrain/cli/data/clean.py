@@ -51,9 +51,7 @@ class CleanFiles:
     ] = None
     report: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Write all decisions to this JSON file, to read, edit and --apply."
-        ),
+        typer.Option(metavar="FILE", help="Write all decisions as JSON, to read, edit and --apply."),
     ] = None
     apply: Annotated[
         Path | None,
@@ -81,10 +79,7 @@ class CleanChanges:
     precision: Precision = 0.95
     yes: Annotated[
         bool,
-        typer.Option(
-            "--yes",
-            help="With --output, write the dataset even if more than 5 % of the images or identities change.",
-        ),
+        typer.Option("--yes", help="Write the dataset even if over 5 % of the images or identities change."),
     ] = False
 
 
@@ -228,10 +223,7 @@ def overlap(
     inference: Float32InferenceOptions,
     output: Annotated[
         Path | None,
-        typer.Option(
-            metavar="TXT",
-            help="Write the identities found, one number per line, for `without` in a mixture.",
-        ),
+        typer.Option(metavar="TXT", help="Write the identities, for `without` in a mixture."),
     ] = None,
     sheet: Sheet = None,
     precision: Precision = 0.95,

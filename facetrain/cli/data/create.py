@@ -36,15 +36,9 @@ class Faces:
     """Synthetic identities, as `data.synthetic` of a config."""
 
     identities: Annotated[int, typer.Option(min=1, help="Number of training identities.")] = 400
-    images_per_identity: Annotated[
-        int, typer.Option(min=1, help="Number of training images of each identity.")
-    ] = 20
-    eval_identities: Annotated[
-        int, typer.Option(min=2, help="Number of other identities, for the verification set.")
-    ] = 100
-    eval_pairs: Annotated[
-        int, typer.Option(min=20, help="Number of pairs in synth.bin, a multiple of 20.")
-    ] = 1000
+    images_per_identity: Annotated[int, typer.Option(min=1, help="Training images of each identity.")] = 20
+    eval_identities: Annotated[int, typer.Option(min=2, help="Other identities, for verification.")] = 100
+    eval_pairs: Annotated[int, typer.Option(min=20, help="Pairs in synth.bin, a multiple of 20.")] = 1000
     seed: Annotated[int, typer.Option(min=0, help="Seed of the identities and their images.")] = 0
 
 
@@ -93,12 +87,7 @@ def pack(
             ),
         },
     ],
-    images: Annotated[
-        Path | None,
-        typer.Option(
-            help="With a list file, the folder that its paths are relative to; the default is the file's folder."
-        ),
-    ] = None,
+    images: Annotated[Path | None, typer.Option(help="Folder of the paths in a list file.")] = None,
 ) -> None:
     """Write a dataset as train.rec, train.idx and property, in InsightFace's format."""
     from facetrain.data.formats.image_list import LIST_SUFFIXES
@@ -143,9 +132,7 @@ def pack(
 
 @option_groups
 def landmarks(
-    data: Annotated[
-        Path, typer.Argument(help="Dataset of any format but a mixture, or a verification set (.bin).")
-    ],
+    data: Annotated[Path, typer.Argument(help="Dataset but no mixture, or verification set (.bin).")],
     faces: FaceLandmarks,
     workers: Workers = None,
     as_json: Json = False,

@@ -30,24 +30,15 @@ def inspect(
     ],
     sheet: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Write a contact sheet, .png or .html: eight identities, one per row."
-        ),
+        typer.Option(metavar="FILE", help="Write a contact sheet of eight identities, .png or .html."),
     ] = None,
     identity: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="List the images of this identity, given by its folder name or its number; with --sheet, the sheet "
-            "shows all of them.",
-        ),
+        typer.Option(metavar="NAME", help="List or show the images of an identity, by name or number."),
     ] = None,
     augment: Annotated[
         Path | None,
-        typer.Option(
-            metavar="CONFIG",
-            help="With --sheet, show eight images, each as it is and after the augmentations of this config.",
-        ),
+        typer.Option(metavar="CONFIG", help="With --sheet, show what a config's augmentations do."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -158,14 +149,10 @@ def check(
     dataset: Dataset,
     repair: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Write a copy without the faults to this folder; it must not exist."
-        ),
+        typer.Option(metavar="FOLDER", help="Write a copy without the faults; it must not exist."),
     ] = None,
     near_duplicates: Annotated[bool, typer.Option(help="Search for nearly equal images as well.")] = False,
-    show: Annotated[
-        int, typer.Option(min=0, help="Number of faults of each kind to print; --json prints all.")
-    ] = 5,
+    show: Annotated[int, typer.Option(min=0, help="Faults of each kind to print; --json has all.")] = 5,
     workers: Workers = None,
     as_json: Json = False,
 ) -> None:

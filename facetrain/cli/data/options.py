@@ -32,17 +32,11 @@ Dataset = Annotated[
     ),
 ]
 Output = Annotated[Path, typer.Option(help="Folder or file to write the dataset to; it must not exist.")]
-MOST_PIXELS = math.isqrt(MAX_PIXELS)
-"""Width and height of the largest square image that facetrain decodes."""
-IMAGE_SIZE = typer.Option(min=16, max=MOST_PIXELS, help="Width and height of the written images, in pixels.")
+# At most the largest square image that facetrain decodes.
+IMAGE_SIZE = typer.Option(min=16, max=math.isqrt(MAX_PIXELS), help="Width and height of images, in pixels.")
 SEED = typer.Option(min=0, help="Seed of the random selection or order.")
 Seed = Annotated[int, SEED]
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        min=1, help="Number of threads, or processes that render; the default is one per usable core."
-    ),
-]
+Workers = Annotated[int | None, typer.Option(min=1, help="Threads; the default is one per usable core.")]
 MIN_IMAGES = typer.Option(min=1, help="Leave out identities with fewer images than this number.")
 Sheet = Annotated[
     Path | None,
@@ -109,9 +103,7 @@ class FaceLandmarks:
     ] = None
     detector: Annotated[
         Path | None,
-        typer.Option(
-            metavar="ONNX", help="Model file of OpenCV's detector YuNet, which then finds the landmarks."
-        ),
+        typer.Option(metavar="ONNX", help="Model file of OpenCV's detector YuNet, which finds landmarks."),
     ] = None
 
     def finder(self, *, center_crop: bool = False) -> LandmarkFinder | None:

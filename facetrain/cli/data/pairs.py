@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from facetrain.cli.data.options import MOST_PIXELS, FaceLandmarks, Seed, Workers, detections, print_detections
+from facetrain.cli.data.options import IMAGE_SIZE, FaceLandmarks, Seed, Workers, detections, print_detections
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import Json
 from facetrain.cli.outputs import echo_line, require_absent, require_writable
@@ -22,15 +22,8 @@ from facetrain.errors import UsageError
 class ListedImages(FaceLandmarks):
     """Images of a pair list, and their alignment."""
 
-    images: Annotated[
-        Path | None,
-        typer.Option(
-            help="With a pair list, the folder of its images; not needed for CFP and for folders of sets."
-        ),
-    ] = None
-    image_size: Annotated[
-        int, typer.Option(min=16, max=MOST_PIXELS, help="Width and height of aligned faces, in pixels.")
-    ] = 112
+    images: Annotated[Path | None, typer.Option(help="Folder of the images of a pair list.")] = None
+    image_size: Annotated[int, IMAGE_SIZE] = 112
 
 
 @dataclass(frozen=True)
@@ -38,16 +31,9 @@ class PairWriting:
     """Pairs that are written, and where."""
 
     output: Annotated[Path, typer.Option(help="The .bin file to write.")]
-    count: Annotated[
-        int, typer.Option(min=20, help="With a dataset, the number of pairs to sample, a multiple of 20.")
-    ] = 6000
+    count: Annotated[int, typer.Option(min=20, help="Pairs to sample, a multiple of 20.")] = 6000
     seed: Seed = 0
-    skip_bad: Annotated[
-        bool,
-        typer.Option(
-            help="Leave out pairs with images that cannot be read or have no landmarks, and list the images."
-        ),
-    ] = False
+    skip_bad: Annotated[bool, typer.Option(help="Leave out pairs with bad images, and list these.")] = False
     workers: Workers = None
 
 

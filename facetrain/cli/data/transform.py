@@ -42,9 +42,7 @@ def merge(
 def split(
     dataset: Dataset,
     writing: Writing,
-    validation: Annotated[
-        float, typer.Option(help="Fraction of the identities for validation, above 0 and below 1.")
-    ] = 0.1,
+    validation: Annotated[float, typer.Option(help="Share of the identities for validation.")] = 0.1,
     seed: Seed = 0,
 ) -> None:
     """Split a dataset into OUTPUT/train and OUTPUT/validation, which have no identity in common."""
@@ -84,19 +82,10 @@ def subset(
     options: Annotated[
         SubsetOptions,
         {
-            "listed": typer.Option(
-                "--list",
-                metavar="FILE",
-                help="File with the identities to keep, one number per line; the default is all.",
-            ),
-            "identities": typer.Option(
-                min=1, help="Number of identities to keep, selected at random; the default is all of them."
-            ),
+            "listed": typer.Option("--list", metavar="FILE", help="Identities to keep, a number per line."),
+            "identities": typer.Option(min=1, help="Number of identities to keep, selected at random."),
             "min_images": MIN_IMAGES,
-            "max_images": typer.Option(
-                min=1,
-                help="Number of images to keep of each identity, selected at random; the default is all.",
-            ),
+            "max_images": typer.Option(min=1, help="Images to keep of each identity, selected at random."),
             "seed": SEED,
         },
     ],
