@@ -222,8 +222,7 @@ def overlap(
     test: Annotated[Path, typer.Argument(help="Test set: a .bin, a folder of images, or a dataset.")],
     inference: Float32InferenceOptions,
     output: Annotated[
-        Path | None,
-        typer.Option(metavar="TXT", help="Write the identities, for `without` in a mixture."),
+        Path | None, typer.Option(metavar="TXT", help="Write the identities, for `without` in a mixture.")
     ] = None,
     sheet: Sheet = None,
     precision: Precision = 0.95,

@@ -43,11 +43,7 @@ class Faces:
 
 
 @option_groups
-def synth(
-    faces: Faces,
-    writing: Writing,
-    image_size: Annotated[int, IMAGE_SIZE] = 112,
-) -> None:
+def synth(faces: Faces, writing: Writing, image_size: Annotated[int, IMAGE_SIZE] = 112) -> None:
     """Render synthetic identities: a training set, and verification pairs of other identities."""
     from facetrain.data.settings import SyntheticSettings
     from facetrain.data.synthetic.dataset_writer import write_synthetic

@@ -135,11 +135,7 @@ class _PreparedImages:
         """Landmarks of the images that have been encoded, as fractions of their sides; None: they have none."""
 
     def without_faults(
-        self,
-        numbers: np.ndarray,
-        workers: int | None,
-        progress: ProgressCallback,
-        skipped: list[SkippedFile],
+        self, numbers: np.ndarray, workers: int | None, progress: ProgressCallback, skipped: list[SkippedFile]
     ) -> np.ndarray:
         """Return the numbers of the images that can be written, int64; add the others to `skipped`.
 

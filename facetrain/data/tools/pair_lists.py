@@ -30,11 +30,7 @@ def is_pair_list(path: Path, images: Path | None) -> bool:
 
 
 def list_pairs(
-    list_path: Path,
-    images: Path | None,
-    *,
-    landmarks: LandmarkFinder | None = None,
-    image_size: int = 112,
+    list_path: Path, images: Path | None, *, landmarks: LandmarkFinder | None = None, image_size: int = 112
 ) -> PairsToWrite:
     """Return the pairs of a list, with the subjects and groups of the images.
 

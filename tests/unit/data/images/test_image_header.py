@@ -7,12 +7,7 @@ import numpy as np
 import pytest
 
 from facetrain.data.images.decode import decode_rgb, encode_jpeg
-from facetrain.data.images.header import (
-    IMAGE_SUFFIXES,
-    is_complete_jpeg,
-    jpeg_orientation,
-    read_header,
-)
+from facetrain.data.images.header import IMAGE_SUFFIXES, is_complete_jpeg, jpeg_orientation, read_header
 from facetrain.errors import ImageError
 from tests.support.exif import turned_jpeg
 

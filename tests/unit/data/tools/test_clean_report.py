@@ -118,10 +118,7 @@ def test_a_similarity_that_is_none_does_not_matter(source, path, similarity):
         ((3, {"other": 6}), "decision 4 in the list: `other` is 6, neither an"),
         ((2, {"identity": 5}), "3 in the list: `identity` is 5, neither an"),
         # The group of a decision that is switched off.
-        (
-            (0, {"apply": False}, 3, {"other": 4}),
-            "`other` is 4, neither .* a mixed_identity that is applied",
-        ),
+        ((0, {"apply": False}, 3, {"other": 4}), "`other` is 4, neither .* a mixed_identity that is applied"),
     ],
 )
 def test_a_wrong_report_is_refused_with_its_place(source, path, change, message):

@@ -57,10 +57,7 @@ def test_an_augmented_sheet_shows_the_inputs_of_training(dataset, tmp_path):
 
 
 def test_a_sheet_of_faults_shows_the_image_its_identity_and_the_other_one(dataset, tmp_path):
-    faults = [
-        LabelFault("mislabeled_image", 0, 2, 0.5, (1,), 2),
-        LabelFault("duplicate_identity", 0, 1, 0.7),
-    ]
+    faults = [LabelFault("mislabeled_image", 0, 2, 0.5, (1,), 2), LabelFault("duplicate_identity", 0, 1, 0.7)]
     write_fault_sheet(open_dataset(dataset), faults, tmp_path / "faults.png")
     shown, source = read_png(tmp_path / "faults.png"), open_dataset(dataset)
     expected = [[1, 0, 2, 4, 5], [0, 1, 2, 3]]
