@@ -25,14 +25,6 @@ def run(capsys, *arguments):
     return printed.out
 
 
-def write_model(path):
-    options = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 32, "image_size": 32}
-    save_model(
-        path, build_backbone("iresnet", **options).state_dict(), describe_backbone("iresnet", **options)
-    )
-    return path
-
-
 def write_images(folder, noise):
     """Write identities whose images are one drawing with noise, some of them in another identity's folder."""
     rng = np.random.default_rng(0)
@@ -47,6 +39,18 @@ def write_images(folder, noise):
     return folder
 
 
+@pytest.fixture
+def faces(tmp_path):
+    """Return a model and a dataset with wrong labels."""
+    import torch
+
+    torch.manual_seed(0)
+    options = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 32, "image_size": 32}
+    weights, model = build_backbone("iresnet", **options).state_dict(), tmp_path / "model.safetensors"
+    save_model(model, weights, describe_backbone("iresnet", **options))
+    return model, write_images(tmp_path / "data", 20)
+
+
 def content(folder):
     """Return a digest of each image, by identity, of a dataset."""
     source = open_dataset(folder)
@@ -54,16 +58,11 @@ def content(folder):
     return [(label, hashlib.sha256(data).hexdigest()) for label, data in rows]
 
 
-def test_a_report_is_written_edited_and_applied(tmp_path, capsys):
-    import torch
-
-    torch.manual_seed(0)
-    model, data = write_model(tmp_path / "model.safetensors"), write_images(tmp_path / "data", 20)
+def test_a_report_is_written_edited_and_applied(faces, tmp_path, capsys):
+    model, data = faces
     before, report = content(data), tmp_path / "report.json"
-    printed = run(
-        capsys, "clean", model, data, "--report", report, "--sheet", tmp_path / "sheet.html",
-        "--output", tmp_path / "out", "--yes",
-    )  # fmt: skip
+    outputs = ("--report", report, "--sheet", tmp_path / "sheet.html", "--output", tmp_path / "out")
+    printed = run(capsys, "clean", model, data, *outputs, "--yes")
     assert "this model separates the identities of this dataset with an EER of" in printed
     decisions = json.loads(report.read_text(encoding="utf-8"))["decisions"]
     wrong = {f"人 {number}/{number}.png" for number in range(WRONG)}
@@ -88,11 +87,8 @@ def test_a_report_is_written_edited_and_applied(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_large_cut_needs_yes_and_a_model_that_can_tell_identities_apart(tmp_path, capsys):
-    import torch
-
-    torch.manual_seed(0)
-    model, data = write_model(tmp_path / "model.safetensors"), write_images(tmp_path / "data", 20)
+def test_a_large_cut_needs_yes_and_a_model_that_can_tell_identities_apart(faces, tmp_path, capsys):
+    model, data = faces
     report = tmp_path / "report.json"
     run(capsys, "clean", model, data, "--report", report)
     error = refusal("data", "clean", data, "--apply", report, "--output", tmp_path / "out")
@@ -108,11 +104,8 @@ def test_a_large_cut_needs_yes_and_a_model_that_can_tell_identities_apart(tmp_pa
     assert "cannot separate them" in str(listed) and not (tmp_path / "list.txt").exists()
 
 
-def test_pairs_of_identities_are_merged_only_on_request(tmp_path, capsys):
-    import torch
-
-    torch.manual_seed(0)
-    model, data = write_model(tmp_path / "model.safetensors"), write_images(tmp_path / "data", 20)
+def test_pairs_of_identities_are_merged_only_on_request(faces, tmp_path, capsys):
+    model, data = faces
     second = data / "second"
     second.mkdir()
     for number in range(WRONG, PEOPLE * EACH):  # half of the images of person 29
@@ -143,11 +136,8 @@ def test_arguments_that_contradict_apply_are_refused(tmp_path):
     assert "--report has no effect with --apply" in str(refused)
 
 
-def test_a_dataset_that_is_too_small_to_judge_is_named(tmp_path, capsys):
-    import torch
-
-    torch.manual_seed(0)
-    model, data = write_model(tmp_path / "model.safetensors"), write_images(tmp_path / "data", 20)
+def test_a_dataset_that_is_too_small_to_judge_is_named(faces, tmp_path, capsys):
+    model, data = faces
     for folder in data.iterdir():
         kept = [image for image in folder.iterdir() if int(image.stem) >= WRONG]
         for image in folder.iterdir():

@@ -6,15 +6,11 @@ import pytest
 from facetrain.data.dataset import identity_name, image_landmarks, original_name
 from facetrain.data.formats.landmark_file import write_landmarks
 from facetrain.data.formats.recordio import RecordHeader, RecordWriter
-from facetrain.data.loading.loader import Loader, LoaderSettings
-from facetrain.data.loading.sampler import SampleOrder, build_sampler
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.settings import DataSettings
 from facetrain.data.tools.check import check
 from facetrain.data.tools.writing import FORMATS
 from facetrain.errors import DataError, ImageError, UsageError
 from tests.support.datasets import encoded_image, images_of, write_records
-from tests.support.world import ONE_RANK
 from tests.unit.data.tools.helpers import convert, grouped_images
 
 ORDERED = [name for name, chosen in FORMATS.items() if chosen.keeps_order]
@@ -69,29 +65,6 @@ def test_images_in_any_order_and_without_names_keep_order_and_labels(tmp_path, t
     again = open_dataset(converted(output, tmp_path / "again", "recordio"))
     assert images_of(again) == images_of(dataset)
     assert not check(output).faults
-
-
-@pytest.mark.parametrize("to", ORDERED)
-def test_batches_are_those_of_the_same_images_in_recordio_also_after_a_resume(tmp_path, to):
-    labels = [n % 5 for n in range(40)]
-    write_records(tmp_path / "in", labels)
-    dataset = open_dataset(converted(tmp_path / "in", tmp_path, to))
-    expected = batches(open_dataset(tmp_path / "in"), 0)
-    assert batches(dataset, 0) == expected
-    assert batches(dataset, 5) == expected[5:]
-
-
-def batches(dataset, start):
-    sampler = build_sampler(dataset, SampleOrder(seed=3, global_batch_size=8, mode="full"))
-    settings = LoaderSettings(DataSettings(train="", image_size=16), local_batch_size=8, workers=0)
-    loader = Loader(dataset, sampler, settings, ONE_RANK, start_step=start, stop_step=8)
-    try:
-        return [
-            (batch.step, batch.sample_B.tolist(), batch.label_B.tolist(), batch.image_BHWC.numpy().tobytes())
-            for (batch,) in loader
-        ]
-    finally:
-        loader.close()
 
 
 def test_several_shards_and_equal_names_are_written(tmp_path, monkeypatch):

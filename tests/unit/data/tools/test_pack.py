@@ -25,11 +25,6 @@ def test_packed_images_keep_their_bytes_order_and_identities(dataset, tmp_path):
     assert (tmp_path / "out" / "property").read_text() == "3,112,112\n"
 
 
-def test_images_are_resized_to_the_image_size(dataset, tmp_path):
-    pack(dataset, tmp_path / "out", PackOptions(image_size=64))
-    assert decode_rgb(open_dataset(tmp_path / "out").read(0), location="x").shape == (64, 64, 3)
-
-
 def test_a_shuffle_depends_only_on_the_seed(dataset, tmp_path):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         pack(dataset, tmp_path / name, PackOptions(shuffle=True, seed=seed))
