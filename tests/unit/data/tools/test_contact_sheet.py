@@ -19,26 +19,34 @@ from facetrain.data.tools.label_faults import LabelFault
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image
 
+HEIGHT = LABEL_HEIGHT + 112
+
 
 def read_png(path):
     return decode_rgb(path.read_bytes(), location="x")
+
+
+def assert_shown(sheet, source, rows):
+    """Check that the images of a dataset with these numbers are below the text of each row."""
+    for row, numbers in enumerate(rows):
+        top = row * HEIGHT + LABEL_HEIGHT
+        for column, number in enumerate(numbers):
+            shown = sheet[top : top + 112, column * 112 : (column + 1) * 112]
+            assert (shown == decode_rgb(source.read(number), location="x")).all()
 
 
 def test_sheets_show_identities_or_all_images_of_one_identity(dataset, tmp_path):
     source = open_dataset(dataset)
     write_identities_sheet(source, tmp_path / "sheet.png", columns=3)
     sheet = read_png(tmp_path / "sheet.png")
-    assert sheet.shape == (3 * (LABEL_HEIGHT + 112), 3 * 112, 3)
+    assert sheet.shape == (3 * HEIGHT, 3 * 112, 3)
     for row in range(3):  # black text on white above each row
-        line = sheet[row * (LABEL_HEIGHT + 112) :][:LABEL_HEIGHT]
+        line = sheet[row * HEIGHT :][:LABEL_HEIGHT]
         assert line.min() < 100 and line.max() == 255
     write_identity_sheet(source, image_numbers(source, 0, dataset), tmp_path / "ann.png", columns=2)
     shown = read_png(tmp_path / "ann.png")
-    for number, (top, left) in enumerate([(0, 0), (0, 112), (LABEL_HEIGHT + 112, 0)]):
-        top += LABEL_HEIGHT
-        expected = decode_rgb(source.read(number), location="x")
-        assert (shown[top : top + 112, left : left + 112] == expected).all()
-    assert (shown[2 * LABEL_HEIGHT + 112 :, 112:] == 255).all()
+    assert_shown(shown, source, [[0, 1], [2]])
+    assert (shown[HEIGHT + LABEL_HEIGHT :, 112:] == 255).all()
     assert image_numbers(source, 2, dataset) == [4, 5]
     with pytest.raises(DataError, match="identity 3 has no image; give an identity from 0 to 2"):
         image_numbers(source, 3, dataset)
@@ -59,15 +67,10 @@ def test_an_augmented_sheet_shows_the_inputs_of_training(dataset, tmp_path):
 def test_a_sheet_of_faults_shows_the_image_its_identity_and_the_other_one(dataset, tmp_path):
     faults = [LabelFault("mislabeled_image", 0, 2, 0.5, (1,), 2), LabelFault("duplicate_identity", 0, 1, 0.7)]
     write_fault_sheet(open_dataset(dataset), faults, tmp_path / "faults.png")
-    shown, source = read_png(tmp_path / "faults.png"), open_dataset(dataset)
-    expected = [[1, 0, 2, 4, 5], [0, 1, 2, 3]]
-    for row, numbers in enumerate(expected):
-        top = row * (LABEL_HEIGHT + 112) + LABEL_HEIGHT
-        for column, number in enumerate(numbers):
-            image = decode_rgb(source.read(number), location="x")
-            assert (shown[top : top + 112, column * 112 : (column + 1) * 112] == image).all()
+    shown = read_png(tmp_path / "faults.png")
+    assert_shown(shown, open_dataset(dataset), [[1, 0, 2, 4, 5], [0, 1, 2, 3]])
     write_fault_sheet(open_dataset(dataset), [], tmp_path / "none.png")
-    assert read_png(tmp_path / "none.png").shape[0] == LABEL_HEIGHT + 112
+    assert read_png(tmp_path / "none.png").shape[0] == HEIGHT
 
 
 def test_a_sheet_has_every_fault_on_numbered_pages(dataset, tmp_path):
@@ -80,9 +83,7 @@ def test_a_sheet_has_every_fault_on_numbered_pages(dataset, tmp_path):
     )
     assert text.count("<img ") == 5 * 3, "the image, and the two other images of its identity"
     pages = write_fault_sheet(open_dataset(dataset), faults, tmp_path / "faults.png", rows=2)
-    assert [read_png(page).shape[0] for page in pages] == [2 * (LABEL_HEIGHT + 112)] * 2 + [
-        LABEL_HEIGHT + 112
-    ]
+    assert [read_png(page).shape[0] for page in pages] == [2 * HEIGHT] * 2 + [HEIGHT]
 
 
 def test_names_in_any_script_are_in_html_and_escaped(dataset, tmp_path):
@@ -91,7 +92,7 @@ def test_names_in_any_script_are_in_html_and_escaped(dataset, tmp_path):
     text = (tmp_path / "sheet.html").read_text(encoding="utf-8")
     assert "(安娜 &lt;b&gt;): 3 images" in text and "<b>" not in text
     write_identities_sheet(open_dataset(dataset), tmp_path / "sheet.png")
-    assert read_png(tmp_path / "sheet.png").shape[0] == 3 * (LABEL_HEIGHT + 112)
+    assert read_png(tmp_path / "sheet.png").shape[0] == 3 * HEIGHT
     assert _ascii("identity 7 (安娜 Zoë)") == "identity 7 (... Zoe)"
 
 
@@ -102,7 +103,7 @@ def test_pairs_have_a_row_each_with_their_text(tmp_path):
     ]
     write_encoded_sheet(rows, tmp_path / "pairs.png")
     sheet = read_png(tmp_path / "pairs.png")
-    assert sheet.shape[0] == 2 * (LABEL_HEIGHT + 112)
+    assert sheet.shape[0] == 2 * HEIGHT
     assert (sheet[-112:, 112:224] == decode_rgb(encoded_image(3, 112), location="x")).all()
     write_encoded_sheet(rows, tmp_path / "pairs.html")
     text = (tmp_path / "pairs.html").read_text(encoding="utf-8")

@@ -42,68 +42,55 @@ def images_of(path):
     return read_bin(path)[0]
 
 
-def test_lfw_is_read_from_its_folder(people, tmp_path):
-    people(tmp_path / "lfw" / "lfw-deepfunneled" / "lfw-deepfunneled")
-    (tmp_path / "lfw" / "pairs.txt").write_text("1\t1\nAnn\t1\t2\nAnn\t1\tBob_X\t1\n")
-    assert is_pair_list(tmp_path / "lfw", None)
-    assert convert_pair_list(tmp_path / "lfw", None, tmp_path / "lfw.bin") == (2, 1)
-    assert images_of(tmp_path / "lfw.bin") == [encoded_image(number) for number in (1, 2, 1, 3)]
+def people_in(folder):
+    return [f"{folder}/{image}" for image in ("Ann/Ann_0001", "Ann/Ann_0002", "Bob_X/Bob_X_0001")]
 
 
-def test_sllfw_has_two_paths_for_each_pair(people, tmp_path):
-    people(tmp_path / "lfw")
-    list_path = tmp_path / "pair_SLLFW.txt"
-    list_path.write_text("Ann/Ann_0001.jpg\nAnn/Ann_0002.jpg\nAnn/Ann_0002.jpg\nBob_X/Bob_X_0001.jpg\n")
-    assert convert_pair_list(tmp_path, None, tmp_path / "sllfw.bin") == (2, 1)
-    assert images_of(tmp_path / "sllfw.bin") == [encoded_image(number) for number in (1, 2, 2, 3)]
-    assert load_pair_set("sllfw", tmp_path).subject.tolist() == [0, 0, 0, 1]
-    for text, message in (
-        ("Ann/Ann_0001.jpg\n", "line 1: the second line of the last pair is missing"),
-        ("Ann/Ann_0001.jpg\nAnn/Ann_0009.jpg\n", "line 2: there is no"),
-        ("Ann/Ann_0001.jpg\nAnn_0002.jpg\n", "line 2: 'Ann_0002.jpg' is not of the form"),
-        ("Ann/Ann_0001.jpg\n../lfw.jpg\n", "line 2: .* is not an image inside"),
-    ):
-        list_path.write_text(text)
-        with pytest.raises(PairsError, match=message):
-            convert_pair_list(tmp_path, None, tmp_path / "sllfw.bin")
+NUMBERED = "1\t1\nAnn\t1\t2\nAnn\t1\tBob_X\t1\n"
+TWO_LINES = "Ann_0001.jpg 1\nAnn_0002.jpg 1\nAnn_0001.jpg 0\nBob_X_0001.jpg 0\n"
+IN_ONE_FOLDER = [f"aligned images/{image}" for image in ("Ann_0001", "Ann_0002", "Bob_X_0001")]
+
+
+@pytest.mark.parametrize(
+    ("list_name", "images", "lines"),
+    [
+        ("pairs.txt", people_in("lfw-deepfunneled/lfw-deepfunneled"), NUMBERED),
+        ("xqlfw_pairs.txt", people_in("xqlfw_aligned_112"), NUMBERED),
+        (
+            "pair_SLLFW.txt",
+            people_in("lfw"),
+            "Ann/Ann_0001.jpg\nAnn/Ann_0002.jpg\nAnn/Ann_0001.jpg\nBob_X/Bob_X_0001.jpg\n",
+        ),
+        ("pairs_CALFW.txt", IN_ONE_FOLDER, TWO_LINES),
+        ("pairs_CPLFW.txt", IN_ONE_FOLDER, TWO_LINES),
+        (  # MLFW, which is not taken for LFW
+            "pairs.txt",
+            ["lfw/x/x", "aligned/Ann_0001_0001", "aligned/Ann_0002_0000", "aligned/Bob_X_0001_0002"],
+            "Ann_0001_0001.jpg\tAnn_0002_0000.jpg\t1\nAnn_0001_0001.jpg\tBob_X_0001_0002.jpg\t0\n",
+        ),
+    ],
+)
+def test_a_published_set_is_read_from_its_folder(tmp_path, list_name, images, lines):
+    for number, image in enumerate(reversed(images)):
+        write_image(tmp_path / f"{image}.jpg", number)
+    (tmp_path / list_name).write_text(lines)
+    assert is_pair_list(tmp_path, None) and find_published_set(tmp_path)[0] == tmp_path / list_name
+    assert convert_pair_list(tmp_path, None, tmp_path / "set.bin") == (2, 1)
+    assert images_of(tmp_path / "set.bin") == [encoded_image(number) for number in (2, 1, 2, 0)]
+    assert (tmp_path / "set.subjects.csv").read_text() == "subject\nAnn\nAnn\nAnn\nBob_X\n"
 
 
 def test_xqlfw_takes_its_original_images_if_they_will_be_aligned(people, tmp_path):
     people(tmp_path / "xqlfw_aligned_112")
     people(tmp_path / "lfw_original_imgs_min_qual0.85variant11", start=10)
     (tmp_path / "xqlfw_pairs.txt").write_text("10\t300\nAnn\t1\t2\nAnn\t2\tBob_X\t1\n")
-    assert convert_pair_list(tmp_path, None, tmp_path / "xqlfw.bin") == (2, 1)
-    assert images_of(tmp_path / "xqlfw.bin") == [encoded_image(number) for number in (1, 2, 2, 3)]
-    points = "".join(
-        f"{name}.jpg,{POINTS}\n" for name in ("Ann/Ann_0001", "Ann/Ann_0002", "Bob_X/Bob_X_0001")
-    )
+    names = ("Ann/Ann_0001", "Ann/Ann_0002", "Bob_X/Bob_X_0001")
+    points = "".join(f"{name}.jpg,{POINTS}\n" for name in names)
     (tmp_path / "points.csv").write_text(points.replace("\t", ","))
     listed = read_landmarks(tmp_path / "points.csv")
     assert find_published_set(tmp_path, originals=True)[1].name.startswith("lfw_original")
     convert_pair_list(tmp_path, None, tmp_path / "xqlfw.bin", landmarks=listed)
     assert {encoded_image_size(image) for image in images_of(tmp_path / "xqlfw.bin")} == {(112, 112)}
-
-
-def test_mlfw_is_not_taken_for_lfw_and_names_its_people(tmp_path):
-    for number, name in enumerate(("Ann_Lee_0001_0001", "Ann_Lee_0002_0000", "Bob_0001_0002")):
-        write_image(tmp_path / "aligned" / f"{name}.jpg", number)
-    (tmp_path / "lfw").mkdir()
-    (tmp_path / "pairs.txt").write_text(
-        "Ann_Lee_0001_0001.jpg\tAnn_Lee_0002_0000.jpg\t1\nAnn_Lee_0001_0001.jpg\tBob_0001_0002.jpg\t0\n"
-    )
-    assert find_published_set(tmp_path) == (tmp_path / "pairs.txt", tmp_path / "aligned")
-    assert convert_pair_list(tmp_path, None, tmp_path / "mlfw.bin") == (2, 1)
-    assert (tmp_path / "mlfw.subjects.csv").read_text() == "subject\nAnn_Lee\nAnn_Lee\nAnn_Lee\nBob\n"
-
-
-@pytest.mark.parametrize("name", ["CALFW", "CPLFW"])
-def test_calfw_and_cplfw_have_aligned_images_in_one_folder(tmp_path, name):
-    for number, image in enumerate(("Ann_0001", "Ann_0002", "Bob_0001")):
-        write_image(tmp_path / "aligned images" / f"{image}.jpg", number)
-    list_path = tmp_path / f"pairs_{name}.txt"
-    list_path.write_text("Ann_0001.jpg 1\nAnn_0002.jpg 1\nAnn_0001.jpg 0\nBob_0001.jpg 0\n")
-    assert find_published_set(tmp_path) == (list_path, tmp_path / "aligned images")
-    assert convert_pair_list(tmp_path, None, tmp_path / "a.bin") == (2, 1)
 
 
 def test_a_list_with_all_genuine_pairs_first_gets_mixed_folds(tmp_path):

@@ -21,12 +21,8 @@ def test_sampled_pairs_are_different_half_genuine_and_folds_share_no_identity(tm
     assert len({frozenset(pair) for pair in pairs}) == 40
     folds = [{identity_of[image] for image in images[start : start + 8]} for start in range(0, 80, 8)]
     assert sum(map(len, folds)) == len(set.union(*folds))
-
-
-def test_sampled_pairs_depend_only_on_the_seed(tmp_path):
-    data = write_records(tmp_path / "data", [person for person in range(20) for _ in range(3)])
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        write_pairs(sample_pairs(data, 20, seed=seed), tmp_path / f"{name}.bin")
+    for name, seed in (("b", 1), ("c", 2)):
+        write_pairs(sample_pairs(data, 40, seed=seed), tmp_path / f"{name}.bin")
     a, b, c = ((tmp_path / f"{name}.bin").read_bytes() for name in "abc")
     assert a == b != c
 
