@@ -182,12 +182,25 @@ def open_mixture(
         DataError: if the file is not as described above, or a dataset cannot be opened.
     """
     content: MixtureFile = read_yaml(path, MixtureFile)
-    datasets = []
+    datasets, chosen = [], list[tuple[Path, np.ndarray]]()
     for entry in content.datasets:
         place = path.parent / entry.path
         if place.suffix in MIXTURE_SUFFIXES:
             raise DataError(f"{path}: {entry.path} is itself a mixture; list its datasets here")
-        dataset = drop_small_identities(_select_images(open_dataset(place), entry, path), place)
+        selected = _select_images(open_dataset(place), entry, path)
+        identities = np.arange(selected.num_classes)
+        if isinstance(selected, ImageSubset):
+            identities = selected.identities
+        is_repeated = (
+            place.samefile(other) and np.isin(identities, people).any() for other, people in chosen
+        )
+        if content.heads == "joined" and any(is_repeated):
+            raise DataError(
+                f"{path}: {entry.path} is listed twice with the same identities, which would have two classes each; "
+                "list it once, with a weight, or use `heads: separate`"
+            )
+        chosen.append((place, identities))
+        dataset = drop_small_identities(selected, place)
         if not images_per_epoch([dataset.num_images], [entry.weight])[0]:
             raise DataError(
                 f"{path}: with weight {entry.weight:g}, an epoch shows none of the {dataset.num_images:,} images of "

@@ -23,6 +23,8 @@ LABEL_COLUMNS = ("label", "identity", "class", "cls", "id")
 _NUMBERS = ("boolean", "integer", "floating")
 _TEXTS = ("string", "large_string", "string_view")
 _BYTES = ("binary", "large_binary", "binary_view")
+_END = b"\xff\xff\xff\xff\0\0\0\0"
+"""End mark of a stream (Arrow columnar format, "IPC Streaming Format")."""
 _METADATA = b"huggingface"
 """Key of the schema's metadata under which `datasets` stores the types of the columns."""
 LabeledRows = tuple[np.ndarray, np.ndarray, list[str]]
@@ -49,7 +51,7 @@ def arrow_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        raise DataError(f"{path}: {error_reason(error)}") from error
+        raise DataError(f"{path}: {printable(error_reason(error))}") from error
 
 
 def arrow_batches(path: Path) -> Iterator[tuple[Any, Any]]:
@@ -68,6 +70,11 @@ def arrow_batches(path: Path) -> Iterator[tuple[Any, Any]]:
                 # Before any column is used: pyarrow ends the process on lengths and offsets that do not fit.
                 batch.validate(full=True)
                 yield batch, file
+            # pyarrow takes the end of the file for the end of the stream: it may be cut between two batches.
+            if mapped.tell() != file.size or file[-len(_END) :].to_pybytes() != _END:
+                raise DataError(
+                    f"{path}: the stream has no end mark; the file is truncated or damaged: copy it again"
+                )
 
 
 def build_catalog(
@@ -84,9 +91,14 @@ def build_catalog(
     Raises:
         DataError: a label is negative, too large or not whole, or two files have different names for the numbers.
     """
-    read = [read_file(path) for path in files]
+    read = []
+    for path in files:
+        with arrow_errors(path):
+            read.append(read_file(path))
     names = read[0][2]
-    for path, (_, _, other) in zip(files, read, strict=True):
+    for path, (places, values, other) in zip(files, read, strict=True):
+        if len(places) != len(values):
+            raise DataError(f"{path}: {len(places):,} images and {len(values):,} labels; the file is damaged")
         if other != names:
             raise DataError(
                 f"{files[0]} and {path}: their labels have different names ({listed(names)} and {listed(other)}); "

@@ -58,9 +58,8 @@ def _read_file(path: Path) -> arrow_columns.LabeledRows:
             )
         )
         labels.append(batch.column(label))
-    with arrow_columns.arrow_errors(path):
-        column = pa.chunked_array(labels) if labels else pa.chunked_array([], pa.int64())
-        return np.concatenate(places), arrow_columns.label_values(column, label, path), names
+    column = pa.chunked_array(labels) if labels else pa.chunked_array([], pa.int64())
+    return np.concatenate(places), arrow_columns.label_values(column, label, path), names
 
 
 def _places(array: Any, file: Any, path: Path) -> np.ndarray:

@@ -7,6 +7,7 @@ rows, of which the last used ones stay in memory.
 from __future__ import annotations
 
 import contextlib
+import mmap
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -19,7 +20,6 @@ from facetrain.data.formats import arrow_columns
 from facetrain.data.formats.base import CatalogDataset, Format, catalog_path, files_in
 from facetrain.data.formats.shard_names import require_all_shards
 from facetrain.data.formats.splits import train_files
-from facetrain.data.positional_file import PositionalFile
 from facetrain.errors import DataError, UnreadableError
 from facetrain.files import printable
 
@@ -104,24 +104,28 @@ FORMAT = Format("Parquet", open_parquet, parts=("*.parquet",))
 
 
 def _build_catalog(files: Sequence[Path], skipped: list[tuple[str, str, str]]) -> Columns:
-    names = _open(files[0]).schema_arrow.names
+    with arrow_columns.arrow_errors(files[0]):
+        names = _open(files[0]).schema_arrow.names
     image = arrow_columns.pick_column(names, arrow_columns.IMAGE_COLUMNS, "image", files[0])
     label = arrow_columns.pick_column(names, arrow_columns.LABEL_COLUMNS, "identity", files[0])
     group_bytes = 0
 
     def read_file(path: Path) -> arrow_columns.LabeledRows:
         nonlocal group_bytes
-        file, places = _open(path), [np.empty((0, 4), np.int64)]
+        file = _open(path)
         if missing := {image, label}.difference(file.schema_arrow.names):
             raise DataError(
                 f"{path}: has no column {', '.join(missing)}, unlike {files[0]}; rename its columns"
             )
-        for group in range(file.metadata.num_row_groups):
-            places.append(_places(file, path, group, image))
-            group_bytes = max(group_bytes, file.metadata.row_group(group).total_byte_size)
-        with arrow_columns.arrow_errors(path):
-            labels = arrow_columns.label_values(file.read([label]).column(label), label, path)
-        return np.concatenate(places), labels, arrow_columns.class_names(file.schema_arrow, label)
+        groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+        group_bytes = max([group_bytes, *(group.total_byte_size for group in groups)])
+        labels = arrow_columns.label_values(file.read([label]).column(label), label, path)
+        places = _places(file, path, image)
+        if len(places) != file.metadata.num_rows:
+            raise DataError(
+                f"{path}: {len(places):,} of {file.metadata.num_rows:,} rows; the file is damaged"
+            )
+        return places, labels, arrow_columns.class_names(file.schema_arrow, label)
 
     columns = arrow_columns.build_catalog(
         files, "offset size group row", read_file, skipped=skipped, column=image
@@ -129,36 +133,30 @@ def _build_catalog(files: Sequence[Path], skipped: list[tuple[str, str, str]]) -
     return Columns.of(**columns.arrays, group_bytes=group_bytes)
 
 
-def _places(file: Any, path: Path, group: int, column: str) -> np.ndarray:
-    """Return the byte offset in the file and the size of each image of a row group, the group and the row: (rows, 4).
+def _places(file: Any, path: Path, image: str) -> np.ndarray:
+    """Return the byte offset in the file and the size of each image, its row group and its row: int64 (rows, 4).
 
-    The offset is −1 if an image is not in place. A plain column stores each value as its length and its bytes, and
-    pages of them one after the other. The values that pyarrow decodes are searched in this order, so an image whose
-    place is known is the one that pyarrow reads.
+    The offset is −1 if an image is not in place. A plain column without compression stores each value as its length and
+    its bytes. The values that pyarrow decodes are searched in this order, so an image whose place is known is the one
+    that pyarrow reads.
     """
-    with arrow_columns.arrow_errors(path):
-        metadata = file.metadata.row_group(group)
-        places = np.full((metadata.num_rows, 4), -1, np.int64)
-        places[:, 2], places[:, 3] = group, np.arange(metadata.num_rows)
-        chunks = [metadata.column(number) for number in range(metadata.num_columns)]
-        chunk = next((one for one in chunks if one.path_in_schema in (column, f"{column}.bytes")), None)
-        if chunk is None or chunk.compression != "UNCOMPRESSED" or chunk.has_dictionary_page:
-            return places
-        start, size = chunk.data_page_offset, chunk.total_compressed_size
-    images = _read_group(file, path, group, column)[0]
-    if images is None or images.null_count:
-        return places
-    raw, position, found = PositionalFile(path).bytes_at(start, size), 0, []
-    for value in images.to_pylist():
-        stored = len(value).to_bytes(_LENGTH_BYTES, "little") + value
-        if not raw.startswith(stored, position):  # a new page begins
-            position = raw.find(stored, position)
-            if position < 0:
-                return places
-        found.append((start + position + _LENGTH_BYTES, len(value)))
-        position += len(stored)
-    places[:, :2] = np.array(found, np.int64).reshape(-1, 2)
-    return places
+    places, position = [], 0
+    # Not by the metadata of the columns: pyarrow ends the process if they are damaged.
+    with path.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as raw:
+        for group in range(file.metadata.num_row_groups):
+            images = _read_group(file, path, group, image)[0]
+            rows = file.metadata.row_group(group).num_rows
+            values = [None] * rows if images is None else images.to_pylist()
+            for row, value in enumerate(values):
+                start = size = -1
+                if value is not None and position >= 0:
+                    stored = len(value).to_bytes(_LENGTH_BYTES, "little") + value
+                    position = raw.find(stored, position)  # it is there, except at the beginning of a page
+                    if position >= 0:
+                        start, size = position + _LENGTH_BYTES, len(value)
+                        position += len(stored)
+                places.append((start, size, group, row))
+    return np.array(places, np.int64).reshape(-1, 4)
 
 
 def _open(path: Path) -> Any:

@@ -34,6 +34,8 @@ class Headers:
     """Second of several labels, otherwise 0: float64 (N,)."""
     image_bytes: np.ndarray
     """Length of the image: int64 (N,); 0 for a record without an image."""
+    end: np.ndarray
+    """First byte after the first part of the record, without padding: int64 (N,)."""
 
 
 def read_headers(reader: RecordReader, offsets: np.ndarray, keys: np.ndarray) -> Headers:
@@ -46,8 +48,8 @@ def read_headers(reader: RecordReader, offsets: np.ndarray, keys: np.ndarray) ->
     length = (raw["word"] & recordio.MAX_LENGTH).astype(np.int64)
     flag = raw["flag"].astype(np.int64)
     is_whole = raw["word"] >> recordio.KIND_SHIFT == recordio.PART_WHOLE
-    _check(reader, offsets, keys, raw["magic"] != recordio.MAGIC, "no record starts there")
-    _check(
+    require_sound(reader, offsets, keys, raw["magic"] != recordio.MAGIC, "no record starts there")
+    require_sound(
         reader,
         offsets,
         keys,
@@ -55,14 +57,19 @@ def read_headers(reader: RecordReader, offsets: np.ndarray, keys: np.ndarray) ->
         "the file ends inside this record",
     )
     too_short = is_whole & (_HEADER_BYTES + 4 * flag > length)
-    _check(reader, offsets, keys, too_short, "its header announces more labels than it contains")
+    require_sound(reader, offsets, keys, too_short, "its header announces more labels than it contains")
     with np.errstate(invalid="ignore"):  # a damaged label may be a signaling NaN
         label = np.where(flag > 0, raw["first"], raw["label"]).astype(np.float64)
         second = np.where(flag > 1, raw["second"], 0).astype(np.float64)
     shift, mask = np.uint64(recordio.EXACT_LABEL_SHIFT), np.uint64(recordio.EXACT_LABEL_MASK)
     is_exact = raw["id2"] >> shift == np.uint64(recordio.EXACT_LABEL) >> shift
-    label[is_exact] = (raw["id2"][is_exact] & mask).astype(np.float64)
-    headers = Headers(label, second, length - _HEADER_BYTES - 4 * flag)
+    exact = (raw["id2"][is_exact] & mask).astype(np.float64)
+    # The exact label, rounded, is the other one: else a bit of one of them is damaged.
+    contradicts = np.zeros(len(label), bool)
+    contradicts[is_exact] = exact.astype(np.float32) != label[is_exact].astype(np.float32)
+    require_sound(reader, offsets, keys, contradicts & is_whole, "its two labels differ")
+    label[is_exact] = exact
+    headers = Headers(label, second, length - _HEADER_BYTES - 4 * flag, offsets + _FRAME_BYTES + length)
     # A split can fall into the header itself. Split records are rare: read them completely.
     for row in np.flatnonzero(~is_whole).tolist():
         offset, key = int(offsets[row]), int(keys[row])
@@ -74,7 +81,9 @@ def read_headers(reader: RecordReader, offsets: np.ndarray, keys: np.ndarray) ->
 def _read_raw(reader: RecordReader, offsets: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """Return the first 40 bytes of every record as RAW_HEADER (N,), zeros after the end of the file."""
     outside = (offsets < 0) | (offsets > reader.size - _FRAME_BYTES - _HEADER_BYTES)
-    _check(reader, offsets, keys, outside, f"past the end of the file, which has {reader.size:,} bytes")
+    require_sound(
+        reader, offsets, keys, outside, f"past the end of the file, which has {reader.size:,} bytes"
+    )
     order = np.argsort(offsets, kind="stable")
     sorted_offsets = offsets[order]
     raw = np.zeros(len(offsets), dtype=RAW_HEADER)
@@ -97,7 +106,9 @@ def _read_raw(reader: RecordReader, offsets: np.ndarray, keys: np.ndarray) -> np
     return raw
 
 
-def _check(reader: RecordReader, offsets: np.ndarray, keys: np.ndarray, wrong: np.ndarray, what: str) -> None:
+def require_sound(
+    reader: RecordReader, offsets: np.ndarray, keys: np.ndarray, wrong: np.ndarray, what: str
+) -> None:
     """Raise RecordError for the first record that is wrong, bool (N,)."""
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])

@@ -17,7 +17,7 @@ import numpy as np
 
 from facetrain.data.column_cache import Columns
 from facetrain.data.formats.labels import MAX_LABEL
-from facetrain.data.formats.record_headers import Headers, read_headers
+from facetrain.data.formats.record_headers import Headers, read_headers, require_sound
 from facetrain.data.formats.recordio import RecordReader
 from facetrain.errors import DataError, RecordError
 from facetrain.files import new_file
@@ -128,6 +128,10 @@ def _labels_by_records(
         headers = read_headers(reader, offsets[rows], keys[rows])
         has_image[rows] = headers.image_bytes > 0
         _check_labels(reader, headers, keys[rows], offsets[rows])
+        following = offsets[start + 1 : start + 1 + len(headers.end)]
+        own = slice(start, start + len(following))
+        overlaps = (headers.end[: len(following)] > following) & (following > offsets[own])
+        require_sound(reader, offsets[own], keys[own], overlaps, "the record runs into the next one")
         label[rows] = np.where(has_image[rows], headers.label, 0)
     return label[has_image], has_image
 

@@ -154,6 +154,8 @@ def _build_catalog(shards: list[Path], indexes: list[Path]) -> Columns:
 def _scanned(files: list[PositionalFile]) -> Iterator[Record]:
     """Yield the records of all shards one after the other, with the labels in their messages."""
     for number, file in enumerate(files):
+        if not file.size:
+            raise DataError(f"{file.path}: the file is empty; copy it again, or remove it")
         offset = 0
         while offset < file.size:
             record = _record(file, number, offset, None)

@@ -39,6 +39,7 @@ _MAX_IMAGE_BYTES = 128 << 20
 _LOCAL_HEADER_BYTES = 30
 """Bytes before the name in a local header. Its last numbers are the sizes of the name and of the extra fields
 (PKWARE, APPNOTE.TXT 6.3.10, 4.3.7)."""
+_END_BYTES, _LOCATOR_BYTES, _END64_BYTES = 22, 20, 56
 _SPARE_HEADER_BYTES = 512
 """Bytes to read for the name and the extra fields of a local header, whose size only the header has."""
 _ZIP_ERRORS = (
@@ -127,6 +128,7 @@ def _build_catalog(path: Path) -> Columns:
                     lists[name] = _checked(member, path)
                 elif not name.endswith("/"):
                     skipped.append((printable(name), "suffix", "not a format that OpenCV reads"))
+            _require_all_members(archive, path)
             if len(lists) > 1:
                 raise DataError(
                     f"{path}: has several lists of labels: {', '.join(map(printable, lists))}; keep one"
@@ -160,6 +162,21 @@ def _build_catalog(path: Path) -> Columns:
     names = [name.removeprefix(prefix.lstrip("/")) for name in names]
     identities = names_of_folders(label.tolist(), (name.rpartition("/")[0] for name in names))
     return Columns.of(**columns, **name_columns(names), label=label, identities=identities, skipped=skipped)
+
+
+def _require_all_members(archive: zipfile.ZipFile, path: Path) -> None:
+    """Check the number of members: zipfile stops at an entry that claims too many bytes (4.3.14 to 4.3.16).
+
+    Raises:
+        zipfile.BadZipFile: the end of the archive has another number.
+    """
+    file = PositionalFile(path)
+    end = file.size - _END_BYTES - len(archive.comment)
+    (count,) = struct.unpack("<H", file.bytes_at(end + 10, 2))
+    if file.bytes_at(end - _LOCATOR_BYTES, 4) == b"PK\x06\x07":  # zip64: its end record is before the locator
+        (count,) = struct.unpack("<Q", file.bytes_at(end - _LOCATOR_BYTES - _END64_BYTES + 32, 8))
+    if count != len(archive.infolist()):
+        raise zipfile.BadZipFile(f"{len(archive.infolist()):,} members of {count:,}")
 
 
 def _checked(member: zipfile.ZipInfo, path: Path) -> zipfile.ZipInfo:

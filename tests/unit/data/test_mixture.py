@@ -37,6 +37,14 @@ def test_identity_lists_of_a_mixture_use_the_numbers_before_small_identities_are
     assert [data for _, data in images_of(left)] == [encoded_image(n) for n in (4, 5, 6)]
 
 
+def test_a_dataset_can_be_listed_twice_with_different_identities_or_heads(tmp_path):
+    (tmp_path / "some.txt").write_text("0\n2\n")
+    text = "datasets: [{path: one, identities: some.txt}, {path: one, without: some.txt, weight: 2}]"
+    assert open_dataset(mixture(tmp_path, text)).labels.tolist() == [0, 0, 1, 2, 2, 2]
+    text = "{heads: separate, datasets: [{path: one}, {path: one}]}"
+    assert open_dataset(mixture(tmp_path, text)).num_classes == 6
+
+
 def test_an_epoch_shows_each_dataset_as_often_as_its_weight(tmp_path):
     dataset = open_dataset(mixture(tmp_path, "datasets: [{path: one, weight: 0.5}, {path: two, weight: 2}]"))
     assert epoch_size(dataset) == 11
@@ -123,6 +131,8 @@ def test_a_batch_of_a_mixture_depends_on_seed_and_step_only():
         ("[1", "mix.yaml: "), ("datasets: [{path: three}]", "no such folder or file"),
         ("datasets: [{path: one, wait: 1}]", r"datasets\.0\.wait is 1: Extra inputs"),
         ("datasets: [{path: mix.yaml}]", "is itself a mixture"),
+        ("datasets: [{path: one}, {path: two}, {path: ./one, identities: two.txt}]",
+         "./one is listed twice with the same identities"),
         ("datasets:\n- path: one\n  path: two\n", "the key path occurs twice in the entry at line 2; remove one"),
         ("datasets: [{path: one, weight: -1}]", r"datasets\.0\.weight is -1: Input should be greater"),
         ("datasets: [{path: two}, {path: one, weight: 0.08}]",
@@ -137,6 +147,7 @@ def test_a_batch_of_a_mixture_depends_on_seed_and_step_only():
 def test_an_invalid_mixture_file_is_refused(tmp_path, text, message):
     (tmp_path / "far.txt").write_text("0\n3\n")
     (tmp_path / "words.txt").write_text("ann\n")
+    (tmp_path / "two.txt").write_text("2\n")
     with pytest.raises(DataError, match=message):
         open_dataset(mixture(tmp_path, text))
 

@@ -1,0 +1,238 @@
+"""The same damage to a dataset of every format: an error that names a file, or all images with their labels."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from facetrain.data.dataset import FaceDataset, skipped_files
+from facetrain.data.formats.table import FORMATS
+from facetrain.data.images.decode import decode_rgb
+from facetrain.data.open_dataset import open_dataset
+from facetrain.errors import DataError
+from tests.support.datasets import encoded_image, images_of, tf_example, tf_record, write_records
+from tests.unit.data.formats.test_webdataset import write_tar
+from tests.unit.data.tools.helpers import convert
+
+COUNT, SHARDS = 6, 3
+LABELS = [number % 3 for number in range(COUNT)]
+
+
+class Kind(NamedTuple):
+    """Format under attack."""
+
+    write: Callable[[Path], Path]
+    """Writes a dataset below a folder; returns its path."""
+    checks_labels: bool = False
+    """Whether the format has checksums of the labels, or has them twice."""
+    has_end: bool = True
+    """Whether the format has an end mark or a count, so that a cut between two images shows."""
+    is_attacked: Callable[[Path], bool] = lambda file: True
+    """Whether bytes of a file of the dataset are changed."""
+
+
+def _records(folder: Path) -> Path:
+    return write_records(folder / "data", sorted(LABELS))
+
+
+def _converted(to: str, suffix: str = "") -> Callable[[Path], Path]:
+    def write(folder: Path) -> Path:
+        convert(write_records(folder / "source", sorted(LABELS)), folder / f"data{suffix}", to=to)
+        shutil.rmtree(folder / "source")
+        return folder / f"data{suffix}"
+
+    return write
+
+
+def _shards(suffix: str, write: Callable[[Path, list[int]], None]) -> Callable[[Path], Path]:
+    """Return a writer of shards whose names have their number."""
+
+    def write_all(folder: Path) -> Path:
+        (folder / "data").mkdir()
+        for shard in range(SHARDS):
+            numbers = list(range(shard, COUNT, SHARDS))
+            write(folder / "data" / f"train-{shard:05}-of-{SHARDS:05}{suffix}", numbers)
+        return folder / "data"
+
+    return write_all
+
+
+def _tar(path: Path, numbers: list[int]) -> None:
+    write_tar(path, {f"p{LABELS[n]}/{n}.png": encoded_image(n) for n in numbers})
+
+
+def _tfrecord(path: Path, numbers: list[int]) -> None:
+    messages = [tf_example(image=encoded_image(n), label=LABELS[n]) for n in numbers]
+    path.write_bytes(b"".join(map(tf_record, messages)))
+
+
+def _table(numbers: list[int]) -> Any:
+    pa = pytest.importorskip("pyarrow", reason="the parquet extra is not installed")
+    return pa.table({"image": [encoded_image(n) for n in numbers], "label": [LABELS[n] for n in numbers]})
+
+
+def _parquet(path: Path, numbers: list[int]) -> None:
+    table = _table(numbers)
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(table, path, compression=None, use_dictionary=False)
+
+
+def _arrow(path: Path, numbers: list[int]) -> None:
+    table = _table(numbers)
+    import pyarrow as pa
+
+    with pa.ipc.new_stream(path, table.schema) as stream:
+        stream.write_table(table, max_chunksize=1)
+    files = [{"filename": file.name} for file in sorted(path.parent.glob("*.arrow"))]
+    (path.parent / "state.json").write_text(json.dumps({"_data_files": files}))
+
+
+def _list(folder: Path) -> Path:
+    for number in range(COUNT):
+        (folder / f"{number}.png").write_bytes(encoded_image(number))
+    (folder / "list.txt").write_text("".join(f"{n}.png\t{LABELS[n]}\n" for n in range(COUNT)))
+    return folder / "list.txt"
+
+
+KINDS = {
+    "RecordIO": Kind(_records, checks_labels=True),
+    "LMDB": Kind(_converted("lmdb", ".lmdb")),
+    "WebDataset": Kind(_shards(".tar", _tar), checks_labels=True),
+    "Hugging Face": Kind(_shards(".arrow", _arrow)),
+    "Parquet": Kind(_shards(".parquet", _parquet)),
+    "TFRecord": Kind(_shards(".tfrecord", _tfrecord), checks_labels=True, has_end=False),
+    "zip archive": Kind(_converted("zip", ".zip")),
+    # A list is a text: a line or a letter less gives another list.
+    "list file": Kind(_list, is_attacked=lambda file: file.suffix == ".png"),
+    "image folder": Kind(_converted("folder")),
+}
+PLACEMENTS = {"pipe": os.mkfifo, "folder": os.mkdir, "loop": lambda path: os.symlink(path, path)}
+
+
+class Target(NamedTuple):
+    """Dataset before it is damaged."""
+
+    kind: Kind
+    path: Path
+    files: list[Path]
+    expected: list[tuple[int, bytes]]
+
+    def require_error_or_all_images(self) -> None:
+        """Open the damaged dataset: an error names a file, or no image is missing and none is wrong."""
+        for catalog in self.path.parent.rglob(".*catalog"):
+            catalog.unlink()  # two changes can have one time
+        try:
+            dataset = open_dataset(self.path)
+        except DataError as error:
+            return self._require_name(error)
+        found = [
+            (int(dataset.labels[number]), self._read(dataset, number)) for number in range(dataset.num_images)
+        ]
+        assert len(found) <= COUNT <= len(found) + len(skipped_files(dataset))
+        images = {data for _, data in self.expected}
+        for label, data in found:
+            if data in images:
+                assert (label, data) in self.expected or not self.kind.checks_labels
+            elif data is not None:
+                self._require_same_pixels(data)
+
+    def _read(self, dataset: FaceDataset, number: int) -> bytes | None:
+        try:
+            return dataset.read(number)
+        except DataError as error:
+            return self._require_name(error)
+
+    def _require_name(self, error: DataError) -> None:
+        message = str(error)
+        assert message.isprintable() and any(file.name in message for file in [*self.files, self.path]), (
+            message
+        )
+
+    def _require_same_pixels(self, data: bytes) -> None:
+        try:
+            image = decode_rgb(data, location="x")
+        except DataError:
+            return
+        assert any(np.array_equal(image, decode_rgb(one, location="x")) for _, one in self.expected)
+
+
+@pytest.fixture(params=KINDS)
+def target(request, tmp_path):
+    kind = KINDS[request.param]
+    path = kind.write(tmp_path)
+    files = sorted(
+        file for file in tmp_path.rglob("*") if file.is_file() and file.name != "dataset_card.yaml"
+    )
+    target = Target(kind, path, files, images_of(open_dataset(path)))
+    assert len(target.expected) == COUNT
+    return target
+
+
+def attacked(target: Target) -> Iterator[tuple[Path, bytes, list[tuple[int, int]]]]:
+    """Yield files of the dataset, their content, and the extents of the images in them."""
+    of_suffix = {file.suffix: file for file in reversed(target.files) if target.kind.is_attacked(file)}
+    for file in of_suffix.values():
+        whole = file.read_bytes()
+        starts = [(whole.find(data), len(data)) for _, data in target.expected]
+        yield file, whole, [(start, start + size) for start, size in starts if start >= 0]
+        file.write_bytes(whole)
+
+
+def test_every_format_is_under_attack():
+    assert KINDS.keys() == {format.name for format in FORMATS}
+
+
+def test_a_cut_at_any_border_is_an_error_or_loses_no_image(target):
+    for file, whole, extents in attacked(target):
+        around = {edge + step for extent in extents for edge in extent for step in (-32, -12, -8, -4, 0, 4)}
+        cuts = around | set(range(0, len(whole), max(8, len(whole) // 2048 * 8)))
+        # The checksum after an image is the end of its record.
+        ends = set() if target.kind.has_end else {end + 4 for _, end in extents}
+        for cut in sorted(cut for cut in cuts - ends if 0 <= cut < len(whole)):
+            file.write_bytes(whole[:cut])
+            target.require_error_or_all_images()
+
+
+def test_a_flipped_bit_in_a_header_is_an_error_or_changes_no_image(target):
+    for file, whole, _ in attacked(target):
+        is_image = bytearray(len(whole))
+        for _, data in target.expected:
+            start = whole.find(data)
+            while start >= 0:
+                is_image[start : start + len(data)] = b"\1" * len(data)
+                start = whole.find(data, start + 1)
+        header = [place for place, byte in enumerate(whole) if byte and not is_image[place]]
+        for place in header[:: len(header) // 150 + 1]:
+            damaged = bytearray(whole)
+            damaged[place] ^= 1 << place % 8
+            file.write_bytes(damaged)
+            target.require_error_or_all_images()
+
+
+def test_a_missing_file_is_named(target):
+    if target.kind is KINDS["image folder"]:
+        pytest.skip("a folder has the images that are there")
+    for file in target.files:
+        content = file.read_bytes()
+        file.unlink()
+        target.require_error_or_all_images()
+        file.write_bytes(content)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_file_that_is_no_file_is_named(target, placement):
+    for file in target.files:
+        content = file.read_bytes()
+        file.unlink()
+        PLACEMENTS[placement](file)
+        target.require_error_or_all_images()
+        shutil.rmtree(file) if file.is_dir() else file.unlink()
+        file.write_bytes(content)
