@@ -44,14 +44,14 @@ def test_a_resume_removes_the_records_of_steps_after_the_checkpoint(tmp_path):
     assert read_jsonl(path)[-1]["loss"] == "nan"
 
 
-def test_a_record_that_is_repeated_after_a_resume_is_in_the_file_once(tmp_path):
+def test_a_record_that_is_repeated_after_a_resume_is_in_the_file_once_and_a_new_run_starts_empty(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    for resume_at in (None, 10, 10):
+    for resume_at in (None, 10, 10, None):
         lines = JsonLines(path, resume_at=resume_at)
         lines.write(10, {"lfw/accuracy": 0.5})
         lines.write(20, {"loss": 1.0})
         lines.close()
-    assert [record["step"] for record in read_jsonl(path)] == [10, 20]
+        assert [record["step"] for record in read_jsonl(path)] == [10, 20]
 
 
 def test_a_sync_writes_the_records_that_a_full_disk_has_refused(tmp_path):
@@ -76,15 +76,6 @@ def test_records_that_are_lost_at_the_end_are_counted(tmp_path, capfd):
     assert "metrics.jsonl: 2 records are lost, because they could not be written" in capfd.readouterr().err
 
 
-def test_a_new_run_in_an_old_folder_starts_with_empty_metrics(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    for _ in range(2):
-        lines = JsonLines(path)
-        lines.write(1, {"loss": 1.0})
-        lines.close()
-    assert len(read_jsonl(path)) == 1
-
-
 STEP = {"loss": 1.5, "lr": 0.1, "images_per_s": 1234.0, "left_s": 65.0, "peak_memory_gib": 0.5}
 VERIFICATION = {"lfw/accuracy": 0.9951, "lfw/auc": 0.99876, "lfw/tar@1e-03": 0.9812, "lfw/pairs": 6000.0}
 STEP_LINE = "step 100/200  loss 1.5000  lr 0.10000  1,234 images/s  0:01:05 left  peak memory 0.50 GiB"
@@ -97,9 +88,13 @@ def write_both(console):
     console.close()
 
 
-def test_without_a_terminal_progress_is_a_line_with_rate_time_left_and_peak_memory(capfd):
+def test_without_a_terminal_progress_is_a_line_with_rate_time_left_and_peak_memory(tmp_path, capfd):
+    log = log_to(tmp_path / "log.txt", 0)
     write_both(Console(total_steps=200))
+    stop_logging(log)
     assert capfd.readouterr().err.splitlines() == [STEP_LINE, VERIFICATION_LINE]
+    text = (tmp_path / "log.txt").read_text()
+    assert STEP_LINE in text and VERIFICATION_LINE in text
 
 
 def test_a_terminal_shows_the_progress_beside_the_bar_and_the_verification_above_it(capfd, monkeypatch):
@@ -115,14 +110,6 @@ def test_a_terminal_shows_the_progress_beside_the_bar_and_the_verification_above
     assert STEP_LINE in text and VERIFICATION_LINE in text
 
 
-def test_log_txt_has_the_lines_of_the_terminal(tmp_path):
-    log = log_to(tmp_path / "log.txt", 0)
-    write_both(Console(total_steps=200))
-    stop_logging(log)
-    text = (tmp_path / "log.txt").read_text()
-    assert STEP_LINE in text and VERIFICATION_LINE in text
-
-
 def test_messages_go_to_the_handlers_of_the_program_again_when_the_run_has_ended(tmp_path, caplog):
     log = log_to(tmp_path / "log.txt", 0)
     logger.warning("during")
@@ -131,18 +118,14 @@ def test_messages_go_to_the_handlers_of_the_program_again_when_the_run_has_ended
     assert [record.message for record in caplog.records] == ["after"]
 
 
-def test_the_line_of_a_run_with_a_teacher_has_the_distillation_loss(capfd):
+def test_a_line_has_the_distillation_loss_and_no_auc_without_impostor_pairs(capfd):
     console = Console(total_steps=200)
     console.write(100, STEP | {"distill_loss": 0.27})
-    console.close()
-    assert "  loss 1.5000  distill loss 0.2700  lr 0.10000  " in capfd.readouterr().err
-
-
-def test_a_set_without_impostor_pairs_has_a_line_without_auc(capfd):
-    console = Console(total_steps=200)
     console.write(3, {"mine/accuracy": 0.5})
     console.close()
-    assert capfd.readouterr().err == "step 3: verification of mine  accuracy 50.00%\n"
+    step, verification = capfd.readouterr().err.splitlines()
+    assert "  loss 1.5000  distill loss 0.2700  lr 0.10000  " in step
+    assert verification == "step 3: verification of mine  accuracy 50.00%"
 
 
 def test_tensorboard_groups_the_metrics_and_has_the_config_as_text(tmp_path):
@@ -180,22 +163,18 @@ def test_images_in_an_event_file_keep_every_pixel(tmp_path):
     np.testing.assert_array_equal(decoded[:, :, ::-1], image)
 
 
-def test_tensorboard_shows_each_step_of_a_resumed_run_once(tmp_path):
-    for resume_at, steps in ((None, (1, 2, 3)), (2, (3, 4))):
+@pytest.mark.parametrize(
+    ("starts", "shown"),
+    [([(None, (1, 2, 3)), (2, (3, 4))], [1, 2, 3, 4]), ([(None, (1, 2, 3)), (None, (1, 2))], [1, 2])],
+    ids=["resumed", "started over"],
+)
+def test_tensorboard_shows_each_step_of_a_resumed_run_once_and_no_run_before(tmp_path, starts, shown):
+    for resume_at, steps in starts:
         board = TensorBoard(tmp_path, resume_at=resume_at)
         for step in steps:
             board.write(step, {"loss": float(step)})
         board.close()
-    assert [event.step for event in read_events(tmp_path).Scalars("loss/loss")] == [1, 2, 3, 4]
-
-
-def test_tensorboard_shows_nothing_of_a_run_that_was_started_over(tmp_path):
-    for steps in ((1, 2, 3), (1, 2)):
-        board = TensorBoard(tmp_path)
-        for step in steps:
-            board.write(step, {"loss": float(step)})
-        board.close()
-    assert [event.step for event in read_events(tmp_path).Scalars("loss/loss")] == [1, 2]
+    assert [event.step for event in read_events(tmp_path).Scalars("loss/loss")] == shown
 
 
 def test_a_warning_outside_a_run_is_printed_once():
