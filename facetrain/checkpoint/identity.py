@@ -89,6 +89,7 @@ def adopt_checkpoint(folder: Path, manifest: Manifest, run_id: str) -> None:
         OSError: the folder cannot be written to.
     """
     written_by = run_id_of(manifest)
+    # The manifest before the rename: a checkpoint with the right name must already have the right id.
     if written_by != run_id:
         meta = manifest.meta | {"run_id": run_id, "adopted_from": written_by}
         write_atomically(folder / MANIFEST, replace(manifest, meta=meta).dump())

@@ -166,6 +166,7 @@ class Checkpoint:
         Raises:
             DamagedCheckpointError: a file is missing, truncated, changed, or a link.
         """
+        # hashlib releases Python's lock, and one thread hashes more slowly than a fast disk reads.
         with ThreadPoolExecutor(_HASHING_THREADS) as threads:
             list(threads.map(self._verify_file, self.manifest.files))
 

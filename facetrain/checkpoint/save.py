@@ -187,8 +187,10 @@ class CheckpointWriter:
         if collectives.rank() == 0:
             files = tuple(FileEntry(**entry) for _, entries in reports for entry in entries)
             reason = reason or self._commit(snapshot, files)
+            # Only this save's folder: `_scratch` is the folder of all checkpoints if none could be created.
             if reason and self._scratch != self._folder:
                 shutil.rmtree(self._scratch, ignore_errors=True)
+        # All ranks must agree on the outcome: the last checkpoint of a run decides how it ends.
         reason = collectives.broadcast_json(reason)
         self._state, self._snapshot, self._thread = _SaveState.IDLE, None, None
         return SaveOutcome(snapshot.step, reason)
@@ -204,6 +206,7 @@ class CheckpointWriter:
             metrics=snapshot.metrics,
         )
         try:
+            # Last of all files: what has a manifest is complete, whatever its folder is called.
             write_atomically(self._scratch / MANIFEST, manifest.dump())
             commit.publish(self._scratch, commit.step_folder(self._folder, snapshot.step))
         except OSError as error:

@@ -168,7 +168,7 @@ def runs(
 
     listed = list_runs(folder)
     if as_json:
-        typer.echo(json.dumps([asdict(run) for run in listed], indent=1))
+        typer.echo(json.dumps([run.model_dump() for run in listed], indent=1))
     elif listed:
         typer.echo(format_runs(listed))
     else:

@@ -82,6 +82,7 @@ def fit(
         # Here and not after the first verification, so that the first step does not wait for matplotlib.
         evaluation.draw(state)
 
+        # The answer to `begin`: it has arrived during the step, and every rank gets the same one.
         agreed = stopping.agree(state)
         if is_last or due(state.step, config.checkpoint.every_steps) or agreed.save or agreed.stop:
             log.report_spikes(state)  # a run that resumes from this checkpoint does not have them anymore

@@ -126,6 +126,7 @@ def prepare_run(
         if checkpoint is not None:
             changes = find_config_changes(checkpoint, config)
             check_compatibility(checkpoint, config, total_steps=schedule.total_steps)
+        # Only the leader: it writes what they are compared with, and one rank's error ends all.
         if world.is_leader:
             digests, run_id = digest_inputs(config, source, sets), _choose_run_id(folder, checkpoint)
             if checkpoint is not None:
@@ -147,6 +148,7 @@ def prepare_run(
     with fail_together(world):
         if checkpoint is not None:
             state.restore(checkpoint)
+        # After the restore, which knows what the last verification has measured.
         _check_best_metric(config, sets, state)
     # After every rank has restored its part: if the checkpoint is damaged, or the config does not fit it, the folder
     # must remain unchanged.
@@ -160,6 +162,7 @@ def prepare_run(
                 warnings += describe_batch_change(checkpoint, schedule.global_batch_size, epoch)
             execution = state.describe_execution()
             write_run_files(folder, world, dump_config(config), run_id, execution=execution)
+    # Not earlier: on the other hosts of a refused resume, the folder must remain unchanged too.
     log = log_to(folder / "log.txt", world.rank)
     for warning in warnings:
         warn(warning)

@@ -57,6 +57,7 @@ def train_prepared(run: PreparedRun, *, profile: bool = False) -> int:
     )
     profiler = _build_profiler(run, outputs) if profile else None
     end: RunEnd = "failed"
+    # From here on a signal does not end the process at once: the ranks agree on it after a step, and save.
     with StopRequest() as stop_request:
         stopping = Stopping(stop_request, outputs.report)
         checkpointing = _build_checkpointing(run, outputs, loader)

@@ -53,6 +53,7 @@ class JsonLines(Sink):
         line = _line(
             {"step": step} | {name: _json_value(value) for name, value in values.items()} | self._suffix
         )
+        # A resume repeats the verification of its step, whose record the file may have already.
         if line not in self._known:
             with self._lock:
                 self._pending += line.encode()

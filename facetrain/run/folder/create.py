@@ -123,6 +123,7 @@ def write_run_files(folder: Path, world: World, config_text: str, run_id: str, *
     """
     with os_errors_as(RunError, folder):
         make_folder(folder / CHECKPOINTS)
+        # Before the first checkpoint: without this file, the folder would accept the checkpoints of any run.
         write_atomically(folder / RUN_ID_FILE, run_id + "\n")
         write_atomically(folder / "config.yaml", config_text)
         environment = _environment(folder, world) | {"execution": execution}
@@ -163,6 +164,7 @@ def rename_later_checkpoints(folder: Path, step: int) -> list[str]:
     checkpoints = folder / CHECKPOINTS
     later = [each for each in complete_steps(checkpoints) if each > step]
     names = [put_aside(step_folder(checkpoints, each)).name for each in later]
+    # After the renames: if the process ends here, `latest` names a missing checkpoint, and the next resume says so.
     point_latest(checkpoints)
     return names
 

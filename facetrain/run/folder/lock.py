@@ -91,6 +91,7 @@ class RunLock:
             RunError: the folder cannot be written to.
         """
         with os_errors_as(RunError, self._folder):
+            # Create first and read later: of two processes that both find no lock, only one can create the file.
             if self._begin():
                 return None
             content = self._file.read()
@@ -103,6 +104,7 @@ class RunLock:
                 # The agents of this job end its processes before they start new ones.
                 return self._take_over(content)
             place = f"process {holder.pid} on {holder.host}"
+            # Its process table cannot be seen from here; a number of a process says nothing on another machine.
             if holder.machine != self._me.machine:
                 return self._watch(content, f"{place} has locked this run")
             state = holder.process_state()
@@ -147,6 +149,7 @@ class RunLock:
 
     def release(self) -> None:
         """Give the lock back. Does nothing if this process does not have it."""
+        # The thread first: it would create the removed file again.
         self._end.set()
         if self._thread is not None:
             self._thread.join()
@@ -180,6 +183,7 @@ class RunLock:
         except FileExistsError:
             return self._wait_for_claim(claim)
         try:
+            # Another process may have taken it over before this one had the claim.
             if self._file.read() != content:
                 return ""
             self._file.path.unlink()

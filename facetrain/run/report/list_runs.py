@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from facetrain.checkpoint.commit import CHECKPOINTS, complete_steps
 from facetrain.errors import UsageError
 from facetrain.files import error_reason, os_errors_as, printable
-from facetrain.run.folder.run_state import read_state
+from facetrain.run.folder.run_state import RunState, read_state
 from facetrain.telemetry.jsonl import read_jsonl
 from facetrain.telemetry.log import warn
 
 
-@dataclass(frozen=True)
-class ListedRun:
-    """Run of a list."""
+class ListedRun(RunState, frozen=True):
+    """Run of a list: its state, and what its other files tell."""
 
     folder: str
-    state: str
-    reason: str
-    """Error message of a run that failed."""
     step: int
     """Last step that the run has reported."""
     checkpoint: int | None
     """Step of the newest checkpoint, from which a resume continues; None if there is none."""
-    total_steps: int | None
     loss: float | str | None
     """Last loss; text for one that is not finite."""
     best: dict[str, float]
@@ -102,15 +96,13 @@ def _row(run: ListedRun) -> tuple[str, ...]:
 
 
 def _describe(folder: Path) -> ListedRun:
-    records, state = read_metrics(folder), read_state(folder)
+    records = read_metrics(folder)
     losses = [record["loss"] for record in records if "loss" in record]
     return ListedRun(
+        **read_state(folder).model_dump(),
         folder=str(folder.resolve()),
-        state=state.state,
-        reason=state.reason,
         step=max((record["step"] for record in records), default=0),
         checkpoint=max(complete_steps(folder / CHECKPOINTS), default=None),
-        total_steps=state.total_steps,
         loss=losses[-1] if losses else None,
         best=best_accuracies(records),
     )
