@@ -33,6 +33,10 @@ class Backbone(nn.Module):
     """Whether `trunk` and `forward` take a second argument: the landmarks of the faces, (B, 5, 2), in units of the
     image's sides, see `face_landmarks.py`. Without it they use the landmarks of aligned faces."""
 
+    draws_by_sample: ClassVar[bool] = False
+    """Whether `trunk` takes `key_B` in training: a random key of each sample, int64 (B,), by which it draws what it
+    drops. Without it, it draws keys."""
+
     def __init__(
         self,
         *,
@@ -113,13 +117,13 @@ def _interpolation(cells: int, side: int, device: torch.device) -> Tensor:
     return F.interpolate(torch.eye(cells, device=device)[None], side, mode="linear")[0]
 
 
-def run_block(block: nn.Module, *inputs: Tensor, recompute: bool) -> Tensor:
+def run_block(block: nn.Module, x: Tensor, *inputs: Tensor | None, recompute: bool) -> Tensor:
     """Run a block; with `recompute`, store only its inputs and run the block again in the backward pass."""
-    if not (recompute and inputs[0].requires_grad):
-        output: Tensor = block(*inputs)
+    if not (recompute and x.requires_grad):
+        output: Tensor = block(x, *inputs)
     else:
         contexts = nullcontext(), _restored_buffers(block)
-        output = checkpoint(block, *inputs, use_reentrant=False, context_fn=lambda: contexts)
+        output = checkpoint(block, x, *inputs, use_reentrant=False, context_fn=lambda: contexts)
     return output
 
 

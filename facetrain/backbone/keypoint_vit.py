@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from facetrain.backbone.base import run_block
-from facetrain.backbone.vit import Attention, Block, VisionTransformer
+from facetrain.backbone.vit import Attention, Block, VisionTransformer, scaled
 from facetrain.face_landmarks import NORMALIZED_TEMPLATE
 
 _OFFSETS = 2 * len(NORMALIZED_TEMPLATE)
@@ -55,7 +55,7 @@ class KeypointAttention(Attention):
     """Multi-head self-attention with a bias that depends on landmarks."""
 
     def forward(  # type: ignore[override]
-        self, x: Tensor, offset_BNP: Tensor, table: Tensor, bucket_NN: Tensor
+        self, x: Tensor, scale_2B: Tensor | None, offset_BNP: Tensor, table: Tensor, bucket_NN: Tensor
     ) -> Tensor:
         """Map tokens (B, N, width) to the same shape; see `KeypointBlock` for the other arguments."""
         batch, tokens, width = x.shape
@@ -86,23 +86,24 @@ def _attention_bias(offset_BNP: Tensor, table: Tensor, bucket_NN: Tensor) -> Ten
 class KeypointBlock(Block):
     """Attention with KP-RPE and MLP, each with layer norm before it and a shortcut around it."""
 
-    def __init__(self, width: int, heads: int, mlp_ratio: int, drop_path: float) -> None:
-        super().__init__(width, heads, mlp_ratio, drop_path)
+    def __init__(self, width: int, heads: int, mlp_ratio: int) -> None:
+        super().__init__(width, heads, mlp_ratio)
         self.attn = KeypointAttention(width, heads)
 
     def forward(  # type: ignore[override]
-        self, x: Tensor, offset_BNP: Tensor, table: Tensor, bucket_NN: Tensor
+        self, x: Tensor, scale_2B: Tensor | None, offset_BNP: Tensor, table: Tensor, bucket_NN: Tensor
     ) -> Tensor:
         """Map tokens (B, N, width) to the same shape.
 
         Args:
             x: tokens.
+            scale_2B: factors on the branches, see `drop_path_scales`.
             offset_BNP: offsets of the patches from the landmarks, and a one.
             table: parameters of the bias, (H, buckets, P).
             bucket_NN: bucket of each pair of patches, int64.
         """
-        x = x + self.drop_path(self.attn(self.norm1(x), offset_BNP, table, bucket_NN))
-        return x + self.drop_path(self.mlp(self.norm2(x)))
+        x = x + scaled(self.attn(self.norm1(x), offset_BNP, table, bucket_NN), scale_2B, 0)
+        return x + scaled(self.mlp(self.norm2(x)), scale_2B, 1)
 
 
 class KeypointVisionTransformer(VisionTransformer):
@@ -131,7 +132,9 @@ class KeypointVisionTransformer(VisionTransformer):
         nn.init.zeros_(self.keypoint_linear.weight)
         nn.init.zeros_(self.keypoint_linear.bias)
 
-    def trunk(self, image_BCHW: Tensor, landmarks_B52: Tensor | None = None) -> Tensor:
+    def trunk(
+        self, image_BCHW: Tensor, landmarks_B52: Tensor | None = None, *, key_B: Tensor | None = None
+    ) -> Tensor:
         """Map normalized images (B, 3, H, W) and their landmarks to tokens, flat (B, N·width).
 
         The landmarks (B, 5, 2) are x and y as fractions of the image's sides. None: the landmarks of an aligned face.
@@ -146,8 +149,9 @@ class KeypointVisionTransformer(VisionTransformer):
         tables = tables.view(len(self.blocks), self._heads, BUCKETS, _OFFSETS + 1)
         bucket_NN = bucket_ids(side, image_BCHW.device)
         x = self.embed_patches(image_BCHW)
-        for block, table in zip(self.blocks, tables.unbind(0), strict=True):
-            x = run_block(block, x, offset_BNP, table, bucket_NN, recompute=self._recompute)
+        scales = self.scales(image_BCHW, key_B)
+        for block, scale_2B, table in zip(self.blocks, scales, tables.unbind(0), strict=True):
+            x = run_block(block, x, scale_2B, offset_BNP, table, bucket_NN, recompute=self._recompute)
         return self.flatten_tokens(x)
 
     def forward(self, image_BCHW: Tensor, landmarks_B52: Tensor | None = None) -> Tensor:

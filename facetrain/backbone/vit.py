@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -13,22 +13,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone, resize_features, run_block
+from facetrain.counter_rng import uniform
 from facetrain.errors import ModelError
 
 
-class DropPath(nn.Module):
-    """Stochastic depth (Huang et al., arXiv 1603.09382): skip a block for random samples during training."""
+def drop_path_scales(last: float, depth: int, key_B: Tensor) -> Tensor:
+    """Return the factors of stochastic depth (Huang et al., arXiv 1603.09382) on the branches, float64 (depth, 2, B).
 
-    def __init__(self, probability: float) -> None:
-        super().__init__()
-        self._probability = probability
+    A branch is dropped for a sample with a probability that grows from 0 in the first block to `last`: its factor is 0,
+    or 1 / (1 − probability) if it is kept. The draws depend on the sample's key alone: not on the rank, a restart, or
+    whether a block is recomputed in the backward pass.
+    """
+    branch_L21 = torch.arange(2 * depth, device=key_B.device).view(-1, 2, 1)
+    probability_L11 = torch.arange(depth, dtype=torch.float64, device=key_B.device).view(-1, 1, 1)
+    probability_L11 = probability_L11 * (last / (depth - 1))
+    return (uniform(key_B + branch_L21, 0) >= probability_L11) / (1 - probability_L11)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Zero each sample of (B, …) with the given probability and scale the others up."""
-        if not self.training or self._probability == 0:
-            return x
-        kept = x.new_empty((x.shape[0],) + (1,) * (x.dim() - 1)).bernoulli_(1 - self._probability)
-        return x * kept / (1 - self._probability)
+
+def scaled(branch: Tensor, scale_2B: Tensor | None, number: int) -> Tensor:
+    """Multiply a branch (B, N, width) by its factor of each sample; None: by 1."""
+    return branch if scale_2B is None else branch * scale_2B[number].to(branch.dtype)[:, None, None]
 
 
 class Attention(nn.Module):
@@ -65,19 +69,18 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     """Attention and MLP, each with layer norm before it and a shortcut around it."""
 
-    def __init__(self, width: int, heads: int, mlp_ratio: int, drop_path: float) -> None:
+    def __init__(self, width: int, heads: int, mlp_ratio: int) -> None:
         super().__init__()
         # Declared in arcface_torch's order, which is the order of parameters in its checkpoints.
         self.norm1 = nn.LayerNorm(width)
         self.norm2 = nn.LayerNorm(width)
-        self.drop_path = DropPath(drop_path)
         self.attn = Attention(width, heads)
         self.mlp = Mlp(width, mlp_ratio * width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map tokens (B, N, width) to the same shape."""
-        x = x + self.drop_path(self.attn(self.norm1(x)))
-        return x + self.drop_path(self.mlp(self.norm2(x)))
+    def forward(self, x: Tensor, scale_2B: Tensor | None) -> Tensor:
+        """Map tokens (B, N, width) to the same shape; see `drop_path_scales` for the factors on the branches."""
+        x = x + scaled(self.attn(self.norm1(x)), scale_2B, 0)
+        return x + scaled(self.mlp(self.norm2(x)), scale_2B, 1)
 
 
 class PatchEmbed(nn.Module):
@@ -127,6 +130,7 @@ class VisionTransformer(Backbone):
     The defaults of `patch` (its side in pixels), `heads` and `mlp_ratio` are arcface_torch's.
     """
 
+    draws_by_sample = True
     block: ClassVar[type[Block]] = Block
     """Class of the blocks."""
 
@@ -151,9 +155,8 @@ class VisionTransformer(Backbone):
             self.mask_token = nn.Parameter(torch.zeros(1, 1, width), requires_grad=False)
         self.patch_embed = PatchEmbed(width, patch)
         self.dropout = nn.Dropout(self._dropout)
-        self.blocks = nn.ModuleList(
-            self.block(width, heads, mlp_ratio, drop_path * n / (depth - 1)) for n in range(depth)
-        )
+        self.blocks = nn.ModuleList(self.block(width, heads, mlp_ratio) for _ in range(depth))
+        self._drop_path = drop_path
         self.norm = nn.LayerNorm(width)
         self.feature = nn.Sequential(
             nn.Linear(width * tokens, width, bias=False),
@@ -170,15 +173,23 @@ class VisionTransformer(Backbone):
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
 
-    def trunk(self, image_BCHW: Tensor) -> Tensor:
+    def trunk(self, image_BCHW: Tensor, *, key_B: Tensor | None = None) -> Tensor:
         """Map normalized images (B, 3, H, W) to their tokens, flat (B, N·width).
 
         N are the patches of images of `image_size`, also if these have another size.
         """
         x = self.embed_patches(image_BCHW)
-        for block in self.blocks:
-            x = run_block(block, x, recompute=self._recompute)
+        for block, scale_2B in zip(self.blocks, self.scales(image_BCHW, key_B), strict=True):
+            x = run_block(block, x, scale_2B, recompute=self._recompute)
         return self.flatten_tokens(x)
+
+    def scales(self, image_BCHW: Tensor, key_B: Tensor | None) -> Sequence[Tensor | None]:
+        """Return the factors on the branches of each block, for images with these keys; None outside of training."""
+        if not self.training or self._drop_path == 0:
+            return [None] * len(self.blocks)
+        if key_B is None:
+            key_B = torch.randint(1 << 62, (len(image_BCHW),), device=image_BCHW.device)
+        return drop_path_scales(self._drop_path, len(self.blocks), key_B).unbind(0)
 
     def embed_patches(self, image_BCHW: Tensor) -> Tensor:
         """Map normalized images (B, 3, H, W) to tokens with positions, (B, H/patch · W/patch, width)."""

@@ -92,6 +92,7 @@ def _wait_for_reports(rendezvous_id: str, rank: int, world_size: int, patience_s
     store.set(f"alive/{rank}", "")
     silent = [other for other in range(world_size) if other != rank]
     deadline = time.monotonic() + patience_s
+    # Polled: to wait for a key would block until its timeout, and the ranks report in any order.
     while silent and time.monotonic() < deadline:
         silent = [other for other in silent if not store.check([f"alive/{other}"])]
         time.sleep(_POLL_S)
@@ -115,6 +116,7 @@ def fail_together(world: World) -> Iterator[None]:
             yield
     except FacetrainError as error:
         failure = error
+    # The exit codes, not the messages: all ranks must end with the same code, and one message is enough.
     exit_codes = collectives.gather_json(failure.exit_code if failure else 0)
     first = next((rank for rank, code in enumerate(exit_codes) if code), None)
     if first is None:
@@ -134,6 +136,7 @@ def decide_on_leader(world: World, decide: Callable[[], _T]) -> _T:
     """
     decision: _T | None = None
     failure: FacetrainError | None = None
+    # An error is sent, too: the other ranks would wait in the broadcast for a leader that has raised it.
     if world.is_leader:
         try:
             decision = decide()

@@ -182,6 +182,7 @@ def mean_all_(tensors: Iterable[Tensor]) -> None:
         if tensor.is_floating_point():
             by_dtype.setdefault(tensor.dtype, []).append(tensor)
     for group in by_dtype.values():
+        # One message for hundreds of small tensors: each message costs a round trip.
         flat = sum_(torch.cat([tensor.detach().reshape(-1) for tensor in group])) / world_size()
         for tensor, mean in zip(group, flat.split([tensor.numel() for tensor in group]), strict=True):
             tensor.detach().copy_(mean.view_as(tensor))
@@ -197,6 +198,7 @@ def gather_json(value: Any) -> list[Any]:
     """Return the value of every rank, in rank order. Values are sent as JSON: unpickling could run code."""
     if world_size() == 1:
         return [value]
+    # Two gathers, because a collective needs equal sizes on all ranks: the lengths, then the padded texts.
     encoded = json.dumps(value).encode()
     lengths = gather(torch.tensor([len(encoded)])).flatten().tolist()
     padded = torch.zeros(max(lengths), dtype=torch.uint8)

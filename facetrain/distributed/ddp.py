@@ -38,6 +38,7 @@ def wrap_in_ddp(network: nn.Module, world: World, compress: str, *, accumulate: 
     wrapped = DistributedDataParallel(
         network,
         device_ids=[world.device] if world.device.type == "cuda" else None,
+        # Gradients live in DDP's buckets: no second copy of them.
         gradient_as_bucket_view=True,
         # A static graph must exchange gradients in every backward pass. With gradient accumulation only the
         # last micro-batch does.

@@ -92,6 +92,7 @@ class Member:
         if (start.number, nodes) != self._joined:
             self._joined, self._joined_at = (start.number, nodes), time.monotonic()
         was_last_call = time.monotonic() - self._joined_at >= LAST_CALL_S
+        # Any change of the nodes begins a new last call, so that nodes that come one by one start together.
         enough = len(nodes) == self.most or (len(nodes) >= self.least and was_last_call)
         return replace(start, nodes=nodes, is_complete=enough and self.name in nodes)
 

@@ -102,9 +102,16 @@ class NodeRendezvous(RendezvousHandler):
         while not self._takes_part_in(start := self._read()):
             if start.is_closed:
                 raise RendezvousClosedError("another machine has ended the run")
-            if time.monotonic() > deadline:
+            if start.is_complete and any(map(self._is_alive, start.nodes)):
+                deadline = time.monotonic() + _JOIN_S  # a spare node waits as long as the others train
+            if time.monotonic() > deadline and not start.is_complete:
                 raise RendezvousTimeoutError(f"too few machines have joined within {_JOIN_S:.0f} s")
-            _call(lambda: store.add(self._key(f"alive/{self._me.name}"), 1))
+            if time.monotonic() > deadline:
+                # All nodes of this start are lost: none of them will open the next one.
+                self._replace(start, Start(start.number + 1, (self._me.name,)))
+                deadline = time.monotonic() + _JOIN_S
+                continue
+            self._give_sign_of_life()
             wanted = self._me.advance(start, self._is_alive)
             if wanted == start:
                 report.show(self._describe(start))
@@ -127,6 +134,7 @@ class NodeRendezvous(RendezvousHandler):
             return 0
         self._asked_at = time.monotonic()
         try:
+            self._give_sign_of_life()
             start = self._read()
             if start.number > self._joined:
                 return len(start.nodes)
@@ -205,6 +213,9 @@ class NodeRendezvous(RendezvousHandler):
         assert self._connected is not None, "the first rendezvous connects it"
         return self._connected
 
+    def _give_sign_of_life(self) -> None:
+        _call(lambda: self._store.add(self._key(f"alive/{self._me.name}"), 1))
+
     def _is_alive(self, node: str) -> bool:
         return self._signs.is_alive(node, _call(lambda: self._store.add(self._key(f"alive/{node}"), 0)))
 
@@ -218,6 +229,8 @@ class NodeRendezvous(RendezvousHandler):
 
     def _replace(self, start: Start, wanted: Start) -> None:
         """Write a state, unless another node has changed the present one meanwhile."""
+        # Compared and set at once by the store: of two nodes that write together, one reads the other's state and
+        # tries again.
         if wanted != start:
             _call(lambda: self._store.compare_set(self._key("state"), start.encode(), wanted.encode()))
 

@@ -9,6 +9,7 @@ import select
 import signal
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1  # from Linux's prctl.h
@@ -50,6 +51,14 @@ def outside_launcher() -> str:
 def ignores_hangup() -> bool:
     """Return whether this process was started to survive the end of its terminal, as by nohup."""
     return signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process was stopped by a signal, and does not run until it is continued. Linux only."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] == "T"
+    except (OSError, IndexError):
+        return False
 
 
 def end_with_launcher() -> None:
@@ -98,6 +107,7 @@ def exit_with_message(message: str, exit_code: int) -> NoReturn:
 def exit_process(exit_code: int | None) -> NoReturn:
     """End this process by SystemExit, or at once after `request_exit_at_once`."""
     if _must_exit_at_once:
+        # `os._exit` drops what Python's streams still hold.
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
                 stream.flush()

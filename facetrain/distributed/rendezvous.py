@@ -80,6 +80,7 @@ def watchdog_address(store: Store, rank: int) -> tuple[tuple[str, int] | None, s
     listener, host = None, ""
     with suppress(OSError):
         family, host = _own_address(*store_address())
+        # Port 0: the kernel picks a free one. The backlog holds the watchdogs of all ranks, which connect at once.
         listener = socket.create_server((host, 0), family=family, backlog=1024)
     port = listener.getsockname()[1] if listener else 0
     store.set("watchdog", f"{host if listener else ''} {port}")
@@ -136,6 +137,7 @@ def _create_id(store: Store, world_size: int, timeout_s: float) -> str:
     while missing:
         if time.monotonic() > deadline:
             raise RunError(f"rank {missing[0]} did not arrive within {timeout_s:.0f} s (train.timeout_s)")
+        # Again in each round: a rank that was started again asks anew.
         for rank in missing:
             if store.check([f"request/{rank}"]):
                 store.set(f"answer/{store.get(f'request/{rank}').decode()}", rendezvous_id)

@@ -15,9 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnContext, SpawnProcess
-from pathlib import Path
 from threading import Lock, current_thread, main_thread
 from types import FrameType, ModuleType
+
+from facetrain.distributed.process_lifetime import is_stopped
 
 _REPLACING = Lock()
 
@@ -32,11 +33,7 @@ class HelperProcess(SpawnProcess):
 
     def is_stopped(self) -> bool:
         """Return whether the process was stopped by a signal, and does not run until it is continued. Linux only."""
-        try:
-            state = Path(f"/proc/{self.pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-        except (OSError, IndexError):
-            return False
-        return state == "T"
+        return self.pid is not None and is_stopped(self.pid)
 
 
 class HelperContext(SpawnContext):

@@ -107,6 +107,7 @@ class _SyncNormalize(torch.autograd.Function):
         sums_2C = torch.stack([wide.sum(over), (wide * normed).sum(over)])
         grad_bias_C, grad_weight_C = sums_2C.clone()
         count = x.numel() // x.shape[1] * collectives.world_size()
+        # The two sums of all ranks in one message; the gradients of weight and bias stay local, as DDP averages them.
         mean_grad_C, mean_product_C = collectives.sum_(sums_2C) / count
         grad_x = wide - mean_grad_C.view(shape) - normed * mean_product_C.view(shape)
         slope_C = invstd_C if weight_C is None else invstd_C * weight_C

@@ -30,7 +30,7 @@ from socket import socket
 from typing import IO, Any
 
 from facetrain.distributed import watchdog_process
-from facetrain.errors import FacetrainError, LostRankError, RankError
+from facetrain.errors import FacetrainError, LostRankError, RankError, RunError
 from facetrain.files import error_reason
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
@@ -77,7 +77,8 @@ def watchdog(peers: Peers, patience_s: float) -> Iterator[None]:
             _write(pipe, f"at {main_thread_position()}")
 
     threading.Thread(target=report, name="watchdog", daemon=True).start()
-    orders = (process.stdout, ready, ended)
+    death = f"the watchdog of rank {peers.rank} (process {process.pid}) was killed, and the rank ends with it"
+    orders = (process.stdout, ready, ended, death)
     threading.Thread(target=_follow, args=orders, name="watchdog-orders", daemon=True).start()
     ready.wait(_READY_S)  # a loss that comes before the watchdogs are connected would be noticed late
     try:
@@ -89,6 +90,7 @@ def watchdog(peers: Peers, patience_s: float) -> Iterator[None]:
         _after_errors.append(process)  # the exit may hang: what it waits for may wait for the lost rank
         raise
     ended.set()
+    # Said before the pipe is closed: the watchdog takes a closed pipe for the death of the rank.
     _write(pipe, "done")
     pipe.close()
     process.wait()
@@ -127,6 +129,7 @@ def _start(peers: Peers, patience_s: float) -> subprocess.Popen[bytes]:
         [sys.executable, "-S", "-E", watchdog_process.__file__],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        # A line that waited in a buffer would be a rank that seems to hang.
         bufsize=0,
         env={},
         pass_fds=() if descriptor is None else (descriptor,),
@@ -134,16 +137,18 @@ def _start(peers: Peers, patience_s: float) -> subprocess.Popen[bytes]:
     assert process.stdin is not None, "stdin is a pipe"
     _write(process.stdin, json.dumps(shared | own))
     if peers.listener:
+        # The watchdog has its own copy; with this one open, the port would outlive it.
         peers.listener.close()
     return process
 
 
 def _write(pipe: IO[bytes], line: str) -> None:
     with suppress(OSError, ValueError):  # the watchdog has ended: `_follow` handles that
+        # In one write: two threads send lines, and shorter ones than a page are never mixed by a pipe.
         pipe.write(line.replace("\n", " ").encode() + b"\n")
 
 
-def _follow(lines: IO[bytes], ready: threading.Event, ended: threading.Event) -> None:
+def _follow(lines: IO[bytes], ready: threading.Event, ended: threading.Event, death: str) -> None:
     """Do what the watchdog asks for: write the loss of a rank to the log, and exit."""
     for line in lines:
         kind, _, rest = line.decode(errors="replace").strip().partition(" ")
@@ -155,7 +160,7 @@ def _follow(lines: IO[bytes], ready: threading.Event, ended: threading.Event) ->
             _exit_now(rest)
     if not ended.is_set():
         # The other ranks take the end of the watchdog for the end of this rank.
-        _exit_now("the watchdog process of this rank was killed")
+        _exit_now(death, prints=True)
 
 
 def _log(message: str) -> None:
@@ -163,17 +168,21 @@ def _log(message: str) -> None:
         _logger.error("%s", message)
 
 
-def _exit_now(reason: str) -> None:
+def _exit_now(reason: str, *, prints: bool = False) -> None:
     """End this process although its main thread may be blocked, with the error that it was about to report, if any."""
     error: Any = sys._current_exceptions().get(threading.main_thread().ident or 0)
     error = error[1] if isinstance(error, tuple) else error  # before Python 3.12
     reports = isinstance(error, FacetrainError) and not isinstance(error, LostRankError)
-    exit_code = error.exit_code if isinstance(error, FacetrainError) else LostRankError.exit_code
+    exit_code = RunError.exit_code if prints else LostRankError.exit_code
+    if isinstance(error, FacetrainError):
+        exit_code = error.exit_code
 
     def write() -> None:
         with suppress(OSError, ValueError):
             if reports:
                 print(f"error: {error}", file=sys.stderr, flush=True)
+            elif prints:
+                print(f"error: {reason}", file=sys.stderr, flush=True)
             _log(reason)
             sys.stdout.flush()
             sys.stderr.flush()

@@ -117,6 +117,7 @@ class Watchdog:
         if not received:
             self._announce("ended")
             self._pid = 0
+        # Whatever the line is: a thread of the rank has run.
         self._silent_s = 0.0
         for line in self._from_rank.split(received):
             kind, _, rest = line.partition(" ")
@@ -165,6 +166,7 @@ class Watchdog:
             time.sleep(0.05)
             if _is_stopped(self._pid):
                 break
+        # Not SIGTERM: the rank may be stopped, or its Python code may never run again.
         with suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
         self._announce(f"ended {self._reason}" if self._is_printed else "ended")
@@ -184,8 +186,10 @@ class Watchdog:
     def _learn(self, line: str, *, sender: _Link) -> None:
         """Handle the loss of another rank; rank 0 forwards it to all others."""
         _, number, kind, reason = (line + "   ").split(" ", 3)
+        # The line comes from the network: its number may be anything.
         if not number.isdigit() or int(number) >= len(self._settings.places) or int(number) == self._rank:
             return
+        # Before this rank acts: it may be the one that connects all others.
         self._send(line, but=sender)
         self._lose(int(number), kind, reason.strip())
 
@@ -232,6 +236,7 @@ class Watchdog:
     def _add_link(self, connection: socket.socket, rank: int | None) -> _Link:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         pause_s = _UNREACHABLE_S // _KEEP_ALIVES
+        # Keep-alives find a silent loss on an idle connection, the user timeout one while a line is on its way.
         for name, value in (
             ("TCP_KEEPIDLE", pause_s),
             ("TCP_KEEPINTVL", pause_s),
@@ -240,6 +245,7 @@ class Watchdog:
         ):
             if hasattr(socket, name):  # not on every system; the loss of a host is then noticed later
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        # A peer that is stopped reads nothing: a full connection must not block this watchdog.
         connection.settimeout(2.0)
         link = _Link(connection, rank)
         self._links.append(link)

@@ -31,6 +31,7 @@ from facetrain.distributed.rendezvous import (
     store_address,
     watchdog_address,
 )
+from facetrain.distributed.stopped_helpers import ended_if_helpers_stop
 from facetrain.distributed.watchdog import Peers, watchdog
 from facetrain.errors import RunError, UsageError
 
@@ -114,14 +115,17 @@ def join(
             # torch's default ignores a container's CPU quota, and results depend on the number of threads.
             torch.set_num_threads(usable_cores())
         chosen = _use(pick_device(device, 0, cpu_setting=cpu_setting))
-        yield World(rank=0, local_rank=0, size=1, local_size=1, device=chosen)
+        with ended_if_helpers_stop(timeout_s):
+            yield World(rank=0, local_rank=0, size=1, local_size=1, device=chosen)
         return
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     chosen = _use(pick_device(device, local_rank, cpu_setting=cpu_setting))
     world, peers = _form_group(chosen, local_rank, timeout_s)
     ended_well = False
     try:
-        with watchdog(peers, timeout_s + _GRACE_S) if world.size > 1 else nullcontext():
+        guard = watchdog(peers, timeout_s + _GRACE_S) if world.size > 1 else nullcontext()
+        # Outside of the watchdog, which is a helper, too.
+        with ended_if_helpers_stop(timeout_s), guard:
             yield world
             # No rank leaves while another still communicates: gloo's threads abort if a peer closes early.
             dist.barrier()
@@ -152,6 +156,7 @@ def _form_group(device: torch.device, local_rank: int, timeout_s: float) -> tupl
             timeout=timedelta(seconds=timeout_s),
         )
         register_rank(store, rank)
+        # Read now: when a place is needed, its rank is lost, and the store may be lost with it.
         places = [place_of(store, other) for other in range(size)]
         watchdog_at, listener = watchdog_address(store, rank)
     except (OSError, RuntimeError, ValueError) as error:

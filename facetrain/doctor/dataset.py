@@ -69,6 +69,7 @@ def _check_labels(source: FaceDataset, name: str) -> list[CheckResult]:
     results = []
     for place, part in parts_of(source, name):
         if (problem := find_label_problem(part)) is not None:
+            # Labels from 1 on are a known convention of other tools; from a higher number on, a part may be missing.
             certainty = "certain" if problem.first_label == 1 else "likely"
             if not problem.is_shifted:
                 certainty = "possible" if problem.first_label else ""
@@ -79,6 +80,7 @@ def _check_labels(source: FaceDataset, name: str) -> list[CheckResult]:
 
 
 def _check_images(source: FaceDataset, image_size: int, *, skip_bad: bool) -> CheckResult:
+    # Spread evenly: damage by a broken download or disk is often in one part of the file.
     chosen = np.unique(np.linspace(0, source.num_images - 1, _SAMPLES).astype(np.int64)).tolist()
     errors, shapes = [], set()
     for number in chosen:

@@ -52,6 +52,7 @@ def examine(
         with errors_as_failures(results, "machine"):
             results += check_software()
             results += check_machine(world.local_size, config.train.precision if config else "fp32")
+    # On every rank: it is a collective.
     with errors_as_failures(results, "network"):
         results.append(check_network(world.device))
     if not world.is_leader:

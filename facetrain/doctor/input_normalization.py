@@ -87,6 +87,7 @@ def _first_norm_input(network: nn.Module, input_BCHW: Tensor) -> _FirstNormReach
         raise _FirstNormReachedError(norm, inputs[0])
 
     norms = [m for m in network.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)]
+    # On every norm, because the order of modules is not the order of their calls.
     hooks = [norm.register_forward_pre_hook(stop) for norm in norms]
     was_training = network.training
     try:
@@ -111,6 +112,7 @@ def _mismatch(norm: nn.Module, x: Tensor) -> float:
     # A channel without variance is dead: it has no information about the input.
     alive_C = known_variance_C > 1e-4 * known_variance_C.max()
     known_C = known_variance_C[alive_C]
+    # In units of the stored deviation, and in the logarithm: a factor of 2 weighs as much as one of 1/2.
     offset_C = (mean_C[alive_C] - known_mean_C[alive_C]).square() / known_C
     spread_C = (variance_C[alive_C].clamp(min=1e-12) / known_C).log().square()
     return float((offset_C + spread_C).median())

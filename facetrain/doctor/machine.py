@@ -24,6 +24,7 @@ _BF16_CAPABILITY = (8, 0)
 def check_machine(processes: int, precision: str) -> Iterator[CheckResult]:
     """Check cores and shared memory of this machine for its training processes, and its GPUs."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    # Not os.cpu_count: a container may use fewer.
     cores = usable_cores()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     message = f"{cores} cores and {memory:.0f} GiB for {count_text(processes, 'process', 'processes')}"

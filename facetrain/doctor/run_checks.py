@@ -37,6 +37,7 @@ def check_learning_rate(
     if optim.name == "adamw":
         advice = "published AdamW recipes use 0.001: lower optim.lr"
         return warned_if(lr > _HIGHEST_ADAMW_LR, check, message, advice, "likely")
+    # Linear in the batch (Goyal et al., arXiv 1706.02677), as the published configs are.
     published = _SGD_LR_PER_IMAGE * global_batch_size
     factor = max(lr / published, published / lr)
     if factor < _POSSIBLE_FACTOR or (lr < published and has_initial_weights):

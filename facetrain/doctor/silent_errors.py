@@ -91,6 +91,7 @@ def _find_swapped_channels(check: str, sample: ImageSample) -> Iterator[CheckRes
     redness = sample.redness_N[~sample.is_gray_N]
     if len(redness) < _FEWEST_IMAGES:
         return
+    # Blue light makes single faces blue, so the share counts, and for a part also that all others are clearly red.
     is_blue = redness < _BLUE
     share = is_blue.mean()
     if share > 0.5 and np.median(redness) < 2 * _BLUE:
@@ -113,6 +114,7 @@ def _find_rotation(check: str, sample: ImageSample) -> Iterator[CheckResult]:
         certainty = "likely" if average[turns] > 0.5 else "possible"
         yield warning(check, f"the average face is rotated by {angle}", advice, certainty)
         return
+    # Single faces are turned: only where most others are clearly upright, or the dataset would not consist of faces.
     is_upright = correlations[:, 0] - correlations[:, 1:].max(1) > _TURN_MARGIN
     has_faces = is_upright.mean() > 0.3 and average.max() > 0.3
     for turns in (1, 2, 3):
@@ -128,6 +130,7 @@ def _find_rotation(check: str, sample: ImageSample) -> Iterator[CheckResult]:
 def _find_stored_normalized(check: str, sample: ImageSample) -> Iterator[CheckResult]:
     counts = sample.pixel_counts
     cumulative = np.cumsum(counts) / counts.sum()
+    # Not the extremes: a few pixels of a normalized image may still be 0 or 255.
     low, high = (int(np.searchsorted(cumulative, quantile)) for quantile in (0.001, 0.999))
     saturated = (counts[0] + counts[255]) / counts.sum()
     advice = (

@@ -122,6 +122,7 @@ def _embed(teacher: EmbeddingModel, image_BHWC: np.ndarray) -> Tensor:
 def _separation(embedding_BT: Tensor) -> float:
     """Return the difference of the mean cosines of pairs and of other images, in standard deviations (d′)."""
     cos_BB = F.normalize(embedding_BT) @ F.normalize(embedding_BT).T
+    # Rows 2p and 2p + 1 are the two images of an identity.
     same = cos_BB[::2, 1::2].diagonal()
     other = cos_BB[::2, 1::2][~torch.eye(len(same), dtype=torch.bool)]
     return float((same.mean() - other.mean()) / ((same.var() + other.var()) / 2).sqrt().clamp_min(1e-6))

@@ -33,6 +33,7 @@ def freeze(module: nn.Module, prefixes: Collection[str], *, train_batch_norm: bo
         if isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d) and (
             not train_batch_norm or _all_match(norm, name, prefixes)
         ):
+            # In evaluation mode it neither uses nor updates the statistics of the batch.
             norm.eval().requires_grad_(False)
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ConfigError(

@@ -66,6 +66,7 @@ def one_cycle_lr(
         (2 * warmup_steps, start_factor),
         (total_steps, final_factor),
     ]
+    # Without a last descent (T = 2w) the last piece is empty, and no step falls into it.
     for (start, low), (stop, high) in itertools.pairwise(points):
         if step < stop:
             return base * (low + (high - low) * (step - start) / (stop - start))

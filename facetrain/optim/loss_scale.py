@@ -30,6 +30,7 @@ class LossScale:
         grow = finite_steps >= self._growth_interval
         # Not below 1: a gradient that overflows even there is not a matter of scale.
         shrunk = (self.value * 0.5).clamp_min(1.0)
+        # By `where` on the device: to branch on the flag, the host would have to wait for it.
         self.value = torch.where(overflowed > 0, shrunk, torch.where(grow, self.value * 2, self.value))
         self._finite_steps = torch.where(grow, torch.zeros_like(finite_steps), finite_steps)
 

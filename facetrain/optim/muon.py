@@ -113,6 +113,7 @@ def split_groups(
 ) -> tuple[list[ParameterGroup], list[ParameterGroup]]:
     """Split the parameter groups into groups of the chosen parameters and groups of the others; none is empty."""
     both: tuple[list[ParameterGroup], list[ParameterGroup]] = [], []
+    # A group keeps its rate and its factor in both halves.
     for group in groups:
         for half, is_chosen in zip(both, (True, False), strict=True):
             parameters = [parameter for parameter in group["params"] if (parameter in chosen) == is_chosen]

@@ -75,6 +75,7 @@ class GroupOptimizer:
         """Clear the gradients."""
         for group in self.param_groups:
             for parameter in group["params"]:
+                # Not zeros: the next backward pass writes the gradient, and need not add to it.
                 parameter.grad = None
 
 

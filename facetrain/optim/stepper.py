@@ -73,6 +73,7 @@ class Stepper:
     def begin(self, step: int) -> float:
         """Prepare a step: set the learning rates and draw the classes. Return the scheduled learning rate."""
         lr = self._schedule(step)
+        # Set anew in each step, never multiplied: a resumed run has the same rates to the last bit.
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = lr * group["lr_factor"]
@@ -92,6 +93,7 @@ class Stepper:
         norm = nn.utils.get_total_norm(gradients) / self.scale.value
         # Agree on one flag: if a single rank skipped the step, the weights of the ranks would drift apart.
         skipped = collectives.max_((~torch.isfinite(norm)).float())
+        # Both factors go into the kernels as one divisor, so that the gradients are read once.
         clip_factor = (norm / self._clip).clamp_min(1.0) if self._clip else torch.ones_like(norm)
         for optimizer in self.optimizers:
             optimizer.step(self.scale.value * clip_factor, skipped)

@@ -97,10 +97,10 @@ class InPrecision(nn.Module):
         words = "eager on fused kernels" if self.fused_trunk is not None else mode[self.compile_mode]
         return f"the backbone runs {words}" + (f" ({self.remark})" if self.remark else "")
 
-    def forward(self, image_BCHW: Tensor, *landmarks: Tensor) -> Tensor:
+    def forward(self, image_BCHW: Tensor, *landmarks: Tensor, **keys: Tensor) -> Tensor:
         """Map normalized images (B, 3, H, W) to embeddings (B, D), float32.
 
-        A backbone that takes landmarks gets them as the second argument.
+        A backbone that takes landmarks gets them as the second argument, and one that draws by sample gets `key_B`.
         """
         image_BCHW = image_BCHW.contiguous(memory_format=self.memory_format)
         trunk: Callable[..., Tensor] = self.backbone.trunk
@@ -110,5 +110,5 @@ class InPrecision(nn.Module):
             if self.fused_trunk is not None:
                 trunk = self.fused_trunk
         with self._autocast():
-            feature = trunk(image_BCHW, *landmarks)
+            feature = trunk(image_BCHW, *landmarks, **keys)
         return self.backbone.neck(feature.float())

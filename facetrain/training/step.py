@@ -141,12 +141,16 @@ class TrainStep:
             if batch.landmarks_B52 is not None:
                 moved = self._augment.move_landmarks(batch.landmarks_B52, batch.sample_B, batch.epoch)
                 inputs.append(moved.to(image_BCHW.device, non_blocking=True))
+            keys = {}
+            if state.backbone.draws_by_sample:
+                key_B = self._augment.network_keys(batch.sample_B, batch.epoch)
+                keys["key_B"] = key_B.to(image_BCHW.device, non_blocking=True)
         if self._on_first_images is not None:
             # Once in a process: real images and weights, at the sizes of this run, show what no self-test does.
             self._on_first_images(image_BCHW)
             self._on_first_images = None
         with profiler_range("forward"):
-            embedding_BD = self._network(*inputs)
+            embedding_BD = self._network(*inputs, **keys)
         with profiler_range("head"):
             # The head gathers the embeddings of all ranks, because each rank has only a part of the class centers.
             # The loss is a mean over the micro-batch: divided, the gradients sum to the mean over the step.

@@ -57,6 +57,24 @@ def test_a_run_continues_if_one_rank_is_started_by_train_and_the_other_by_resume
     assert len(losses(tmp_path / "run")) == 4
 
 
+def train_transformers(rank, config, folder, ports):
+    """Train a vision transformer, which drops branches at random, on one, two and three ranks."""
+    torch.set_num_threads(1)
+    network = ["model.backbone=vit_t", "model.layers=null", "model.widths=null"]
+    described = load_config(config, [*network, "data.workers=0", "eval.targets=[]", "optim.lr=0.01"])
+    for size in (1, 2, 3):
+        with_rank(rank, size, ports.pop(), training.train, described, folder / f"{size}")
+
+
+@pytest.mark.slow
+def test_a_vision_transformer_has_the_same_losses_on_any_number_of_ranks(describe, tmp_path):  # noqa: F811
+    start_ranks(train_transformers, (describe(steps=4), tmp_path, free_ports(3)), 3)
+    alone = losses(tmp_path / "1")
+    assert len(alone) == 4
+    for size in (2, 3):
+        assert losses(tmp_path / f"{size}") == pytest.approx(alone, rel=1e-5)
+
+
 @pytest.mark.long
 def test_twelve_changes_of_the_number_of_ranks_change_no_loss(describe, tmp_path):  # noqa: F811
     config = describe(steps=4, checkpoint="every_steps: 2, keep: 9", sample_rate=0.3)

@@ -27,17 +27,34 @@ def all_of(process):
     return lambda: [process.pid, *descendants(process.pid)]
 
 
+TWO_RANKS = ("--nproc-per-node", 2)
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("command", "options"),
     [
-        pytest.param(("--nproc-per-node", 2, "--max-restarts", 1), marks=pytest.mark.slow),
-        pytest.param(("--nnodes", "1:2", "--rdzv-endpoint", "localhost:29417"), marks=pytest.mark.long),
-        pytest.param(("--nproc-per-node", 2, "--rdzv-endpoint", "localhost:0"), marks=pytest.mark.long),
+        pytest.param("train", (*TWO_RANKS, "--max-restarts", 1), marks=pytest.mark.slow),
+        pytest.param(
+            "train", ("--nnodes", "1:2", "--rdzv-endpoint", "localhost:29417"), marks=pytest.mark.slow
+        ),
+        pytest.param("train", (*TWO_RANKS, "--rdzv-endpoint", "localhost:0"), marks=pytest.mark.long),
+        pytest.param("resume", TWO_RANKS, marks=pytest.mark.slow),
+        pytest.param("bench train", (*TWO_RANKS, "--steps", 1, "--rounds", 1), marks=pytest.mark.slow),
     ],
-    ids=["two ranks", "a range of nodes", "an endpoint"],
+    ids=["two ranks", "a range of nodes", "an endpoint", "resume", "bench"],
 )
-def test_a_run_on_one_host_listens_on_the_loopback_interface_only(describe, tmp_path, options):
-    process = start("train", "--config", describe(steps=4), "--run-dir", tmp_path / "run", *options)
+def test_no_command_on_one_host_listens_on_another_interface_than_loopback(
+    describe, tmp_path, command, options
+):
+    config, folder = describe(steps=4), tmp_path / "run"
+    arguments = {
+        "train": ("--config", config, "--run-dir", folder),
+        "resume": (folder, "--set", "train.max_steps=4"),
+        "bench train": ("--config", config, "--input", "synthetic"),
+    }[command]
+    if command == "resume":
+        checked(facetrain("train", "--config", describe(steps=2), "--run-dir", folder))
+    process = start(*command.split(), *arguments, *options)
     addresses, _ = addresses_until_the_end(process, all_of(process))
     assert addresses and all(address.is_loopback for address in addresses)
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from facetrain.counter_rng import key_of, uniform
+from facetrain.counter_rng import hash64, key_of, uniform
 from facetrain.data.images.jpeg_compression import recompress
 from facetrain.data.settings import AugmentSettings
 from facetrain.face_landmarks import MIRRORED_ORDER
@@ -21,7 +21,7 @@ from facetrain.face_landmarks import MIRRORED_ORDER
 _FLIP, _LOW_RESOLUTION, _LOW_RESOLUTION_SCALE, _BLUR, _BLUR_SIGMA = range(5)
 _GRAY, _COLOR, _BRIGHTNESS, _CONTRAST, _SATURATION = range(5, 10)
 _CROP, _CROP_SIZE, _CROP_X, _CROP_Y, _ERASE, _ERASE_W, _ERASE_H, _ERASE_X, _ERASE_Y = range(10, 19)
-_JPEG, _JPEG_QUALITY = range(19, 21)
+_JPEG, _JPEG_QUALITY, _NETWORK = range(19, 22)
 _IMAGES_IN_CACHE = 2
 """Float32 images of 112 × 112 that fit into a core's level-2 cache with room to spare."""
 _LUMA = (0.299, 0.587, 0.114)  # weights of red, green and blue in gray: ITU-R BT.601, as in OpenCV
@@ -166,6 +166,10 @@ class Augment:
             moved = (2 * landmarks_B52[selected_S] - 1 - shift) / scale[:, None, None]
             landmarks_B52 = landmarks_B52.index_copy(0, selected_S, (moved + 1) / 2)
         return landmarks_B52
+
+    def network_keys(self, sample_B: Tensor, epoch: int) -> Tensor:
+        """Return a key of each sample, int64 (B,), for what the network itself draws (`Backbone.draws_by_sample`)."""
+        return hash64(sample_B, key_of(self._seed, epoch, _NETWORK))
 
     def _uniform(self, sample_B: Tensor, epoch: int, purpose: int) -> Tensor:
         return uniform(sample_B, key_of(self._seed, epoch, purpose))

@@ -86,6 +86,25 @@ def test_nodes_start_again_with_one_that_comes_later_and_without_one_that_is_gon
         nodes[1].next_rendezvous()
 
 
+def test_a_node_that_waits_opens_the_next_start_if_all_nodes_of_the_present_one_are_lost(
+    endpoint, monkeypatch
+):
+    monkeypatch.setattr(node_rendezvous, "_JOIN_S", 1.0)
+    monkeypatch.setattr(node_agreement, "_SILENT_S", 0.5)
+    first, second, host, late = (NodeRendezvous(endpoint, "run", 2, 2) for _ in range(4))
+    host._connected = host._connect(node_rendezvous._WaitReport(), time.monotonic() + 10)  # serves the store
+    assert meet(first, second) == {2}
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(host.next_rendezvous)
+        for _ in range(20):  # as their agents do while the ranks train
+            assert not first.num_nodes_waiting()
+            first._asked_at = 0.0
+            time.sleep(0.1)
+        assert not waiting.done(), "it waits as long as a node is alive"
+        assert late.next_rendezvous().world_size == 2
+    assert waiting.result().world_size == 2
+
+
 def test_a_single_node_meets_nobody_and_listens_on_the_loopback_interface(capsys):
     node = NodeRendezvous("host.example:29400", "run", 1, 1)
     for _ in range(2):

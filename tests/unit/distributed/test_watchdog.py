@@ -193,8 +193,13 @@ def test_a_rank_ends_with_its_watchdog_and_the_watchdog_with_its_rank(start, tmp
     (watchdog,) = descendants(process.pid)
     process.kill()
     assert not wait_until_gone([watchdog], 20)
-    kill(descendants(orphaned.pid))
-    assert orphaned.wait(10) == 3
+    (guard,) = descendants(orphaned.pid)
+    kill([guard])
+    _, stderr = orphaned.communicate(timeout=10)
+    assert orphaned.returncode == 1
+    assert (
+        stderr == f"error: the watchdog of rank 1 (process {guard}) was killed, and the rank ends with it\n"
+    )
     assert not read_reason(tmp_path / "error_0.json")
 
 
