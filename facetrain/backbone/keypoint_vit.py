@@ -55,7 +55,7 @@ class KeypointAttention(Attention):
     """Multi-head self-attention with a bias that depends on landmarks."""
 
     def forward(  # type: ignore[override]
-        self, x: Tensor, scale_2B: Tensor | None, offset_BNP: Tensor, table: Tensor, bucket_NN: Tensor
+        self, x: Tensor, offset_BNP: Tensor, table: Tensor, bucket_NN: Tensor
     ) -> Tensor:
         """Map tokens (B, N, width) to the same shape; see `KeypointBlock` for the other arguments."""
         batch, tokens, width = x.shape
