@@ -91,16 +91,21 @@ class KeypointBlock(Block):
         self.attn = KeypointAttention(width, heads)
 
     def forward(  # type: ignore[override]
-        self, x: Tensor, scale_2B: Tensor | None, offset_BNP: Tensor, table: Tensor, bucket_NN: Tensor
+        self,
+        x: Tensor,
+        offset_BNP: Tensor,
+        table: Tensor,
+        bucket_NN: Tensor,
+        scale_2B: Tensor | None = None,
     ) -> Tensor:
         """Map tokens (B, N, width) to the same shape.
 
         Args:
             x: tokens.
-            scale_2B: factors on the branches, see `drop_path_scales`.
             offset_BNP: offsets of the patches from the landmarks, and a one.
             table: parameters of the bias, (H, buckets, P).
             bucket_NN: bucket of each pair of patches, int64.
+            scale_2B: factors on the branches, see `drop_path_scales`.
         """
         x = x + scaled(self.attn(self.norm1(x), offset_BNP, table, bucket_NN), scale_2B, 0)
         return x + scaled(self.mlp(self.norm2(x)), scale_2B, 1)
@@ -151,7 +156,7 @@ class KeypointVisionTransformer(VisionTransformer):
         x = self.embed_patches(image_BCHW)
         scales = self.scales(image_BCHW, key_B)
         for block, scale_2B, table in zip(self.blocks, scales, tables.unbind(0), strict=True):
-            x = run_block(block, x, scale_2B, offset_BNP, table, bucket_NN, recompute=self._recompute)
+            x = run_block(block, x, offset_BNP, table, bucket_NN, scale_2B, recompute=self._recompute)
         return self.flatten_tokens(x)
 
     def forward(self, image_BCHW: Tensor, landmarks_B52: Tensor | None = None) -> Tensor:

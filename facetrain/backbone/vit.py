@@ -77,7 +77,7 @@ class Block(nn.Module):
         self.attn = Attention(width, heads)
         self.mlp = Mlp(width, mlp_ratio * width)
 
-    def forward(self, x: Tensor, scale_2B: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, scale_2B: Tensor | None = None) -> Tensor:
         """Map tokens (B, N, width) to the same shape; see `drop_path_scales` for the factors on the branches."""
         x = x + scaled(self.attn(self.norm1(x)), scale_2B, 0)
         return x + scaled(self.mlp(self.norm2(x)), scale_2B, 1)
