@@ -91,8 +91,7 @@ def convert(path: Path) -> str:
             f"{path}: a value has a type that arcface_torch does not accept ({error_reason(error)})"
         ) from error
     build_config(described, str(path))  # check the result
-    notes = [f"# {name}: {why}" for name, why in _WITHOUT_EQUIVALENT.items() if name in values]
-    notes += _notes_on_values(values)
+    notes = _notes_on_values(values)
     known = _TRANSLATED | _WITHOUT_EQUIVALENT.keys()
     if margin:
         known |= {"loss"}
@@ -101,7 +100,10 @@ def convert(path: Path) -> str:
     unknown = values.keys() - known
     notes += [f"# {name}: has no equivalent in facetrain" for name in sorted(unknown)]
     head = [f"# Converted from arcface_torch's {path.name}."]
-    return "\n".join([*head, *notes, yaml.safe_dump(described, sort_keys=False)])
+    # At the end: nobody has to do anything about these, and they would hide the others.
+    unneeded = [f"# {name}: {why}" for name, why in _WITHOUT_EQUIVALENT.items() if name in values]
+    tail = ["# Left out, because facetrain needs no key for it:", *unneeded] if unneeded else []
+    return "\n".join([*head, *notes, yaml.safe_dump(described, sort_keys=False).rstrip("\n"), *tail, ""])
 
 
 def read_assignments(path: Path) -> dict[str, Any]:

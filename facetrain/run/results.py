@@ -48,10 +48,13 @@ def write_divergence(run: PreparedRun, error: DivergedError) -> None:
         write_atomically(run.folder / DIVERGED_FILE, json.dumps(error.report) + "\n")
 
 
-def write_results(run: PreparedRun, skipped: list[str], *, has_learned: bool) -> None:
+def write_results(
+    run: PreparedRun, skipped: list[str], *, has_learned: bool, was_finished: bool = False
+) -> None:
     """Write the model file and the plot, and print the summary. Collective.
 
-    `has_learned` is false if the check of the first steps has found that the run does not learn.
+    `has_learned` is false if the check of the first steps has found that the run does not learn. A run that
+    `was_finished` before this command gets one line in place of the summary.
     """
     weights = averaged_state(run.state.backbone)
     average = run.state.average.state() if run.state.average else None
@@ -63,17 +66,22 @@ def write_results(run: PreparedRun, skipped: list[str], *, has_learned: bool) ->
         path = run.folder / name
         save_model(path, merge_adapters(state, str(path)), metadata)
     plot_curves(run.folder / "metrics.jsonl", run.folder / "curves.png")
-    summary = summarize(
-        run.folder,
-        run.config.eval.targets,
-        run.config.eval_dir,
-        ended_by="train.max_steps"
-        if run.schedule.total_steps < run.schedule.steps_of_all_epochs
-        else "train.epochs",
-        skipped=skipped,
-        has_learned=has_learned,
-        seconds=time.perf_counter() - run.started_at,
+    is_cut = run.schedule.total_steps < run.schedule.steps_of_all_epochs
+    ended_by = "train.max_steps" if is_cut else "train.epochs"
+    summary = (
+        f"{run.folder}: was already finished, at step {run.state.step:,}; to train on: facetrain resume "
+        f"{shell_path(run.folder)} --set {ended_by}=MORE"
     )
+    if not was_finished:
+        summary = summarize(
+            run.folder,
+            run.config.eval.targets,
+            run.config.eval_dir,
+            ended_by=ended_by,
+            skipped=skipped,
+            has_learned=has_learned,
+            seconds=time.perf_counter() - run.started_at,
+        )
     try:
         print("\n".join(map(printable, summary.splitlines())), flush=True)
     except (OSError, RunError) as error:  # the run has ended well, even if nobody reads that

@@ -103,7 +103,12 @@ def train_prepared(run: PreparedRun, *, profile: bool = False) -> int:
             f"{checkpointing.last_saved}"
         )
         return 128 + stopping.signal  # as a shell reports a process that a signal has ended
-    write_results(run, skipped, has_learned=callbacks.logging.has_learned)
+    write_results(
+        run,
+        skipped,
+        has_learned=callbacks.logging.has_learned,
+        was_finished=run.resumed and first_step >= schedule.total_steps,
+    )
     return 0
 
 

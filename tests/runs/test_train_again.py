@@ -46,10 +46,14 @@ def test_it_continues_from_the_newest_checkpoint_and_ends_as_without_a_stop(fini
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
-def test_it_does_no_more_steps_in_a_run_that_is_finished(finished):
+def test_it_does_no_more_steps_in_a_run_that_is_finished_and_says_so(finished, capsys):
     values, folder = finished
     before = (folder / "metrics.jsonl").read_bytes()
+    capsys.readouterr()
     facetrain.train(values, resume=True)
+    shown = capsys.readouterr().out
+    assert f"{folder}: was already finished, at step 4; to train on: facetrain resume" in shown
+    assert "finished in" not in shown and "next:" not in shown
     assert (folder / "metrics.jsonl").read_bytes() == before
 
 
