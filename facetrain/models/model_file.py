@@ -31,6 +31,7 @@ from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.manifest import MANIFEST
 from facetrain.checkpoint.tensor_file import write_tensors
 from facetrain.data.images.augment import normalize
+from facetrain.distributed import collectives
 from facetrain.errors import CheckpointError, ModelError, NoCheckpointError, RunError
 from facetrain.files import error_reason, listed, new_file, parse_json
 from facetrain.models.checksum import CHECKSUM_KEY, checksum_of
@@ -197,6 +198,8 @@ def _warn_of_damaged_checkpoint(run: Path) -> None:
     Compared are the sizes of all files, and the checksum of the replicated tensors: to read the class centers of
     millions of identities would take minutes.
     """
+    if collectives.rank():
+        return  # one warning is enough
     try:
         checkpoint = Checkpoint.open(run)
         for entry in checkpoint.manifest.files:
