@@ -183,4 +183,4 @@ def test_checkpoints_are_verified_and_damage_is_a_failure(tmp_path):
     (folder / ".step_00000004.tmp-00000000").mkdir()
     results = list(check_checkpoints(tmp_path))
     assert [f.status for f in results] == ["failure", "ok", "ok", "warning"]
-    assert "has 10 bytes" in results[0].message and ".step_00000004" in results[3].message
+    assert "(10 of 168 bytes)" in results[0].message and ".step_00000004" in results[3].message
