@@ -10,7 +10,13 @@ from tests.soak.interrupts import interrupt
 from tests.support.command import environment
 
 INTERRUPTED_IMPORT = """
-import runpy, sys
+import runpy, signal, sys
+
+def drop_exceptions():
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except BaseException:
+        pass
 
 class Finalized:
     def __del__(self):
@@ -26,7 +32,10 @@ runpy.run_module("facetrain", run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("interrupt", ["raise KeyboardInterrupt", "Finalized()"])
+@pytest.mark.parametrize(
+    "interrupt",
+    ["raise KeyboardInterrupt", "Finalized()", "drop_exceptions()"],
+)
 def test_ctrl_c_during_the_imports_is_an_interruption_even_where_python_drops_exceptions(interrupt):
     program = INTERRUPTED_IMPORT.format(interrupt=interrupt)
     done = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)

@@ -86,7 +86,7 @@ def interrupt(
     faults = [f"processes left: {left}"] if left else []
     # While Python ends, the signal has its default action; a shell reports that as 130, too.
     if process.returncode not in (0, 130, -signal.SIGINT, 1 if program == _TORCHRUN else 0):
-        faults.append(f"exit code {process.returncode}")
+        faults.append(f"exit code {process.returncode}:\n{stderr}")
     if len(lines) > 2 or "Traceback" in stderr:
         faults.append("prints:\n" + stderr)
     return faults
