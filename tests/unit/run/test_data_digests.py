@@ -107,12 +107,12 @@ def test_a_mixture_describes_its_entries_by_the_content_of_their_lists(tmp_path)
 def test_images_of_other_sizes_or_at_other_places_have_another_digest_in_every_kind_of_dataset(tmp_path):
     def digests(folder):
         mixture = tmp_path / f"{folder.name}.yaml"
-        mixture.write_text(f"datasets: [{{path: {folder}}}, {{path: {tmp_path / 'same'}, weight: 0.5}}]\n")
+        mixture.write_text(f"datasets: [{{path: {folder}}}, {{path: {tmp_path / 'beside'}, weight: 0.5}}]\n")
         whole, few = (open_dataset(folder, min_images_per_identity=least) for least in (1, 3))
         return [digest_records(source) for source in (whole, few, open_dataset(mixture))]
 
     labels = [0, 0, 0, 1, 1, 2, 2, 2]
-    for name, size in (("same", 16), ("again", 16), ("other", 17)):
+    for name, size in (("same", 16), ("again", 16), ("other", 17), ("beside", 16)):
         write_records(tmp_path / name, labels, size=size)
     same, again, other = (digests(tmp_path / name) for name in ("same", "again", "other"))
     assert same == again and len({*same, *other}) == 6
