@@ -64,20 +64,6 @@ def test_the_split_train_of_several_is_read(tmp_path):
     assert open_dataset(tmp_path).num_images == 5 and open_dataset(tmp_path / "test").num_images == 2
 
 
-def test_files_whose_labels_have_different_names_are_refused(tmp_path):
-    for name, names in (("a", ["ann", "bob", "zoe"]), ("b", ["cy", "dan", "eve"])):
-        features = {"info": {"features": {"label": {"names": names}}}}
-        table = table_of(3).replace_schema_metadata({"huggingface": json.dumps(features)})
-        save(tmp_path, table)
-        (tmp_path / "data-00000-of-00001.arrow").rename(tmp_path / f"{name}.arrow")
-    files = [{"filename": "a.arrow"}, {"filename": "b.arrow"}]
-    (tmp_path / "state.json").write_text(json.dumps({"_data_files": files}))
-    with pytest.raises(
-        DataError, match=r"a\.arrow and .*b\.arrow: .* names \(ann, bob, zoe and cy, dan, eve\)"
-    ):
-        open_dataset(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("table", "message"),
     [(pa.table({"what": [1]}), "no column for the image"), (table_of(2, label=[0, None]), "no label"),
@@ -94,13 +80,9 @@ def test_tables_without_images_and_labels_are_refused(tmp_path, table, message):
         open_dataset(save(tmp_path, table))
 
 
-def test_compressed_and_damaged_files_are_refused(tmp_path):
+def test_compressed_files_are_refused(tmp_path):
     save(tmp_path, table_of(5), options=pa.ipc.IpcWriteOptions(compression="zstd"))
     with pytest.raises(DataError, match="the file is compressed"):
-        open_dataset(tmp_path)
-    data = (save(tmp_path, table_of(5)) / "data-00000-of-00001.arrow").read_bytes()
-    (tmp_path / "data-00000-of-00001.arrow").write_bytes(data[: len(data) // 2])
-    with pytest.raises(DataError, match=r"data-00000-of-00001\.arrow"):
         open_dataset(tmp_path)
 
 

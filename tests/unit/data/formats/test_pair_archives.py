@@ -230,43 +230,25 @@ def test_a_dataset_that_is_not_a_set_of_pairs_is_refused(tmp_path, columns, mess
 @pytest.mark.parametrize("form", ["arrow", "parquet"])
 @pytest.mark.parametrize(
     ("column", "message"),
-    [
-        ("index", r"column index has values of type timestamp\[us\]; expected whole numbers or texts"),
-        ("is_same", r"column is_same has values of type timestamp"),
-        (
-            "image",
-            r"column image has values of type timestamp\[us\]; expected bytes, or a struct of bytes and",
-        ),
-    ],
-)
-def test_dates_that_python_does_not_have_are_refused(tmp_path, form, column, message):
+    [("index", r"column index has values of type timestamp\[us\]; expected whole numbers or texts"),
+     ("is_same", r"column is_same has values of type timestamp"),
+     ("image", r"column image has values of type timestamp\[us\]; expected bytes, or a struct of bytes and"),
+     ("twice", "has two columns is_same; rename or remove one of them")],
+)  # fmt: skip
+def test_other_columns_are_refused(tmp_path, form, column, message):
     pytest.importorskip("pyarrow")
     import pyarrow
     import pyarrow.parquet
 
-    far = pyarrow.array([1 << 62] * 2, pyarrow.timestamp("us"))
-    columns = {"image": [b"x", b"y"], "is_same": [1, 1], "index": [0, 1]} | {column: far}
-    if form == "arrow":
-        write_arrow(tmp_path / "a", columns)
-    else:
-        pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
-    with pytest.raises(PairsError, match=message):
-        load_pair_set("a", tmp_path)
-
-
-@pytest.mark.parametrize("form", ["arrow", "parquet"])
-def test_two_columns_of_one_name_are_refused(tmp_path, form):
-    pytest.importorskip("pyarrow")
-    import pyarrow
-    import pyarrow.parquet
-
-    columns = [pyarrow.array([b"x", b"y"]), pyarrow.array([1, 1]), pyarrow.array([0, 0])]
-    table = pyarrow.table(columns, names=["image", "is_same", "is_same"])
+    far = pyarrow.array([1 << 62] * 2, pyarrow.timestamp("us"))  # a year that Python does not have
+    table = pyarrow.table({"image": [b"x", b"y"], "is_same": [1, 1], "index": [0, 1]} | {column: far})
+    if column == "twice":
+        table = table.rename_columns(["image", "is_same", "index", "is_same"])
     if form == "arrow":
         write_arrow(tmp_path / "a", table)
     else:
         pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(PairsError, match="has two columns is_same; rename or remove one of them"):
+    with pytest.raises(PairsError, match=message):
         load_pair_set("a", tmp_path)
 
 
@@ -275,14 +257,9 @@ def test_a_damaged_dataset_is_refused(tmp_path):
     (tmp_path / "a" / "data-00000-of-00001.arrow").write_bytes(b"damaged")
     with pytest.raises(PairsError, match=r"data-00000-of-00001\.arrow: "):
         load_pair_set("a", tmp_path)
-    for content, message in (
-        ({"_data_files": [{"filename": "../a.arrow"}]}, "names of files in the folder"),
-        ({"_data_files": [{"filename": "a.arrow"}], "_indices_data_files": [{}]}, "a selection of rows"),
-        ({}, "not the state of a saved dataset"),
-    ):
-        (tmp_path / "a" / "state.json").write_text(json.dumps(content))
-        with pytest.raises(PairsError, match=message):
-            load_pair_set("a", tmp_path)
+    (tmp_path / "a" / "state.json").write_text("{}")
+    with pytest.raises(PairsError, match="not the state of a saved dataset"):
+        load_pair_set("a", tmp_path)
 
 
 def test_a_missing_set_names_those_that_exist(prepared, tmp_path):

@@ -121,42 +121,30 @@ def test_a_long_identity_name_does_not_lengthen_the_others(tmp_path):
     assert source.num_classes == 8 and source.labels[:4].tolist() == [7, 0, 1, 2]
 
 
-@pytest.mark.parametrize("labels", [[0, 1, None, 2, None], ["ann", "bob", None, "ann", None]])
-def test_rows_without_a_label_are_refused(tmp_path, labels):
+def write_labels(path, labels):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    table = pa.table({"image": [encoded_image(n) for n in range(5)], "label": labels})
-    pq.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=r"a\.parquet: 2 rows have no label"):
-        open_dataset(tmp_path)
+    labels = pa.array(*labels) if isinstance(labels, tuple) else pa.array(labels)
+    pq.write_table(pa.table({"image": [encoded_image(n) for n in range(len(labels))], "label": labels}), path)
+    return path.parent
 
 
-@pytest.mark.parametrize("nature", ["string", "binary", "large_string"])
-def test_labels_of_text_may_be_stored_as_bytes(tmp_path, nature):
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    labels = pa.array(["zoë", "ann"]).cast(nature)
-    pq.write_table(
-        pa.table({"image": [encoded_image(n) for n in range(2)], "label": labels}), tmp_path / "a.parquet"
-    )
-    dataset = open_dataset(tmp_path)
+@pytest.mark.parametrize("kind", ["string", "binary", "large_string"])
+def test_labels_are_texts_also_as_bytes_or_whole_numbers_also_as_floats(tmp_path, kind):
+    dataset = open_dataset(write_labels(tmp_path / "a.parquet", (["zoë", "ann"], kind)))
     assert dataset.labels.tolist() == [1, 0] and identity_name(dataset, 1) == "zoë"
+    write_labels(tmp_path / "a.parquet", [10.0, 9.0, 10.0])
+    assert open_dataset(write_labels(tmp_path / "b.parquet", [9, 10])).labels.tolist() == [10, 9, 10, 9, 10]
 
 
-def test_whole_numbers_stored_as_floats_are_labels(tmp_path):
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    images = [encoded_image(n) for n in range(3)]
-    pq.write_table(pa.table({"image": images, "label": [10.0, 9.0, 10.0]}), tmp_path / "a.parquet")
-    pq.write_table(pa.table({"image": images, "label": [9, 10, 1]}), tmp_path / "b.parquet")
-    assert open_dataset(tmp_path).labels.tolist() == [10, 9, 10, 9, 10, 1]
-
-
-@pytest.mark.parametrize("kind", ["float16", "float64"])
-@pytest.mark.parametrize("label", [float("nan"), 0.5, float("inf"), -1.0])
-def test_other_floats_are_no_labels(tmp_path, label, kind):
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    images = [encoded_image(n) for n in range(2)]
-    pq.write_table(pa.table({"image": images, "label": np.array([1, label], kind)}), tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=f"the label {label} is not a whole number"):
-        open_dataset(tmp_path)
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [([0, 1, None, 2, None], r"a\.parquet: 2 rows have no label"), (["ann", None], "1 rows have no label"),
+     ([1, float("nan")], "the label nan is not a whole number"), ([1, 0.5], "the label 0.5 is not"),
+     ([1, float("inf")], "the label inf is not"), (np.array([1, -1], "float16"), "the label -1.0 is not")],
+)  # fmt: skip
+def test_other_labels_are_refused(tmp_path, labels, message):
+    with pytest.raises(DataError, match=message):
+        open_dataset(write_labels(tmp_path / "a.parquet", labels))
 
 
 def test_dates_are_neither_labels_nor_names(tmp_path):

@@ -127,19 +127,6 @@ def test_an_invalid_label_is_refused_with_its_key(tmp_path, label):
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.binary(max_size=300), st.booleans())
-def test_no_bytes_make_the_reader_do_more_than_fail_with_the_documented_error(tmp_path_factory, data, framed):
-    path = tmp_path_factory.mktemp("rec") / "train.rec"
-    path.write_bytes((_MAGIC + data) if framed else data)
-    try:
-        for _, payload in RecordReader(path).scan():
-            decode_record(payload, "x")
-        build_catalog(path, path.with_suffix(".idx"))
-    except RecordError:
-        pass
-
-
-@settings(max_examples=200, deadline=None)
 @given(
     labels=st.lists(st.integers(0, 2**24), min_size=1, max_size=3),
     exact=st.none() | st.integers(0, 2**31 - 1),

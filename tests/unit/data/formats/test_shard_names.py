@@ -1,9 +1,7 @@
 import pytest
 
 from facetrain.data.formats.shard_names import require_all_shards
-from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import DataError
-from tests.support.datasets import tf_example, tf_record
 
 
 @pytest.mark.parametrize(
@@ -28,10 +26,3 @@ def test_a_missing_shard_is_named(tmp_path, names, message):
 )  # fmt: skip
 def test_complete_sets_and_other_names_are_accepted(tmp_path, names):
     require_all_shards([tmp_path / name for name in names])
-
-
-@pytest.mark.parametrize("suffix", [".tar", ".parquet", ".tfrecord"])
-def test_a_folder_with_a_missing_shard_is_refused(tmp_path, suffix):
-    (tmp_path / f"train-00001-of-00002{suffix}").write_bytes(tf_record(tf_example(image=b"x", label=0)))
-    with pytest.raises(DataError, match=f"train-00000-of-00002{suffix} is missing|train-00002-of"):
-        open_dataset(tmp_path)

@@ -35,13 +35,6 @@ def test_tar_shards_take_identities_from_label_files(tmp_path):
     assert images_of(pickle.loads(pickle.dumps(dataset))) == images_of(dataset)
 
 
-def test_tar_shards_take_identities_from_folder_names(tmp_path):
-    write_tar(
-        tmp_path / "a.tar", {f"faces/{who}/1.jpg": encoded_image(n) for n, who in enumerate(["zoe", "ann"])}
-    )
-    assert images_of(open_dataset(tmp_path)) == [(1, encoded_image(0)), (0, encoded_image(1))]
-
-
 @pytest.mark.parametrize(
     ("members", "message"),
     [({"1.png": b"x"}, "nor a folder that names"), ({"1.png": b"x", "1.json": b"{}"}, "no identity"),
@@ -87,15 +80,6 @@ def test_a_json_label_that_is_no_whole_number_or_text_is_refused(tmp_path, label
         write_tar(tmp_path / "a.tar", {"1.png": encoded_image(0), name: content.encode()})
         with pytest.raises(DataError, match=rf"{name}: contains no identity"):
             open_dataset(tmp_path)
-
-
-def test_whole_floats_and_the_first_label_that_is_not_null_are_labels(tmp_path):
-    labels = [{"label": 2.0}, {"label": None, "identity": 1}, {"cls": 0}]
-    members = {}
-    for number, fields in enumerate(labels):
-        members |= {f"{number}.png": encoded_image(number), f"{number}.json": json.dumps(fields).encode()}
-    write_tar(tmp_path / "a.tar", members)
-    assert open_dataset(tmp_path).labels.tolist() == [2, 1, 0]
 
 
 def test_a_number_and_the_same_text_have_one_order_in_every_process():
@@ -145,36 +129,6 @@ def test_a_compressed_shard_is_refused_with_the_command_that_decompresses_it(tmp
             DataError, match=rf"{name}: a compressed archive.*; decompress it: gunzip .*{name}$"
         ):
             open_dataset(path)
-
-
-def test_a_cls_file_counts_before_a_json_file_without_an_identity(tmp_path):
-    members = {"set/1.png": encoded_image(0), "set/1.cls": b"1", "set/1.json": b'{"source": "x"}'}
-    write_tar(tmp_path / "a.tar", members | {"set/2.json": b'{"label": 0}', "set/2.png": encoded_image(1)})
-    dataset = open_dataset(tmp_path)
-    assert images_of(dataset) == [(1, encoded_image(0)), (0, encoded_image(1))]
-    # The folder is not that of one identity.
-    assert [identity_name(dataset, n) for n in range(2)] == ["0", "1"]
-
-
-def test_numbers_with_leading_zeros_are_texts(tmp_path):
-    names = ["7", "007", "7"]
-    members = {f"{n}.cls": name.encode() for n, name in enumerate(names)}
-    write_tar(tmp_path / "a.tar", members | {f"{n}.png": encoded_image(n) for n in range(3)})
-    dataset = open_dataset(tmp_path)
-    assert dataset.num_classes == 2
-    assert [dataset.identity_name(label) for label in dataset.labels.tolist()] == names
-
-
-def test_identities_of_text_are_their_names(tmp_path):
-    members = {
-        "1.png": encoded_image(0),
-        "1.cls": b"zoe",
-        "2.json": b'{"identity": "ann"}',
-        "2.png": encoded_image(1),
-    }
-    write_tar(tmp_path / "a.tar", members)
-    dataset = open_dataset(tmp_path)
-    assert dataset.labels.tolist() == [1, 0] and identity_name(dataset, 1) == "zoe"
 
 
 @pytest.mark.parametrize("other", ["x/1.png", "x/1.JPG", "x/1.jpg"])
@@ -257,17 +211,27 @@ def test_a_label_file_that_is_too_long_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
+    ("members", "names"),
     [
-        ("meta.json", b"{}"),
-        ("index.json", b'{"label": null}'),
-        ("ann/1.json", b" " * (1 << 20) + b'{"label": 3}'),
+        ({"faces/zoe/1.jpg": None, "faces/ann/1.jpg": None}, ["zoe", "ann"]),
+        ({"1.png": None, "1.cls": b"zoe", "2.png": None, "2.json": b'{"identity": "ann"}'}, ["zoe", "ann"]),
+        # Whole floats and the first label that is not null.
+        ({"0.png": None, "0.json": b'{"label": 2.0}', "1.png": None, "1.json": b'{"label": null, "identity": 1}',
+          "2.png": None, "2.json": b'{"cls": 0}'}, ["2", "1", "0"]),
+        # 7 and 007 may be two people.
+        ({"0.png": None, "0.cls": b"7", "1.png": None, "1.cls": b"007", "2.png": None, "2.cls": b"7"},
+         ["7", "007", "7"]),
+        # The .cls file counts; the folder is not the folder of one identity.
+        ({"set/1.png": None, "set/1.cls": b"1", "set/1.json": b'{"source": "x"}',
+          "set/2.json": b'{"label": 0}', "set/2.png": None}, ["1", "0"]),
+        # Files that are no labels of images.
+        ({"ann/1.jpg": None, "meta.json": b"{}", "bob/1.jpg": None}, ["ann", "bob"]),
+        ({"ann/1.jpg": None, "index.json": b'{"label": null}', "bob/1.jpg": None}, ["ann", "bob"]),
+        ({"ann/1.jpg": None, "ann/1.json": b" " * (1 << 20) + b'{"label": 3}', "bob/1.jpg": None}, ["ann", "bob"]),
     ],
-)
-def test_json_files_that_are_not_labels_of_images_are_ignored(tmp_path, name, content):
-    write_tar(
-        tmp_path / "a.tar", {"ann/1.jpg": encoded_image(0), name: content, "bob/1.jpg": encoded_image(1)}
-    )
+)  # fmt: skip
+def test_identities_come_from_label_files_or_folders(tmp_path, members, names):
+    write_tar(tmp_path / "a.tar", {name: content or encoded_image(0) for name, content in members.items()})
     dataset = open_dataset(tmp_path)
-    assert [identity_name(dataset, label) for label in dataset.labels.tolist()] == ["ann", "bob"]
+    assert [identity_name(dataset, label) for label in dataset.labels.tolist()] == names
     assert not skipped_files(dataset)

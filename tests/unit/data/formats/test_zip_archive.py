@@ -98,9 +98,7 @@ def test_all_tools_read_a_zip_archive_through_the_same_interface(tmp_path):
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [(lambda d: d[:-30], "not a zip file"),
-     (lambda d: d.replace(b"PK\1\2", b"PK\1\3"), "Bad magic number for central directory"),
-     (lambda d: d.replace(struct.pack("<H", 8), struct.pack("<H", 99)), "the unknown method 99")],
+    [(lambda d: d.replace(struct.pack("<H", 8), struct.pack("<H", 99)), "the unknown method 99")],
 )  # fmt: skip
 def test_a_damaged_zip_archive_is_refused(tmp_path, change, message):
     path = write_zip(tmp_path / "a.zip", {"p/1.png": bytes(99_999)}, zipfile.ZIP_DEFLATED)
