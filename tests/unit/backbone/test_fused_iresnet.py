@@ -46,7 +46,7 @@ from facetrain.training.kernel_self_test import check_head, check_trunk
 cpu = torch.device("cpu")
 head.fused_chunks_available = lambda _, margin, loss, sub_centers, dtype: dtype is not None and sub_centers == 1
 head.one_pass_available = lambda *_: True
-print([check_trunk(cpu, torch.float16, images=2, side=32), check_head(cpu, torch.float16)])
+print([check_trunk(cpu, torch.float16), check_head(cpu, torch.float16)])
 """
 
 
