@@ -141,7 +141,7 @@ def prepare_run(
         state = build_state(built, world, source.num_classes, schedule, folder, source)
         state.head.check_labels(source.labels)
     # Apart from the block above: ranks exchange whether they can use the kernels, and all must take part.
-    choose_kernels(state, config.train.fused, checkpoint_activations=config.model.checkpoint_activations)
+    choose_kernels(state, config.train, checkpoint_activations=config.model.checkpoint_activations)
     network = wrap_in_ddp(
         state.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
     )

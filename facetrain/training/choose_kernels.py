@@ -7,29 +7,32 @@ import torch
 from facetrain.distributed import collectives
 from facetrain.head.head_group import Head, head_parts
 from facetrain.training.fused_trunk import choose_trunk
-from facetrain.training.kernel_verdicts import agree_on_kernels
+from facetrain.training.kernel_verdicts import LIMIT_S, agree_on_kernels
+from facetrain.training.settings import TrainSettings
 from facetrain.training.state import TrainState
 
 
-def choose_kernels(state: TrainState, fused: str, *, checkpoint_activations: bool) -> None:
+def choose_kernels(state: TrainState, train: TrainSettings, *, checkpoint_activations: bool) -> None:
     """Let trunk and heads use the kernels that a self-test has verified on this machine. Collective.
 
-    `state.describe_execution` says what was chosen, and why; the arguments and errors are `choose_trunk`'s.
+    `state.describe_execution` says what was chosen, and why; errors are `choose_trunk`'s.
     """
-    choose_trunk(state.network, fused, checkpoint_activations=checkpoint_activations)
+    # The other ranks wait for the self-test in a collective, which must not time out.
+    limit_s = min(LIMIT_S, train.timeout_s / 2)
+    choose_trunk(state.network, train.fused, checkpoint_activations=checkpoint_activations, limit_s=limit_s)
     heads = [state.head]
     if state.distillation is not None and state.distillation.centers is not None:
         heads.append(state.distillation.centers)
-    state.head_remark = choose_head_kernels(heads, state.world.device)
+    state.head_remark = choose_head_kernels(heads, state.world.device, limit_s=limit_s)
 
 
-def choose_head_kernels(heads: list[Head], device: torch.device) -> str:
+def choose_head_kernels(heads: list[Head], device: torch.device, *, limit_s: float = LIMIT_S) -> str:
     """Let heads compute with PyTorch's operations if their kernels are not verified; return why. Collective."""
     parts = [part.head for head in heads for part in head_parts(head)]
     # A rank without Triton has none, and must take part all the same.
     if not collectives.any_rank(any(head.uses_kernels for head in parts)):
         return ""
-    reason = agree_on_kernels("head", device, torch.bfloat16)
+    reason = agree_on_kernels("head", device, torch.bfloat16, limit_s=limit_s)
     if reason:
         for head in parts:
             head.avoid_kernels()

@@ -10,7 +10,7 @@ from facetrain.distributed import collectives
 from facetrain.distributed.sync_batch_norm import StatisticsAcrossRanks
 from facetrain.errors import ConfigError
 from facetrain.optim.frozen_parts import has_frozen_batch_norm
-from facetrain.training.kernel_verdicts import agree_on_kernels
+from facetrain.training.kernel_verdicts import LIMIT_S, agree_on_kernels
 from facetrain.training.precision import InPrecision
 from facetrain.training.trunk_comparison import trunk_difference
 
@@ -19,7 +19,9 @@ _COMPARED_SHARE = 4
 each has twice the bytes, so the comparison needs no more memory than the step."""
 
 
-def choose_trunk(network: InPrecision, fused: str, *, checkpoint_activations: bool) -> None:
+def choose_trunk(
+    network: InPrecision, fused: str, *, checkpoint_activations: bool, limit_s: float = LIMIT_S
+) -> None:
     """Let the training steps of a network run on the fused trunk if `fused` asks for it and it works. Collective.
 
     All ranks take the same trunk: synchronized batch norms exchange other messages in each. `network.remark` says why
@@ -29,6 +31,7 @@ def choose_trunk(network: InPrecision, fused: str, *, checkpoint_activations: bo
         network: the network on its device, its batch norms synchronized already if they are to be.
         fused: value of `train.fused`.
         checkpoint_activations: whether blocks are recomputed as a whole in the backward pass.
+        limit_s: time for the self-test.
 
     Raises:
         ConfigError: `fused` is `on`, and other keys of the config exclude the fused trunk.
@@ -40,7 +43,7 @@ def choose_trunk(network: InPrecision, fused: str, *, checkpoint_activations: bo
         raise ConfigError(f"train.fused: on is not possible: {reason}; set it to off")
     if not reason:
         assert network.dtype is not None
-        reason = agree_on_kernels("trunk", network.device, network.dtype)
+        reason = agree_on_kernels("trunk", network.device, network.dtype, limit_s=limit_s)
     if reason:
         network.remark = f"train.fused: {fused} has no effect: {reason}"
         return

@@ -49,9 +49,7 @@ def test_a_required_trunk_that_the_config_excludes_names_the_reason(settings, re
 
 @pytest.mark.parametrize("fused", ["auto", "on"])
 def test_where_the_kernels_do_not_work_the_plain_trunk_runs_and_the_opening_line_says_why(fused, monkeypatch):
-    monkeypatch.setattr(
-        fused_trunk, "agree_on_kernels", lambda *arguments: "their self-test ended by SIGSEGV"
-    )
+    monkeypatch.setattr(fused_trunk, "agree_on_kernels", lambda *_, **__: "their self-test ended by SIGSEGV")
     network = choose(fused)
     assert network.fused_trunk is None
     expected = f"eager (train.fused: {fused} has no effect: their self-test ended by SIGSEGV)"
@@ -83,7 +81,7 @@ def test_a_run_compares_the_trunks_in_its_first_step_and_records_what_it_chose(
 
     calls = []
     monkeypatch.setattr("facetrain.backbone.fused_iresnet.FusedTrunk", Trunk)
-    monkeypatch.setattr(fused_trunk, "agree_on_kernels", lambda *arguments: "")
+    monkeypatch.setattr(fused_trunk, "agree_on_kernels", lambda *_, **__: "")
     changes = ["train.fused=auto", "train.precision=bf16", "eval.targets=[]", "model.widths=[16, 16, 16, 16]"]
     assert run.train(load_config(describe(steps=3), changes), tmp_path / "run") == 0
     recorded = json.loads((tmp_path / "run" / "environment.json").read_text())["execution"]
@@ -103,7 +101,7 @@ from facetrain.training import fused_trunk
 from facetrain.training.fused_trunk import choose_trunk
 from facetrain.training.precision import InPrecision
 
-fused_trunk.agree_on_kernels = lambda *arguments: ""
+fused_trunk.agree_on_kernels = lambda *_, **__: ""
 cpu, layout = torch.device("cpu"), torch.channels_last
 torch.manual_seed(0)
 plain = build_backbone("iresnet", layers=(1, 1, 1, 1), widths=(16, 16, 16, 16), embedding_size=8, image_size=16)

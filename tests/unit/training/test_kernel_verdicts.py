@@ -39,6 +39,7 @@ def lacks_a_compiler(part, device, dtype):
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(kernel_verdicts, "_why_impossible", lambda device: "")
+    monkeypatch.setattr(kernel_verdicts, "LIMIT_S", 9.0)
     return tmp_path / ".cache" / "facetrain" / "kernels"
 
 
