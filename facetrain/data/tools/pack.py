@@ -15,7 +15,7 @@ from facetrain.data.dataset import FaceDataset, identity_name, image_landmarks, 
 from facetrain.data.formats.image_list import ListDataset
 from facetrain.data.images.decode import decode_rgb, encode_jpeg, is_upright_jpeg, resize_square
 from facetrain.data.loading.sampler import permute
-from facetrain.data.open_dataset import drop_small_identities, open_dataset
+from facetrain.data.open_dataset import drop_small_identities, images_of_large_identities, open_dataset
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.data.tools.aligned_images import AlignedImages, NoFaceError
 from facetrain.data.tools.landmarks import LandmarkFinder, require_distinct_names
@@ -75,14 +75,9 @@ def pack(
         _require_files(source, source_path)
     if options.shuffle:
         numbers = numbers[permute(np.arange(len(numbers)), len(numbers), key=options.seed)]
+    read, landmarks_N52 = prepared.encoded, prepared.landmarks_N52
     selection = Selection(
-        source,
-        [source_path],
-        numbers,
-        source.labels[numbers],
-        prepared.encoded,
-        prepared.landmarks_N52,
-        skipped,
+        source, [source_path], numbers, source.labels[numbers], read, landmarks_N52, skipped
     )
     return write_dataset(selection, output, workers=workers, progress=progress)
 
@@ -108,13 +103,12 @@ def _large_identities(
 ) -> np.ndarray:
     """Return the numbers of the images of identities with enough images, int64; add the others to `skipped`."""
     drop_small_identities(source, path, min_images)  # raises an error if no identity is left
-    _, row, counts = np.unique(source.labels, return_inverse=True, return_counts=True)
-    is_small = counts[row] < min_images
-    for number in np.flatnonzero(is_small).tolist():
+    numbers = images_of_large_identities(source, min_images)
+    for number in np.setdiff1d(np.arange(source.num_images), numbers).tolist():
         identity = identity_name(source, int(source.labels[number]))
-        reason = f"identity {identity} has {counts[row[number]]:,} of {min_images:,} images"
+        reason = f"identity {identity} has fewer than {min_images:,} images"
         skipped.append(SkippedFile(_name(source, number), "small_identity", reason))
-    return np.flatnonzero(~is_small)
+    return numbers
 
 
 def _name(source: FaceDataset, number: int) -> str:

@@ -151,6 +151,6 @@ def test_a_very_large_label_needs_little_memory_and_time(tmp_path):
     for written in (listed, large, packed):
         assert (written.identities, written.images) == (2, 4)
         assert open_dataset(Path(written.folder)).labels.tolist() == [0, 0, 1, 1]
-    assert "identity 1 has 1 of 2 images" in (tmp_path / "packed" / "skipped.csv").read_text()
+    assert "identity 1 has fewer than 2 images" in (tmp_path / "packed" / "skipped.csv").read_text()
     assert (merged.identities, merged.images) == (6, 10)
     assert (tmp_path / "faults.html").read_text().count("<img ") == 4
