@@ -56,7 +56,7 @@ def decode(data: bytes) -> np.ndarray:
         raise NotAnImageError(
             f"the image has {header.width:,} × {header.height:,} pixels; the limit is {MAX_PIXELS:,}"
         )
-    if header.format == "HEIC":
+    if header.format == "HEIC":  # after the check of the size, which libheif would allocate
         return _decode_heic(data)
     white = _unscaled_white(data) if header.format == "PNM" else None
     encoded = np.frombuffer(data, np.uint8)

@@ -40,7 +40,6 @@ _OS2_BYTES = 12
 """Size of the BMP header of OS/2 1.x, which has the width and the height in 16 bits each."""
 _TIFF_WIDTH, _TIFF_HEIGHT, _TIFF_ORIENTATION = 256, 257, 274
 _TIFF_SHORT = 3
-_HEIC_BRANDS = (b"ftypheic", b"ftypheix", b"ftypheim", b"ftypheis", b"ftypmif1")
 _ISOBMFF_HEADER_BYTES = 1 << 16
 """Bytes in which the size of a JPEG 2000, AVIF or HEIC image must appear."""
 
@@ -132,10 +131,11 @@ def _format_and_size(data: bytes) -> tuple[str, int, int] | None:
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         size = _webp_size(data)
         return None if size is None else ("WebP", *size)
-    if data[4:12] in (b"ftypavif", b"ftypavis"):
-        return _largest_box_size("AVIF", data, b"ispe", skip=4)
-    if data[4:12] in _HEIC_BRANDS:
-        return _largest_box_size("HEIC", data, b"ispe", skip=4)
+    if data[4:8] == b"ftyp":
+        # The first brand can be mif1, which any coded image may have; the compatible brands tell the codec.
+        brands = data[8 : int.from_bytes(data[:4], "big")]
+        name = "AVIF" if b"avi" in brands else "HEIC" if b"hei" in brands else ""
+        return _largest_box_size(name, data, b"ispe", skip=4) if name else None
     if data[:12] == b"\x00\x00\x00\x0cjP  \r\n\x87\n":
         box = _largest_box_size("JPEG 2000", data, b"ihdr", skip=0)
         return box and (box[0], box[2], box[1])  # the box has the height first

@@ -100,7 +100,7 @@ def check(
         elif result is not None:
             image_N[decoded] = result
             decoded += 1
-    image_N = image_N[:decoded]
+    image_N = image_N[:decoded]  # without rows for images that have a fault
     keep = np.ones(decoded, bool)
     for rows in equal_groups(image_N["digest"]):
         faults += _check_equal_images(source, image_N, rows, keep)

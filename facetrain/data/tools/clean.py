@@ -89,10 +89,12 @@ def _find_label_faults(
         return CleanReport([], [], label_N, separation)
     # Images far from their identity would spoil the centers of other images; the last step decides on them.
     clear_N = ~(genuine_N < separation.threshold)
+    # Splits come first: the center of an identity with two people is similar to neither of them.
     mixed, split_threshold = find_mixed_identities(
         embedding_ND, np.where(clear_N, label_N, -1), separation.threshold, precision
     )
     label = np.where(clear_N, apply_faults(label_N, mixed), -1)
+    # With the labels after the splits, so that one half of an identity can belong to another identity.
     same, same_threshold = find_duplicate_identities(embedding_ND, label, separation.threshold, precision)
     label = apply_faults(label_N, applied_by_default(mixed + same, merge=merge))
     pairs = {frozenset((pair.identity, pair.other)) for pair in same}

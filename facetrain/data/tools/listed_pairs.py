@@ -84,7 +84,7 @@ def read_numbered_pairs(lines: list[Line], images: Path) -> Iterator[ListedPair]
         PairsError: a line has another form, or there is no such image.
     """
     if lines and len(lines[0][1]) <= 2 and all(word.isdigit() for word in lines[0][1]):
-        lines = lines[1:]
+        lines = lines[1:]  # the numbers of folds and pairs
     for location, words in lines:
         has_numbers = len(words) in (3, 4) and all(map(_NUMBER.fullmatch, (words[1], words[-1])))
         require_form(has_numbers, location, words, "`name i j` or `name i other j`")

@@ -64,7 +64,7 @@ def pack(
         ImageError: an image cannot be read or has no landmarks, and `skip_bad` is false.
     """
     source = open_dataset(source_path, root=images)
-    require_free(output)
+    require_free(output)  # now, because the search for faces can take hours
     require_distinct_names(landmarks, source.num_images, partial(image_name, source), source.location)
     prepared = _PreparedImages(source, options, landmarks)
     skipped = list(skipped_files(source))

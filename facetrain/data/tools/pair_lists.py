@@ -118,6 +118,7 @@ class _ListedImages:
         self, paths: list[Path], folder: Path | None, find: LandmarkFinder | None, size: int
     ) -> None:
         self._paths, self._folder = paths, folder
+        # One row for each file: an image of several pairs is searched for a face once.
         self._row_of = {path: row for row, path in enumerate(dict.fromkeys(paths))}
         self._aligned = AlignedImages(find, len(self._row_of), size) if find else None
 

@@ -128,6 +128,7 @@ def write_dataset(
         make_folder(output.parent)
     with new_file(output, DataError) if chosen.suffix else new_folder(output) as place:
         if chosen.write is None:
+            # The first record has the counts, and `property` one size: both are needed before the images are read.
             size = encoded_image_size(selection.read_image(0))
             counts = np.bincount(selection.new_label).tolist()
             labeled = ((image.label, image.data) for image in images)
@@ -138,6 +139,7 @@ def write_dataset(
         if selection.skipped:
             (place / SKIPPED_FILE).write_text(skipped_table(selection.skipped), encoding="utf-8")
         counted = (len(names), len(numbers))
+        # Readers of a folder sort its files: neither a digest nor rows of landmarks would fit their order.
         carry_cards(selection.paths, output, place, counted, digest if chosen.keeps_order else None)
         landmarks_N52 = image_landmarks(source) if selection.landmarks is None else selection.landmarks
         if landmarks_N52 is not None and chosen.keeps_order:

@@ -45,13 +45,15 @@ def test_lossy_and_lossless_webp_have_different_headers(quality):
     assert read_header(data) == ("WebP", 160, 96)
 
 
-def heic(size=160):
-    """Return the boxes of a HEIC that have its brand and its size, without an image."""
-    return b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + b"\0\0\0\x14ispe\0\0\0\0" + struct.pack(">II", size, size)
+def heic(size=160, brand=b"heic"):
+    """Return the boxes of a HEIC that have its brands and its size, without an image."""
+    brands = b"\0\0\0\x18ftyp" + brand + b"\0\0\0\0mif1heic"
+    return brands + b"\0\0\0\x14ispe\0\0\0\0" + struct.pack(">II", size, size)
 
 
 def test_heic_needs_another_package_and_has_a_size(monkeypatch):
-    assert read_header(heic()) == ("HEIC", 160, 160) and ".heic" in IMAGE_SUFFIXES
+    assert read_header(heic()) == read_header(heic(brand=b"mif1")) == ("HEIC", 160, 160)
+    assert ".heic" in IMAGE_SUFFIXES and read_header(heic().replace(b"heic", b"isom")) is None
     monkeypatch.setitem(sys.modules, "pillow_heif", None)  # not installed
     with pytest.raises(ImageError, match=r"HEIC needs .*pip install facetrain\[heic\].*heif-convert"):
         decode_rgb(heic(), location="x")
