@@ -15,7 +15,6 @@ import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.metrics.pair_blocks import PairBlocks
@@ -78,6 +77,9 @@ def interval_quantiles(subjects: int) -> tuple[float, float]:
     percentile interval is wider by both (Hesterberg, "What teachers should know about the bootstrap", The American
     Statistician 69, 2015). For 20 subjects the shares are 1.6 % and 98.4 %, for 1,000 they are 2.5 % and 97.5 %.
     """
+    # Imported here: a training run computes no intervals, and the import would delay its start.
+    from scipy.special import ndtr, stdtrit
+
     freedom = _freedom(subjects)
     tail = float(ndtr(-stdtrit(freedom, (1 + LEVEL) / 2) * math.sqrt((freedom + 1) / freedom)))
     return tail, 1 - tail
@@ -89,6 +91,8 @@ def excluded_level(share: float, subjects: int) -> float:
     This is the inverse of `interval_quantiles`, for every level: `excluded_level(interval_quantiles(S)[0], S)` is
     1 − `LEVEL`. `share` is above 0; from 0.5 on, where the interval is empty, the result is 1.
     """
+    from scipy.special import ndtri, stdtr
+
     freedom = _freedom(subjects)
     quantile = ndtri(share) / math.sqrt((freedom + 1) / freedom)
     return min(1.0, 2 * float(stdtr(freedom, quantile)))
