@@ -28,8 +28,11 @@ def calibrate(
     target: Annotated[
         str,
         typer.Option(
+            "--people",
+            "--target",
+            metavar="DATASET|SET",
             help="Known people: a dataset, or a .bin set with a table of subjects; a path, or the name of a set in the "
-            "data folder."
+            "data folder.",
         ),
     ],
     fmr: Annotated[

@@ -68,7 +68,7 @@ def test_eval_runs_every_protocol_and_compares_two_models(model, tmp_path):
     assert (
         "part = left: 20 pairs" in shown
         and "against iresnet" in shown
-        and "needs 1,000 impostor pairs" in shown
+        and "needs at least 1,000 impostor pairs" in shown
     )
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["sets"].keys() == {"pairs", "ijbc", "ijbc_1n", "tinyface", "megaface"}
