@@ -10,7 +10,7 @@ class LossScale:
     """Factor on the loss that keeps small fp16 gradients from becoming 0 (Micikevicius et al. 2018, section 3.2).
 
     Halved after a step that overflows, doubled after `growth_interval` consecutive steps that do not. The defaults
-    are those of arcface_torch (start 65,536; growth every 100 steps). With `enabled=False` the factor stays 1.
+    are arcface_torch's (start 65,536; growth every 100 steps). With `enabled=False` the factor stays 1.
     Unlike `torch.amp.GradScaler`, it never synchronizes with the GPU, and all ranks skip the same steps.
     """
 

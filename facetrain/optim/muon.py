@@ -75,7 +75,7 @@ class Muon(GroupOptimizer):
 def orthogonalize(matrix_NRC: Tensor) -> Tensor:
     """Return nearly orthogonal matrices (N, R, C) with the singular vectors of the given ones, float32.
 
-    Five Newton–Schulz steps of fifth degree map all singular values near 1 (about 0.7 to 1.2), but those of less than
+    Five Newton–Schulz steps of fifth degree map all singular values near 1 (about 0.7 to 1.2), except values below
     a thousandth of the matrix's norm. On a GPU the products are computed in bfloat16, which changes nothing for the
     training (Jordan et al.).
     """

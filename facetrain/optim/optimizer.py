@@ -87,7 +87,7 @@ class FusedSGD(GroupOptimizer):
         super().__init__(groups)
         self._optim = optim
         if optim.momentum:
-            # The fused kernel would leave a buffer of its own uninitialized if it skips its first step.
+            # The fused kernel would leave its own buffer uninitialized if it skips its first step.
             self.state = {p: {"momentum_buffer": torch.zeros_like(p)} for p in _parameters(self.param_groups)}
 
     @torch.no_grad()

@@ -17,8 +17,8 @@ def decay_at(step: int, decay: float) -> float:
     """Return the decay of a step, counted from 0: min(decay, (1 + step) / (10 + step)).
 
     The average starts from the initial weights. With the full decay it would keep a share of them for thousands of
-    steps (0.9999 ** 10,000 = 37 %). This warm-up, that of TensorFlow's `tf.train.ExponentialMovingAverage` with
-    `num_updates`, gives them 10 % after the first step, and reaches 0.9999 after 90,000 steps.
+    steps (0.9999 ** 10,000 = 37 %). The warm-up of TensorFlow's `tf.train.ExponentialMovingAverage` with `num_updates`
+    gives them 10 % after the first step, and reaches 0.9999 after 90,000 steps.
     """
     return min(decay, (1 + step) / (10 + step))
 
@@ -26,8 +26,8 @@ def decay_at(step: int, decay: float) -> float:
 class WeightAverage:
     """Moving average of the trained parameters of a backbone and of its batch norm statistics.
 
-    What is not trained has no average. Statistics differ between ranks, like those of the backbone itself, and so do
-    their averages.
+    What is not trained has no average. Statistics differ between ranks, like the statistics of the backbone itself,
+    and so do their averages.
     """
 
     def __init__(self, backbone: nn.Module, decay: float) -> None:
