@@ -39,7 +39,7 @@ _MAX_IMAGE_BYTES = 128 << 20
 _LOCAL_HEADER_BYTES = 30
 """Bytes before the name in a local header. Its last numbers are the sizes of the name and of the extra fields
 (PKWARE, APPNOTE.TXT 6.3.10, 4.3.7)."""
-_END_BYTES, _LOCATOR_BYTES, _END64_BYTES = 22, 20, 56
+_MAX_END_BYTES, _LOCATOR_BYTES, _END64_BYTES = 22 + (1 << 16), 20, 56
 _SPARE_HEADER_BYTES = 512
 """Bytes to read for the name and the extra fields of a local header, whose size only the header has."""
 _ZIP_ERRORS = (
@@ -171,11 +171,15 @@ def _require_all_members(archive: zipfile.ZipFile, path: Path) -> None:
         zipfile.BadZipFile: the end of the archive has another number.
     """
     file = PositionalFile(path)
-    end = file.size - _END_BYTES - len(archive.comment)
+    start = max(file.size - _MAX_END_BYTES, 0)
+    end = start + file.bytes_at(start, _MAX_END_BYTES).rfind(b"PK\x05\x06")
     (count,) = struct.unpack("<H", file.bytes_at(end + 10, 2))
-    if file.bytes_at(end - _LOCATOR_BYTES, 4) == b"PK\x06\x07":  # zip64: its end record is before the locator
+    if (
+        file.bytes_at(max(end - _LOCATOR_BYTES, 0), 4) == b"PK\x06\x07"
+    ):  # zip64: its end record is before the locator
         (count,) = struct.unpack("<Q", file.bytes_at(end - _LOCATOR_BYTES - _END64_BYTES + 32, 8))
-    if count != len(archive.infolist()):
+    # Some programs write the number modulo 2^16.
+    if (count - len(archive.infolist())) % (1 << 16):
         raise zipfile.BadZipFile(f"{len(archive.infolist()):,} members of {count:,}")
 
 
