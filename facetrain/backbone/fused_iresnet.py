@@ -124,6 +124,7 @@ class _Context:
         rows = x.numel() // x.shape[1]
         if self.across_ranks is None:
             return lambda: (sums_3C, rows)
+        # Ranks have equal batches: nobody sends how many rows it has.
         wait, all_rows = self.across_ranks.start_sum(sums_3C), rows * self.across_ranks.world_size
         return lambda: (wait(), all_rows)
 
@@ -215,12 +216,13 @@ class _Block(torch.autograd.Function):
         norm1 = context.statistics(block.bn1, parts_P3C)
         y1, _, normed = normalize(x, norm1, normed=True)
         c1 = context.convolve(block.conv1, y1)
-        del y1
+        del y1  # its memory is used again by y2
         norm2 = context.statistics(block.bn2, partial_statistics(c1))
         y2, *_ = normalize(c1, norm2, slope_C=block.prelu.weight)
         c2 = context.convolve(block.conv2, y2)
         del y2
         norm3 = context.statistics(block.bn3, partial_statistics(c2))
+        # The shortcut's batch norm is applied by the kernel that adds it: its result is never written.
         shortcut, shortcut_norm = x, None
         if (downsample := _downsample(block)) is not None:
             shortcut = context.convolve(downsample[0], x)
@@ -230,6 +232,7 @@ class _Block(torch.autograd.Function):
         )
         norms = [norm1, norm2, norm3] + ([shortcut_norm] if shortcut_norm else [])
         statistics = [tensor for norm in norms for tensor in (norm.mean_C, norm.invstd_C)]
+        # Not the weights of the batch norms: the optimizer changes them only after the backward pass.
         ctx.save_for_backward(normed, c1, c2, shortcut if shortcut_norm else None, *statistics)
         ctx.block, ctx.context = block, context
         assert z_parts_P3C is not None
@@ -266,6 +269,7 @@ class _Block(torch.autograd.Function):
         grad_y1 = context.input_gradient(block.conv1, grad_c1, like=normed)
         grad_w1, sums1_3C = through_batch_norm(context, block.conv1, grad_c1, normed, norm1, total_C)
         grads_shortcut: list[Tensor | None] = []
+        # Where the shortcut is the input itself, the gradient passes unchanged.
         grad_shortcut = grad
         if downsample is not None:
             grad_d, sums_3C = _norm_backward(grad, shortcut, others[0], context)
@@ -290,6 +294,7 @@ def _norm_backward(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradient of a batch norm's input, and (∂bias, ∂weight, ∂slope) of this rank, (3, C)."""
     grad = grad.contiguous(memory_format=torch.channels_last)
+    # The gradients of the parameters stay local, because DDP averages them; the input's needs the sums of all ranks.
     local_3C, _ = reduce_gradient(grad, x, norm, slope_C=slope_C)
     sums_3C, count = context.over_ranks(local_3C, x)
     grad_x, _no_sums = apply_gradient(grad, x, norm, sums_3C, count, slope_C=slope_C)

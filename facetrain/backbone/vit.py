@@ -47,6 +47,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map tokens (B, N, width) to the same shape."""
         batch, tokens, width = x.shape
+        # One product for queries, keys and values: (3, B, heads, N, width / heads).
         qkv = self.qkv(x).view(batch, tokens, 3, self._heads, width // self._heads).permute(2, 0, 3, 1, 4)
         y = F.scaled_dot_product_attention(*qkv.unbind(0))
         return self.proj(y.transpose(1, 2).reshape(batch, tokens, width))

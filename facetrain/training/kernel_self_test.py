@@ -94,11 +94,13 @@ def _head_results(
     classes, size, batch = 1003, 72, 137
     world = World(rank=0, local_rank=0, size=1, local_size=1, device=device)
     run = HeadRun(seed=1, product_dtype=product_dtype)
+    # Each run of this function draws the same centers, samples and noise, from the seed.
     settings = settings.model_copy(update={"chunk_size": 400})  # several chunks, the last of them smaller
     head = MarginHead(settings, OptimSettings(), run, world, embedding_size=size, num_classes=classes)
     if not use_kernels:
         head.avoid_kernels()
     generator = torch.Generator().manual_seed(0)
+    # Two steps: the second has momentum, and centers that the kernel has written.
     for step in range(2):
         embedding = torch.randn(batch, size, generator=generator).to(device).requires_grad_()
         label = torch.randint(classes, (batch,), generator=generator)

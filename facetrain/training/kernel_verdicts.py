@@ -157,6 +157,7 @@ def _test(check: Check, part: str, device: torch.device, dtype: torch.dtype, lim
         ended = f"by {signal.Signals(-code).name}" if code < 0 else f"with the exit code {code}"
         return _Verdict(f"their self-test ended {ended}", is_lasting=code < 0)
     finally:
+        # Also on Ctrl-C. SIGKILL, because a kernel that hangs keeps the process from handling another signal.
         process.kill()
         process.join()
         receiver.close()

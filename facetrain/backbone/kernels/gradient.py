@@ -135,6 +135,7 @@ def _reduce_gradient(
     w, b = channel(weight, C, BC), channel(bias, C, BC)
     if has_slope:
         a = channel(slope, C, BC)
+    # Each thread adds to numbers of its own; the rows of a tile are added up once, after the last tile.
     by_bias = tl.zeros((BN, BC), tl.float32)
     by_weight = tl.zeros((BN, BC), tl.float32)
     by_slope = tl.zeros((BN, BC), tl.float32)
@@ -146,6 +147,7 @@ def _reduce_gradient(
         if has_slope or has_result:
             u = normed * w[None, :] + b[None, :]
         if has_slope:
+            # The sign of u decides as in the forward pass, with u in float32 and not as the kernel has stored it.
             by_slope += tl.where(u > 0, 0.0, g * u)
             g = tl.where(u > 0, g, g * a[None, :])
             if has_result:
@@ -186,6 +188,7 @@ def _apply_gradient(
         stored = value.to(grad_x.dtype.element_ty)
         tl.store(grad_x + place, stored, mask=exists)
         if has_sums:
+            # Of the numbers as stored: the convolution's gradients are computed from these.
             total += tl.where(exists, stored.to(tl.float32), 0.0)
     if has_sums:
         store_part(parts, 0, tl.sum(total, axis=0), C, BC)
@@ -195,6 +198,7 @@ def _apply_gradient(
 def _border_sums(parts, x, H, W, C, BC: tl.constexpr, BN: tl.constexpr):
     column = tl.program_id(1) * BC + tl.arange(0, BC)
     known = column < C
+    # 64 bits: a batch can have more than 2^31 numbers.
     image = x + tl.program_id(0).to(tl.int64) * H * W * C
     out = parts + tl.program_id(0) * 8 * C + column
     for edge in tl.static_range(4):

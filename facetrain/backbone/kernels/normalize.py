@@ -107,6 +107,7 @@ def _normalize(
         stored = value.to(y.dtype.element_ty)
         tl.store(y + place, stored, mask=exists)
         if has_statistics:
+            # Sums of deviations from the program's first row, and of their squares, which do not cancel.
             # Of the rounded numbers: they are what the next batch norm reads.
             value = stored.to(tl.float32)
             if number == 0:

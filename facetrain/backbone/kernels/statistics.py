@@ -75,6 +75,7 @@ def _finish_statistics(
         count += tl.sum(counts, axis=0)
         total += tl.sum(counts * tl.load(parts + place + C, mask=exists, other=0.0), axis=0)
     mean = total / tl.maximum(count, 1.0)
+    # A second pass over the parts, which are in the cache: deviations from the mean of all need that mean first.
     squares = tl.zeros((BC,), tl.float32)
     for first in range(0, P, BN):
         part = first + tl.arange(0, BN)
@@ -89,6 +90,7 @@ def _finish_statistics(
     tl.store(found + C + column, var, mask=known)
     tl.store(found + 2 * C + column, 1.0 / tl.sqrt(var + eps), mask=known)
     if has_running:
+        # As torch does: the batch is normalized by the biased variance, and the running one is unbiased.
         before = tl.load(running_mean + column, mask=known, other=0.0)
         tl.store(running_mean + column, before + momentum * (mean - before), mask=known)
         before = tl.load(running_var + column, mask=known, other=0.0)
