@@ -23,7 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from facetrain.errors import CheckpointError, DamagedCheckpointError
@@ -104,7 +104,8 @@ def read_manifest(folder: Path) -> Manifest:
             f"{path}: wrong checksum of the manifest itself; the checkpoint is damaged"
         )
     try:
-        return Manifest(**value)
+        # Not Manifest(**value): a crafted key could be the name of an argument of pydantic's constructor.
+        return TypeAdapter(Manifest).validate_python(value)
     except ValidationError as error:
         fault = error.errors()[0]
         place = ".".join(map(str, fault["loc"]))

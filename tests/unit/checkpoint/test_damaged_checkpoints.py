@@ -80,6 +80,10 @@ DAMAGE = {
     "rows past the last class": (lambda f: edit(f, start=0, stop=1 << 40), "past the last class"),
     "rows without an end": (lambda f: edit(f, stop=None), "invalid rows"),
     "an unknown field": (lambda f: edit(f, extra=1), "not the manifest"),
+    "a field with the name of an argument": (
+        lambda f: rewrite(f, lambda b: b.update(__dataclass_self__=1)),
+        "not the manifest",
+    ),
     "a file named twice": (
         lambda f: rewrite(f, lambda b: b["files"].append(b["files"][0])),
         "a file is listed twice",
