@@ -37,7 +37,8 @@ def inspect_after_kill(run: Path) -> StateAfterKill:
     steps = complete_steps(checkpoints)
     newest = steps[-1] if steps else 0
     lost = sum(_bytes_lost(step_folder(checkpoints, step)) for step in steps)
-    if steps:
+    # A kill after the first commit can leave no `latest`, which is only for people and other programs.
+    if (checkpoints / "latest").exists():
         lost += _bytes_lost(checkpoints / "latest")
     log = run / "log.txt"
     saved = _SAVED.findall(log.read_text(errors="replace")) if log.exists() else []
