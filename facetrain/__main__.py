@@ -1,13 +1,10 @@
 """`facetrain` and `python -m facetrain`, which torchrun starts on every rank."""
 
-import os
 import signal
 import sys
 from types import FrameType
 from typing import Any
 
-_CODE = 128 + signal.SIGINT
-_MESSAGE = "error: interrupted"
 _SOON_S = 0.01
 
 
@@ -21,27 +18,29 @@ def main() -> None:
 
         run()
     except KeyboardInterrupt:
-        print(_MESSAGE, file=sys.stderr, flush=True)
-        sys.exit(_CODE)
+        print("error: interrupted", file=sys.stderr, flush=True)
+        sys.exit(130)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """End the process during an import, otherwise raise KeyboardInterrupt."""
+    """Raise KeyboardInterrupt, during an import after its end: C++ modules abort if it comes while they are loaded."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib."):
-            # Not by an exception: C++ modules abort if one is raised while they are loaded.
-            os.write(2, f"{_MESSAGE}\n".encode())
-            os._exit(_CODE)
+            _interrupt_soon()
+            return
         frame = frame.f_back
     raise KeyboardInterrupt
 
 
 def _repeat_interrupt(ignored: Any) -> None:
-    """Repeat a Ctrl-C in a finalizer or in another callback in which Python drops exceptions."""
-    if not issubclass(ignored.exc_type, KeyboardInterrupt):
+    """Repeat a Ctrl-C in a finalizer or in another callback in which Python drops exceptions, as in this hook."""
+    if issubclass(ignored.exc_type, KeyboardInterrupt):
+        _interrupt_soon()
+    else:
         sys.__unraisablehook__(ignored)
-        return
-    # Later, because Python would drop an exception of this hook as well.
+
+
+def _interrupt_soon() -> None:
     signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
     signal.setitimer(signal.ITIMER_REAL, _SOON_S)
 

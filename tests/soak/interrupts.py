@@ -78,8 +78,8 @@ def interrupt(
         left = wait_until_gone(pids, 10)
         kill(left)
         process.communicate()
-    is_before_facetrain = "<frozen runpy>" in stderr and 'File "/' not in stderr
-    if "init_import_site" in stderr or is_before_facetrain:  # Python itself was not up yet
+    # Python itself was not up yet, or had not found the program.
+    if "init_import_site" in stderr or "_get_module_details" in stderr:
         return []
     if program == _TORCHRUN:
         stderr = _TRACEBACK.sub(lambda block: block[0] if f"{ROOT}/facetrain/" in block[0] else "", stderr)
