@@ -5,7 +5,7 @@ import sys
 from types import FrameType
 from typing import Any
 
-_SOON_S = 0.01
+_SOON_S = 0.001
 
 
 def main() -> None:

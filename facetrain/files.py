@@ -235,8 +235,8 @@ def new_folder(output: Path) -> Iterator[Path]:
         raise DataError(f"{output}: already exists; remove it or choose another folder")
     scratch = scratch_path(output)
     with os_errors_as(DataError, output), _errors_naming(output, scratch):
-        scratch.mkdir(parents=True)
         try:
+            scratch.mkdir(parents=True)  # in the block: Ctrl-C may come as soon as the folder exists
             yield scratch
             os.replace(scratch, output)
         finally:

@@ -79,7 +79,7 @@ def interrupt(
         kill(left)
         process.communicate()
     # Python itself was not up yet, or had not found the program.
-    if "init_import_site" in stderr or "_get_module_details" in stderr:
+    if any(text in stderr for text in ("init_import_site", "import runpy", "_get_module_details")):
         return []
     if program == _TORCHRUN:
         stderr = _TRACEBACK.sub(lambda block: block[0] if f"{ROOT}/facetrain/" in block[0] else "", stderr)
