@@ -77,6 +77,7 @@ def test_all_faults_are_reported_together_with_value_and_allowed_values(tmp_path
             "the first of a MobileFaceNet needs at",
         ),
         ("data: {train: x}\nmodel: {init_blocks: first}", "init_blocks: first needs init_from"),
+        ("data: {train: x}\nhead: {init_from: keep}", "needs model.init_from"),
         ("data: {train: x}\ntrain: {batch_size: 1, global_batch_size: 2}", "not both"),
         ("data: {train: x}\nhead: {margin: {type: arcface, m1: 1.35}}", "use type combined"),
         ("data: {train: x}\noptim: {schedule: one_cycle}", "optim: schedule: one_cycle needs warmup_epochs"),

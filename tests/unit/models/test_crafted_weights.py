@@ -51,24 +51,33 @@ def test_a_weights_file_with_a_payload_is_refused_and_runs_nothing(tmp_path, wri
     assert not proof.exists()
 
 
+def iresnet(layers):
+    return f'{{"backbone": {{"name": "iresnet", "layers": {layers}, "widths": [1, 1, 1, 1]}}}}'
+
+
 @pytest.mark.parametrize(
-    "description",
+    ("description", "message"),
     [
-        "not JSON",
-        "3",
-        '{"backbone": "r50"}',
-        '{"backbone": {"name": "../../r50"}}',
-        '{"backbone": {"name": ["r50"]}}',
-        '{"backbone": {"name": "iresnet", "layers": [1, 1], "widths": "many"}}',
-        '{"backbone": {"name": "mbf", "embedding_size": -1}}',
-        '{"backbone": {"name": "iresnet", "layers": [1, 0, 0, 0], "widths": []}}',
-        '{"backbone": {"name": "mbf", "embedding_size": 99999999999999999999999999}}',
+        ("not JSON", ""),
+        ("3", ""),
+        ('{"backbone": "r50"}', ""),
+        ('{"backbone": {"name": "../../r50"}}', ""),
+        ('{"backbone": {"name": ["r50"]}}', ""),
+        ('{"backbone": {"name": "iresnet", "layers": [1, 1], "widths": "many"}}', ""),
+        ('{"backbone": {"name": "mbf", "embedding_size": -1}}', ""),
+        ('{"backbone": {"name": "iresnet", "layers": [1, 0, 0, 0], "widths": []}}', ""),
+        ('{"backbone": {"name": "mbf", "embedding_size": 99999999999999999999999999}}', ""),
+        ('{"backbone": {"name": "mbf", "depths": [1, 1, 1, 1]}}', "unknown option depths"),
+        # Refused before the network is built; negative numbers of blocks do not hide large ones.
+        (iresnet([1 << 40, 1, 1, 1]), "1 weights for 1,099,511"),
+        (iresnet([-500, 500, 0, 0]), r"\(1 weights for 1,000 blocks\)"),
+        (iresnet("[1, 1099511627776, NaN, 1]"), "integer"),
     ],
 )
-def test_a_model_file_with_a_wrong_description_of_its_network_is_refused(tmp_path, description):
+def test_a_model_file_with_a_wrong_description_of_its_network_is_refused(tmp_path, description, message):
     path = tmp_path / "model.safetensors"
     save_file({"w": torch.zeros(1)}, path, metadata={"facetrain": description})
-    with pytest.raises(ModelError, match="model.safetensors: ") as caught:
+    with pytest.raises(ModelError, match=f"model.safetensors: .*{message}") as caught:
         open_model(path, torch.device("cpu"))
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
 
@@ -80,11 +89,4 @@ def test_a_model_file_with_another_input_than_its_network_takes_is_refused(tmp_p
         tmp_path / "m.safetensors", build_on_meta("mbf").to_empty(device="cpu").state_dict(), description
     )
     with pytest.raises(ModelError, match=r"\(its preprocessing is .*, not {'channels': 'RGB'"):
-        open_model(tmp_path / "m.safetensors", torch.device("cpu"))
-
-
-def test_negative_numbers_of_blocks_do_not_hide_large_ones(tmp_path):
-    description = '{"backbone": {"name": "iresnet", "layers": [-500, 500, 0, 0], "widths": [1, 1, 1, 1]}}'
-    save_file({"w": torch.zeros(1)}, tmp_path / "m.safetensors", metadata={"facetrain": description})
-    with pytest.raises(ModelError, match=r"m\.safetensors: .* \(1 weights for 1,000 blocks\)"):
         open_model(tmp_path / "m.safetensors", torch.device("cpu"))

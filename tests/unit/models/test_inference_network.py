@@ -82,13 +82,16 @@ def test_the_weights_are_those_at_the_time_of_folding():
 
 
 @torch.no_grad()
-def test_a_backbone_whose_regions_are_replaced_is_folded():
+def test_a_backbone_whose_regions_or_norms_are_replaced_is_folded(monkeypatch):
     network, image = random_network(), images(2)
     expected = inference_network(network, CPU)(image)
     for module, method in network.regions():
         # As train.compile replaces them.
         setattr(module, method, partial(getattr(module, method)))
     assert torch.equal(inference_network(network, CPU)(image), expected)
+    monkeypatch.setattr(collectives, "world_size", lambda: 2)
+    synchronized = use_sync_batch_norm(random_network(), CPU).eval()
+    assert torch.equal(inference_network(synchronized, CPU)(image), expected)
 
 
 @torch.no_grad()
@@ -103,30 +106,16 @@ def test_low_rank_adapters_are_merged_as_in_the_model_file():
 
 
 @torch.no_grad()
-def test_a_backbone_with_synchronized_batch_norms_is_folded(monkeypatch):
-    network, image = random_network(), images(2)
-    expected = inference_network(network, CPU)(image)
-    monkeypatch.setattr(collectives, "world_size", lambda: 2)
-    synchronized = use_sync_batch_norm(network, CPU).eval()
-    assert torch.equal(inference_network(synchronized, CPU)(image), expected)
-
-
-@torch.no_grad()
-def test_a_network_of_mxnet_that_takes_pixels_is_folded(tmp_path):
-    options = {**NARROW, "image_size": 112}
-    network = randomize(build_backbone("iresnet", **options), eps=2e-5)
-    opened = open_model(write_iresnet(tmp_path, network), CPU)
+@pytest.mark.parametrize("offset", [127.5, 100])
+def test_a_network_of_mxnet_is_folded_if_its_padding_is_the_middle_of_the_pixels(tmp_path, offset):
+    network = randomize(build_backbone("iresnet", **NARROW | {"image_size": 112}), eps=2e-5)
+    opened = open_model(write_iresnet(tmp_path, network, offset=offset), CPU)
     image = torch.randint(0, 256, (3, 112, 112, 3), dtype=torch.uint8)
     folded = inference_network(opened.network, CPU)
-    assert isinstance(folded, FoldedNetwork)
+    assert isinstance(folded, FoldedNetwork) == (offset == 127.5)
     assert largest_gap(folded(opened.prepare(image)), opened.network(opened.prepare(image))) < 1e-6
 
 
-def test_networks_without_such_layers_are_returned_as_they_are(tmp_path):
+def test_a_network_without_batch_norms_is_returned_as_it_is():
     vit = build_backbone("vit_t", embedding_size=16, image_size=36)
     assert inference_network(vit, CPU) is vit
-    options = {**NARROW, "image_size": 112}
-    # Zeros, with which the convolutions pad, are not the pixels in the middle here.
-    symbol = write_iresnet(tmp_path, randomize(build_backbone("iresnet", **options), eps=2e-5), offset=100)
-    opened = open_model(symbol, CPU)
-    assert inference_network(opened.network, CPU) is opened.network

@@ -6,8 +6,7 @@ import torch
 
 from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.save import CheckpointWriter
-from facetrain.config.loading import load_config
-from facetrain.errors import ConfigError, ModelError
+from facetrain.errors import ModelError
 from facetrain.head.class_shard import shard_classes
 from facetrain.models.initialize_from import (
     check_backbone_weights,
@@ -123,12 +122,6 @@ def test_centers_that_do_not_fit_the_head_are_refused_with_advice(tmp_path):
         initialize_centers(head_of(10), path, may_grow=True)
     with pytest.raises(ModelError, match="6 numbers, the centers of the head 8"):
         initialize_centers(head_of(CLASSES, width=8), path, may_grow=False)
-
-
-def test_keeping_centers_needs_a_model_to_take_them_from(tmp_path):
-    (tmp_path / "c.yaml").write_text("data: {train: d}\nhead: {init_from: keep}\n")
-    with pytest.raises(ConfigError, match="needs model.init_from"):
-        load_config(tmp_path / "c.yaml")
 
 
 SHALLOW = {"name": "mbf_small", "layers": (1, 2, 1, 0), "embedding_size": 32, "image_size": 48}

@@ -28,14 +28,15 @@ def test_a_model_file_describes_its_network(tmp_path):
     assert (tmp_path / "m.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        lambda s: s,
-        lambda s: {f"module.{k}": v for k, v in s.items()},
-        lambda s: {"state_dict_backbone": s, "epoch": 3},
-    ],
-)
+def data_parallel(state):
+    return {f"module.{name}": value for name, value in state.items()}
+
+
+def arcface_torch(state):
+    return {"state_dict_backbone": state, "epoch": 3}
+
+
+@pytest.mark.parametrize("wrap", [dict, data_parallel, arcface_torch])
 @pytest.mark.parametrize("name", ["r18", "mbf"])
 def test_the_network_of_an_arcface_torch_file_is_identified_by_its_weights(tmp_path, wrap, name):
     network = build_backbone(name).eval()
@@ -89,22 +90,6 @@ def test_a_file_that_describes_a_huge_network_is_refused_before_memory_is_alloca
 
 
 @pytest.mark.parametrize(
-    ("description", "message"),
-    [
-        (describe_backbone("iresnet", **(SMALL | {"layers": (1 << 40, 1, 1, 1)})), "weights for 1,099,511"),
-        (describe_backbone("iresnet", **(SMALL | {"layers": (1, 1 << 40, float("nan"), 1)})), "integer"),
-        (describe_backbone("mbf", depths=(1 << 40, 1, 1, 1)), "unknown option depths"),
-    ],
-)
-def test_a_file_that_describes_a_network_of_many_blocks_is_refused_before_it_is_built(
-    tmp_path, description, message
-):
-    save_model(tmp_path / "deep.safetensors", build_backbone("iresnet", **SMALL).state_dict(), description)
-    with pytest.raises(ModelError, match=f"has no valid description of its network .*{message}"):
-        open_model(tmp_path / "deep.safetensors", CPU)
-
-
-@pytest.mark.parametrize(
     "data", [b"", b"step_00000012\n", b"step_00000012", bytes(range(256)), b"\x80\x02}q\x00(."]
 )
 def test_a_file_with_other_content_is_refused(tmp_path, data):
@@ -122,14 +107,10 @@ def test_a_damaged_newest_checkpoint_of_a_finished_run_gives_a_warning(tmp_path,
     open_model(tmp_path, CPU)
     assert capsys.readouterr().err == ""
     (folder,) = (tmp_path / "checkpoints").glob("step_*")
-    tables = [path for path in folder.iterdir() if path.name.startswith(("rows", "table", "classes"))]
     file = folder / ("manifest.json" if damage == "manifest" else "replicated.safetensors")
-    file = tables[0] if damage == "size" and tables else file
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    if damage == "missing":
-        file.unlink()
-    else:
-        file.write_bytes(content[: -1 if damage == "size" else len(content)])
+    content = file.read_bytes()
+    file.unlink()
+    if damage != "missing":
+        file.write_bytes(content[:-1] + (b"" if damage == "size" else b"~"))
     open_model(tmp_path, CPU)
     assert "its model file is used, which has the same weights" in capsys.readouterr().err

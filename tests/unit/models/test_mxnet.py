@@ -77,19 +77,16 @@ def test_pooling_counts_the_padding_as_the_node_says(settings, corner):
     assert pooled[0, 0, 0, 0].item() == pytest.approx(corner) and pooled[0, 0, 1, 1] == 1
 
 
+NODE = '{"nodes": [{"op": "%s", "name": "n", "inputs": %s}], "heads": [[0, 0, 0]]}'
+
+
 @pytest.mark.parametrize(
     ("symbol", "message"),
     [
         ("{", "not an MXNet graph"),
         ("[]", "not an MXNet graph"),
-        (
-            '{"nodes": [{"op": "Custom", "name": "c", "inputs": []}], "heads": [[0, 0, 0]]}',
-            "the node c has the operator Custom",
-        ),
-        (
-            '{"nodes": [{"op": "Flatten", "name": "f", "inputs": [[0, 0]]}], "heads": [[0, 0, 0]]}',
-            "comes before its inputs",
-        ),
+        (NODE % ("Custom", "[]"), "the node n has the operator Custom"),
+        (NODE % ("Flatten", "[[0, 0]]"), "comes before its inputs"),
     ],
 )
 def test_a_graph_that_cannot_be_run_is_refused(tmp_path, symbol, message):
