@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 
 from facetrain.face_landmarks import ARCFACE_TEMPLATE
-from tests.support.faces import face
+from facetrain.verify.metrics.result import Result
+from facetrain.verify.options import EvaluationOptions
+from facetrain.verify.protocols import evaluate_set
+from facetrain.verify.sets.evaluation_sets import open_evaluation_set
+from tests.support.faces import embedder, face
+
+
+def evaluated(name: str, folder: Path, **options: Any) -> dict[str, Result]:
+    """Evaluate the mean colors of a set, by default with few draws; return its results by their names."""
+    target = open_evaluation_set(name, folder)
+    return evaluate_set(target, embedder(), EvaluationOptions(bootstrap=60, **options))
 
 
 def write_ijb(folder: Path, *, prefix: str = "ijbc", people: int = 8, seed: int = 0) -> Path:

@@ -19,6 +19,8 @@ CPU = Inference("cpu", workers=1)
 
 
 PAIRS = 20
+IMAGES = [encoded_image(number, 32) for number in range(2 * PAIRS)]
+WITHOUT_INTERVALS = EvaluationOptions(bootstrap=0)
 
 
 @pytest.fixture
@@ -30,36 +32,28 @@ def model(tmp_path):
 
 def test_the_groups_beside_a_set_are_its_slices_unless_a_table_is_given(model, tmp_path):
     same = [number % 2 == 0 for number in range(PAIRS)]
-    write_bin(tmp_path / "rfw.bin", [encoded_image(number, 32) for number in range(2 * PAIRS)], same)
+    write_bin(tmp_path / "rfw.bin", IMAGES, same)
     # Groups a and b have pairs of both kinds; the last impostor pair is of two groups.
     groups = ["group", *"a" * PAIRS, *"b" * (PAIRS - 1), "a"]
     (tmp_path / "rfw.groups.csv").write_text("\n".join(groups) + "\n")
 
-    def groups_of(**kwargs):
-        evaluation = evaluate(
-            model,
-            ["rfw"],
-            tmp_path,
-            options=EvaluationOptions(bootstrap=0),
-            inference=CPU,
-            **kwargs,
-        )
-        return evaluation.results["rfw"]
+    def groups_of(tables):
+        options = {"options": WITHOUT_INTERVALS, "inference": CPU, "tables": tables}
+        return evaluate(model, ["rfw"], tmp_path, **options).results["rfw"]
 
-    result = groups_of()
+    result = groups_of({})
     assert [(group.column, group.value, group.metrics["pairs"]) for group in result.groups] == [
         ("group", "a", 10), ("group", "a / b", 1), ("group", "b", 9),
     ]  # fmt: skip
     assert [summary.column for summary in result.group_summaries] == ["group"]
     (tmp_path / "table.csv").write_text("\n".join(["part", *["one"] * PAIRS]))
-    result = groups_of(tables={"rfw": tmp_path / "table.csv"})
+    result = groups_of({"rfw": tmp_path / "table.csv"})
     assert [(group.column, group.value) for group in result.groups] == [("part", "one")]
 
 
 def test_another_system_is_drawn_with_the_subjects_of_the_table(model, tmp_path):
     same = [number % 2 == 0 for number in range(PAIRS)]
-    images = [encoded_image(number, 32) for number in range(2 * PAIRS)]
-    write_bin(tmp_path / "pairs.bin", images, same)
+    write_bin(tmp_path / "pairs.bin", IMAGES, same)
     subject = [[f"{n % 5}", f"{n % 5 if one else n % 5 + 1}"] for n, one in enumerate(same)]
     (tmp_path / "table.csv").write_text("\n".join(["subject", *(side for pair in subject for side in pair)]))
     options = {"inference": CPU, "options": EvaluationOptions(bootstrap=50)}
@@ -78,7 +72,7 @@ def test_another_system_is_drawn_with_the_subjects_of_the_table(model, tmp_path)
 def test_another_system_has_the_folds_of_the_set(model, tmp_path):
     # Sorted pairs: the last five folds of the set have impostor pairs only.
     same = [number < PAIRS // 2 for number in range(PAIRS)]
-    write_bin(tmp_path / "pairs.bin", [encoded_image(number, 32) for number in range(2 * PAIRS)], same)
+    write_bin(tmp_path / "pairs.bin", IMAGES, same)
     score = np.random.default_rng(0).normal(size=PAIRS).round(3)
     rows = [f"{one},{int(genuine)}" for one, genuine in zip(score, same, strict=True)]
     (tmp_path / "system.csv").write_text("\n".join(["score,genuine", *rows]))
@@ -99,16 +93,16 @@ def test_another_system_has_the_folds_of_the_set(model, tmp_path):
 )
 def test_a_set_with_useless_pairs_gives_a_warning(model, tmp_path, capsys, images, same, message):
     write_bin(tmp_path / "set.bin", [encoded_image(number, 32) for number in images], same)
-    evaluate(model, ["set"], tmp_path, options=EvaluationOptions(bootstrap=0), inference=CPU)
+    evaluate(model, ["set"], tmp_path, options=WITHOUT_INTERVALS, inference=CPU)
     assert f"warning: set: {message}" in capsys.readouterr().err
     sides = {"first": images[0::2], "second": images[1::2], "genuine": [int(one) for one in same]}
     save_embeddings(tmp_path / "set.npz", Embeddings(np.eye(4), list("1234"), np.full(4, -1)))
     pair_list = write(tmp_path / "pairs.csv", sides)
-    evaluate_scores(tmp_path / "set.npz", pair_list=pair_list, options=EvaluationOptions(bootstrap=0))
+    evaluate_scores(tmp_path / "set.npz", pair_list=pair_list, options=WITHOUT_INTERVALS)
     assert f"warning: set: {message}" in capsys.readouterr().err
 
 
 def test_reversed_scores_give_a_warning(tmp_path):
     (tmp_path / "a.csv").write_text("score,genuine\n0.1,1\n0.2,1\n0.8,0\n0.9,0\n")
-    evaluation = evaluate_scores(tmp_path / "a.csv", options=EvaluationOptions(bootstrap=0))
+    evaluation = evaluate_scores(tmp_path / "a.csv", options=WITHOUT_INTERVALS)
     assert "  warning: AUC 0.000, below one half" in "\n".join(format_evaluation(evaluation))

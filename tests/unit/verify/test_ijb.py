@@ -9,13 +9,8 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from facetrain.errors import PairsError
 from facetrain.verify.metrics.roc import tar_at_far
-from facetrain.verify.options import EvaluationOptions
-from facetrain.verify.protocols import evaluate_set
 from facetrain.verify.sets.evaluation_sets import open_evaluation_set
-from tests.support.faces import embedder
-from tests.support.protocols import write_ijb
-
-FEW = EvaluationOptions(bootstrap=60)
+from tests.support.protocols import evaluated, write_ijb
 
 
 def colors(folder, names, landmarks, size=16):
@@ -47,25 +42,16 @@ def templates_by_loops(folder, *, detection=True):
 @pytest.mark.parametrize("detection", [True, False])
 def test_ijb_one_to_one_equals_loops_over_its_files(tmp_path, detection):
     folder = write_ijb(tmp_path / "IJBC")
-    found = evaluate_set(
-        open_evaluation_set("ijbc", tmp_path),
-        embedder(),
-        EvaluationOptions(bootstrap=60, detector_score=detection),
-    )["ijbc"]
+    found = evaluated("ijbc", tmp_path, detector_score=detection)["ijbc"]
     unit = templates_by_loops(folder, detection=detection)
-    lines = [
-        map(int, line.split())
-        for line in (folder / "meta/ijbc_template_pair_label.txt").read_text().splitlines()
-    ]
+    lines = np.loadtxt(folder / "meta/ijbc_template_pair_label.txt", int)
     score, label = zip(*((unit[a] @ unit[b], same) for a, b, same in lines), strict=True)
     assert found.metrics["auc"] == pytest.approx(roc_auc_score(label, score), abs=1e-6)
     far, tar, _ = roc_curve(label, score, drop_intermediate=False)
     assert found.metrics["tar@1e-01"] == pytest.approx(tar[far <= 0.1].max())
     assert found.metrics["tar@1e-02"] == pytest.approx(tar[far <= 0.01].max())
-    assert (
-        found.metrics["tar@1e-03"] is None
-        and "1,000 impostor pairs; there are 112" in found.needs["tar@1e-03"]
-    )
+    assert found.metrics["tar@1e-03"] is None
+    assert "1,000 impostor pairs; there are 112" in found.needs["tar@1e-03"]
     assert found.subjects == 8
     low, high = found.interval["auc"]
     assert low <= found.metrics["auc"] <= high
@@ -79,16 +65,15 @@ def template_subjects(folder):
 
 def test_ijb_one_to_many_equals_loops_over_its_files(tmp_path):
     folder = write_ijb(tmp_path / "ijbc", people=40)
-    found = evaluate_set(open_evaluation_set("ijbc", tmp_path), embedder(), FEW)["ijbc_1n"]
+    found = evaluated("ijbc", tmp_path)["ijbc_1n"]
     unit = templates_by_loops(folder)
     *galleries, probes = template_subjects(folder)
     rank1, rank5, tpir = [], [], []
     for gallery in galleries:
         ranks, mates, others = [], [], []
         for probe, subject in probes.items():
-            scored = sorted(
-                ((unit[probe] @ unit[t], other == subject) for t, other in gallery.items()), reverse=True
-            )
+            scored = [(unit[probe] @ unit[t], other == subject) for t, other in gallery.items()]
+            scored.sort(reverse=True)
             if subject in gallery.values():
                 ranks.append([is_mate for _, is_mate in scored].index(True))
                 mates.append(next(score for score, is_mate in scored if is_mate))
@@ -110,7 +95,7 @@ def test_ijb_b_has_other_file_names_and_works_without_the_one_to_many_lists(tmp_
     folder = write_ijb(tmp_path / "IJBB", prefix="ijbb")
     for path in folder.glob("meta/*1N*"):
         path.unlink()
-    assert evaluate_set(open_evaluation_set("ijbb", tmp_path), embedder(), FEW).keys() == {"ijbb"}
+    assert evaluated("ijbb", tmp_path).keys() == {"ijbb"}
 
 
 PAIR = "line {}: expected `template template label`"

@@ -7,18 +7,13 @@ from facetrain.embeddings.normalization import l2_normalize
 from facetrain.errors import PairsError
 from facetrain.verify.megaface import count_closer_distractors, mate_pairs, megaface_result
 from facetrain.verify.metrics.draws import Draws
-from facetrain.verify.options import EvaluationOptions
-from facetrain.verify.protocols import evaluate_set
 from facetrain.verify.sets.evaluation_sets import open_evaluation_set
-from tests.support.faces import embedder
-from tests.support.protocols import write_megaface
-
-FEW = EvaluationOptions(bootstrap=60)
+from tests.support.protocols import evaluated, write_megaface
 
 
 def test_megaface_rates_fall_with_the_number_of_distractors(tmp_path):
     folder = write_megaface(tmp_path / "megaface")
-    found = evaluate_set(open_evaluation_set("megaface", tmp_path), embedder(), FEW)["megaface"]
+    found = evaluated("megaface", tmp_path)["megaface"]
     assert {"rank1", "rank10", "rank1@10", "rank1@100"} < found.metrics.keys()
     assert (found.metrics["searches"], found.metrics["distractors"]) == (30, 120)
     assert found.metrics["rank1"] <= found.metrics["rank1@100"] <= found.metrics["rank1@10"]
@@ -63,7 +58,7 @@ def test_images_on_insightfaces_noise_lists_are_excluded_from_megaface(tmp_path)
     excluded = {"person0/person0_0.png", "person1/person1_2.png", "3/3.png", "4/4.png"}
     assert not names & excluded and len(names) == 15 + 120 - 4
     assert "4/11.png" in names and "3/10.png" in names
-    found = evaluate_set(target, embedder(), FEW)["megaface"].metrics
+    found = evaluated("megaface", tmp_path)["megaface"].metrics
     assert (found["searches"], found["distractors"], found["excluded_images"]) == (2 + 2 + 3 * 6, 118, 4)
     (folder / "megaface_noises.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(PairsError, match=r"megaface_noises.txt: cannot read the noise list"):
@@ -82,10 +77,8 @@ def test_counts_of_closer_distractors_equal_full_comparisons():
     found = count_closer_distractors(probes, distractors, pairs, [10, 100, 220])
     for row, size in enumerate((10, 100, 220)):
         similarity = probes @ distractors[:size].T
-        expected = [
-            np.count_nonzero(similarity[i] >= probes[i] @ probes[j]) for i, j in zip(*pairs, strict=True)
-        ]
-        np.testing.assert_array_equal(found[row], np.minimum(expected, 10))
+        for count, i, j in zip(found[row], *pairs, strict=True):
+            assert count == min(np.count_nonzero(similarity[i] >= probes[i] @ probes[j]), 10)
 
 
 @pytest.mark.parametrize("size", [127, 128, 512])

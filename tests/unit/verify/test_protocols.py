@@ -11,11 +11,9 @@ from facetrain.data.formats.bin import write_bin
 from facetrain.errors import ModelError, PairsError
 from facetrain.verify.options import EvaluationOptions
 from facetrain.verify.protocols import evaluate_set
-from facetrain.verify.sets.evaluation_sets import open_evaluation_set, open_evaluation_sets
+from facetrain.verify.sets.evaluation_sets import open_evaluation_set
 from tests.support.faces import embedder, face
-from tests.support.protocols import write_ijb, write_megaface, write_tinyface
-
-FEW = EvaluationOptions(bootstrap=60)
+from tests.support.protocols import evaluated, write_ijb, write_megaface, write_tinyface
 
 
 def test_a_name_prefers_the_bin_set_to_a_folder_of_the_same_name(tmp_path, monkeypatch):
@@ -39,18 +37,16 @@ def test_a_set_in_the_current_folder_has_the_name_of_the_folder(tmp_path, monkey
 @pytest.mark.parametrize("write", [write_tinyface, write_megaface])
 def test_hidden_files_are_no_images_of_a_set(tmp_path, write):
     folder = write(tmp_path / "set")
-    before = evaluate_set(open_evaluation_set("set", tmp_path), embedder(), FEW)
+    before = evaluated("set", tmp_path)
     for path in [*folder.rglob("*.png"), *folder.rglob("*.jpg")]:
         path.with_name(f"._{path.name}").write_bytes(b"attributes that macOS keeps beside an image")
-    after = evaluate_set(open_evaluation_set("set", tmp_path), embedder(), FEW)
-    assert {name: one.metrics for name, one in after.items()} == {
-        name: one.metrics for name, one in before.items()
-    }
+    after = evaluated("set", tmp_path)
+    assert [one.metrics for one in after.values()] == [one.metrics for one in before.values()]
 
 
 def test_tinyface_ranks_equal_a_sort_of_the_gallery(tmp_path):
     folder = write_tinyface(tmp_path / "tinyface")
-    found = evaluate_set(open_evaluation_set("tinyface", tmp_path), embedder(), FEW)["tinyface"]
+    found = evaluated("tinyface", tmp_path)["tinyface"]
     seen = {}
     for path in sorted(folder.rglob("*.png")):
         color = (cv2.imread(str(path))[0, 0, ::-1].astype(float) - 127.5) / 127.5
@@ -77,17 +73,14 @@ def test_a_file_name_of_tinyface_without_a_subject_number_is_refused(tmp_path, n
 
 def test_tinyfaces_subject_lists_replace_the_file_names(tmp_path):
     folder = write_tinyface(tmp_path / "tinyface" / "Testing_Set")
-    by_name = evaluate_set(open_evaluation_set("tinyface", tmp_path), embedder(), FEW)["tinyface"]
+    by_name = evaluated("tinyface", tmp_path)["tinyface"]
     for part, key in (("Gallery_Match", "gallery"), ("Probe", "probe")):
         paths = sorted((folder / part).iterdir())
         names = np.array([[p.name] for p in paths], dtype=object)
         ids = np.array([[int(p.name[0])] for p in paths], dtype=np.uint16)
         stem = "gallery_match" if key == "gallery" else "probe"
         savemat(folder / f"{stem}_img_ID_pairs.mat", {f"{key}_set": names, f"{key}_ids": ids})
-    assert (
-        evaluate_set(open_evaluation_set("tinyface", tmp_path), embedder(), FEW)["tinyface"].metrics
-        == by_name.metrics
-    )
+    assert evaluated("tinyface", tmp_path)["tinyface"].metrics == by_name.metrics
     (folder / "probe_img_ID_pairs.mat").write_bytes(b"nothing that MATLAB wrote" * 20)
     with pytest.raises(PairsError, match=r"probe_img_ID_pairs.mat: not a subject list of TinyFace"):
         open_evaluation_set("tinyface", tmp_path)
@@ -98,20 +91,16 @@ def test_a_set_of_pairs_has_both_curves_folds_intervals_and_hardest_pairs(tmp_pa
     same = random.random(200) < 0.5
     images = []
     for number, one in enumerate(same):
-        images += [
-            face(number % 30, 2 * number),
-            face(number % 30 if one else 31 + number % 29, 2 * number + 1),
-        ]
+        other = number % 30 if one else 31 + number % 29
+        images += [face(number % 30, 2 * number), face(other, 2 * number + 1)]
     write_bin(tmp_path / "set.bin", images, same.tolist())
-    (target,) = open_evaluation_sets(["set"], tmp_path)
-    found = evaluate_set(target, embedder(), FEW)["set"]
+    found = evaluated("set", tmp_path)["set"]
     assert len(found.folds.accuracy_F) == 10 and len(found.grid.tpr_T) == 400
     assert found.histogram.genuine.sum() == same.sum() and found.histogram.impostor.sum() == (~same).sum()
     lowest = found.hardest_genuine[0]
     assert same[lowest.pair] and (lowest.first, lowest.second) == (2 * lowest.pair, 2 * lowest.pair + 1)
-    assert [pair.score for pair in found.hardest_genuine] == sorted(
-        pair.score for pair in found.hardest_genuine
-    )
+    scores = [pair.score for pair in found.hardest_genuine]
+    assert scores == sorted(scores)
     scores = [pair.score for pair in found.hardest_impostors]
     assert scores == sorted(scores, reverse=True) and not same[found.hardest_impostors[0].pair]
     accepted = found.threshold["1e-01"]
@@ -127,4 +116,4 @@ def test_an_embedding_that_is_not_finite_is_an_error(tmp_path):
     write_ijb(tmp_path / "ijbc")
     broken = replace(embedder(), network=lambda image: image.mean((2, 3)) * float("nan"))
     with pytest.raises(ModelError, match="ijbc: the embedding of image 0 is not finite"):
-        evaluate_set(open_evaluation_set("ijbc", tmp_path), broken, FEW)
+        evaluate_set(open_evaluation_set("ijbc", tmp_path), broken, EvaluationOptions())

@@ -16,15 +16,22 @@ from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.verification import verification_result
 from tests.support.faces import face
 
+FIGURES = {"roc", "det", "scores", "discard", "folds"}
+
+
+def verified(pairs, *, spread=0.3, draws=20):
+    """Return the result of a model whose embeddings of one person differ by `spread`."""
+    embedding_ND = np.random.default_rng(0).normal(size=(80, 8))
+    embedding_ND[1::2][pairs.same] = embedding_ND[0::2][pairs.same] + spread * embedding_ND[1::2][pairs.same]
+    return verification_result(embedding_ND, embedding_ND, pairs, draws=Draws(draws))[0]
+
 
 @pytest.fixture(scope="module")
 def found():
     same = np.arange(40) % 2 == 0
     images = [face(n + (0 if k == 0 or same[n] else 50), k) for n in range(40) for k in range(2)]
     pairs = PairSet("lfw", images, same)
-    embedding_ND = np.random.default_rng(0).normal(size=(80, 8))
-    embedding_ND[1::2][same] = embedding_ND[0::2][same] + 0.3 * embedding_ND[1::2][same]
-    result, _ = verification_result(embedding_ND, embedding_ND, pairs, draws=Draws(20))
+    result = verified(pairs)
     return EvaluatedSets("r50 <script>alert(1)</script>", {"lfw": result}, {"lfw": pairs}, True)
 
 
@@ -41,15 +48,7 @@ def test_the_page_is_self_contained_and_has_no_script(found, tmp_path):
 def test_the_report_folder_has_the_figures_and_the_json(found, tmp_path):
     write_report(tmp_path, found, model="m")
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {
-        "report.html",
-        "report.json",
-        "lfw_roc.png",
-        "lfw_det.png",
-        "lfw_scores.png",
-        "lfw_discard.png",
-        "lfw_folds.png",
-    }
+    assert names == {"report.html", "report.json", *(f"lfw_{name}.png" for name in FIGURES)}
     numbers = json.loads((tmp_path / "report.json").read_text())
     assert numbers["sets"]["lfw"]["accuracy"] == found.results["lfw"].metrics["accuracy"]
 
@@ -60,24 +59,23 @@ def test_the_head_of_the_page_has_the_details_and_the_tables_scroll(found, tmp_p
     assert "2026-11-21" in page and "--target &lt;lfw&gt;" in page and "fp32" in page
     assert page.count('<div class="table">') == 2 and 'name="viewport"' in page
     cells = re.findall(r"<tr><td>([^<]*)</td>", page[page.index("<h2>") :])
-    assert cells[0] == "accuracy" and "threshold" not in cells, (
-        "the headline is first; thresholds are cosines"
-    )
+    # The headline is first; thresholds are cosines.
+    assert cells[0] == "accuracy" and "threshold" not in cells
+
+
+def labels_of(figure):
+    return figure.axes[0].get_legend_handles_labels()[1]
 
 
 def test_roc_and_det_show_the_other_model_and_no_legend_covers_the_data(found):
     result = found.results["lfw"]
     figures = result_figures(result, result)
     for name in ("roc", "det"):
-        labels = figures[name].axes[0].get_legend_handles_labels()[1]
-        assert labels[:2] == ["this model", "other model"]
+        assert labels_of(figures[name])[:2] == ["this model", "other model"]
     for name in ("scores", "folds"):
-        labels = figures[name].axes[0].get_legend_handles_labels()[1]
-        assert any(label.startswith("other model") for label in labels)
+        assert any(label.startswith("other model") for label in labels_of(figures[name]))
     other = replace(result, scale=replace(result.scale, name="another score"))
-    assert "other" not in " ".join(
-        result_figures(result, other)["scores"].axes[0].get_legend_handles_labels()[1]
-    )
+    assert "other" not in " ".join(labels_of(result_figures(result, other)["scores"]))
     for figure in figures.values():
         FigureCanvasAgg(figure).draw()  # the canvas of a new figure computes no layout
         for legend in figure.legends:
@@ -99,13 +97,9 @@ def test_axes_are_named_after_the_protocol(found):
 
 @pytest.mark.parametrize("spread", [0.0, 0.3, 50.0])
 def test_figure_images_are_drawn_for_good_and_bad_models(spread):
-    random, same = np.random.default_rng(0), np.arange(40) % 2 == 0
-    embedding_ND = random.normal(size=(80, 8))
-    embedding_ND[1::2][same] = embedding_ND[0::2][same] + spread * embedding_ND[1::2][same]
-    pairs = PairSet("lfw", [], same, subject=np.arange(80))
-    result, _ = verification_result(embedding_ND, embedding_ND, pairs, draws=Draws(0))
-    images_of = figure_images(result)
-    assert set(images_of) == {"roc", "det", "scores", "discard", "folds"}
+    pairs = PairSet("lfw", [], np.arange(40) % 2 == 0, subject=np.arange(80))
+    images_of = figure_images(verified(pairs, spread=spread, draws=0))
+    assert set(images_of) == FIGURES
     for pixels in images_of.values():
         assert pixels.shape == (432, 600, 3) and pixels.dtype == np.uint8
         assert (pixels[0, 0] == 255).all() and len(np.unique(pixels.reshape(-1, 3), axis=0)) > 20

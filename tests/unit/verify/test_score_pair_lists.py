@@ -42,8 +42,8 @@ def test_people_of_the_file_who_are_in_no_pair_do_not_narrow_the_intervals(tmp_p
     label = np.repeat(np.arange(20), 2)
     embedding = random.normal(size=(20, 8))[label] + 0.1 * random.normal(size=(40, 8))
     first, second = np.arange(40), np.concatenate([np.arange(40) ^ 1, (np.arange(40) + 2) % 40])
-    pairs = {"first": [*first, *first], "second": second, "genuine": [1] * 40 + [0] * 40}
-    path = write(tmp_path / "pairs.csv", pairs)
+    genuine = [1] * 40 + [0] * 40
+    path = write(tmp_path / "pairs.csv", {"first": [*first, *first], "second": second, "genuine": genuine})
     found = []
     for others in (0, 500):
         people = np.concatenate([random.permutation(others) + 20, label])
@@ -61,8 +61,7 @@ def test_an_embedding_of_zeros_has_the_lowest_score_with_every_image(tmp_path):
     unit[[3, 5]] = 0
     names = [str(n) for n in range(6)]
     save_embeddings(tmp_path / "a.npz", Embeddings(unit, names, np.full(6, -1)))
-    pairs = {"first": [0, 2, 3], "second": [1, 3, 5], "genuine": [1, 1, 0]}
-    path = write(tmp_path / "pairs.csv", pairs)
+    path = write(tmp_path / "pairs.csv", {"first": [0, 2, 3], "second": [1, 3, 5], "genuine": [1, 1, 0]})
     assert read_scored_pairs(tmp_path / "a.npz", path).scored.score_P.tolist() == [1, -1, -1]
     target = PairSet("pairs", [bytes([n]) for n in range(6)], np.array([True, True, False]))
     assert scores_of_set(tmp_path / "a.npz", target).score_P.tolist() == [1, -1, -1]
@@ -91,10 +90,8 @@ def test_the_embeddings_of_a_set_give_the_accuracy_of_the_set(tmp_path, is_sorte
 
 def test_a_pair_list_that_names_a_missing_or_ambiguous_image_is_refused(tmp_path):
     save_embeddings(tmp_path / "a.npz", Embeddings(np.eye(3), ["x", "y", "y"], np.arange(3)))
-    for first, message in (
-        ("z", "row 2: the image 'z' has no embedding"),
-        ("y", "'y' has more than one embedding"),
-    ):
+    missing, ambiguous = "row 2: the image 'z' has no embedding", "'y' has more than one embedding"
+    for first, message in (("z", missing), ("y", ambiguous)):
         path = write(tmp_path / "pairs.csv", {"first": [first], "second": ["x"], "genuine": [0]})
         with pytest.raises(DataError, match=message):
             read_scored_pairs(tmp_path / "a.npz", path)

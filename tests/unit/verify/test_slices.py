@@ -19,8 +19,9 @@ def write(path, names, rows):
     return path
 
 
-def impostors(pairs):
-    return np.zeros(pairs, bool)
+def read(tmp_path, names, rows, pairs):
+    """Read a table of slices for impostor pairs."""
+    return read_slice_table(write(tmp_path / "t.csv", names, rows), np.zeros(pairs, bool))
 
 
 def test_all_groups_share_one_threshold():
@@ -34,8 +35,6 @@ def test_all_groups_share_one_threshold():
         assert group.metrics["fnmr"] == pytest.approx(np.mean(score[same] < 0.6))
         assert group.metrics["accuracy"] == pytest.approx(np.mean((score >= 0.6) == same))
         assert (group.metrics["pairs"], group.metrics["genuine"]) == (len(same), same.sum())
-        for name, (low, high) in group.interval.items():
-            assert low <= group.metrics[name] <= high
 
 
 def test_the_summary_of_groups_is_what_a_plain_loop_over_them_finds():
@@ -98,79 +97,57 @@ def test_a_group_without_impostors_has_no_false_match_rate():
     json.dumps([group.as_json() for group in groups], allow_nan=False)
 
 
-def test_a_pair_of_images_has_their_common_value_or_both(tmp_path):
-    table = write(tmp_path / "t.csv", ["sex"], [["f"], ["f"], ["m"], ["f"], ["f"], ["m"]])
-    assert read_slice_table(table, impostors(3)).columns["sex"].tolist() == ["f", "f / m", "f / m"]
+def test_a_pair_of_images_has_their_common_value_or_both_and_the_quality_of_the_worse_one(tmp_path):
+    found = read(
+        tmp_path, ["sex", "quality"], [("f", 3), ("f", 1), ("m", 2), ("f", 5), ("f", 4), ("m", 6)], 3
+    )
+    assert found.columns.keys() == {"sex"} and found.columns["sex"].tolist() == ["f", "f / m", "f / m"]
+    assert found.quality.tolist() == [1, 2, 4]
 
 
 def test_a_table_of_images_gives_the_subjects(tmp_path):
-    table = write(tmp_path / "t.csv", ["subject", "sex"], [[70 + n % 13, "f"] for n in range(40)])
-    found = read_slice_table(table, impostors(20))
+    found = read(tmp_path, ["subject", "sex"], [[70 + n % 13, "f"] for n in range(40)], 20)
     assert found.subject.tolist() == [n % 13 for n in range(40)] and found.columns.keys() == {"sex"}
-    table = write(tmp_path / "t.csv", ["subject"], [[n] for n in range(20)])
     with pytest.raises(DataError, match="needs one row for each of 40 images"):
-        read_slice_table(table, impostors(20))
+        read(tmp_path, ["subject"], [[n] for n in range(20)], 20)
 
 
 def test_subjects_that_contradict_the_labels_are_refused_with_the_row(tmp_path):
     table = write(tmp_path / "t.csv", ["subject"], [[name] for name in "abccde"])
     assert read_slice_table(table, np.array([False, True, False])).subject.tolist() == [0, 1, 2, 2, 3, 4]
-    message = (
-        "t.csv, row 4: the column subject contradicts the label of pair 1, which shows two people; the rows"
-    )
+    message = "t.csv, row 4: the column subject contradicts the label of pair 1, which shows two people; "
     with pytest.raises(DataError, match=message):
-        read_slice_table(table, impostors(3))
+        read_slice_table(table, np.zeros(3, bool))
 
 
-def test_the_quality_of_a_pair_is_that_of_its_worse_image(tmp_path):
-    path = write(tmp_path / "t.csv", ["quality", "sex"], [(3, "f"), (1, "f"), (2, "m"), (5, "m")])
-    table = read_slice_table(path, impostors(2))
-    assert table.quality.tolist() == [1, 2] and table.columns.keys() == {"sex"}
-
-
-def test_many_different_numbers_become_quartiles_and_few_stay(tmp_path):
-    table = write(tmp_path / "t.csv", ["age gap", "pose"], [[n, n % 3] for n in range(100)])
-    found = read_slice_table(table, impostors(100)).columns
-    assert sorted(set(found["pose"])) == ["0", "1", "2"]
-    names, count = np.unique(found["age gap"], return_counts=True)
-    assert count.tolist() == [25, 25, 25, 25] and "0 to 24.75" in names
-
-
-def test_quartiles_of_large_numbers_have_different_names(tmp_path):
-    table = write(tmp_path / "t.csv", ["time"], [[1_700_000_000 + n] for n in range(101)])
-    names, count = np.unique(read_slice_table(table, impostors(101)).columns["time"], return_counts=True)
-    assert dict(zip(names.tolist(), count.tolist(), strict=True)) == {
-        "1700000000 to 1700000025": 25, "1700000025 to 1700000050": 25,
-        "1700000050 to 1700000075": 25, "1700000075 to 1700000100": 26,
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("unknown", ["", "nan", "N/A"])
-def test_a_number_that_is_not_known_is_missing_and_the_others_become_quartiles(tmp_path, unknown):
-    table = write(tmp_path / "t.csv", ["age", "gap"], [[n, n % 2] for n in range(100)] + [[unknown, unknown]])
-    found = read_slice_table(table, impostors(101)).columns
-    names, count = np.unique(found["age"], return_counts=True)
-    assert dict(zip(names.tolist(), count.tolist(), strict=True)) == {
-        "0 to 24.75": 25, "24.75 to 49.5": 25, "49.5 to 74.25": 25, "74.25 to 99": 25, "missing": 1,
-    }  # fmt: skip
-    assert sorted(set(found["gap"])) == sorted({"0", "1", unknown})
+QUARTILES = {"0 to 24.75": 25, "24.75 to 49.5": 25, "49.5 to 74.25": 25, "74.25 to 99": 25}
+LARGE = {
+    "1700000000 to 1700000025": 25, "1700000025 to 1700000050": 25,
+    "1700000050 to 1700000075": 25, "1700000075 to 1700000100": 26,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("rows", "message"),
+    ("numbers", "expected"),
     [
-        ([["a"]], "1 rows, expected one for each of 3 pairs or of 6 images"),
-        ([["a"], ["b", "c"], ["d"]], "row 3: 2 fields, but the header line has 1"),
+        (range(100), QUARTILES),
+        (range(1_700_000_000, 1_700_000_101), LARGE),
+        *(([*range(100), unknown], QUARTILES | {"missing": 1}) for unknown in ("", "nan", "N/A")),
     ],
 )
-def test_a_table_that_does_not_fit_is_refused(tmp_path, rows, message):
-    with pytest.raises(DataError, match=message):
-        read_slice_table(write(tmp_path / "t.csv", ["x"], rows), impostors(3))
+def test_many_different_numbers_become_quartiles_and_few_stay(tmp_path, numbers, expected):
+    rows = [[number, number if isinstance(number, str) else number % 3] for number in numbers]
+    found = read(tmp_path, ["age", "pose"], rows, len(rows)).columns
+    names, count = np.unique(found["age"], return_counts=True)
+    assert dict(zip(names.tolist(), count.tolist(), strict=True)) == expected
+    assert set(found["pose"]) == {str(pose) for _, pose in rows}
+
+
+def test_a_table_that_does_not_fit_is_refused(tmp_path):
+    with pytest.raises(DataError, match="1 rows, expected one for each of 3 pairs or of 6 images"):
+        read(tmp_path, ["x"], [["a"]], 3)
     with pytest.raises(DataError, match="No such file"):
-        read_slice_table(tmp_path / "none.csv", impostors(3))
-    (tmp_path / "empty.csv").write_text("")
-    with pytest.raises(DataError, match=r"empty.csv: .* the file is empty"):
-        read_slice_table(tmp_path / "empty.csv", impostors(3))
+        read_slice_table(tmp_path / "none.csv", np.zeros(3, bool))
 
 
 def test_a_result_is_valid_json_with_a_short_curve():
