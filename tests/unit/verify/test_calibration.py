@@ -9,13 +9,7 @@ from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError, ModelError, UsageError
 from facetrain.verify import calibration
 from facetrain.verify.calibrate_model import calibrate_model
-from facetrain.verify.calibration import (
-    calibrate,
-    pick_threshold,
-    reachable_fmrs,
-    sampled_images,
-    stored_thresholds,
-)
+from facetrain.verify.calibration import calibrate, pick_threshold, sampled_images, stored_thresholds
 from facetrain.verify.metrics.draws import Draws
 from tests.support.faces import face
 from tests.support.models import write_model
@@ -23,10 +17,8 @@ from tests.support.models import write_model
 
 def faces(random, people, images=4, spread=0.6):
     """Unit embeddings of people, some of whom look alike, and the person of each."""
-    center = (
-        random.normal(size=(people, 1, 16))
-        + random.normal(size=(people // 4 + 1, 1, 16)).repeat(4, 0)[:people]
-    )
+    center = random.normal(size=(people, 1, 16))
+    center += random.normal(size=(people // 4 + 1, 1, 16)).repeat(4, 0)[:people]
     unit = (center + spread * random.normal(size=(people, images, 16))).reshape(-1, 16)
     unit /= np.linalg.norm(unit, axis=1, keepdims=True)
     return unit.astype(np.float32), np.repeat(np.arange(people), images)
@@ -94,7 +86,8 @@ def test_a_rate_that_the_data_cannot_show_is_refused():
     unit, label = faces(np.random.default_rng(0), 10, images=2)
     with pytest.raises(DataError, match="1e-05 needs 100,000 impostor pairs; 20 images .* have 180"):
         calibrate(unit, label, [1e-5], data="few")
-    assert reachable_fmrs(label) == [] and reachable_fmrs(np.arange(100)) == [1e-3]
+    assert calibration.reachable_fmrs(label) == []
+    assert calibration.reachable_fmrs(np.arange(100)) == [1e-3]
 
 
 def test_of_many_images_whole_people_are_drawn():
@@ -159,15 +152,14 @@ def test_a_model_that_gives_all_images_one_embedding_is_not_calibrated(tmp_path)
     for number in range(6):
         (faces / f"{number // 2}").mkdir(parents=True, exist_ok=True)
         (faces / f"{number // 2}" / f"{number}.png").write_bytes(face(number, size=32))
-    calibrate_model(model, str(faces), tmp_path, fmrs=[0.5], inference=Inference("cpu"))
+    options = {"fmrs": [0.5], "inference": Inference("cpu")}
+    calibrate_model(model, str(faces), tmp_path, **options)
     before = model.read_bytes()
     for weight in network.state_dict().values():
         weight.zero_()
     write_model(tmp_path / "zeros.safetensors", network=network)
     with pytest.raises(ModelError, match="gives the same embedding for all images"):
-        calibrate_model(
-            tmp_path / "zeros.safetensors", str(faces), tmp_path, fmrs=[0.5], inference=Inference("cpu")
-        )
+        calibrate_model(tmp_path / "zeros.safetensors", str(faces), tmp_path, **options)
     assert model.read_bytes() == before
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     with pytest.raises(UsageError, match="the run has no model file yet; give --output FILE.safetensors"):

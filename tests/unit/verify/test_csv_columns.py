@@ -8,13 +8,10 @@ MANY = 20_000
 
 
 def test_columns_have_all_rows_in_order_without_outer_spaces(tmp_path):
-    path = tmp_path / "table.csv"
-    path.write_text("\ufeff name , side\n\n" + "".join(f"p{row}, {row % 2}\n" for row in range(MANY)))
-    columns = read_columns(path)
-    assert columns == {
-        "name": [f"p{row}" for row in range(MANY)],
-        "side": [str(row % 2) for row in range(MANY)],
-    }
+    names, sides = ([f"p{row}" for row in range(MANY)], [str(row % 2) for row in range(MANY)])
+    rows = "".join(f"{name}, {side}\n" for name, side in zip(names, sides, strict=True))
+    (tmp_path / "table.csv").write_text("\ufeff name , side\n\n" + rows)
+    assert read_columns(tmp_path / "table.csv") == {"name": names, "side": sides}
 
 
 def test_equal_texts_share_their_memory_also_in_a_column_with_many_different_ones(tmp_path):

@@ -40,9 +40,8 @@ COUNT = 12
 @pytest.fixture(scope="module")
 def network():
     torch.manual_seed(0)
-    net = KeypointVisionTransformer(
-        8, 2, heads=2, mlp_ratio=2, drop_path=0.0, embedding_size=12, image_size=32
-    )
+    sizes = {"heads": 2, "mlp_ratio": 2, "embedding_size": 12, "image_size": 32}
+    net = KeypointVisionTransformer(8, 2, drop_path=0.0, **sizes)
     for name, parameter in net.named_parameters():
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=2.0 if name.startswith("keypoint") else 0.4)
@@ -75,8 +74,13 @@ def aligned(count=COUNT):
     return np.broadcast_to(NORMALIZED_TEMPLATE, (count, 5, 2))
 
 
-def test_pairs_are_embedded_with_the_landmarks_beside_the_set(network, landmarks, tmp_path):
+@pytest.fixture
+def val(tmp_path):
     write_bin(tmp_path / "val.bin", IMAGES, [True, False] * (COUNT // 4))
+
+
+@pytest.mark.usefixtures("val")
+def test_pairs_are_embedded_with_the_landmarks_beside_the_set(network, landmarks, tmp_path):
     landmarks[3] = np.nan
     write_landmarks(tmp_path / "val.landmarks.npy", landmarks)
     pairs = load_pair_set("val", tmp_path)
@@ -92,6 +96,9 @@ def test_pairs_are_embedded_with_the_landmarks_beside_the_set(network, landmarks
         pairs.images, name="val", mirrored=True, indices=range(2, 9), landmarks=pairs.landmarks
     )
     np.testing.assert_allclose(rows, np.stack(found, 1)[2:9], atol=1e-5)
+    write_landmarks(tmp_path / "val.landmarks.npy", landmarks[1:])
+    with pytest.raises(DataError, match="not the landmarks of 12 images"):
+        load_pair_set("val", tmp_path)
 
 
 def test_without_a_file_the_landmarks_are_those_of_aligned_faces(network):
@@ -101,22 +108,14 @@ def test_without_a_file_the_landmarks_are_those_of_aligned_faces(network):
         np.testing.assert_allclose(mirrored, expected(network, aligned(), mirrored=True), atol=1e-5)
 
 
-def test_a_set_with_the_landmarks_of_other_images_is_refused(landmarks, tmp_path):
-    write_bin(tmp_path / "val.bin", IMAGES, [True, False] * (COUNT // 4))
-    write_landmarks(tmp_path / "val.landmarks.npy", landmarks[1:])
-    with pytest.raises(DataError, match="not the landmarks of 12 images"):
-        load_pair_set("val", tmp_path)
-
-
+@pytest.mark.usefixtures("val")
 def test_a_dataset_and_a_set_are_embedded_with_their_landmarks(network, opened, landmarks, tmp_path):
-    write_bin(tmp_path / "val.bin", IMAGES, [True, False] * (COUNT // 4))
     write_landmarks(tmp_path / "val.landmarks.npy", landmarks)
     with join("cpu") as world:
         points = input_landmarks(opened, tmp_path / "val.bin")
         images, _, _ = read_input(tmp_path / "val.bin")
-        found = embed_images(
-            open_embedder(opened, world, Inference("cpu", 5)), images, "val", flip=False, landmarks=points
-        )
+        embedder = open_embedder(opened, world, Inference("cpu", 5))
+        found = embed_images(embedder, images, "val", flip=False, landmarks=points)
     plain = expected(network, landmarks, mirrored=False)
     unit = plain / np.linalg.norm(plain, axis=1, keepdims=True)
     np.testing.assert_allclose(found, unit, atol=1e-5)
@@ -148,13 +147,11 @@ def test_the_landmarks_of_ijb_are_aligned_with_its_faces(tmp_path):
 @pytest.mark.parametrize("batch", [None, 5])
 def test_onnx_takes_landmarks_as_a_second_input(network, opened, landmarks, tmp_path, batch):
     path = tmp_path / "model.onnx"
-    exported = export(opened, "onnx", path, ExportOptions(batch=batch))
-    assert exported.difference < 1e-4
+    assert export(opened, "onnx", path, ExportOptions(batch=batch)).difference < 1e-4
     written = open_model(path, CPU)
     assert written.takes_landmarks
-    found = ImageEmbedder(written.network, 32, 5, CPU).embed(
-        IMAGES, name="val", flip=False, landmarks=landmarks
-    )
+    embedder = ImageEmbedder(written.network, 32, 5, CPU)
+    found = embedder.embed(IMAGES, name="val", flip=False, landmarks=landmarks)
     np.testing.assert_allclose(found, expected(network, landmarks, mirrored=False), atol=1e-4)
     with torch.no_grad():
         image = normalize(torch.from_numpy(np.stack([decode_rgb(IMAGES[0], location="x")])))

@@ -48,9 +48,8 @@ def test_a_set_that_differs_in_one_place_is_not_recognized():
 def test_two_files_of_one_person_may_be_equal_as_in_cfp():
     images, same, subject = published("cfp_ff")
     twin = next(n for n in range(1, len(images)) if subject[n] == subject[0] and images[n] != images[0])
-    assert np.array_equal(
-        known_subjects([images[0] if i == images[twin] else i for i in images], same), subject
-    )
+    images = [images[0] if image == images[twin] else image for image in images]
+    assert np.array_equal(known_subjects(images, same), subject)
 
 
 def test_the_bootstrap_draws_the_people_of_a_published_set(tmp_path):

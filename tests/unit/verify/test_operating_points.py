@@ -13,9 +13,8 @@ def result_with(impostors, genuine=200, replicates=20):
     count = impostors + genuine
     same = np.arange(count) < genuine
     score = np.where(same, random.normal(0.6, 0.2, count), random.normal(0, 0.1, count)).clip(-1, 1)
-    pairs = ScoredPairs(
-        score, same, 2 * np.arange(count), 2 * np.arange(count) + 1, np.arange(2 * count) % 97
-    )
+    image = np.arange(2 * count)
+    pairs = ScoredPairs(score, same, image[0::2], image[1::2], image % 97)
     return score, same, pair_result(pairs, protocol="verification", draws=Draws(replicates))
 
 

@@ -39,9 +39,8 @@ def test_block_scores_equal_single_dot_products(pairs, products, monkeypatch):
     monkeypatch.setattr(templates, "_MAX_PRODUCTS", products)
     unit = random.normal(size=(70, 8)).astype(np.float32)
     first, second = random.integers(0, 70, pairs), random.integers(20, 70, pairs)
-    np.testing.assert_allclose(
-        score_pairs(unit, first, second), (unit[first] * unit[second]).sum(1), atol=1e-4
-    )
+    expected = (unit[first] * unit[second]).sum(1)
+    np.testing.assert_allclose(score_pairs(unit, first, second), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("sparse", [False, True])

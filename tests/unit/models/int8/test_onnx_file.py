@@ -31,13 +31,8 @@ def test_the_float_graph_gives_the_embeddings_of_the_layers(name, takes_pixels, 
     network = replace(network, graph=replace(network.graph, takes_pixels=takes_pixels))
     image = image * 127.5 + 127.5 if takes_pixels else image
     network = replace_prelus(network) if maxima else network
-    expected = network.embed(image, rounds=False)
-    torch.testing.assert_close(
-        run(float_model(network, SIZE, 16)[0], image),
-        expected,
-        rtol=1e-4,
-        atol=float(expected.abs().max()) * 1e-5,
-    )
+    expected, found = network.embed(image, rounds=False), run(float_model(network, SIZE, 16)[0], image)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=float(expected.abs().max()) * 1e-5)
 
 
 def tensors_of_onnxruntime(proto, names, image):
@@ -54,9 +49,7 @@ def tensors_of_onnxruntime(proto, names, image):
 def test_each_simulated_layer_rounds_as_onnxruntime_does(name):
     quantized = quantize(replace_prelus(folded(name)), images())
     proto = int8_model(quantized, SIZE, 16)
-    names = {
-        value: "embedding" if value == quantized.graph.output else value for value in quantized.graph.layers
-    }
+    names = {value: value for value in quantized.graph.layers} | {quantized.graph.output: "embedding"}
     inputs = {node.name: node.input[0] for node in proto.graph.node if node.op_type in ("Conv", "Gemm")}
     found = tensors_of_onnxruntime(proto, [*names.values(), *inputs.values()], images())
     # Each layer by itself, because a number that rounds to the other neighbor changes all layers after it.
@@ -67,10 +60,9 @@ def test_each_simulated_layer_rounds_as_onnxruntime_does(name):
         assert float(apart.max()) < 1.001 * scale and float((apart > 1e-3 * scale).double().mean()) < 1e-3
         simulated = quantized.value(value, [rounded], rounds=True)
         step = scale * float(weight_scales(layer.weights["weight"]).max())
-        bound = 0.5 * step + 1e-5 * float(
-            simulated.abs().max()
-        )  # the rounded bias, and sums in another order
-        assert bound < 1e-3 * float(simulated.abs().max())
+        largest = float(simulated.abs().max())
+        bound = 0.5 * step + 1e-5 * largest  # the rounded bias, and sums in another order
+        assert bound < 1e-3 * largest
         assert float((found[names[value]] - simulated).abs().max()) <= bound, value
 
 
@@ -79,9 +71,8 @@ def test_an_int8_file_gives_nearly_the_embeddings_of_the_float_network(name):
     network, image = replace_prelus(folded(name)), images(40)
     exact = network.embed(image, rounds=False)
     others = F.cosine_similarity(exact, exact.roll(1, 0))
-    assert (
-        float(others.mean()) < 0.3
-    )  # the embeddings of this network differ, so that the next line is a test
+    # The embeddings of this network differ, so that the last line is a test.
+    assert float(others.mean()) < 0.3
     found = run(int8_model(quantize(network, image[:32]), SIZE, 16), image)
     assert float(F.cosine_similarity(exact, found).mean()) > 0.98
 
