@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from facetrain.checkpoint.commit import complete_steps
 from facetrain.config.loading import load_config
 from facetrain.run import training
 from facetrain.run.folder.run_state import read_state
@@ -15,20 +16,27 @@ from tests.runs.test_training import losses
 from tests.support.ranks import free_ports, start_ranks
 
 SIZES = (1, 2, 3, 4)
-PAIRS = [(saved_on, goes_on_on) for saved_on in SIZES for goes_on_on in SIZES if saved_on != goes_on_on]
+RESUMED = [(saved_on, goes_on_on, 2) for saved_on in SIZES for goes_on_on in SIZES if saved_on != goes_on_on]
 
 
-def in_worlds(rank, config, folder, ports):
-    """Be a rank of one world after the other: no process is started anew for any of them."""
+def in_worlds(rank, config, settings, folder, sizes, resumed, ports):
+    """Be a rank of one world after the other: no process is started anew for any of them.
+
+    Train on each number of ranks. Then resume for each triple: on how many ranks the run was saved, on how many it
+    goes on, and from which step.
+    """
     torch.set_num_threads(1)
-    described = load_config(config, ["data.workers=0", "eval.targets=[]", "optim.lr=0.01"])
-    for size in SIZES:
+    described = load_config(config, settings)
+    for size in sizes:
         with_rank(rank, size, ports.pop(), training.train, described, folder / f"{size}")
-    for saved_on, size in PAIRS:
-        target = folder / f"{saved_on}_to_{size}"
+    for saved_on, size, step in resumed:
+        target = folder / f"{saved_on}_to_{size}_at_{step}"
         if rank == 0:
             shutil.copytree(folder / f"{saved_on}", target)
-        with_rank(rank, size, ports.pop(), training.resume, described, target, 2)
+            for later in complete_steps(target / "checkpoints"):
+                if later > step:  # with RANK set, a run continues from its newest checkpoint
+                    shutil.rmtree(target / "checkpoints" / f"step_{later:08d}")
+        with_rank(rank, size, ports.pop(), training.resume, described, target, step)
 
 
 def with_rank(rank, size, port, function, *args):
@@ -78,12 +86,14 @@ def test_a_vision_transformer_has_the_same_losses_on_any_number_of_ranks(describ
 @pytest.mark.long
 def test_twelve_changes_of_the_number_of_ranks_change_no_loss(describe, tmp_path):  # noqa: F811
     config = describe(steps=4, checkpoint="every_steps: 2, keep: 9", sample_rate=0.3)
-    ports = free_ports(len(SIZES) + len(PAIRS))
-    start_ranks(in_worlds, (config, tmp_path, ports), max(SIZES))
+    settings = ["data.workers=0", "eval.targets=[]", "optim.lr=0.01"]
+    ports = free_ports(len(SIZES) + len(RESUMED))
+    start_ranks(in_worlds, (config, settings, tmp_path, SIZES, RESUMED, ports), max(SIZES))
     alone = losses(tmp_path / "1")
     assert len(alone) == 4
-    for saved_on, size in PAIRS:
-        starts = read_state(tmp_path / f"{saved_on}_to_{size}").starts
+    continued = [f"{saved_on}_to_{size}_at_{step}" for saved_on, size, step in RESUMED]
+    for folder in continued:
+        starts = read_state(tmp_path / folder).starts
         assert [start.step for start in starts] == [0, 2]
-    for folder in [*map(str, SIZES), *(f"{saved_on}_to_{size}" for saved_on, size in PAIRS)]:
+    for folder in [*map(str, SIZES), *continued]:
         assert losses(Path(tmp_path, folder)) == pytest.approx(alone, rel=1e-5), folder

@@ -1,6 +1,7 @@
 import pytest
 
 from facetrain.data.formats.bin import write_bin
+from facetrain.run import training
 from tests.support.datasets import encoded_image, write_records
 
 CONFIG = """
@@ -14,6 +15,14 @@ eval: {{targets: [val], every_steps: 6}}
 checkpoint: {{{checkpoint}}}
 log: {{every_steps: 1, tensorboard: false}}
 """
+
+
+def train_and_resume(config, folder, step):
+    """Train, resume from a checkpoint, and check that the weights at both ends are equal bit for bit."""
+    assert training.train(config, folder) == 0
+    expected = (folder / "model.safetensors").read_bytes()
+    assert training.resume(config, folder, step) == 0
+    assert (folder / "model.safetensors").read_bytes() == expected
 
 
 @pytest.fixture(scope="session")

@@ -40,38 +40,20 @@ print("again in", facetrain.train(config, train={"max_steps": 1}).folder)
 """
 
 
-def check(process):
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["program.py", "-"], ids=["a script", "standard input"])
+def test_a_program_without_a_guard_trains_with_reading_processes(tmp_path, source):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    process = subprocess.run(
+        [sys.executable, source], input=PROGRAM,
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
     assert process.returncode == 0, process.stderr
     assert process.stdout.count("program starts") == 1
     assert "steps 6 accuracy 0." in process.stdout or "steps 6 accuracy 1.0" in process.stdout
     assert 'refused: config: model.backbone: "r51" does not exist' in process.stdout
     assert "-2\n" in process.stdout.partition("again in")[2]
     assert "Traceback" not in process.stderr
-
-
-@pytest.mark.slow
-def test_a_script_without_a_guard_trains_with_reading_processes(tmp_path):
-    (tmp_path / "program.py").write_text(PROGRAM)
-    command = [sys.executable, "program.py"]
-    check(
-        subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300)
-    )
-
-
-@pytest.mark.slow
-def test_a_program_on_standard_input_trains_with_reading_processes(tmp_path):
-    command = [sys.executable, "-"]
-    check(
-        subprocess.run(
-            command,
-            input=PROGRAM,
-            cwd=tmp_path,
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-    )
 
 
 @pytest.mark.slow

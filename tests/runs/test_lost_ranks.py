@@ -15,7 +15,7 @@ from facetrain.checkpoint.load import Checkpoint
 from facetrain.data.formats.bin import write_bin
 from tests.runs.test_training import checked, metrics
 from tests.support.command import ROOT, facetrain, start
-from tests.support.datasets import encoded_image
+from tests.support.datasets import damage_records, encoded_image
 from tests.support.processes import descendants, kill, ranks_of, shared_memory_of, wait_until_gone
 
 LONG = ["--set", "train.max_steps=100000", "--set", "train.epochs=100000"]
@@ -317,10 +317,7 @@ def test_a_second_ctrl_c_ends_even_ranks_that_hang_at_once(started_run):
 def test_a_record_that_one_rank_cannot_read_ends_all_ranks_with_one_message(describe, dataset, tmp_path):
     shutil.copytree(dataset / "data", tmp_path / "data")
     path = tmp_path / "data" / "train.rec"
-    data = bytearray(path.read_bytes())
-    at = [match.start() for match in re.finditer(rb"\x89PNG", data)][50]
-    data[at : at + 4] = b"none"
-    path.write_bytes(data)
+    damage_records(path, (50,))
     done = facetrain(
         "train", "--config", describe(), "--run-dir", tmp_path / "run", "--nproc-per-node", 2,
         "--set", f"data.train={tmp_path / 'data'}", "--set", "train.timeout_s=60",

@@ -1,6 +1,5 @@
 """Runs in stages: on any number of ranks, and resumed within a stage and at its border."""
 
-import shutil
 from pathlib import Path
 
 import cv2
@@ -17,9 +16,9 @@ from facetrain.data.loading.sampler import GlobalSampler, SampleOrder
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import ConfigError
 from facetrain.run import training
-from tests.ranks.test_resume import free_ports, with_rank
+from tests.ranks.test_resume import in_worlds
 from tests.runs.test_training import losses, metrics
-from tests.support.ranks import start_ranks
+from tests.support.ranks import free_ports, start_ranks
 
 BORDER, END = 10, 14
 """The first stage has 10 steps, each with 12 of the 120 images."""
@@ -31,21 +30,6 @@ SETTINGS = (
     "eval.targets=[]",
     "optim.lr=0.02",
 )
-
-
-def in_worlds(rank, config, folder, sizes, resumed, ports):
-    torch.set_num_threads(1)
-    described = load_config(config, SETTINGS)
-    for size in sizes:
-        with_rank(rank, size, ports.pop(), training.train, described, folder / f"{size}")
-    for saved_on, size, step in resumed:
-        target = folder / f"{saved_on}_to_{size}_at_{step}"
-        if rank == 0:
-            shutil.copytree(folder / f"{saved_on}", target)
-            for later in (BORDER, END):  # with RANK set, a run continues from its newest checkpoint
-                if later > step:
-                    shutil.rmtree(target / "checkpoints" / f"step_{later:08d}")
-        with_rank(rank, size, ports.pop(), training.resume, described, target, step)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +48,7 @@ def test_a_run_in_stages_is_the_same_on_any_number_of_ranks_and_after_any_stop(
 ):
     config = describe(steps=END, checkpoint="every_steps: 5, keep: 9")
     ports = free_ports(len(sizes) + len(resumed))
-    start_ranks(in_worlds, (config, tmp_path, sizes, resumed, ports), max(sizes))
+    start_ranks(in_worlds, (config, SETTINGS, tmp_path, sizes, resumed, ports), max(sizes))
     alone = losses(tmp_path / "1")
     assert len(alone) == END
     for size in sizes:
@@ -83,14 +67,8 @@ def test_a_run_in_stages_is_the_same_on_any_number_of_ranks_and_after_any_stop(
     records = [record for record in metrics(tmp_path / "1") if "loss" in record]
     assert [record["epoch"] for record in records] == [0] * BORDER + [1] * (END - BORDER)
     log = (tmp_path / "1" / "log.txt").read_text()
-    assert (
-        "stage 1 of 2, from step 0 (epoch 0) to step 10: 12 images of 32 × 32 pixels per step, 0.3 of the classes"
-        in log
-    )
-    assert (
-        "stage 2 of 2, from step 10 (epoch 1) to step 14: 24 images of 48 × 48 pixels per step, all classes, "
-        "moving expectations" in log
-    )
+    assert "step 0 (epoch 0) to step 10: 12 images of 32 × 32 pixels per step, 0.3 of the classes" in log
+    assert "step 14: 24 images of 48 × 48 pixels per step, all classes, moving expectations" in log
 
     other = load_config(config, [SETTINGS[0].replace("0.3", "0.5"), *SETTINGS[1:]])
     with pytest.raises(ConfigError, match=r"train.stages: .* restore"):

@@ -59,14 +59,8 @@ def test_a_run_leaves_its_folder_and_says_what_to_do_next(describe, tmp_path):
     process = checked(facetrain("train", "--config", describe(), "--set", "log.tensorboard=true"))
     folder = tmp_path / "runs" / "tiny"
     there = {path.name for path in folder.iterdir()}
-    assert there >= {
-        "config.yaml",
-        "environment.json",
-        "metrics.jsonl",
-        "log.txt",
-        "checkpoints",
-        "model.safetensors",
-    }
+    written = {"config.yaml", "environment.json", "metrics.jsonl", "log.txt"}
+    assert there >= written | {"checkpoints", "model.safetensors"}
     described = [
         open_model(path, torch.device("cpu")).metadata
         for path in (folder, folder / "checkpoints" / "step_00000012")
@@ -178,19 +172,6 @@ def test_a_run_killed_anywhere_and_resumed_records_what_the_uninterrupted_one_do
     for name in ("replicated.safetensors", "rows_00000_of_00001.safetensors"):
         sums = [{f.name: f.sha256 for f in c.manifest.files}[name] for c in (ours, theirs)]
         assert sums[0] == sums[1], name
-
-
-@pytest.mark.slow
-def test_a_run_saved_on_two_ranks_goes_on_on_three_and_on_one(whole, describe, tmp_path):
-    alone = losses(whole())
-    folder = tmp_path / "moved"
-    checked(torchrun(2, "train", "--config", describe(), "--run-dir", folder, "--set", "train.max_steps=12"))
-    for world_size in (3, 1):
-        command = ["resume", folder, "--checkpoint", 4]
-        checked(torchrun(world_size, *command) if world_size > 1 else facetrain(*command))
-        assert losses(folder) == pytest.approx(alone, rel=2e-3)
-    kept = {path.name for path in (folder / "checkpoints").iterdir()}
-    assert "left_step_00000012" in kept, "checkpoints after the one gone on from are kept, aside"
 
 
 def test_a_resume_whose_config_does_not_fit_leaves_the_run_as_it_was(whole, tmp_path):

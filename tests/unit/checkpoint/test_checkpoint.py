@@ -26,21 +26,18 @@ from facetrain.errors import CheckpointError
 from facetrain.files import sync_folder
 from facetrain.head.row_file import RowFile
 from facetrain.torch_private import FakeTensorMode
-from tests.support.faults import (
-    files_limited_to,
-    make_read_only,
-    make_writable,
-    memory_limited_to,
-    small_disk,
-)
+from tests.support import faults
 from tests.support.ranks import run_ranks
 from tests.support.snapshots import snapshot
+from tests.unit.checkpoint.test_damaged_checkpoints import saved
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_saved_checkpoint_loads_with_the_same_values(tmp_path, asynchronous):
-    writer = CheckpointWriter(tmp_path, asynchronous=asynchronous)
-    writer.save(snapshot(7))
+    writer, state = CheckpointWriter(tmp_path, asynchronous=asynchronous), snapshot(7)
+    writer.save(state)
+    state.replicated["backbone.w"].fill_(99)  # training goes on
+    state.rows[0].tables["weight"].fill_(99)
     outcome = writer.finish()
     assert not writer.in_flight and (asynchronous is False or not outcome.failure)
     checkpoint = Checkpoint.open(tmp_path)
@@ -52,28 +49,12 @@ def test_a_saved_checkpoint_loads_with_the_same_values(tmp_path, asynchronous):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step_00000007"]
 
 
-def test_an_asynchronous_save_is_not_changed_by_later_training(tmp_path):
-    state = snapshot(1)
-    writer = CheckpointWriter(tmp_path)
-    writer.save(state)
-    state.replicated["backbone.w"].fill_(99)
-    state.rows[0].tables["weight"].fill_(99)
-    while writer.poll() is None:
-        time.sleep(0.01)
-    assert Checkpoint.open(tmp_path).replicated("backbone.")["w"].tolist() == [1, 1, 1]
-    assert Checkpoint.open(tmp_path).rows("weight", 0, 1)[0, 0] == 1
-
-
 # Steps with the step of their verification and its accuracy, and the steps that are kept.
 BEST = {
     "of five": (2, [(1, 1, 0.5), (2, 2, 0.9), (3, 3, 0.7), (4, 4, 0.8), (5, 5, 0.6)], [2, 4, 5]),
     # Of the checkpoints since a verification, the first has the weights that were verified, or the nearest.
     "the verified one": (1, [(3, None, 0), (4, 4, 0.99), (5, 4, 0.99), (8, 8, 0.91), (9, 8, 0.91)], [4, 9]),
-    "the newest of equal ones": (
-        1,
-        [(1, 1, 0.5), (2, 1, 0.5), (3, 3, 0.5), (4, 3, 0.5), (5, 3, 0.5)],
-        [3, 5],
-    ),
+    "the newest of equal ones": (1, [(1, 1, 0), (2, 1, 0), (3, 3, 0), (4, 3, 0), (5, 3, 0)], [3, 5]),
 }
 
 
@@ -119,42 +100,37 @@ def test_saving_a_step_again_replaces_it(tmp_path):
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_full_disk_fails_the_save_and_keeps_the_previous_checkpoint(tmp_path, asynchronous):
+@pytest.mark.parametrize(
+    ("prepare", "repair", "message"),
+    [
+        (lambda folder: 30_000, lambda folder: None, "No space left on device"),
+        (lambda folder: faults.make_read_only(folder) or 11, faults.make_writable, "Read-only file system"),
+    ],
+    ids=["full", "read-only"],
+)
+def test_a_full_or_read_only_disk_fails_the_save_and_keeps_the_previous_checkpoint(
+    tmp_path, asynchronous, prepare, repair, message
+):
     folder = tmp_path / "disk"
-    with small_disk(folder, size_kib=256):
+    with faults.small_disk(folder, size_kib=256):
         writer = CheckpointWriter(folder, keep=1, asynchronous=asynchronous)
         writer.save(snapshot(1))
         writer.finish()
-        outcome = writer.save(snapshot(2, num_classes=30_000))
+        outcome = writer.save(snapshot(2, num_classes=prepare(folder)))
         outcome = writer.finish() if asynchronous else outcome
-        assert outcome.failure
-        assert outcome.failure.startswith("rank 0: ") and "No space left on device" in outcome.failure
+        assert not writer.in_flight
+        assert outcome.failure.startswith("rank 0: ") and message in outcome.failure
         assert Checkpoint.open(folder).step == 1
         assert sorted(p.name for p in folder.iterdir()) == ["latest", "step_00000001"]
+        repair(folder)
         writer.save(snapshot(3))
         writer.finish()
         assert complete_steps(folder) == [3]
 
 
-def test_a_read_only_disk_fails_the_save_until_it_is_writable_again(tmp_path):
-    folder = tmp_path / "disk"
-    with small_disk(folder, size_kib=256):
-        writer = CheckpointWriter(folder)
-        writer.save(snapshot(1))
-        assert not writer.finish().failure
-        make_read_only(folder)
-        assert writer.save(snapshot(2)) is None
-        outcome = writer.poll()
-        assert outcome.failure and "Read-only file system" in outcome.failure
-        assert not writer.in_flight and Checkpoint.open(folder).step == 1
-        make_writable(folder)
-        writer.save(snapshot(3))
-        assert not writer.finish().failure
-
-
 def test_a_save_that_fails_raises_nothing_and_the_next_one_succeeds(tmp_path):
     writer = CheckpointWriter(tmp_path / "checkpoints", asynchronous=False)
-    with files_limited_to(5000):
+    with faults.files_limited_to(5000):
         assert "File too large" in writer.save(snapshot(1, num_classes=1000)).failure
     assert list((tmp_path / "checkpoints").iterdir()) == []
     (tmp_path / "checkpoints").rmdir()
@@ -193,11 +169,9 @@ def test_tables_that_must_not_be_copied_are_written_before_save_returns(tmp_path
 
 
 def save_with_little_memory(folder):
-    writer, rows = (
-        CheckpointWriter(folder),
-        ClassRows(0, 1 << 14, {"weight": torch.full((1 << 14, 1 << 12), 7.0)}),
-    )
-    with memory_limited_to(1 << 26), redirect_stderr(StringIO()) as stderr:
+    writer = CheckpointWriter(folder)
+    rows = ClassRows(0, 1 << 14, {"weight": torch.full((1 << 14, 1 << 12), 7.0)})
+    with faults.memory_limited_to(1 << 26), redirect_stderr(StringIO()) as stderr:
         writer.save(replace(snapshot(1, num_classes=1 << 14), rows=(rows,)))
     return not writer.poll().failure, stderr.getvalue()
 
@@ -317,7 +291,7 @@ def test_every_type_and_shape_loads_with_the_safetensors_library(tmp_path, dtype
 def test_a_failed_rename_keeps_the_previous_checkpoint(tmp_path):
     saved(tmp_path)
     scratch = tmp_path / ".step_00000001.tmp-12345678"
-    with small_disk(scratch, size_kib=16), pytest.raises(OSError, match="busy"):
+    with faults.small_disk(scratch, size_kib=16), pytest.raises(OSError, match="busy"):
         publish(scratch, tmp_path / "step_00000001")
     assert sorted(p.name for p in tmp_path.iterdir()) == [scratch.name, "latest", "step_00000001"]
     Checkpoint.open(tmp_path / LATEST).verify()
@@ -341,11 +315,6 @@ def test_a_checkpoint_opens_by_run_folder_by_itself_and_by_latest(tmp_path):
     saved(tmp_path / "checkpoints")
     for path in (".", "checkpoints", "checkpoints/step_00000001", "checkpoints/latest"):
         assert Checkpoint.open(tmp_path / path).step == 1
-
-
-def saved(folder):
-    CheckpointWriter(folder, asynchronous=False).save(snapshot(1))
-    return folder / "step_00000001"
 
 
 def test_a_missing_checkpoint_class_or_table_is_named(tmp_path):

@@ -38,12 +38,8 @@ def test_no_text_covers_a_curve_or_another_text(panels):
 def test_the_figure_names_the_run_its_axes_and_its_sets():
     figure = draw_curves(records(), "tiny_$x", PANELS)
     assert figure._suptitle.get_text() == "tiny_$x"
-    assert [axes.get_ylabel() for axes in figure.axes] == [
-        "loss",
-        "accuracy (%)",
-        "learning rate",
-        "images per second",
-    ]
+    labels = [axes.get_ylabel() for axes in figure.axes]
+    assert labels == ["loss", "accuracy (%)", "learning rate", "images per second"]
     assert figure.axes[-1].get_xlabel() == "step"
     texts = [text.get_text() for text in figure.axes[1].get_legend().get_texts()]
     assert texts == sorted(NAMES)

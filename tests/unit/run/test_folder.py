@@ -1,23 +1,15 @@
 import json
+from dataclasses import replace
 
 import pytest
-import torch
 
-from facetrain.distributed.world import World
 from facetrain.errors import UsageError
 from facetrain.run.folder.create import create_run_folder, remove_if_empty
+from tests.support.world import ONE_RANK
 
 
 def world(launcher_id, restarts=0):
-    return World(
-        rank=0,
-        local_rank=0,
-        size=1,
-        local_size=1,
-        device=torch.device("cpu"),
-        launcher_id=launcher_id,
-        restarts=restarts,
-    )
+    return replace(ONE_RANK, launcher_id=launcher_id, restarts=restarts)
 
 
 def claimed(default, launcher_id, restarts=0):

@@ -7,15 +7,14 @@ import torch
 from facetrain.config.schema import Config
 from facetrain.data.images.augment import Augment
 from facetrain.data.loading.loader import Batch
-from facetrain.distributed.world import World
 from facetrain.errors import ConfigError
 from facetrain.run.build.parts import build_learning_check, build_state
 from facetrain.run.build.step_schedule import schedule_steps
 from facetrain.training.learning_check import chance_loss
 from facetrain.training.step import TrainStep
+from tests.support.world import ONE_RANK
 
 CLASSES, IMAGES_PER_CLASS, SIZE, STEPS = 40, 150, 16, 160
-WORLD = World(rank=0, local_rank=0, size=1, local_size=1, device=torch.device("cpu"))
 
 
 def make_images(*, black=False, shuffled=False):
@@ -43,7 +42,7 @@ def build(
         }
     )  # fmt: skip
     schedule = schedule_steps(config, CLASSES * IMAGES_PER_CLASS, 1)
-    state = build_state(config, WORLD, classes, schedule, folder, None)
+    state = build_state(config, ONE_RANK, classes, schedule, folder, None)
     state.step = start_step
     return state, build_learning_check(config, state, schedule)
 

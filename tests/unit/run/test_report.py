@@ -57,9 +57,14 @@ def folder(tmp_path):
     return folder
 
 
-def test_the_page_has_every_part_of_the_run(folder):
+@pytest.fixture
+def text(folder):
     write_run_report(folder, folder / "report.html")
-    page = Page((folder / "report.html").read_text())
+    return (folder / "report.html").read_text()
+
+
+def test_the_page_has_every_part_of_the_run(text):
+    page = Page(text)
     parts = ("Config", "Curves", "Verification", "Speed", "Loss spikes", "Skipped images", "Warnings")
     for part in (*parts, "Starts", "Environment", NAME):
         assert f"{part}\n" in page.text
@@ -71,9 +76,8 @@ def test_the_page_has_every_part_of_the_run(folder):
     assert page.tags.count("svg") == 4
 
 
-def test_names_are_escaped_and_nothing_is_loaded_from_elsewhere(folder):
-    write_run_report(folder, folder / "report.html")
-    page = Page((folder / "report.html").read_text())
+def test_names_are_escaped_and_nothing_is_loaded_from_elsewhere(text):
+    page = Page(text)
     assert "script" not in page.tags and "b" not in page.tags and EVIL in page.text
     assert not {"img", "link", "iframe", "object"} & set(page.tags)
     for name, value in page.attributes:
@@ -83,9 +87,7 @@ def test_names_are_escaped_and_nothing_is_loaded_from_elsewhere(folder):
         assert name not in ("src", "href", "xlink:href") or value.startswith("#")
 
 
-def test_wide_tables_scroll_on_a_narrow_screen(folder):
-    write_run_report(folder, folder / "report.html")
-    text = (folder / "report.html").read_text()
+def test_wide_tables_scroll_on_a_narrow_screen(text):
     assert 'name="viewport" content="width=device-width' in text
     assert ".table{overflow-x:auto}" in text and ".figures svg{width:100%" in text
     assert text.count('<div class="table"><table>') == 4

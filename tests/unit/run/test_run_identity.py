@@ -45,9 +45,8 @@ def runs(dataset, tmp_path_factory):  # noqa: F811
     )
     for name in ("a", "b"):
         assert training.train(load_config(folder / "tiny.yaml"), folder / name) == 0
-        (
-            folder / name / "model.safetensors"
-        ).unlink()  # so that the run is evaluated by its newest checkpoint
+        # Without it, the run is evaluated by its newest checkpoint.
+        (folder / name / "model.safetensors").unlink()
     return folder
 
 
@@ -194,33 +193,30 @@ def test_another_dataset_of_as_many_identities_is_refused_unless_it_is_set(run, 
     assert go_on(run) == 0, "the same dataset under another path"
 
 
-DAMAGE = {
-    "manifest missing": lambda path: (path / "manifest.json").unlink(),
-    "manifest a link to itself": lambda path: (
-        (path / "manifest.json").rename(path / "other.json"),
-        (path / "manifest.json").symlink_to(path / "other.json"),
+def link_manifest(path, target):
+    path.rename(path.with_name("other.json"))
+    path.symlink_to(path.with_name(target))
+
+
+MANIFESTS = {
+    "missing": lambda path: path.unlink(),
+    "a link to a file inside": lambda path: link_manifest(path, "other.json"),
+    "a link to nothing": lambda path: link_manifest(path, "nothing"),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "not JSON": lambda path: path.write_text("{\n 'a': 1}"),
+    "not text": lambda path: path.write_bytes(b"\xff\xfe\x00"),
+    "cut off": lambda path: path.write_text(path.read_text()[:100]),
+    "an entry of a file without a name": lambda path: path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"files": [{}]})
     ),
-    "manifest a link to nothing": lambda path: (
-        (path / "manifest.json").unlink(),
-        (path / "manifest.json").symlink_to(path / "nothing"),
-    ),
-    "manifest a folder": lambda path: ((path / "manifest.json").unlink(), (path / "manifest.json").mkdir()),
-    "manifest not JSON": lambda path: (path / "manifest.json").write_text("{\n 'a': 1}"),
-    "manifest not text": lambda path: (path / "manifest.json").write_bytes(b"\xff\xfe\x00"),
-    "manifest cut off": lambda path: (path / "manifest.json").write_text(
-        (path / "manifest.json").read_text()[:100]
-    ),
-    "an entry of a file without a name": lambda path: (path / "manifest.json").write_text(
-        json.dumps(json.loads((path / "manifest.json").read_text()) | {"files": [{}]})
-    ),
-    "no folder but a file": lambda path: (shutil.rmtree(path), path.write_text("")),
-    "a bit flipped": lambda path: flip_a_bit(path / "replicated.safetensors"),
+    "in no folder but a file": lambda path: (shutil.rmtree(path.parent), path.parent.write_text("")),
+    "of a file with another bit": lambda path: flip_a_bit(path.with_name("replicated.safetensors")),
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_each_damage_of_the_newest_checkpoint_has_the_same_outcome_in_every_command(run, damage):
-    DAMAGE[damage](checkpoint(run, 4))
+@pytest.mark.parametrize("manifest", MANIFESTS)
+def test_each_damage_of_the_newest_checkpoint_has_the_same_outcome_in_every_command(run, manifest):
+    MANIFESTS[manifest](checkpoint(run, 4) / "manifest.json")
     command = f"continue from it with `facetrain resume {run} --checkpoint 2`"
     for use in (lambda: go_on(run), lambda: open_model(run, torch.device("cpu"))):
         with pytest.raises(DamagedCheckpointError) as caught:
@@ -302,16 +298,9 @@ def test_the_services_of_a_run_learn_how_it_has_ended(run, monkeypatch):
 
     monkeypatch.setattr(Recorder, "close", record_end)
     assert go_on(run, changes=["train.max_steps=5"]) == 0
+    wild = ["train.max_steps=50", "train.max_skipped_steps=1", "optim.lr=1e30", "optim.clip_grad_norm=null"]
     with pytest.raises(DivergedError):
-        go_on(
-            run,
-            changes=[
-                "train.max_steps=50",
-                "train.max_skipped_steps=1",
-                "optim.lr=1e30",
-                "optim.clip_grad_norm=null",
-            ],
-        )
+        go_on(run, changes=wild)
     assert ends == ["finished", "finished", "failed", "failed"], "metrics.jsonl and loss_spikes.jsonl"
 
 

@@ -43,20 +43,12 @@ def test_every_stage_has_the_steps_of_its_epochs_and_its_batch():
     ]
     assert facts == [(0, 24, 0, 4, 12), (24, 28, 2, 12, 4), (28, 44, 3, 6, 8)]
     assert schedule.total_steps == schedule.steps_of_all_epochs == 44
-    assert [schedule.stages.index(schedule.stage_at(step)) for step in (0, 23, 24, 27, 28, 43, 44)] == [
-        0, 0, 1, 1, 2, 2, 2,
-    ]  # fmt: skip
+    stage_of = {0: 0, 23: 0, 24: 1, 27: 1, 28: 2, 43: 2, 44: 2}
+    assert all(schedule.stage_at(step) is schedule.stages[stage] for step, stage in stage_of.items())
     assert schedule.images_after(0) == 24 * 8 + 4 * 24 + 16 * 12
     assert schedule.images_after(26) == 2 * 24 + 16 * 12
-    assert [schedule.step_of_epoch(epoch) for epoch in (0, 1, 1.5, 2, 2.5, 3, 4)] == [
-        0,
-        12,
-        18,
-        24,
-        26,
-        28,
-        36,
-    ]
+    first_step_of = {0: 0, 1: 12, 1.5: 18, 2: 24, 2.5: 26, 3: 28, 4: 36}
+    assert {epoch: schedule.step_of_epoch(epoch) for epoch in first_step_of} == first_step_of
 
 
 def test_a_limit_of_steps_leaves_out_the_stages_after_it():
@@ -68,9 +60,8 @@ def test_a_limit_of_steps_leaves_out_the_stages_after_it():
 @pytest.mark.parametrize("mode", ["full", "blocks"])
 @pytest.mark.parametrize("mixed", [False, True])
 def test_every_epoch_of_every_stage_shows_each_image_once(mode, mixed):
-    schedule = schedule_steps(
-        config_of(images=10, stages=[{"until_epoch": 2, "global_batch_size": 20}]), 100, 1
-    )
+    stages = [{"until_epoch": 2, "global_batch_size": 20}]
+    schedule = schedule_steps(config_of(stages, images=10), 100, 1)
     orders = []
     for stage in schedule.stages:
         options = {
@@ -137,45 +128,48 @@ def test_the_batch_of_a_stage_divides_over_the_ranks_and_fits_the_dataset():
     with pytest.raises(
         ConfigError, match=r"stage 2 of train.stages: .*24 images cannot be divided among 5 ranks"
     ):
-        schedule_steps(
-            config_of([{"until_epoch": 1, "global_batch_size": 20}, STAGES[1]], images=20), IMAGES, 5
-        )
+        stages = [{"until_epoch": 1, "global_batch_size": 20}, STAGES[1]]
+        schedule_steps(config_of(stages, images=20), IMAGES, 5)
     with pytest.raises(DataError, match="fewer than one global batch of 208"):
         schedule_steps(config_of([{"until_epoch": 1, "global_batch_size": 208}]), IMAGES, 1)
 
 
 @pytest.mark.parametrize(
-    ("train", "message"),
+    ("until_epoch", "changes", "message"),
     [
-        ({"stages": [{"until_epoch": 2}]}, r"train.stages\[0\]: the stage changes nothing"),
+        (2, {}, r"train.stages\[0\]: the stage changes nothing"),
+        (21, {"batch_size": 4}, "ends after epoch 21, but the run has 20"),
+        (2, {"global_batch_size": 4}, "give batch_size and not global_batch_size"),
+        (2, {"samplerate": 0.1}, "did you mean sample_rate"),
         (
-            {"stages": [{"until_epoch": 2, "batch_size": 4}] * 2},
-            r"must grow from stage to stage, not \[2, 2\]",
-        ),
-        ({"stages": [{"until_epoch": 21, "batch_size": 4}]}, "ends after epoch 21, but the run has 20"),
-        (
-            {"stages": [{"until_epoch": 2, "global_batch_size": 4}]},
-            "give batch_size and not global_batch_size",
-        ),
-        (
-            {"stages": [{"until_epoch": 2, "batch_size": 4}], "global_batch_size": 8},
-            "give global_batch_size and not batch_size",
-        ),
-        ({"stages": [{"until_epoch": 2, "samplerate": 0.1}]}, "did you mean sample_rate"),
-        (
-            {"stages": [{"until_epoch": 2, "image_size": 128}]},
+            2,
+            {"image_size": 128},
             "stage 1 of train.stages: image_size: 128 is larger than data.image_size: 112",
         ),
-        (
-            {"stages": [{"until_epoch": 20, "image_size": 80}]},
-            "stage 1 of train.stages: image_size: 80 lasts until the end of the run",
-        ),
-        ({"stages": 3}, "use a list in brackets, each value a section"),
+        (20, {"image_size": 80}, "stage 1 of train.stages: image_size: 80 lasts until the end of the run"),
     ],
 )
-def test_invalid_stages_are_refused_with_what_to_write(train, message):
+def test_an_invalid_stage_is_refused_with_what_to_write(until_epoch, changes, message):
+    stages = [{"until_epoch": until_epoch} | changes]
     with pytest.raises(ConfigError, match=message):
-        build_config({"data": {"train": "x"}, "train": train}, "x")
+        build_config({"data": {"train": "x"}, "train": {"stages": stages}}, "x")
+
+
+@pytest.mark.parametrize(
+    ("stages", "further", "message"),
+    [
+        ([{"until_epoch": 2, "batch_size": 4}] * 2, {}, r"must grow from stage to stage, not \[2, 2\]"),
+        (
+            [{"until_epoch": 2, "batch_size": 4}],
+            {"global_batch_size": 8},
+            "give global_batch_size and not batch_size",
+        ),
+        (3, {}, "use a list in brackets, each value a section"),
+    ],
+)
+def test_stages_that_do_not_fit_each_other_or_the_run_are_refused(stages, further, message):
+    with pytest.raises(ConfigError, match=message):
+        build_config({"data": {"train": "x"}, "train": {"stages": stages} | further}, "x")
 
 
 @pytest.mark.parametrize("head", [{"loss": "unified"}, {"sub_centers": 3}, {"placement": "host"}])

@@ -16,7 +16,7 @@ from facetrain.run import training
 from facetrain.telemetry.jsonl import read_jsonl
 from facetrain.training.distillation import LOSSES, Distillation
 from facetrain.training.teacher import LiveTeacher, digest_model
-from tests.runs.conftest import dataset  # noqa: F401
+from tests.runs.conftest import dataset, train_and_resume  # noqa: F401
 
 CPU = torch.device("cpu")
 TINY = {"layers": [1, 1, 1, 1], "widths": [4, 4, 4, 4], "embedding_size": 8, "image_size": 32}
@@ -77,11 +77,8 @@ def test_a_projection_is_there_only_where_lengths_differ_and_can_bridge_them():
     first, second = (Distillation(Constant(x), "mse", embedding_size=7, **options) for _ in range(2))
     assert torch.equal(first.projection.weight, second.projection.weight)
     weighted, value = first(None, None, torch.randn(6, 7))
-    assert (
-        weighted.requires_grad
-        and not value.requires_grad
-        and weighted.item() == pytest.approx(2 * value.item())
-    )
+    assert weighted.requires_grad and not value.requires_grad
+    assert weighted.item() == pytest.approx(2 * value.item())
 
 
 @pytest.fixture
@@ -146,21 +143,19 @@ def runs(dataset, tmp_path_factory):  # noqa: F811
     return folder, config
 
 
+def distill_losses(folder):
+    records = read_jsonl(folder / "metrics.jsonl")
+    return [record["distill_loss"] for record in records if "distill_loss" in record]
+
+
 @pytest.mark.parametrize("loss", [*LOSSES, "adaptive_centers"])
 def test_a_student_is_taught_and_resumes_bit_for_bit(runs, tmp_path, loss):
     folder, config = runs
-    options = [
-        f"distill.teacher={folder}/teacher",
-        f"distill.loss={loss}",
-        "distill.weight=5",
-        "optim.accumulate=2",
-    ]
-    student = config("student", 12, *options)
+    options = [f"distill.teacher={folder}/teacher", f"distill.loss={loss}"]
+    student = config("student", 12, *options, "distill.weight=5", "optim.accumulate=2")
     assert training.train(student, tmp_path / "run") == 0
-    records = [
-        record for record in read_jsonl(tmp_path / "run" / "metrics.jsonl") if "distill_loss" in record
-    ]
-    assert len(records) == 4 and all(math.isfinite(record["distill_loss"]) for record in records)
+    found = distill_losses(tmp_path / "run")
+    assert len(found) == 4 and all(map(math.isfinite, found))
     saved = Checkpoint.open(tmp_path / "run").replicated()
     assert ("distill.projection.weight" in saved) == (loss != "relational")
     assert ("optimizer.distill.projection.weight.momentum_buffer" in saved) == (loss != "relational")
@@ -179,11 +174,7 @@ def test_the_teacher_pulls_the_student_toward_it(runs, tmp_path):
     folder, config = runs
     options = [f"distill.teacher={folder}/teacher", "train.max_steps=30", "distill.weight=50"]
     assert training.train(config("pulled", 8, *options), tmp_path / "run") == 0
-    values = [
-        record["distill_loss"]
-        for record in read_jsonl(tmp_path / "run" / "metrics.jsonl")
-        if "loss" in record
-    ]
+    values = distill_losses(tmp_path / "run")
     assert values[-1] < 0.9 * values[0]
 
 
@@ -196,10 +187,7 @@ def test_separate_heads_on_disk_are_taught_and_resume_bit_for_bit(runs, dataset,
     options = [f"data.train={tmp_path}/two.yaml", f"distill.teacher={folder}/teacher", f"distill.loss={loss}"]
     options += ["head.placement=disk", "head.sample_rate=0.5", "distill.weight=5"]
     student = config("separate", 8, *options)
-    assert training.train(student, tmp_path / "run") == 0
-    expected = (tmp_path / "run" / "model.safetensors").read_bytes()
-    assert training.resume(student, tmp_path / "run", 2) == 0
-    assert (tmp_path / "run" / "model.safetensors").read_bytes() == expected
+    train_and_resume(student, tmp_path / "run", 2)
     if loss == "adaptive_centers":
         assert Checkpoint.open(tmp_path / "run").rows("teacher_weight", 0, 40).shape == (40, 8)
 

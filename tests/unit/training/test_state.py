@@ -10,7 +10,7 @@ from facetrain.config.loading import load_config
 from facetrain.errors import CheckpointError
 from facetrain.run import training
 from facetrain.telemetry.jsonl import read_jsonl
-from tests.runs.conftest import dataset, describe  # noqa: F401
+from tests.runs.conftest import dataset, train_and_resume  # noqa: F401
 from tests.support.datasets import damage_records
 from tests.unit.checkpoint.test_damaged_checkpoints import update_manifest
 
@@ -85,10 +85,7 @@ def test_a_network_in_channels_last_resumes_bit_for_bit(dataset, tmp_path, optim
     )
     (tmp_path / "tiny.yaml").write_text(described)
     config = load_config(tmp_path / "tiny.yaml")
-    assert training.train(config, tmp_path / "run") == 0
-    expected = (tmp_path / "run" / "model.safetensors").read_bytes()
-    assert training.resume(config, tmp_path / "run", 1) == 0
-    assert (tmp_path / "run" / "model.safetensors").read_bytes() == expected
+    train_and_resume(config, tmp_path / "run", 1)
 
 
 def test_skipped_images_are_counted_once_however_often_the_run_is_resumed(dataset, tmp_path):  # noqa: F811

@@ -4,6 +4,7 @@ import json
 import shutil
 import struct
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,6 @@ import torch
 from safetensors.torch import load_file
 
 from facetrain.checkpoint.load import Checkpoint
-from facetrain.config.loading import load_config
 from facetrain.data.images.augment import Augment
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.loading.loader import Batch
@@ -24,38 +24,23 @@ from facetrain.models.model_file import open_model
 from facetrain.run import training
 from facetrain.run.build.teacher_embeddings import open_cache, write_teacher_embeddings
 from facetrain.run.folder.data_digests import digest_labels
-from facetrain.telemetry.jsonl import read_jsonl
 from facetrain.training.teacher import LiveTeacher, digest_model
 from facetrain.training.teacher_cache import CachedTeacher, cache_digest, new_cache
-from tests.runs.conftest import dataset  # noqa: F401
+from tests.runs.conftest import dataset, train_and_resume  # noqa: F401
 from tests.support.datasets import write_records
+from tests.unit.training.test_distillation import distill_losses, runs  # noqa: F401
 
 CPU = torch.device("cpu")
-TEXT = (
-    "data: {{train: {data}, image_size: 32, workers: 0}}\n"
-    "model: {{backbone: iresnet, layers: [1, 1, 1, 1], widths: [4, 4, 4, 4], embedding_size: 8}}\n"
-    "optim: {{lr: 0.02}}\n"
-    "train: {{global_batch_size: 24, max_steps: 4, precision: fp32, device: cpu}}\n"
-    "checkpoint: {{every_steps: 2}}\neval: {{targets: []}}\nlog: {{tensorboard: false, every_steps: 1}}\n"
-)
 
 
 @pytest.fixture(scope="module")
-def taught(dataset, tmp_path_factory):  # noqa: F811
+def taught(runs, dataset):  # noqa: F811
     """The folder of a teacher with its cache, and a function that returns the config of a student."""
-    folder = tmp_path_factory.mktemp("cache")
-    (folder / "tiny.yaml").write_text(TEXT.format(data=dataset / "data"))
-    assert training.train(load_config(folder / "tiny.yaml"), folder / "teacher") == 0
+    folder, config = runs
     write_teacher_embeddings(
         folder / "teacher", dataset / "data", folder / "t.safetensors", Inference("cpu", 50)
     )
-
-    def config(*options):
-        return load_config(
-            folder / "tiny.yaml", [f"distill.teacher={folder}/teacher", "distill.weight=5", *options]
-        )
-
-    return folder, config
+    return folder, partial(config, "cached", 8, f"distill.teacher={folder}/teacher", "distill.weight=5")
 
 
 def cached(taught, folder, path=None, **changes):
@@ -95,27 +80,12 @@ def test_a_replaced_image_has_the_embedding_of_its_replacement_with_the_flip_of_
     assert torch.equal(found, rows[read_B, flip_B.long()])
 
 
-def test_any_reader_of_safetensors_reads_the_file(taught):
-    assert load_file(taught[0] / "t.safetensors")["embedding"].shape == (120, 2, 8)
-
-
 def test_a_run_with_a_cache_equals_one_with_the_live_teacher_and_resumes_bit_for_bit(taught, tmp_path):
     folder, config = taught
     assert training.train(config(), tmp_path / "live") == 0
-    student = config(f"distill.cache={folder}/t.safetensors")
-    assert training.train(student, tmp_path / "cached") == 0
-    values = [
-        [
-            record["distill_loss"]
-            for record in read_jsonl(tmp_path / name / "metrics.jsonl")
-            if "loss" in record
-        ]
-        for name in ("live", "cached")
-    ]
+    train_and_resume(config(f"distill.cache={folder}/t.safetensors"), tmp_path / "cached", 2)
+    values = [distill_losses(tmp_path / name) for name in ("live", "cached")]
     assert len(values[0]) == 4 and values[1] == pytest.approx(values[0], rel=1e-4)
-    expected = (tmp_path / "cached" / "model.safetensors").read_bytes()
-    assert training.resume(student, tmp_path / "cached", 2) == 0
-    assert (tmp_path / "cached" / "model.safetensors").read_bytes() == expected
 
 
 @pytest.mark.parametrize(
@@ -225,11 +195,7 @@ def test_fixed_centers_pull_the_student_alone_and_are_not_saved(taught, tmp_path
         "distill.loss=fixed_centers",
         "distill.margin_weight=0",
     ]
-    student = config(*options, "distill.weight=1")
-    assert training.train(student, tmp_path / "run") == 0
-    expected = (tmp_path / "run" / "model.safetensors").read_bytes()
-    assert training.resume(student, tmp_path / "run", 2) == 0
-    assert (tmp_path / "run" / "model.safetensors").read_bytes() == expected
+    train_and_resume(config(*options, "distill.weight=1"), tmp_path / "run", 2)
     with pytest.raises(CheckpointError, match="no table teacher_weight"):
         Checkpoint.open(tmp_path / "run").rows("teacher_weight", 0, 20)
     with pytest.raises(ConfigError, match="fixed_centers needs cache"):
@@ -253,9 +219,5 @@ def test_a_cache_of_the_whole_dataset_serves_a_run_without_its_small_identities(
     assert torch.equal(found, whole[torch.tensor([0, 53, 55, 56])])
     into = torch.zeros(1, 8)
     teacher.mean_embeddings(source.labels, 9, 10, into=into)
-    assert torch.allclose(
-        into[0],
-        torch.nn.functional.normalize(load_file(tmp_path / "t.safetensors")["embedding"][55:], dim=2).mean(
-            (0, 1)
-        ),
-    )
+    unit = torch.nn.functional.normalize(load_file(tmp_path / "t.safetensors")["embedding"][55:], dim=2)
+    assert torch.allclose(into[0], unit.mean((0, 1)))

@@ -6,15 +6,8 @@ TRAINS, AUTOGRAD, SENDS = 1, 2, 3
 
 
 def event(category, name, start, stop, thread=TRAINS, **args):
-    return {
-        "ph": "X",
-        "cat": category,
-        "name": name,
-        "tid": thread,
-        "ts": start * 1e6,
-        "dur": (stop - start) * 1e6,
-        "args": args,
-    }
+    microseconds = {"ts": start * 1e6, "dur": (stop - start) * 1e6}
+    return {"ph": "X", "cat": category, "name": name, "tid": thread, "args": args} | microseconds
 
 
 def noted(name, start, stop, thread=TRAINS):

@@ -9,7 +9,6 @@ from facetrain.data.loading.loader import Loader, LoaderSettings
 from facetrain.data.loading.sampler import SampleOrder, build_sampler
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.settings import DataSettings
-from facetrain.distributed.world import World
 from facetrain.head.head_run import HeadRun
 from facetrain.head.margin_head import MarginHead
 from facetrain.head.settings import HeadSettings
@@ -32,14 +31,12 @@ def state():
     options = {"layers": (1, 1, 1, 1), "widths": (4, 4, 4, 4), "embedding_size": 8, "image_size": SIZE}
     backbone = build_backbone("iresnet", **options)
     network = InPrecision(backbone, "fp32", CPU, memory_format=torch.contiguous_format)
-    world = World(rank=0, local_rank=0, size=1, local_size=1, device=CPU)
-    head = MarginHead(
-        HeadSettings(), OptimSettings(), HeadRun(), world, embedding_size=8, num_classes=CLASSES
-    )
+    settings = HeadSettings(), OptimSettings()
+    head = MarginHead(*settings, HeadRun(), ONE_RANK, embedding_size=8, num_classes=CLASSES)
     optimizer = build_optimizer(parameter_groups(backbone, {}), OptimSettings(weight_decay=0))
     scale = LossScale(CPU, enabled=False)
     stepper = Stepper(backbone, [optimizer], head, scale, schedule=lambda step: 0.01, clip_grad_norm=5.0)
-    return TrainState(world, network, head, stepper, SpikeDetector(5.0, CPU))
+    return TrainState(ONE_RANK, network, head, stepper, SpikeDetector(5.0, CPU))
 
 
 @pytest.fixture

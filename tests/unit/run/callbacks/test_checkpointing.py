@@ -34,30 +34,22 @@ def test_a_checkpoint_is_committed_by_a_later_poll(state, tmp_path):
     assert Checkpoint.open(tmp_path).step == 1
 
 
-def test_a_checkpoint_that_cannot_be_written_is_reported_and_refused_as_the_last_one(state, tmp_path):
+@pytest.mark.parametrize(
+    ("last_saved", "advice"),
+    [(None, "start the run again"), (7, "`facetrain resume` continues from step 7$")],
+)
+def test_a_checkpoint_that_cannot_be_written_is_reported_and_refused_as_the_last_one(
+    state, tmp_path, last_saved, advice
+):
     (tmp_path / "file").touch()
     lines, board = [], Board()
-    checkpointing = checkpointing_of(tmp_path / "file", board, lines)
-    state.step = 2
-    checkpointing.save(state)
-    checkpointing.finish()
-    assert board.written == [(2, {"save_failed": 1.0})]
-    assert len(lines) == 1 and lines[0].startswith("warning: checkpoint of step 2 was not saved: rank 0: ")
-    with pytest.raises(
-        CheckpointError, match="the checkpoint of step 2 was not saved [(]rank 0: .*start the run again"
-    ):
-        checkpointing.require_saved(state)
-
-
-def test_the_last_checkpoint_of_a_resumed_run_is_named_when_a_later_one_cannot_be_written(state, tmp_path):
-    (tmp_path / "file").touch()
-    checkpointing = checkpointing_of(tmp_path / "file", Board(), [], last_saved=7)
+    checkpointing = checkpointing_of(tmp_path / "file", board, lines, last_saved=last_saved)
     state.step = 9
     checkpointing.save(state)
     checkpointing.finish()
-    with pytest.raises(
-        CheckpointError, match="of step 9 was not saved .*`facetrain resume` continues from step 7$"
-    ):
+    assert board.written == [(9, {"save_failed": 1.0})]
+    assert len(lines) == 1 and lines[0].startswith("warning: checkpoint of step 9 was not saved: rank 0: ")
+    with pytest.raises(CheckpointError, match=f"of step 9 was not saved [(]rank 0: .*{advice}"):
         checkpointing.require_saved(state)
 
 

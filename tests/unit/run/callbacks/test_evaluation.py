@@ -102,9 +102,3 @@ def test_the_first_verification_must_measure_the_metric_of_the_best_checkpoint(
     state.step = 1
     evaluation.verify(state)  # after a resume, days of training are worth more
     Evaluation(verifier_of(pairs), Recorder(), best_metric="lfw/accuracy").verify(state)
-
-
-def test_a_metric_of_the_best_checkpoint_needs_a_verification_set(state):
-    verifier = Verifier([], embedder_of)
-    with pytest.raises(ConfigError, match="measures no set: eval.targets is empty"):
-        Evaluation(verifier, Recorder(), best_metric="lfw/accuracy").verify(state)

@@ -1,5 +1,7 @@
 """Order of the calls of the training loop."""
 
+import pytest
+
 from facetrain.config.loading import build_config
 from facetrain.run.callbacks.checkpointing import Agreement
 from facetrain.run.loop import Callbacks, fit
@@ -52,7 +54,8 @@ class Recording:
         return Agreement(stop=state.step == self._stop_at or self._interrupted, save=save)
 
 
-def calls_of(state, loader, step, *, resumed=False, **options):
+def calls_of(state, loader, step, *, resumed=False, unverified=False, **options):
+    state.unverified = unverified
     recording = Recording(state, **options)
     callbacks = Callbacks(recording, recording, recording, recording)
     fit(state, loader, step, callbacks, CONFIG, total_steps=4, resumed=resumed)
@@ -69,23 +72,20 @@ def test_the_loop_calls_each_callback_at_its_interval_and_all_after_the_last_ste
     ]  # fmt: skip
 
 
-def test_the_loop_saves_and_ends_after_the_step_of_a_signal(state, loader, step):
-    assert calls_of(state, loader, step, stop_at=1) == ["verify 0", "spikes 1", "save 1"]
-
-
-def test_the_loop_saves_after_the_step_before_which_the_clock_of_a_rank_asks_for_it(state, loader, step):
-    assert calls_of(state, loader, step, overdue_at=2)[4:8] == ["save 2", "verify 3", "spikes 3", "save 3"]
-
-
-def test_a_resumed_run_verifies_first_only_if_a_signal_interrupted_the_verification(state, loader, step):
-    assert calls_of(state, loader, step, resumed=True)[0] == "poll 1"
-
-
-def test_a_repeated_verification_of_a_resumed_run_is_saved(state, loader, step):
-    state.unverified = True
-    assert calls_of(state, loader, step, resumed=True)[:3] == ["verify 0", "save 0", "poll 1"]
-
-
-def test_a_signal_during_the_first_verification_saves_and_takes_no_step(state, loader, step):
-    assert calls_of(state, loader, step, interrupted=True) == ["verify 0", "save 0"]
-    assert state.step == 0
+@pytest.mark.parametrize(
+    ("options", "part", "calls"),
+    [
+        ({"stop_at": 1}, slice(None), ["verify 0", "spikes 1", "save 1"]),
+        # The clock of a rank asks for a save before step 3.
+        ({"overdue_at": 2}, slice(4, 8), ["save 2", "verify 3", "spikes 3", "save 3"]),
+        ({"interrupted": True}, slice(None), ["verify 0", "save 0"]),
+        ({"resumed": True}, slice(1), ["poll 1"]),
+        ({"resumed": True, "unverified": True}, slice(3), ["verify 0", "save 0", "poll 1"]),
+    ],
+    ids=["signal", "overdue save", "signal in the first verification", "resumed", "verification repeated"],
+)
+def test_the_loop_saves_where_it_is_asked_to_and_a_resumed_run_verifies_only_what_was_interrupted(
+    state, loader, step, options, part, calls
+):
+    assert calls_of(state, loader, step, **options)[part] == calls
+    assert state.step == 0 or "interrupted" not in options
