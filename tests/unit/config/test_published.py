@@ -108,24 +108,15 @@ MARGIN = "head.margin.type head.margin.scale head.margin.m1 head.margin.m2 head.
 AUGMENTATION = "data.augment.low_resolution data.augment.blur data.augment.color data.augment.gray"
 INTERVALS = "optim.accumulate eval.every_steps log.every_steps"
 SIZES = "data.num_classes data.num_images"
+LEFT_OUT = "margin_list: m1 and m2 are left out"
 CONVERSIONS = [
     # lines of the file, keys and values of the config, and the beginning of the note (None: no note)
     ("margin_list = (1.0, 0.5, 0.0)", MARGIN, ("arcface", 64, 1, 0.5, 0), None),
     ("margin_list = (1.0, 0.0, 0.4)", MARGIN, ("cosface", 64, 1, 0, 0.4), None),
     ("margin_list = (1.35, 0.0, 0.0)", MARGIN, ("combined", 64, 1.35, 0, 0), None),
     # arcface_torch subtracts m3 alone then.
-    (
-        "margin_list = (1.0, 0.5, 0.2)",
-        MARGIN,
-        ("cosface", 64, 1, 0, 0.2),
-        "margin_list: m1 and m2 are left out",
-    ),
-    (
-        "margin_list = (1.35, 0.0, 0.2)",
-        MARGIN,
-        ("cosface", 64, 1, 0, 0.2),
-        "margin_list: m1 and m2 are left out",
-    ),
+    ("margin_list = (1.0, 0.5, 0.2)", MARGIN, ("cosface", 64, 1, 0, 0.2), LEFT_OUT),
+    ("margin_list = (1.35, 0.0, 0.2)", MARGIN, ("cosface", 64, 1, 0, 0.2), LEFT_OUT),
     ("loss = 'arcface'", MARGIN, ("cosface", 64, 1, 0, 0.4), "loss: margin_list gives the margin"),
     ("loss = 'curricularface'", MARGIN, ("cosface", 64, 1, 0, 0.4), "loss: has no equivalent in facetrain"),
     (
@@ -136,18 +127,13 @@ CONVERSIONS = [
     ),
     ("dali_aug = True", AUGMENTATION, (0, 0, 0, 0), "dali_aug: is left out"),
     ("gradient_acc = 4; frequent = 3", INTERVALS, (4, 500, 1), "verbose, frequent: divided by gradient_acc"),
-    ("network = 'vit_t_dp005_mask0'", "model.backbone", ("vit_t",), None),
-    ("network = 'vit_s_dp005_mask_0'", "model.backbone", ("vit_s",), None),
-    (
-        "network = 'vit_b_dp005_mask_005'",
-        "model.backbone",
-        ("vit_b",),
-        "network: `dp005_mask_005` is left out",
-    ),
+    ("network = 'vit_t_dp005_mask0'", "model.backbone", "vit_t", None),
+    ("network = 'vit_s_dp005_mask_0'", "model.backbone", "vit_s", None),
+    ("network = 'vit_b_dp005_mask_005'", "model.backbone", "vit_b", "network: `dp005_mask_005` is left out"),
     (
         "network = 'vit_b'",
         "model.backbone",
-        ("vit_b",),
+        "vit_b",
         "network: the masking of patches in training has no equiv",
     ),
     # Synthetic data keeps its size, for `facetrain plan`.
@@ -158,17 +144,17 @@ CONVERSIONS = [
         "rec: the synthetic data of arc",
     ),
     ("num_image = 'forget'", SIZES, (2059906, None), "num_image: is not an integer and is left out"),
-    ("suffix_run_name = 'a'", "log.wandb", (None,), "suffix_run_name: has no equivalent in facetrain"),
-    ("wandb_project = 'faces'", "log.wandb", (None,), None),
-    ("wandb_project = 'faces'; using_wandb = True", "log.wandb", ("faces",), None),
-    ("using_wandb = True", "log.wandb", (None,), "using_wandb: names no project"),
+    ("suffix_run_name = 'a'", "log.wandb", None, "suffix_run_name: has no equivalent in facetrain"),
+    ("wandb_project = 'faces'", "log.wandb", None, None),
+    ("wandb_project = 'faces'; using_wandb = True", "log.wandb", "faces", None),
+    ("using_wandb = True", "log.wandb", None, "using_wandb: names no project"),
 ]
 
 
 @pytest.mark.parametrize(("lines", "keys", "values", "note"), CONVERSIONS, ids=lambda text: str(text)[:40])
 def test_each_setting_is_converted_or_named_in_a_note(tmp_path, lines, keys, values, note):
     config = converted(tmp_path, PEER + "".join(f"config.{line}\n" for line in lines.split("; ")))
-    assert attrgetter(*keys.split())(config) == (values if len(values) > 1 else values[0])
+    assert attrgetter(*keys.split())(config) == values
     text, _, unneeded = (
         (tmp_path / "wf42m.yaml").read_text().partition("# Left out, because facetrain needs no key")
     )

@@ -39,17 +39,6 @@ def test_every_class_is_drawn_with_probability_sample_rate(rate, block):
     assert np.abs(hits / steps - rate).max() < 5 * deviation
 
 
-@pytest.mark.parametrize("block", [1, 8])
-def test_the_draw_of_classes_near_two_to_the_31_does_not_depend_on_the_shards(block):
-    start = 2**31 - 1000
-    options = {"seed": 4, "step": 7, "block": block}
-    whole = draw_classes(ClassShard(start, start + 3000), 0.01, **options)
-    edges = [start, start + 997, start + 2005, start + 3000]
-    parts = [draw_classes(ClassShard(a, b), 0.01, **options) for a, b in itertools.pairwise(edges)]
-    np.testing.assert_array_equal(np.concatenate(parts), whole)
-    assert (np.diff(whole) > 0).all() and 30 - 2 * block <= len(whole) <= 30 + 2 * block
-
-
 def test_classes_of_a_block_are_drawn_together_and_blocks_differ_from_step_to_step():
     apart = set()
     for step in range(50):

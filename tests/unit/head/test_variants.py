@@ -7,8 +7,7 @@ from facetrain.head.class_shard import ClassShard
 from tests.support.dense_head import sample_classes
 from tests.support.dense_variants import CASES, HEADS, VARIANTS
 from tests.support.heads import make_head, make_margin
-
-CLASSES, SIZE, BATCH = 23, 8, 12
+from tests.unit.head.helpers import CLASSES, SIZE, batch
 
 
 def small_head(name, rate=1.0, **options):
@@ -24,12 +23,6 @@ def small_head(name, rate=1.0, **options):
         **given | variant.head | options,
     )  # fmt: skip
     return head
-
-
-def batch(step):
-    generator = torch.Generator().manual_seed(step)
-    embedding = torch.randn(BATCH, SIZE, dtype=torch.float64, generator=generator)
-    return embedding.requires_grad_(), torch.randint(0, CLASSES, (BATCH,), generator=generator)
 
 
 @pytest.mark.parametrize(("name", "rate"), CASES)

@@ -3,31 +3,21 @@
 import pytest
 import torch
 
-from facetrain.config.loading import build_config
 from facetrain.distributed.world import World
 from facetrain.head.margin_head import MarginHead
 from facetrain.plan.forecast import forecast, forecast_stages, head_load, teacher_load
 from facetrain.plan.head_cost import table_bytes
 from facetrain.run.build.head import head_run
 from facetrain.run.build.step_schedule import schedule_steps, stage_configs
+from tests.unit.plan.helpers import small_config
 
 CLASSES = 1001
-
-
-def config(**sections):
-    values = {
-        "data": {"train": "none", "image_size": 32},
-        "model": {"backbone": "iresnet", "layers": [1] * 4, "widths": [16] * 4, "embedding_size": 8},
-        "train": {"batch_size": 4, "epochs": 4},
-        "eval": {"targets": []},
-    }
-    return build_config(values | sections, "test")
 
 
 @pytest.mark.parametrize(("of_section", "of_stage"), [("off", "moving"), ("fixed", "off"), ("off", "off")])
 def test_every_stage_has_the_table_of_expectations_that_the_head_allocates(of_section, of_stage):
     stages = [{"until_epoch": 1, "batch_size": 16, "expectations": of_stage}]
-    described = config(
+    described = small_config(
         head={"expectations": of_section}, train={"batch_size": 4, "epochs": 4, "stages": stages}
     )
     world = World(0, 0, 1, 1, torch.device("cpu"))
@@ -50,7 +40,7 @@ def test_every_stage_has_the_table_of_expectations_that_the_head_allocates(of_se
 def test_the_centers_of_a_teacher_have_no_expectations(monkeypatch):
     cost = type("Cost", (), {"embedding_size": 8})()
     monkeypatch.setattr("facetrain.plan.forecast.teacher_cost", lambda *_: cost)
-    described = config(
+    described = small_config(
         head={"expectations": "moving"}, distill={"teacher": "t.safetensors", "loss": "adaptive_centers"}
     )
     trained = head_load(described, CLASSES, 1, 4)

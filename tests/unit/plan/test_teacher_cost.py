@@ -5,7 +5,6 @@ import torch
 
 from facetrain.backbone.settings import LoraSettings, ModelSettings
 from facetrain.backbone.zoo import build_backbone
-from facetrain.config.loading import build_config
 from facetrain.head.settings import HeadSettings
 from facetrain.models.model_file import describe_backbone, save_model
 from facetrain.optim.settings import OptimSettings
@@ -19,6 +18,7 @@ from facetrain.run.build.backbone import restrict_training
 from facetrain.torch_private import LiveBytes
 from facetrain.training.teacher_cache import new_cache
 from tests.support.heads import make_head, margin_settings
+from tests.unit.plan.helpers import small_config
 
 TINY = {"layers": (1, 1, 1, 1), "widths": (16, 16, 32, 32), "embedding_size": 16, "image_size": 32}
 MODEL = ModelSettings(backbone="iresnet", layers=TINY["layers"], widths=TINY["widths"], embedding_size=16)
@@ -47,21 +47,6 @@ def test_frozen_parts_and_adapters_are_counted_as_they_train(parts):
     assert cost.parameters < whole.parameters and cost.step.kept(8) < 1.2 * whole.step.kept(8)
 
 
-def config(folder, **sections):
-    values = {
-        "data": {"train": "none", "image_size": 32},
-        "model": {
-            "backbone": "iresnet",
-            "layers": [1, 1, 1, 1],
-            "widths": [16, 16, 32, 32],
-            "embedding_size": 8,
-        },
-        "train": {"batch_size": 4, "precision": "fp32"},
-        "eval": {"targets": []},
-    }
-    return build_config(values | sections, "test")
-
-
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
     path = tmp_path_factory.mktemp("plan") / "t.safetensors"
@@ -71,11 +56,11 @@ def teacher(tmp_path_factory):
 
 def test_a_teacher_adds_its_weights_its_centers_and_the_time_of_its_forward_pass(teacher, tmp_path):
     device, gpus, classes = DEVICES["h100"], 2, 1001
-    plain = config(tmp_path)
+    plain = small_config()
     before, time = forecast(plain, classes, gpus), step_time(plain, classes, gpus, device)
     assert before.teacher == before.average == 0 and time.teacher == 0
     distill = {"teacher": str(teacher), "loss": "adaptive_centers"}
-    taught = config(tmp_path, distill=distill)
+    taught = small_config(distill=distill)
     after, slower = forecast(taught, classes, gpus), step_time(taught, classes, gpus, device)
     weights = sum(t.nbytes for t in build_backbone("iresnet", **TINY).state_dict().values())
     assert after.teacher == weights + 4 * 8 * 16 * 3  # projection, its gradient and momentum
@@ -83,13 +68,13 @@ def test_a_teacher_adds_its_weights_its_centers_and_the_time_of_its_forward_pass
     assert slower.teacher > 0 and slower.head > time.head
     with new_cache(tmp_path / "c.safetensors", (3, 1, 16), dataset="", teacher=""):
         pass
-    cached = config(tmp_path, distill=distill | {"cache": str(tmp_path / "c.safetensors"), "loss": "cosine"})
+    cached = small_config(distill=distill | {"cache": str(tmp_path / "c.safetensors"), "loss": "cosine"})
     assert step_time(cached, classes, gpus, device).teacher == 0
     assert forecast(cached, classes, gpus).teacher == 4 * 8 * 16 * 3
 
 
-def test_an_average_adds_a_copy_of_what_is_trained_to_memory_and_checkpoint(tmp_path):
-    plain, averaged = config(tmp_path), config(tmp_path, optim={"ema": 0.99})
+def test_an_average_adds_a_copy_of_what_is_trained_to_memory_and_checkpoint():
+    plain, averaged = small_config(), small_config(optim={"ema": 0.99})
     first, second = (forecast(each, 10, 1, cuda=False) for each in (plain, averaged))
     assert second.average > 0 and second.saving == first.saving + second.average
     assert (
@@ -97,13 +82,13 @@ def test_an_average_adds_a_copy_of_what_is_trained_to_memory_and_checkpoint(tmp_
     )
 
 
-def test_the_fused_trunk_is_not_planned_with_frozen_batch_norms(tmp_path):
+def test_the_fused_trunk_is_not_planned_with_frozen_batch_norms():
     pytest.importorskip("triton")
-    model = config(tmp_path).model.model_dump(exclude_none=True)
+    model = small_config().model.model_dump(exclude_none=True)
     train = {"batch_size": 4, "precision": "bf16", "fused": "on"}
-    assert runs_fused(config(tmp_path, train=train))
-    assert runs_fused(config(tmp_path, train=train, model=model | {"freeze": ["fc"]}))
-    assert not runs_fused(config(tmp_path, train=train, model=model | {"freeze": ["layer1"]}))
+    assert runs_fused(small_config(train=train))
+    assert runs_fused(small_config(train=train, model=model | {"freeze": ["fc"]}))
+    assert not runs_fused(small_config(train=train, model=model | {"freeze": ["layer1"]}))
 
 
 def test_the_bytes_of_a_head_that_is_not_trained_are_forecast():
