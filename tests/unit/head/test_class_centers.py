@@ -9,6 +9,8 @@ from facetrain.errors import ConfigError, RunError
 from tests.support.heads import combined, make_head
 from tests.unit.head.helpers import batch, small_head
 
+BF16, FP32, INT8 = torch.bfloat16, torch.float32, torch.int8
+
 
 def test_initial_centers_do_not_depend_on_the_number_of_ranks():
     whole = small_head(seed=5).weight.data
@@ -102,22 +104,16 @@ def loss_after_training(head):
     return loss.item()
 
 
-def test_training_with_bfloat16_storage_stays_close_to_float32():
-    exact = small_head(weight_dtype=torch.float32, momentum_dtype=torch.float32)
-    small = small_head(weight_dtype=torch.bfloat16, momentum_dtype=torch.bfloat16)
-    assert small.weight.data.dtype == torch.bfloat16
-    assert loss_after_training(small) == pytest.approx(loss_after_training(exact), rel=0.05)
-
-
-@pytest.mark.parametrize("rate", [1.0, 0.4])
-def test_training_with_8_bit_momentum_stays_close_to_float32_and_saves_its_scales(rate):
-    exact, small = (
-        small_head(weight_dtype=torch.float32, momentum_dtype=dtype, sample_rate=rate)
-        for dtype in (torch.float32, torch.int8)
-    )
-    assert {name: t.dtype for name, t in small.row_state().items()} == {
-        "weight": torch.float32, "momentum": torch.int8, "momentum_scale": torch.float32,
-    }  # fmt: skip
+@pytest.mark.parametrize(
+    ("weight", "momentum", "rate"),
+    [(BF16, BF16, 1.0), (FP32, INT8, 1.0), (FP32, INT8, 0.4)],
+)
+def test_training_with_few_bits_stays_close_to_float32_and_saves_its_scales(weight, momentum, rate):
+    exact = small_head(weight_dtype=FP32, momentum_dtype=FP32, sample_rate=rate)
+    small = small_head(weight_dtype=weight, momentum_dtype=momentum, sample_rate=rate)
+    scales = {"momentum_scale": FP32} if momentum == INT8 else {}
+    dtypes = {name: table.dtype for name, table in small.row_state().items()}
+    assert dtypes == {"weight": weight, "momentum": momentum} | scales
     assert loss_after_training(small) == pytest.approx(loss_after_training(exact), rel=0.05)
 
 

@@ -77,13 +77,7 @@ def test_an_embedding_that_is_not_finite_moves_nothing():
 
 @pytest.mark.parametrize("rate", [1.0, 0.4])
 def test_a_head_that_is_not_trained_has_the_loss_and_gradient_of_a_trained_one_and_keeps_its_centers(rate):
-    options = {
-        "embedding_size": SIZE,
-        "num_classes": CLASSES,
-        "margin": margin_settings(),
-        "seed": 3,
-        "chunk_size": 4,
-    }
+    options = {"embedding_size": SIZE, "num_classes": CLASSES, "margin": margin_settings(), "chunk_size": 4}
     options |= {"weight_dtype": torch.float64, "sample_rate": rate, "update_in_backward": False}
     trained, fixed = make_head(**options), make_head(**options, trained=False)
     student, _, label = batch()
