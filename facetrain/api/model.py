@@ -281,10 +281,13 @@ def _place(image: Any, index: int) -> str:
 def _image(image: Any, index: int) -> EncodedImage:
     if isinstance(image, str | os.PathLike):
         return read_image_file(Path(image))
-    is_array = hasattr(image, "__array__")
-    pixels: Any = np.asarray(image) if is_array else np.empty(0)
+    try:
+        pixels = np.asarray(image)
+        given = f"{pixels.dtype} {pixels.shape}"
+    except (TypeError, ValueError, RuntimeError):
+        # An item of a Dataset, which also has a label, or a tensor on a GPU or with a gradient.
+        pixels, given = np.empty(0), f"a {type(image).__name__}"
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
-        given = f"{pixels.dtype} {pixels.shape}" if is_array else f"a {type(image).__name__}"
         raise DataError(
             f"image {index}: {given} cannot be embedded; give a file name, or RGB pixels from 0 to 255 as uint8 "
             "(height, width, 3)"

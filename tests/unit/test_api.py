@@ -66,7 +66,10 @@ def test_files_arrays_lists_and_datasets_give_the_same_embeddings(folder, model)
     files = sorted((folder / "images").iterdir())
     expected = embed_input(folder / "m.safetensors", folder / "images", Inference("cpu")).embedding
     assert model.embedding_size == 16 and model.image_size == 32
-    for given in (dataset, images, np.stack(images), files, [files[0], *images[1:]], folder / "images"):
+    for given in (
+        dataset, images, np.stack(images), files, [files[0], *images[1:]], folder / "images",
+        [*images[:-1], memoryview(images[-1])],
+    ):  # fmt: skip
         found = model.embed(given, batch_size=2)
         assert found.dtype == np.float32 and found.shape == (5, 16)
         np.testing.assert_allclose(found, expected, atol=1e-6)
@@ -92,6 +95,7 @@ def test_two_images_are_compared_with_and_without_a_threshold(folder, model):
         ([np.zeros((32, 32), np.uint8)], r"uint8 \(32, 32\)"),
         (np.zeros((32, 40), np.uint8), r"image 0: uint8 \(32, 40\)"),
         ([(np.zeros((32, 32, 3), np.uint8), 1)], "image 0: a tuple cannot be embedded"),
+        ([torch.zeros(32, 32, 3, requires_grad=True)], "image 0: a Tensor cannot be embedded"),
         (["nowhere.jpg"], "nowhere.jpg: No such file"),
         ("nowhere.jpg", "nowhere.jpg: No such file"),
     ],

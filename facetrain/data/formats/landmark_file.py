@@ -103,7 +103,7 @@ def remove_landmarks(data: Path) -> None:
 def without_gaps(landmarks_N52: np.ndarray) -> np.ndarray:
     """Return a copy in which the landmarks of an aligned face replace those with NaN: float32 (N, 5, 2)."""
     missing_N = np.isnan(landmarks_N52).any((1, 2))
-    return np.where(missing_N[:, None, None], NORMALIZED_TEMPLATE, landmarks_N52)
+    return np.where(missing_N[:, None, None], NORMALIZED_TEMPLATE, np.asarray(landmarks_N52, np.float32))
 
 
 def square_landmarks(points: np.ndarray, height: int, width: int) -> np.ndarray:

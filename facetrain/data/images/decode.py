@@ -94,7 +94,7 @@ def _decode_heic(data: bytes) -> np.ndarray:
         raise NotAnImageError(f"HEIC {reason}, or convert the photos with `heif-convert`") from error
     try:
         image = np.asarray(pillow_heif.open_heif(data, convert_hdr_to_8bit=True))
-    except ValueError as error:
+    except (ValueError, EOFError, SyntaxError, RuntimeError) as error:  # libheif's, by the kind of damage
         raise NotAnImageError(f"the HEIC image cannot be decoded ({error_reason(error)})") from error
     return (
         cv2.cvtColor(image, cv2.COLOR_GRAY2RGB) if image.ndim == 2 else np.ascontiguousarray(image[:, :, :3])

@@ -91,7 +91,7 @@ def compare_int8(path: Path, runtime: Runtime, model: EmbeddingModel, options: E
     if not cosine.mean >= _LEAST_COSINE:
         raise RunError(
             f"{path}: not written: the mean cosine of its embeddings with the network's is {cosine.mean:.3f}; "
-            "give images like the training images with --calibrate"
+            "give images like the training images with --images"
         )
     return cosine
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.errors import DataError
-from facetrain.files import listed
 from facetrain.verify.sets.csv_columns import finite_numbers
 from facetrain.verify.sets.slice_table import QUALITY, pair_values, slice_values
 
@@ -27,26 +26,6 @@ def score_file_and_column(path: Path) -> tuple[Path, str | None]:
     """Split `FILE.csv:COLUMN` into the file and the column; return None for the column if there is none."""
     file, colon, column = str(path).rpartition(":")
     return (Path(file), column) if colon and file.endswith(".csv") and not path.exists() else (path, None)
-
-
-def select_score(path: Path, texts: dict[str, list[str]], score: str | None) -> dict[str, list[str]]:
-    """Return the columns of a table with `score` or `distance` as the only score.
-
-    Args:
-        path: the table, for messages.
-        texts: values (P,) by column.
-        score: the selected column; None leaves the table as it is.
-
-    Raises:
-        DataError: there is no such column.
-    """
-    if score is None:
-        return texts
-    if score not in texts:
-        raise DataError(f"{path}: no column {score!r}; the columns are {listed(texts)}")
-    others = {name: values for name, values in texts.items() if name not in ("score", "distance", score)}
-    # A column `distance` keeps its meaning.
-    return others | {score if score == "distance" else "score": texts[score]}
 
 
 def pair_slices(path: Path, texts: dict[str, list[str]]) -> dict[str, np.ndarray]:

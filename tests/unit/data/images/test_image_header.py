@@ -1,6 +1,7 @@
 import io
 import struct
 import sys
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -59,6 +60,16 @@ def test_heic_needs_another_package_and_has_a_size(monkeypatch):
         decode_rgb(heic(), location="x")
     with pytest.raises(ImageError, match="the limit is"):
         decode_rgb(heic(100_000), location="x")
+
+
+@pytest.mark.parametrize("error", [ValueError, EOFError, SyntaxError, RuntimeError])
+def test_a_damaged_heic_is_an_image_error(monkeypatch, error):
+    def open_heif(data, **options):
+        raise error("damaged")
+
+    monkeypatch.setitem(sys.modules, "pillow_heif", SimpleNamespace(open_heif=open_heif))
+    with pytest.raises(ImageError, match="the HEIC image cannot be decoded"):
+        decode_rgb(heic(), location="x")
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L"])
