@@ -5,7 +5,6 @@ import torch
 from torch import nn
 from torch.nn.functional import normalize
 
-from facetrain.backbone.low_rank import add_adapters, merge_adapters
 from facetrain.backbone.zoo import build_backbone
 from facetrain.distributed import collectives
 from facetrain.distributed.sync_batch_norm import use_sync_batch_norm
@@ -92,17 +91,6 @@ def test_a_backbone_whose_regions_or_norms_are_replaced_is_folded(monkeypatch):
     monkeypatch.setattr(collectives, "world_size", lambda: 2)
     synchronized = use_sync_batch_norm(random_network(), CPU).eval()
     assert torch.equal(inference_network(synchronized, CPU)(image), expected)
-
-
-@torch.no_grad()
-def test_low_rank_adapters_are_merged_as_in_the_model_file():
-    network, image = random_network(), images(2)
-    add_adapters(network, 2, alpha=None, targets=())
-    for parameter in network.parameters():
-        parameter.add_(0.01)
-    merged = random_network()
-    merged.load_state_dict(merge_adapters(network.state_dict(), "test"))
-    assert torch.equal(inference_network(network, CPU)(image), inference_network(merged, CPU)(image))
 
 
 @torch.no_grad()
