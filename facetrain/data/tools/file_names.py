@@ -13,6 +13,8 @@ from facetrain.errors import ImageError
 
 _FORBIDDEN = re.compile(r"[/\\\x00-\x1f]|^\s+|\s+$")
 """Characters of a name that would lead out of its folder, and those around it, which lists of paths ignore."""
+_MOST_BYTES = 230
+"""Bytes of a name in UTF-8. File systems allow 255; the rest is for a number and the suffix."""
 
 
 class FileNames:
@@ -58,7 +60,7 @@ class FileNames:
             suffix = self._format_suffix(number, data, suffix)
         if self._has_keys:
             stem = stem.replace(".", "_")
-        path = f"{self._folders[label]}/{stem}"
+        path = f"{self._folders[label]}/{_cut(stem)}"
         if not self._is_named:
             return path + suffix
         if self._has_keys:  # the suffix is no part of a key
@@ -91,7 +93,9 @@ def _identity_folders(source: FaceDataset, identities: Sequence[int]) -> list[st
     digits, taken = len(str(source.num_classes - 1)), set[str]()
     # One name alone that is equal to its number may be the real one: folders 0, 1, 10, 2 have the labels 0 to 3.
     return [
-        unique_name(f"{identity:0{digits}d}" if is_numbered else _name_inside(name), "", identity, taken)
+        unique_name(
+            f"{identity:0{digits}d}" if is_numbered else _cut(_name_inside(name)), "", identity, taken
+        )
         for name, identity in zip(names, identities, strict=True)
     ]
 
@@ -100,3 +104,10 @@ def _name_inside(name: str) -> str:
     """Return a name without outer white space and characters that lead out of its folder: it comes from anywhere."""
     name = _FORBIDDEN.sub(lambda match: "_" * len(match[0]), name)
     return f"_{name}" if not name or name.startswith(".") else name
+
+
+def _cut(name: str) -> str:
+    """Return the beginning of a name that is too long for a file system; equal ones then get numbers."""
+    # A name of a file may have bytes that are no UTF-8, which are surrogates here.
+    encoded = name.encode(errors="surrogatepass")
+    return name if len(encoded) <= _MOST_BYTES else encoded[:_MOST_BYTES].decode(errors="ignore")

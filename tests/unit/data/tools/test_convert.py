@@ -186,6 +186,15 @@ def test_no_file_or_folder_takes_the_name_of_another_one(tmp_path):
     assert (tmp_path / "out" / "ann" / "1_2.png").read_bytes() == encoded_image(0)
 
 
+def test_names_that_are_too_long_for_a_file_system_are_cut_and_stay_apart(tmp_path):
+    records = write_named_records(tmp_path / "in", [f"1/{'ä' * 150}{end}.png" for end in "ab"])
+    (tmp_path / "in" / "identities.csv").write_text(f"label,name\n0,{'x' * 300}\n")
+    assert convert(tmp_path / "in", tmp_path / "out", "folder").images == 2
+    first, second = sorted((tmp_path / "out" / ("x" * 230)).iterdir())
+    assert (first.name, second.name) == ("ä" * 115 + ".png", "ä" * 115 + "_1.png")
+    assert first.read_bytes() == records.read(0)
+
+
 def test_images_of_a_dataset_with_some_names_keep_apart(tmp_path):
     data = write_records(tmp_path / "plain", [0, 0])
     named = write_records(tmp_path / "named", [0, 0])
