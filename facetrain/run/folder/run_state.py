@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from facetrain.files import error_reason, read_regular_text, write_atomically
+from facetrain.files import error_reason, printable, read_regular_text, write_atomically
 from facetrain.run.folder.lock import is_locked
 
 _FILE = "state.json"
@@ -71,7 +71,8 @@ def _reason(error: BaseException) -> str:
         return f"ended by {signal.SIGINT.name}"
     if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > 128:
         return f"ended by {signal.Signals(error.code - 128).name}"
-    return error_reason(error)
+    # A path in it may have bytes that are not UTF-8, which JSON cannot hold.
+    return printable(error_reason(error))
 
 
 def _write(folder: Path, state: RunState) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from facetrain.errors import DivergedError, UsageError
+from facetrain.errors import DivergedError, RunError, UsageError
 from facetrain.run.folder import run_state
 from facetrain.run.folder.lock import RunLock
 from facetrain.run.folder.run_state import Start, read_state, train_recorded
@@ -148,3 +148,12 @@ def test_the_command_lists_runs_as_table_and_as_json(tmp_path):
 def test_a_folder_that_does_not_exist_is_an_error(tmp_path):
     with pytest.raises(UsageError, match="there is no such folder"):
         list_runs(tmp_path / "absent")
+
+
+def test_a_failure_that_names_a_path_outside_of_utf_8_is_recorded(tmp_path):
+    def train():
+        raise RunError("/data/caf\udce9: missing")
+
+    with pytest.raises(RunError, match="missing"):
+        train_recorded(tmp_path, START, 40, train)
+    assert read_state(tmp_path).reason == "/data/caf\\xe9: missing"
