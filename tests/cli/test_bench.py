@@ -4,14 +4,12 @@ import pytest
 import torch
 
 from facetrain.cli.bench.options import print_report
-from tests.support.command import facetrain, refusal
+from tests.support.command import output_of, refusal
 
 
 def bench(*arguments):
     """Run `facetrain bench ARGUMENTS --json`; return its report."""
-    done = facetrain("bench", *arguments, "--json")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(output_of("bench", *arguments, "--json"))
 
 
 @pytest.mark.slow
@@ -39,11 +37,9 @@ def test_a_backbone_is_measured_with_pytorchs_defaults_and_with_facetrains_setti
 
 @pytest.mark.slow
 def test_the_loader_is_measured_beside_the_decoder_and_a_dataloader():
-    done = facetrain(
-        "bench", "loader", "--workers", 1, "--batch-size", 16, "--seconds", 0.2, "--rounds", 1, "--device", "cpu",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "augmented per decoder  " in done.stdout and "dataloader cv2  " in done.stdout
+    small = ["--workers", 1, "--batch-size", 16, "--seconds", 0.2, "--rounds", 1, "--device", "cpu"]
+    printed = output_of("bench", "loader", *small)
+    assert "augmented per decoder  " in printed and "dataloader cv2  " in printed
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,10 @@ import cv2
 import numpy as np
 import pytest
 
-from facetrain.backbone.zoo import build_backbone
 from facetrain.cli.app import app
 from facetrain.data.open_dataset import open_dataset
-from facetrain.models.model_file import describe_backbone, save_model
 from tests.support.command import refusal
+from tests.support.models import SMALL, write_model
 
 PEOPLE, EACH, WRONG = 30, 8, 15
 
@@ -45,9 +44,8 @@ def faces(tmp_path):
     import torch
 
     torch.manual_seed(0)
-    options = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 32, "image_size": 32}
-    weights, model = build_backbone("iresnet", **options).state_dict(), tmp_path / "model.safetensors"
-    save_model(model, weights, describe_backbone("iresnet", **options))
+    model = tmp_path / "model.safetensors"
+    write_model(model, options=SMALL | {"embedding_size": 32})
     return model, write_images(tmp_path / "data", 20)
 
 
@@ -125,15 +123,14 @@ def test_pairs_of_identities_are_merged_only_on_request(faces, tmp_path, capsys)
 
 
 def test_arguments_that_contradict_apply_are_refused(tmp_path):
-    assert "needs a model and a dataset" in str(refusal("data", "clean", tmp_path))
     report = tmp_path / "report.json"
-    merged = refusal("data", "clean", tmp_path, "--apply", report, "--merge")
-    assert "--merge has no effect with --apply" in str(merged)
-    assert "--apply REPORT, which needs no model" in str(
-        refusal("data", "clean", tmp_path, tmp_path, "--apply", report)
-    )
-    refused = refusal("data", "clean", tmp_path, "--apply", report, "--report", report)
-    assert "--report has no effect with --apply" in str(refused)
+    for options, message in (
+        ([], "needs a model and a dataset"),
+        (["--apply", report, "--merge"], "--merge has no effect with --apply"),
+        ([tmp_path, "--apply", report], "--apply REPORT, which needs no model"),
+        (["--apply", report, "--report", report], "--report has no effect with --apply"),
+    ):
+        assert message in str(refusal("data", "clean", tmp_path, *options))
 
 
 def test_a_dataset_that_is_too_small_to_judge_is_named(faces, tmp_path, capsys):
@@ -145,9 +142,7 @@ def test_a_dataset_that_is_too_small_to_judge_is_named(faces, tmp_path, capsys):
                 image.unlink()
     printed = run(capsys, "clean", model, data)
     assert printed.count("(not judged: ") == 4
-    assert (
-        "0 images of another identity (not judged: 15 candidates are too few to calibrate on; 20 are needed)"
-        in printed
-    )
+    reason = "(not judged: 15 candidates are too few to calibrate on; 20 are needed)"
+    assert f"0 images of another identity {reason}" in printed
     printed = run(capsys, "overlap", model, data, data)
     assert "not judged: 15 images of the dataset are too few to calibrate on; 20 are needed" in printed

@@ -5,13 +5,12 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from facetrain.config.schema import file_schema
-from tests.support.command import ROOT, facetrain
+from tests.support.command import ROOT, facetrain, output_of
 
 
 def test_show_prints_every_key_after_recipe_and_set():
-    done = facetrain("config", "show", ROOT / "configs" / "ms1mv3_r50.yaml", "--set", "optim.lr=0.2")
-    assert done.returncode == 0, done.stderr
-    shown = yaml.safe_load(done.stdout)
+    path = ROOT / "configs" / "ms1mv3_r50.yaml"
+    shown = yaml.safe_load(output_of("config", "show", path, "--set", "optim.lr=0.2"))
     assert shown["optim"]["lr"] == 0.2 and shown["optim"]["power"] == 2 and "async" in shown["checkpoint"]
 
 
@@ -33,12 +32,8 @@ def test_show_takes_the_name_of_a_preset():
 
 
 def test_the_schema_describes_the_keys():
-    done = facetrain("config", "schema")
-    schema = json.loads(done.stdout)
-    assert (
-        "Fraction of the classes"
-        in schema["$defs"]["HeadSettings"]["properties"]["sample_rate"]["description"]
-    )
+    settings = json.loads(output_of("config", "schema"))["$defs"]["HeadSettings"]["properties"]
+    assert "Fraction of the classes" in settings["sample_rate"]["description"]
 
 
 @pytest.mark.parametrize(

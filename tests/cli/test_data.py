@@ -15,7 +15,7 @@ from facetrain.data.images.decode import encode_jpeg
 from facetrain.data.images.header import encoded_image_size
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.contact_sheet import LABEL_HEIGHT
-from tests.support.command import facetrain, refusal, start
+from tests.support.command import facetrain, output_of, refusal, start
 from tests.support.datasets import encoded_image, write_records
 
 
@@ -25,9 +25,7 @@ def data(tmp_path):
 
 
 def run(*arguments):
-    process = facetrain("data", *arguments)
-    assert process.returncode == 0, process.stderr
-    return process.stdout
+    return output_of("data", *arguments)
 
 
 def test_transformed_datasets_report_their_size(data, tmp_path):
@@ -37,13 +35,10 @@ def test_transformed_datasets_report_their_size(data, tmp_path):
     assert one == {"folder": str(tmp_path / "one"), "identities": 20, "images": 40, "skipped": [],
                    "empty_identities": 0, "without_landmarks": []}  # fmt: skip
     assert "40 images of 20 identities" in run("shuffle", tmp_path / "one", "--output", tmp_path / "mixed")
-    few = run(
-        "subset", tmp_path / "mixed", "--output", tmp_path / "few", "--identities", 3, "--max-images", 1
-    )
-    assert "3 images of 3 identities" in few
-    assert "3 images of 3 identities" in run(
-        "convert", tmp_path / "few", "--to", "folder", "--output", tmp_path / "images"
-    )
+    smaller = ("--identities", 3, "--max-images", 1)
+    few = run("subset", tmp_path / "mixed", "--output", tmp_path / "few", *smaller)
+    images = run("convert", tmp_path / "few", "--to", "folder", "--output", tmp_path / "images")
+    assert "3 images of 3 identities" in few and "3 images of 3 identities" in images
     assert open_dataset(tmp_path / "images").num_images == 3
 
 
@@ -54,9 +49,8 @@ def test_a_split_says_which_share_is_enough_for_pairs(tmp_path):
     assert few.endswith("split with --validation 0.36\n")
     enough = run("split", data, "--output", tmp_path / "enough", "--validation", 0.36)
     assert len(enough.splitlines()) == 2
-    made = run(
-        "pairs", tmp_path / "enough" / "validation", "--output", tmp_path / "val.bin", "--count", 20, "--json"
-    )
+    validation = tmp_path / "enough" / "validation"
+    made = run("pairs", validation, "--output", tmp_path / "val.bin", "--count", 20, "--json")
     assert (json.loads(made)["pairs"], json.loads(made)["same"]) == (20, 10)
 
 
@@ -77,10 +71,8 @@ def test_the_folder_of_a_published_set_and_a_compressed_set_become_a_bin(tmp_pat
     assert (tmp_path / "again.bin").read_bytes() == (tmp_path / "lfw.bin").read_bytes()
     run("pairs", tmp_path / "lfw.bin", "--output", tmp_path / "small.bin", "--reduce-to", 16)
     assert encoded_image_size(read_bin(tmp_path / "small.bin")[0][0]) == (16, 16)
-    again = facetrain(
-        "data", "pairs", tmp_path / "lfw.bin", "--output", tmp_path / "lfw.bin", "--reduce-to", 16
-    )
-    assert again.returncode == 2 and "lfw.bin: already exists; remove it" in again.stderr
+    same = ("--output", tmp_path / "lfw.bin", "--reduce-to", 16)
+    assert "lfw.bin: already exists; remove it" in str(refusal("data", "pairs", tmp_path / "lfw.bin", *same))
     assert (tmp_path / "again.bin").read_bytes() == (tmp_path / "lfw.bin").read_bytes()
 
 
@@ -138,25 +130,23 @@ def test_errors_are_one_line(data, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+TWICE, SUFFIX = "same: is given for two outputs", "s.jpg: a contact sheet is a .png or an .html file"
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("line", "message"),
     [
-        ["clean", "m", "data", "--report", "same", "--sheet", "same"],
-        ["clean", "m", "data", "--output", "same", "--report", "same"],
-        ["overlap", "m", "data", "test", "--output", "same", "--sheet", "./same"],
+        ("clean m data --report same --sheet same", TWICE),
+        ("clean m data --output same --report same", TWICE),
+        ("overlap m data test --output same --sheet ./same", TWICE),
+        ("clean m data --sheet s.jpg", SUFFIX),
+        ("overlap m data test --sheet s.jpg", SUFFIX),
+        ("inspect data --sheet s.jpg", SUFFIX),
     ],
 )
-def test_two_outputs_need_two_files(options):
-    refused = refusal("data", *options)
-    assert "same: is given for two outputs" in str(refused) and refused.exit_code == 2
-
-
-@pytest.mark.parametrize(
-    "options", [["clean", "m", "data"], ["overlap", "m", "data", "test"], ["inspect", "data"]]
-)
-def test_a_sheet_has_the_suffix_of_what_is_written(options):
-    refused = refusal("data", *options, "--sheet", "s.jpg")
-    assert "s.jpg: a contact sheet is a .png or an .html file" in str(refused) and refused.exit_code == 2
+def test_each_output_needs_its_own_file_with_the_suffix_of_what_is_written(line, message):
+    refused = refusal("data", *line.split())
+    assert message in str(refused) and refused.exit_code == 2
 
 
 def test_further_pages_of_a_sheet_replace_no_file(tmp_path, monkeypatch):
@@ -176,10 +166,8 @@ def test_inspect_writes_sheets_of_augmentations_and_of_one_identity(data, tmp_pa
     run("inspect", data, "--augment", tmp_path / "run.yaml", "--sheet", tmp_path / "seen.png")
     assert encoded_image_size((tmp_path / "seen.png").read_bytes()) == (8 * 32, 8 * 32)
     found = json.loads(run("inspect", data, "--identity", 3, "--sheet", tmp_path / "one.png", "--json"))
-    assert len(found["images"]) == 2 and encoded_image_size((tmp_path / "one.png").read_bytes()) == (
-        224,
-        112 + LABEL_HEIGHT,
-    )
+    size = encoded_image_size((tmp_path / "one.png").read_bytes())
+    assert len(found["images"]) == 2 and size == (224, 112 + LABEL_HEIGHT)
     process = facetrain("data", "inspect", data, "--augment", tmp_path / "run.yaml")
     assert process.returncode == 2 and "--augment needs --sheet" in process.stderr
 
@@ -227,10 +215,8 @@ def test_pack_says_what_it_leaves_out_and_what_to_do_next(photos, tmp_path):
     output = run("pack", photos, "--output", tmp_path / "out")
     assert "3 images of 2 identities" in output and "left out 2 files" in output
     assert "files of other types: 1 (Ann Lee/c.txt)" in output and "hidden files: 1 (Bö/.DS_Store)" in output
-    assert (
-        f"facetrain data inspect {tmp_path / 'out'} --sheet" in output
-        and "facetrain train --config" in output
-    )
+    assert f"facetrain data inspect {tmp_path / 'out'} --sheet" in output
+    assert "facetrain train --config" in output
     assert (tmp_path / "out" / "skipped.csv").exists()
 
 
@@ -251,9 +237,8 @@ def test_inspect_takes_a_rec_a_bin_and_the_name_of_an_identity(photos, data, tmp
     assert "(Ann Lee/B.PNG)" in run("inspect", tmp_path / "out", "--identity", "Ann Lee")
     run("pairs", data, "--output", tmp_path / "val.bin", "--count", 20)
     found = run("inspect", tmp_path / "val.bin", "--sheet", tmp_path / "pairs.png")
-    assert (
-        "20 pairs, 10 of one person" in found and "16×16 (40)" in found and (tmp_path / "pairs.png").exists()
-    )
+    assert "20 pairs, 10 of one person" in found and "16×16 (40)" in found
+    assert (tmp_path / "pairs.png").exists()
     assert json.loads(run("inspect", tmp_path / "val.bin", "--json"))["formats"] == {"PNG": 40}
     process = facetrain("data", "inspect", tmp_path / "out", "--identity", "Zoe")
     assert process.returncode == 2 and "no identity is named 'Zoe'" in process.stderr
@@ -269,6 +254,5 @@ def test_messages_of_libjpeg_are_summed_up_in_one_warning(tmp_path):
     process = facetrain("data", "pack", tmp_path / "photos", "--output", tmp_path / "out")
     assert process.returncode == 0, process.stderr
     lines = process.stderr.splitlines()
-    assert 1 <= len(lines) <= 3 and all(
-        line.startswith("warning: an image library reports: ") for line in lines
-    )
+    assert 1 <= len(lines) <= 3
+    assert all(line.startswith("warning: an image library reports: ") for line in lines)

@@ -24,16 +24,16 @@ def run(monkeypatch, capsys, *arguments):
     return ended.value.code, printed.out, printed.err
 
 
-def write_config(tmp_path, **data):
+SHAPE = {"layers": [1, 1, 1, 1], "widths": [8, 8, 8, 8]}
+
+
+def write_config(tmp_path, labels=(0, 0, 1, 1), **data):
+    """Write a dataset, and a config that trains on it."""
+    write_records(tmp_path / "data", labels, size=data.get("image_size", 16))
     config = {
         "run": {"dir": str(tmp_path / "runs")},
         "data": {"train": str(tmp_path / "data"), "image_size": 16, **data},
-        "model": {
-            "backbone": "iresnet",
-            "layers": [1, 1, 1, 1],
-            "widths": [8, 8, 8, 8],
-            "embedding_size": 16,
-        },
+        "model": {"backbone": "iresnet", "embedding_size": 16} | SHAPE,
         "optim": {"lr": 0.0004},
         "train": {"batch_size": 2, "epochs": 1, "precision": "fp32", "device": "cpu"},
         "eval": {"targets": []},
@@ -45,7 +45,6 @@ def write_config(tmp_path, **data):
 
 @pytest.mark.slow
 def test_a_run_without_problems_passes(tmp_path, monkeypatch, capsys):
-    write_records(tmp_path / "data", [0, 0, 1, 1])
     code, out, _ = run(monkeypatch, capsys, "--config", write_config(tmp_path))
     assert code == 0 and "0 failures, 0 warnings" in out
     assert "4 images of 2 identities" in out and "2 per step; 2 steps per epoch" in out
@@ -53,7 +52,6 @@ def test_a_run_without_problems_passes(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_initial_weights_that_are_missing_or_of_another_network_fail(tmp_path, monkeypatch, capsys):
-    write_records(tmp_path / "data", [0, 0, 1, 1])
     options = {"layers": (1, 1, 1, 1), "embedding_size": 16, "image_size": 16}
     for name, width in (("same", 8), ("wider", 16)):
         network = build_backbone("iresnet", widths=(8, 8, 8, width), **options)
@@ -71,8 +69,7 @@ def test_initial_weights_that_are_missing_or_of_another_network_fail(tmp_path, m
 
 @pytest.mark.slow
 def test_batch_and_learning_rate_are_checked_for_the_intended_number_of_gpus(tmp_path, monkeypatch, capsys):
-    write_records(tmp_path / "data", [n // 4 for n in range(64)])
-    config = write_config(tmp_path)
+    config = write_config(tmp_path, [n // 4 for n in range(64)])
     arguments = ("--config", config, "--set", "optim.lr=0.0032")
     assert "1 rank × " in (alone := run(monkeypatch, capsys, *arguments)[1]) and "lower optim.lr" in alone
     eight = run(monkeypatch, capsys, *arguments, "--gpus", 8)[1]
@@ -82,17 +79,15 @@ def test_batch_and_learning_rate_are_checked_for_the_intended_number_of_gpus(tmp
 
 @pytest.mark.slow
 def test_without_a_launcher_the_run_is_checked_for_all_gpus_of_the_machine(tmp_path, monkeypatch, capsys):
-    write_records(tmp_path / "data", [n // 4 for n in range(64)])
     monkeypatch.setattr("facetrain.distributed.topology.has_gpu_driver", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    config = ("--config", write_config(tmp_path))
+    config = ("--config", write_config(tmp_path, [n // 4 for n in range(64)]))
     assert "2 images × 1 rank × " in run(monkeypatch, capsys, *config)[1]
     assert "2 images × 8 ranks × " in run(monkeypatch, capsys, *config, "--set", "train.device=auto")[1]
 
 
 @pytest.mark.slow
 def test_the_image_sizes_of_stages_are_printed_and_checked(tmp_path, monkeypatch, capsys):
-    write_records(tmp_path / "data", [0, 0, 1, 1], size=48)
     config = write_config(tmp_path, image_size=48)
     options = ("--config", config, "--set", "train.epochs=2", "--set")
     code, out, _ = run(monkeypatch, capsys, *options, "train.stages=[{until_epoch: 1, image_size: 32}]")
@@ -104,7 +99,6 @@ def test_the_image_sizes_of_stages_are_printed_and_checked(tmp_path, monkeypatch
 
 @pytest.mark.slow
 def test_landmarks_of_the_training_images_are_required_and_counted(tmp_path, monkeypatch, capsys):
-    write_records(tmp_path / "data", [0, 0, 1, 1])
     settings = ("model.backbone=vit_s_kprpe", "model.layers=null", "model.widths=null")
     options = ("--config", write_config(tmp_path), *(word for value in settings for word in ("--set", value)))
     code, out, _ = run(monkeypatch, capsys, *options)
@@ -119,18 +113,13 @@ def test_landmarks_of_the_training_images_are_required_and_counted(tmp_path, mon
 
 
 def test_failures_contain_advice_and_the_exit_code_is_one(tmp_path, monkeypatch, capsys):
-    write_records(tmp_path / "data", [0, 0, 1, 1])
     path = write_config(tmp_path, num_classes=3)
     code, out, _ = run(monkeypatch, capsys, "--config", path, "--set", "eval.targets=[lfw]", "--json")
     report = json.loads(out)
-    failed = {
-        result["check"]: result["message"] for result in report["results"] if result["status"] == "failure"
-    }
+    failed = {one["check"]: one["message"] for one in report["results"] if one["status"] == "failure"}
     assert code == 1 and report["failures"] == 2
-    assert (
-        "for another dataset add --set data.num_" in failed["dataset"]
-        and "no such verification set" in failed["verification sets"]
-    )
+    assert "for another dataset add --set data.num_" in failed["dataset"]
+    assert "no such verification set" in failed["verification sets"]
 
 
 def test_the_checkpoints_of_a_run_folder_are_verified(tmp_path, monkeypatch, capsys):

@@ -13,42 +13,36 @@ from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.bin_tables import write_subjects
 from facetrain.embeddings.embedding_files import load_embeddings, save_embeddings
 from facetrain.errors import RunError, UsageError
-from facetrain.models.model_file import describe_backbone, open_model, save_model
+from facetrain.models.model_file import open_model
 from facetrain.verify import evaluate as evaluation
 from facetrain.verify.calibration import MAX_IMAGES
 from facetrain.verify.output import report
-from tests.support.command import facetrain, refusal
+from tests.support.command import output_of, refusal
 from tests.support.faces import face
+from tests.support.models import write_model
 from tests.support.mxnet_files import write_iresnet
 from tests.support.protocols import write_ijb, write_megaface, write_tinyface
 
-OPTIONS = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 16, "image_size": 32}
 
-
-def write_model(path, seed):
-    torch.manual_seed(seed)
-    network = build_backbone("iresnet", **OPTIONS)
-    save_model(path, network.state_dict(), describe_backbone("iresnet", **OPTIONS))
-    return path
+def write_pairs(path, count):
+    """Write pairs of faces, every second one of one person; return which are."""
+    same = [n % 2 == 0 for n in range(count)]
+    people = [(n % 10, n % 10 + (0 if one else 50)) for n, one in enumerate(same)]
+    images = [face(person, 2 * n + k) for n, pair in enumerate(people) for k, person in enumerate(pair)]
+    write_bin(path, images, same)
+    return same
 
 
 @pytest.fixture
 def model(tmp_path):
-    return write_model(tmp_path / "model.safetensors", 0)
-
-
-def output_of(process):
-    assert process.returncode == 0, process.stderr
-    return process.stdout
+    torch.manual_seed(0)
+    write_model(tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
 
 
 @pytest.mark.slow
 def test_eval_runs_every_protocol_and_compares_two_models(model, tmp_path):
-    same = [n % 2 == 0 for n in range(40)]
-    images = [
-        face(n % 10 + (0 if k == 0 or one else 50), 2 * n + k) for n, one in enumerate(same) for k in range(2)
-    ]
-    write_bin(tmp_path / "pairs.bin", images, same)
+    same = write_pairs(tmp_path / "pairs.bin", 40)
     rows = [f"left,{'a' if k == 0 or one else 'b'}" for one in same[:20] for k in range(2)]
     rows += [f"right,{'b' if k == 0 or one else 'a'}" for one in same[20:] for k in range(2)]
     (tmp_path / "pairs.groups.csv").write_text("\n".join(["part,subject", *rows]))
@@ -56,20 +50,17 @@ def test_eval_runs_every_protocol_and_compares_two_models(model, tmp_path):
     write_tinyface(tmp_path / "tinyface")
     write_megaface(tmp_path / "megaface")
     options = [part for name in ("pairs", "ijbc", "tinyface", "megaface") for part in ("--target", name)]
-    other = write_model(tmp_path / "other.safetensors", 1)
-    process = facetrain(
+    other = tmp_path / "other.safetensors"
+    write_model(other)
+    shown = output_of(
         "eval", model, *options, "--data-dir", tmp_path, "--against", other, "--bootstrap", 40,
         "--json", tmp_path / "found.json",
         "--report", tmp_path / "report",
     )  # fmt: skip
-    shown = output_of(process)
     page = (tmp_path / "report" / "report.html").read_text()
     assert all(f"<h2>{name}</h2>" in page for name in ("pairs", "ijbc", "ijbc_1n", "tinyface", "megaface"))
-    assert (
-        "part = left: 20 pairs" in shown
-        and "against iresnet" in shown
-        and "needs at least 1,000 impostor pairs" in shown
-    )
+    assert "part = left: 20 pairs" in shown and "against iresnet" in shown
+    assert "needs at least 1,000 impostor pairs" in shown
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["sets"].keys() == {"pairs", "ijbc", "ijbc_1n", "tinyface", "megaface"}
     assert found["sets"]["pairs"]["tar@1e-02"] is None and found["sets"]["pairs"]["subjects"] == 2
@@ -83,19 +74,13 @@ def test_eval_runs_every_protocol_and_compares_two_models(model, tmp_path):
 
 @pytest.mark.slow
 def test_another_system_is_evaluated_alone_and_beside_a_model(model, tmp_path):
-    same = [n % 2 == 0 for n in range(40)]
-    images = [
-        face(n % 10 + (0 if k == 0 or one else 50), 2 * n + k) for n, one in enumerate(same) for k in range(2)
-    ]
-    write_bin(tmp_path / "pairs.bin", images, same)
+    same = write_pairs(tmp_path / "pairs.bin", 40)
     rows = [
         f"{n},{90 - n if one else n},{int(one)},{'<i>' if n < 20 else 'new'}" for n, one in enumerate(same)
     ]
     (tmp_path / "system.csv").write_text("\n".join(["pair,score,genuine,camera", *rows]))
     shown = output_of(
-        facetrain(
-            "eval", "--scores", tmp_path / "system.csv", "--bootstrap", 20, "--report", tmp_path / "report"
-        )
+        "eval", "--scores", tmp_path / "system.csv", "--bootstrap", 20, "--report", tmp_path / "report"
     )
     assert "auc              1.00000" in shown and "camera = new: 20 pairs" in shown
     page = (tmp_path / "report" / "report.html").read_text()
@@ -103,11 +88,8 @@ def test_another_system_is_evaluated_alone_and_beside_a_model(model, tmp_path):
     digest = hashlib.sha256((tmp_path / "system.csv").read_bytes()).hexdigest()
     assert f"system.csv sha256:{digest}" in page
     shown = output_of(
-        facetrain(
             "eval", model, "--target", tmp_path / "pairs.bin", "--against", tmp_path / "system.csv",
-            "--bootstrap", 20,
-        )
-    )  # fmt: skip
+            "--bootstrap", 20)  # fmt: skip
     assert f"against {tmp_path / 'system.csv'}" in shown and "1.00000 = " in shown
 
 
@@ -121,35 +103,31 @@ def test_calibrated_thresholds_decide_and_travel_with_the_model(model, tmp_path)
         for k in range(6):
             (folder / f"{k}.png").write_bytes(face(person, 10 * person + k))
     one, other = (tmp_path / "faces" / name / "0.png" for name in ("person0", "person7"))
-    assert json.loads(output_of(facetrain("compare", model, one, other, "--json"))).keys() == {"cosine"}
-    shown = output_of(
-        facetrain("calibrate", model, "--target", tmp_path / "faces", "--fmr", 0.01, "--fmr", 0.1)
-    )
+    assert json.loads(output_of("compare", model, one, other, "--json")).keys() == {"cosine"}
+    shown = output_of("calibrate", model, "--target", tmp_path / "faces", "--fmr", 0.01, "--fmr", 0.1)
     assert "2,376 impostor pairs of 12 people in faces" in shown and "FMR 0.01  cosine >= " in shown
     here = ["--target", ".", "--fmr", 0.1, "--output", tmp_path / "here.safetensors"]
-    assert "12 people in faces" in output_of(facetrain("calibrate", model, *here, cwd=tmp_path / "faces"))
-    found = json.loads(output_of(facetrain("compare", model, one, one, "--fmr", 0.01, "--json")))
+    assert "12 people in faces" in output_of("calibrate", model, *here, cwd=tmp_path / "faces")
+    found = json.loads(output_of("compare", model, one, one, "--fmr", 0.01, "--json"))
     assert found["same"] is True and found["threshold"]["fmr"] == 0.01
     # At 0.01 the untrained network rejects most pairs of one person.
-    default = json.loads(output_of(facetrain("compare", model, one, one, "--json")))["threshold"]
+    default = json.loads(output_of("compare", model, one, one, "--json"))["threshold"]
     assert found["threshold"]["fnmr"] >= 0.5 and default["fmr"] == 0.1
-    shown = output_of(facetrain("compare", model, one, other, "--fmr", 0.1))
+    shown = output_of("compare", model, one, other, "--fmr", 0.1)
     assert "at FMR 0.1 (threshold " in shown and ("same person" in shown or "different people" in shown)
     assert "stored are 0.1, 0.01" in str(refusal("compare", model, one, other, "--fmr", 0.001))
-    output_of(facetrain("export", model, "--format", "onnx", "--output", tmp_path / "m.onnx"))
+    output_of("export", model, "--format", "onnx", "--output", tmp_path / "m.onnx")
     metadata = onnxruntime.InferenceSession(str(tmp_path / "m.onnx")).get_modelmeta().custom_metadata_map
     assert [each["fmr"] for each in json.loads(metadata["thresholds"])] == [0.01, 0.1]
-    decided = json.loads(output_of(facetrain("compare", tmp_path / "m.onnx", one, one, "--json")))
+    decided = json.loads(output_of("compare", tmp_path / "m.onnx", one, one, "--json"))
     assert decided["threshold"] == default
     again = [tmp_path / "m.onnx", "--target", tmp_path / "faces", "--output", tmp_path / "again.safetensors"]
     message = f"only with facetrain's backbones; {tmp_path}/m.onnx is an ONNX or MXNet network"
     for arguments in (again, again[:3]):
         assert message in str(refusal("calibrate", *arguments, "--fmr", 0.1))
-    output_of(facetrain("embed", model, tmp_path / "faces", "--output", tmp_path / "gallery.npz"))
+    output_of("embed", model, tmp_path / "faces", "--output", tmp_path / "gallery.npz")
     listed = output_of(
-        facetrain(
-            "search", tmp_path / "gallery.npz", one, "--model", model, "--fmr", 0.01, "--top", 72, "--json"
-        )
+        "search", tmp_path / "gallery.npz", one, "--model", model, "--fmr", 0.01, "--top", 72, "--json"
     )
     (result,) = json.loads(listed)
     assert 0 < len(result["found"]) < 72
@@ -176,9 +154,7 @@ def test_thresholds_are_measured_on_known_people_and_stored_where_they_fit(model
     assert not copy.exists()
     error = refusal("calibrate", model, "--target", tmp_path / "pairs.bin")
     assert "40 images of 40 people have fewer than the 1,000 impostor pairs" in str(error)
-    output_of(
-        facetrain("calibrate", model, "--target", tmp_path / "pairs.bin", "--fmr", 0.05, "--output", copy)
-    )
+    output_of("calibrate", model, "--target", tmp_path / "pairs.bin", "--fmr", 0.05, "--output", copy)
     assert "thresholds" in open_model(copy, torch.device("cpu")).metadata
     assert "thresholds" not in open_model(model, torch.device("cpu")).metadata
 
@@ -200,14 +176,8 @@ def test_one_system_is_evaluated_at_a_time(model):
         (["--scores", "a.csv", "--slices", "b.csv"], "b.csv needs a MODEL; add its columns to a.csv"),
         (["--embeddings", "a.npz", "--pairs", "p.csv", "--slices", "b.csv"], "add its columns to p.csv"),
         (["--embeddings", "a.npz"], "--embeddings and --pairs are used together"),
-        (
-            ["--scores", "a.npz"],
-            "a.npz: is a file of embeddings, not of scores; evaluate embeddings with --emb",
-        ),
-        (
-            ["--embeddings", "a.csv", "--pairs", "p.csv"],
-            "a.csv: not a file of embeddings (.npz, .parquet); give",
-        ),
+        (["--scores", "a.npz"], "a.npz: is a file of embeddings, not of scores; evaluate embeddings with"),
+        (["--embeddings", "a.csv", "--pairs", "p.csv"], "a.csv: not a file of embeddings (.npz, .parquet)"),
     ):
         error = refusal("eval", *options)
         assert isinstance(error, UsageError) and message in str(error)
@@ -218,10 +188,7 @@ def test_one_system_is_evaluated_at_a_time(model):
     [
         (["--target", "nothing"], "no such verification set"),
         (["--target", "pairs", "--slices", "absent.csv"], "absent.csv: no such file"),
-        (
-            ["--target", "pairs", "--target", "tinyface", "--slices", "t.csv"],
-            "t.csv: is a table of one set, and 2",
-        ),
+        (["--target", "pairs", "--target", "tinyface", "--slices", "t.csv"], "is a table of one set, and 2"),
         (["--target", "empty"], "unknown layout of an evaluation set"),
         (["--target", "pairs", "--against", "model.safetensors", "--bootstrap", 0], "remove --bootstrap 0"),
         (["--target", "pairs", "--against", "absent"], "absent: no such file"),
@@ -232,16 +199,13 @@ def test_one_system_is_evaluated_at_a_time(model):
         (["--target", "pairs", "--report", "pairs.bin/page"], "the folder of the report cannot be written"),
         (["--target", "pairs", "--report", "/proc/page"], "/proc/page: the folder of the report cannot be"),
         (["--target", "pairs", "--report", "page", "--json", "page"], "page: is given for two outputs"),
-        (
-            ["--target", "pairs", "--report", "empty", "--json", "empty/report.json"],
-            "report.json: is given for two outputs",
-        ),
+        (["--target", "pairs", "--report", "empty", "--json", "empty/report.json"], "given for two outputs"),
     ],
 )
 def test_an_evaluation_that_cannot_run_ends_with_a_one_line_error(
     model, tmp_path, monkeypatch, options, message
 ):
-    write_bin(tmp_path / "pairs.bin", [face(n) for n in range(20)], [n % 2 == 0 for n in range(10)])
+    write_pairs(tmp_path / "pairs.bin", 10)
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
     before = set(tmp_path.rglob("*"))
@@ -252,17 +216,17 @@ def test_an_evaluation_that_cannot_run_ends_with_a_one_line_error(
 
 @pytest.mark.parametrize("target", ["sorted.v2", "sorted.v2.bin"])
 def test_names_of_sets_and_tables_may_have_dots_and_equals_signs(model, tmp_path, target):
-    write_bin(tmp_path / "sorted.v2.bin", [face(n) for n in range(40)], [n % 2 == 0 for n in range(20)])
+    write_pairs(tmp_path / "sorted.v2.bin", 20)
     (tmp_path / "run=3").mkdir()
     (tmp_path / "run=3" / "table.csv").write_text("part\n" + "left\n" * 20)
     options = ["--target", target, "--slices", "run=3/table.csv", "--bootstrap", 0]
-    assert "part = left: 20 pairs" in output_of(facetrain("eval", model, *options, cwd=tmp_path))
+    assert "part = left: 20 pairs" in output_of("eval", model, *options, cwd=tmp_path)
 
 
 def test_a_report_is_checked_first_and_the_results_are_printed_before_it(
     model, tmp_path, monkeypatch, capsys
 ):
-    write_bin(tmp_path / "pairs.bin", [face(n) for n in range(40)], [n % 2 == 0 for n in range(20)])
+    write_pairs(tmp_path / "pairs.bin", 20)
 
     def fail(*arguments, **options):
         raise RunError("no space left")
@@ -284,10 +248,10 @@ def test_a_report_has_the_digest_of_the_set_that_was_evaluated(model, tmp_path):
     # A target with a suffix is a path; its name alone is looked for in the data folder.
     (tmp_path / "data").mkdir()
     for place, count in ((tmp_path / "pairs.bin", 20), (tmp_path / "data" / "pairs.bin", 22)):
-        write_bin(place, [face(n) for n in range(2 * count)], [n % 2 == 0 for n in range(count)])
+        write_pairs(place, count)
     for target, place in (("pairs.bin", "pairs.bin"), ("pairs", "data/pairs.bin")):
         options = ["--data-dir", "data", "--bootstrap", 0, "--report", f"report of {target}"]
-        output_of(facetrain("eval", model, "--target", target, *options, cwd=tmp_path))
+        output_of("eval", model, "--target", target, *options, cwd=tmp_path)
         digest = hashlib.sha256((tmp_path / place).read_bytes()).hexdigest()
         page = (tmp_path / f"report of {target}" / "report.html").read_text()
         assert f"pairs.bin sha256:{digest}" in page
@@ -299,31 +263,30 @@ def test_search_finds_each_face_in_a_gallery_of_embeddings(model, tmp_path):
         (tmp_path / part).mkdir()
         for person in range(count):
             (tmp_path / part / f"{part}{person}.png").write_bytes(face(person, size=32))
-    output_of(facetrain("embed", model, tmp_path / "gallery", "--output", tmp_path / "gallery.parquet"))
+    output_of("embed", model, tmp_path / "gallery", "--output", tmp_path / "gallery.parquet")
     embedded = load_embeddings(tmp_path / "gallery.parquet")
     assert embedded.embedding.shape == (6, 16)
     save_embeddings(tmp_path / "gallery.npz", embedded)
     found = output_of(
-        facetrain(
-            "search", tmp_path / "gallery.parquet", tmp_path / "probe", "--model", model, "--top", 3, "--json"
-        )
+        "search", tmp_path / "gallery.parquet", tmp_path / "probe", "--model", model, "--top", 3, "--json"
     )
     for number, one in enumerate(json.loads(found)):
         assert (one["probe"], len(one["found"])) == (f"probe{number}.png", 3)
         assert one["found"][0]["name"] == f"gallery{number}.png"
         assert one["found"][0]["cosine"] == pytest.approx(1, abs=1e-5)
     here = ["search", ".", tmp_path / "probe", "--model", model, "--top", 1]
-    assert "gallery1.png" in output_of(facetrain(*here, cwd=tmp_path / "gallery"))
+    assert "gallery1.png" in output_of(*here, cwd=tmp_path / "gallery")
     table = tmp_path / "found.csv"
     files = (tmp_path / "gallery.npz", tmp_path / "gallery.parquet")
-    output_of(facetrain("search", *files, "--threshold", 0.9999, "--output", table))
+    output_of("search", *files, "--threshold", 0.9999, "--output", table)
     rows = list(csv.DictReader(table.read_text().splitlines()))
     assert [row["name"] for row in rows if row["rank"] == "1"] == [f"gallery{n}.png" for n in range(6)]
-    refused = refusal("search", *files, "--fmr", 0.01, "--threshold", 0.5)
-    assert "--fmr and --threshold both give the smallest cosine" in str(refused) and refused.exit_code == 2
-    refused = refusal("embed", model, tmp_path / "probe", "--output", tmp_path / "h.txt")
-    assert "use .npz, .parquet or .safetensors" in str(refused) and refused.exit_code == 2
-    refused = refusal("embed", model, tmp_path / "probe", "--output", tmp_path / "probe" / "e.parquet")
-    assert "would be read as a Parquet dataset" in str(refused) and refused.exit_code == 2
-    failed = facetrain("search", tmp_path / "gallery", tmp_path / "probe")
-    assert failed.returncode == 2 and "add --model MODEL to embed its images" in failed.stderr
+    probe = tmp_path / "probe"
+    for arguments, message in (
+        (["search", *files, "--fmr", 0.01, "--threshold", 0.5], "both give the smallest cosine"),
+        (["embed", model, probe, "--output", tmp_path / "h.txt"], "use .npz, .parquet or .safetensors"),
+        (["embed", model, probe, "--output", probe / "e.parquet"], "would be read as a Parquet dataset"),
+        (["search", tmp_path / "gallery", probe], "add --model MODEL to embed its images"),
+    ):
+        refused = refusal(*arguments)
+        assert message in str(refused) and refused.exit_code == 2

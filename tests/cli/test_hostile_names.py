@@ -7,17 +7,15 @@ import sys
 import numpy as np
 import pytest
 
-from facetrain.backbone.zoo import build_backbone
 from facetrain.cli.app import app
 from facetrain.cli.bench.options import print_report
 from facetrain.cli.progress import progress_bar
 from facetrain.embeddings.embedding_files import Embeddings, save_embeddings
 from facetrain.errors import FacetrainError
-from facetrain.models.model_file import describe_backbone, save_model
 from tests.support.datasets import encoded_image
+from tests.support.models import write_model
 
 NAME = "ann\x1b[2J\x1b]0;title\x07\nforged: line\u202e<script>alert(1)</script>"
-NARROW = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 16, "image_size": 32}
 FORBIDDEN = re.compile("[\x00-\x09\x0b-\x1f\x7f\x9b\u202a-\u202e\u2066-\u2069]|^forged", re.M)
 
 
@@ -38,13 +36,9 @@ def files(tmp_path_factory):
     save_embeddings(
         folder / "a.npz", Embeddings(unit, [f"{NAME}{n}" for n in range(4)], np.array([0, 0, 1, 1]))
     )
-    described = describe_backbone("iresnet", **NARROW) | {
-        "origin": NAME,
-        "config": {"data": {"train": NAME, NAME: 1}},
-        "datasets": [{"name": NAME, "license": NAME}],
-    }
-    network = build_backbone("iresnet", **NARROW)
-    save_model(folder / f"{name}.safetensors", network.state_dict(), described)
+    config = {"data": {"train": NAME, NAME: 1}}
+    licensed = [{"name": NAME, "license": NAME}]
+    write_model(folder / f"{name}.safetensors", origin=NAME, config=config, datasets=licensed)
     run = folder / "runs" / name
     run.mkdir(parents=True)
     (run / "config.yaml").write_text("data: {train: none}\neval: {targets: []}\n")
@@ -102,18 +96,8 @@ def test_pages_escape_names_in_markup(files):
     run = files / "runs" / NAME.replace("/", "\u2215")
     page = files / "page.html"
     app(["report", str(run), "--output", str(page)], standalone_mode=False)
-    app(
-        [
-            "eval",
-            "--scores",
-            str(files / "scores.csv"),
-            "--report",
-            str(files / "report"),
-            "--bootstrap",
-            "10",
-        ],
-        standalone_mode=False,
-    )
+    outputs = ["--report", str(files / "report"), "--bootstrap", "10"]
+    app(["eval", "--scores", str(files / "scores.csv"), *outputs], standalone_mode=False)
     pages = [page, *(files / "report").rglob("*.html")]
     assert len(pages) == 2
     for one in pages:

@@ -4,26 +4,22 @@ import os
 
 import pytest
 
-from facetrain.backbone.zoo import build_backbone
 from facetrain.data.formats.bin import write_bin
-from facetrain.models.model_file import describe_backbone, save_model
 from tests.support.command import facetrain, refusal
 from tests.support.faces import face
-
-OPTIONS = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 16, "image_size": 32}
+from tests.support.models import write_model
 
 
 @pytest.fixture
 def runs(tmp_path, monkeypatch):
     """Write two runs into the folder runs, of which `b` is older than `a`."""
-    network = build_backbone("iresnet", **OPTIONS)
     for time, name in ((1e9, "b"), (2e9, "a")):
         run = tmp_path / "runs" / name
         run.mkdir(parents=True)
         (run / "config.yaml").write_text(f"data: {{train: {tmp_path}}}\neval: {{targets: [val]}}\n")
         (run / "environment.json").write_text("{}")
         os.utime(run / "environment.json", (time, time))
-        save_model(run / "model.safetensors", network.state_dict(), describe_backbone("iresnet", **OPTIONS))
+        write_model(run / "model.safetensors")
     (tmp_path / "runs" / "no_run").mkdir()
     write_bin(tmp_path / "val.bin", [face(n) for n in range(40)], [n % 2 == 0 for n in range(20)])
     monkeypatch.chdir(tmp_path)

@@ -9,7 +9,7 @@ from facetrain.data.formats.bin import write_bin
 from facetrain.data.images.header import encoded_image_size
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.contact_sheet import LABEL_HEIGHT
-from tests.support.command import facetrain
+from tests.support.command import output_of
 from tests.support.shared import shared_path
 
 KINDS = ("mixed_identity", "duplicate_identity", "mislabeled_image")
@@ -32,12 +32,6 @@ def copied(images, folder):
         shutil.copyfile(image, folder / image.name)
 
 
-def output_of(*arguments):
-    process = facetrain("data", *arguments, "--device", "cpu")
-    assert process.returncode == 0, process.stderr
-    return process.stdout
-
-
 @pytest.mark.slow
 def test_overlap_finds_the_identities_shared_with_the_test_set_and_draws_them(people, model, tmp_path):
     for number, images in enumerate(people[:40]):
@@ -49,8 +43,8 @@ def test_overlap_finds_the_identities_shared_with_the_test_set_and_draws_them(pe
     write_bin(tmp_path / "test.bin", pairs, [True] * (len(pairs) // 2))
     found = json.loads(
         output_of(
-            "overlap", model, tmp_path / "train", tmp_path / "test.bin",
-            "--output", tmp_path / "drop.txt", "--sheet", tmp_path / "pairs.png", "--json",
+            "data", "overlap", model, tmp_path / "train", tmp_path / "test.bin",
+            "--output", tmp_path / "drop.txt", "--sheet", tmp_path / "pairs.png", "--json", "--device", "cpu",
         )
     )  # fmt: skip
     assert sorted(one["identity"] for one in found["overlapping"]) == list(shared)
@@ -60,7 +54,8 @@ def test_overlap_finds_the_identities_shared_with_the_test_set_and_draws_them(pe
     assert sorted(map(int, (tmp_path / "drop.txt").read_text().split())) == list(shared)
     assert encoded_image_size((tmp_path / "pairs.png").read_bytes()) == (7 * 112, 3 * (112 + LABEL_HEIGHT))
     (tmp_path / "mix.yaml").write_text("datasets: [{path: train, without: drop.txt}]")
-    assert "0 identities of" in output_of("overlap", model, tmp_path / "mix.yaml", tmp_path / "test.bin")
+    again = ("overlap", model, tmp_path / "mix.yaml", tmp_path / "test.bin", "--device", "cpu")
+    assert "0 identities of" in output_of("data", *again)
 
 
 @pytest.mark.slow
@@ -74,10 +69,8 @@ def test_clean_finds_wrong_labels_and_writes_a_dataset_without_them(people, mode
         (tmp_path / "data" / "03" / image.name).unlink()
     copied(people[44][:4], tmp_path / "data" / "09")  # two people, one identity
     report, cleaned = tmp_path / "report.json", tmp_path / "cleaned"
-    output = output_of(
-        "clean", model, tmp_path / "data", "--output", cleaned, "--report", report, "--merge", "--yes"
-    )
-    assert f"{cleaned}: " in output
+    options = ("--output", cleaned, "--report", report, "--merge", "--yes", "--device", "cpu")
+    assert f"{cleaned}: " in output_of("data", "clean", model, tmp_path / "data", *options)
     faults = json.loads(report.read_text())["decisions"]
     kinds = {kind: [one for one in faults if one["kind"] == kind] for kind in KINDS}
     assert [one["identity"] for one in kinds["mixed_identity"]] == [9]

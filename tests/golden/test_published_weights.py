@@ -131,10 +131,6 @@ def original_weights(case):
     return {name: weight_of(name, shape) for name, shape in original_layout(case).items()}
 
 
-def write_color_order(folder, case):
-    (folder / "model.yaml").write_text(f"name: any\ncolor_space: '{case.rpartition('_')[2]}'\n")
-
-
 def assert_embeddings_are_the_originals(case, network):
     with torch.no_grad():
         inputs = (images(), landmarks()) if "kprpe" in case else (images(),)
@@ -152,15 +148,20 @@ def test_the_names_and_shapes_are_those_of_the_original_code(case):
     assert hashlib.sha256(lines.encode()).hexdigest()[:16] == EXPECTED[case]["layout"]
 
 
-@pytest.mark.parametrize("case", EXPECTED)
-def test_the_network_is_identified_by_its_names_and_shapes(tmp_path, case):
-    write_color_order(tmp_path, case)
-    with torch.device("meta"):
-        weights = {name: torch.zeros(shape) for name, shape in original_layout(case).items()}
+def converted_and_identified(case, weights, folder):
+    """Return the weights by our names, and the description of the backbone."""
+    (folder / "model.yaml").write_text(f"name: any\ncolor_space: '{case.rpartition('_')[2]}'\n")
     if case.startswith("adaface"):
         weights = {f"model.{name}": weight for name, weight in weights.items()}
-    converted = convert_published(weights, tmp_path / "model.pt")
-    backbone = identify_backbone(converted.weights, "m.pt")["backbone"]
+    converted = convert_published(weights, folder / "model.pt").weights
+    return converted, identify_backbone(converted, "m.pt")["backbone"]
+
+
+@pytest.mark.parametrize("case", EXPECTED)
+def test_the_network_is_identified_by_its_names_and_shapes(tmp_path, case):
+    with torch.device("meta"):
+        weights = {name: torch.zeros(shape) for name, shape in original_layout(case).items()}
+    _, backbone = converted_and_identified(case, weights, tmp_path)
     assert backbone == {"name": OURS.get(case, case), "embedding_size": 512, "image_size": 112}
 
 
@@ -172,12 +173,8 @@ def test_the_network_is_identified_by_its_names_and_shapes(tmp_path, case):
     ],
 )
 def test_embeddings_are_those_of_the_original_code(tmp_path, case):
-    write_color_order(tmp_path, case)
-    weights = original_weights(case)
-    if case.startswith("adaface"):
-        weights = {f"model.{name}": weight for name, weight in weights.items()}
-    converted = convert_published(weights, tmp_path / "model.pt").weights
-    network = build_backbone(**identify_backbone(converted, "m.pt")["backbone"])
+    converted, backbone = converted_and_identified(case, original_weights(case), tmp_path)
+    network = build_backbone(**backbone)
     network.load_state_dict(converted)
     assert_embeddings_are_the_originals(case, network)
 

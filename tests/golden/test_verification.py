@@ -7,20 +7,15 @@ from facetrain.verify.verification import verification_result
 from tests.support.golden import golden_path
 
 
-def test_the_accuracy_of_every_fold_equals_insightfaces():
+def test_the_accuracy_of_every_fold_and_the_roc_on_the_grid_equal_insightfaces():
     golden = np.load(golden_path("verification.npz"))
     same = golden["issame"].astype(bool)
-    found = fold_accuracy(squared_distances(golden["embeddings"].astype(np.float64)), same)
+    distances = squared_distances(golden["embeddings"].astype(np.float64))
+    found = fold_accuracy(distances, same)
     np.testing.assert_allclose(found.accuracy_F, golden["fold_accuracy"], atol=1e-12)
     pairs = PairSet("golden", [], same, subject=np.arange(2 * len(same)))
     result, _ = verification_result(golden["embeddings"], golden["embeddings"], pairs, draws=Draws(0))
     assert result.metrics["accuracy"] == golden["fold_accuracy"].mean()
-
-
-def test_the_roc_on_the_grid_equals_insightfaces():
-    golden = np.load(golden_path("verification.npz"))
-    found = grid_roc(
-        squared_distances(golden["embeddings"].astype(np.float64)), golden["issame"].astype(bool)
-    )
+    found = grid_roc(distances, same)
     np.testing.assert_allclose(found.tpr_T, golden["tpr"], atol=1e-12)
     np.testing.assert_allclose(found.fpr_T, golden["fpr"], atol=1e-12)

@@ -86,6 +86,13 @@ def _become_command(
     os._exit(code or 0)  # type: ignore[arg-type]
 
 
+def output_of(*arguments: object, **options: Any) -> str:
+    """Run `facetrain ARGUMENTS`, which must succeed, and return what it prints."""
+    process = facetrain(*arguments, **options)
+    assert process.returncode == 0, process.stderr
+    return str(process.stdout)
+
+
 def refusal(*arguments: object) -> FacetrainError:
     """Return the error that `facetrain ARGUMENTS` ends with. Runs in this process, which saves seconds."""
     try:

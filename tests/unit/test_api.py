@@ -13,18 +13,15 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.data.formats.bin import write_bin
 from facetrain.embeddings.embed_images import embed_input
 from facetrain.embeddings.inference import Inference
-from facetrain.models.model_file import describe_backbone, save_model
 from facetrain.run.build.teacher_embeddings import write_teacher_embeddings
 from tests.support.datasets import encoded_image, write_records
-
-SMALL = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 16, "image_size": 32}
+from tests.support.models import SMALL, write_model
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("api")
-    network = build_backbone("iresnet", **SMALL).eval()
-    save_model(folder / "m.safetensors", network.state_dict(), describe_backbone("iresnet", **SMALL))
+    write_model(folder / "m.safetensors")
     write_records(folder / "faces", [0, 0, 1, 1, 2], size=32)
     (folder / "images").mkdir()
     for number, (image, _) in enumerate(facetrain.Dataset(folder / "faces")):
@@ -106,13 +103,11 @@ def test_unusable_images_are_named(model, image, message):
 
 
 def test_a_network_that_has_diverged_is_refused(folder, tmp_path):
-    state = build_backbone("iresnet", **SMALL).state_dict()
-    state["fc.bias"].fill_(float("nan"))
-    save_model(tmp_path / "m.safetensors", state, describe_backbone("iresnet", **SMALL))
-    model, files = (
-        facetrain.load_model(tmp_path / "m.safetensors", "cpu"),
-        sorted((folder / "images").iterdir()),
-    )
+    network = build_backbone("iresnet", **SMALL)
+    torch.nn.init.constant_(network.fc.bias, float("nan"))
+    write_model(tmp_path / "m.safetensors", network=network)
+    model = facetrain.load_model(tmp_path / "m.safetensors", "cpu")
+    files = sorted((folder / "images").iterdir())
     for use in (
         lambda: model.embed(files[0]),
         lambda: model.compare(*files[:2], threshold=0.3),

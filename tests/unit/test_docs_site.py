@@ -106,10 +106,11 @@ def test_links_and_images_exist(page):
 
 
 @each_page
-def test_named_files_of_the_package_and_its_tests_exist(page):
-    for code in inline_code(page.read_text(encoding="utf-8")):
-        if re.fullmatch(r"(facetrain|tests)/[\w/]+\.py", code) and "NAME" not in code:
-            assert (ROOT / code).exists(), f"{page.name}: {code} does not exist"
+def test_named_files_of_this_repository_exist(page):
+    text = page.read_text(encoding="utf-8")
+    named = [code for code in inline_code(text) if re.fullmatch(r"(facetrain|tests)/[\w/]+\.py", code)]
+    named += re.findall(r"(?<![\w/])configs/[\w.]+\.yaml", text)
+    assert [name for name in named if not (ROOT / name).exists() and "NAME" not in name] == []
 
 
 def test_contributing_has_each_instruction_that_the_readme_announces():
@@ -150,12 +151,6 @@ def test_config_keys_exist(page):
     top = "|".join(Config.model_fields)
     keys_named = {name for name in named if re.fullmatch(rf"({top})(\.[a-z_0-9]+)+", name)}
     assert {key for key in keys_named if not key.endswith(FILE_ENDINGS)} - CONFIG_KEYS == set()
-
-
-@each_page
-def test_named_configs_of_this_repository_exist(page):
-    named = re.findall(r"(?<![\w/])configs/[\w.]+\.yaml", page.read_text())
-    assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 def test_messages_in_troubleshooting_are_those_of_the_program():

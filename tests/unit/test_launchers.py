@@ -50,12 +50,8 @@ def test_a_kubernetes_manifest_trains_resumes_and_mounts_shared_memory(path):
     assert {"nvidia.com/gpu": 8} in list(find(found, "limits"))
     mounts = [mount["mountPath"] for mounts in find(found, "volumeMounts") for mount in mounts]
     assert sorted(mounts) == ["/data", "/dev/shm", "/runs"]
-
-
-@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
-def test_the_user_of_the_image_may_write_to_the_volume(path):
     (user,) = re.findall(r"useradd .*--uid (\d+)", (ROOT / "docker" / "Dockerfile").read_text())
-    assert list(find(documents(path), "fsGroup")) == [int(user)]
+    assert list(find(found, "fsGroup")) == [int(user)], "the user of the image must write to the volume"
 
 
 SRUN = """#!/bin/bash
@@ -101,11 +97,8 @@ def test_the_rendezvous_of_the_indexed_job_is_at_its_first_pod():
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
 def test_only_the_pods_of_a_job_may_connect_to_each_other(path):
     *_, policy = documents(path)
-    (job,) = [
-        each["metadata"]["name"]
-        for each in documents(path)
-        if each["kind"] in ("Job", "PyTorchJob", "TrainJob")
-    ]
+    kinds = ("Job", "PyTorchJob", "TrainJob")
+    (job,) = [each["metadata"]["name"] for each in documents(path) if each["kind"] in kinds]
     assert policy["kind"] == "NetworkPolicy" and policy["spec"]["policyTypes"] == ["Ingress"]
     assert list(policy["spec"]["podSelector"]["matchLabels"].values()) == [job]
     assert policy["spec"]["ingress"] == [{"from": [{"podSelector": policy["spec"]["podSelector"]}]}]

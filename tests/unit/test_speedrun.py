@@ -61,11 +61,3 @@ def test_the_table_has_all_runs_and_their_means(runner):
     assert runner["table"]("plain", [result(1, 1800.4, 0.86, 0.13)]).endswith(
         "| mean | 1800 | 86.00 | 13.00 |"
     )
-
-
-def test_a_folder_without_the_faces_is_a_usage_error(runner, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["run.py", "--data", str(tmp_path / "none")])
-    with pytest.raises(SystemExit) as stopped:
-        runner["main"]()
-    assert stopped.value.code == 2
-    assert f"error: --data: {tmp_path / 'none' / 'faces_train'} does not exist" in capsys.readouterr().err

@@ -37,10 +37,8 @@ def runner(clock, takes, **records):
         clock.now += min(takes[job.name], limit)
         if takes[job.name] > limit:
             return {"status": "timed out", "error": ["stopped"]}
-        return records.get(job.name) or {
-            "status": "done",
-            "result": {"rows": [ROW], "machine": {"device": "H"}},
-        }
+        done = {"status": "done", "result": {"rows": [ROW], "machine": {"device": "H"}}}
+        return records.get(job.name, done)
 
     return run, ran
 
@@ -98,29 +96,26 @@ def test_a_job_during_which_the_session_dies_is_tried_twice(tmp_path, monkeypatc
     assert "ended during this job 2 times" in session.state["jobs"]["fatal"]["error"]
 
 
-def checkout_with(folder, *lines):
-    """Make a checkout whose program of a job has these lines."""
-    package = folder
-    for name in ("benchmarks", "gpu_session"):
-        package = package / name
-        package.mkdir()
-        (package / "__init__.py").touch()
-    (package / "measure.py").write_text("\n".join(lines))
-    return folder
+def record_of(job, limit, checkout, *lines):
+    """Run a job in a process, in a checkout in which its program has these lines; return the record."""
+    if lines:
+        package = checkout / "benchmarks" / "gpu_session"
+        package.mkdir(parents=True)
+        for folder in (package.parent, package):
+            (folder / "__init__.py").touch()
+        (package / "measure.py").write_text("\n".join(lines))
+    return run_in_process(job, limit, checkout=checkout, packages=[], environment=os.environ)
 
 
 def test_a_process_and_its_children_end_at_the_jobs_limit(tmp_path):
     note = tmp_path / "child"
-    checkout = checkout_with(
-        tmp_path,
+    record = record_of(
+        Job("j", "backbone", 9), 3, tmp_path,
         "import json, pathlib, subprocess, sys, time",
         "pathlib.Path(sys.argv[2]).write_text(json.dumps({'rows': [1]}))",
         f"pathlib.Path({str(note)!r}).write_text(str(subprocess.Popen(['sleep', '60']).pid))",
         "print('begun', flush=True); time.sleep(60)",
-    )
-    record = run_in_process(
-        Job("j", "backbone", 9), 3, checkout=checkout, packages=[], environment=os.environ
-    )
+    )  # fmt: skip
     # Rows that were written before the end are kept.
     assert record["status"] == "timed out" and record["result"] == {"rows": [1]}
     assert record["error"] == ["stopped after 3 s", "begun"]
@@ -128,12 +123,8 @@ def test_a_process_and_its_children_end_at_the_jobs_limit(tmp_path):
 
 
 def test_a_job_that_fails_is_recorded_with_its_last_lines(tmp_path):
-    checkout = checkout_with(
-        tmp_path, "import sys", "print(*range(99), sep='\\n')", "sys.exit('out of memory')"
-    )
-    record = run_in_process(
-        Job("j", "memory", 60), 60, checkout=checkout, packages=[], environment=os.environ
-    )
+    lines = ("import sys", "print(*range(99), sep='\\n')", "sys.exit('out of memory')")
+    record = record_of(Job("j", "memory", 60), 60, tmp_path, *lines)
     assert record["status"] == "failed" and record["error"][0] == "exit code 1"
     assert record["error"][-1] == "out of memory" and len(record["error"]) == 16
 
@@ -142,9 +133,7 @@ def test_a_job_that_fails_is_recorded_with_its_last_lines(tmp_path):
 def test_a_rehearsed_backbone_has_expected_and_measured_numbers():
     turns = {"steps": 1, "rounds": 1}
     options = {"device": "cpu", "name": "r18", "batch": 2, "image_size": 32, "turns": turns}
-    record = run_in_process(
-        Job("j", "backbone", 120, options), 120, checkout=ROOT, packages=[], environment=os.environ
-    )
+    record = record_of(Job("j", "backbone", 120, options), 120, ROOT)
     assert record["status"] == "done", record
     speed, *_ = record["result"]["rows"]
     assert speed["what"] == "r18, batch 2, facetrain" and speed["expected"] > 0 and speed["measured"] > 0
@@ -199,17 +188,8 @@ def test_the_packages_to_carry_are_pinned_and_need_no_others():
 
 def test_the_script_needs_only_the_standard_library_to_list_its_jobs(tmp_path):
     # -I -S: without installed packages, as on a machine that lacks them.
-    command = [
-        sys.executable,
-        "-I",
-        "-S",
-        ROOT / "scripts" / "gpu_session",
-        "--cpu",
-        "--list",
-        "--out",
-        tmp_path,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True)
+    script = [ROOT / "scripts" / "gpu_session", "--cpu", "--list", "--out", tmp_path]
+    done = subprocess.run([sys.executable, "-I", "-S", *script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     names = done.stdout.splitlines()
     assert names[0] == "self-test bf16" and names[-1].startswith("tests/gpu/test_")

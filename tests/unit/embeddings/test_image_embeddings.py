@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from facetrain.backbone.zoo import build_backbone
 from facetrain.data.formats.bin import write_bin
 from facetrain.embeddings import embed_images as image_embeddings
 from facetrain.embeddings.embed_images import read_input
@@ -18,17 +17,15 @@ from facetrain.embeddings.inference import Inference
 from facetrain.embeddings.row_files import RowFile
 from facetrain.errors import DataError, ImageError
 from facetrain.models.inference_network import inference_network
-from facetrain.models.model_file import describe_backbone, save_model
 from tests.support.datasets import encoded_image, write_records
+from tests.support.models import write_model
 
 CPU = torch.device("cpu")
-SMALL = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 16, "image_size": 32}
 
 
 @pytest.fixture
 def model(tmp_path):
-    network = build_backbone("iresnet", **SMALL)
-    save_model(tmp_path / "m.safetensors", network.state_dict(), describe_backbone("iresnet", **SMALL))
+    write_model(tmp_path / "m.safetensors")
     return tmp_path / "m.safetensors"
 
 

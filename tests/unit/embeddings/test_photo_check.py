@@ -5,13 +5,10 @@ import numpy as np
 import pytest
 
 from facetrain import load_model
-from facetrain.backbone.zoo import build_backbone
 from facetrain.cli.app import app
 from facetrain.embeddings.photo_check import PhotoCheck
-from facetrain.models.model_file import describe_backbone, save_model
+from tests.support.models import write_model
 from tests.support.shared import shared_path
-
-SMALL = {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8), "embedding_size": 16, "image_size": 32}
 
 
 def warning_of(images, capsys, size=112):
@@ -63,8 +60,7 @@ def test_aligned_photos_give_no_warning_in_sets_of_any_size(capsys):
 
 
 def test_the_commands_and_the_python_interface_warn(tmp_path, capfd):
-    network = build_backbone("iresnet", **SMALL)
-    save_model(tmp_path / "m.safetensors", network.state_dict(), describe_backbone("iresnet", **SMALL))
+    write_model(tmp_path / "m.safetensors")
     photos = [tmp_path / "a.png", tmp_path / "b.png"]
     for photo in photos:
         cv2.imwrite(str(photo), np.zeros((60, 80, 3), np.uint8))

@@ -54,42 +54,47 @@ def test_rows_are_read_in_any_order(tmp_path, monkeypatch, suffix):
     assert list(found.name) == known.name
 
 
+ONE = np.ones((1, 4))
+NO_TEXT = np.array([b"a\0\0\0", b"\xff\xff\xff\xff"]).view("<U1")
+NOT_FINITE = r"e\.npz: row 1 \(b\) has numbers that are not finite, or whose squares are not"
+
+
 @pytest.mark.parametrize(
-    ("arrays", "message"),
+    ("embedding", "name", "label", "message"),
     [
-        (
-            {"embedding": np.ones((0, 4)), "name": np.empty(0, "U1"), "label": np.zeros(0, int)},
-            "has no embeddings",
-        ),
-        ({"embedding": np.ones((3, 4)), "name": ["a"], "label": [0, 1, 2]}, "expected one name"),
-        ({"embedding": np.ones(3), "name": ["a"] * 3, "label": [0, 1, 2]}, "expected one name"),
-        ({"embedding": np.array([["x"]]), "name": ["a"], "label": [0]}, "one row of numbers"),
-        ({"embedding": np.ones((1, 4)), "name": ["a"], "label": [0.5]}, "labels that are whole numbers"),
-        ({"embedding": np.ones((1, 4)), "name": ["a"], "label": ["x"]}, "labels that are whole numbers"),
-        ({"embedding": np.ones((1, 4)), "label": [0]}, "not a file of embeddings"),
+        (np.ones((0, 4)), np.empty(0, "U1"), np.zeros(0, int), "has no embeddings"),
+        (np.ones((3, 4)), ["a"], [0, 1, 2], "expected one name"),
+        (np.ones(3), ["a"] * 3, [0, 1, 2], "expected one name"),
+        (np.array([["x"]]), ["a"], [0], "one row of numbers"),
+        (ONE, ["a"], [0.5], "labels that are whole numbers"),
+        (ONE, ["a"], ["x"], "labels that are whole numbers"),
+        (ONE, None, [0], "not a file of embeddings"),
+        (ONE, np.array(["a"], object), [0], "claims the shape|not a file of embeddings"),  # pickled
+        (np.eye(2), NO_TEXT, [0, 1], r"e\.npz: has a name that is no text"),
+        *((np.array([[1, 0], [n, 1]]), ["a", "b"], [0, 1], NOT_FINITE) for n in (np.nan, np.inf, -1e30, 1e300)),
     ],
-    ids=["empty", "names", "vector", "texts", "labels", "text labels", "no names"],
-)
-def test_columns_that_do_not_fit_are_refused_in_one_line(tmp_path, arrays, message):
+)  # fmt: skip
+def test_columns_that_do_not_fit_are_refused_in_one_line(tmp_path, embedding, name, label, message):
+    arrays = {"embedding": embedding, "label": label} | ({} if name is None else {"name": name})
     np.savez(tmp_path / "e.npz", **arrays)
     with pytest.raises(DataError, match=message) as caught:
-        open_embeddings(tmp_path / "e.npz")
+        load_embeddings(tmp_path / "e.npz")
     assert "\n" not in str(caught.value)
 
 
-def test_a_name_that_is_no_text_is_an_error(tmp_path):
-    name = np.array([b"a\0\0\0", b"\xff\xff\xff\xff"]).view("<U1")
-    np.savez(tmp_path / "e.npz", embedding=np.eye(2, dtype=np.float32), name=name, label=np.arange(2))
-    with pytest.raises(DataError, match=r"e\.npz: has a name that is no text"):
-        open_embeddings(tmp_path / "e.npz")
-
-
-def test_an_empty_parquet_file_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("rows", "message"), [([], "no embeddings"), ([[1.0], [1.0, 2.0, 3.0]], "of different sizes")]
+)
+def test_rows_of_parquet_that_do_not_fit_are_refused(tmp_path, rows, message):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    columns = {"embedding": pa.array([], pa.list_(pa.float32(), 4)), "name": pa.array([], pa.string())}
-    pq.write_table(pa.table(columns | {"label": pa.array([], pa.int64())}), tmp_path / "e.parquet")
+    columns = {
+        "embedding": pa.array(rows, pa.list_(pa.float32()) if rows else pa.list_(pa.float32(), 4)),
+        "name": pa.array(["a", "b"][: len(rows)], pa.string()),
+        "label": pa.array([0, 1][: len(rows)], pa.int64()),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "e.parquet")
     for read in (open_embeddings, load_embeddings):
-        with pytest.raises(DataError, match="no embeddings"):
+        with pytest.raises(DataError, match=message):
             read(tmp_path / "e.parquet")
 
 
@@ -119,22 +124,6 @@ def test_other_programs_read_the_files(tmp_path, suffix):
     assert list(columns["name"]) == known.name and list(columns["label"]) == known.label.tolist()
     np.testing.assert_array_equal(np.array(columns["embedding"], np.float32), known.embedding)
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
-
-
-def test_pickled_names_are_refused(tmp_path):
-    np.savez(tmp_path / "p.npz", embedding=np.ones((1, 4)), name=np.array(["a"], object), label=np.zeros(1))
-    with pytest.raises(DataError, match="claims the shape|not a file of embeddings"):
-        load_embeddings(tmp_path / "p.npz")
-
-
-@pytest.mark.parametrize("number", [np.nan, np.inf, -1e30, 1e300])
-def test_numbers_whose_length_is_not_finite_are_refused(tmp_path, number):
-    embedding = np.array([[1, 0], [number, 1]])
-    np.savez(tmp_path / "e.npz", embedding=embedding, name=np.array(["a", "b"]), label=np.zeros(2, int))
-    with pytest.raises(
-        DataError, match=r"e\.npz: row 1 \(b\) has numbers that are not finite, or whose squares are not"
-    ):
-        load_embeddings(tmp_path / "e.npz")
 
 
 def test_an_unknown_suffix_is_refused():
@@ -185,14 +174,6 @@ def test_one_row_of_equal_numbers_is_refused_before_it_is_decoded(tmp_path):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
 
 
-def test_rows_of_different_sizes_are_refused(tmp_path):
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    columns = {"embedding": pa.array([[1.0], [1.0, 2.0, 3.0]]), "name": ["a", "b"], "label": [0, 1]}
-    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-    with pytest.raises(DataError, match="of different sizes"):
-        load_embeddings(tmp_path / "a.parquet")
-
-
 def test_an_interrupted_embedding_continues_after_its_last_chunk(tmp_path):
     output, rows = tmp_path / "gallery.npz", some().embedding
     first = PartialEmbeddings(output, "key", 50, "float16")
@@ -202,9 +183,8 @@ def test_an_interrupted_embedding_continues_after_its_last_chunk(tmp_path):
     assert again.done == 30
     again.append(rows[30:])
     np.testing.assert_array_equal(again.array(), rows.astype(np.float16))
-    assert PartialEmbeddings(output, "other", 50, "float16").done == 0
-    assert PartialEmbeddings(output, "key", 51, "float16").done == 0
-    assert PartialEmbeddings(output, "key", 50, "float32").done == 0
+    for other in (("other", 50, "float16"), ("key", 51, "float16"), ("key", 50, "float32")):
+        assert PartialEmbeddings(output, *other).done == 0
     remove_partial_files(output)
     assert not list(tmp_path.iterdir())
 
