@@ -135,7 +135,12 @@ def test_a_variable_of_the_shell_without_a_value_is_not_the_current_folder(argum
 )
 def test_no_output_replaces_an_input(line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    suffixes = {"eval --scores": ".csv", "embed same": ".safetensors", "embed m": ".safetensors"}
+    suffixes = {
+        "eval --scores": ".csv",
+        "export same": ".safetensors",
+        "embed same": ".safetensors",
+        "embed m": ".safetensors",
+    }
     same = "same" + suffixes.get(" ".join(line.split()[:2]), ".html")
     (tmp_path / same).write_text("mine")
     (tmp_path / "link").symlink_to(same)

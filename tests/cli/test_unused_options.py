@@ -64,19 +64,16 @@ CONFIG = "--config quickstart"
         (ELASTIC, f"train {CONFIG} --rdzv-endpoint host:1", "--rdzv-endpoint has no effect under torchrun"),
         (ELASTIC, f"train {CONFIG} --max-restarts 3", "--max-restarts has no effect under torchrun"),
         (ELASTIC, "bench train --nproc-per-node 2", "--nproc-per-node has no effect under torchrun"),
+        (ELASTIC, "resume . --max-restarts 3", "--max-restarts has no effect"),
         (OTHER, f"train {CONFIG} --nnodes 2", "--nnodes has no effect with RANK, WORLD_SIZE and MASTER_ADDR in the"),
     ],
 )  # fmt: skip
 def test_a_launch_option_is_refused_if_another_launcher_has_started_the_process(
-    command, message, variables, monkeypatch
+    command, message, variables, monkeypatch, tmp_path
 ):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.yaml").write_text("data: {train: faces}\n")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     error = refusal(*command.split())
     assert isinstance(error, UsageError) and str(error).startswith(message)
-
-
-def test_a_resume_under_torchrun_refuses_launch_options(tmp_path, monkeypatch):
-    (tmp_path / "config.yaml").write_text("data: {train: faces}\n")
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    assert str(refusal("resume", tmp_path, "--max-restarts", 3)).startswith("--max-restarts has no effect")

@@ -40,16 +40,9 @@ class KeepsGradient(MarginHead):
 
 def one_rank(margin, weight, embeddings, labels):
     rank, world_size = collectives.rank(), collectives.world_size()
-    head = KeepsGradient(
-        **head_arguments(
-            embedding_size=16,
-            num_classes=23,
-            margin=combined(**margin),
-            rank=rank,
-            world_size=world_size,
-            chunk_size=4,
-        )
-    )
+    sizes = {"embedding_size": 16, "num_classes": 23, "chunk_size": 4}
+    options = head_arguments(**sizes, margin=combined(**margin), rank=rank, world_size=world_size)
+    head = KeepsGradient(**options)
     head.weight.data.copy_(torch.from_numpy(weight)[head.shard.start : head.shard.stop])
     mine = slice(rank * 12 // world_size, (rank + 1) * 12 // world_size)
     embedding = torch.from_numpy(embeddings)[mine].requires_grad_()

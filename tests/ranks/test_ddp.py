@@ -18,14 +18,8 @@ OPTIONS = [("none", 1, False), ("none", 2, False), ("none", 1, True), ("bf16", 1
 
 def make_net(checkpoint_activations):
     torch.manual_seed(5)
-    net = build_backbone(
-        "iresnet",
-        layers=(1, 1, 1, 1),
-        widths=(4, 4, 8, 8),
-        embedding_size=8,
-        image_size=16,
-        checkpoint_activations=checkpoint_activations,
-    )
+    options = {"layers": (1, 1, 1, 1), "widths": (4, 4, 8, 8), "embedding_size": 8, "image_size": 16}
+    net = build_backbone("iresnet", **options, checkpoint_activations=checkpoint_activations)
     # Group norm, because batch norm would make the loss depend on how the batch is split.
     for module in net.modules():
         for name, child in module.named_children():

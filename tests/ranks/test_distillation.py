@@ -75,13 +75,9 @@ def test_a_student_with_a_projection_learns_the_same_on_two_ranks_as_on_one(desc
     config = describe(steps=4, checkpoint="every_steps: 4")
     # The teacher's process group ends before rank 1 joins the next one.
     start_ranks(train_on_two_and_on_one, (config, tmp_path, free_ports(3)), 2)
-    losses = [
-        [
-            record["distill_loss"]
-            for record in read_jsonl(tmp_path / name / "metrics.jsonl")
-            if "loss" in record
-        ]
-        for name in ("1", "2")
-    ]
+    losses = []
+    for name in ("1", "2"):
+        records = read_jsonl(tmp_path / name / "metrics.jsonl")
+        losses.append([record["distill_loss"] for record in records if "loss" in record])
     assert len(losses[0]) == 4 and losses[1] == pytest.approx(losses[0], rel=1e-5)
     assert losses[0][-1] != pytest.approx(losses[0][0], rel=1e-3)

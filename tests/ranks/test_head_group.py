@@ -120,7 +120,9 @@ def train_plainly(rate, accumulate):
     return losses, net.state_dict(), torch.cat(weights).detach()
 
 
-def assert_equal_to_the_plain_losses(ranks):
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_ranks_equal_the_plain_losses_of_each_dataset(world_size):
+    ranks = run_ranks(world_size, train_group) if world_size > 1 else [train_group()]
     for number, (rate, accumulate) in enumerate(CASES):
         losses, state, weight = train_plainly(rate, accumulate)
         results = [results[number] for results in ranks]
@@ -131,15 +133,6 @@ def assert_equal_to_the_plain_losses(ranks):
             assert result[3] == results[0][3] and result[3][1] == BATCH * len(COMPOSITIONS)
         rows = sorted((shard, table) for result in results for shard, table in result[2].items())
         torch.testing.assert_close(torch.cat([table for _, table in rows]), weight)
-
-
-def test_one_process_equals_the_plain_losses_of_each_dataset():
-    assert_equal_to_the_plain_losses([train_group()])
-
-
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_ranks_equal_the_plain_losses_of_each_dataset(world_size):
-    assert_equal_to_the_plain_losses(run_ranks(world_size, train_group))
 
 
 def test_a_group_of_one_head_equals_the_head():

@@ -34,11 +34,8 @@ def batch(step, grouped):
     image = torch.randn(BATCH, 5, dtype=torch.float64, generator=generator)
     teacher = torch.randn(BATCH, TEACHER, dtype=torch.float64, generator=generator)
     # Few classes, so that every batch has several images of a class, on several ranks.
-    return (
-        image,
-        teacher,
-        torch.randint(0, sum(CLASSES) if grouped else CLASSES[0], (BATCH,), generator=generator),
-    )
+    classes = sum(CLASSES) if grouped else CLASSES[0]
+    return image, teacher, torch.randint(0, classes, (BATCH,), generator=generator)
 
 
 def make_centers(rank, world_size, rates, grouped):

@@ -26,18 +26,9 @@ def score(progress=None, check_stop=None):
     network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 8))
     # 20 images, the first two in two pairs: on 3 ranks the last share is not full.
     pairs = PairSet("set", [encoded_image(n % 20) for n in range(22)], np.arange(11) % 2 == 0)
-    verifier = Verifier(
-        [pairs],
-        partial(
-            ImageEmbedder,
-            image_size=16,
-            batch_size=2,
-            device=torch.device("cpu"),
-            progress=progress,
-            check_stop=check_stop,
-        ),
-    )
-    return dict(verifier(network))["set"].available_metrics
+    options = {"image_size": 16, "batch_size": 2, "device": torch.device("cpu")}
+    make_embedder = partial(ImageEmbedder, **options, progress=progress, check_stop=check_stop)
+    return dict(Verifier([pairs], make_embedder)(network))["set"].available_metrics
 
 
 def stop_and_score():

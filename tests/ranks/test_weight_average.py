@@ -35,10 +35,8 @@ def train_and_resume(rank, config, folder, ports):
 def test_the_average_continues_exactly_on_as_many_ranks_and_to_rounding_on_another_number(describe, tmp_path):  # noqa: F811
     config = describe(steps=4, checkpoint="every_steps: 2, keep: 9")
     start_ranks(train_and_resume, (config, tmp_path, free_ports(4)), 2)
-    files = {
-        name: load_file(tmp_path / name / "model_ema.safetensors")
-        for name in ("two", "one", "stays", "loaded")
-    }
+    runs = ("two", "one", "stays", "loaded")
+    files = {name: load_file(tmp_path / name / "model_ema.safetensors") for name in runs}
     saved = Checkpoint.open(tmp_path / "two", 2).replicated("ema.")
     assert len(saved) > 20
     for name, value in files["two"].items():

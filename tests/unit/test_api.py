@@ -108,13 +108,12 @@ def test_a_network_that_has_diverged_is_refused(folder, tmp_path):
     write_model(tmp_path / "m.safetensors", network=network)
     model = facetrain.load_model(tmp_path / "m.safetensors", "cpu")
     files = sorted((folder / "images").iterdir())
+    cached, cpu = tmp_path / "t.safetensors", Inference("cpu")
     for use in (
         lambda: model.embed(files[0]),
         lambda: model.compare(*files[:2], threshold=0.3),
-        lambda: embed_input(model.path, folder / "images", Inference("cpu")),
-        lambda: write_teacher_embeddings(
-            model.path, folder / "faces", tmp_path / "t.safetensors", Inference("cpu")
-        ),
+        lambda: embed_input(model.path, folder / "images", cpu),
+        lambda: write_teacher_embeddings(model.path, folder / "faces", cached, cpu),
     ):
         with pytest.raises(facetrain.errors.ModelError, match="embedding of image 0 is not finite"):
             use()
@@ -162,11 +161,12 @@ def test_a_machine_without_a_gpu_is_a_usage_error_that_names_the_argument(tmp_pa
             facetrain.errors.UsageError, match="device 'cuda': this machine has no GPU; use 'cpu'"
         ):
             call(tmp_path / "nothing.safetensors", device="cuda")
-    with pytest.raises(facetrain.errors.ConfigError, match="quickstrt: no such file or preset; did you mean"):
-        facetrain.train("quickstrt")
-    with pytest.raises(facetrain.errors.ConfigError, match="train.epochs"):
-        facetrain.train("quickstart", train={"epochs": -1})
-    with pytest.raises(facetrain.errors.ConfigError, match="optim.lr"):
-        facetrain.train("quickstart", **{"optim.lr": "high"})
+    for config, settings, message in (
+        ("quickstrt", {}, "quickstrt: no such file or preset; did you mean"),
+        ("quickstart", {"train": {"epochs": -1}}, "train.epochs"),
+        ("quickstart", {"optim.lr": "high"}, "optim.lr"),
+    ):
+        with pytest.raises(facetrain.errors.ConfigError, match=message):
+            facetrain.train(config, **settings)
     with pytest.raises(facetrain.errors.UsageError, match="not the folder of a run"):
         facetrain.resume(tmp_path)
