@@ -69,8 +69,8 @@ def _reason(error: BaseException) -> str:
     """Return why a run has ended; a signal outside the training loop raises SystemExit or KeyboardInterrupt."""
     if isinstance(error, KeyboardInterrupt):
         return f"ended by {signal.SIGINT.name}"
-    if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > 128:
-        return f"ended by {signal.Signals(error.code - 128).name}"
+    if isinstance(error, SystemExit) and error.code in {128 + number for number in signal.Signals}:
+        return f"ended by {signal.Signals(int(error.code) - 128).name}"
     # A path in it may have bytes that are not UTF-8, which JSON cannot hold.
     return printable(error_reason(error))
 

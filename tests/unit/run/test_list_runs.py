@@ -61,6 +61,7 @@ def train_as(folder, outcome):
         (DivergedError("the loss is nan", {}), "failed", "the loss is nan"),
         (KeyboardInterrupt(), "failed", "ended by SIGINT"),
         (SystemExit(143), "failed", "ended by SIGTERM"),
+        (SystemExit(255), "failed", "255"),
     ],
 )
 def test_the_list_has_state_step_loss_and_best_accuracy(tmp_path, outcome, state, reason):
