@@ -27,7 +27,7 @@ $(READY): requirements.lock pyproject.toml
 	PYTHON=$(PYTHON) VENV=$(VENV) TORCH_VERSION=$(TORCH_VERSION) ./scripts/setup
 	@touch $@
 
-quickstart: $(READY)  ## train on a generated dataset, about six minutes on two CPU cores
+quickstart: $(READY)  ## train on a generated dataset, three to six minutes on two CPU cores
 	$(BIN)/facetrain train --config configs/quickstart.yaml
 
 test: $(READY)  ## run the tests, about five minutes on two CPU cores
