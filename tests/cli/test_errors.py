@@ -159,6 +159,7 @@ def test_no_output_replaces_an_input(line, tmp_path, monkeypatch):
         ("eval m --target t --batch-size 0", "facetrain eval: invalid value for '--batch-size': '0'; use a number"),
         ("plan --config c --gpus v100", "facetrain plan: invalid value for '--gpus': 'v100'; use a whole number"),
         ("plan --config c --memory x", "facetrain plan: invalid value for '--memory': 'x'; use a number; see"),
+        ("export m --format onnx --output o --int8 x", "facetrain export: invalid value for '--int8': 'x' is not"),
     ],
 )  # fmt: skip
 def test_a_line_that_cannot_be_parsed_ends_with_2_and_one_line(line, message):
