@@ -26,7 +26,7 @@ from facetrain.run.build.backbone import check_stage_sizes
 from facetrain.run.build.open_data import open_data, write_missing_dataset
 from facetrain.run.build.parts import build_state, check_decoder, check_precision, count_workers
 from facetrain.run.build.step_schedule import StepSchedule, schedule_steps
-from facetrain.run.callbacks.evaluation import require_best_metric
+from facetrain.run.callbacks.evaluation import named_metrics, require_metric
 from facetrain.run.folder.compatibility import (
     ConfigChange,
     check_compatibility,
@@ -149,7 +149,7 @@ def prepare_run(
         if checkpoint is not None:
             state.restore(checkpoint)
         # After the restore, which knows what the last verification has measured.
-        _check_best_metric(config, sets, state)
+        _check_named_metrics(config, sets, state)
     # After every rank has restored its part: if the checkpoint is damaged, or the config does not fit it, the folder
     # must remain unchanged.
     warnings: list[str] = []
@@ -185,20 +185,18 @@ def prepare_run(
     )
 
 
-def _check_best_metric(config: Config, sets: list[PairSet], state: TrainState) -> None:
-    """Check the best metric as far as it is known before the next verification.
+def _check_named_metrics(config: Config, sets: list[PairSet], state: TrainState) -> None:
+    """Check the metrics that the config names as far as they are known before the next verification.
 
     A resumed run may save before that, and would remove the best checkpoint by another metric.
     """
-    metric = config.checkpoint.best_metric
-    if metric is None:
-        return
     names = [pairs.name for pairs in sets]
     names += [f"{name}_ema" for name in names if state.average]
     known = [name for name in state.metrics if name.rpartition("/")[0] in names]
-    chosen = metric.rpartition("/")[0]
-    if chosen not in names or any(name.rpartition("/")[0] == chosen for name in known):
-        require_best_metric(metric, known or [f"{name}/…" for name in names])
+    for key, metric in named_metrics(config.checkpoint.best_metric, config.train.stop_early).items():
+        chosen = metric.rpartition("/")[0]
+        if chosen not in names or any(name.rpartition("/")[0] == chosen for name in known):
+            require_metric(key, metric, known or [f"{name}/…" for name in names])
 
 
 def _continue_folder(folder: Path, checkpoint: Checkpoint, run_id: str, *, accept_foreign: bool) -> list[str]:

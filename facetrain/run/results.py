@@ -68,9 +68,12 @@ def write_results(
     plot_curves(run.folder / "metrics.jsonl", run.folder / "curves.png")
     is_cut = run.schedule.total_steps < run.schedule.steps_of_all_epochs
     ended_by = "train.max_steps" if is_cut else "train.epochs"
+    if stopped_early := run.state.early_stop.reason(run.config.train.stop_early):
+        ended_by = "train.stop_early.patience"
     summary = (
-        f"{run.folder}: was already finished, at step {run.state.step:,}; to train on: facetrain resume "
-        f"{shell_path(run.folder)} --set {ended_by}=MORE"
+        f"{run.folder}: was already finished, at step {run.state.step:,}"
+        + (f" ({stopped_early})" if stopped_early else "")
+        + f"; to train on: facetrain resume {shell_path(run.folder)} --set {ended_by}=MORE"
     )
     if not was_finished:
         summary = summarize(
@@ -78,6 +81,7 @@ def write_results(
             run.config.eval.targets,
             run.config.eval_dir,
             ended_by=ended_by,
+            stopped_early=stopped_early,
             skipped=skipped,
             has_learned=has_learned,
             seconds=time.perf_counter() - run.started_at,
@@ -94,14 +98,16 @@ def summarize(
     eval_dir: str,
     *,
     ended_by: str,
+    stopped_early: str = "",
     skipped: list[str],
     has_learned: bool,
     seconds: float,
 ) -> str:
     """Return the summary of a run as text: first and last loss and accuracy, and the commands to run next.
 
-    `ended_by` is the config key that set the last step. `skipped` lists the images that could not be read. `seconds`
-    is the duration of the command. Without `has_learned`, the summary says so.
+    `ended_by` is the config key that set the last step, and `stopped_early` why it is an early one. `skipped` lists
+    the images that could not be read. `seconds` is the duration of the command. Without `has_learned`, the summary says
+    so.
     """
     records = read_metrics(folder)
     lines = ["", f"{folder}: finished in {seconds:.0f} s"]
@@ -114,6 +120,8 @@ def summarize(
         lines.append(
             _accuracy_line(name.removesuffix("/accuracy"), [record for record in records if name in record])
         )
+    if stopped_early:
+        lines.append(f"  {stopped_early}")
     if not has_learned:
         lines.append(f"  did not learn in its first steps: see the warning in {folder / 'log.txt'}")
     if skipped:

@@ -56,6 +56,7 @@ def train_prepared(run: PreparedRun, *, profile: bool = False) -> int:
         on_first_images=partial(_compare_trunks, run) if state.network.fused_trunk is not None else None,
     )
     profiler = _build_profiler(run, outputs) if profile else None
+    was_finished = run.resumed and _is_finished(run)
     end: RunEnd = "failed"
     # From here on a signal does not end the process at once: the ranks agree on it after a step, and save.
     with StopRequest() as stop_request:
@@ -81,7 +82,7 @@ def train_prepared(run: PreparedRun, *, profile: bool = False) -> int:
                 )
             # The last checkpoint is the run's result, or what a resume continues from: it must not fail in silence.
             checkpointing.finish()
-            if stopping.signal or (state.step == schedule.total_steps and state.step > first_step):
+            if stopping.signal or (_is_finished(run) and state.step > first_step):
                 checkpointing.require_saved(state)
             end = "stopped" if stopping.signal else "finished"
         except (CheckpointError, ConfigError, DivergedError, SkippedError) as error:
@@ -107,9 +108,15 @@ def train_prepared(run: PreparedRun, *, profile: bool = False) -> int:
         run,
         skipped,
         has_learned=callbacks.logging.has_learned,
-        was_finished=run.resumed and first_step >= schedule.total_steps,
+        was_finished=was_finished,
     )
     return 0
+
+
+def _is_finished(run: PreparedRun) -> bool:
+    """Return whether the run has taken its last step, or has stopped early."""
+    stopped_early = run.state.early_stop.reason(run.config.train.stop_early)
+    return run.state.step >= run.schedule.total_steps or bool(stopped_early)
 
 
 def _compare_trunks(run: PreparedRun, image_BCHW: Tensor) -> None:
@@ -146,7 +153,12 @@ def _build_evaluation(run: PreparedRun, outputs: RunOutputs, stop_request: StopR
             progress=lambda done, total: outputs.advance(run.state.step, f"verifying: {done / total:.0%}"),
         ),
     )
-    return Evaluation(verifier, outputs.recorder, best_metric=run.config.checkpoint.best_metric)
+    return Evaluation(
+        verifier,
+        outputs.recorder,
+        best_metric=run.config.checkpoint.best_metric,
+        stop_early=run.config.train.stop_early,
+    )
 
 
 def _build_checkpointing(run: PreparedRun, outputs: RunOutputs, loader: StagedLoader) -> Checkpointing:

@@ -155,7 +155,11 @@ def _run(run: PreparedRun, *, profile: bool) -> int:
             return train_prepared(run, profile=profile)
         start = Start(step=run.state.step, ranks=run.world.size, device=run.world.device.type)
         return train_recorded(
-            run.folder, start, run.schedule.total_steps, lambda: train_prepared(run, profile=profile)
+            run.folder,
+            start,
+            run.schedule.total_steps,
+            lambda: train_prepared(run, profile=profile),
+            lambda: run.state.early_stop.reason(run.config.train.stop_early),
         )
     finally:
         stop_logging(run.log)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from facetrain.distributed.stop_request import Stopped
 from facetrain.errors import ConfigError
 from facetrain.telemetry.log import logger
 from facetrain.telemetry.recorder import Sink
+from facetrain.training.settings import StopEarlySettings
 from facetrain.training.state import TrainState, averaged_buffers
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.output.figures import figure_images
@@ -24,6 +25,8 @@ class Evaluation:
     """Gets the metrics, and the figures if it shows images."""
     best_metric: str | None = None
     """Metric that chooses the best checkpoint (`checkpoint.best_metric`)."""
+    stop_early: StopEarlySettings | None = None
+    """When the run ends before its last step."""
     _undrawn: list[tuple[int, dict[str, Result]]] = field(default_factory=list, init=False)
 
     def verify(self, state: TrainState) -> None:
@@ -35,7 +38,7 @@ class Evaluation:
         that a resumed run repeats it: the grace period after a signal is short, and a checkpoint matters more.
 
         Raises:
-            ConfigError: the verification before the first step does not measure `best_metric`.
+            ConfigError: the verification before the first step does not measure a metric that the config names.
         """
         try:
             # The batch norm statistics differ between ranks; all must score the same network. It runs in float32, as in
@@ -60,7 +63,10 @@ class Evaluation:
             self.recorder.write(state.step, state.metrics)
             self._undrawn.append((state.step, results))
         if state.step == 0:
-            require_best_metric(self.best_metric, state.metrics)
+            for key, metric in named_metrics(self.best_metric, self.stop_early).items():
+                require_metric(key, metric, state.metrics)
+        if self.stop_early:
+            state.early_stop = state.early_stop.after(state.step, state.metrics, self.stop_early)
         state.meter.restart_clock()  # images per second count training alone
 
     def draw(self, state: TrainState) -> None:
@@ -78,14 +84,19 @@ class Evaluation:
         state.meter.restart_clock()
 
 
-def require_best_metric(metric: str | None, measured: Iterable[str]) -> None:
-    """Check that the verification measures the metric that chooses the best checkpoint, if one is given.
+def named_metrics(best_metric: str | None, stop_early: StopEarlySettings | None) -> Mapping[str, str]:
+    """Return the metrics that a config names, by key."""
+    stop = stop_early.metric if stop_early else None
+    keys = {"checkpoint.best_metric": best_metric, "train.stop_early.metric": stop}
+    return {key: metric for key, metric in keys.items() if metric is not None}
+
+
+def require_metric(key: str, metric: str, measured: Iterable[str]) -> None:
+    """Check that the verification measures the metric that a key of the config names.
 
     Raises:
         ConfigError: it does not.
     """
-    if metric is not None and metric not in measured:
+    if metric not in measured:
         names = ", ".join(measured) or "no set: eval.targets is empty"
-        raise ConfigError(
-            f"checkpoint.best_metric: {metric} is not measured; the verification measures {names}"
-        )
+        raise ConfigError(f"{key}: {metric} is not measured; the verification measures {names}")
