@@ -243,18 +243,6 @@ def new_folder(output: Path) -> Iterator[Path]:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
-def user_cache_folder() -> Path:
-    """Return facetrain's folder in the cache folder of the user, which need not exist.
-
-    Raises:
-        FileNotFoundError: the user has no home folder: HOME is not set, and the system does not know the user.
-    """
-    try:
-        return Path.home() / ".cache" / "facetrain"
-    except RuntimeError as error:
-        raise FileNotFoundError(errno.ENOENT, str(error)) from error
-
-
 def make_folder(folder: Path, *, exist_ok: bool = True) -> None:
     """Create a folder and its missing parents, and wait until their names are on the disk.
 

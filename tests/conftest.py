@@ -22,6 +22,9 @@ def order(item):
     return number, item.get_closest_marker("slow") is None
 
 
+os.environ.pop("XDG_CACHE_HOME", None)  # tests choose the cache folder by HOME
+
+
 @pytest.fixture(autouse=True)
 def seeded():
     """What a test draws depends neither on the moment nor on the tests before it."""

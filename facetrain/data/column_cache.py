@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from facetrain.distributed.process_setup import user_cache_folder
 from facetrain.errors import DataError
-from facetrain.files import error_reason, parse_json, replacing, user_cache_folder
+from facetrain.files import error_reason, parse_json, replacing
 
 _VERSION = 5
 """Raised when a reader finds other labels or places in the same files."""
@@ -127,7 +128,7 @@ def _cache_paths(name: Path) -> Iterator[Path]:
 
 
 def path_in_cache_folder(name: Path) -> Path:
-    """Return the path in ~/.cache/facetrain for a cache file; `name` itself if the user has no home folder."""
+    """Return the path in the user's cache folder for a cache file; `name` itself if the user has no home folder."""
     digest = hashlib.sha256(os.fsencode(os.path.realpath(name))).hexdigest()[:24]
     with contextlib.suppress(FileNotFoundError):
         return user_cache_folder() / f"{digest}{name.suffix}"

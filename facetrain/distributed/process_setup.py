@@ -1,4 +1,4 @@
-"""Settings of a training process outside Python: memory allocator, log levels of torch, cache of compiled code.
+"""Settings of a training process outside Python: memory allocator, log levels of torch, cache folder.
 
 Imports no torch: some of these settings work only if they are made before `import torch`.
 """
@@ -6,6 +6,7 @@ Imports no torch: some of these settings work only if they are made before `impo
 from __future__ import annotations
 
 import ctypes
+import errno
 import logging
 import os
 import sys
@@ -13,7 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from facetrain.errors import ConfigError
-from facetrain.files import user_cache_folder
 
 # From glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
@@ -37,14 +37,29 @@ def release_freed_memory() -> None:
     _mallopt({_M_MMAP_THRESHOLD: _LARGE_BLOCK, _M_TRIM_THRESHOLD: _LARGE_BLOCK})
 
 
+def user_cache_folder() -> Path:
+    """Return facetrain's folder in the cache folder of the user, which need not exist: XDG_CACHE_HOME, or ~/.cache.
+
+    Raises:
+        FileNotFoundError: the user has no home folder: HOME is not set, and the system does not know the user.
+    """
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    # The specification of this variable says to ignore a relative path: it would be another folder in each command.
+    if base.is_absolute():
+        return base / "facetrain"
+    try:
+        return Path.home() / ".cache" / "facetrain"
+    except RuntimeError as error:
+        raise FileNotFoundError(errno.ENOENT, str(error)) from error
+
+
 def keep_compiled_code() -> None:
     """Make torch.compile cache its code in the user's cache folder instead of /tmp, which a reboot empties.
 
     TORCHINDUCTOR_CACHE_DIR has precedence. If the home folder cannot be written, torch's default stays.
     """
-    base = os.environ.get("XDG_CACHE_HOME")
     with suppress(OSError):
-        folder = (Path(base) / "facetrain" if base else user_cache_folder()) / "compiled"
+        folder = user_cache_folder() / "compiled"
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
             os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))

@@ -22,8 +22,9 @@ import torch
 
 import facetrain
 from facetrain.distributed import collectives
+from facetrain.distributed.process_setup import user_cache_folder
 from facetrain.distributed.spawn import HelperContext
-from facetrain.files import make_folder, parse_json, read_regular_text, user_cache_folder, write_atomically
+from facetrain.files import make_folder, parse_json, read_regular_text, write_atomically
 
 LIMIT_S = 300.0
 """Time for a self-test. Triton compiles about 30 kernels in it, which takes most of a minute on a slow machine."""

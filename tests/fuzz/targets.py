@@ -65,6 +65,7 @@ from tests.fuzz.target import FOLDER, Target, remove_catalogs, write_input
 from tests.support.datasets import write_records
 
 os.environ["HOME"] = str(FOLDER / "home")  # datasets keep catalogs there, too
+os.environ.pop("XDG_CACHE_HOME", None)
 # The same few paths in each execution: to find them takes a third of it.
 column_cache._cache_paths = lru_cache(lambda name, find=column_cache._cache_paths: tuple(find(name)))
 _SAME = np.array([True, False])

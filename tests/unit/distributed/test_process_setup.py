@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from facetrain.distributed import process_setup
-from facetrain.distributed.process_setup import keep_compiled_code, silence_torch_logs
+from facetrain.distributed.process_setup import keep_compiled_code, silence_torch_logs, user_cache_folder
 from tests.support.command import environment
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
@@ -28,6 +28,15 @@ def test_compiled_code_is_kept_in_the_users_cache_folder_unless_the_environment_
     os.environ[VARIABLE] = "/given"
     keep_compiled_code()
     assert os.environ[VARIABLE] == "/given"
+
+
+@pytest.mark.parametrize(
+    ("base", "folder"), [("/cache", "/cache"), ("cache", "/home/.cache"), ("", "/home/.cache")]
+)
+def test_an_absolute_cache_folder_in_the_environment_has_precedence(base, folder, monkeypatch):
+    monkeypatch.setenv("HOME", "/home")
+    monkeypatch.setenv("XDG_CACHE_HOME", base)
+    assert user_cache_folder() == Path(folder, "facetrain")
 
 
 @pytest.mark.parametrize("problem", ["cannot be created", "cannot be written", "no home"])
