@@ -57,9 +57,7 @@ def measure_embedding(
         opened = _random_model(model, batch_size) if model in BACKBONES else open_model(Path(model), _CPU)
         image = opened.prepare(example_pixels(opened, batch_size))
         installed = all(find_spec(package) for package in ("onnx", "onnxscript", RIVAL))
-        embed = {
-            name: _variant(name, opened, image, threads) for name in variants if installed or name != RIVAL
-        }
+        embed = {name: _variant(name, opened, image) for name in variants if installed or name != RIVAL}
         expected = _unit(opened.network(image))
         # This is also the first run of each variant, which allocates memory and chooses kernels.
         gaps = {name: float((_unit(run()) - expected).abs().max()) for name, run in embed.items()}
@@ -88,26 +86,17 @@ def _seconds(run: Callable[[], Tensor]) -> float:
     return time.perf_counter() - start
 
 
-def _variant(name: str, opened: EmbeddingModel, image: Tensor, threads: int) -> Callable[[], Tensor]:
-    if name == RIVAL:
-        return _onnxruntime(opened, image, threads)
+def _variant(name: str, opened: EmbeddingModel, image: Tensor) -> Callable[[], Tensor]:
     network = opened.network
-    if name != "plain":
+    if name == RIVAL:
+        with tempfile.TemporaryDirectory() as folder:
+            exported = export(opened, "onnx", Path(folder, "model.onnx"), ExportOptions())
+        assert isinstance(exported.model, EmbeddingModel)
+        # The session has read the file, and has as many threads as torch.
+        network, image = exported.model.network, image.contiguous()
+    elif name != "plain":
         network = inference_network(network, _CPU, bf16=name == "facetrain_bf16")
     return torch.no_grad()(lambda: network(image).float())
-
-
-def _onnxruntime(opened: EmbeddingModel, image: Tensor, threads: int) -> Callable[[], Tensor]:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "model.onnx")
-        export(opened, "onnx", path, ExportOptions())
-        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    feed = {"image": image.contiguous().numpy()}
-    return lambda: torch.from_numpy(session.run(None, feed)[0])
 
 
 def _unit(embedding_BD: Tensor) -> Tensor:

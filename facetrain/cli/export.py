@@ -80,7 +80,7 @@ def export(
     if outputs.as_json:
         typer.echo(json.dumps(report))
         return
-    for line in _format_report(report):
+    for line in _format_report(report, is_int8=bool(file.int8)):
         echo_line(line)
 
 
@@ -150,7 +150,6 @@ def _report(opened: EmbeddingModel, exported: Exported) -> dict[str, Any]:
         "description": opened.description,
         "bytes": sum(file.stat().st_size for file in exported.files),
         **({} if exported.comparison is None else asdict(exported.comparison)),
-        **({} if exported.similarity is None else {"cosine": asdict(exported.similarity)}),
     }
 
 
@@ -182,14 +181,14 @@ def _write_card(
     write_text(path, model_card(opened, name, results=results, file=file))
 
 
-def _format_report(report: dict[str, Any]) -> list[str]:
-    difference = f"; the file differs by {_difference(report)}" if "difference" in report else ""
+def _format_report(report: dict[str, Any], *, is_int8: bool) -> list[str]:
+    is_compared = "difference" in report
+    difference = f"; the file differs by {_difference(report)}" if is_compared and not is_int8 else ""
     lines = [f"{report['output']}: {report['description']}{difference}"]
-    lines.append(f"{_size(report)}; {_speed(report)}" if "difference" in report else _size(report))
+    lines.append(f"{_size(report)}; {_speed(report)}" if is_compared else _size(report))
     if "weights" in report:
         lines.append(f"{report['weights']} has the weights; keep it in the folder of {report['output']}.")
-    is_quantized = "cosine" in report and "difference" not in report
-    if is_quantized:
+    if is_int8:
         cosine = report["cosine"]
         lines.append(
             f"cosine with the embeddings of the model: {cosine['mean']:.4f} on average, "
@@ -207,7 +206,7 @@ def _format_report(report: dict[str, Any]) -> list[str]:
         lines.append(
             "The file has no thresholds: those of the model were measured in float32, and the file gives other cosines."
         )
-    if is_quantized and (cosine["mean"] < _USUAL_COSINE or losses.get("accuracy", 0) > _USUAL_LOSS):
+    if is_int8 and (cosine["mean"] < _USUAL_COSINE or losses.get("accuracy", 0) > _USUAL_LOSS):
         lines.append(
             "The file loses more than usual; give some hundred images like those that the network will get with "
             "--images, or keep float32 without --int8."

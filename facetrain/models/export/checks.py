@@ -15,7 +15,7 @@ from torch import Tensor
 from facetrain.errors import ModelError, RunError
 from facetrain.models.export.deployed import Deployed
 from facetrain.models.export.example_inputs import example_pixels, inputs_of_file, split_images
-from facetrain.models.export.formats import Comparison, ExportOptions, Similarity
+from facetrain.models.export.formats import ExportOptions, FileComparison, Similarity
 from facetrain.models.export.runtime import Runtime
 from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import EmbeddingModel
@@ -23,8 +23,6 @@ from facetrain.models.onnx_network import OnnxNetwork
 
 _LEAST_COSINE = 0.5
 """An int8 file with a smaller mean cosine to the network is not written."""
-_MOST_ONNX_BYTES = 2**31 - 2**27
-"""Largest weights that are part of an ONNX file: protobuf writes less than 2 GiB, and the nodes need some of it."""
 _NUM_EXAMPLES = 5
 """Random images for the comparison if no faces are given."""
 _CHUNK = 16
@@ -50,13 +48,11 @@ def require_exportable(model: EmbeddingModel) -> None:
             )
 
 
-def fits_onnx_file(model: EmbeddingModel) -> bool:
-    """Return whether one ONNX file can have the weights of a network."""
-    return sum(weight.nbytes for weight in model.network.state_dict().values()) <= _MOST_ONNX_BYTES
-
-
-def compare(path: Path, runtime: Runtime, model: EmbeddingModel, options: ExportOptions) -> Comparison:
+def compare(path: Path, runtime: Runtime, model: EmbeddingModel, options: ExportOptions) -> FileComparison:
     """Compare a file with the network, on `options.images` or else on random images.
+
+    An int8 file is compared on images that it was not calibrated with, and only the directions of its embeddings must
+    resemble the network's.
 
     Args:
         path: The final path of the file, for the message.
@@ -67,33 +63,25 @@ def compare(path: Path, runtime: Runtime, model: EmbeddingModel, options: Export
     Raises:
         RunError: the embeddings differ by more than the tolerance of the runtime, or are not numbers.
     """
-    faces = example_pixels(model, _NUM_EXAMPLES) if options.images is None else options.images
+    if options.int8:
+        _, faces = split_images(options, model.image_size)
+    else:
+        faces = example_pixels(model, _NUM_EXAMPLES) if options.images is None else options.images
     difference, cosine = _differences(runtime, model, options, faces)
     # "not <" instead of ">=": the comparison with NaN is false.
-    if not difference < runtime.tolerance:
+    if options.int8 and not cosine.mean >= _LEAST_COSINE:
+        raise RunError(
+            f"{path}: not written: the mean cosine of its embeddings with the network's is {cosine.mean:.3f}; "
+            "give images like the training images with --images"
+        )
+    if not options.int8 and not difference < runtime.tolerance:
         raise RunError(
             f"{path}: not written: its embeddings differ from the network's by {difference:.2g} of their size, "
             f"more than {runtime.tolerance:g}; try another version of torch or {runtime.name.split()[0]}"
         )
     batch = runtime.batch or 1
     times = _measure(runtime, model, options, batch)
-    return Comparison(difference, cosine, runtime.name, *times, batch, torch.get_num_threads())
-
-
-def compare_int8(path: Path, runtime: Runtime, model: EmbeddingModel, options: ExportOptions) -> Similarity:
-    """Compare the directions of the embeddings of an int8 file with the network's, on images not used to calibrate it.
-
-    Raises:
-        RunError: the mean cosine is too small.
-    """
-    _, faces = split_images(options, model.image_size)
-    _, cosine = _differences(runtime, model, options, faces)
-    if not cosine.mean >= _LEAST_COSINE:
-        raise RunError(
-            f"{path}: not written: the mean cosine of its embeddings with the network's is {cosine.mean:.3f}; "
-            "give images like the training images with --images"
-        )
-    return cosine
+    return FileComparison(difference, cosine, runtime.name, *times, batch, torch.get_num_threads())
 
 
 def _differences(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from facetrain.errors import ModelError, RunError
 from facetrain.files import error_reason, sync_file, sync_folder
-from facetrain.models.export.checks import compare, compare_int8, require_exportable
+from facetrain.models.export.checks import compare, require_exportable
 from facetrain.models.export.formats import FORMATS, Exported, ExportOptions
 from facetrain.models.export.runtime import Writer, runtime_model
 from facetrain.models.model_file import EmbeddingModel
@@ -34,19 +34,16 @@ def export(model: EmbeddingModel, format: str, path: Path, options: ExportOption
         raise ModelError(
             f"{model.description}: takes landmarks and cannot be exported to {format}; use --format onnx or openvino"
         )
-    comparison = similarity = None
+    comparison = None
     with _new_files(row.files(path)) as folder:
         with _quiet():
             runtime = write(model, folder / path.name, options)
-        if runtime is not None and options.int8:
-            similarity = compare_int8(path, runtime, model, options)
-        elif runtime is not None:
+        if runtime is not None:
             comparison = compare(path, runtime, model, options)
     return Exported(
         [file for file in row.files(path) if file.exists()],
         path if runtime is None else runtime_model(model, runtime, options),
         comparison,
-        similarity,
     )
 
 

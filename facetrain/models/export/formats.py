@@ -48,7 +48,7 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class Similarity:
-    """Cosines between the embeddings of a file and of the network, on images that a quantization did not use."""
+    """Cosines between the embeddings of a file and of the network."""
 
     mean: float
     lowest: float
@@ -56,13 +56,12 @@ class Similarity:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class FileComparison:
     """Comparison of a file with the network: embeddings and speed."""
 
     difference: float
     """Largest difference of a number, as a share of the largest number in the network's embeddings."""
     cosine: Similarity
-    """Cosines between the embeddings of the file and of the network."""
     runtime: str
     """Program that ran the file, and its version."""
     milliseconds: float
@@ -83,15 +82,8 @@ class Exported:
     """The file, and a second one that belongs to it."""
     model: Path | EmbeddingModel
     """The file as `facetrain.verify.evaluate.evaluate` takes it, to measure its accuracy."""
-    comparison: Comparison | None
+    comparison: FileComparison | None
     """Embeddings and speed of the file beside the network's; None for a file that is not compared."""
-    similarity: Similarity | None
-    """For a file that computes in int8."""
-
-    @property
-    def difference(self) -> float | None:
-        """Largest difference of the embeddings; see `Comparison.difference`."""
-        return None if self.comparison is None else self.comparison.difference
 
 
 _INPUT_OPTIONS = frozenset({"from_pixels", "unit", "batch"})

@@ -13,9 +13,8 @@ import torch
 
 from facetrain.errors import ModelError, RunError
 from facetrain.models.export.formats import FORMATS, ExportOptions
-from facetrain.models.export.onnx import trace_onnx
+from facetrain.models.export.onnx import write_float_graph
 from facetrain.models.export.runtime import Runtime
-from facetrain.models.export.save_onnx import save_onnx
 from facetrain.models.model_file import EmbeddingModel
 
 _TOLERANCE = 5e-3
@@ -34,8 +33,7 @@ def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Runtime:
         ModelError: the network has an operation that ncnn cannot run.
     """
     param, weights = FORMATS["ncnn"].files(path)
-    one_image = replace(options, batch=1)
-    save_onnx(trace_onnx(model, one_image), path.with_name("model.onnx"), model, one_image)
+    write_float_graph(model, path.with_name("model.onnx"), replace(options, batch=1))
     _convert(model, path.parent, param.name, weights.name)
     return _open(model, param, weights)
 

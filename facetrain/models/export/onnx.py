@@ -13,17 +13,20 @@ import torch
 
 from facetrain.errors import ModelError
 from facetrain.files import error_reason
-from facetrain.models.export.deployed import Deployed
-from facetrain.models.export.example_inputs import example_pixels, inputs_of_file
-from facetrain.models.export.formats import ExportOptions
-from facetrain.models.export.int8 import quantized_onnx
+from facetrain.models.checksum import CHECKSUM_KEY, checksum_of_onnx
+from facetrain.models.export.deployed import Deployed, file_metadata
+from facetrain.models.export.example_inputs import example_pixels, inputs_of_file, split_images
+from facetrain.models.export.formats import FORMATS, ExportOptions
 from facetrain.models.export.runtime import Runtime
-from facetrain.models.export.save_onnx import save_onnx
+from facetrain.models.int8.onnx_file import int8_model
+from facetrain.models.int8.quantize import folded_network, quantize
 from facetrain.models.model_file import THRESHOLDS_KEY, EmbeddingModel
 from facetrain.models.onnx_network import LANDMARKS_INPUT
 
 _INPUTS = "image", LANDMARKS_INPUT
 """Names of the inputs; a network without KP-RPE has the first one."""
+_MOST_BYTES = 2**31 - 2**27
+"""Largest weights that are part of an ONNX file: protobuf writes less than 2 GiB, and the nodes need some of it."""
 
 
 def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Runtime:
@@ -43,9 +46,9 @@ def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Runtime:
     """
     if options.int8:
         kept = {key: value for key, value in model.metadata.items() if key != THRESHOLDS_KEY}
-        save_onnx(quantized_onnx(model, options), path, replace(model, metadata=kept), options)
+        _save(_quantized(model, options), path, replace(model, metadata=kept), options)
     else:
-        save_onnx(trace_onnx(model, options), path, model, options)
+        write_float_graph(model, path, options)
     return _open(path, model, options.batch)
 
 
@@ -70,12 +73,16 @@ def _open(path: Path, model: EmbeddingModel, batch: int | None) -> Runtime:
     return Runtime(f"onnxruntime {onnxruntime.__version__}", run, batch)
 
 
-def trace_onnx(model: EmbeddingModel, options: ExportOptions) -> Any:
-    """Return the graph of a network as an ONNX protobuf, see `write`, with the size of the batch as asked.
+def write_float_graph(model: EmbeddingModel, path: Path, options: ExportOptions) -> None:
+    """Write the ONNX file of a network in float32, see `write`, which other formats are converted from.
 
     Raises:
         ModelError: torch or onnx cannot write the opset.
     """
+    _save(_traced(model, options), path, model, options)
+
+
+def _traced(model: EmbeddingModel, options: ExportOptions) -> Any:
     deployed = Deployed(model, options).eval().cpu()
     example = inputs_of_file(model, options, example_pixels(model, options.batch or 2))
     free = None if options.batch else ({0: torch.export.Dim("batch", min=1)},) * len(example)
@@ -110,3 +117,46 @@ def _name_output(graph: Any, name: str) -> None:
         value.name = f"{name}_lookup"
     (output,) = graph.outputs
     output.name = name
+
+
+def _quantized(model: EmbeddingModel, options: ExportOptions) -> Any:
+    """Return the graph of a network on the CPU that computes in int8, calibrated with most of `options.images`."""
+    network = folded_network(model.network)
+    if network is None or not _fits_one_file(model):
+        raise ModelError(
+            f"{model.description}: --int8 quantizes IResNets and MobileFaceNets, also of MXNet's files, below 2 GiB; "
+            "export it without"
+        )
+    calibration, _ = split_images(options, model.image_size)
+    quantized = quantize(network, model.prepare(calibration))
+    return int8_model(quantized, model.image_size, model.embedding_size)
+
+
+def _fits_one_file(model: EmbeddingModel) -> bool:
+    return sum(weight.nbytes for weight in model.network.state_dict().values()) <= _MOST_BYTES
+
+
+def _save(proto: Any, path: Path, model: EmbeddingModel, options: ExportOptions) -> None:
+    """Write a graph, with the weights in NAME.data beside it if they do not fit into one file."""
+    import onnx
+
+    _strip(proto)
+    checksum = checksum_of_onnx(proto, path.parent)
+    onnx.helper.set_model_props(proto, file_metadata(model, options) | {CHECKSUM_KEY: checksum})
+    if _fits_one_file(model):
+        onnx.save(proto, str(path))
+        return
+    _, data = FORMATS["onnx"].files(path)
+    onnx.save(proto, str(path), save_as_external_data=True, location=data.name)
+    data.chmod(path.stat().st_mode)  # by the umask; onnx writes the second file for its owner only
+
+
+def _strip(proto: Any) -> None:
+    """Remove the notes of torch's exporter: for each node and value, the lines of the program that made it."""
+    graph = proto.graph
+    noted = [proto, *graph.input, *graph.output, *graph.initializer]
+    for part in (graph, *proto.functions):
+        noted += [part, *part.node, *part.value_info]
+    for each in noted:
+        each.ClearField("metadata_props")
+        each.ClearField("doc_string")

@@ -11,9 +11,8 @@ import torch
 
 from facetrain.models.export.deployed import file_metadata
 from facetrain.models.export.formats import ExportOptions
-from facetrain.models.export.onnx import trace_onnx
+from facetrain.models.export.onnx import write_float_graph
 from facetrain.models.export.runtime import Runtime
-from facetrain.models.export.save_onnx import save_onnx
 from facetrain.models.model_file import EmbeddingModel
 
 
@@ -26,7 +25,7 @@ def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Runtime:
     import openvino
 
     onnx = path.with_name("model.onnx")
-    save_onnx(trace_onnx(model, options), onnx, model, options)
+    write_float_graph(model, onnx, options)
     graph = openvino.convert_model(str(onnx))
     for name, text in file_metadata(model, options).items():
         graph.set_rt_info(text, ["facetrain", name])

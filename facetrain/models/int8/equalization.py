@@ -57,16 +57,13 @@ def pairs(graph: LayerGraph) -> Iterator[Pair]:
 
 def channel_ranges(network: Int8Network, batches: Iterable[Tensor]) -> dict[str, Tensor]:
     """Return the largest absolute value of each channel (C,) of each value of the float network."""
-    found: dict[str, Tensor] = {}
-
-    def observe(name: str, value: Tensor) -> None:
-        largest_C = value.abs().transpose(0, 1).flatten(1).amax(1)
-        found[name] = torch.maximum(found[name], largest_C) if name in found else largest_C
-
+    ranges: dict[str, Tensor] = {}
     with torch.no_grad():
         for image_BCHW in batches:
-            network.embed(image_BCHW, rounds=False, observe=observe)
-    return found
+            for name, value in network.values(image_BCHW, rounds=False):
+                largest_C = value.abs().transpose(0, 1).flatten(1).amax(1)
+                ranges[name] = torch.maximum(ranges.get(name, largest_C), largest_C)
+    return ranges
 
 
 def equalize(network: Int8Network, ranges: Mapping[str, Tensor]) -> Int8Network:

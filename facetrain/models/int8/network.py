@@ -12,7 +12,8 @@ hundred times finer than the rounding of the layer's output.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -26,8 +27,6 @@ WEIGHT_LEVELS = 127
 """Largest rounded weight; −128 is not used, so that the zero point is 0."""
 MAXIMUM = "maximum"
 """Kind of layer that replaces PReLUs, see `maxima`."""
-Observer = Callable[[str, Tensor], None]
-"""Called with the name of each value and the value, before it is rounded."""
 
 
 @dataclass(frozen=True)
@@ -85,15 +84,12 @@ class Int8Network:
         """Return the network with other weights in some of its layers."""
         return replace(self, graph=replace(self.graph, layers=dict(self.graph.layers) | dict(layers)))
 
-    def embed(self, image_BCHW: Tensor, *, rounds: bool = True, observe: Observer | None = None) -> Tensor:
+    def embed(self, image_BCHW: Tensor, *, rounds: bool = True) -> Tensor:
         """Map prepared images (B, 3, H, W) to embeddings (B, D); without `rounds`, as the float network does."""
-        for name, value in self.values(image_BCHW, rounds=rounds):
-            if observe:
-                observe(name, value)
-        return value
+        return deque(self.values(image_BCHW, rounds=rounds), maxlen=1)[0][1]
 
     def values(self, image_BCHW: Tensor, *, rounds: bool) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name and the value of the image and of each layer; a value is rounded where it is taken.
+        """Yield the name and the value of the image and of each layer, before it is rounded where it is taken.
 
         The last value is the embedding.
         """

@@ -58,15 +58,12 @@ def find_ranges(network: Int8Network, batches: Iterable[Tensor]) -> Int8Network:
         batches: Prepared images (B, 3, H, W).
     """
     ranges = dict.fromkeys(network.rounded_values(), Range(0.0, 0.0))
-
-    def observe(name: str, value: Tensor) -> None:
-        if name in ranges:
-            low, high = map(float, value.aminmax())
-            ranges[name] = Range(min(low, ranges[name].low), max(high, ranges[name].high))
-
     with torch.no_grad():
         for image_BCHW in batches:
-            network.embed(image_BCHW, rounds=False, observe=observe)
+            for name, value in network.values(image_BCHW, rounds=False):
+                if name in ranges:
+                    low, high = map(float, value.aminmax())
+                    ranges[name] = Range(min(low, ranges[name].low), max(high, ranges[name].high))
     return replace(network, ranges=ranges)
 
 

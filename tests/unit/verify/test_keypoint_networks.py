@@ -147,7 +147,7 @@ def test_the_landmarks_of_ijb_are_aligned_with_its_faces(tmp_path):
 @pytest.mark.parametrize("batch", [None, 5])
 def test_onnx_takes_landmarks_as_a_second_input(network, opened, landmarks, tmp_path, batch):
     path = tmp_path / "model.onnx"
-    assert export(opened, "onnx", path, ExportOptions(batch=batch)).difference < 1e-4
+    assert export(opened, "onnx", path, ExportOptions(batch=batch)).comparison.difference < 1e-4
     written = open_model(path, CPU)
     assert written.takes_landmarks
     embedder = ImageEmbedder(written.network, 32, 5, CPU)
@@ -166,7 +166,7 @@ def test_a_vision_transformer_is_not_quantized(opened, tmp_path):
 
 def test_a_program_takes_landmarks_after_the_images(opened, tmp_path):
     exported = export(opened, "torch_export", tmp_path / "model.pt2", ExportOptions())
-    assert exported.difference < 1e-4 and exported.model.takes_landmarks
+    assert exported.comparison.difference < 1e-4 and exported.model.takes_landmarks
 
 
 @pytest.mark.parametrize("name", ["ncnn", "tflite", "executorch"])

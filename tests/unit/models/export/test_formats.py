@@ -49,7 +49,7 @@ def test_a_format_writes_its_files_and_replaces_older_ones(model, tmp_path, name
     assert set(tmp_path.iterdir()) == set(exported.files)
     assert exported.files == files[: 1 if name == "onnx" else 2]
     assert exported.files[-1].stat().st_size > 10_000
-    assert exported.difference is None or exported.difference < (5e-3 if name == "ncnn" else 1e-5)
+    assert exported.comparison is None or exported.comparison.difference < (5e-3 if name == "ncnn" else 1e-5)
 
 
 def test_a_torch_program_gives_the_embeddings_of_the_network_for_any_number_of_images(model, tmp_path):
@@ -77,7 +77,7 @@ def test_a_timm_vit_is_exported_for_any_number_of_images(model, tmp_path, name, 
     network = TimmVisionTransformer(64, 1, class_token=class_token, image_size=32, embedding_size=16).eval()
     path = tmp_path / f"exported{FORMATS[name].suffix}"
     exported = export(replace(model, network=network), name, path, ExportOptions())
-    assert exported.difference is None or exported.difference < 1e-5
+    assert exported.comparison is None or exported.comparison.difference < 1e-5
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch):

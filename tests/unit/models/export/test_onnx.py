@@ -13,8 +13,8 @@ import torch
 
 from facetrain.cli.app import app
 from facetrain.errors import ModelError, RunError
-from facetrain.models.export import checks
 from facetrain.models.export import export as export_module
+from facetrain.models.export import onnx as onnx_format
 from facetrain.models.export.export import export
 from facetrain.models.export.formats import ExportOptions
 from facetrain.models.model_file import RAW_PIXELS, EmbeddingModel, open_model
@@ -46,7 +46,7 @@ def faces(count=3, size=32):
 def test_an_exported_model_opens_again_and_gives_the_same_embeddings(model, tmp_path, from_pixels):
     pixels = faces()
     options = ExportOptions(from_pixels=from_pixels)
-    assert export(model, "onnx", tmp_path / "m.onnx", options).difference < 1e-4
+    assert export(model, "onnx", tmp_path / "m.onnx", options).comparison.difference < 1e-4
     again = open_model(tmp_path / "m.onnx", CPU)
     assert (again.image_size, again.embedding_size) == (32, 16)
     assert again.metadata["backbone"] == model.metadata["backbone"]
@@ -60,10 +60,10 @@ def test_an_exported_model_opens_again_and_gives_the_same_embeddings(model, tmp_
 
 
 def test_weights_that_are_too_large_for_one_file_are_in_a_second_one(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(checks, "_MOST_ONNX_BYTES", 10_000)
+    monkeypatch.setattr(onnx_format, "_MOST_BYTES", 10_000)
     pixels, (graph, weights) = faces(), (tmp_path / "m.onnx", tmp_path / "m.onnx.data")
     exported = export(model, "onnx", graph, ExportOptions())
-    assert exported.difference < 1e-4 and exported.files == [graph, weights]
+    assert exported.comparison.difference < 1e-4 and exported.files == [graph, weights]
     assert set(tmp_path.iterdir()) == {graph, weights}
     assert weights.stat().st_size > 10_000 and weights.stat().st_mode == graph.stat().st_mode
     np.testing.assert_allclose(embedded(open_model(graph, CPU), pixels), embedded(model, pixels), atol=1e-4)
@@ -75,7 +75,7 @@ def test_weights_that_are_too_large_for_one_file_are_in_a_second_one(model, tmp_
 
 
 def test_the_command_names_the_second_file_and_counts_its_bytes(model, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(checks, "_MOST_ONNX_BYTES", 10_000)
+    monkeypatch.setattr(onnx_format, "_MOST_BYTES", 10_000)
     graph, source = tmp_path / "m.onnx", tmp_path / "m.safetensors"
     write_model(source)
     app(["export", str(source), "--format", "onnx", "--output", str(graph)], standalone_mode=False)
@@ -149,7 +149,6 @@ def test_errors_name_the_output_and_no_temporary_file(model, tmp_path, monkeypat
         with pytest.raises(RunError, match=f"^{output}: No space left on device$"):
             export(model, "onnx", output, options)
     monkeypatch.setattr(export_module, "compare", refuse)
-    monkeypatch.setattr(export_module, "compare_int8", refuse)
     with pytest.raises(RunError, match=f"^{output}: not written"):
         export(model, "onnx", output, options)
     assert not list(tmp_path.iterdir())
@@ -169,7 +168,7 @@ def test_a_file_has_nothing_about_the_machine_that_wrote_it(model, tmp_path):
 
 @pytest.mark.parametrize(("int8", "large"), [(None, False), (None, True), ("static", False)])
 def test_a_flipped_bit_in_a_weight_is_an_error(model, tmp_path, monkeypatch, int8, large):
-    monkeypatch.setattr(checks, "_MOST_ONNX_BYTES", 10_000 if large else 2**30)
+    monkeypatch.setattr(onnx_format, "_MOST_BYTES", 10_000 if large else 2**30)
     path = export(model, "onnx", tmp_path / "m.onnx", ExportOptions(int8=int8)).files[-1]
     open_model(tmp_path / "m.onnx", CPU)
     weight = model.network.conv1.weight.detach().numpy().tobytes()
