@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from facetrain.backbone.sample_draws import dropout, random_keys
 from facetrain.errors import ModelError
 
 _LEAST_SIDE = 2
@@ -33,10 +34,6 @@ class Backbone(nn.Module):
     """Whether `trunk` and `forward` take a second argument: the landmarks of the faces, (B, 5, 2), in units of the
     image's sides, see `face_landmarks.py`. Without it they use the landmarks of aligned faces."""
 
-    draws_by_sample: ClassVar[bool] = False
-    """Whether `trunk` takes `key_B` in training: a random key of each sample, int64 (B,), by which it draws what it
-    drops. Without it, it draws keys."""
-
     def __init__(
         self,
         *,
@@ -49,6 +46,20 @@ class Backbone(nn.Module):
         super().__init__()
         self.embedding_size, self.image_size = embedding_size, image_size
         self._dropout, self._recompute = dropout, checkpoint_activations
+
+    @property
+    def draws_by_sample(self) -> bool:
+        """Whether `trunk` takes `key_B` in training: a random key of each sample, int64 (B,).
+
+        From it, it draws what it drops. Without it, it draws keys.
+        """
+        return self._dropout > 0
+
+    def drop(self, x: Tensor, key_B: Tensor | None) -> Tensor:
+        """Apply dropout to features (B, …) of samples with these keys, see `draws_by_sample`, in training."""
+        if not self.training or not self._dropout:
+            return x
+        return dropout(x, self._dropout, random_keys(x) if key_B is None else key_B)
 
     def trunk(self, image_BCHW: Tensor) -> Tensor:
         """Map normalized images (B, 3, H, W) to features."""

@@ -138,8 +138,8 @@ class FusedTrunk:
         self._convolutions = [module for module in blocks if isinstance(module, nn.Conv2d)]
         self._norms = [module for module in (network.bn1, *blocks) if isinstance(module, _BatchNorm)]
 
-    def __call__(self, image_BCHW: Tensor) -> Tensor:
-        """Map normalized images (B, 3, H, W), channels_last, to flat features."""
+    def __call__(self, image_BCHW: Tensor, *, key_B: Tensor | None = None) -> Tensor:
+        """Map normalized images (B, 3, H, W), channels_last, to flat features; see `Backbone.draws_by_sample`."""
         network = self._network
         c = network.conv1(image_BCHW).contiguous(memory_format=torch.channels_last)
         context = _Context(self._across_ranks, self._round_weights(c.dtype))
@@ -151,7 +151,7 @@ class FusedTrunk:
         for block in network.blocks():
             weights = [p for module in _norms_and_convolutions(block) for p in module.parameters()]
             x, parts_P3C = _Block.apply(x, parts_P3C, block, context, *weights)
-        return network.flatten_features(x)
+        return network.flatten_features(x, key_B)
 
     @torch.no_grad()
     def _round_weights(self, dtype: torch.dtype) -> dict[nn.Conv2d, Tensor]:

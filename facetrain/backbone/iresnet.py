@@ -86,7 +86,6 @@ class IResNet(Backbone):
             side, channels = (side + 1) // 2, width
         self._side = side
         self.bn2 = nn.BatchNorm2d(channels)
-        self.dropout = nn.Dropout(self._dropout)
         self.fc = nn.Linear(channels * side * side, self.embedding_size)
         self.features = nn.BatchNorm1d(self.embedding_size)
         # The scale is fixed at 1: the head normalizes embeddings and would cancel a scale common to all features.
@@ -96,19 +95,19 @@ class IResNet(Backbone):
             if isinstance(module, nn.Conv2d):
                 nn.init.normal_(module.weight, 0, 0.1)
 
-    def trunk(self, image_BCHW: Tensor) -> Tensor:
+    def trunk(self, image_BCHW: Tensor, *, key_B: Tensor | None = None) -> Tensor:
         """Map normalized images (B, 3, H, W) to flat features (B, C·S·S), with S = `image_size` / 16."""
         x = self.stem(image_BCHW)
         for block in self.blocks():
             x = run_block(block, x, recompute=self._recompute)
-        return self.flatten_features(x)
+        return self.flatten_features(x, key_B)
 
-    def flatten_features(self, x: Tensor) -> Tensor:
+    def flatten_features(self, x: Tensor, key_B: Tensor | None = None) -> Tensor:
         """Map the features of the last block (B, C, H, W) to flat features (B, C·S·S), normalized."""
         if self.training:
             # Before the batch norm, so that `fc` gets features of the same variance at every size.
             x = resize_features(x, self._side)
-        return self.dropout(self.bn2(x).flatten(1))
+        return self.drop(self.bn2(x).flatten(1), key_B)
 
     def stem(self, image_BCHW: Tensor) -> Tensor:
         """Map normalized images (B, 3, H, W) to (B, C, H, W)."""

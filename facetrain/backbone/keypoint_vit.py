@@ -153,7 +153,7 @@ class KeypointVisionTransformer(VisionTransformer):
         tables = torch.cat([linear.weight, linear.bias[:, None]], 1)
         tables = tables.view(len(self.blocks), self._heads, BUCKETS, _OFFSETS + 1)
         bucket_NN = bucket_ids(side, image_BCHW.device)
-        x = self.embed_patches(image_BCHW)
+        x = self.embed_patches(image_BCHW, key_B)
         scales = self.scales(image_BCHW, key_B)
         for block, scale_2B, table in zip(self.blocks, scales, tables.unbind(0), strict=True):
             x = run_block(block, x, offset_BNP, table, bucket_NN, scale_2B, recompute=self._recompute)

@@ -32,18 +32,17 @@ class TorchvisionResNet(Backbone):
         self.stem = nn.Sequential(net.conv1, net.bn1, net.relu, net.maxpool)
         self.stages = nn.Sequential(net.layer1, net.layer2, net.layer3, net.layer4)
         self.pool = net.avgpool
-        self.dropout = nn.Dropout(self._dropout)
         self.fc = nn.Linear(net.fc.in_features, self.embedding_size)
         self.features = nn.BatchNorm1d(self.embedding_size)
         # As in IResNet: the head would cancel this scale.
         self.features.weight.requires_grad_(False)
 
-    def trunk(self, image_BCHW: Tensor) -> Tensor:
+    def trunk(self, image_BCHW: Tensor, *, key_B: Tensor | None = None) -> Tensor:
         """Map normalized images (B, 3, H, W) to flat features."""
         x = self.stem(image_BCHW)
         for block in self._blocks():
             x = run_block(block, x, recompute=self._recompute)
-        return self.dropout(self.pool(x).flatten(1))
+        return self.drop(self.pool(x).flatten(1), key_B)
 
     def regions(self) -> Iterator[tuple[nn.Module, str]]:
         """Yield the stem and each block."""

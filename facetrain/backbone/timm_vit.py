@@ -62,7 +62,6 @@ class TimmVisionTransformer(Backbone):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width)) if class_token else None
         self.pos_embed = nn.Parameter(torch.zeros(1, tokens + class_token, width))
         self.patch_embed = PatchEmbed(width, patch)
-        self.dropout = nn.Dropout(self._dropout)
         self.blocks = nn.ModuleList(TimmBlock(width) for _ in range(depth))
         # timm names the last norm after its place: before the average of the tokens, or behind it.
         self.norm = nn.LayerNorm(width, _EPS) if class_token else nn.Identity()
@@ -76,13 +75,13 @@ class TimmVisionTransformer(Backbone):
                 nn.init.trunc_normal_(module.weight, std=0.02)
                 nn.init.zeros_(module.bias)
 
-    def trunk(self, image_BCHW: Tensor) -> Tensor:
+    def trunk(self, image_BCHW: Tensor, *, key_B: Tensor | None = None) -> Tensor:
         """Map normalized images (B, 3, H, W) to one vector each (B, width)."""
         x = self.patch_embed(image_BCHW)
         if self.cls_token is not None:
             # Not len(x): torch.export would take the number of images for a constant.
             x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype), x], dim=1)
-        x = self.dropout(x + self._positions(image_BCHW))
+        x = self.drop(x + self._positions(image_BCHW), key_B)
         for block in self.blocks:
             x = run_block(block, x, recompute=self._recompute)
         if self.cls_token is not None:

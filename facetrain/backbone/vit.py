@@ -13,21 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone, resize_features, run_block
-from facetrain.counter_rng import uniform
+from facetrain.backbone.sample_draws import drop_path_scales, random_keys
 from facetrain.errors import ModelError
-
-
-def drop_path_scales(last: float, depth: int, key_B: Tensor) -> Tensor:
-    """Return the factors of stochastic depth (Huang et al., arXiv 1603.09382) on the branches, float64 (depth, 2, B).
-
-    A branch is dropped for a sample with a probability that grows from 0 in the first block to `last`: its factor is 0,
-    or 1 / (1 − probability) if it is kept. The draws depend on the sample's key alone: not on the rank, a restart, or
-    whether a block is recomputed in the backward pass.
-    """
-    branch_L21 = torch.arange(2 * depth, device=key_B.device).view(-1, 2, 1)
-    probability_L11 = torch.arange(depth, dtype=torch.float64, device=key_B.device).view(-1, 1, 1)
-    probability_L11 = probability_L11 * (last / (depth - 1))
-    return (uniform(key_B + branch_L21, 0) >= probability_L11) / (1 - probability_L11)
 
 
 def scaled(branch: Tensor, scale_2B: Tensor | None, number: int) -> Tensor:
@@ -131,7 +118,6 @@ class VisionTransformer(Backbone):
     The defaults of `patch` (its side in pixels), `heads` and `mlp_ratio` are arcface_torch's.
     """
 
-    draws_by_sample = True
     block: ClassVar[type[Block]] = Block
     """Class of the blocks."""
 
@@ -155,7 +141,6 @@ class VisionTransformer(Backbone):
         if mask_token:
             self.mask_token = nn.Parameter(torch.zeros(1, 1, width), requires_grad=False)
         self.patch_embed = PatchEmbed(width, patch)
-        self.dropout = nn.Dropout(self._dropout)
         self.blocks = nn.ModuleList(self.block(width, heads, mlp_ratio) for _ in range(depth))
         self._drop_path = drop_path
         self.norm = nn.LayerNorm(width)
@@ -174,12 +159,17 @@ class VisionTransformer(Backbone):
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
 
+    @property
+    def draws_by_sample(self) -> bool:
+        """Whether the network has dropout or drops branches."""
+        return self._drop_path > 0 or super().draws_by_sample
+
     def trunk(self, image_BCHW: Tensor, *, key_B: Tensor | None = None) -> Tensor:
         """Map normalized images (B, 3, H, W) to their tokens, flat (B, N·width).
 
         N are the patches of images of `image_size`, also if these have another size.
         """
-        x = self.embed_patches(image_BCHW)
+        x = self.embed_patches(image_BCHW, key_B)
         for block, scale_2B in zip(self.blocks, self.scales(image_BCHW, key_B), strict=True):
             x = run_block(block, x, scale_2B, recompute=self._recompute)
         return self.flatten_tokens(x)
@@ -189,15 +179,15 @@ class VisionTransformer(Backbone):
         if not self.training or self._drop_path == 0:
             return [None] * len(self.blocks)
         if key_B is None:
-            key_B = torch.randint(1 << 62, (len(image_BCHW),), device=image_BCHW.device)
+            key_B = random_keys(image_BCHW)
         return drop_path_scales(self._drop_path, len(self.blocks), key_B).unbind(0)
 
-    def embed_patches(self, image_BCHW: Tensor) -> Tensor:
+    def embed_patches(self, image_BCHW: Tensor, key_B: Tensor | None) -> Tensor:
         """Map normalized images (B, 3, H, W) to tokens with positions, (B, H/patch · W/patch, width)."""
         position: Tensor = self.pos_embed
         if self.training:
             position = resize_tokens(position, self._grid_side(image_BCHW))
-        return self.dropout(self.patch_embed(image_BCHW) + position)
+        return self.drop(self.patch_embed(image_BCHW) + position, key_B)
 
     def flatten_tokens(self, x: Tensor) -> Tensor:
         """Map the last block's tokens (B, …, width) to those of images of `image_size`, flat (B, N·width)."""

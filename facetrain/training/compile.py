@@ -18,10 +18,6 @@ _RECOMPILE_LIMIT = 64
 """Compiled variants of one method. Each combination of shapes and attributes is one; torch allows 8, and an IResNet's
 blocks have exactly that many."""
 _REPLAYED = "reduce-overhead"
-# Dropout draws the same random numbers as without the compiler.
-_OPTIONS: dict[str, str | int | bool | Callable[..., object]] = {"fallback_random": True}
-# What torch.compile's mode of this name sets; it takes either a mode or options.
-_REPLAYED_OPTIONS = _OPTIONS | {"triton.cudagraphs": True}
 
 
 class CompiledRegions:
@@ -39,9 +35,8 @@ class CompiledRegions:
         keep_compiled_code()
         torch.compiler.config.recompile_limit = _RECOMPILE_LIMIT
         self._is_replayed = mode == _REPLAYED
-        options = _REPLAYED_OPTIONS if self._is_replayed else _OPTIONS
         for module, method in backbone.regions():
-            setattr(module, method, _Region(module, getattr(module, method), options))
+            setattr(module, method, _Region(module, getattr(module, method), is_replayed=self._is_replayed))
 
     def begin_pass(self) -> None:
         """Begin the forward pass of a training step: replayed graphs may overwrite the results of the step before."""
@@ -52,14 +47,12 @@ class CompiledRegions:
 class _Region:
     """Method of a module, compiled for training."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        method: Callable[..., Tensor],
-        options: dict[str, str | int | bool | Callable[..., object]],
-    ) -> None:
+    def __init__(self, module: nn.Module, method: Callable[..., Tensor], *, is_replayed: bool) -> None:
         self._module, self._uncompiled = module, method
-        self._compiled: Callable[..., Tensor] | None = torch.compile(method, dynamic=False, options=options)
+        # What the mode reduce-overhead sets; torch.compile takes either a mode or options.
+        self._compiled: Callable[..., Tensor] | None = torch.compile(
+            method, dynamic=False, options={"triton.cudagraphs": is_replayed}
+        )
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """Map (B, …), and the further inputs of the method, to (B, …)."""

@@ -191,17 +191,11 @@ class TrainState:
             states[parameter][key] = value.to(parameter.device)
 
     def _rank_state(self) -> dict[str, Tensor]:
-        state = {"random.cpu": torch.get_rng_state()}
-        if self.world.device.type == "cuda":
-            state["random.cuda"] = torch.cuda.get_rng_state(self.world.device)
         # The batch norm statistics differ between ranks; only with its own does a rank continue bit for bit.
-        state |= _prefixed("buffer.", dict(self.backbone.named_buffers()))
+        state = _prefixed("buffer.", dict(self.backbone.named_buffers()))
         return state | _prefixed("ema_buffer.", self.average.rank_state() if self.average else {})
 
     def _load_rank_state(self, state: dict[str, Tensor]) -> None:
-        torch.set_rng_state(state["random.cpu"])
-        if "random.cuda" in state and self.world.device.type == "cuda":
-            torch.cuda.set_rng_state(state["random.cuda"], self.world.device)
         for name, buffer in self.backbone.named_buffers():
             buffer.copy_(state[f"buffer.{name}"])
         if self.average:

@@ -65,22 +65,32 @@ def test_a_run_continues_if_one_rank_is_started_by_train_and_the_other_by_resume
     assert len(losses(tmp_path / "run")) == 4
 
 
-def train_transformers(rank, config, folder, ports):
-    """Train a vision transformer, which drops branches at random, on one, two and three ranks."""
+RANDOM_NETWORKS = {
+    "vit_t": ["model.layers=null", "model.widths=null"],
+    "timm_vit_t_patch8": ["model.layers=null", "model.widths=null"],
+    "iresnet": [],
+}
+
+
+def train_random_networks(rank, config, folder, ports):
+    """Train networks that drop branches and features at random, on one, two and three ranks."""
     torch.set_num_threads(1)
-    network = ["model.backbone=vit_t", "model.layers=null", "model.widths=null"]
-    described = load_config(config, [*network, "data.workers=0", "eval.targets=[]", "optim.lr=0.01"])
-    for size in (1, 2, 3):
-        with_rank(rank, size, ports.pop(), training.train, described, folder / f"{size}")
+    for name, network in RANDOM_NETWORKS.items():
+        network = [f"model.backbone={name}", *network, "data.workers=0", "eval.targets=[]", "optim.lr=0.01"]
+        for size in (1, 2, 3):
+            run = folder / name / f"{size}"
+            with_rank(rank, size, ports.pop(), training.train, load_config(config, network), run)
 
 
 @pytest.mark.slow
-def test_a_vision_transformer_has_the_same_losses_on_any_number_of_ranks(describe, tmp_path):  # noqa: F811
-    start_ranks(train_transformers, (describe(steps=4), tmp_path, free_ports(3)), 3)
-    alone = losses(tmp_path / "1")
-    assert len(alone) == 4
-    for size in (2, 3):
-        assert losses(tmp_path / f"{size}") == pytest.approx(alone, rel=1e-5)
+def test_what_a_network_drops_does_not_depend_on_the_number_of_ranks(describe, tmp_path):  # noqa: F811
+    ports = free_ports(3 * len(RANDOM_NETWORKS))
+    start_ranks(train_random_networks, (describe(steps=4, dropout=0.3), tmp_path, ports), 3)
+    for name in RANDOM_NETWORKS:
+        alone = losses(tmp_path / name / "1")
+        assert len(alone) == 4
+        for size in (2, 3):
+            assert losses(tmp_path / name / f"{size}") == pytest.approx(alone, rel=1e-5), (name, size)
 
 
 @pytest.mark.long

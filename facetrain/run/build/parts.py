@@ -41,7 +41,7 @@ _LEAST_TRAINED = 0.01
 """A backbone counts as frozen if a smaller fraction of its weights is trained."""
 # Numbers that derive independent random keys from config.seed (counter_rng.key_of); head.py uses 5, 6, 8 and 9,
 # distillation.py uses 7.
-_AUGMENT_STREAM, _DROPOUT_STREAM = 3, 4
+_AUGMENT_STREAM = 3
 
 
 def count_workers(config: Config, world: World) -> int:
@@ -178,8 +178,6 @@ def build_state(
         config, world, num_classes, folder, schedule, source, build_augment(config)
     )
     stepper = build_stepper(config, backbone, head, scale, schedule, distillation)
-    # From here on, random numbers may differ between ranks, as dropout must.
-    torch.manual_seed(key_of(config.seed, _DROPOUT_STREAM, world.rank) & (2**63 - 1))
     tolerance = config.train.loss_spike
     detector = None if tolerance is None else SpikeDetector(tolerance, world.device)
     average = None if config.optim.ema is None else WeightAverage(backbone, config.optim.ema)

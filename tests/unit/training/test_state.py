@@ -46,10 +46,10 @@ CRAFTED = {
         lambda t: t.update({"meter.loss": torch.zeros(3)}),
     ),
     "centers of another length": ("rows_00000_of_00001", lambda t: t.update(weight=torch.zeros(20, 5))),
-    "no random state": ("rank_00000", lambda t: t.pop("random.cpu")),
-    "a random state of three bytes": (
+    "no statistics of a batch norm": ("rank_00000", lambda t: t.pop("buffer.bn1.running_mean")),
+    "statistics of three channels": (
         "rank_00000",
-        lambda t: t.update({"random.cpu": torch.zeros(3, dtype=torch.uint8)}),
+        lambda t: t.update({"buffer.bn1.running_mean": torch.zeros(3)}),
     ),
 }
 
