@@ -157,6 +157,7 @@ def remove_surplus(folder: Path, *, keep: int, best_metric: str | None) -> None:
     """
     steps = complete_steps(folder)
     best = _best_step(folder, steps, best_metric) if best_metric else None
+    # By the number of the step and not by time: clocks of hosts differ, and copied folders have new times.
     for step in steps[:-keep]:
         if step != best:
             _remove_checkpoint(step_folder(folder, step))
@@ -181,6 +182,7 @@ def _best_step(folder: Path, steps: list[int], metric: str) -> int | None:
 
 def _remove_checkpoint(target: Path) -> None:
     # The rename comes first, so that no reader finds a checkpoint with some of its files missing.
+    # An earlier removal may have been interrupted here, and its folder is in the way of the rename.
     removed = _hidden(target, _REMOVED)
     _remove(removed)
     os.rename(target, removed)

@@ -91,6 +91,7 @@ def adopt_checkpoint(folder: Path, manifest: Manifest, run_id: str) -> None:
     written_by = run_id_of(manifest)
     # The manifest before the rename: a checkpoint with the right name must already have the right id.
     if written_by != run_id:
+        # The former id stays readable: it says where the weights come from.
         meta = manifest.meta | {"run_id": run_id, "adopted_from": written_by}
         write_atomically(folder / MANIFEST, replace(manifest, meta=meta).dump())
     target = step_folder(folder.parent, manifest.step)

@@ -98,6 +98,7 @@ class Checkpoint:
         """Open a checkpoint of a run."""
         with _next_step_named(folder):
             checkpoint = cls(folder)
+        # A checkpoint that is found in a folder could have got there by a copy; one that is given by its path is meant.
         if not accept_foreign:
             check_identity(folder, checkpoint.manifest)
         return checkpoint
@@ -150,6 +151,7 @@ class Checkpoint:
         """
         shards, next_class = [], start
         for file in self._row_files:
+            # The ranges of the files and of this rank need not match: another number of ranks may have written them.
             first, end = file.start or 0, min(file.stop or 0, stop)
             if first <= next_class < end:
                 shards.append(self._read_rows(file.name, name, next_class - first, end - first))
@@ -204,6 +206,7 @@ class Checkpoint:
                     f"{path}: checksum differs from the one in {MANIFEST} ({size:,} of {entry.size:,} bytes); the "
                     "checkpoint is damaged"
                 )
+        # Once for each file: the tables of a large head are read in many pieces.
         self._verified.add(entry.name)
 
 
@@ -225,6 +228,7 @@ def open_on_all_ranks(
 
     folder, manifest = decide_on_leader(world, open_on_leader)
     with fail_together(world):
+        # Each rank reads the manifest itself: that shows whether it sees the same files.
         checkpoint = Checkpoint(Path(folder))
         if checkpoint.manifest.dump() != manifest:
             raise CheckpointError(
@@ -240,6 +244,7 @@ def _verified(
     """Yield the checkpoints of a folder from the newest on, each verified, or the error of one that is not sound."""
     for step in reversed(complete_steps(folder)):
         path = step_folder(folder, step)
+        # The damaged one, which would be read and hashed again.
         if path.name == without:
             continue
         try:

@@ -93,6 +93,7 @@ def read_manifest(folder: Path) -> Manifest:
     value = _read_json(path)
     if not isinstance(value, dict) or "format" not in value:
         raise DamagedCheckpointError(f"{path}: not the manifest of a checkpoint")
+    # Before the checksum, which another version may compute differently.
     if value.pop("format") != FORMAT:
         raise CheckpointError(
             f"{path}: written by another version of facetrain, in a format that this version cannot read; "

@@ -96,6 +96,7 @@ class CheckpointWriter:
         return the outcome of this save instead. A snapshot that cannot be copied to host memory is
         written before the call returns; its outcome comes from the next `poll`, `save` or `finish`.
         """
+        # One save at a time: the thread may still write from the buffers that this one copies into.
         previous, self.is_prepared = self.finish(), True
         self._state, self._snapshot, self._reason, self._files = _SaveState.WRITING, snapshot, "", []
         self._make_scratch_folder(snapshot.step)
@@ -123,12 +124,15 @@ class CheckpointWriter:
 
     def poll(self) -> SaveOutcome | None:
         """Commit or abandon the save in flight if all ranks have ended writing; else return None."""
+        # One small reduction for each step, and only while a save is in flight, which all ranks know alike.
         if not self.in_flight or collectives.any_rank(self._state == _SaveState.WRITING):
             return None
         return self._complete()
 
     def finish(self) -> SaveOutcome | None:
         """Wait for the save in flight, commit or abandon it, and return its outcome; None if there is none."""
+        # Each rank waits for its own thread first. No collective is in flight meanwhile, so a slow disk delays the
+        # others but does not put them out of step.
         if self._thread is not None:
             self._thread.join()
         outcome = self._complete() if self.in_flight else None
@@ -145,6 +149,8 @@ class CheckpointWriter:
                 name_and_reason[0] = commit.make_scratch_folder(self._folder, step).name
             except OSError as error:
                 name_and_reason[1] = self._describe(error)
+        # The name is random, and the reason of a failure must reach all ranks: they either write together or not at
+        # all.
         name, self._reason = collectives.broadcast_json(name_and_reason)
         self._scratch = self._folder / name
         if self._reason:
@@ -186,6 +192,7 @@ class CheckpointWriter:
         reason = next((reason for reason, _ in reports if reason), "")
         if collectives.rank() == 0:
             files = tuple(FileEntry(**entry) for _, entries in reports for entry in entries)
+            # If a rank has failed, the older checkpoints stay the newest: nothing was renamed.
             reason = reason or self._commit(snapshot, files)
             # Only this save's folder: `_scratch` is the folder of all checkpoints if none could be created.
             if reason and self._scratch != self._folder:
@@ -219,6 +226,7 @@ class CheckpointWriter:
         return ""
 
     def _remove_old(self, saved_step: int) -> None:
+        # After the commit, never before: at each moment at least one complete checkpoint has its name.
         commit.remove_replaced(commit.step_folder(self._folder, saved_step))
         with suppress(OSError):  # the next save tries again
             commit.remove_surplus(self._folder, keep=self._keep, best_metric=self._best_metric)

@@ -93,6 +93,7 @@ class HostCopy:
             RuntimeError: torch cannot allocate the memory, or cannot page-lock it.
         """
         if self._preparation is not None:
+            # The buffers of the first save are being allocated; to allocate them twice would take longer.
             self._preparation.join()
             self._preparation = None
         self._buffers = {

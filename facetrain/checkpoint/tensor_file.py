@@ -49,6 +49,7 @@ def write_tensors(
         for chunk in _chunks(ordered, metadata):
             digest.update(chunk)
             size += file.write(chunk)
+        # On the disk before the manifest lists it: a checkpoint must survive a power cut right after its commit.
         file.flush()
         os.fsync(file.fileno())
     return size, digest.hexdigest()

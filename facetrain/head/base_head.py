@@ -75,6 +75,8 @@ class BaseHead:
         if self.reads_labels:
             # The host selects the sampled classes: the sizes of all tensors are then known without asking the device.
             label_G = label_G.cpu()  # waits for the device, unless the labels were expected
+        # The embeddings are on their way while the head samples classes and reads their rows: it waits for them when it
+        # needs them.
         return self._loss_of(label_G, _start_gather(embedding_BD, with_norms=self.needs_norms), teacher)
 
     def _loss_of(
@@ -127,6 +129,7 @@ class BaseHead:
         """Load what `state` returned; entries missing in `saved` keep their values."""
         for name, tensor in self.state().items():
             if name in saved:
+                # Into the tensor that the margin or the loss reads, on its device.
                 tensor.copy_(saved[name])
 
 
@@ -134,6 +137,8 @@ def _start_gather(embedding_BD: Tensor, *, with_norms: bool) -> collectives.Gath
     """Start to gather unit embeddings, each followed by its norm if requested: (G, X). Collective."""
     # The squares of 16-bit numbers overflow fp16 from 256 on.
     embedding_BD = embedding_BD.to(torch.promote_types(embedding_BD.dtype, torch.float32))
+    # Before the gather: each rank normalizes its rows once, and what the backward pass sums over the ranks is the
+    # gradient of the unit embeddings.
     unit_BD = F.normalize(embedding_BD)
     if not with_norms:
         return collectives.GatheredRows(unit_BD)

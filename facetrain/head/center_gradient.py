@@ -37,11 +37,14 @@ class AccumulatedGradient:
 
     def add(self, rows: Rows, gradient: Tensor | UnfinishedGradient, finite: Tensor) -> None:
         """Add a chunk's gradient (S, D), which may be changed later. `finite` is ignored: `step` checks all at once."""
+        # An unfinished gradient lacks the targets of its micro-batch; the update that finishes it runs in the backward
+        # pass only.
         assert isinstance(gradient, Tensor), "only finished gradients can be accumulated"
         for number, (others, total) in enumerate(self._chunks):
             if _equal(rows, others):
                 self._chunks[number] = (others, total.add_(gradient))
                 return
+        # The first micro-batch of the step, or one whose labels have added other classes to the sample.
         self._chunks.append((rows, gradient))
 
     def take(self) -> list[tuple[Rows, Tensor]]:
@@ -51,6 +54,8 @@ class AccumulatedGradient:
         assert all(stop <= start for (_, stop), (start, _) in pairwise(slices)), "slices of a step overlap"
         if all(isinstance(rows, slice) for rows, _ in chunks) or len(chunks) <= 1:
             return chunks
+        # Sampled micro-batches share most rows. Each row must reach the optimizer once: two updates would apply
+        # momentum and weight decay twice.
         index = torch.cat([rows for rows, _ in chunks if isinstance(rows, Tensor)])
         unique, place = index.unique(return_inverse=True)
         total = chunks[0][1].new_zeros(len(unique), chunks[0][1].shape[1])

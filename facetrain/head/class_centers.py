@@ -47,12 +47,14 @@ class RowTable:
         values = self._stored(rows)
         if self.scale is None:
             return values
+        # (S, blocks, numbers of a block): each block has one scale.
         scale = self.scale.fetch(rows)
         return (values.view(*scale.shape, -1) * scale[..., None]).flatten(1)
 
     def _stored(self, rows: Rows) -> Tensor:
         """Return rows (S, X) on the device, in the table's dtype."""
         if isinstance(rows, slice):
+            # On the device this is a view, so that an update in place needs no copy back.
             return self.data[rows].to(self._device, non_blocking=True)
         # Several times faster than indexing on a CPU.
         selected = torch.index_select(self.data, 0, rows.to(self.data.device))
@@ -74,6 +76,7 @@ class RowTable:
             values = round_to_bfloat16(values, noise)
         if isinstance(rows, Tensor):
             self.data.index_copy_(0, rows.to(self.data.device), values.to(self.data.device, self.data.dtype))
+        # The same address: the values are a view that was changed in place, and are stored already.
         elif values.data_ptr() != self.data[rows].data_ptr():
             # Blocks the host for a table in host memory: the next fetch of these rows must see the new values.
             self.data[rows].copy_(values)
@@ -84,6 +87,7 @@ class RowTables:
 
     def __init__(self, data: dict[str, Tensor], device: torch.device, file: RowFile | None = None) -> None:
         self.by_name = {name: RowTable(table, device) for name, table in data.items()}
+        # The scales of an int8 table are a table of their name, so that files and prefetching move them like any other.
         for name, table in self.by_name.items():
             table.scale = self.by_name.get(f"{name}_scale")
         self._file = file
@@ -162,12 +166,14 @@ def draw_centers(table: Tensor, shard: ClassShard, seed: int) -> None:
     Each block of 4,096 classes has its random generator, so the centers do not depend on the number of ranks.
     """
     blocks = range(shard.start // _INIT_BLOCK, -(-shard.stop // _INIT_BLOCK))
+    # A generator draws on one core; the blocks are drawn on all.
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         for _ in pool.map(lambda block: _draw_block(table, shard, seed, block), blocks):
             pass
 
 
 def _draw_block(table: Tensor, shard: ClassShard, seed: int, block: int) -> None:
+    # On the CPU whatever the device is: a GPU's generator draws other numbers from the same seed.
     generator = torch.Generator().manual_seed(key_of(seed, 2, block) & (2**63 - 1))
     first = block * _INIT_BLOCK
     start, stop = max(first, shard.start), min(first + _INIT_BLOCK, shard.stop)
@@ -176,6 +182,8 @@ def _draw_block(table: Tensor, shard: ClassShard, seed: int, block: int) -> None
     if is_whole and rows.dtype == torch.float32 and rows.device.type == "cpu":
         rows.normal_(0, _INIT_STD, generator=generator)
     else:
+        # The first and the last block of a shard can be cut. It is drawn whole, so that a class has the same center
+        # whichever rank holds it.
         drawn = torch.empty(_INIT_BLOCK, table.shape[1]).normal_(0, _INIT_STD, generator=generator)
         rows.copy_(drawn[start - first : stop - first])
 

@@ -75,6 +75,8 @@ class Chunk:
         self._weight_RD = weight_CX.reshape(-1, unit_GD.shape[1])
         self._factor_RD = self._weight_RD.to(unit_GD.dtype)
         if inverse_norm_R is None:
+            # In the embeddings' precision for bfloat16 centers, too: a norm that is rounded to 8 bits would change all
+            # logits of a class by up to 0.2 %. A center of zeros gets the cosine 0, not NaN.
             norm_R = torch.linalg.vector_norm(self._weight_RD, dim=1, dtype=target.cos_G.dtype)
             inverse_norm_R = norm_R.clamp_min_(1e-12).reciprocal_()
         self.inverse_norm_R = inverse_norm_R
@@ -103,6 +105,8 @@ class Chunk:
         slope_GC = loss.negative_slope_(logit_GC, joined_G)
         if factor_GC is not None:
             slope_GC.mul_(factor_GC)
+        # cos = e·w / |w|: both gradients have the factor 1 / |w|. It is multiplied in before the slopes are rounded to
+        # 16 bits, so that each of them is rounded once.
         slope_GR = self._spread(slope_GC, nearest_GC1)
         return slope_GR.mul_(self.inverse_norm_R).to(self._unit_GD.dtype)
 
@@ -133,6 +137,8 @@ class Chunk:
         assert inputs.target_order is not None, "the update needs the samples in the order of their targets"
         grad_GD = self.embedding_gradient(slope_GR)
         product_RD = transposed_product(slope_GR, inputs.weighted_GD)
+        # The samples are sorted by their target centers, so each center finds its own between two neighbors of
+        # `first_R1`: the kernel needs no atomic additions, whose order would change from run to run.
         first = self._start * (len(product_RD) // self._num_classes)
         centers_R1 = torch.arange(first, first + len(product_RD) + 1, device=product_RD.device)
         first_R1 = torch.searchsorted(inputs.target_order.center_G, centers_R1, out_int32=True)
@@ -142,7 +148,10 @@ class Chunk:
     def _logits(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return the negatives' logits (−∞ for targets), the margin's factor on their derivatives, and sub-centers."""
         logit_GR = product_with_transposed(self._unit_GD, self._factor_RD).to(self.inverse_norm_R.dtype)
+        # Scaled by columns after the product: unit centers would be a second table of the size of the chunk.
         logit_GC, nearest_GC1 = self._nearest(logit_GR.mul_(self.inverse_norm_R * self._margin.scale))
+        # Before the targets are taken out: a margin may compare negatives with the target, and −∞ passes through no
+        # formula.
         factor_GC = self._margin.change_negatives_(logit_GC, self._target.cos_G)
         # Write one column of every sample, with the value it has if the target is not here. To select only the samples
         # whose target is here, the host would have to wait for the GPU to count them.
@@ -156,6 +165,7 @@ class Chunk:
         logit_GCN = logit_GR.unflatten(1, (self._num_classes, -1))
         if logit_GCN.shape[2] == 1:
             return logit_GR, None
+        # Also in the backward pass, from the same logits: the sub-center that gave the logit gets the gradient.
         if self._dominant_C is None:
             nearest_GC1 = logit_GCN.argmax(2, keepdim=True)
         else:

@@ -58,6 +58,7 @@ class Expectations:
         if self._first is None or step < self._first.first_step or self._have_begun:
             return
         table, weight = (tables.by_name[name].data for name in (_TABLE, "weight"))
+        # Some rows at a time: a normalized copy of the whole table would need its memory once more.
         precise = torch.promote_types(table.dtype, torch.float32)
         for start in range(0, len(table), _ROWS_PER_COPY):
             rows = slice(start, start + _ROWS_PER_COPY)
@@ -69,6 +70,7 @@ class Expectations:
         if stage.settings.expectations == "off":
             return None
         return ExpectationPass(
+            # The same classes, chunks and loss over another table, which has no gradient.
             replace(sweep, table=_TABLE, margin=self._margin, take_gradient=None),
             moving=stage.settings.expectations == "moving",
         )
@@ -104,6 +106,7 @@ class ExpectationPass:
         `factor_GD` are the unit embeddings in the dtype of the matrix products.
         """
         sweep = self._sweep
+        # Without norms and sub-centers: a class has one expectation, and the margin on it is a constant.
         target = find_target(unit_GD, None, sweep.sampled, sweep.weight, None, sweep.margin)
         # Without the target's logit: the sum is over the negatives.
         begin_PG = sweep.loss.begin(torch.full_like(target.cos_G, -torch.inf))
@@ -116,8 +119,10 @@ class ExpectationPass:
     def embedding_gradient(self, loss_G: Tensor) -> Tensor:
         """Return this rank's part of the gradient of each sample's loss by its unit embedding, over s: (G, D)."""
         sweep, target = self._sweep, self._target
+        # With B the second fraction: the derivative of log(1 + A + B) by its target logit is −B / (1 + A + B).
         slope_G = -(self._log_ratio_G - loss_G).exp() * target.with_margin.by_cos_G
         grad_GD = target.center_GD * torch.where(target.is_local_G, slope_G, 0)[:, None]
+        # By a negative's logit z it is exp(z − z_y) / (1 + A + B), and the loss is the logarithm of the denominator.
         for _, chunk in sweep.chunks(self._factor_GD, target, self._inverse_norm_R):
             grad_GD += chunk.embedding_gradient(chunk.slopes(sweep.loss, self._logit_G + loss_G))
             del chunk
@@ -131,6 +136,7 @@ class ExpectationPass:
         sweep, target = self._sweep, self._target
         if not self._moving or not sweep.size:
             return
+        # A NaN would stay in an average for good; centers and expectations skip the same steps.
         is_local_G = target.is_local_G & finite
         row_G = target_rows(target.position_G, sweep.sampled.index_S)
         old_GD = sweep.weight.fetch(row_G).to(unit_GD.dtype)

@@ -73,11 +73,16 @@ class HeadGroup(BaseHead):
     ) -> Tensor:
         # The composition of the batch is known on the host, so all ranks pass over the same heads.
         label, device = label_G.numpy(), self.parts[0].head.device
+        # The dataset of each image: the labels of a dataset are consecutive.
         number_G = np.searchsorted(self._first, label, side="right") - 1
+        # Stable: the rows of a dataset keep the order of the batch, by which random margins are drawn.
         order = np.argsort(number_G, kind="stable")
         counts = np.bincount(number_G, minlength=len(self.parts)).tolist()
+        # One permutation and one split, instead of a selection by each dataset, whose size the device would have to
+        # report.
         order_G = to_device(order, device)
         labels = torch.from_numpy(label[order] - self._first[number_G[order]]).split(counts)
+        # A head without images takes no part, on any rank: its centers neither move nor decay.
         present = [place for place, count in enumerate(counts) if count]
         sampled = {place: self.parts[place].head.sample_classes(labels[place]) for place in present}
         if teacher is not None:
@@ -90,6 +95,7 @@ class HeadGroup(BaseHead):
         for place in present:
             part, share = self.parts[place], counts[place] / len(label)
             loss = part.head.loss_of_gathered(rows_of_part[place], sampled[place], global_batch=len(label))
+            # The mean over a head's images, weighted by their share: the sum is a mean over all images of the step.
             losses.append(loss * (part.loss_weight * share))
         return torch.stack(losses).sum()
 
@@ -103,7 +109,7 @@ class HeadGroup(BaseHead):
 
     def load_rows(self, read: Callable[[str, int, int], Tensor]) -> None:
         for part in self.parts:
-
+            # `first` is bound here: a closure would see the last part's.
             def read_part(name: str, start: int, stop: int, first: int = part.first_class) -> Tensor:
                 return read(name, first + start, first + stop)
 

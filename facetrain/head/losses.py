@@ -31,6 +31,8 @@ class Softmax:
 
     def begin(self, target_logit_G: Tensor) -> Tensor:
         """Return the statistics (P, G) before the first chunk. The target logit is −∞ if another rank has it."""
+        # The target's own term: with its logit as the largest one, exp(z − m) is 1. It never passes through a chunk,
+        # because the margin has changed it and the precision of the products must not round it.
         return torch.stack([target_logit_G, (target_logit_G > -torch.inf).to(target_logit_G.dtype)])
 
     def add_chunk(self, statistics_PG: Tensor, logit_GC: Tensor) -> Tensor:
@@ -39,6 +41,7 @@ class Softmax:
         larger_G = torch.maximum(largest_G, logit_GC.amax(1))
         base_G = _finite(larger_G)
         added_G = logit_GC.sub_(base_G[:, None]).exp_().sum(1)
+        # The sum so far counts from the former largest logit: it is scaled to the new one.
         return torch.stack([larger_G, total_G * (largest_G - base_G).exp() + added_G])
 
     def join(self, statistics_WPG: Tensor, target_logit_G: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,10 +58,12 @@ class Softmax:
 
     def negative_slope_(self, logit_GC: Tensor, joined_G: Tensor) -> Tensor:
         """Replace the negatives' logits by the derivatives of the losses, in place; 0 for a logit of −∞."""
+        # The softmax of the negatives. In place: a chunk of logits is the largest tensor of a step.
         return logit_GC.sub_(joined_G[:, None]).exp_()
 
     def target_slope(self, target_logit_G: Tensor, joined_G: Tensor) -> Tensor:
         """Return the derivative of each loss by its target logit, (G,)."""
+        # The target's probability, less 1.
         return (target_logit_G - joined_G).exp() - 1
 
     def accumulate_gradient(self, joined_G: Tensor, weight_G: Tensor) -> None:
@@ -108,6 +113,8 @@ class UnifiedThreshold(Softmax):
         return statistics_PG + torch.stack([F.softplus(logit_GC).sum(1), logit_GC.sigmoid_().sum(1)])
 
     def join(self, statistics_WPG: Tensor, target_logit_G: Tensor) -> tuple[Tensor, Tensor]:
+        # The derivative by b is sigmoid(b − z_y) − λ Σ_{j≠y} sigmoid(z_j − b): the sums of the second statistic give it
+        # without a further pass.
         negative_G, passed_G = (statistics_WPG.sum(0) * self._negative_weight).unbind()
         missing_G = self._threshold - target_logit_G
         return F.softplus(missing_G) + negative_G, torch.sigmoid(missing_G) - passed_G
@@ -128,6 +135,7 @@ class UnifiedThreshold(Softmax):
 
     def step(self, lr: float, valid: Tensor, grad_scale: float | Tensor = 1.0) -> None:
         if self._gradient is not None:
+            # Any step number: it is the key of stochastic rounding, and a float32 threshold is not rounded.
             self._optimizer.begin_step(0, 0, lr=lr)
             self._optimizer.update(self._tables, slice(0, 1), self._gradient.view(1, 1) / grad_scale, valid)
         self._gradient = None

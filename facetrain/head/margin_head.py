@@ -57,12 +57,15 @@ class MarginHead(BaseHead):
     ) -> None:
         """Draw this rank's centers. The optimizer of the centers has the settings of the backbone's."""
         self.num_classes, self.embedding_size = num_classes, embedding_size
+        # By the rank over all hosts. The local rank would give the same classes to one GPU of each host.
         self.shard = shard_classes(num_classes, world.rank, world.size)
         self.update_in_backward = run.update_in_backward
         self.on_device = settings.placement == "device"
         self._settings, self._optim, self._run = settings, optim, run
         self._rank, self.device = world.rank, world.device
         self.margin = build_margin(settings.margin, seed=run.margin_seed)
+        # Stages differ in the sample rate and in the expectations, not in the tables: these are allocated once, for all
+        # stages.
         self._stages = run.stages or (HeadStage(0, settings),)
         self._stage = self._stages[0]
         anchor_margin = CombinedMargin(
@@ -138,6 +141,7 @@ class MarginHead(BaseHead):
         stage = next(stage for stage in reversed(self._stages) if stage.first_step <= step)
         if stage is not self._stage:
             self._enter(stage)
+        # Before the first forward pass that needs them, from the centers as the last step has left them.
         self._expectations.begin_step(step, self._tables)
         self._step, self._lr, self._loss_scale = step, lr, loss_scale
         self._optimizer.begin_step(step, self._rank, lr=lr)
@@ -205,6 +209,8 @@ class MarginHead(BaseHead):
 
     def step(self, grad_scale: Tensor, skip: Tensor) -> None:
         valid = skip == 0
+        # From the tables themselves: with several micro-batches no rows are prefetched, since they would miss this
+        # update.
         for rows, gradient in self._gradient.take():
             self._optimizer.update(self._tables.by_name, rows, gradient / grad_scale, valid)
         self._loss.step(self._lr, valid, grad_scale)
@@ -238,6 +244,7 @@ class MarginHead(BaseHead):
 
     def load_rows(self, read: Callable[[str, int, int], Tensor]) -> None:
         for name, table in self.row_state().items():
+            # Piece by piece: a whole shard in host memory beside the table would double what a resumed run needs.
             for start in range(self.shard.start, self.shard.stop, _ROWS_PER_COPY):
                 stop = min(start + _ROWS_PER_COPY, self.shard.stop)
                 table[start - self.shard.start : stop - self.shard.start].copy_(read(name, start, stop))
@@ -250,6 +257,7 @@ class MarginHead(BaseHead):
     def _classes_per_chunk(self, global_batch: int) -> int:
         if self._settings.chunk_size != "auto":
             return self._settings.chunk_size
+        # By the global batch and not by the rows that this head has got: accumulated chunks must have the same bounds.
         sub_centers = self._settings.sub_centers
         return default_chunk_size(
             global_batch * sub_centers, self.embedding_size * sub_centers, self.device.type
@@ -266,5 +274,6 @@ class MarginHead(BaseHead):
 
     def _finish_backward(self, class_S: Tensor | None, target: TargetClass, finite: Tensor) -> None:
         self._sub_centers.count(target, class_S, finite)
+        # Otherwise `step` moves the threshold, once for all micro-batches.
         if self.update_in_backward:
             self._loss.step(self._lr, finite)

@@ -48,8 +48,10 @@ class RowFile:
         for name, (columns, dtype) in sorted(layout.items(), key=lambda item: -item[1][1].itemsize):
             self._offsets[name], end = end, end + columns * dtype.itemsize
         self._row_bytes = -(-end // _CACHE_LINE) * _CACHE_LINE
+        # An empty file cannot be mapped.
         size = max(num_rows, 1) * self._row_bytes
         self._descriptor = _reserve(path, size)
+        # Two rows at least: the probe reads the second, whose offset shows what alignment the disk wants.
         self._direct = _open_direct(path, self._row_bytes) if num_rows > 1 else None
         path.unlink()
         self._pool = ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="disk")
@@ -97,6 +99,7 @@ class RowFile:
     @contextmanager
     def _buffer_for(self, count: int) -> Iterator[Tensor]:
         """Lend memory for rows (count, row_bytes). It is kept between calls: new pages cost more than the disk."""
+        # The worker of the prefetcher and the training thread both read rows.
         with self._buffer_lock:
             if len(self._buffer) < count:
                 self._buffer = _aligned(count, self._row_bytes)
@@ -104,6 +107,8 @@ class RowFile:
 
     def _transfer(self, call: Callable[..., int], rows: Tensor, index: Tensor) -> None:
         """Move rows between the buffer and the file by os.preadv or os.pwritev, on several threads."""
+        # Neighbors in one transfer: a sample of blocks (`head.sample_block`) then needs one for each block, not for
+        # each row.
         content, runs = rows.numpy(), list(_runs(index))
         descriptor = self._descriptor if self._direct is None else self._direct
 

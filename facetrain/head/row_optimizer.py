@@ -85,6 +85,7 @@ class RowOptimizer:
             self._update_in_one_pass(tables, rows, gradient, valid)
             return
         assert isinstance(gradient, Tensor), "only the update in one pass finishes a gradient"
+        # On a CPU the flag is there. On a GPU the kernels below read it, and the host goes on.
         if valid.device.type == "cpu" and not valid:
             return
         # Rows of a row file are not contiguous, as the fused kernel requires. The moments come first: stored in another
@@ -151,10 +152,12 @@ class RowOptimizer:
         factor: float | Tensor = 1.0
         if valid.device.type != "cpu":
             gradient, factor = torch.where(valid, gradient, 0.0), valid.to(gradient.dtype)
+        # With the factor 0 all betas are 1: the moments stay as they are.
         betas = [1 - (1 - beta) * factor for beta in self._settings.betas]
         first.mul_(betas[0]).add_(gradient * (1 - betas[0]))
         second.mul_(betas[1]).add_(gradient * gradient * (1 - betas[1]))
         steps.add_(factor)
+        # A row whose only steps were skipped has counted none: 0 / 0 without the bound.
         first_unbiased, second_unbiased = (
             moment / (1 - beta**steps).clamp_min(1e-30)
             for moment, beta in zip((first, second), self._settings.betas, strict=True)

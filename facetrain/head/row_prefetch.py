@@ -65,8 +65,11 @@ class RowPrefetcher:
         self._wait_for_write()
         self._append(rows, added)
         if previous is not None:
+            # Rows of both steps were read before the last step changed them; the new values are still on the device.
             _copy_rows(previous, rows, *rows.common)
             self._copy_common_added(previous, rows, added)
+            # Queued before the next read: the worker does one task after the other, so that read sees these values in
+            # the tables.
             self._write = self._worker.submit(self._write_back, previous, self._record_event())
         self._current = rows
         spare = len(added) + int(len(drawn) * _SPARE_SHARE)
@@ -95,6 +98,8 @@ class RowPrefetcher:
     def _take_prefetched(self, drawn: Tensor, added: Tensor, previous: _StepRows | None) -> _StepRows:
         """Return the prefetched rows; read them now if other rows, or fewer spare ones, were prefetched."""
         if self._next is not None and torch.equal(self._next[0], drawn):
+            # The rows are known from the seed and the step. Others are needed after a resume, or at the beginning of a
+            # stage.
             rows = self._next[1].result()
             if all(len(table) >= len(drawn) + len(added) for table in rows.tables.values()):
                 return rows
@@ -112,14 +117,17 @@ class RowPrefetcher:
         if self._stream is None:
             return _StepRows(index, host, len(index), (common[0], common[1]))
         with torch.cuda.stream(self._stream):
+            # On a stream of the worker, beside the kernels of the step before.
             tables = {name: table.to(self._device, non_blocking=True) for name, table in host.items()}
             common = common.to(self._device)
+        # The training thread uses the tables on another stream, which does not wait for this one.
         self._stream.synchronize()
         return _StepRows(index, tables, len(index), (common[0], common[1]))
 
     def _append(self, rows: _StepRows, added: Tensor) -> None:
         """Read the rows that the batch added into the spare rows of the tables."""
         start, stop = rows.drawn, rows.drawn + len(added)
+        # In the training thread: the step cannot begin without these rows.
         host = self._new_tables(len(added))
         self._source.read_rows(added, host)
         for name, table in host.items():

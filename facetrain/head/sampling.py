@@ -104,8 +104,11 @@ class ClassSampler:
         local = label_G.numpy() - self._shard.start
         local[(local < 0) | (local >= self._shard.size)] = -1
         if self._rate >= 1:
+            # All classes, from tables in host memory: the targets are read by index there, and the chunks follow as
+            # slices.
             rows = torch.from_numpy(np.maximum(local, 0))
             return SampledClasses(self._tables, None, None, to_device(local, self._device), rows)
+        # The classes of the batch always take part: a sample without its target class has no loss.
         positive = np.unique(local[local >= 0])
         self._draws = {known: drawn for known, drawn in self._draws.items() if known >= step}
         if self._device.type == "cuda":
@@ -141,6 +144,7 @@ class ClassSampler:
     def _prefetched(
         self, prefetcher: RowPrefetcher, step: int, local: np.ndarray, positive: np.ndarray
     ) -> SampledClasses:
+        # A draw does not depend on the batch, so the rows of the next step can be read during this one.
         drawn, next_drawn = (self._begin_draw(number).result() for number in (step, step + 1))
         added = positive[find(drawn, positive) < 0]
         index_S, tables = prefetcher.step_rows(*map(torch.from_numpy, (drawn, added, next_drawn)))

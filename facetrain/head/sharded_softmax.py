@@ -89,6 +89,7 @@ class ClassSweep:
     @property
     def size(self) -> int:
         """Number of classes of this rank that take part, S."""
+        # Without an index, all rows: the chunks are then slices, which need no copy.
         index_S = self.sampled.index_S
         return len(self.weight.data) if index_S is None else len(index_S)
 
@@ -130,6 +131,7 @@ class ClassSweep:
         self, statistics_PG: Tensor, factor_GD: Tensor, target: TargetClass
     ) -> tuple[Tensor, Tensor]:
         """Return the loss's statistics (P, G) with all classes of this rank added, and 1 / |w| of all centers."""
+        # Kept for the backward pass: R numbers save it a pass over the centers.
         inverse_norm_R = target.cos_G.new_empty(self.size * self.sub_centers(factor_GD))
         for _, chunk in self.chunks(factor_GD, target):
             statistics_PG = chunk.add_to(statistics_PG, self.loss)
@@ -152,21 +154,29 @@ def sharded_cross_entropy(unit_GD: Tensor, norm_G: Tensor | None, sweep: ClassSw
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, unit_GD: Tensor, norm_G: Tensor | None, sweep: ClassSweep) -> Tensor:
+        # The target logits first, apart from the chunks: the margin concerns them alone, and they keep full precision.
         target = find_target(unit_GD, norm_G, sweep.sampled, sweep.weight, sweep.dominant_K, sweep.margin)
         # Converted once: all chunks multiply the same factor.
         factor_GD = unit_GD.to(sweep.product_dtype or unit_GD.dtype)
         logit_G = target.logit(sweep.margin.scale)
+        # One pass over the classes of this rank. A chunk's logits are reduced to two numbers per sample, and freed.
         statistics_PG, inverse_norm_R = sweep.statistics(sweep.loss.begin(logit_G), factor_GD, target)
+        # Only the rank that has the target class knows the cosine; the exchange informs the others.
         kept_G = target.is_local_G & (target.cos_G >= sweep.least_cos) if sweep.least_cos > -1 else None
+        # The message of the loss: a few numbers per sample, instead of logits to all classes. From here on every
+        # rank computes the same from the same numbers, and no loss has to be sent.
         logit_G, statistics_WPG, kept_G = exchange_statistics(statistics_PG, logit_G, kept_G)
         loss_G, joined_G = sweep.loss.join(statistics_WPG, logit_G)
         first_loss_G = loss_G
         if sweep.second_anchor is not None:
+            # log(1 + A + B) from log(1 + A) and log B. The slope of a negative is then exp(z − z_y) / (1 + A + B),
+            # which is exp(z − joined).
             loss_G = torch.logaddexp(loss_G, sweep.second_anchor.log_ratio(unit_GD, factor_GD))
             joined_G = logit_G + loss_G
         largest_G = sweep.loss.largest_logit(statistics_WPG)
         if largest_G is not None and sweep.count_nearest:
             # A margin only lowers the target logit, so the largest logit belongs to a negative, or to the target.
+            # The statistics have the largest logit anyway: the top-1 share costs no further pass.
             is_nearest_G = target.is_local_G & (target.cos_G * sweep.margin.scale >= largest_G)
             sweep.count_nearest(is_nearest_G.sum(), len(is_nearest_G))
         # The mean over the images that count: label noise (`least_cos`) has the weight 0.
@@ -202,6 +212,7 @@ class _CrossEntropy(torch.autograd.Function):
         by_target_G = by_margin_G * target.with_margin.by_cos_G
         inputs = BackwardInputs(
             weighted_GD=(unit_GD * by_cos_G[:, None]).to(factor_GD.dtype),
+            # Apart from the product: the target's slope has the margin's derivative, and is not rounded to 16 bits.
             target_grad_GD=(by_target_G * target.inverse_norm_G)[:, None] * unit_GD,
             target_order=order_targets(target, sweep.sub_centers(unit_GD)) if sweep.one_pass else None,
         )
@@ -216,11 +227,16 @@ class _CrossEntropy(torch.autograd.Function):
                 del chunk
                 continue
             gradients = chunk.unfinished_gradients if sweep.one_pass else chunk.gradients
+            # Both gradients are of the centers as the forward pass has seen them.
             added_GD, grad_CX = gradients(chunk.slopes(sweep.loss, joined_G), inputs)
             grad_GD += added_GD
             del chunk, gradients, added_GD  # or their memory would be held while the next chunk is made
+            # Now the centers of this chunk may change: no later chunk reads them, and `target` holds copies of the
+            # target centers. Their gradient is freed at once; the gradient of all centers never exists, if the head
+            # updates here.
             sweep.take_gradient(rows, grad_CX, finite)
             del grad_CX
+        # A factor per sample is the same for all chunks: once here, instead of once per logit.
         grad_GD.mul_(by_cos_G[:, None]).add_(target.center_GD * by_target_G[:, None])
         # After the last chunk: `finish` may move the threshold of the unified loss, which the slopes use.
         sweep.loss.accumulate_gradient(joined_G, weight_G)

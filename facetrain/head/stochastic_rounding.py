@@ -63,8 +63,10 @@ def round_to_int8(x: Tensor, blocks: int, noise: Noise) -> tuple[Tensor, Tensor]
     rounding to nearest, momentum that decays by a tenth per step would stop decaying at half a unit.
     """
     x_SBN = x.float().view(len(x), blocks, -1)
+    # Not `abs().amax()`, which would write a second tensor of the size of the rows.
     low, high = x_SBN.aminmax(dim=2)
     scale = torch.maximum(-low, high).div_(127)
+    # The bound is for blocks of zeros.
     units = x_SBN * scale.clamp_min(1e-30).reciprocal_()[..., None]
     units.add_(noise.like(units), alpha=2.0**-_BITS).floor_()
     # 127 itself may become 127.0000001, which the noise can raise to 128.

@@ -44,6 +44,7 @@ class SubCenters:
             return
         self.least_cos = math.cos(math.radians(self._drop_angle))
         if self._hits_KN is not None and self._dominant_K is None:
+            # From counts that a checkpoint holds: a run that resumes after the drop finds the same sub-centers.
             self._dominant_K = self._hits_KN.argmax(1)
 
     def dominant_of(self, class_S: Tensor | None) -> Tensor | None:
@@ -54,6 +55,7 @@ class SubCenters:
         """Count each image of this rank's classes for its nearest sub-center, unless the loss is not finite."""
         if self._hits_KN is None or self._dominant_K is not None:
             return
+        # `target_rows` needs a row for the images of other ranks' classes.
         if not len(self._hits_KN if class_S is None else class_S):
             return
         index_G = target_rows(target.position_G, class_S) * self._hits_KN.shape[1] + target.nearest_G

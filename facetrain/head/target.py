@@ -84,12 +84,14 @@ def find_target(
         inverse_GN = torch.linalg.vector_norm(weight_GND, dim=2).clamp_min(1e-12).reciprocal()
         cos_GN = torch.einsum("gd,gnd->gn", unit_GD, weight_GND) * inverse_GN
         nearest_G = cos_GN.argmax(1) if dominant_K is None else dominant_K[rows]
+        # The nearest sub-center gives the cosine, its center and its norm; the gradient goes to it alone.
         nearest = torch.arange(len(unit_GD), device=unit_GD.device), nearest_G
         inverse_norm_G = inverse_GN[nearest]
         center_GD = torch.where(is_local_G[:, None], weight_GND[nearest] * inverse_norm_G[:, None], 0)
         # Rounding can leave [−1, 1], where arccos is NaN.
         cos_G = torch.where(is_local_G, cos_GN[nearest].clamp(-1, 1), 0)
     if margin.needs_all_target_cosines:
+        # All ranks but one add 0.
         cos_G = collectives.sum_(cos_G)
     # Before `apply`: the formulas use the averages with this batch in them, as the authors' codes do.
     margin.update_averages(norm_G, cos_G)
@@ -122,6 +124,7 @@ class NearestCount:
 
         Collective; waits for the device.
         """
+        # All ranks have gathered the same images, but each knows its own targets: only the first number is summed.
         counts = torch.tensor([int(self._nearest), self._images])
         nearest = int(collectives.sum_(counts[:1].clone()))
         self._nearest, self._images = 0, 0

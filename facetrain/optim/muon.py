@@ -50,6 +50,7 @@ class Muon(GroupOptimizer):
             for weight in group["params"]:
                 if weight.grad is not None:
                     same_shape[weight.shape].append((weight, weight.grad))
+            # The blocks of a stage have equal shapes: one batched product instead of dozens of small ones.
             for pairs in same_shape.values():
                 self._update(pairs, group["lr"], grad_scale, skip)
 
@@ -66,6 +67,7 @@ class Muon(GroupOptimizer):
             directions.append(gradient.lerp(buffer, self._momentum).reshape(len(weight), -1))
         matrix_NRC = torch.stack(directions)
         rows, columns = matrix_NRC.shape[1:]
+        # 0 in a skipped step: the weights keep their values without a branch on the host.
         rate = lr * (1 - skip)
         step_NRC = orthogonalize(matrix_NRC) * (rate * math.sqrt(max(1.0, rows / columns)))
         for (weight, _), step_RC in zip(pairs, step_NRC, strict=True):
@@ -82,6 +84,7 @@ def orthogonalize(matrix_NRC: Tensor) -> Tensor:
     a, b, c = _COEFFICIENTS
     x = matrix_NRC.to(torch.bfloat16 if matrix_NRC.is_cuda else torch.float32)
     is_tall = x.shape[1] > x.shape[2]
+    # The iteration squares x·xᵀ: of the two products with the transpose, the smaller one.
     x = x.mT if is_tall else x
     # The Frobenius norm is at least the largest singular value, which the iteration needs to be at most 1.
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp_min(_LEAST_NORM)

@@ -42,10 +42,12 @@ def parameter_groups(
     for name, parameter in named_plainly(module):
         if parameter.requires_grad:
             matching = [prefix for prefix in lr_factors if name.startswith(prefix)]
+            # The longest prefix is the most specific one: `layer4.2` wins over `layer4`.
             factor = lr_factors[max(matching, key=len)] if matching else 1.0
             last = len(layer_prefixes)
             layer = next((n for n, layer in enumerate(layer_prefixes) if name.startswith(layer)), last)
             factor *= layer_decay ** (last - layer)
+            # Few groups: each is one call of a fused kernel over all of its tensors.
             groups.setdefault(factor, []).append(parameter)
     return [{"params": parameters, "lr_factor": factor} for factor, parameters in groups.items()]
 

@@ -88,8 +88,11 @@ class Stepper:
 
     def finish(self) -> StepResult:
         """Update the weights by the gradients of the backward passes, and clear the gradients. Collective."""
+        # DDP has averaged the others during the backward pass.
         collectives.mean_all_(p.grad for p in self._outside_ddp if p.grad is not None)
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        # Of the scaled gradients: one division of the norm replaces one of every gradient. The centers have no part in
+        # it, as in arcface_torch, whose clipping concerns the backbone alone.
         norm = nn.utils.get_total_norm(gradients) / self.scale.value
         # Agree on one flag: if a single rank skipped the step, the weights of the ranks would drift apart.
         skipped = collectives.max_((~torch.isfinite(norm)).float())
@@ -98,7 +101,9 @@ class Stepper:
         for optimizer in self.optimizers:
             optimizer.step(self.scale.value * clip_factor, skipped)
             optimizer.zero_grad()
+        # With the same flag: backbone and centers take the same steps.
         if not self._head.update_in_backward:
             self._head.step(self.scale.value, skipped)
+        # After its value was used above as the divisor of this step's gradients.
         self.scale.update(skipped)
         return StepResult(grad_norm=norm, skipped=skipped)

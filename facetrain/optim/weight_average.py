@@ -49,6 +49,7 @@ class WeightAverage:
 
         A skipped step counts: its weights equal the weights of the step before.
         """
+        # One call for all tensors, instead of hundreds of small kernels.
         move = get_ema_multi_avg_fn(decay_at(step, self._decay))
         move([*self._averages.values()], [*self._current.values()], 0)
 

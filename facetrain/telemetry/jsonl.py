@@ -88,6 +88,7 @@ class JsonLines(Sink):
     def _write_pending(self) -> None:
         try:
             while self._pending:
+                # A disk that fills up takes a part of a record; the rest follows when there is space again.
                 self._pending = self._pending[self._file.write(self._pending) :]
         except OSError as error:
             if not self._has_warned:
@@ -114,6 +115,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 def _truncate(path: Path, step: int) -> set[str]:
     """Remove the records of later steps, and return the lines of the step itself."""
+    # The file of a killed process may end in half a line, which would spoil the first record after it.
     kept = [record for record in read_jsonl(path) if record["step"] <= step]
     write_atomically(path, "".join(map(_line, kept)))
     return {_line(record) for record in kept if record["step"] == step}

@@ -64,6 +64,7 @@ def log_to(path: Path, rank: int) -> LogFile:
     handler.setFormatter(_PrintableFormatter(f"%(asctime)s rank {rank} %(levelname)s %(message)s"))
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+    # A program that calls facetrain may have a handler at the root, which would print every line again.
     logger.propagate = False
     return handler
 

@@ -34,6 +34,7 @@ class Meter:
         Synchronizes with the GPU.
         """
         names = list(self._sums)
+        # The first copy waits for the device; the others find it idle.
         sums = [torch.as_tensor(self._sums[name], dtype=torch.float64).cpu() for name in names]
         values = {name: float(total) / self._counts[name] for name, total in zip(names, sums, strict=True)}
         now = time.perf_counter()

@@ -63,6 +63,7 @@ class MLflow(Sink):
         """Write the values of a step."""
         from mlflow.entities import Metric
 
+        # All values of a report in one request: each takes a round trip.
         now_ms = int(time.time() * 1000)
         names = {name: _REFUSED.sub("_", grouped_name(name).replace("@", "_at_")) for name in values}
         metrics = [Metric(names[name], value, now_ms, step) for name, value in values.items()]

@@ -101,6 +101,7 @@ class OptionalSink(Sink):
         """Queue the values of a step."""
         # A thread that has ended takes nothing from the queue, which would grow until the end of the run.
         if self._thread.is_alive():
+            # A copy: the caller may change the values while they wait.
             self._values.put((step, dict(values)))
 
     def close(self, end: RunEnd = "finished") -> None:

@@ -36,6 +36,7 @@ class CompiledRegions:
         torch.compiler.config.recompile_limit = _RECOMPILE_LIMIT
         self._is_replayed = mode == _REPLAYED
         for module, method in backbone.regions():
+            # On the object, not on its class: a second network in the process, such as a teacher, stays as it is.
             setattr(module, method, _Region(module, getattr(module, method), is_replayed=self._is_replayed))
 
     def begin_pass(self) -> None:

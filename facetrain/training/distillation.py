@@ -103,6 +103,8 @@ class Distillation(nn.Module):
     def begin_step(self, step: int) -> None:
         """Start a step: draw the classes whose centers take part in it."""
         if self.centers is not None:
+            # The rate is 0, because no gradient changes these centers; the sample and the margins need the step's
+            # number.
             self.centers.begin_step(step, lr=0.0)
 
     def expect_labels(self, label_B: Tensor) -> None:
@@ -121,6 +123,7 @@ class Distillation(nn.Module):
         teacher_BT = self.teacher(batch, image_BCHW)
         projected_BT = embedding_BD if self.projection is None else self.projection(embedding_BD)
         if self.centers is not None:
+            # The gather begins before the centers are sampled, and arrives in the meantime.
             follows = self._loss == "adaptive_centers"
             gathered = start_teacher_gather(projected_BT, teacher_BT) if follows else None
             loss = self.centers(projected_BT, batch.label_B, gathered)

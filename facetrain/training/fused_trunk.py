@@ -64,6 +64,7 @@ def compare_trunks(network: InPrecision, image_BCHW: Tensor) -> str:
         image_BCHW: normalized images of a micro-batch.
     """
     assert network.fused_trunk is not None and network.dtype is not None
+    # At least two: the batch norm behind the last layer has no variance over one image.
     image_BCHW = image_BCHW[: max(len(image_BCHW) // _COMPARED_SHARE, 2)]
     image_BCHW = image_BCHW.contiguous(memory_format=network.memory_format)
     found = trunk_difference(network.backbone, network.fused_trunk, image_BCHW, network.dtype)

@@ -67,9 +67,11 @@ def agree_on_kernels(
     reason = _why_impossible(device)
     key = {} if reason else _machine_key(part, device, dtype)
     place = [socket.gethostname(), key]
+    # The first rank with a host and a key tests for all that have the same. A rank without kernels has an empty key.
     places = collectives.gather_json(place)
     if key and places.index(place) == collectives.rank():
         reason = _kept_verdict(key, lambda: _test(check, part, device, dtype, limit_s))
+    # Here the others wait: `limit_s` is shorter than the timeout of a collective.
     reasons = collectives.gather_json(reason)
     hosts = {host for host, _ in places}
     # Every rank must take the same way: a rank with kernels sends other messages than one without.

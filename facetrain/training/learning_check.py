@@ -33,6 +33,7 @@ def chance_loss(num_classes: float, scale: float, target_cosine: float, embeddin
     and 512 dimensions, f(0) = −sin 0.5, and 10,000 classes give 9.2 + 30.7 + 4.0 = 43.9.
     """
     exponent = scale**2 / (2 * embedding_size) - scale * target_cosine + math.log(max(num_classes - 1, 1))
+    # ln(1 + exp x), without an overflow for a large x.
     return exponent + math.log1p(math.exp(-exponent)) if exponent > 0 else math.log1p(math.exp(exponent))
 
 
@@ -101,6 +102,7 @@ class LearningCheck:
         norm = min(values["grad_norm"], self._where.optim.clip_grad_norm or math.inf)
         self._path += (step - self._last_report) * values["lr"] * norm / (1 - self._where.optim.momentum)
         self._last_report = step
+        # In the first half, a run with a warm-up is still near chance.
         if 2 * step <= self._last_step:
             return None
         self._finished = step >= self._last_step
@@ -115,6 +117,8 @@ class LearningCheck:
             return None
         loss = sum(self._losses) / len(self._losses)
         expected = self._images / self._num_classes
+        # The number is nearly Poisson: its deviation is the square root of its expectation. 1 is added for expectations
+        # near 0.
         is_above_chance = self._nearest > expected + _DEVIATIONS * (math.sqrt(expected) + 1)
         chance = self._loss_of_chance
         has_fallen = chance is None or loss < (1 - _LEAST_FALL) * chance

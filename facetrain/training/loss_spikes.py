@@ -49,11 +49,13 @@ class SpikeDetector:
     def observe(self, step: int, loss: Tensor, grad_norm: Tensor, batches: tuple[Batch, ...]) -> Tensor:
         """Add a step to the history; return 1 if its loss is a spike, else 0: a float64 scalar on the device."""
         loss, loss_H = loss.detach().double(), self._loss_H
+        # Before this loss is added: a spike must not widen the deviation that it is compared with.
         median = loss_H.nanmedian()
         deviation = 1.4826 * (loss_H - median).abs().nanmedian()
         deviation = deviation.clamp_min(_MIN_DEVIATION * median.abs())
         has_history = (~loss_H.isnan()).sum() >= _MIN_HISTORY
         is_spike = has_history & loss.isfinite() & (loss > median + self._tolerance * deviation)
+        # At the place of the step's number, so that a resumed run overwrites the same losses.
         loss_H[step % _HISTORY] = torch.where(loss.isfinite(), loss, float("nan"))
         values = {"loss": loss, "median": median, "deviation": deviation, "grad_norm": grad_norm}
         # Copies, because the loader reuses the memory of its batches.

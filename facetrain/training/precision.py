@@ -102,6 +102,7 @@ class InPrecision(nn.Module):
 
         A backbone that takes landmarks gets them as the second argument, and one that draws by sample gets `key_B`.
         """
+        # Each layer passes the layout of its input on: here it is chosen for all of them.
         image_BCHW = image_BCHW.contiguous(memory_format=self.memory_format)
         trunk: Callable[..., Tensor] = self.backbone.trunk
         if self.training and torch.is_grad_enabled():
@@ -111,4 +112,5 @@ class InPrecision(nn.Module):
                 trunk = self.fused_trunk
         with self._autocast():
             feature = trunk(image_BCHW, *landmarks, **keys)
+        # Outside of autocast, which would round the factors of the last layer again.
         return self.backbone.neck(feature.float())

@@ -105,6 +105,7 @@ class StepProfiler:
     def begin_step(self) -> None:
         """End the step before, if there is one, and begin the next."""
         if self._begun:
+            # At the two ends of the recording only: in between, the host runs ahead as it does in training.
             if self._device.type == "cuda" and self._begun in (self._warm_up, self._warm_up + self._steps):
                 # Otherwise kernels of the steps before and after would count.
                 torch.cuda.synchronize(self._device)

@@ -77,6 +77,8 @@ class TrainState:
     def snapshot(self, meta: dict[str, Any]) -> Snapshot:
         """Return the state to be saved, with `meta`. Collective: batch norm buffers are averaged over the ranks."""
         replicated = {
+            # One set of statistics that any number of ranks can continue from; `rank_state` has each rank's, for the
+            # same number.
             **_prefixed("backbone.", averaged_state(self.backbone)),
             **_prefixed("optimizer.", self._optimizer_state()),
             **_prefixed("distill.", self.distillation.state() if self.distillation else {}),
@@ -124,6 +126,7 @@ class TrainState:
             )
         try:
             self._load(checkpoint)
+        # A checkpoint of another network fails in many ways: by a missing name, another shape, another kind of value.
         except (RuntimeError, KeyError, ValueError, TypeError) as error:
             raise CheckpointError(
                 f"{checkpoint.folder}: belongs to another network, or was not written by a run "
@@ -154,10 +157,12 @@ class TrainState:
         self.skipped_images = _texts(checkpoint.replicated("skipped."))
         self.head.load_rows(checkpoint.rows)
         self.head.load_state(checkpoint.replicated("head."))
+        # Another number of ranks continues from the averaged statistics, and draws random numbers as a new run does.
         if checkpoint.manifest.world_size == self.world.size:
             self._load_rank_state(checkpoint.rank_state(self.world.rank))
 
     def _optimizer_state(self) -> dict[str, Tensor]:
+        # By name and not by place: the groups change with `model.lr_factors`, which a resumed run may change.
         names: dict[Tensor, str] = {parameter: name for name, parameter in self._named_parameters().items()}
         return {
             f"{names[parameter]}.{key}": value
@@ -218,6 +223,7 @@ def averaged_state(module: nn.Module) -> dict[str, Tensor]:
 @contextmanager
 def averaged_buffers(module: nn.Module) -> Iterator[None]:
     """Replace the buffers by their averages over the ranks for the duration of the context. Collective."""
+    # In place: a second network for verification would need its memory once more.
     buffers = [buffer for _, buffer in trained_buffers(module)]  # before the context changes the mode
     local = [buffer.clone() for buffer in buffers]
     collectives.mean_all_(buffers)

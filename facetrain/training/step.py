@@ -42,6 +42,7 @@ class TrainStep:
         """
         self._network, self._augment, self._on_first_images = network, augment, on_first_images
         self._max_skipped = max_skipped_steps
+        # Found through the wrappers, which share the tensors of the backbone.
         self._statistics = _Statistics(network)
         self._consecutive_skips: Tensor | None = None
         self._number = 0
@@ -109,6 +110,7 @@ class TrainStep:
         if self._consecutive_skips is None or self._consecutive_skips.item() < self._max_skipped:
             return
         norm, skipped = float(self._result.grad_norm), int(self._consecutive_skips.item())
+        # `skipped` was reduced over the ranks, so all of them come here together, and may gather.
         local_images = [[batch.sample_B.tolist(), batch.label_B.tolist()] for batch in batches]
         report = {
             "step": self._number,
@@ -150,6 +152,7 @@ class TrainStep:
             self._on_first_images(image_BCHW)
             self._on_first_images = None
         with profiler_range("forward"):
+            # Through DDP, not the backbone itself: its hooks exchange gradients while the backward pass runs.
             embedding_BD = self._network(*inputs, **keys)
         with profiler_range("head"):
             # The head gathers the embeddings of all ranks, because each rank has only a part of the class centers.

@@ -57,6 +57,7 @@ class LiveTeacher:
         """Return the embeddings (B, T), float32."""
         size = self._model.image_size
         if image_BCHW.shape[2] != size:
+            # With a filter: a teacher for smaller images would otherwise see aliasing that it was not trained on.
             image_BCHW = F.interpolate(image_BCHW, (size, size), mode="bilinear", antialias=True)
         with self._autocast():
             embedding_BT: Tensor = self._model.network(self._prepared(image_BCHW))

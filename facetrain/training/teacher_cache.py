@@ -141,6 +141,7 @@ class CachedTeacher:
         mirrored. The row of a class without images stays as it is.
         """
         rows = 2 if self._needs_mirrored else 1
+        # An identity can have thousands of rows.
         sum_CT = torch.zeros(stop - start, self.embedding_size, dtype=torch.float64)
         sample_N = np.flatnonzero((labels >= start) & (labels < stop))
         for begin in range(0, len(sample_N), _ROWS_PER_READ):
@@ -148,6 +149,7 @@ class CachedTeacher:
             image_B = sample_B if self._index is None else self._index[sample_B]
             row_BRT = np.ascontiguousarray(self._rows_NRT[image_B, :rows])
             self._check(image_B, row_BRT, self._checksum_NR[image_B, :rows])
+            # Of unit embeddings, because the head compares directions: a long embedding counts as much as a short one.
             unit_BRT = F.normalize(torch.from_numpy(row_BRT), dim=2)
             sum_CT.index_add_(0, torch.from_numpy(labels[sample_B] - start).long(), unit_BRT.double().sum(1))
         count_C = torch.from_numpy(np.bincount(labels[sample_N] - start, minlength=stop - start))

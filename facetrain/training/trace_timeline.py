@@ -52,6 +52,7 @@ def seconds_by_range(events: Iterable[Event]) -> dict[str, float]:
     else:
         work = _host_work(events, ranges, main)
     sent = [_span(event, "collectives") for event in events if event["name"].startswith(_COLLECTIVES)]
+    # In this order, because a later span covers an earlier one: computation hides a collective that runs beside it.
     return _paint([window, *host, *sent, *work], window)
 
 
@@ -102,6 +103,7 @@ def _device_work(
         launch = launches.get(kernel.get("args", {}).get("correlation"))
         if launch is None or kernel["name"].startswith(_COLLECTIVES):
             continue
+        # The range of the thread that has launched the kernel, if it has any.
         local = ranges[launch["tid"]].at(launch["ts"]) if launch["tid"] in ranges else None
         spans.append(_span(kernel, local or ranges[main].at(launch["ts"]) or "idle"))
     return spans

@@ -46,6 +46,7 @@ def trunk_difference(
         return found
 
     with tf32_convolutions(False):
+        # In float32, as the reference of both: it shows how far rounding alone may lead.
         true = results(backbone.trunk, None)
     plain, fused = results(backbone.trunk, dtype), results(fused_trunk, dtype)
     size = {name: tensor.square().mean().sqrt().item() for name, tensor in true.items()}
@@ -77,6 +78,7 @@ def _results(
         with torch.autocast(device.type, dtype, enabled=dtype is not None):
             feature = trunk(image_BCHW)
         embedding_BD = backbone.neck(feature.float())
+        # Any gradient of the embeddings will do; a random one reaches all weights.
         slope_BD = torch.randn_like(embedding_BD)
     # Not `backward`: it would store the gradients, and let DDP exchange them.
     gradients = torch.autograd.grad(embedding_BD, list(trained.values()), slope_BD, allow_unused=True)

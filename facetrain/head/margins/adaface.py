@@ -41,6 +41,7 @@ class AdaFace(Margin):
 
     def update_averages(self, norm_G: Tensor | None, cos_G: Tensor) -> None:
         assert norm_G is not None
+        # As in the authors' code: a single image with a huge norm must not move the averages for hundreds of steps.
         norm_G = norm_G.clamp(1e-3, 100)
         # A head per dataset can have a single image in a step, which has no deviation.
         spread = {"deviation": norm_G.std()} if len(norm_G) > 1 else {}
@@ -51,6 +52,7 @@ class AdaFace(Margin):
         quality_G = self._quality(norm_G)
         angle_G = torch.arccos(cos_G) - self._m2 * quality_G
         clipped_G = angle_G.clamp(_EPSILON, math.pi - _EPSILON)
+        # Where the angle is clipped, the target is constant: no gradient.
         slope_G = torch.where(clipped_G == angle_G, torch.sin(angle_G) / sine(cos_G), 0.0)
         return TargetCosine(torch.cos(clipped_G) - self._m2 * (quality_G + 1), slope_G)
 

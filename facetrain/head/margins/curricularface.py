@@ -38,8 +38,11 @@ class CurricularFace(CombinedMargin):
 
     def change_negatives_(self, logit_GC: Tensor, target_cos_G: Tensor) -> Tensor | None:
         t = self._averages.values["t"].to(logit_GC)
+        # Without the linear part beyond π, as in the authors' code.
         threshold_G = self.scale * torch.cos(torch.arccos(target_cos_G) + self.m2)
         hard_GC = logit_GC > threshold_G[:, None]
+        # The logits are s·cos, and the formula is of cosines: s·cos·(t + cos) is the logit times (t + cos), with the
+        # derivative t + 2·cos.
         cos_GC = logit_GC / self.scale
         slope_GC = torch.where(hard_GC, t + 2 * cos_GC, 1.0)
         logit_GC.mul_(torch.where(hard_GC, t + cos_GC, 1.0))

@@ -36,7 +36,10 @@ class ElasticFace(Margin):
 
     def apply(self, cos_G: Tensor, norm_G: Tensor | None) -> TargetCosine:
         key = key_of(self._seed, self._step, self._micro_batch)
+        # `apply` is called once for each micro-batch of a step.
         self._micro_batch += 1
+        # By row and not by identity: all ranks gather the same rows in the same order, and two images of a person
+        # differ.
         row_G = torch.arange(len(cos_G), device=cos_G.device)
         drawn_G = (normal(row_G, key) * self.settings.sigma).to(cos_G.dtype)
         if not self._of_angle:

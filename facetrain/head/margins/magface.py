@@ -36,6 +36,8 @@ class MagFace(Margin):
         rise = (most - least) / (high - low)
         clipped_G = norm_G.clamp(low, high)
         angle_G = torch.arccos(cos_G) + (clipped_G - low) * rise + least
+        # No gradient passes a clipped norm: an embedding outside of the range is neither shortened nor lengthened by
+        # the margin.
         easy_G, inside_G = cos_G > 0, clipped_G == norm_G
         return TargetCosine(
             torch.where(easy_G, torch.cos(angle_G), cos_G),
