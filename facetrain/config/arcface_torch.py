@@ -76,6 +76,7 @@ def convert(path: Path) -> str:
         ConfigError: the file does more than assign plain values to `config` (the message gives the line), or a value
             has a type that arcface_torch does not accept.
     """
+    # arcface_torch reads base.py first and lets the named file override it.
     base = path.parent / "base.py"
     assigned = read_assignments(base) if base.exists() and path.name != "base.py" else {}
     assigned |= read_assignments(path)

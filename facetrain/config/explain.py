@@ -96,6 +96,7 @@ def _explain_fault(fault: Any) -> str:
     value = json.dumps(fault["input"], default=str, ensure_ascii=False)
     if len(value) > _MAX_VALUE:
         value = f"{value[:_MAX_VALUE]}…"
+    # A misspelled name gets the nearest one; anything else gets the list of what is allowed.
     names = schema.get("enum", []) if isinstance(fault["input"], str) else []
     if similar := _similar_name(str(fault["input"]), names):
         return f"{key}: {value} does not exist; did you mean {similar}?"

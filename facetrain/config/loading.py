@@ -120,6 +120,7 @@ def read_merged(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise ConfigError(
             f"{path}: extends: {json.dumps(parent, default=str)} is invalid; use the name of one file"
         )
+    # Relative to the file that extends it, so that a folder of configs can be moved as a whole.
     base = read_merged(path.parent / parent, (*_seen, real))
     _merge(base, values)
     return base

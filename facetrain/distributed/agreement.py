@@ -50,6 +50,7 @@ def explain_failures(world: World, timeout_s: float) -> Iterator[None]:
                 f"rank {world.rank}: too little memory ({reason}); `facetrain plan` names the cheapest change of the "
                 "config that fits; earlier checkpoints are intact"
             ) from error
+        # A fault of the program keeps its traceback; only failures of the group are put into words here.
         if world.size == 1 or not any(word in reason for word in _LOST):
             raise
         raise _group_error(world, timeout_s, reason) from error
@@ -59,6 +60,7 @@ def _group_error(world: World, timeout_s: float, reason: str) -> RankError:
     """Return the error of this rank for a broken group. The first rank that still answers names the others."""
     silent = silent_ranks(world.rendezvous_id, world.rank, world.size, _PATIENCE_S)
     speaker = min(set(range(world.size)) - set(silent))
+    # One voice: every rank that still answers finds the same silent ones, and the smallest of them speaks.
     if not any(word in reason for word in _TIMED_OUT) or speaker != world.rank:
         return LostRankError(reason)
     names = "; ".join(f"rank {rank} ({place})" for rank, place in silent.items()) or "another rank"
@@ -112,6 +114,7 @@ def fail_together(world: World) -> Iterator[None]:
     """
     failure: FacetrainError | None = None
     try:
+        # A collective in here would hang only if a rank fails, which no test may do: this lets it fail in every run.
         with collectives.forbidden("fail_together"):
             yield
     except FacetrainError as error:

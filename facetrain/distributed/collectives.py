@@ -83,6 +83,7 @@ class GatheredRows:
         if world_size() > 1:
             self._sent_BD = x_BD.detach().contiguous()  # kept alive: the transfer reads it until `wait`
             _record("all_gather", self._sent_BD)
+            # Allocated here and not in `wait`: the transfer writes into it from now on.
             self._stacked_WBD = self._sent_BD.new_empty((world_size(), *self._sent_BD.shape))
             self._work = _all_gather(self._stacked_WBD.view(-1), self._sent_BD.view(-1), async_op=True)
 
@@ -109,6 +110,8 @@ class _Arrived(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_GD: Tensor) -> tuple[Tensor, None]:
+        # Each rank has the gradient of all rows by its classes. The sum over the ranks is the gradient by all classes,
+        # of which a rank needs its rows only.
         grad_BD = reduce_scatter_rows(grad_GD)
         # The head's loss is a single value over the global batch, not a mean of losses per rank. DDP averages
         # the backbone's gradients over the ranks as if it were such a mean; this factor cancels the division.
@@ -163,6 +166,8 @@ def _start_all_reduce_(x: Tensor, op: Any) -> Callable[[], Tensor]:
     if world_size() == 1:
         return lambda: x
     _record("all_reduce", x)
+    # A CPU tensor goes over gloo and a CUDA tensor over NCCL: with the former, ranks agree without waiting for a
+    # kernel.
     work = dist.all_reduce(x, op, async_op=True)
 
     def wait() -> Tensor:
@@ -210,9 +215,11 @@ def gather_json(value: Any) -> list[Any]:
 
 def broadcast_json(value: Any, source: int = 0) -> Any:
     """Return the value of the source rank on every rank."""
+    # A gather, because the ranks do not know the length of the text; the values are small and rare.
     return gather_json(value if rank() == source else None)[source]
 
 
 def barrier() -> None:
     """Wait until every rank has called this."""
+    # Not dist.barrier(), which takes NCCL on a GPU and waits for its queue.
     sum_(torch.zeros(1, dtype=torch.int32))

@@ -45,6 +45,7 @@ def wrap_in_ddp(network: nn.Module, world: World, compress: str, *, accumulate: 
         static_graph=accumulate == 1,
         **LOCAL_BUFFERS,
     )
+    # Their sums are in the short format too: half of the traffic, and rounded gradients.
     hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
     if compress in hooks:
         wrapped.register_comm_hook(None, hooks[compress])

@@ -73,6 +73,7 @@ def _ended_if_stuck(where: Topology, log_dir: Path) -> Iterator[None]:
     ended = threading.Event()
 
     def end(path: Path) -> None:
+        # Before the folder is removed, which holds it.
         reason = read_reason(path, printed=False)
         shutil.rmtree(log_dir, ignore_errors=True)
         if not reason:  # the watchdog has printed it
@@ -105,6 +106,7 @@ def _on_signal(log_dir: Path, received: set[int], number: int, frame: FrameType 
     # Only once: a further exception would end the agent's wait for its ranks. The end of a terminal alone sends SIGHUP
     # twice: by the shell, and by the kernel when the shell has ended.
     if is_first:
+        # Out of the agent's wait: it passes the signal on to its ranks, and gives them the grace period.
         raise SignalException("stopped", signal.Signals(number))
 
 
@@ -160,6 +162,8 @@ def _exit_code(error: ChildFailedError) -> int:
     Raises:
         LaunchError: no rank has printed a reason.
     """
+    # In this order: what a watchdog has printed, what a rank has said itself, a signal that ended one, what another
+    # node knows.
     files = [Path(failure.error_file) for failure in error.failures.values()]
     if any(read_reason(path, printed=True) for path in files):
         return LaunchError.exit_code  # the watchdog of the rank has printed why it killed the rank

@@ -32,6 +32,7 @@ def use_loopback_interface() -> None:
     """
     for _, name in socket.if_nameindex() if hasattr(socket, "if_nameindex") else ():
         if name in _LOOPBACK_NAMES:
+            # A default: in a container, the user may need another interface.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
             # With "=", NCCL takes this name only, and not every interface whose name begins with it.
             os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")

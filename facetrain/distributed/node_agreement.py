@@ -54,6 +54,7 @@ class Start:
             )
         except (ValueError, TypeError, KeyError, RecursionError):
             raise ValueError("its store holds something else than the nodes of a run") from None
+        # `type` and not `isinstance`: JSON's true would pass for a number.
         if type(start.number) is not int or not all(
             type(name) is str for name in start.nodes + start.waiting
         ):
@@ -83,9 +84,11 @@ class Member:
             return Start(start.number + 1, (self.name,))
         if self.name in start.waiting:
             return start
+        # The others train: their agents see this entry, end their ranks, and open a start that includes this node.
         return replace(start, waiting=(*start.waiting, self.name))
 
     def _join(self, start: Start, is_alive: Callable[[str], bool]) -> Start:
+        # A node that joined and ended would keep its place, and the ranks would wait for its ranks.
         nodes = tuple(node for node in start.nodes if node == self.name or is_alive(node))
         if self.name not in nodes and len(nodes) < self.most:
             nodes += (self.name,)
@@ -107,6 +110,7 @@ class SignsOfLife:
         """Return whether the counter of a node has changed lately, or is seen for the first time."""
         now = time.monotonic()
         last, since = self._seen.get(node, (counter, now))
+        # The time at which this host saw the change.
         if counter != last:
             since = now
         self._seen[node] = (counter, since)

@@ -136,6 +136,8 @@ class NodeRendezvous(RendezvousHandler):
         try:
             self._give_sign_of_life()
             start = self._read()
+            # Another node has opened the next start, because its ranks have failed: the agent ends the ranks of this
+            # one and joins.
             if start.number > self._joined:
                 return len(start.nodes)
             if len(start.nodes) == self._me.most:
@@ -150,6 +152,7 @@ class NodeRendezvous(RendezvousHandler):
 
     def set_closed(self) -> None:
         """Let no node join any more."""
+        # Again if another node has changed the state in between.
         while not self.is_closed() and self._connected is not None:
             start = self._read()
             self._replace(start, replace(start, is_closed=True))
@@ -217,6 +220,7 @@ class NodeRendezvous(RendezvousHandler):
         _call(lambda: self._store.add(self._key(f"alive/{self._me.name}"), 1))
 
     def _is_alive(self, node: str) -> bool:
+        # Adding 0 reads a counter, even one that does not exist yet; `get` would wait for it.
         return self._signs.is_alive(node, _call(lambda: self._store.add(self._key(f"alive/{node}"), 0)))
 
     def _read(self) -> Start:

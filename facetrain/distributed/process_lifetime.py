@@ -76,6 +76,7 @@ def end_with_parent(number: int) -> None:
     if sys.platform.startswith("linux"):
         prctl = getattr(ctypes.CDLL(None), "prctl", None)
         if prctl is not None:
+            # By the kernel: no thread of this process has to run for it, which may hang in a C call.
             prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 

@@ -75,6 +75,7 @@ def watchdog_address(store: Store, rank: int) -> tuple[tuple[str, int] | None, s
     The address belongs to the interface that leads to the store. None if rank 0 has no such address.
     """
     if rank:
+        # `get` waits until rank 0 has published it.
         published = str(store.get("watchdog").decode()).rpartition(" ")
         return ((published[0], int(published[2])) if published[0] else None), None
     listener, host = None, ""

@@ -60,6 +60,7 @@ def signals_blocked(*numbers: signal.Signals) -> Iterator[None]:
 @contextmanager
 def _interrupt_deferred() -> Iterator[None]:
     """Handle a Ctrl-C after the block: in the middle of a start, it would leave a process without its arguments."""
+    # Python runs handlers in the main thread only.
     handler = signal.getsignal(signal.SIGINT)
     if current_thread() is not main_thread() or not callable(handler):
         yield

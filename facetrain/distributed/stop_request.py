@@ -58,6 +58,8 @@ class StopRequest:
         Return a function that waits for the answer: the signal that any rank has received (0: none), and whether
         `also` was set on any rank.
         """
+        # On the host: the answer must not wait for the kernels of the step. Of different signals all ranks take the
+        # largest.
         wait = collectives.start_max_(torch.tensor([self.signal, also], dtype=torch.int32))
 
         def answer() -> tuple[int, bool]:
@@ -84,6 +86,7 @@ class StopRequest:
         if not self.signal and not self._has_agent:
             # Not threading.Thread: its locks may be held by the code that this handler interrupts.
             _thread.start_new_thread(self._end_by_force, (signal.Signals(number),))
+        # Only recorded: between two instructions of a step, nothing else is safe.
         self.signal = number
 
     def _end_by_force(self, number: signal.Signals) -> None:

@@ -25,6 +25,7 @@ def ended_if_helpers_stop(timeout_s: float) -> Iterator[None]:
     reported by the code that waits for it. Linux only.
     """
     limit_s, ended = min(timeout_s, _LIMIT_S), threading.Event()
+    # A program that calls facetrain may have processes that it stops on purpose.
     others = set(_descendants(os.getpid()))
 
     def watch() -> None:

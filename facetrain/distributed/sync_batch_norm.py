@@ -93,7 +93,10 @@ class _SyncNormalize(torch.autograd.Function):
         invstd_C = (var_C + eps).rsqrt()
         ctx.save_for_backward(x, weight_C, mean_C, invstd_C)
         ctx.has_bias = bias_C is not None
+        # They are returned for the running statistics alone; the gradient through them is part of `backward`.
         ctx.mark_non_differentiable(mean_C, var_C)
+        # As in evaluation, with the statistics of all ranks in place of the running ones: torch's fused kernel in one
+        # pass.
         y = torch.batch_norm(x, weight_C, bias_C, mean_C, var_C, False, 0.0, eps, False)
         return y, mean_C, var_C
 
@@ -104,6 +107,8 @@ class _SyncNormalize(torch.autograd.Function):
         over = [dim for dim in range(x.dim()) if dim != 1]
         wide = grad_y if grad_y.dtype == torch.float64 else grad_y.float()
         normed = (x - mean_C.view(shape)) * invstd_C.view(shape)
+        # With x̂ the normalized input and g the gradient: dx = (g − mean(g) − x̂ · mean(g·x̂)) · w / σ, and both means
+        # are over all ranks.
         sums_2C = torch.stack([wide.sum(over), (wide * normed).sum(over)])
         grad_bias_C, grad_weight_C = sums_2C.clone()
         count = x.numel() // x.shape[1] * collectives.world_size()

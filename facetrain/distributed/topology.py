@@ -96,6 +96,7 @@ def host_and_port(endpoint: str) -> tuple[str, int]:
 
 
 def _processes(nproc_per_node: str, device: str) -> int:
+    # Without a GPU driver the answer is known, and the import of torch, which takes seconds, is saved.
     if nproc_per_node == "auto":
         if device == "cpu" or not has_gpu_driver():
             return 1

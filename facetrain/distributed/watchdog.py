@@ -76,6 +76,8 @@ def watchdog(peers: Peers, patience_s: float) -> Iterator[None]:
         while not ended.wait(_INTERVAL_S):
             _write(pipe, f"at {main_thread_position()}")
 
+    # A line per second proves that Python runs here. A main thread in a long C call that releases Python's lock does
+    # not stop it.
     threading.Thread(target=report, name="watchdog", daemon=True).start()
     death = f"the watchdog of rank {peers.rank} (process {process.pid}) was killed, and the rank ends with it"
     orders = (process.stdout, ready, ended, death)
@@ -84,6 +86,8 @@ def watchdog(peers: Peers, patience_s: float) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
+        # The other watchdogs act by the kind: an error of this rank is the cause, the two others are consequences. The
+        # most special class comes first.
         kinds = {LostRankError: "followed", RankError: "waited", BaseException: "failed"}
         kind = next(kind for cause, kind in kinds.items() if isinstance(error, cause))
         _write(pipe, f"{kind} {error_reason(error) or type(error).__name__}")
@@ -123,6 +127,8 @@ def _start(peers: Peers, patience_s: float) -> subprocess.Popen[bytes]:
     descriptor = peers.listener.fileno() if peers.listener else None
     shared = {name: getattr(peers, name) for name in ("rank", "places", "token", "address", "speaks")}
     error_file = os.environ.get(_REASON_FILE, "")
+    # The settings go through the pipe and not the command line, which every user of the host can read: one is the
+    # token.
     own = {"pid": os.getpid(), "patience_s": patience_s, "error_file": error_file, "listener": descriptor}
     process = subprocess.Popen(
         # -S and -E: the program needs no site packages, and no variable of the rank may change it.
@@ -173,6 +179,7 @@ def _exit_now(reason: str, *, prints: bool = False) -> None:
     error: Any = sys._current_exceptions().get(threading.main_thread().ident or 0)
     error = error[1] if isinstance(error, tuple) else error  # before Python 3.12
     reports = isinstance(error, FacetrainError) and not isinstance(error, LostRankError)
+    # The code of a consequence, which the agent does not explain, unless this rank is the cause.
     exit_code = RunError.exit_code if prints else LostRankError.exit_code
     if isinstance(error, FacetrainError):
         exit_code = error.exit_code

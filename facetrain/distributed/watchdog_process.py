@@ -61,6 +61,7 @@ class _Lines:
 
     def split(self, received: bytes) -> list[str]:
         *lines, self._rest = (self._rest + received).split(b"\n")
+        # A stranger at the port could send a line without an end.
         self._rest = self._rest[:_MAX_LINE]
         return [line[:_MAX_LINE].decode(errors="replace") for line in lines]
 
@@ -113,6 +114,7 @@ class Watchdog:
             self._check_rank(passed_s)
 
     def _read_rank(self) -> None:
+        # Nothing is read only from a closed pipe: the rank has ended, in whatever way.
         received = os.read(0, 1 << 16)
         if not received:
             self._announce("ended")
@@ -127,6 +129,7 @@ class Watchdog:
                 self._send("bye")
                 self._pid = 0
             elif kind in ("failed", "waited", "followed"):
+                # The others learn the reason from this rank, before its connections close.
                 self._announce(line)
                 self._end_in(_FAILED_S, f"still ran {_FAILED_S:.0f} s after its error ({rest})", prints=False)
 
@@ -136,6 +139,7 @@ class Watchdog:
             return
         self._silent_s += passed_s
         self._stopped_s = self._stopped_s + passed_s if _is_stopped(self._pid) else 0.0
+        # The process table and the pipe give facts; how long a step takes is none.
         if self._stopped_s > _STOPPED_S:
             self._end_in(0, f"was stopped (SIGSTOP, or Ctrl-Z) for {_STOPPED_S:.0f} s", prints=True)
         elif self._silent_s > self._settings.patience_s:
@@ -160,6 +164,7 @@ class Watchdog:
         if self._is_printed:
             _write_reason(self._settings.error_file, message, printed=True)
             _print(f"error: {message}")
+        # The rank itself first: it can still write its log and the error that it was about to report.
         _write_to_rank(f"end {message}")
         deadline = time.monotonic() + _FLUSH_S
         while time.monotonic() < deadline and not _has_ended(self._pid):
@@ -174,6 +179,7 @@ class Watchdog:
 
     def _announce(self, kind_and_reason: str) -> None:
         """Send the other watchdogs the reason why they lose this rank, once."""
+        # Once: a killed rank closes the pipe, too, and that would announce a second, emptier reason.
         if not self._is_announced:
             self._send(f"lost {self._rank} {kind_and_reason}")
         self._is_announced = True
@@ -200,6 +206,7 @@ class Watchdog:
             "waited": f"{who} failed: {reason}",
             "unreachable": f"{who} cannot be reached for {_UNREACHABLE_S} s: its host or the network to it is down",
         }.get(kind, f"{who} {reason or 'has ended without a message'}")
+        # Not at once: most ranks notice the loss in their next collective, and end with their files in order.
         seconds = _ENDED_S if kind in ("ended", "unreachable") else _FAILED_S
         if kind == "waited":
             # The other rank names this one if it hangs; only this one knows where.
@@ -208,6 +215,7 @@ class Watchdog:
             self._is_printed = True
             return
         self._end_in(seconds, f"still ran {seconds:.0f} s after another was lost: {lost}", prints=False)
+        # The first loss is the cause. The ranks that end because of it would hide it.
         if kind == "followed" or self._knows_loss:
             return
         self._knows_loss = True
@@ -261,6 +269,7 @@ class Watchdog:
             if not isinstance(error, ConnectionResetError):
                 kind = "unreachable"
         for line in link.lines.split(received):
+            # Any process that reaches the port can connect: without the token of this run, its lines are not read.
             if link.rank is None and not self._greet(link, line):
                 received = b""
             elif line == "bye":

@@ -108,6 +108,7 @@ def join(
         UsageError: there is no GPU for this rank.
     """
     if device == "cpu" or not torch.cuda.is_available():
+        # Before the first tensor: torch reads one of these settings when it allocates it.
         configure_allocator = keep_freed_memory if keep_freed else release_freed_memory
         configure_allocator()
     if not launched_by_torchrun():
@@ -119,10 +120,12 @@ def join(
             yield World(rank=0, local_rank=0, size=1, local_size=1, device=chosen)
         return
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    # Before the group is formed: NCCL uses the current device.
     chosen = _use(pick_device(device, local_rank, cpu_setting=cpu_setting))
     world, peers = _form_group(chosen, local_rank, timeout_s)
     ended_well = False
     try:
+        # Its patience is longer than a collective's: a rank that waits for others must not be taken for one that hangs.
         guard = watchdog(peers, timeout_s + _GRACE_S) if world.size > 1 else nullcontext()
         # Outside of the watchdog, which is a helper, too.
         with ended_if_helpers_stop(timeout_s), guard:
@@ -146,6 +149,7 @@ def _form_group(device: torch.device, local_rank: int, timeout_s: float) -> tupl
     try:
         host, port = store_address()
         store, rank, size, rendezvous_id = find_ranks(timeout_s)
+        # All ranks are on this host: gloo and NCCL need no open port.
         if local_size == size or is_loopback(host):
             use_loopback_interface()
         dist.init_process_group(
@@ -155,6 +159,7 @@ def _form_group(device: torch.device, local_rank: int, timeout_s: float) -> tupl
             world_size=size,
             timeout=timedelta(seconds=timeout_s),
         )
+        # After the group is formed, which waits for all ranks: each of them is about to do the same.
         register_rank(store, rank)
         # Read now: when a place is needed, its rank is lost, and the store may be lost with it.
         places = [place_of(store, other) for other in range(size)]

@@ -28,6 +28,7 @@ class Callbacks:
 
 def due(step: int, every: int) -> bool:
     """Return whether something that happens every so many steps happens after this step."""
+    # By the number of the step alone, so that all ranks, and a resumed run, do the same after the same step.
     return step % every == 0
 
 

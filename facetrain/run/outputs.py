@@ -108,6 +108,7 @@ def _optional_sinks(config: Config, folder: Path, resume_at: int | None) -> Iter
         board = TensorBoard(folder / "tensorboard" / name, resume_at=resume_at)
         board.show_text(resume_at or 0, "config", dump_config(config))
         yield board
+    # The run appears in the services under the name of its folder, with its whole config.
     described: dict[str, Any] = {
         "name": name,
         "config": plain_config(config),

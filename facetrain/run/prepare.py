@@ -111,6 +111,7 @@ def prepare_run(
         DataError: the data cannot be read.
     """
     started_at = time.perf_counter()
+    # The config in the run folder must lead to the same files from any folder.
     config = with_absolute_paths(config)
     workers = count_workers(config, world)
     write_missing_dataset(config, world)
@@ -139,6 +140,7 @@ def prepare_run(
         model = config.model.model_copy(update={"init_from": init_from})
         built = config.model_copy(update={"model": model})
         state = build_state(built, world, source.num_classes, schedule, folder, source)
+        # All labels now, on the host: on a GPU, the head does not check those of a step.
         state.head.check_labels(source.labels)
     # Apart from the block above: ranks exchange whether they can use the kernels, and all must take part.
     choose_kernels(state, config.train, checkpoint_activations=config.model.checkpoint_activations)
@@ -207,6 +209,7 @@ def _continue_folder(folder: Path, checkpoint: Checkpoint, run_id: str, *, accep
         missing = missing_newest(folder)
         if accept_foreign:
             adopt_checkpoint(checkpoint.folder, checkpoint.manifest, run_id)
+        # Newer checkpoints belong to the course that this run leaves: they are kept under names that no resume finds.
         renamed = rename_later_checkpoints(folder, step)
     differences = []
     if missing is not None:
@@ -236,4 +239,5 @@ def _choose_run_id(folder: Path, checkpoint: Checkpoint | None) -> str:
     """Return the id of a run: of the folder, else of the checkpoint that it continues from, else a new one."""
     if checkpoint is None:
         return new_run_id()
+    # A copied folder of checkpoints has no id: the run goes on under the id of its checkpoint.
     return read_run_id(folder) or run_id_of(checkpoint.manifest) or new_run_id()

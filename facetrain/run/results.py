@@ -56,6 +56,7 @@ def write_results(
     `has_learned` is false if the check of the first steps has found that the run does not learn. A run that
     `was_finished` before this command gets one line in place of the summary.
     """
+    # Collective, so before the other ranks return.
     weights = averaged_state(run.state.backbone)
     average = run.state.average.state() if run.state.average else None
     if not run.world.is_leader:

@@ -105,6 +105,7 @@ def checkpoint_bytes(config: Config, state: TrainState) -> int:
     for part in head_parts(state.head):
         start, stop = part.shard
         local = sum(table.nbytes for table in part.head.row_state().values())
+        # The other ranks' tables are not here, and shards differ by one class at most.
         rows += local / max(stop - start, 1) * part.head.num_classes
     return weights + trained * (_MOMENTS[config.optim.name] + (state.average is not None)) + round(rows)
 

@@ -181,6 +181,7 @@ def _build_checkpointing(run: PreparedRun, outputs: RunOutputs, loader: StagedLo
     meta = {
         "model": model_metadata(config, run.folder),
         "config": dump_config(config),
+        # For the warning of a resume with another number of ranks.
         "schedule": {"global_batch_size": run.schedule.global_batch_size},
         "run_id": run.run_id,
         **run.digests,
@@ -213,5 +214,6 @@ def _build_profiler(run: PreparedRun, outputs: RunOutputs) -> StepProfiler:
     def report_failure(error: OSError) -> None:
         warn(f"{folder}: the profile cannot be written: {error_reason(error)}; training continues")
 
+    # Each rank writes its trace: what one waits for is seen in another's.
     name = f"rank_{run.world.rank:05d}_from_{run.state.step:08d}.pt.trace.json.gz"
     return StepProfiler(folder / name, run.world.device, write, on_failure=report_failure)

@@ -60,6 +60,8 @@ def train(
         )
         on_folder(folder)
         try:
+            # From here to the end no other process writes this run: checkpoints are cleaned up, chosen and written
+            # under the lock.
             with locked(world, folder, launchers_of(world)) as lock:
                 if resume_existing:
                     # With the lock: until then, a command that is ending may save the first checkpoint.
@@ -114,6 +116,7 @@ def _resume(
 ) -> int:
     """Continue a run from the checkpoint of a step on the ranks of a world; return the exit code. Collective."""
     with locked(world, run_dir, launchers_of(world)) as lock:
+        # Before a checkpoint is chosen: a save that a kill has interrupted between two renames is completed first.
         prepare_checkpoints(world, run_dir, is_new_run=False)
         # After a restart, the run has newer checkpoints than the one that the command line asks for.
         requested = None if is_restart(run_dir, world) else step

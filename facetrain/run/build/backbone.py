@@ -44,6 +44,7 @@ def check_stage_sizes(config: Config) -> None:
     sizes = [(n, stage.image_size) for n, stage in enumerate(config.train.stages, start=1)]
     if all(size in (None, config.data.image_size) for _, size in sizes):
         return
+    # Shapes alone: the check takes no memory and no initial weights.
     with torch.device("meta"):
         backbone = build_backbone(**describe_model(config)["backbone"])
     for number, size in sizes:

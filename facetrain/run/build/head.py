@@ -115,6 +115,7 @@ def _build_heads(
     heads = []
     for number, margin in enumerate(_margins_of_datasets(config, source.heads)):
         folder = run.folder and run.folder / f"head_{number}"
+        # Only the margin differs: sampling, placement and dtypes belong to the machine, not to a dataset.
         settings_of_dataset = settings.model_copy(update={"margin": margin})
         heads.append(build(settings_of_dataset, source.datasets[number].num_classes, folder, number))
     images = images_per_epoch(source.counts, source.weights)

@@ -103,6 +103,7 @@ def build_loader(
 ) -> StagedLoader:
     """Build the loader of this rank's batches; it begins to read at once."""
     open_stage = partial(_build_stage_loader, config, world, source, workers=workers)
+    # A run that is finished opens its last stage, which yields nothing.
     stages = [stage for stage in schedule.stages if stage.stop_step > start_step]
     return StagedLoader(
         [
@@ -149,10 +150,12 @@ def build_state(
 
     The weights of the backbone are the same on every rank, and a class center is the same whichever rank holds it.
     """
+    # On the CPU, and from one seed: its weights do not depend on the device or on the number of ranks.
     backbone = build_initial_backbone(config, source)
     memory_format = memory_format_for(backbone, world.device, channels_last=config.train.channels_last)
     backbone = backbone.to(world.device, memory_format=memory_format)  # type: ignore[call-overload]
     if is_batch_norm_synced(config):
+        # Before the compiler and the fused kernels look at the modules.
         use_sync_batch_norm(backbone, world.device)
     network = InPrecision(
         backbone,
@@ -197,6 +200,7 @@ def build_learning_check(config: Config, state: TrainState, schedule: StepSchedu
     weight_norm = None
     plain_sgd = config.optim.name == "sgd" and config.optim.muon is None
     if state.step == 0 and not config.model.init_from and plain_sgd:
+        # In float64: the squares of millions of weights are added up.
         weight_norm = math.sqrt(sum(float(weight.detach().double().square().sum()) for weight in weights))
     # MagFace's loss contains a penalty on the norms, for which there is no level of chance.
     has_level = not any(part.head.margin.penalizes_norms for part in head_parts(head))

@@ -168,6 +168,7 @@ def schedule_steps(config: Config, num_images: int, world_size: int) -> StepSche
             raise ConfigError(f"stage {number} of train.stages: {error}") from error
         stage_batch = stage_local * world_size * config.optim.accumulate
         stage_steps = _steps_per_epoch(config, num_images, stage_batch)
+        # Whole epochs, each with the number of steps that follows from the batch size of the stage.
         stop_step = first_step + (until_epoch - first_epoch) * stage_steps
         stages.append(
             Stage(
@@ -187,8 +188,10 @@ def schedule_steps(config: Config, num_images: int, world_size: int) -> StepSche
         local,
         global_batch,
         steps,
+        # The schedule of the learning rate is fitted to this step, so that a short run ends at its final rate, too.
         total_steps=min(first_step, config.train.max_steps or first_step),
         warmup_steps=round(config.optim.warmup_epochs * steps),
+        # `max_steps` can end the run before a stage begins.
         stages=tuple(stage for stage in stages if stage.first_step < stage.stop_step),
         steps_of_all_epochs=first_step,
     )

@@ -57,6 +57,7 @@ class Checkpointing:
     def save(self, state: TrainState) -> None:
         """Begin to save a checkpoint, after the one in flight has ended. Collective."""
         self.check_lock()
+        # From the beginning of a save and not from its end: a slow disk must not stretch the interval.
         self._began_at = time.monotonic()
         self.outputs.advance(state.step, "saving a checkpoint")
         # Also the images that were skipped since the last report: a resumed run does not read them again.

@@ -57,6 +57,7 @@ class Logging:
             SkippedError: more images could not be read than the config allows.
         """
         self.check_lock()
+        # First, because it raises: a report of a network that has diverged would be recorded as one more step.
         self.step.check_divergence(state, batches)
         self.report_spikes(state)
         state.add_skipped_images(self.loader.skipped)
@@ -88,6 +89,7 @@ class Logging:
 
     def _check_skipped(self, state: TrainState) -> None:
         """Raise SkippedError on all ranks if all of them together have skipped too many images."""
+        # The list of all ranks decides, which is the same on each, so that all of them raise.
         skipped, local = len(state.skipped_images), self.loader.skipped
         if self.max_skipped_images is not None and skipped > self.max_skipped_images:
             example = f" (rank {state.world.rank}: {local[-1]})" if local else ""

@@ -57,6 +57,7 @@ def find_config_changes(checkpoint: Checkpoint, config: Config) -> list[ConfigCh
 
     A section that only one of the two configs has is one change.
     """
+    # Both with their defaults, so that a key counts as changed only if its value is another one.
     saved = _saved_config(checkpoint)
     return list(_differences(saved, plain_config(config))) if saved else []
 

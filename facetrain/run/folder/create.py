@@ -72,6 +72,8 @@ def create_run_folder(
             folders = [default]
             while folders[-1].exists():
                 folders.append(default.with_name(f"{default.name}-{len(folders) + 1}"))
+            # Restarted workers continue in the folder that their launcher has used, be it the default or a numbered
+            # one.
             own = [folder for folder in folders if _was_used_by(folder, launchers)]
             for folder in own or folders:
                 with suppress(ExistingRunError):
@@ -191,6 +193,7 @@ def _create(
         )
     was_used = _was_used_by(folder, launchers)
     has_run = bool(complete_steps(folder / CHECKPOINTS))
+    # A folder that the user names belongs to every restart of the job. A numbered one could be another run's.
     restarted = has_run and (was_used or (is_named and world.restarts > 0))
     # Workers that were killed before they wrote anything have left the folder empty, but for their lock.
     is_left_empty = world.restarts > 0 and all(LOCK_FILE in path.name for path in folder.glob("*"))

@@ -54,6 +54,7 @@ class _Watch:
     def is_over(self) -> bool:
         """Look: return whether the time is over."""
         now = time.monotonic()
+        # A file system that has blocked this process for so long has blocked the other one, too.
         if now - self._last > self._outage_s:
             self._since = now
         self._last = now
@@ -78,6 +79,8 @@ class RunLock:
         self._me = Holder.of_this_process(launchers)
         self._file = LockFile(folder / LOCK_FILE, self._me.token)
         self._watched: tuple[bytes, int] | None = None
+        # One for the lock of another host, one for the claim of a process that takes a stale lock over at the same
+        # time.
         self._silence, self._claim = _Watch(silence_s, outage_s), _Watch(silence_s, outage_s)
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
@@ -261,6 +264,8 @@ def is_locked(folder: Path) -> bool:
     holder, changed_ns = Holder.parse(content[0]), content[1]
     if holder is not None and holder.machine == this_machine():
         return holder.process_state() not in ENDED
+    # One look cannot see the count rise, so the time of the last change decides here; the lock itself never compares
+    # clocks.
     return time.time() - changed_ns / 1e9 < SILENCE_S + _CLOCK_DIFFERENCE_S
 
 
