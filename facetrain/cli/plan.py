@@ -171,9 +171,6 @@ def _time(
     return {
         "images_per_second": round(speed),
         "images_per_second_range": [round((1 - SPEED_RANGE) * speed), round((1 + SPEED_RANGE) * speed)],
-        "step_seconds": {
-            name: getattr(time, name) for name in ("backbone", "device", "host", "head", "teacher", "network")
-        },
         "days": seconds and seconds / 86_400,
         **({"stages": stages} if config.train.stages else {}),
     }

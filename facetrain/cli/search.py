@@ -23,7 +23,7 @@ _INPUT = "a file of embeddings that `facetrain embed` wrote (.npz, .parquet), or
 
 
 @dataclass(frozen=True)
-class ResultOptions:
+class SearchOptions:
     """Options of the results that are listed."""
 
     top: Annotated[int, typer.Option(min=1, help="Number of gallery entries per probe.")] = 5
@@ -56,7 +56,7 @@ def search(
     context: typer.Context,
     gallery: Annotated[Path, typer.Argument(help=f"Faces to search among: {_INPUT}.")],
     probe: Annotated[Path, typer.Argument(help=f"Faces to search for: {_INPUT}.")],
-    results: ResultOptions,
+    results: SearchOptions,
     model: Annotated[
         Path | None, typer.Option(help="Model that embeds GALLERY or PROBE if they are images.")
     ] = None,

@@ -19,7 +19,7 @@ _SILENT_S = 15.0
 
 
 @dataclass(frozen=True)
-class Start:
+class GroupStart:
     """State of the agreement: the nodes of one start of the ranks."""
 
     number: int = 1
@@ -37,7 +37,7 @@ class Start:
         return json.dumps(asdict(self))
 
     @classmethod
-    def decode(cls, text: str) -> Start:
+    def decode(cls, text: str) -> GroupStart:
         """Return the state of a text from the store, which anyone who reaches its port can have written.
 
         Raises:
@@ -76,18 +76,18 @@ class Member:
         """The start that this node has seen last, and its nodes."""
         self._joined_at = time.monotonic()
 
-    def advance(self, start: Start, is_alive: Callable[[str], bool]) -> Start:
+    def advance(self, start: GroupStart, is_alive: Callable[[str], bool]) -> GroupStart:
         """Return what this node makes of the state: it joins a start, completes it, or opens the next one."""
         if not start.is_complete:
             return self._join(start, is_alive)
         if self.name in start.nodes:  # the ranks of this node have ended: a new start
-            return Start(start.number + 1, (self.name,))
+            return GroupStart(start.number + 1, (self.name,))
         if self.name in start.waiting:
             return start
         # The others train: their agents see this entry, end their ranks, and open a start that includes this node.
         return replace(start, waiting=(*start.waiting, self.name))
 
-    def _join(self, start: Start, is_alive: Callable[[str], bool]) -> Start:
+    def _join(self, start: GroupStart, is_alive: Callable[[str], bool]) -> GroupStart:
         # A node that joined and ended would keep its place, and the ranks would wait for its ranks.
         nodes = tuple(node for node in start.nodes if node == self.name or is_alive(node))
         if self.name not in nodes and len(nodes) < self.most:

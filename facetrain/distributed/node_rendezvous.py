@@ -31,7 +31,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from facetrain.distributed.listening_sockets import listen, serve_store
 from facetrain.distributed.network_interface import LOOPBACK
-from facetrain.distributed.node_agreement import LAST_CALL_S, Member, SignsOfLife, Start
+from facetrain.distributed.node_agreement import LAST_CALL_S, GroupStart, Member, SignsOfLife
 from facetrain.distributed.topology import host_and_port
 
 BACKEND = "facetrain"
@@ -108,7 +108,7 @@ class NodeRendezvous(RendezvousHandler):
                 raise RendezvousTimeoutError(f"too few machines have joined within {_JOIN_S:.0f} s")
             if time.monotonic() > deadline:
                 # All nodes of this start are lost: none of them will open the next one.
-                self._replace(start, Start(start.number + 1, (self._me.name,)))
+                self._replace(start, GroupStart(start.number + 1, (self._me.name,)))
                 deadline = time.monotonic() + _JOIN_S
                 continue
             self._give_sign_of_life()
@@ -194,11 +194,11 @@ class NodeRendezvous(RendezvousHandler):
             return error.strerror or str(error)
         return ""
 
-    def _takes_part_in(self, start: Start) -> bool:
+    def _takes_part_in(self, start: GroupStart) -> bool:
         is_new = start.number > self._joined and not start.is_closed
         return is_new and start.is_complete and self._me.name in start.nodes
 
-    def _describe(self, start: Start) -> str:
+    def _describe(self, start: GroupStart) -> str:
         me, joined = (
             self._me,
             f"{len(start.nodes)} of {self._me.most} nodes have joined at {self._host}:{self._port}",
@@ -223,15 +223,15 @@ class NodeRendezvous(RendezvousHandler):
         # Adding 0 reads a counter, even one that does not exist yet; `get` would wait for it.
         return self._signs.is_alive(node, _call(lambda: self._store.add(self._key(f"alive/{node}"), 0)))
 
-    def _read(self) -> Start:
+    def _read(self) -> GroupStart:
         # Not `get`, which would wait for a first state: the first node to come writes it.
-        text = _call(lambda: self._store.compare_set(self._key("state"), "", Start().encode()))
+        text = _call(lambda: self._store.compare_set(self._key("state"), "", GroupStart().encode()))
         try:
-            return Start.decode(text.decode(errors="replace"))
+            return GroupStart.decode(text.decode(errors="replace"))
         except ValueError as error:
             raise RendezvousStateError(str(error)) from None
 
-    def _replace(self, start: Start, wanted: Start) -> None:
+    def _replace(self, start: GroupStart, wanted: GroupStart) -> None:
         """Write a state, unless another node has changed the present one meanwhile."""
         # Compared and set at once by the store: of two nodes that write together, one reads the other's state and
         # tries again.

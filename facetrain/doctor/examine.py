@@ -19,11 +19,9 @@ from facetrain.doctor.dataset import check_dataset, check_landmarks, parts_of
 from facetrain.doctor.disk import check_disk
 from facetrain.doctor.image_sample import draw_sample, read_images
 from facetrain.doctor.input_normalization import check_normalization
-from facetrain.doctor.machine import check_machine
-from facetrain.doctor.network import check_network
+from facetrain.doctor.machine import check_machine, check_network, check_software
 from facetrain.doctor.run_checks import check_checkpoints, check_learning_rate, check_memory, checkpoint_bytes
 from facetrain.doctor.silent_errors import check_alignment, check_images
-from facetrain.doctor.software import check_software
 from facetrain.doctor.teacher import check_teacher
 from facetrain.models.initialize_from import check_backbone_weights, check_center_count, read_centers
 from facetrain.plan.forecast import forecast_stages

@@ -1,9 +1,13 @@
-"""Checks of the machine: processors, memory and GPUs."""
+"""Checks of the machines: software, processors, GPUs, and the network between the ranks."""
 
 from __future__ import annotations
 
 import os
+import platform
 import shutil
+import socket
+import sys
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +15,10 @@ from pathlib import Path
 import torch
 
 from facetrain.cpu_cores import usable_cores
-from facetrain.doctor.check_result import CheckResult, count_text, warned_if, warning
+from facetrain.distributed import collectives
+from facetrain.distributed.process_setup import has_gpu_driver
+from facetrain.doctor.check_result import CheckResult, count_text, failed, passed, warned_if, warning
+from facetrain.files import error_reason
 from facetrain.plan.device import GIB
 
 _SHARED_MEMORY = Path("/dev/shm")
@@ -19,6 +26,56 @@ _SHARED_MEMORY_FOR_GPUS = GIB
 """Enough for NCCL's buffers; Docker's default of 64 MiB is not."""
 _BF16_CAPABILITY = (8, 0)
 """Compute capability from which on GPUs multiply in bf16."""
+_MESSAGE_BYTES = 1 << 25
+_ROUNDS = 5
+_SLOW_BYTES_PER_SECOND = 100e6
+"""Nearly Gigabit Ethernet. At this rate the gradients of an r50 (174 MB) take about three seconds per step."""
+
+
+def check_software() -> list[CheckResult]:
+    """Check Python, torch with torchvision, and CUDA."""
+    return [_check_python(), _check_torch(), _check_cuda()]
+
+
+def _check_python() -> CheckResult:
+    message = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    is_tested = (3, 11) <= sys.version_info[:2] <= (3, 13)
+    advice = "facetrain is tested on Python 3.11, 3.12 and 3.13: use one of them"
+    return warned_if(not is_tested, "python", message, advice)
+
+
+def _check_torch() -> CheckResult:
+    message = f"torch {torch.version.__version__}"
+    try:
+        # torchvision reports it itself if it was built for another torch or another CUDA.
+        import torchvision
+    except (ImportError, RuntimeError) as error:
+        advice = (
+            "install both in one command, from one index: pip install --force-reinstall torch torchvision"
+        )
+        return failed("torch", f"{message}: torchvision cannot be imported: {error_reason(error)}", advice)
+    return passed("torch", f"{message}, torchvision {torchvision.__version__}")
+
+
+def _check_cuda() -> CheckResult:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        is_available = torch.cuda.is_available()
+    message = f"torch is built for {f'CUDA {torch.version.cuda}' if torch.version.cuda else 'the CPU only'}"
+    if is_available and torch.distributed.is_nccl_available():
+        return passed("cuda", f"{message} and NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}")
+    if is_available:
+        advice = "several GPUs need a torch that was built with NCCL: install another build"
+        return failed("cuda", f"{message}, without NCCL", advice)
+    if not has_gpu_driver():
+        return passed("cuda", "no GPU driver: training runs on the CPU")
+    # torch's warning says whether the driver is too old, or is not answering.
+    reason = " ".join(str(caught[0].message).split()) if caught else "torch finds no GPU"
+    advice = (
+        "install a CUDA build of torch (pytorch.org/get-started lists them) that is not newer than the driver, and "
+        "check CUDA_VISIBLE_DEVICES and `nvidia-smi`"
+    )
+    return failed("cuda", f"{message}: {reason}", advice)
 
 
 def check_machine(processes: int, precision: str) -> Iterator[CheckResult]:
@@ -56,3 +113,36 @@ def _check_gpu(number: int, precision: str) -> CheckResult:
         return warning(f"gpu {number}", f"{message}; slow in bf16", "set train.precision: fp16")
     advice = "another process uses this GPU: `nvidia-smi` lists it"
     return warned_if(free < 0.9 * total, f"gpu {number}", message, advice)
+
+
+def check_network(device: torch.device) -> CheckResult:
+    """Measure an all-reduce of 32 MiB over the ranks. Collective."""
+    world_size = collectives.world_size()
+    if world_size == 1:
+        message = "one process; start this command under torchrun to measure the network between ranks"
+        return passed("network", message)
+    hosts = set(collectives.gather_json(socket.gethostname()))
+    rate = _all_reduce_rate(device)
+    message = (
+        f"{world_size} ranks on {count_text(len(hosts), 'host')}: {'NCCL' if device.type == 'cuda' else 'gloo'} "
+        f"all-reduce at {rate / 1e6:,.0f} MB/s per rank"
+    )
+    advice = (
+        "gradients are sent at this rate in every step: set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, on every host, "
+        "to the fastest interface between the hosts, or set train.compress_gradients"
+    )
+    return warned_if(rate < _SLOW_BYTES_PER_SECOND, "network", message, advice)
+
+
+def _all_reduce_rate(device: torch.device) -> float:
+    """Return the bytes per second that leave each rank: 2 (W − 1) / W of the message, as for a ring."""
+    message = torch.zeros(_MESSAGE_BYTES // 4, device=device)
+    collectives.sum_(message)  # The first one opens the connections.
+    collectives.barrier()
+    start = time.perf_counter()
+    for _ in range(_ROUNDS):
+        collectives.sum_(message)
+    message[0].item()  # Waits for the GPU.
+    seconds = time.perf_counter() - start
+    world_size = collectives.world_size()
+    return 2 * (world_size - 1) / world_size * _MESSAGE_BYTES * _ROUNDS / seconds

@@ -15,7 +15,7 @@ from facetrain.counter_rng import key_of
 from facetrain.device.page_locked import page_locked
 from facetrain.errors import RunError
 from facetrain.head.class_shard import ClassShard
-from facetrain.head.row_file import Layout, RowFile
+from facetrain.head.row_file import DiskRows, Layout
 from facetrain.head.stochastic_rounding import Noise, round_to_bfloat16, round_to_int8
 
 Rows = slice | Tensor
@@ -85,7 +85,7 @@ class RowTable:
 class RowTables:
     """All tables of one head by name, in the same place."""
 
-    def __init__(self, data: dict[str, Tensor], device: torch.device, file: RowFile | None = None) -> None:
+    def __init__(self, data: dict[str, Tensor], device: torch.device, file: DiskRows | None = None) -> None:
         self.by_name = {name: RowTable(table, device) for name, table in data.items()}
         # The scales of an int8 table are a table of their name, so that files and prefetching move them like any other.
         for name, table in self.by_name.items():
@@ -143,7 +143,7 @@ def allocate_tables(
     if placement == "disk":
         if folder is None:
             raise RunError("head.placement disk needs a folder for the row file; pass HeadRun.folder")
-        file = RowFile(folder / "rows.bin", num_rows, layout)
+        file = DiskRows(folder / "rows.bin", num_rows, layout)
         return RowTables(file.tables, device, file)
     place = torch.device("cpu") if placement == "host" else device
     # Slices are copied between the table itself and the GPU, twice as fast if it is page-locked. Rows by index are

@@ -27,7 +27,7 @@ _LONGEST_RUN = 4096
 """Rows per transfer. One call moves at most 2 GiB, and long runs are divided among the threads."""
 
 
-class RowFile:
+class DiskRows:
     """File of rows; a row holds its numbers of all tables side by side.
 
     A class's center and momentum then take one read of the disk. The file is working storage and not a checkpoint. It

@@ -23,6 +23,8 @@ from facetrain.models.mxnet_network import MxnetNetwork
 BLOCK = 32
 """Images that a folded network computes at a time. oneDNN and MKL choose the order of their sums by the shape of the
 batch. With blocks of one size, the embedding of an image depends neither on the batch nor on the number of ranks."""
+_FOLDABLE = ("conv", "linear", "norm", "prelu", "add")
+"""Kinds of layers of a network that is folded."""
 
 
 def inference_network(network: nn.Module, device: torch.device, *, bf16: bool = False) -> nn.Module:
@@ -74,7 +76,7 @@ class FoldedNetwork(nn.Module):
                 thousands of features.
 
         Raises:
-            ModelError: the graph has a layer of another kind, or its weights do not fit its input.
+            ModelError: the graph has a layer of another kind.
         """
         super().__init__()
         self._dtype = dtype
@@ -116,15 +118,15 @@ def fold_norms(graph: LayerGraph) -> LayerGraph:
     convolutions and linear layers are float64 then, so that only one rounding is added.
 
     Raises:
-        ModelError: the graph has a layer of another kind, or its weights do not fit its input.
+        ModelError: the graph has a layer of another kind.
     """
     consumers = graph.consumers()
     folded: dict[str, Layer] = {}
     names = {IMAGE: IMAGE}
-    channels = {IMAGE: 3}
     for value, layer in graph.layers.items():
+        if layer.kind not in _FOLDABLE:
+            raise ModelError(f"{graph.origin}: the layer {layer} cannot be folded")
         source = names[layer.sources[0]]
-        size = _channels(layer, channels[source], graph.origin)
         if (
             layer.kind == "norm"
             and source in folded
@@ -135,30 +137,8 @@ def fold_norms(graph: LayerGraph) -> LayerGraph:
             names[value] = source
             continue
         names[value] = value
-        channels[value] = size
         folded[value] = replace(_in_float64(layer), sources=tuple(names[source] for source in layer.sources))
     return replace(graph, layers=folded, output=names[graph.output])
-
-
-def _channels(layer: Layer, given: int, origin: str) -> int:
-    """Return the channels of a layer's output, given the channels of its input."""
-    size = len(layer.weights["weight"]) if "weight" in layer.weights else given
-    groups = layer.options.get("groups", 1)
-    match layer.kind:
-        case "add":
-            fits = len(layer.sources) == 2
-        case "conv":
-            fits = layer.weights["weight"].dim() == 4 and layer.weights["weight"].shape[1] * groups == given
-        case "linear":
-            fits = layer.weights["weight"].shape[1] % given == 0
-        case "norm" | "prelu":
-            fits = size in (given, 1 if layer.kind == "prelu" else given)
-            size = given
-        case _:
-            fits = False
-    if not fits:
-        raise ModelError(f"{origin}: the layer {layer} cannot be folded")
-    return size
 
 
 def _in_float64(layer: Layer) -> Layer:

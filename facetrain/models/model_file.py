@@ -31,8 +31,7 @@ from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.manifest import MANIFEST
 from facetrain.checkpoint.tensor_file import write_tensors
 from facetrain.data.images.augment import normalize
-from facetrain.distributed import collectives
-from facetrain.errors import CheckpointError, ModelError, NoCheckpointError, RunError
+from facetrain.errors import CheckpointError, ModelError, RunError
 from facetrain.files import error_reason, listed, new_file, parse_json
 from facetrain.models.checksum import CHECKSUM_KEY, checksum_of
 from facetrain.models.mxnet_network import open_mxnet
@@ -43,7 +42,6 @@ from facetrain.models.weight_files import (
     read_weights,
     require_same_shapes,
 )
-from facetrain.telemetry.log import warn
 
 MODEL_FILE = "model.safetensors"
 """Name of the model file that a run writes at its end."""
@@ -164,7 +162,6 @@ def read_model(path: Path, *, average: bool = False) -> tuple[dict[str, Tensor],
             f"{path}: has one set of weights; give a run folder or a checkpoint for their average"
         )
     if path.is_dir() and (file := newest_model_file(path, AVERAGE_FILE if average else MODEL_FILE)):
-        _warn_of_damaged_checkpoint(path)
         path = file
     if not path.is_dir():
         weights, metadata = read_weights(path)
@@ -190,27 +187,6 @@ def read_model(path: Path, *, average: bool = False) -> tuple[dict[str, Tensor],
     if not isinstance(description, dict):
         raise ModelError(f"{origin}: has no valid description of its network")
     return merge_adapters(weights, origin), description | {STEP_KEY: checkpoint.step}, origin
-
-
-def _warn_of_damaged_checkpoint(run: Path) -> None:
-    """Warn if the newest checkpoint of a finished run is damaged, whose model file is read instead.
-
-    Compared are the sizes of all files, and the checksum of the replicated tensors: to read the class centers of
-    millions of identities would take minutes.
-    """
-    if collectives.rank():
-        return  # one warning is enough
-    try:
-        checkpoint = Checkpoint.open(run)
-        for entry in checkpoint.manifest.files:
-            file = checkpoint.folder / entry.name
-            if not file.is_file() or file.stat().st_size != entry.size:
-                raise CheckpointError(f"{file}: missing or truncated; the checkpoint is damaged")
-        checkpoint.replicated("backbone.")
-    except NoCheckpointError:
-        pass  # removed to save space, or never there
-    except (CheckpointError, OSError) as error:
-        warn(f"{error}; its model file is used, which has the same weights")
 
 
 def newest_model_file(folder: Path, name: str = MODEL_FILE) -> Path | None:

@@ -84,7 +84,7 @@ def results_from_embeddings(
     match target:
         case PairSet():
             plain_ND, mirrored_ND = embeddings
-            result, _ = verification_result(
+            result = verification_result(
                 plain_ND, mirrored_ND, target, table=table, slice_fmr=options.slice_fmr, draws=options.draws
             )
             return {target.name: result}

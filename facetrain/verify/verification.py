@@ -31,8 +31,8 @@ def verification_result(
     table: SliceTable | None = None,
     slice_fmr: float | None = None,
     draws: Draws = DRAWS,
-) -> tuple[Result, ScoredPairs]:
-    """Return the metrics of a set of pairs, and its scores.
+) -> Result:
+    """Return the metrics of a set of pairs.
 
     The embedding of an image is the sum of the embeddings of the image and of its mirror image, as in
     InsightFace's `verification.py`. `accuracy_no_flip` uses the image only. `xnorm` is InsightFace's XNorm:
@@ -65,7 +65,7 @@ def verification_result(
     if draws.number:
         add_replicates(result, {"accuracy_no_flip": replicate["accuracy"]} | mean)
     add_slices(result, scored, table.columns if table else {}, fmr=slice_fmr, draws=draws)
-    return result, scored
+    return result
 
 
 def score_pairs(embedding_ND: np.ndarray, same_P: np.ndarray, subject_N: np.ndarray) -> ScoredPairs:

@@ -55,7 +55,7 @@ class Verifier:
             return Result(
                 "verification", {"accuracy": 0.0, "accuracy_std": 0.0, "pairs": float(len(pairs.same))}
             )
-        return verification_result(plain, mirrored, pairs, draws=Draws(0))[0]
+        return verification_result(plain, mirrored, pairs, draws=Draws(0))
 
 
 @contextmanager

@@ -14,8 +14,6 @@ _MAX_IMAGES = 1 << 15
 """Images that are pooled at once: 64 MiB of embeddings with 512 float32 numbers."""
 _MAX_PRODUCTS = 1 << 24
 """Products in memory at once: 64 MiB of float32."""
-_DENSE = 64
-"""A full matrix product is faster than single dot products if at least one in so many entries is needed."""
 
 
 def pool_templates(
@@ -71,23 +69,10 @@ def _template_ranges(ends_T: np.ndarray, limit: int) -> Iterator[tuple[int, int]
 def score_pairs(unit_TD: np.ndarray, first_P: np.ndarray, second_P: np.ndarray) -> np.ndarray:
     """Return the cosine similarity of pairs of rows: float32 (P,).
 
-    The pair lists of IJB compare a few thousand templates with nearly all others. Such lists are scored by
-    blocks of one matrix product; short lists pair by pair.
+    The pair lists of IJB compare a few thousand templates with nearly all others, so the scores are entries of blocks
+    of one matrix product.
     """
     rows, columns = np.unique(first_P), np.unique(second_P)
-    if len(first_P) * _DENSE < len(rows) * len(columns):
-        score_P = _score_one_by_one(unit_TD, first_P, second_P)
-    else:
-        score_P = _score_blocks(unit_TD, first_P, second_P, rows, columns)
-    rejected_T = is_rejected(unit_TD)
-    if rejected_T.any():
-        score_P[rejected_T[first_P] | rejected_T[second_P]] = REJECTED
-    return score_P
-
-
-def _score_blocks(
-    unit_TD: np.ndarray, first_P: np.ndarray, second_P: np.ndarray, rows: np.ndarray, columns: np.ndarray
-) -> np.ndarray:
     score_P = np.empty(len(first_P), np.float32)
     order = np.argsort(first_P, kind="stable")
     other_DC = np.ascontiguousarray(unit_TD[columns].T)
@@ -98,13 +83,6 @@ def _score_blocks(
         product = unit_TD[block] @ other_DC
         row, column = np.searchsorted(block, first_P[kept]), np.searchsorted(columns, second_P[kept])
         score_P[kept] = product[row, column]
-    return score_P
-
-
-def _score_one_by_one(unit_TD: np.ndarray, first_P: np.ndarray, second_P: np.ndarray) -> np.ndarray:
-    score_P = np.empty(len(first_P), np.float32)
-    step = max(1, _MAX_PRODUCTS // unit_TD.shape[1])
-    for start in range(0, len(first_P), step):
-        block = slice(start, start + step)
-        score_P[block] = np.einsum("pd,pd->p", unit_TD[first_P[block]], unit_TD[second_P[block]])
+    rejected_T = is_rejected(unit_TD)
+    score_P[rejected_T[first_P] | rejected_T[second_P]] = REJECTED
     return score_P

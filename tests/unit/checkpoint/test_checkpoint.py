@@ -24,7 +24,7 @@ from facetrain.checkpoint.snapshot import ClassRows, HostCopy, TensorFile
 from facetrain.checkpoint.tensor_file import write_tensors
 from facetrain.errors import CheckpointError
 from facetrain.files import sync_folder
-from facetrain.head.row_file import RowFile
+from facetrain.head.row_file import DiskRows
 from facetrain.torch_private import FakeTensorMode
 from tests.support import faults
 from tests.support.ranks import run_ranks
@@ -153,7 +153,7 @@ def test_a_folder_removed_during_a_save_fails_the_save_and_the_next_save_succeed
 
 
 def test_tables_that_must_not_be_copied_are_written_before_save_returns(tmp_path):
-    rows = RowFile(tmp_path / "rows.bin", 11, {"weight": (4, torch.float32), "momentum": (4, torch.int8)})
+    rows = DiskRows(tmp_path / "rows.bin", 11, {"weight": (4, torch.float32), "momentum": (4, torch.int8)})
     table = rows.tables["weight"].copy_(torch.arange(44.0).view(11, 4))
     assert not table.is_contiguous()
     writer = CheckpointWriter(tmp_path / "checkpoints")

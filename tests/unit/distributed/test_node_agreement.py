@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from facetrain.distributed import node_agreement
-from facetrain.distributed.node_agreement import Member, SignsOfLife, Start
+from facetrain.distributed.node_agreement import GroupStart, Member, SignsOfLife
 
 
 def alive(node):
@@ -23,16 +23,16 @@ def clock(monkeypatch):
 
 
 def test_a_start_is_complete_with_the_largest_number_of_nodes():
-    start, nodes = Start(), [Member(name, 2, 3) for name in "abc"]
+    start, nodes = GroupStart(), [Member(name, 2, 3) for name in "abc"]
     for node in nodes:
         assert not start.is_complete
         start = node.advance(start, alive)
-    assert start == Start(1, ("a", "b", "c"), is_complete=True)
+    assert start == GroupStart(1, ("a", "b", "c"), is_complete=True)
 
 
 def test_with_fewer_nodes_a_start_waits_for_the_last_call_after_the_last_node_has_joined(clock):
     first, second = Member("a", 2, 3), Member("b", 2, 3)
-    start = first.advance(Start(), alive)
+    start = first.advance(GroupStart(), alive)
     clock[0] = 100
     start = first.advance(start, alive)
     assert not start.is_complete, "one node is too few at any time"
@@ -40,30 +40,30 @@ def test_with_fewer_nodes_a_start_waits_for_the_last_call_after_the_last_node_ha
     for seconds, is_complete in ((29, False), (30, True)):
         clock[0] = 100 + seconds
         start = second.advance(start, alive)
-        assert start == Start(1, ("a", "b"), is_complete)
+        assert start == GroupStart(1, ("a", "b"), is_complete)
     alone = Member("a", 1, 3)
-    for start in (Start(2), Start(3)):
+    for start in (GroupStart(2), GroupStart(3)):
         assert not alone.advance(start, alive).is_complete, "every start has a last call"
         clock[0] += 30
         assert alone.advance(start, alive).is_complete
 
 
 def test_a_node_whose_ranks_have_failed_opens_the_next_start_and_others_join_it():
-    start = Start(4, ("a", "b"), is_complete=True, waiting=("c",))
+    start = GroupStart(4, ("a", "b"), is_complete=True, waiting=("c",))
     start = Member("b", 1, 2).advance(start, alive)
-    assert start == Start(5, ("b",))
-    assert Member("a", 1, 2).advance(start, alive) == Start(5, ("b", "a"), is_complete=True)
+    assert start == GroupStart(5, ("b",))
+    assert Member("a", 1, 2).advance(start, alive) == GroupStart(5, ("b", "a"), is_complete=True)
 
 
 def test_a_node_that_comes_late_waits_and_takes_the_place_of_a_node_that_is_gone():
     late = Member("c", 1, 2)
-    complete = Start(4, ("a", "b"), is_complete=True)
+    complete = GroupStart(4, ("a", "b"), is_complete=True)
     waits = late.advance(complete, alive)
-    assert waits == Start(4, ("a", "b"), is_complete=True, waiting=("c",)) == late.advance(waits, alive)
-    assert late.advance(Start(5, ("a",)), alive) == Start(5, ("a", "c"), is_complete=True)
-    full = Start(5, ("a", "b"))
+    assert waits == GroupStart(4, ("a", "b"), is_complete=True, waiting=("c",)) == late.advance(waits, alive)
+    assert late.advance(GroupStart(5, ("a",)), alive) == GroupStart(5, ("a", "c"), is_complete=True)
+    full = GroupStart(5, ("a", "b"))
     assert late.advance(full, alive) == full
-    assert late.advance(full, lambda node: node == "a") == Start(5, ("a", "c"), is_complete=True)
+    assert late.advance(full, lambda node: node == "a") == GroupStart(5, ("a", "c"), is_complete=True)
 
 
 def test_a_node_is_alive_while_its_counter_changes(clock):
@@ -78,17 +78,17 @@ def test_a_node_is_alive_while_its_counter_changes(clock):
 
 
 def test_a_state_is_the_same_after_the_store():
-    start = Start(3, ("a:1:ff", "b:2:00"), is_complete=True, waiting=("c",), is_closed=True)
-    assert Start.decode(start.encode()) == start
+    start = GroupStart(3, ("a:1:ff", "b:2:00"), is_complete=True, waiting=("c",), is_closed=True)
+    assert GroupStart.decode(start.encode()) == start
 
 
-VALID = json.loads(Start(3, ("a",)).encode())
+VALID = json.loads(GroupStart(3, ("a",)).encode())
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "", "null", "[]", "7", "{}", "[" * 100_000, pickle.dumps(Start(), protocol=0).decode(),
+        "", "null", "[]", "7", "{}", "[" * 100_000, pickle.dumps(GroupStart(), protocol=0).decode(),
         json.dumps(VALID | {"number": "3"}), json.dumps(VALID | {"number": True}),
         json.dumps(VALID | {"nodes": None}), json.dumps(VALID | {"nodes": [["a"]]}),
         json.dumps(VALID | {"waiting": [1]}),
@@ -97,4 +97,4 @@ VALID = json.loads(Start(3, ("a",)).encode())
 )  # fmt: skip
 def test_any_other_text_in_the_store_is_refused(text):
     with pytest.raises(ValueError, match="holds something else than the nodes of a run"):
-        Start.decode(text)
+        GroupStart.decode(text)

@@ -13,10 +13,8 @@ from facetrain.data.settings import DataSettings
 from facetrain.doctor.check_result import errors_as_failures
 from facetrain.doctor.dataset import check_dataset
 from facetrain.doctor.disk import check_disk
-from facetrain.doctor.machine import check_machine
-from facetrain.doctor.network import check_network
+from facetrain.doctor.machine import check_machine, check_network, check_software
 from facetrain.doctor.run_checks import check_checkpoints, check_learning_rate, check_memory, checkpoint_bytes
-from facetrain.doctor.software import check_software
 from facetrain.errors import DataError
 from facetrain.optim.settings import OptimSettings
 from facetrain.plan.forecast import forecast

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from facetrain.errors import RunError
-from facetrain.head.row_file import RowFile
+from facetrain.head.row_file import DiskRows
 from tests.support.faults import files_limited_to
 
 ROWS = 40
@@ -15,7 +15,7 @@ INDEX = torch.tensor([0, 3, 4, 5, 17, ROWS - 1])
 @pytest.fixture(params=[256, 128, 24], ids=lambda columns: f"{8 * columns}_bytes")
 def file(request, tmp_path):
     layout = {"weight": (request.param, torch.float32), "momentum": (request.param, torch.float32)}
-    return RowFile(tmp_path / "rows.bin", ROWS, layout)
+    return DiskRows(tmp_path / "rows.bin", ROWS, layout)
 
 
 def tables_like(file, count, spare=0):
@@ -49,7 +49,7 @@ def test_rows_written_by_calls_are_read_through_the_mapping(file):
 
 
 def test_runs_longer_than_a_transfer_are_moved_completely(tmp_path):
-    file = RowFile(tmp_path / "rows.bin", 10_000, {"weight": (128, torch.float32)})
+    file = DiskRows(tmp_path / "rows.bin", 10_000, {"weight": (128, torch.float32)})
     copies = {"weight": torch.randn(10_000, 128)}
     every = torch.arange(10_000)
     file.write_rows(every, copies)
@@ -82,5 +82,5 @@ def test_a_disk_without_space_for_the_centers_is_an_error_at_the_start(tmp_path)
     with pytest.raises(
         RunError, match=r"rows.bin: .*; the class centers need .* GiB on this disk; free space"
     ):
-        RowFile(tmp_path / "rows.bin", 2**50, {"weight": (512, torch.float32)})
+        DiskRows(tmp_path / "rows.bin", 2**50, {"weight": (512, torch.float32)})
     assert not list(tmp_path.iterdir()), "no file keeps the rest of the disk"

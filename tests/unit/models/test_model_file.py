@@ -2,12 +2,10 @@ import pytest
 import torch
 
 from facetrain.backbone.zoo import build_backbone
-from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.errors import ModelError
 from facetrain.models.model_file import describe_backbone, open_model, save_model
 from facetrain.models.weight_files import load_weights_into, read_weights
 from tests.support.models import SMALL, write_model
-from tests.support.snapshots import snapshot
 
 CPU = torch.device("cpu")
 
@@ -96,21 +94,3 @@ def test_a_file_with_other_content_is_refused(tmp_path, data):
     (tmp_path / "m.pt").write_bytes(data)
     with pytest.raises(ModelError, match=r"m.pt: "):
         open_model(tmp_path / "m.pt", CPU)
-
-
-@pytest.mark.parametrize("damage", ["size", "checksum", "missing", "manifest"])
-def test_a_damaged_newest_checkpoint_of_a_finished_run_gives_a_warning(tmp_path, capsys, damage):
-    write_model(tmp_path / "model.safetensors", step=7)
-    writer = CheckpointWriter(tmp_path / "checkpoints", keep=1)
-    writer.save(snapshot(7))
-    writer.finish()
-    open_model(tmp_path, CPU)
-    assert capsys.readouterr().err == ""
-    (folder,) = (tmp_path / "checkpoints").glob("step_*")
-    file = folder / ("manifest.json" if damage == "manifest" else "replicated.safetensors")
-    content = file.read_bytes()
-    file.unlink()
-    if damage != "missing":
-        file.write_bytes(content[:-1] + (b"" if damage == "size" else b"~"))
-    open_model(tmp_path, CPU)
-    assert "its model file is used, which has the same weights" in capsys.readouterr().err

@@ -58,7 +58,7 @@ def test_the_bootstrap_draws_the_people_of_a_published_set(tmp_path):
     pairs = load_pair_set("profiles", tmp_path)
     assert np.unique(known_or_inferred_subjects(replace(pairs, subject=None))).size == 2459
     embedding = np.random.default_rng(0).normal(size=(500, 8))[subject]
-    result, _ = verification_result(embedding, embedding, pairs, draws=Draws(2))
+    result = verification_result(embedding, embedding, pairs, draws=Draws(2))
     assert result.subjects == 500
 
 

@@ -23,7 +23,7 @@ def verified(pairs, *, spread=0.3, draws=20):
     """Return the result of a model whose embeddings of one person differ by `spread`."""
     embedding_ND = np.random.default_rng(0).normal(size=(80, 8))
     embedding_ND[1::2][pairs.same] = embedding_ND[0::2][pairs.same] + spread * embedding_ND[1::2][pairs.same]
-    return verification_result(embedding_ND, embedding_ND, pairs, draws=Draws(draws))[0]
+    return verification_result(embedding_ND, embedding_ND, pairs, draws=Draws(draws))
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,7 @@ def test_verification_separates_the_pairs_and_does_not_change_the_network():
 
 def test_xnorm_is_the_mean_length_over_images_and_mirror_images():
     plain, mirrored = np.eye(4), 3 * np.eye(4)
-    result, _ = verification_result(plain, mirrored, PairSet("set", [b""] * 4, np.array([True, False])))
+    result = verification_result(plain, mirrored, PairSet("set", [b""] * 4, np.array([True, False])))
     assert result.metrics["xnorm"] == 2
 
 
