@@ -33,7 +33,7 @@ from tests.support.processes import adopt_orphans
 _SHARE_IN_SAVES = 0.33
 _SHARE_ON_FULL_DISK = 0.4
 _PORT_TAKEN = ("address already in use", "EADDRINUSE")
-_DISK_FULL = "No space left on device"
+_DISK_FULL = ("No space left on device", "and the disk has 0 GB free")
 
 
 @dataclass
@@ -124,7 +124,7 @@ def _start(
         was_killed = starter.train(run, is_due=faults)
     except RunFailed:
         # Another program may have taken the port of the rendezvous meanwhile.
-        expected = [*_PORT_TAKEN, *([_DISK_FULL] if fills else [])]
+        expected = [*_PORT_TAKEN, *(_DISK_FULL if fills else ())]
         if any(text in starter.output for text in expected):
             return True
         raise
