@@ -107,7 +107,7 @@ def evaluate(
                 system.targets,
                 system.data_dir or eval_dir_of_run(system.model),
                 against=against,
-                tables={None: system.slices} if system.slices else None,
+                slices=system.slices,
                 options=options,
                 inference=inference,
                 progress=progress,

@@ -107,10 +107,6 @@ class EvaluatedSystem:
             )
         if self.model is not None and not self.targets:
             raise UsageError(f"{self.model}: give the evaluation set with --target")
-        if self.slices and len(self.targets) > 1:
-            raise UsageError(
-                f"--slices {self.slices}: is a table of one set, and {len(self.targets)} are given; evaluate it alone"
-            )
         if self.model is not None:
             return
         if self.targets:

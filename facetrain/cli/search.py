@@ -35,13 +35,6 @@ class SearchOptions:
             help="Smallest cosine similarity of a result, from -1 to 1. The default is -1: all results.",
         ),
     ] = None
-    fmr: Annotated[
-        float | None,
-        typer.Option(
-            help="Use the threshold that `facetrain calibrate` stored in --model for this false match rate of one "
-            "comparison, instead of --threshold."
-        ),
-    ] = None
     output: Annotated[
         Path | None,
         typer.Option(
@@ -69,23 +62,19 @@ def search(
     from facetrain.cli.progress import progress_bar
     from facetrain.embeddings.embedding_files import SUFFIXES
 
-    lowest, output = results.threshold, results.output
-    if results.fmr is not None and lowest is not None:
-        raise UsageError("--fmr and --threshold both give the smallest cosine similarity; remove one of them")
-    if results.fmr is None and gallery.suffix in SUFFIXES and probe.suffix in SUFFIXES:
-        refuse_given(context, "model", "device", when="on files of embeddings without --fmr")
+    output = results.output
+    if gallery.suffix in SUFFIXES and probe.suffix in SUFFIXES:
+        refuse_given(context, "model", "device", when="on files of embeddings")
     require_no_input((gallery, probe, model), output)
     require_writable(output)
     require_existing(gallery, probe, model)
     from facetrain.embeddings.exact_search import search_exactly
     from facetrain.verify.output.search_results import SearchResults
 
-    if results.fmr is not None:
-        lowest = _stored_threshold(model, results.fmr, device)
     entries, probes = _embeddings(gallery, model, device), _embeddings(probe, model, device)
     with progress_bar("comparing") as progress:
         matches = search_exactly(probes, entries, results.top, progress=progress)
-    named = SearchResults(matches, probes, entries, lowest)
+    named = SearchResults(matches, probes, entries, results.threshold)
     if output is not None:
         named.write_csv(output)
     if results.as_json:
@@ -94,18 +83,6 @@ def search(
         _echo_results(named)
     else:
         echo_line(f"{output}: searched {probes.count:,} probes in {entries.count:,} gallery entries")
-
-
-def _stored_threshold(model: Path | None, fmr: float, device: str) -> float:
-    from facetrain.api.model import load_model
-
-    if model is None:
-        raise UsageError(
-            f"--fmr {fmr:g}: needs --model, whose file has the thresholds of facetrain calibrate"
-        )
-    threshold = load_model(model, device).stored_threshold(fmr)
-    assert threshold is not None, "a given rate has a threshold, or an error"
-    return threshold.cosine
 
 
 def _embeddings(path: Path, model: Path | None, device: str) -> Embeddings:

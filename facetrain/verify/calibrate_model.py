@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -97,12 +96,7 @@ def calibrate_model(
     name = os.path.basename(os.path.abspath(target))  # also of the current folder, "."
     thresholds = calibrate(unit_ND, labels, fmrs, data=name, draws=Draws(seed=seed))
     stored = {THRESHOLDS_KEY: [asdict(threshold) for threshold in thresholds]}
-    # The tensors of the file stay as they are, bit by bit; only its description changes.
-    if path.is_file() and output is None:
-        weights, metadata = read_weights(path)
-        save_model(path, weights, json.loads(metadata[METADATA_KEY]) | stored)
-    else:
-        save_model(path, opened.network.state_dict(), opened.metadata | stored)
+    save_model(path, opened.network.state_dict(), opened.metadata | stored)
     return path, thresholds
 
 

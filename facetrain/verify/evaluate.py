@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from facetrain.progress import ProgressCallback
 from facetrain.telemetry.log import warn
 from facetrain.verify.evaluated_sets import EvaluatedSets
 from facetrain.verify.metrics.result import Result
-from facetrain.verify.metrics.scored_pairs import ScoredPairs
 from facetrain.verify.options import EvaluationOptions
 from facetrain.verify.protocols import evaluate_set, scores_result
 from facetrain.verify.score_files import (
@@ -44,7 +43,7 @@ def evaluate(
     data_dir: Path,
     *,
     against: Path | None = None,
-    tables: Mapping[str | None, Path] | None = None,
+    slices: Path | None = None,
     options: EvaluationOptions | None = None,
     inference: Inference | None = None,
     progress: ProgressCallback | None = None,
@@ -59,8 +58,8 @@ def evaluate(
         data_dir: folder of the sets that are given by name.
         against: path of the other model; or, with one set of pairs, a file of another system's scores or embeddings
             in the order of the set, see `score_files`.
-        tables: slice tables (CSV) by the name of the set of pairs, or by None for the only set; the default is the
-            table of groups beside the set.
+        slices: slice table (CSV) of the only set, which is a set of pairs; the default is the table of groups beside
+            each set.
         options: options of the protocols.
         inference: device, batch size and precision.
         progress: called on the leader with its embedded images of a set and their total.
@@ -69,7 +68,7 @@ def evaluate(
         ModelError: a model cannot be opened, or an embedding is not finite.
         PairsError: a set cannot be read.
         DataError: a slice table does not fit its set.
-        UsageError: a slice table is given for a set that is not evaluated, or is not a set of pairs.
+        UsageError: a slice table or another system's scores are given, and not one set of pairs.
     """
     options, inference = options or EvaluationOptions(), inference or Inference()
     with join(inference.device) as world:
@@ -80,12 +79,12 @@ def evaluate(
             if each not in (None, other_scores)
         ]
         sets = {target.name: target for target in open_evaluation_sets(targets, data_dir)}
-        slice_tables = _read_tables(sets, tables or {})
+        slice_tables = _read_tables(sets, slices)
         for target in sets.values():
             if world.is_leader and isinstance(target, PairSet):
                 image_N = dense_ids(target.images)
                 _warn_of_doubtful_pairs(target.name, image_N[0::2], image_N[1::2], target.same)
-        scored = None if other_scores is None else _scores_of_only_set(other_scores, sets)
+        scored = scores_of_set(other_scores, _only_set_of_pairs(sets, other_scores)) if other_scores else None
         report = progress if world.is_leader else None
 
         def evaluate_model(opened: EmbeddingModel) -> dict[str, Result]:
@@ -162,15 +161,12 @@ def _read_score_table(path: Path, pair_list: Path | None) -> ScoreTable:
     return read_scored_pairs(path, pair_list)
 
 
-def _scores_of_only_set(path: Path, sets: dict[str, EvaluationSet]) -> ScoredPairs:
-    """Return another system's scores of the only set, which must be a set of pairs."""
+def _only_set_of_pairs(sets: dict[str, EvaluationSet], table: Path) -> PairSet:
+    """Return the only set, to whose pairs the rows of a table belong."""
     target = next(iter(sets.values()))
     if len(sets) > 1 or not isinstance(target, PairSet):
-        raise UsageError(
-            f"{path}: scores of another system can be compared on one set of pairs only; --target gives "
-            f"{', '.join(sets)}"
-        )
-    return scores_of_set(path, target)
+        raise UsageError(f"{table}: is a table of one set of pairs; --target gives {', '.join(sets)}")
+    return target
 
 
 def _precision(world: World, inference: Inference) -> str:
@@ -180,19 +176,15 @@ def _precision(world: World, inference: Inference) -> str:
     return "fp32 (convolutions in TF32)" if tf32 else "fp32"
 
 
-def _read_tables(sets: dict[str, EvaluationSet], paths: Mapping[str | None, Path]) -> dict[str, SliceTable]:
+def _read_tables(sets: dict[str, EvaluationSet], slices: Path | None) -> dict[str, SliceTable]:
     """Read the slice tables of the sets, which get the subjects of their table, if it has them."""
-    given = {name: one.groups for name, one in sets.items() if isinstance(one, PairSet) and one.groups}
-    given |= {next(iter(sets)) if name is None else name: path for name, path in paths.items()}
+    paths = {name: one.groups for name, one in sets.items() if isinstance(one, PairSet) and one.groups}
+    if slices is not None:
+        paths[_only_set_of_pairs(sets, slices).name] = slices
     tables = {}
-    for name, path in given.items():
-        target = sets.get(name)
-        if not isinstance(target, PairSet):
-            pair_sets = ", ".join(other for other, one in sets.items() if isinstance(one, PairSet))
-            raise UsageError(
-                f"{path}: slice table of {name!r}, which is not one of the evaluated sets of pairs: "
-                f"{pair_sets or 'none'}"
-            )
+    for name, path in paths.items():
+        target = sets[name]
+        assert isinstance(target, PairSet)
         tables[name] = read_slice_table(path, target.same)
         if tables[name].subject is not None:
             sets[name] = replace(target, subject=tables[name].subject)

@@ -69,7 +69,6 @@ def test_a_rank_of_another_launcher_that_finds_no_other_rank_ends_with_1_and_one
         "calibrate m --target faces",
         "compare m a.jpg b.jpg",
         "search faces faces --model m",
-        "search a.npz b.npz --model m --fmr 0.1",
         "data clean m faces",
         "data overlap m faces s.bin",
         "bench head",

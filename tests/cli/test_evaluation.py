@@ -125,13 +125,6 @@ def test_calibrated_thresholds_decide_and_travel_with_the_model(model, tmp_path)
     message = f"only with facetrain's backbones; {tmp_path}/m.onnx is an ONNX or MXNet network"
     for arguments in (again, again[:3]):
         assert message in str(refusal("calibrate", *arguments, "--fmr", 0.1))
-    output_of("embed", model, tmp_path / "faces", "--output", tmp_path / "gallery.npz")
-    listed = output_of(
-        "search", tmp_path / "gallery.npz", one, "--model", model, "--fmr", 0.01, "--top", 72, "--json"
-    )
-    (result,) = json.loads(listed)
-    assert 0 < len(result["found"]) < 72
-    assert min(entry["cosine"] for entry in result["found"]) >= found["threshold"]["cosine"]
 
 
 def test_thresholds_are_measured_on_known_people_and_stored_where_they_fit(model, tmp_path):
@@ -188,7 +181,6 @@ def test_one_system_is_evaluated_at_a_time(model):
     [
         (["--target", "nothing"], "no such verification set"),
         (["--target", "pairs", "--slices", "absent.csv"], "absent.csv: no such file"),
-        (["--target", "pairs", "--target", "tinyface", "--slices", "t.csv"], "is a table of one set, and 2"),
         (["--target", "empty"], "unknown layout of an evaluation set"),
         (["--target", "pairs", "--against", "model.safetensors", "--bootstrap", 0], "remove --bootstrap 0"),
         (["--target", "pairs", "--against", "absent"], "absent: no such file"),
@@ -283,7 +275,6 @@ def test_search_finds_each_face_in_a_gallery_of_embeddings(model, tmp_path):
     assert [row["name"] for row in rows if row["rank"] == "1"] == [f"gallery{n}.png" for n in range(6)]
     probe = tmp_path / "probe"
     for arguments, message in (
-        (["search", *files, "--fmr", 0.01, "--threshold", 0.5], "both give the smallest cosine"),
         (["embed", model, probe, "--output", tmp_path / "h.txt"], "use .npz, .parquet or .safetensors"),
         (["embed", model, probe, "--output", probe / "e.parquet"], "would be read as a Parquet dataset"),
         (["search", tmp_path / "gallery", probe], "add --model MODEL to embed its images"),

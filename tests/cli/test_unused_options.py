@@ -14,7 +14,7 @@ from tests.support.command import refusal
         ("eval --scores a.csv --flip", "--flip has no effect on a.csv, which is not a MODEL; remove it"),
         ("eval --scores a.csv --batch-size 256", "--batch-size has no effect on a.csv, which is not"),
         ("eval --embeddings a.npz --pairs b.csv --data-dir c", "--data-dir has no effect on a.npz, which is"),
-        ("search a.npz b.parquet --model m", "--model has no effect on files of embeddings without --fmr"),
+        ("search a.npz b.parquet --model m", "--model has no effect on files of embeddings"),
         ("embed m photos --output a.safetensors --dtype float16", "--dtype has no effect on .safetensors files"),
         ("export m --format onnx --output a.onnx --data-dir c", "--data-dir has no effect without --target"),
         ("data clean faces --apply a.json --device cpu", "--device has no effect with --apply; remove it"),

@@ -7,6 +7,7 @@ import torch
 from facetrain.data.formats.bin import write_bin
 from facetrain.embeddings.embedding_files import Embeddings, save_embeddings
 from facetrain.embeddings.inference import Inference
+from facetrain.errors import UsageError
 from facetrain.verify.evaluate import evaluate, evaluate_scores
 from facetrain.verify.metrics.fold_accuracy import fold_accuracy
 from facetrain.verify.options import EvaluationOptions
@@ -37,18 +38,21 @@ def test_the_groups_beside_a_set_are_its_slices_unless_a_table_is_given(model, t
     groups = ["group", *"a" * PAIRS, *"b" * (PAIRS - 1), "a"]
     (tmp_path / "rfw.groups.csv").write_text("\n".join(groups) + "\n")
 
-    def groups_of(tables):
-        options = {"options": WITHOUT_INTERVALS, "inference": CPU, "tables": tables}
+    def groups_of(slices=None):
+        options = {"options": WITHOUT_INTERVALS, "inference": CPU, "slices": slices}
         return evaluate(model, ["rfw"], tmp_path, **options).results["rfw"]
 
-    result = groups_of({})
+    result = groups_of()
     assert [(group.column, group.value, group.metrics["pairs"]) for group in result.groups] == [
         ("group", "a", 10), ("group", "a / b", 1), ("group", "b", 9),
     ]  # fmt: skip
     assert [summary.column for summary in result.group_summaries] == ["group"]
     (tmp_path / "table.csv").write_text("\n".join(["part", *["one"] * PAIRS]))
-    result = groups_of({"rfw": tmp_path / "table.csv"})
+    result = groups_of(tmp_path / "table.csv")
     assert [(group.column, group.value) for group in result.groups] == [("part", "one")]
+    write_bin(tmp_path / "other.bin", IMAGES, same)
+    with pytest.raises(UsageError, match=r"table.csv: is a table of one set of pairs; .* rfw, other"):
+        evaluate(model, ["rfw", "other"], tmp_path, slices=tmp_path / "table.csv", inference=CPU)
 
 
 def test_another_system_is_drawn_with_the_subjects_of_the_table(model, tmp_path):
@@ -56,14 +60,13 @@ def test_another_system_is_drawn_with_the_subjects_of_the_table(model, tmp_path)
     write_bin(tmp_path / "pairs.bin", IMAGES, same)
     subject = [[f"{n % 5}", f"{n % 5 if one else n % 5 + 1}"] for n, one in enumerate(same)]
     (tmp_path / "table.csv").write_text("\n".join(["subject", *(side for pair in subject for side in pair)]))
-    options = {"inference": CPU, "options": EvaluationOptions(bootstrap=50)}
-    tables = {"pairs": tmp_path / "table.csv"}
-    own = evaluate(model, ["pairs"], tmp_path, tables=tables, **options).results["pairs"]
+    options = {"inference": CPU, "options": EvaluationOptions(bootstrap=50), "slices": tmp_path / "table.csv"}
+    own = evaluate(model, ["pairs"], tmp_path, **options).results["pairs"]
     scored = [(pair.pair, pair.score, 1) for pair in own.hardest_genuine]
     scored += [(pair.pair, pair.score, 0) for pair in own.hardest_impostors]
     rows = [f"{score!r},{one}" for _, score, one in sorted(scored)]
     (tmp_path / "system.csv").write_text("\n".join(["score,genuine", *rows]))
-    found = evaluate(model, ["pairs"], tmp_path, tables=tables, against=tmp_path / "system.csv", **options)
+    found = evaluate(model, ["pairs"], tmp_path, against=tmp_path / "system.csv", **options)
     assert found.results["pairs"].subjects == found.other_results["pairs"].subjects == 6
     for metric in ("auc", "eer"):
         assert found.differences["pairs"][metric].interval == (0, 0)
