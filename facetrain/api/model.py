@@ -131,6 +131,7 @@ class Model:
                 f"landmarks of shape {np.shape(landmarks)} for {len(encoded):,} images; expected ({len(encoded)}, 5, 2)"
             )
         return embed_images(
+            # The folded network is kept from call to call.
             replace(self._embedder, batch_size=batch_size),
             encoded,
             "images" if path is None else str(path),

@@ -75,6 +75,7 @@ def train(
     built = _build_config(config, overrides)
     _require_main_thread()
     given = None if run_dir is None else Path(run_dir)
+    # Training reports the folder that it has chosen: the name may have got a number.
     folders = [given or Path(built.run.dir) / built.run.name]
     code = training.train(
         built, given, resume_existing=resume, set_keys=_keys_of(overrides), on_folder=folders.append
@@ -117,6 +118,7 @@ def resume(
 def _build_config(config: PathLike | Mapping[str, Any], overrides: Mapping[str, Any]) -> Config:
     """Build a config from a file, a preset or plain values, and nested or dotted overrides."""
     if isinstance(config, Mapping):
+        # Copied: the overrides must not change the dict of the caller.
         values, where = copy.deepcopy(dict(config)), "config"
     else:
         path = find_config(Path(config))

@@ -92,10 +92,12 @@ class ArcfaceTorchStep:
     """Backbone, class centers and optimizer of one rank."""
 
     def __init__(self, backbone: Backbone, num_classes: int, precision: str, device: torch.device) -> None:
+        # The original has no PReLU but PyTorch's.
         use_torch_backward(backbone)
         self._backbone, self._precision = backbone.to(device), precision
         self._shard = shard_classes(num_classes, collectives.rank(), collectives.world_size())
         self.centers = nn.Parameter(
+            # As PartialFC_V2 draws its centers.
             torch.empty(self._shard.size, backbone.embedding_size, device=device).normal_(0, 0.01)
         )
         self._network = _wrap_in_ddp(_AutocastBackbone(self._backbone, precision, device.type), device)

@@ -51,6 +51,7 @@ def measure_loader(
         device: where the batches are needed.
     """
     with open_or_generate(folder) as source:
+        # At random: neighbors in a dataset are of one person, and often of one size.
         numbers = np.random.default_rng(0).permutation(source.num_images)[:_DECODED_IMAGES].tolist()
         images = [source.read(number) for number in numbers]
         timing = workers, batch_size, seconds, device

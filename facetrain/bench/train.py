@@ -96,6 +96,7 @@ def measure_training(config: Config, workload: RunWorkload, turns: Turns) -> dic
         tempfile.TemporaryDirectory() as scratch,
         open_or_generate(workload.data, image_size=config.data.image_size) as source,
     ):
+        # Each label of the dataset needs a center.
         num_classes = max(workload.identities, source.num_classes)
         baseline = build_baseline(config, world, num_classes) if workload.baseline else None
         run = build_run(config, world, num_classes, Path(scratch), source)
@@ -158,6 +159,7 @@ def build_baseline(config: Config, world: World, num_classes: int) -> Callable[[
 def repeated_batch(run: BenchedRun, num_classes: int) -> Batches:
     """Yield the same random images and labels again and again."""
     side, count = run.config.data.image_size, run.local_batch_size
+    # Other images on each rank, as in a run.
     generator = torch.Generator().manual_seed(run.world.rank)
     image = torch.randint(256, (count, side, side, 3), dtype=torch.uint8, generator=generator)
     label = torch.randint(num_classes, (count,), generator=generator)
@@ -190,6 +192,7 @@ def _images_per_second(
     device: torch.device, steps: int, images_per_step: int, take_steps: Callable[[int], None]
 ) -> float:
     """Return the speed of all ranks together, after some steps that warm up. Collective."""
+    # Allocates memory, chooses kernels and fills the queues of the loader.
     take_steps(_WARM_UP_STEPS)
     collectives.barrier()
     synchronize(device)
@@ -201,6 +204,7 @@ def _images_per_second(
 
 def _profile(run: BenchedRun, batches: Batches, scratch: Path) -> Profile:
     profiles: list[Profile] = []
+    # The profiler writes a trace, of which only the shares of the parts are used.
     trace = scratch / f"rank_{run.world.rank}.pt.trace.json.gz"
     # One more batch than the profiler records: it stops when the next step begins.
     some = islice(batches, _WARM_UP_STEPS + RECORDED_STEPS + 1)

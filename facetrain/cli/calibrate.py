@@ -59,6 +59,7 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """Measure the cosine thresholds of false match rates on known people, and store them in the model file."""
+    # What needs no torch is checked before its import, which takes seconds.
     require_writable(output)
     require_existing(model)
     from facetrain.cli.progress import progress_bar

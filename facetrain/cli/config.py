@@ -26,6 +26,7 @@ def list_() -> None:
     rows = [("name", "dataset", "backbone", "GPUs", "images per step", "IJB-C TAR@1e-4")]
     for preset in presets():
         config = load_config(preset.path)
+        # A preset for any number of GPUs is shown with the batch of one.
         gpus = preset.gpus or 1
         images = local_batch_size(config, gpus) * gpus * config.optim.accumulate
         dataset = Path(config.data.train).name

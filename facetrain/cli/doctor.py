@@ -56,6 +56,7 @@ def doctor(
             f"{run_dir}: not the folder of a run: it has neither config.yaml nor checkpoints; to check a dataset, name "
             "it with --config FILE --set data.train=DATASET"
         )
+    # --config wins: it may be the config with which the run is to continue.
     of_run = run_dir / "config.yaml" if run_dir and not config else None
     if (gpus or set_) and not config and not (of_run and of_run.is_file()):
         option = "--gpus" if gpus else "--set"
@@ -68,6 +69,7 @@ def doctor(
         gpus = topology("auto", "1", None, 0, described.train.device).nproc_per_node
     device = described.train.device if described else "auto"
     with join(device, cpu_setting="train.device: cpu") as world:
+        # As dicts, because the ranks exchange JSON.
         local_results = [vars(result) for result in (*faults, *examine(world, described, run_dir, gpus=gpus))]
         results = _merge(collectives.gather_json(local_results))
     failures = sum(result["status"] == "failure" for result in results)

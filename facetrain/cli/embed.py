@@ -97,6 +97,7 @@ def embed(
             dtype=dtype,
         )
     save_embeddings(output, embeddings, dtype)
+    # Until the output is complete, the next call continues from these.
     remove_partial_files(output)
     count, size = embeddings.embedding.shape
     mirrored = (

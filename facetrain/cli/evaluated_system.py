@@ -87,6 +87,7 @@ class EvaluatedSystem:
         if self.scores is not None or self.embeddings is not None:
             return self
         model = find_run(self.model, err=err)
+        # Only the folder of a run states its sets.
         if self.target or not (model / "config.yaml").is_file():
             return replace(self, model=model)
         targets = list(load_config(model / "config.yaml").eval.targets)

@@ -64,6 +64,7 @@ def export(
     row.load()  # a missing package is reported before the network is opened
     opened = open_model(model, torch.device("cpu"), average=average)
     data_dir = sets.data_dir or eval_dir_of_run(model)
+    # Before the export: a set that cannot be read then leaves no file.
     results = _evaluate(opened, sets.target, data_dir)
     if row.is_compared:
         file = replace(file, images=_read_images(images, file, opened.image_size))

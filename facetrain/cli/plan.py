@@ -76,6 +76,7 @@ def plan(
             f"{config}: has no data.num_classes, and {described.data.train} is not on this machine; give the number "
             "with --identities N"
         )
+    # The whole report is then of what this GPU would run.
     if gpu in DEVICES:
         described = on_device(described, DEVICES[gpu])
     report = _report(described, num_classes, num_images, gpus, gpu, memory or DEVICES[gpu].memory_gib)

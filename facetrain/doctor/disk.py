@@ -36,6 +36,7 @@ def check_disk(
         RunError: the disk cannot hold a checkpoint.
         OSError: the folder cannot be written to.
     """
+    # The run folder appears at the start of the run.
     existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     free = shutil.disk_usage(existing).free
     message = f"{existing}: {free / GIB:.1f} GiB free"

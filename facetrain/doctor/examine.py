@@ -101,6 +101,7 @@ def _examine_run(
     if config.distill:
         with errors_as_failures(results, "teacher"):
             results += check_teacher(config, source)
+    # Also without the dataset on this machine, if the config states both numbers.
     if num_images and num_classes:
         with errors_as_failures(results, "batch"):
             results += _examine_batch(config, ranks, num_images)
@@ -116,6 +117,7 @@ def _examine_images(train: str, source: FaceDataset | None, sets: list[PairSet])
     samples += [(pairs.name, draw_sample(len(pairs.images), pairs.images.__getitem__)) for pairs in sets]
     for number, (name, sample) in enumerate(samples):
         yield from check_images(name, sample)
+        # The first sample is of the training data, with which the others are compared.
         if number and parts:
             yield from check_alignment(name, sample, *samples[0])
 

@@ -85,6 +85,7 @@ def draw_sample(num_images: int, read: Callable[[int], bytes]) -> ImageSample:
             data = read(number)
             image = decode(data)
         except (DataError, NotAnImageError):
+            # The check of the dataset itself reports these.
             continue
         height, width = image.shape[:2]
         middle = image[height // 4 : height - height // 4, width // 4 : width - width // 4]

@@ -52,6 +52,7 @@ def check_learning_rate(
 
 def checkpoint_bytes(needed: Forecast, world_size: int) -> int:
     """Return the size of one checkpoint: the backbone and its average once, all class centers and their moments."""
+    # Each rank saves its shard; all else is saved once.
     centers = needed.centers + needed.center_moments + needed.elsewhere
     return needed.weights + needed.moments + needed.average + centers * world_size
 

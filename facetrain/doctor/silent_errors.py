@@ -45,6 +45,7 @@ def check_images(name: str, sample: ImageSample) -> list[CheckResult]:
     """
     check = f"images of {name}"
     errors = [*_find_storage(check, sample)]
+    # Headers are facts; the other checks are statistics.
     if len(sample) >= _FEWEST_IMAGES:
         for find in (_find_swapped_channels, _find_rotation, _find_stored_normalized):
             errors += find(check, sample)
@@ -170,6 +171,7 @@ def check_alignment(
         return [warning(check, message, advice, "possible")]
     if not _is_moved(moved):
         return [passed(check, f"as {reference_name} (correlation {moved.similarity_in_place:.2f})")]
+    # How much better the faces agree after they are moved tells how certain the difference is.
     gain = moved.similarity - moved.similarity_in_place
     certainty = "likely" if gain > _CLEAR_GAIN and moved.similarity > 0.7 else "possible"
     message = (

@@ -116,6 +116,7 @@ def _pairs(labels: np.ndarray) -> np.ndarray:
 def _embed(teacher: EmbeddingModel, image_BHWC: np.ndarray) -> Tensor:
     """Return the embeddings of uint8 RGB images (B, T), float32."""
     pixels_BHWC = torch.from_numpy(np.ascontiguousarray(image_BHWC))
+    # In parts: the activations of all images at once may not fit into the memory.
     return torch.cat([teacher.network(teacher.prepare(part)).float() for part in pixels_BHWC.split(16)])
 
 

@@ -45,6 +45,7 @@ def average_models(models: Sequence[Path], weights: Sequence[float], output: Pat
             f"{len(models)} models cannot be averaged with the weights {list(weights)}; give one finite number of "
             "at least 0 for each model, not all of them 0"
         )
+    # The first model describes the network; files of other programs cannot.
     first = open_model(models[0], torch.device("cpu"))
     if not isinstance(first.network, Backbone):
         raise ModelError(

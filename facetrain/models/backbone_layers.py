@@ -53,6 +53,7 @@ def backbone_layers(backbone: Backbone) -> LayerGraph:
         elif node.op == "output":
             return LayerGraph(type(backbone).__name__, layers, sources[0])
         elif node.target == "flatten" or isinstance(module, nn.Dropout | nn.Flatten):
+            # In evaluation mode these change no number.
             names[node.name] = sources[0]
         elif module is not None:
             layers[name] = _module_layer(module, sources)

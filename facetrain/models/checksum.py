@@ -27,6 +27,7 @@ def checksum_of(weights: Mapping[str, Tensor]) -> str:
             f"{name} {tensor.dtype} {list(tensor.shape)}",
             tensor.contiguous().flatten().view(torch.uint8).numpy(),
         )
+        # Sorted: the order in which a file lists its tensors means nothing.
         for name, tensor in sorted(weights.items())
     )
 
@@ -38,6 +39,7 @@ def checksum_of_onnx(proto: Any, folder: Path) -> str:
     return _digest(
         (
             f"{weight.name} {weight.data_type} {list(weight.dims)}",
+            # The numbers, however they are stored: inside the file or in a second one.
             numpy_helper.to_array(weight, str(folder)).tobytes(),
         )
         for weight in sorted(proto.graph.initializer, key=lambda weight: str(weight.name))

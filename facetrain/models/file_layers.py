@@ -92,6 +92,7 @@ def backbone_form(graph: LayerGraph, image_of_pixel: Affine) -> LayerGraph:
         if first in images and "number" in layer.options:
             images[name] = images[first].then(layer.options["operation"], layer.options["number"])
         elif first in images and layer.kind in (*_IDENTITIES, "Transpose"):
+            # A transpose of the image only moves the channels: exporters write it for inputs (N, H, W, 3).
             images[name] = images[first]
         elif first is not None and layer.kind in _IDENTITIES:
             names[name] = names.get(first, first)
@@ -107,6 +108,7 @@ def backbone_form(graph: LayerGraph, image_of_pixel: Affine) -> LayerGraph:
         missing = min(map(str, unknown), default=output)
         raise ModelError(f"{graph.origin}: no layer computes {missing!r}, which the embedding depends on")
     taken = {images[source] for source in sources & images.keys()}
+    # Layers that take different functions of the image are refused as well.
     affine = taken.pop() if len(taken) == 1 else Affine(0.0, 0.0)
     if not affine.is_zero_at_mid_gray:
         raise ModelError(

@@ -86,6 +86,7 @@ class FoldedNetwork(nn.Module):
     def forward(self, image_BCHW: Tensor) -> Tensor:
         """Map prepared images (B, 3, H, W) to embeddings (B, D), float32."""
         count = len(image_BCHW)
+        # Not filled up: a few images would take the time of a whole block.
         if count <= BLOCK:
             return self._embed(image_BCHW)
         # The last image fills the last block; its copies are cut off afterwards.
@@ -131,6 +132,7 @@ def fold_norms(graph: LayerGraph) -> LayerGraph:
             layer.kind == "norm"
             and source in folded
             and folded[source].kind in ("conv", "linear")
+            # Another layer that takes the output of the convolution needs it without the norm.
             and consumers[layer.sources[0]] == [value]
         ):
             folded[source] = _with_norm(folded[source], layer)

@@ -77,6 +77,7 @@ def initialize_backbone(
     if path.is_dir() or path.suffix not in GRAPH_SUFFIXES:
         weights, _, _ = read_model(path)
     else:
+        # A graph is compared with a network of as many blocks; the first ones are selected below.
         whole = backbone if first_blocks_of is None else _build_published(path, first_blocks_of)
         matched = match_weights(_read_layers(path), whole)
         merged = matched.merged_norms

@@ -73,6 +73,7 @@ def run_layer(layer: Layer, x: Tensor, *others: Tensor, in_place: bool = False) 
         case "conv":
             return F.conv2d(x, weights["weight"], weights.get("bias"), **options)
         case "linear":
+            # A linear layer stays in float32 also after convolutions in bfloat16.
             return F.linear(x.flatten(1).to(weights["weight"].dtype), weights["weight"], weights.get("bias"))
         case "norm":
             statistics = weights["mean"], weights["variance"]

@@ -66,6 +66,7 @@ def _training(config: Mapping[str, Any]) -> Iterator[str]:
     if not config:
         yield f"The model file does not contain the settings of the training. Data: {_TO_FILL_IN}\n"
         return
+    # The other sections are about the machine and the outputs of the run.
     for section in ("data", "model", "head", "optim", "train"):
         for key, value in _settings(config.get(section, {}), section):
             yield f"- `{_in_code(key)}`: {escape_markdown(value)}"

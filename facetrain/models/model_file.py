@@ -138,6 +138,7 @@ def open_model(path: Path, device: torch.device, *, average: bool = False) -> Em
         CheckpointError: the checkpoint is damaged, or the folder has none.
     """
     path = Path(path)
+    # A run folder may have any name.
     if path.suffix in GRAPH_SUFFIXES and not path.is_dir() and not average:
         return _open_onnx(path) if path.suffix == ".onnx" else _open_mxnet(path, device)
     weights, description, origin = read_model(path, average=average)

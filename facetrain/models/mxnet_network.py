@@ -34,6 +34,7 @@ class MxnetNetwork(nn.Module):
         self._graph = graph
         for number, layer in enumerate(graph.layers.values()):
             for key, weight in layer.weights.items():
+                # As buffers the weights follow the network to its device.
                 self.register_buffer(f"_{number}_{key}", weight.float())
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
@@ -81,6 +82,7 @@ def _read_graph(symbol: Any, weights: dict[str, Tensor], origin: str) -> LayerGr
             names[number] = str(number)
             layers[str(number)] = _read_layer(node, names, nodes, weights, origin)
         elif node["name"] not in weights:
+            # The first node without weights is the image; a second one lacks its weights.
             if IMAGE in names.values():
                 raise ModelError(f"{origin}: no weights for the node {node['name']}")
             names[number] = IMAGE

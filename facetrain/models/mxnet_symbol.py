@@ -105,6 +105,7 @@ def _pair_of_files(path: Path) -> tuple[Path, Path]:
         epochs = sorted(path.parent.glob(f"{glob.escape(prefix)}-[0-9][0-9][0-9][0-9].params"))
         if not epochs:
             raise ModelError(f"{path}: {prefix}-0000.params is missing; put it into the same folder")
+        # MXNet writes a file for each saved epoch: take the last one.
         return path, epochs[-1]
     weights = re.fullmatch(r"(.+)-\d{4}\.params", path.name)
     if not weights:

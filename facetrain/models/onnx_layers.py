@@ -105,6 +105,7 @@ def _read_layers(onnx: Any, model: Any, path: Path) -> LayerGraph:
     layers: dict[str, Layer] = {}
     for node in graph.node:
         attributes = {stated.name: onnx.helper.get_attribute_value(stated) for stated in node.attribute}
+        # Further outputs, such as the mask of a dropout, serve training.
         value, inputs = node.output[0], list(node.input)
         if node.op_type == "Constant":
             (stated,) = attributes.values()
@@ -236,6 +237,7 @@ def _first_layers(onnx: Any, model: Any, path: Path) -> Iterator[tuple[Affine, f
         elif source is not None and operation and given:
             numbers = _array(onnx, given[0], path.parent)
             affine, may_be_weights = images[source]
+            # The number comes first: number − x, or number / x.
             if source != node.input[0] and operation in ("sub", "div"):
                 operation = f"r{operation}"
             differ = operation in ("mul", "add") and len(np.unique(numbers)) > 1

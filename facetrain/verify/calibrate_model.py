@@ -88,6 +88,7 @@ def calibrate_model(
     with join(inference.device) as world:
         opened = open_model(model, world.device)
         unit_ND = embed_images(open_embedder(opened, world, inference), images, target, progress=progress)
+    # A network that maps all faces to one point would get thresholds, too.
     if np.ptp(unit_ND, axis=0).max() < _LEAST_SPREAD:
         raise ModelError(
             f"{model}: gives the same embedding for all images of {target}; its weights are zeros, or training has "

@@ -157,6 +157,7 @@ def pick_threshold(thresholds: Sequence[Threshold], fmr: float | None, origin: P
     """
     if fmr is None:
         usable = [each for each in thresholds if each.fnmr is None or each.fnmr < _MOST_REJECTED]
+        # From the highest rate to the lowest: the last usable one is the strictest.
         return next(reversed(usable or thresholds[:1]), None)
     for threshold in thresholds:
         if math.isclose(threshold.fmr, fmr, rel_tol=1e-6):

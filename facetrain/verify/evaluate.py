@@ -73,6 +73,7 @@ def evaluate(
     options, inference = options or EvaluationOptions(), inference or Inference()
     with join(inference.device) as world:
         other_scores = against if against is not None and is_score_file(against) else None
+        # Both models are opened before the first is evaluated: a wrong path is reported at once.
         models = [
             open_model(each, world.device) if isinstance(each, Path) else each
             for each in (model, against)

@@ -75,6 +75,7 @@ def megaface_result(
 
 def mate_pairs(subject_Q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return all ordered pairs of two images of one subject as indices of probe and mate: int (M,) each."""
+    # Stable: the searches of a person are in the order of the images.
     order = np.argsort(subject_Q, kind="stable")
     groups = np.split(order, np.flatnonzero(np.diff(subject_Q[order])) + 1)
     probe = [np.repeat(group, len(group) - 1) for group in groups]

@@ -45,6 +45,7 @@ def evaluate_set(
         ModelError: an embedding is not finite.
     """
     embeddings = _embed(target, embedder, options)
+    # On all ranks, which all have the embeddings: none waits for one that has failed.
     for embedding_ND in embeddings:
         require_finite(embedding_ND, target.name)
     return {} if collectives.rank() else results_from_embeddings(target, embeddings, options, table)
@@ -56,6 +57,7 @@ def _embed(
     embed = partial(embedder.embed, flip=options.flip)
     match target:
         case PairSet():
+            # The protocol of pairs reports the accuracy with and without the mirror image.
             return embedder.embed_plain_and_mirrored(
                 target.images, name=target.name, landmarks=target.landmarks
             )
@@ -129,8 +131,10 @@ def scores_result(
 def _ijb_results(ijb: IjbSet, options: EvaluationOptions, embedding_ND: np.ndarray) -> dict[str, Result]:
     weight_N = ijb.detection if options.detector_score else None
     template, unit_TD = pool_templates(embedding_ND, ijb.template, ijb.medium, weight_N)
+    # Ids become rows of the pooled templates, which are sorted by id.
     first, second = np.searchsorted(template, ijb.first), np.searchsorted(template, ijb.second)
     subject = _template_subjects(template, first, second, ijb)
+    # Templates of no pair do not count.
     rejected = int(is_rejected(unit_TD[subject >= 0]).sum())
     score_P = score_pairs(unit_TD, first, second)
     pairs = ScoredPairs(score_P, ijb.same, first, second, subject, rejected=rejected)

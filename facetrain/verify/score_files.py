@@ -176,6 +176,7 @@ def _score_table(path: Path, texts: dict[str, list[str]], score_P: np.ndarray) -
         [(twice, _)] = Counter(pair).most_common(1)
         raise DataError(f"{path}: the pair {twice!r} occurs more than once in the column pair")
     index_P = np.arange(len(same_P))
+    # Scores do not say which images two pairs share: each pair has two images of its own.
     scored = ScoredPairs(score_P, same_P, 2 * index_P, 2 * index_P + 1, _subjects(path, texts, same_P))
     texts = {name: values for name, values in texts.items() if name not in NO_SLICES}
     return ScoreTable(path, pair, scored, pair_slices(path, texts))
@@ -256,6 +257,7 @@ def _cosines(unit_ND: np.ndarray, first_P: np.ndarray, second_P: np.ndarray) -> 
     cosine_P = np.empty(len(first_P))
     for start in range(0, len(first_P), _PAIRS_AT_ONCE):
         at = slice(start, start + _PAIRS_AT_ONCE)
+        # From the distance, as `verification.score_pairs` computes it: equal pairs get equal scores.
         cosine_P[at] = 1 - np.square(unit[first_P[at]] - unit[second_P[at]]).sum(1) / 2
     cosine_P[rejected_N[first_P] | rejected_N[second_P]] = REJECTED
     return cosine_P

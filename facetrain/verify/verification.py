@@ -62,6 +62,7 @@ def verification_result(
         draws,
         pairs=len(pairs.same),
     )
+    # Without draws there are no replicates to store.
     if draws.number:
         add_replicates(result, {"accuracy_no_flip": replicate["accuracy"]} | mean)
     add_slices(result, scored, table.columns if table else {}, fmr=slice_fmr, draws=draws)

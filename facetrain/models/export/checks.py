@@ -40,6 +40,7 @@ def require_exportable(model: EmbeddingModel) -> None:
     """
     if isinstance(model.network, OnnxNetwork):
         raise ModelError(f"{model.description}: cannot be exported; give the model that it was exported from")
+    # Else the comparison with the file would fail, and not name the reason.
     for name, weight in model.network.state_dict().items():
         if not weight.isfinite().all():
             raise ModelError(
@@ -105,6 +106,7 @@ def _measure(
     runtime: Runtime, model: EmbeddingModel, options: ExportOptions, batch: int
 ) -> tuple[float, float]:
     """Return the median milliseconds per call with `batch` images of the file and of the network, measured in turns."""
+    # In the form that `facetrain embed` runs: the file has to compete with that.
     network = Deployed(model, options, network=inference_network(model.network, torch.device("cpu"))).eval()
     inputs = inputs_of_file(model, options, example_pixels(model, batch))
     arrays = [tensor.numpy() for tensor in inputs]

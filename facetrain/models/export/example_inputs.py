@@ -42,6 +42,7 @@ def example_landmarks(model: EmbeddingModel, count: int) -> tuple[Tensor, ...]:
     return (torch.rand(count, 5, 2, generator=torch.Generator().manual_seed(1)),)
 
 
+# Kept: calibration and comparison ask for the same faces.
 @lru_cache(maxsize=1)
 def drawn_faces(size: int, count: int = 20) -> Tensor:
     """Return drawn faces of different people, uint8 (N, S, S, 3), the same at every call."""
@@ -56,6 +57,7 @@ def split_images(options: ExportOptions, size: int) -> tuple[Tensor, Tensor]:
     pixels = drawn_faces(size, _CALIBRATION_FACES) if options.images is None else options.images
     if len(pixels) < 2 * _COMPARED_SHARE:
         return pixels, pixels
+    # Spread over the images: a dataset lists one person after the other.
     is_compared = torch.arange(len(pixels)) % _COMPARED_SHARE == _COMPARED_SHARE // 2
     return pixels[~is_compared], pixels[is_compared][:_MAX_COMPARED]
 

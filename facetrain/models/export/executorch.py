@@ -26,6 +26,7 @@ def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Runtime:
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
 
+    # The format has no free size.
     batch = options.batch or 1
     example = inputs_of_file(model, options, example_pixels(model, batch))
     with torch.no_grad():

@@ -68,6 +68,7 @@ def _open(model: EmbeddingModel, param: Path, weights: Path) -> Runtime:
             "use --format onnx or openvino"
         )
     network = ncnn.Net()
+    # The network that the file is compared with runs on the CPU, too.
     network.opt.use_vulkan_compute = False
     network.opt.num_threads = torch.get_num_threads()
     if network.load_param(str(param)) != 0 or network.load_model(str(weights)) != 0:

@@ -58,6 +58,7 @@ def _open(path: Path, model: EmbeddingModel, batch: int | None) -> Runtime:
     session_options = onnxruntime.SessionOptions()
     session_options.intra_op_num_threads = torch.get_num_threads()
     try:
+        # On the CPU also beside a GPU, because the network that the file is compared with runs there.
         session = onnxruntime.InferenceSession(str(path), session_options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no common base
         raise ModelError(
@@ -84,6 +85,7 @@ def write_float_graph(model: EmbeddingModel, path: Path, options: ExportOptions)
 
 def _traced(model: EmbeddingModel, options: ExportOptions) -> Any:
     deployed = Deployed(model, options).eval().cpu()
+    # Two images: torch.export takes a size of 1 for a constant.
     example = inputs_of_file(model, options, example_pixels(model, options.batch or 2))
     free = None if options.batch else ({0: torch.export.Dim("batch", min=1)},) * len(example)
     program = torch.onnx.export(

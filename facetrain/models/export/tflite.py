@@ -24,6 +24,7 @@ def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Runtime:
     """
     import litert_torch
 
+    # The format has no free size.
     batch = options.batch or 1
     example = inputs_of_file(model, options, example_pixels(model, batch))
     litert_torch.convert(Deployed(model, options).eval().cpu(), example).export(str(path))

@@ -75,6 +75,7 @@ class Int8Network:
         """Return the names of the values that are rounded to 8 bits."""
         names: dict[str, None] = {}
         for name, layer in self.int8_layers().items():
+            # A dict, as an ordered set: two layers may take one value.
             names[layer.sources[0]] = None
             if layer.kind == "conv":
                 names[name] = None

@@ -66,6 +66,7 @@ class _GraphBuilder:
             case "conv":
                 sizes = {
                     "strides": layer.options["stride"],
+                    # First all begins, then all ends: torch pads both sides alike.
                     "pads": [*layer.options["padding"], *layer.options["padding"]],
                     "dilations": layer.options["dilation"],
                     "kernel_shape": layer.weights["weight"].shape[2:],
@@ -74,6 +75,7 @@ class _GraphBuilder:
                 inputs = [self._rounded_source(value, layer), *self._weights(output, layer)]
                 self.node("Conv", inputs, output, group=layer.options["groups"], **attributes)
             case "linear":
+                # Gemm takes matrices only.
                 flat = self.node("Flatten", [self._rounded_source(value, layer)], f"{output}_input")
                 self.aliases[flat] = layer.sources[0]
                 self.node("Gemm", [flat, *self._weights(output, layer)], output, transB=1)
@@ -154,10 +156,12 @@ def int8_model(network: Int8Network, image_size: int, embedding_size: int) -> An
     quantizer = quantization.QDQQuantizer(
         onnx.shape_inference.infer_shapes(model),
         per_channel=True,
+        # All 8 bits: on processors without VNNI the sums may overflow, see docs/models.md.
         reduce_range=False,
         weight_qType=quantization.QuantType.QInt8,
         activation_qType=quantization.QuantType.QUInt8,
         tensors_range=TensorsData(quantization.CalibrationMethod.MinMax, ranges),
+        # Empty: all nodes of the operators below.
         nodes_to_quantize=[],
         nodes_to_exclude=[],
         op_types_to_quantize=["Conv", "Gemm"],

@@ -75,6 +75,7 @@ def _worst_to_best(rate_RV: np.ndarray) -> np.ndarray:
 
 
 def _worst_to_mean(rate_RV: np.ndarray) -> np.ndarray:
+    # The logarithm of 0 makes the mean 0, and the ratio is then not defined.
     with np.errstate(divide="ignore"):
         mean_R = np.exp(np.log(rate_RV).mean(1))
     return share(rate_RV.max(1), mean_R)

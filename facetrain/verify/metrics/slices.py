@@ -174,6 +174,7 @@ class GroupFolds:
         for group in range(groups):
             index = np.flatnonzero(group_P == group)
             same = pairs.same_P[index]
+            # Such a group has no threshold that separates the two kinds of pairs.
             if len(index) < FOLDS or same.all() or not same.any():
                 self._searches.append(None)
                 continue

@@ -74,6 +74,7 @@ def score_pairs(unit_TD: np.ndarray, first_P: np.ndarray, second_P: np.ndarray) 
     """
     rows, columns = np.unique(first_P), np.unique(second_P)
     score_P = np.empty(len(first_P), np.float32)
+    # The pairs of a block of rows are then neighbors.
     order = np.argsort(first_P, kind="stable")
     other_DC = np.ascontiguousarray(unit_TD[columns].T)
     step = max(1, _MAX_PRODUCTS // len(columns))

@@ -131,6 +131,7 @@ def _format_absent(reasons: dict[str, str]) -> Iterator[str]:
         # "needs 1,000 impostor pairs; there are 600"
         alike.setdefault(reason.partition("; ")[2] or reason, []).append(name)
     for names in alike.values():
+        # The texts differ in their numbers only: the shortest has the smallest one.
         least = min((reasons[name] for name in names), key=len)
         if len(names) == 1:
             yield f"  {names[0]:16} {least}"

@@ -31,6 +31,7 @@ def read_columns(path: Path) -> dict[str, list[str]]:
             fields than the header line.
     """
     try:
+        # Spreadsheets write a byte order mark first.
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = (row for row in csv.reader(file) if row)
             names = next(rows, None)

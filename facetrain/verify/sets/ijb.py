@@ -106,6 +106,7 @@ def open_ijb(folder: Path, name: str) -> IjbSet | None:
     prefix = faces.name.removesuffix("_face_tid_mid.txt")
     listed, template_medium = _named_rows(faces, 2, int)
     names, points = _named_rows(meta / f"{prefix}_name_5pts_score.txt", 11, float)
+    # A missing line in one list would give every later image the landmarks of another one.
     if names != listed:
         pairs_of_names = zip(names, listed, strict=False)
         line = next((n for n, (one, other) in enumerate(pairs_of_names, 1) if one != other), "the last")
@@ -199,6 +200,7 @@ def _read_template_subjects(path: Path, template: np.ndarray) -> TemplateSubject
         next(reader, None)
         for row in reader:
             if row:
+                # Through int64: a larger number raises an error here and not later.
                 template_id, subject = np.array([int(row[0]), int(row[1])], np.int64).tolist()
                 if subject_of.setdefault(template_id, subject) != subject:
                     raise ValueError(

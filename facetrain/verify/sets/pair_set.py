@@ -51,6 +51,7 @@ def load_pair_set(target: str, folder: Path) -> PairSet:
     """
     path = Path(target)
     if path.suffix not in SUFFIXES and not (path.is_dir() and is_pair_archive(path)):
+        # The name with .bin is for the message, if there is no such set.
         path = find_pair_archive(target, folder) or folder / f"{target}.bin"
     if not is_pair_archive(path):
         names = (
@@ -63,6 +64,7 @@ def load_pair_set(target: str, folder: Path) -> PairSet:
     images, same = read_pair_archive(path)
     groups = groups_path(path)
     subjects = read_subjects(path, same)
+    # A table beside the set wins over the published list.
     if subjects is None:
         subjects = known_subjects(images, same)
     landmarks = read_landmarks_beside(path, len(images))
@@ -115,6 +117,7 @@ def doubtful_pairs(name: str, first_P: np.ndarray, second_P: np.ndarray, same_P:
         return [
             f"{name}: all pairs are of one kind; accuracy and error rates need genuine and impostor pairs"
         ]
+    # Sorted: (a, b) and (b, a) are one pair.
     side_P2 = np.sort(np.column_stack([first_P, second_P]), axis=1)
     messages = []
     if equal := int((side_P2[:, 0] == side_P2[:, 1]).sum()):

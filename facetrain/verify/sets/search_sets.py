@@ -116,6 +116,7 @@ def _has(root: Path, *folders: str) -> bool:
 
 def _images(folder: Path) -> list[Path]:
     """Return the images in a folder and the folders inside it, without hidden ones."""
+    # Sorted: file systems list in any order, and the shuffle of the distractors must always give the same one.
     return sorted(
         path
         for path in folder.rglob("*")

@@ -54,6 +54,7 @@ def read_slice_table(path: Path, same_P: np.ndarray) -> SliceTable:
     subject = texts.pop(_SUBJECT, None)
     columns = {name: slice_values(values) for name, values in texts.items()}
     if rows == 2 * pairs:
+        # After the quartiles, which are of all images and not of pairs.
         columns = {name: pair_values(value[0::2], value[1::2]) for name, value in columns.items()}
     return SliceTable(columns, None if subject is None else _subject_ids(path, subject, same_P))
 
