@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 _COMMANDS = {
     "train": "train.train",
     "resume": "train.resume",
+    "finetune": "finetune.finetune",
     "runs": "train.runs",
     "report": "train.report",
     "eval": "evaluate.evaluate",

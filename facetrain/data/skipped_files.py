@@ -7,6 +7,7 @@ import io
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 SKIP_KINDS = {
     "hidden": "hidden files",
@@ -42,6 +43,14 @@ def skipped_table(skipped: Iterable[SkippedFile]) -> str:
     writer.writerow(["file", "kind", "reason"])
     writer.writerows((file.name, file.kind, file.reason) for file in skipped)
     return table.getvalue()
+
+
+def read_skipped_table(path: Path) -> list[SkippedFile]:
+    """Return the files of a table that `skipped_table` gave; none if there is no such file."""
+    if not path.is_file():
+        return []
+    rows = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8")))
+    return [SkippedFile(row["file"], row["kind"], row["reason"]) for row in rows]
 
 
 def skipped_summary(skipped: Iterable[SkippedFile]) -> list[str]:

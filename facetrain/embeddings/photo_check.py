@@ -50,22 +50,26 @@ class PhotoCheck:
             self._correlations[index] = float(orientation_correlations(face_pattern(image)[None])[0, 0])
         return resize_square(image, size)
 
-    def warn(self, name: str, location: Callable[[int], str] | None = None) -> None:
-        """Warn if some images are photos, or if the images have no face at the expected place.
+    def finding(self, location: Callable[[int], str] | None = None) -> str | None:
+        """Return that some images are photos, or have no face at the expected place; None if they are aligned faces.
 
         Args:
-            name: the input, for the message.
             location: returns the place of an image by its index; by default its number in the input.
         """
         location = location or partial("image {}".format)
         examined = len(self._correlations)
         if self._photos:
             index = min(self._photos)
-            warn(
-                f"{name}: {len(self._photos):,} of {examined:,} images look like whole photos ({location(index)}: "
-                f"{self._photos[index]}); {_ADVICE}"
+            return (
+                f"{len(self._photos):,} of {examined:,} images look like whole photos ({location(index)}: "
+                f"{self._photos[index]})"
             )
-        elif examined:
-            average = float(np.mean(list(self._correlations.values())))
-            if average < _LEAST_PATTERN - _PATTERN_SPREAD / np.sqrt(examined):
-                warn(f"{name}: no face pattern at the place of an aligned face; {_ADVICE}")
+        average = float(np.mean(list(self._correlations.values()))) if examined else 1.0
+        if average < _LEAST_PATTERN - _PATTERN_SPREAD / np.sqrt(max(examined, 1)):
+            return "no face pattern at the place of an aligned face"
+        return None
+
+    def warn(self, name: str, location: Callable[[int], str] | None = None) -> None:
+        """Warn of what `finding` returns; `name` is the input, for the message."""
+        if finding := self.finding(location):
+            warn(f"{name}: {finding}; {_ADVICE}")

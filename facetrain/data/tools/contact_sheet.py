@@ -47,12 +47,17 @@ def write_identities_sheet(source: FaceDataset, output: Path, *, columns: int = 
     Raises:
         DataError: an image cannot be decoded, or the file cannot be written; so do the functions below.
     """
+    _write_rows(identity_rows(source, columns), output)
+
+
+def identity_rows(source: FaceDataset, columns: int = 8) -> list[Row]:
+    """Return the rows of `write_identities_sheet`."""
     count = source.num_classes
-    rows = []
+    rows: list[Row] = []
     for identity in permute(np.arange(min(_IDENTITIES, count)), count, key_of(0)).tolist():
         numbers = np.flatnonzero(source.labels == identity).tolist()
         rows.append((_title(source, identity, len(numbers)), _read(source, numbers[:columns])))
-    _write_rows(rows, output)
+    return rows
 
 
 def write_identity_sheet(
@@ -101,6 +106,11 @@ def write_augmented_sheet(
     source: FaceDataset, augment: Augment, output: Path, *, size: int, epochs: int = _EPOCHS
 ) -> None:
     """Write one row for each of eight images: the image, then the network's input in the first epochs."""
+    _write_rows(augmented_rows(source, augment, size=size, epochs=epochs), output)
+
+
+def augmented_rows(source: FaceDataset, augment: Augment, *, size: int, epochs: int = _EPOCHS) -> list[Row]:
+    """Return the rows of `write_augmented_sheet`."""
     import torch
 
     number_R = permute(np.arange(min(_IDENTITIES, source.num_images)), source.num_images, key_of(0))
@@ -110,7 +120,7 @@ def write_augmented_sheet(
         augmented_RCSS = augment(torch.from_numpy(image_RSSC), torch.from_numpy(number_R), epoch)
         pixels = ((augmented_RCSS + 1) * 127.5).round().clamp(0, 255).byte()  # undo the normalization
         columns.append(pixels.permute(0, 2, 3, 1).numpy())
-    _write_rows([("", row) for row in zip(*columns, strict=True)], output)
+    return [("", row) for row in zip(*columns, strict=True)]
 
 
 def write_encoded_sheet(rows: Sequence[tuple[str, Sequence[bytes]]], output: Path) -> None:
@@ -154,12 +164,13 @@ def _write_rows(rows: Sequence[Row], output: Path, *, min_columns: int = 1) -> N
     is_html = output.suffix.lower() in _HTML_SUFFIXES
     with os_errors_as(DataError, output):
         if is_html:
-            output.write_text(html_page(output.stem, map(_html_row, rows)), encoding="utf-8")
+            output.write_text(html_page(output.stem, map(html_row, rows)), encoding="utf-8")
         else:
             output.write_bytes(encode_png(_draw(rows, min_columns)))
 
 
-def _html_row(row: Row) -> str:
+def html_row(row: Row) -> str:
+    """Return a row of a sheet as HTML."""
     title, images = row
     encoded = (b64encode(encode_jpeg(image, 95)).decode() for image in images)
     shown = "".join(f'<figure><img alt="" src="data:image/jpeg;base64,{data}"></figure>' for data in encoded)

@@ -142,7 +142,7 @@ def _body(
                 for metric, value in summary.metrics.items()
             )
             yield data_table(["measure", "value and 95 % interval"], rows)
-        yield from _hardest_pairs(result, evaluation.sets.get(name))
+        yield from hardest_pairs(result, evaluation.sets.get(name))
 
 
 def _headline_table(result: Result, other: Result | None) -> Iterator[str]:
@@ -176,7 +176,8 @@ def _group_row(group: Group) -> list[str]:
     return [f"{group.column} = {group.value}", f"{group.metrics['pairs']:,.0f}", *rates]
 
 
-def _hardest_pairs(result: Result, target: EvaluationSet | None) -> Iterator[str]:
+def hardest_pairs(result: Result, target: EvaluationSet | None) -> Iterator[str]:
+    """Yield the hardest pairs of a result as HTML, with the images of its set."""
     for title, pairs in (
         ("Genuine pairs with the lowest scores", result.hardest_genuine),
         ("Impostor pairs with the highest scores", result.hardest_impostors),

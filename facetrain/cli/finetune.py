@@ -1,0 +1,75 @@
+"""Command `facetrain finetune`: from photos and a model to a better model."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from facetrain.cli.data.options import FaceLandmarks
+from facetrain.cli.option_groups import option_groups
+from facetrain.cli.options import Set
+from facetrain.cli.outputs import echo_line, require_existing
+from facetrain.files import shell_path
+
+
+@option_groups
+def finetune(
+    photos: Annotated[
+        Path,
+        typer.Argument(
+            help="Photos: a folder with a folder of photos per person, or any dataset. With --detector whole photos, "
+            "otherwise aligned faces."
+        ),
+    ],
+    *,
+    model: Annotated[
+        Path,
+        typer.Option(
+            help="Model to start from: a run, a model file, or another file that model.init_from takes."
+        ),
+    ],
+    faces: FaceLandmarks,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder of all results. Default: runs/finetune-PHOTOS."),
+    ] = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SET",
+            help="Verification set of other people, on which the result may not be worse. May be repeated.",
+        ),
+    ] = None,
+    set_: Set = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the images that are held out.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue after an interruption.")] = False,
+) -> None:
+    """Fine-tune a model on photos, and keep the better of the two."""
+    require_existing(photos, model, faces.detector, faces.landmarks)
+    from facetrain.cli.progress import progress_bar
+    from facetrain.finetune.judge import describe, judge
+    from facetrain.finetune.page import write_page
+    from facetrain.finetune.prepare import Request, prepare
+    from facetrain.run import training
+
+    request = Request(
+        photos,
+        model,
+        output or Path("runs") / f"finetune-{photos.resolve().name}",
+        targets=tuple(target or ()),
+        overrides=tuple(set_ or ()),
+        resume=resume,
+        seed=seed,
+    )
+    prepared = prepare(request, faces.finder(), echo_line, progress_bar)
+    if code := training.train(prepared.config, prepared.place.run, resume_existing=resume):
+        sys.exit(code)
+    verdict = judge(prepared, say=echo_line, bar=progress_bar)
+    for line in describe(verdict, prepared):
+        echo_line(line)
+    write_page(prepared, verdict)
+    echo_line(f"{prepared.place.page}: the choices, the faces and the results")
+    echo_line(f"next: facetrain export {shell_path(prepared.place.model)} --format onnx --output model.onnx")

@@ -1,0 +1,146 @@
+"""Choices of a fine-tuning by the photos, the model and the machine, each with its reason, and the config they make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import yaml as pyyaml
+
+from facetrain.config.loading import build_config, override_values
+from facetrain.config.schema import Config
+
+_SMALL_FACE = 48
+"""Detail in pixels below which photos count as small faces."""
+_FEW_IMAGES = 20_000
+_STEPS = 200
+"""Steps that a fine-tuning on few images takes, see docs/log/log.md."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the choices rest on."""
+
+    model: str
+    """Path of the model to start from."""
+    backbone: Mapping[str, Any]
+    """Arguments of `build_backbone` for its network."""
+    train: str
+    """Path of the training images, a dataset."""
+    people: int
+    images: int
+    """Numbers of the training images and of the people on them."""
+    detail: int
+    """Detail of the faces in pixels, see `face_detail`."""
+    held_out: str
+    """Path of the verification set of held-out images."""
+    teacher_cache: str
+    """Path of the model's embeddings of the training images."""
+    has_gpu: bool
+
+
+class Choice(NamedTuple):
+    """Values of config keys, and the reason for them."""
+
+    values: dict[str, Any]
+    """Value by dotted key."""
+    reason: str
+
+
+def choose(facts: Facts) -> list[Choice]:
+    """Return the choices for a fine-tuning, in the order of the sections of a config."""
+    return [*_model(facts), *_data(facts), *_head(facts), *_optimizer(facts), *_machine(facts)]
+
+
+def _model(facts: Facts) -> Iterator[Choice]:
+    options = dict(facts.backbone)
+    name, image_size = options.pop("name"), options.pop("image_size", 112)
+    network = {f"model.{key}": value for key, value in options.items() if key not in ("dropout",)}
+    yield Choice(
+        {"model.backbone": name, **network, "data.image_size": image_size, "model.init_from": facts.model},
+        "the network and the weights of the model",
+    )
+    yield Choice(
+        {"model.train_batch_norm": False},
+        f"{facts.images:,} images: the statistics of the model are better than those of so few",
+    )
+
+
+def _data(facts: Facts) -> Iterator[Choice]:
+    yield Choice(
+        {"data.train": facts.train},
+        f"{facts.images:,} aligned images of {facts.people:,} people; other images of them are held out",
+    )
+    if facts.detail < _SMALL_FACE:
+        augment, reason = {"flip": 0.5}, "are small already: nothing may take more of their detail"
+    else:
+        augment, reason = (
+            {"flip": 0.5, "color": 0.2, "crop": 0.1},
+            "are sharp: mild changes of color and place",
+        )
+    yield Choice(
+        {"data.augment": augment}, f"the faces have the detail of {facts.detail} pixels, and {reason}"
+    )
+
+
+def _head(facts: Facts) -> Iterator[Choice]:
+    yield Choice(
+        {
+            "distill.teacher": facts.model,
+            "distill.cache": facts.teacher_cache,
+            "distill.loss": "fixed_centers",
+            "distill.margin_weight": 0,
+        },
+        "the margin loss with the model's mean embedding of each person as class center: few images cannot teach new "
+        "centers, and random ones pull all embeddings away from the model's",
+    )
+
+
+def _optimizer(facts: Facts) -> Iterator[Choice]:
+    is_small = facts.detail < _SMALL_FACE
+    batch = 32 if facts.images < _FEW_IMAGES else 128
+    epochs = min(max(_STEPS * batch // facts.images, 2), 20)
+    lr = 4e-3 if is_small else 1e-3
+    yield Choice(
+        {"train.global_batch_size": batch, "train.epochs": epochs},
+        f"about {epochs * facts.images // batch:,} steps: more learn {facts.images:,} images by heart",
+    )
+    yield Choice(
+        {
+            "optim.lr": lr,
+            "optim.schedule": "cosine",
+            "optim.warmup_epochs": 0.5,
+            "optim.clip_grad_norm": 50,
+        },
+        "a tenth of the usual rate or less keeps what the model knows; "
+        + ("small faces need the higher one of two" if is_small else "sharp faces need little change"),
+    )
+
+
+def _machine(facts: Facts) -> Iterator[Choice]:
+    if not facts.has_gpu:
+        yield Choice({"train.precision": "fp32"}, "on a CPU float32 is faster than bfloat16")
+    yield Choice(
+        {"eval.targets": [facts.held_out], "eval.every_steps": _STEPS // 4},
+        "the held-out images give the curve",
+    )
+
+
+def config_text(
+    choices: Iterable[Choice], overrides: Iterable[str], name: str, folder: str
+) -> tuple[str, Config]:
+    """Return the config of a run in `folder`/`name` as YAML, with the reasons as comments, and the config.
+
+    The overrides (KEY=VALUE) win over the choices.
+
+    Raises:
+        ConfigError: a choice is no valid value.
+    """
+    values: dict[str, Any] = {"run": {"name": name, "dir": folder}, "log": {"tensorboard": False}}
+    comments = []
+    for choice in choices:
+        override_values(values, choice.values)
+        comments.append(f"# {', '.join(choice.values)}: {choice.reason}")
+    config = build_config(values, "facetrain finetune", overrides)  # merges the overrides into the values
+    return "\n".join([*comments, pyyaml.safe_dump(values, sort_keys=False, allow_unicode=True)]), config

@@ -1,0 +1,95 @@
+"""Held-out images of the people that a model is fine-tuned on, and the pairs of them that judge the result."""
+
+# N images   P pairs
+
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+
+from facetrain.counter_rng import key_of
+from facetrain.data.dataset import image_landmarks, image_name
+from facetrain.data.loading.sampler import permute
+from facetrain.data.open_dataset import open_dataset
+from facetrain.data.tools.pair_writer import PairsToWrite, require_readable, write_pairs
+from facetrain.errors import DataError
+
+_LEAST_IMAGES = 4
+"""Images of a person from which some are held out; a person with fewer is trained on with all of them."""
+_SHARE, _LEAST, _MOST = 0.3, 2, 10
+"""Share of a person's images that is held out, and the bounds of their number: a genuine pair needs two."""
+LEAST_PAIRS = 10
+"""Genuine pairs without which no result is told from another one: with ten, one pair is 5 points of accuracy."""
+_MOST_PAIRS = 3000
+
+
+def held_out_counts(images: np.ndarray) -> np.ndarray:
+    """Return how many images of people with so many images are held out, int like `images`."""
+    counts = np.clip(np.round(_SHARE * images), _LEAST, _MOST).astype(np.int64)
+    return np.where(images >= _LEAST_IMAGES, counts, 0)
+
+
+def require_enough(labels_N: np.ndarray, where: Path) -> None:
+    """Check that the images can train and judge a model.
+
+    Raises:
+        DataError: they cannot; the message says what would help.
+    """
+    images = np.unique(labels_N, return_counts=True)[1]
+    held_out = held_out_counts(images)
+    judged, pairs = int((held_out > 0).sum()), int((held_out * (held_out - 1) // 2).sum())
+    if judged < 2 or pairs < LEAST_PAIRS:
+        raise DataError(
+            f"{where}: {len(images):,} people, of whom {judged:,} have {_LEAST_IMAGES} images or more: too few to hold "
+            f"images out, so nothing would show whether a fine-tuned model is better. {LEAST_PAIRS} people with "
+            f"{_LEAST_IMAGES} images each are enough; ten images each of 20 people help more. Until then use the model "
+            "as it is: it compares people that it has not been trained on"
+        )
+
+
+def select_held_out(labels_N: np.ndarray, *, seed: int = 0) -> np.ndarray:
+    """Return which images are held out, bool (N,): a random part of the images of each person."""
+    order_N = permute(np.arange(len(labels_N)), len(labels_N), key_of(seed))
+    by_label_N = np.lexsort((order_N, labels_N))
+    _, first, person_N, images = np.unique(
+        labels_N[by_label_N], return_index=True, return_inverse=True, return_counts=True
+    )
+    rank_N = np.arange(len(labels_N)) - first[person_N]
+    is_held_out = np.zeros(len(labels_N), bool)
+    is_held_out[by_label_N] = rank_N < held_out_counts(images)[person_N]
+    return is_held_out
+
+
+def write_held_out_pairs(folder: Path, output: Path, *, seed: int = 0) -> int:
+    """Write pairs of a dataset's images as a verification set; return their number.
+
+    There are genuine and as many impostor pairs, at most 3,000 of each, drawn at random. They alternate, so that each
+    of the ten folds of the protocol has both kinds.
+
+    Raises:
+        DataError: the dataset cannot be read, or the file cannot be written.
+    """
+    source = open_dataset(folder)
+    rng = np.random.default_rng([seed, 11])
+    images_of = [np.flatnonzero(source.labels == person).tolist() for person in np.unique(source.labels)]
+    genuine = [pair for images in images_of for pair in combinations(images, 2)]
+    possible = (source.num_images**2 - sum(len(images) ** 2 for images in images_of)) // 2  # impostor pairs
+    count = min(len(genuine), possible, _MOST_PAIRS)
+    genuine = [genuine[number] for number in rng.permutation(len(genuine))[:count]]
+    impostors: dict[tuple[int, int], None] = {}
+    while len(impostors) < count:
+        one, other = sorted(rng.choice(len(images_of), 2, replace=False).tolist())
+        impostors[int(rng.choice(images_of[one])), int(rng.choice(images_of[other]))] = None
+    number_P2 = [pair for both in zip(genuine, impostors, strict=True) for pair in both]
+    numbers = [number for pair in number_P2 for number in pair]
+    landmarks_N52 = image_landmarks(source)
+    pairs = PairsToWrite(
+        [True, False] * count,
+        lambda index: require_readable(source.read(numbers[index]), source.location(numbers[index])),
+        name=lambda index: image_name(source, numbers[index]),
+        subjects=[str(person) for person in source.labels[numbers].tolist()],
+        landmarks_N52=None if landmarks_N52 is None else landmarks_N52[numbers],
+    )
+    return write_pairs(pairs, output).pairs

@@ -1,0 +1,256 @@
+"""Preparation of a fine-tuning: aligned faces, held-out images, and a config with the reason for every choice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from facetrain.config.schema import Config
+from facetrain.data.dataset import FaceDataset
+from facetrain.data.images.decode import decode_rgb
+from facetrain.data.open_dataset import open_dataset
+from facetrain.data.skipped_files import skipped_summary
+from facetrain.data.tools.landmarks import LandmarkFinder
+from facetrain.data.tools.options import PackOptions
+from facetrain.data.tools.pack import pack
+from facetrain.data.tools.selection import Selection
+from facetrain.data.tools.writing import SKIPPED_FILE, write_parts
+from facetrain.embeddings.photo_check import PhotoCheck
+from facetrain.errors import ModelError, UnreadableError, UsageError
+from facetrain.files import listed, shell_path, write_atomically
+from facetrain.finetune.choices import Choice, Facts, choose, config_text
+from facetrain.finetune.face_detail import face_detail
+from facetrain.finetune.held_out import require_enough, select_held_out, write_held_out_pairs
+from facetrain.models.initialize_from import check_backbone_weights
+from facetrain.models.model_file import (
+    GRAPH_SUFFIXES,
+    describe_backbone,
+    identify_backbone,
+    open_model,
+    read_model,
+)
+from facetrain.progress import ProgressCallback
+from facetrain.run.build.teacher_embeddings import write_teacher_embeddings
+from facetrain.verify.sets.pair_set import load_pair_sets
+
+Bar = Callable[[str], AbstractContextManager[ProgressCallback]]
+"""Opens a progress bar with a title."""
+CONFIG_FILE = "finetune.yaml"
+_GRAPH_NETWORKS = ("mbf_small", "mbf", "mbf_large", "r18", "r34", "r50", "r100")
+"""Networks that an ONNX or MXNet file may have."""
+_EXAMINED = 64
+"""Images whose alignment and detail are measured, evenly spread."""
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """Files of a fine-tuning in its output folder."""
+
+    folder: Path
+
+    @property
+    def faces(self) -> Path:
+        """Aligned faces, a dataset."""
+        return self.folder / "faces"
+
+    @property
+    def train(self) -> Path:
+        """Faces to train on, a dataset."""
+        return self.folder / "data" / "train"
+
+    @property
+    def held_out(self) -> Path:
+        """Held-out faces, a dataset."""
+        return self.folder / "data" / "held_out"
+
+    @property
+    def pairs(self) -> Path:
+        """Verification set of the held-out faces."""
+        return self.folder / "held_out.bin"
+
+    @property
+    def run(self) -> Path:
+        """Run folder."""
+        return self.folder / "run"
+
+    @property
+    def model(self) -> Path:
+        """The better model."""
+        return self.folder / "model.safetensors"
+
+    @property
+    def page(self) -> Path:
+        """Page with the choices, the images and the results."""
+        return self.folder / "report.html"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asks for."""
+
+    photos: Path
+    """Dataset of photos or of aligned faces."""
+    model: Path
+    """Any model that `model.init_from` takes."""
+    output: Path
+    """Folder of the fine-tuning."""
+    targets: tuple[str, ...] = ()
+    """Verification sets of other people."""
+    overrides: tuple[str, ...] = ()
+    """Config values, KEY=VALUE, which win over the choices."""
+    resume: bool = False
+    """Whether the output may have the parts that an interrupted command has finished."""
+    seed: int = 0
+    """Seed of the held-out images."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Fine-tuning that is ready to train."""
+
+    place: Workplace
+    model: Path
+    targets: tuple[str, ...]
+    choices: list[Choice]
+    config: Config
+
+
+def prepare(
+    request: Request, finder: LandmarkFinder | None, say: Callable[[str], None], bar: Bar
+) -> Prepared:
+    """Align the faces, hold images out, choose the settings and write the config.
+
+    Args:
+        request: what the user asks for.
+        finder: detector of the landmarks; None for aligned faces.
+        say: called with each line for the user.
+        bar: opens a progress bar with a title.
+
+    Raises:
+        UsageError: the output exists, or the photos are not aligned and there is no detector.
+        DataError: the photos cannot be read, or are too few.
+        ModelError: the model cannot be fine-tuned.
+    """
+    photos, model, output = request.photos, request.model, request.output
+    if output.exists() and not request.resume:
+        raise UsageError(f"{output}: already exists; choose another --output, or continue with --resume")
+    place, backbone = Workplace(output), backbone_of(model)
+    load_pair_sets(request.targets, Path())  # an error now, not after the training
+    if not place.faces.exists():
+        _write_faces(photos, place, finder, backbone["image_size"], say, bar)
+    source = open_dataset(place.faces)
+    require_enough(source.labels, photos)
+    if not place.held_out.parent.exists():
+        held_out_N = select_held_out(source.labels, seed=request.seed)
+        parts = {
+            path.name: Selection(source, [place.faces], numbers, source.labels[numbers])
+            for path, numbers in (
+                (place.train, np.flatnonzero(~held_out_N)),
+                (place.held_out, np.flatnonzero(held_out_N)),
+            )
+        }
+        with bar("holding images out") as progress:
+            write_parts(parts, place.held_out.parent, progress=progress)
+    train, held_out = open_dataset(place.train), open_dataset(place.held_out)
+    if not place.pairs.exists():
+        write_held_out_pairs(place.held_out, place.pairs, seed=request.seed)
+    say(
+        f"{held_out.num_images:,} images of {len(np.unique(held_out.labels)):,} people are held out, to compare the "
+        "models on images that neither has seen"
+    )
+    cache = output / "embeddings.safetensors"
+    if not cache.exists():
+        with bar("embedding") as progress:
+            write_teacher_embeddings(model, place.train, cache, progress=progress)
+    facts = Facts(
+        model=str(model),
+        backbone=backbone,
+        train=str(place.train),
+        people=train.num_classes,
+        images=train.num_images,
+        detail=face_detail(_sample(source)),
+        held_out=str(place.pairs),
+        teacher_cache=str(cache),
+        has_gpu=torch.cuda.is_available(),
+    )
+    choices = choose(facts)
+    for choice in choices:
+        say("  " + ", ".join(f"{key} {value}" for key, value in choice.values.items()) + f": {choice.reason}")
+    text, config = config_text(choices, request.overrides, place.run.name, str(output))
+    write_atomically(output / CONFIG_FILE, text)
+    say(f"the same run by hand: facetrain train --config {shell_path(output / CONFIG_FILE)}")
+    return Prepared(place, model, request.targets, choices, config)
+
+
+def backbone_of(model: Path) -> dict[str, Any]:
+    """Return the arguments of `build_backbone` for the network of a model file, a run or a checkpoint.
+
+    Raises:
+        ModelError: the file cannot be read, or is no network that facetrain can train.
+        CheckpointError: the checkpoint is damaged, or the folder has none.
+    """
+    if model.is_dir() or model.suffix not in GRAPH_SUFFIXES:
+        weights, description, origin = read_model(model)
+        described = description if "backbone" in description else identify_backbone(weights, origin)
+        return dict(described["backbone"])
+    opened = open_model(model, torch.device("cpu"))
+    for name in _GRAPH_NETWORKS:
+        options: dict[str, Any] = describe_backbone(
+            name, embedding_size=opened.embedding_size, image_size=opened.image_size
+        )["backbone"]
+        with suppress(ModelError):
+            check_backbone_weights(model, options)
+            return options
+    raise ModelError(
+        f"{model}: is not {listed(_GRAPH_NETWORKS)}, whose weights can be taken from such a file; give a run, a "
+        ".safetensors file or arcface_torch's .pt"
+    )
+
+
+def _write_faces(
+    photos: Path,
+    place: Workplace,
+    finder: LandmarkFinder | None,
+    image_size: int,
+    say: Callable[[str], None],
+    bar: Bar,
+) -> None:
+    """Write the aligned faces as a dataset; list what is left out."""
+    source, check = open_dataset(photos), PhotoCheck()
+    require_enough(source.labels, photos)
+    for index, image in enumerate(_sample(source)):
+        check(image, index, image_size)
+    finding = check.finding()
+    if finding is not None and finder is None:
+        raise UsageError(
+            f"{photos}: {finding}; give OpenCV's face detector with --detector FILE.onnx, which aligns the faces"
+        )
+    if finding is None and finder is not None:
+        say(f"{photos}: the images are aligned faces already, so the detector is not used")
+        finder = None
+    options = PackOptions(image_size=image_size, skip_bad=True)
+    with bar("aligning faces") as progress:
+        written = pack(photos, place.faces, options, landmarks=finder, checking=progress, progress=progress)
+    say(f"{place.faces}: {written.images:,} faces of {written.identities:,} people")
+    if written.skipped:
+        say(f"left out {len(written.skipped):,} files, see {place.faces / SKIPPED_FILE}:")
+        for line in skipped_summary(written.skipped):
+            say(f"  {line}")
+    if rivals := getattr(finder, "several_faces", None):
+        say(
+            f"several faces in {len(rivals):,} photos, of which the one nearest the center was taken: {listed(rivals)}"
+        )
+
+
+def _sample(source: FaceDataset) -> Iterator[np.ndarray]:
+    """Yield images that can be decoded, evenly spread over a dataset, uint8 (H, W, 3) RGB."""
+    count = min(_EXAMINED, source.num_images)
+    for number in np.linspace(0, source.num_images - 1, count).astype(int).tolist():
+        with suppress(UnreadableError):
+            yield decode_rgb(source.read(number), location="")

@@ -1,0 +1,56 @@
+"""Images that a fine-tuning holds out, and their pairs."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from facetrain.data.open_dataset import open_dataset
+from facetrain.errors import DataError
+from facetrain.finetune.held_out import (
+    held_out_counts,
+    require_enough,
+    select_held_out,
+    write_held_out_pairs,
+)
+from facetrain.verify.sets.pair_set import load_pair_set
+from tests.support.datasets import write_records
+
+
+def test_people_with_few_images_are_trained_on_with_all_of_them():
+    images = np.array([1, 3, 4, 5, 10, 20, 30, 500])
+    assert held_out_counts(images).tolist() == [0, 0, 2, 2, 3, 6, 9, 10]
+
+
+def test_the_held_out_images_of_a_person_are_random_and_of_the_stated_number():
+    labels = np.random.default_rng(0).permutation(np.repeat([0, 1, 2, 7], [3, 4, 10, 20]))
+    chosen = select_held_out(labels)
+    assert Counter(labels[chosen].tolist()) == {1: 2, 2: 3, 7: 6}
+    assert np.array_equal(chosen, select_held_out(labels))
+    assert not np.array_equal(chosen, select_held_out(labels, seed=1))
+
+
+@pytest.mark.parametrize("images", [[1, 1], [30], [1] * 500, [4] * 9, [3] * 100])
+def test_too_few_photos_are_refused_with_what_would_help(images, tmp_path):
+    with pytest.raises(
+        DataError, match=r"too few to hold images out.*10 people with 4 images each are enough"
+    ):
+        require_enough(np.repeat(np.arange(len(images)), images), tmp_path)
+
+
+@pytest.mark.parametrize("images", [[4] * 10, [10, 20], [1] * 500 + [5] * 10])
+def test_enough_photos_are_accepted(images, tmp_path):
+    require_enough(np.repeat(np.arange(len(images)), images), tmp_path)
+
+
+@pytest.mark.parametrize(("images", "pairs"), [([2, 2], 2), ([2, 10], 20), ([3] * 20, 60)])
+def test_pairs_are_distinct_and_half_of_them_genuine_in_every_fold(images, pairs, tmp_path):
+    labels = np.repeat(np.arange(len(images)), images).tolist()
+    assert write_held_out_pairs(write_records(tmp_path / "data", labels), tmp_path / "set.bin") == 2 * pairs
+    source = open_dataset(tmp_path / "data")
+    label_of = {source.read(n): label for n, label in enumerate(source.labels.tolist())}
+    written = load_pair_set("set", tmp_path)
+    sides = [(written.images[2 * n], written.images[2 * n + 1]) for n in range(2 * pairs)]
+    assert len({frozenset(side) for side in sides}) == 2 * pairs
+    assert [label_of[one] == label_of[other] for one, other in sides] == [True, False] * pairs
+    assert written.same.tolist() == [True, False] * pairs and written.subject is not None
