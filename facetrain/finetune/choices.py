@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,8 +15,8 @@ from facetrain.config.schema import Config
 _SMALL_FACE = 48
 """Detail in pixels below which photos count as small faces."""
 _FEW_IMAGES = 20_000
-_STEPS = 200
-"""Steps that a fine-tuning on few images takes, see docs/log/log.md."""
+_STEPS, _MOST_EPOCHS, _LEAST_EPOCHS = 100, 40, 2
+"""Steps that a fine-tuning on few images takes, and bounds of its epochs, see docs/log/log.md."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,11 @@ class Choice(NamedTuple):
     values: dict[str, Any]
     """Value by dotted key."""
     reason: str
+
+    @property
+    def settings(self) -> str:
+        """Keys and values as text."""
+        return ", ".join(f"{key}: {json.dumps(value)}" for key, value in self.values.items())
 
 
 def choose(facts: Facts) -> list[Choice]:
@@ -100,11 +106,11 @@ def _head(facts: Facts) -> Iterator[Choice]:
 def _optimizer(facts: Facts) -> Iterator[Choice]:
     is_small = facts.detail < _SMALL_FACE
     batch = 32 if facts.images < _FEW_IMAGES else 128
-    epochs = min(max(_STEPS * batch // facts.images, 2), 20)
+    epochs = min(max(round(_STEPS * batch / facts.images), _LEAST_EPOCHS), _MOST_EPOCHS)
     lr = 4e-3 if is_small else 1e-3
     yield Choice(
         {"train.global_batch_size": batch, "train.epochs": epochs},
-        f"about {epochs * facts.images // batch:,} steps: more learn {facts.images:,} images by heart",
+        f"about {max(epochs * facts.images // batch, 1):,} steps: many more learn {facts.images:,} images by heart",
     )
     yield Choice(
         {

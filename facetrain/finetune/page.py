@@ -12,7 +12,7 @@ from facetrain.errors import RunError
 from facetrain.files import os_errors_as, write_atomically
 from facetrain.finetune.judge import Verdict, describe
 from facetrain.finetune.prepare import Prepared
-from facetrain.html_page import data_table, escape, html_page, svg
+from facetrain.html_page import data_table, details_table, escape, html_page, svg
 from facetrain.run.build.parts import build_augment
 from facetrain.run.report.curves import PANELS, draw_curves
 from facetrain.run.report.list_runs import read_metrics
@@ -36,14 +36,7 @@ def _body(prepared: Prepared, verdict: Verdict) -> Iterator[str]:
     shares = [[f"{share:.0%}", f"{accuracy:.2%}"] for share, accuracy in verdict.accuracy.items()]
     yield data_table(("share of the fine-tuned weights", "accuracy on the held-out images"), shares)
     yield "<h2>Choices</h2>"
-    yield data_table(
-        ("setting", "value", "reason"),
-        (
-            [key, str(value), choice.reason]
-            for choice in prepared.choices
-            for key, value in choice.values.items()
-        ),
-    )
+    yield details_table((choice.settings, choice.reason) for choice in prepared.choices)
     yield "<h2>Faces</h2>"
     faces = open_dataset(place.faces)
     yield from map(html_row, identity_rows(faces))

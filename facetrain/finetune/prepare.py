@@ -181,7 +181,8 @@ def prepare(
     )
     choices = choose(facts)
     for choice in choices:
-        say("  " + ", ".join(f"{key} {value}" for key, value in choice.values.items()) + f": {choice.reason}")
+        say(f"  {choice.settings}")
+        say(f"    {choice.reason}")
     text, config = config_text(choices, request.overrides, place.run.name, str(output))
     write_atomically(output / CONFIG_FILE, text)
     say(f"the same run by hand: facetrain train --config {shell_path(output / CONFIG_FILE)}")
