@@ -21,7 +21,7 @@ _STEPS, _MOST_EPOCHS, _LEAST_EPOCHS = 100, 40, 2
 
 @dataclass(frozen=True)
 class Facts:
-    """What the choices rest on."""
+    """Facts that the choices rest on."""
 
     model: str
     """Path of the model to start from."""

@@ -92,7 +92,7 @@ class Workplace:
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asks for."""
+    """Request of the user."""
 
     photos: Path
     """Dataset of photos or of aligned faces."""
