@@ -92,7 +92,12 @@ def train(
         from facetrain.run import training
 
         return training.train(
-            loaded, run_dir, resume_existing=resume_existing, profile=profile, set_keys=set_keys
+            loaded,
+            run_dir,
+            resume_existing=resume_existing,
+            profile=profile,
+            set_keys=set_keys,
+            choices=settings.choices(set_keys),
         )
 
     _run(context, start, loaded, launch_options)

@@ -12,7 +12,7 @@ from typing import TypeVar, cast
 from facetrain.distributed import collectives
 from facetrain.distributed.rendezvous import connect_to_store, place_of
 from facetrain.distributed.world import World
-from facetrain.errors import FacetrainError, LostRankError, RankError, RunError, is_out_of_memory
+from facetrain.errors import ConfigError, FacetrainError, LostRankError, RankError, RunError, is_out_of_memory
 from facetrain.files import error_reason
 
 _T = TypeVar("_T")
@@ -156,6 +156,15 @@ def decide_on_leader(world: World, decide: Callable[[], _T]) -> _T:
 def only_leader_reports(world: World, error: FacetrainError) -> FacetrainError:
     """Return the error to raise on this rank for one that all ranks have: printed on the leader alone."""
     return error if world.is_leader else _unprinted(str(error), error.exit_code)
+
+
+@contextmanager
+def failing_alike(world: World) -> Iterator[None]:
+    """Print an error of the config that the block raises on all ranks on the leader alone."""
+    try:
+        yield
+    except ConfigError as error:
+        raise only_leader_reports(world, error) from error
 
 
 def _unprinted(message: str, exit_code: int) -> LostRankError:

@@ -67,12 +67,12 @@ class Stepper:
         self._parameters = [*(p for p in backbone.parameters() if p.requires_grad), *outside_ddp]
         self._outside_ddp = outside_ddp
         self._head = head
-        self._schedule = schedule
+        self.schedule = schedule
         self._clip = clip_grad_norm
 
     def begin(self, step: int) -> float:
         """Prepare a step: set the learning rates and draw the classes. Return the scheduled learning rate."""
-        lr = self._schedule(step)
+        lr = self.schedule(step)
         # Set anew in each step, never multiplied: a resumed run has the same rates to the last bit.
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:

@@ -18,6 +18,8 @@ from facetrain.run.results import CARDS_FILE
 def report_start(run: PreparedRun, outputs: RunOutputs) -> None:
     """Report what a run begins with, and copy the cards of its data to the run folder."""
     outputs.report(_opening_line(run))
+    for line in run.chosen:
+        outputs.report(line)
     _report_config_changes(run, outputs)
     report_skipped_files(run, outputs.print)
     # The cards beside the data may change.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Set
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +19,24 @@ from facetrain.config.loading import dump_config, with_absolute_paths
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.loading.sampler import epoch_size
-from facetrain.distributed.agreement import fail_together
+from facetrain.distributed.agreement import fail_together, failing_alike
 from facetrain.distributed.ddp import wrap_in_ddp
 from facetrain.distributed.world import World
 from facetrain.errors import RunError
 from facetrain.files import os_errors_as
 from facetrain.run.build.backbone import check_stage_sizes
 from facetrain.run.build.open_data import open_data, write_missing_dataset
-from facetrain.run.build.parts import build_state, check_decoder, check_precision, count_workers
+from facetrain.run.build.parts import (
+    build_augment,
+    build_loader,
+    build_state,
+    check_decoder,
+    check_precision,
+    count_workers,
+)
 from facetrain.run.build.step_schedule import StepSchedule, schedule_steps
 from facetrain.run.callbacks.evaluation import named_metrics, require_metric
+from facetrain.run.choices import NO_CHOICES, Choices, with_rate
 from facetrain.run.folder.compatibility import (
     ConfigChange,
     check_compatibility,
@@ -43,10 +53,13 @@ from facetrain.run.folder.create import (
 )
 from facetrain.run.folder.data_digests import check_inputs, digest_inputs
 from facetrain.run.folder.lock import RunLock
+from facetrain.run.lr_range_test import RangeTest, run_range_test
 from facetrain.run.start_checks import check_start
 from facetrain.telemetry.log import LogFile, log_to, warn
 from facetrain.training.choose_kernels import choose_kernels
+from facetrain.training.fused_trunk import compare_trunks
 from facetrain.training.state import TrainState
+from facetrain.training.step import TrainStep
 from facetrain.verify.sets.pair_set import PairSet
 
 
@@ -78,6 +91,8 @@ class PreparedRun:
     """Raises an error if another process writes the run folder; only on the leader."""
     log: LogFile
     """log.txt, as this process writes it."""
+    chosen: tuple[str, ...] = ()
+    """What the run has chosen itself and why, a line each."""
 
     @property
     def world(self) -> World:
@@ -94,6 +109,7 @@ def prepare_run(
     *,
     set_keys: Set[str],
     accept_foreign: bool = False,
+    choices: Choices = NO_CHOICES,
 ) -> PreparedRun:
     """Build every part that does not depend on the training loop, and restore the checkpoint. Collective.
 
@@ -105,6 +121,7 @@ def prepare_run(
         lock: lock of the run folder, on the leader.
         set_keys: config keys that the command line sets.
         accept_foreign: whether the checkpoint of another run becomes one of this run.
+        choices: what a new run chooses itself.
 
     Raises:
         RunError: the run folder cannot be written, or the checkpoint does not fit the config.
@@ -113,6 +130,9 @@ def prepare_run(
     started_at = time.perf_counter()
     # The config in the run folder must lead to the same files from any folder.
     config = with_absolute_paths(config)
+    if checkpoint is not None:
+        config = choices.with_recorded(config, checkpoint, set_keys)
+    chosen, test = list[str](), None
     workers = count_workers(config, world)
     write_missing_dataset(config, world)
     # One block after the other: if the data or the checkpoint is refused, no rank builds a network first.
@@ -121,6 +141,11 @@ def prepare_run(
         check_precision(config, world)
         check_stage_sizes(config)
         source, sets = open_data(config)
+    if choices.batch and checkpoint is None:
+        with failing_alike(world):
+            config, line = choices.batch(config, world, source)
+        chosen.append(line)
+    with fail_together(world):
         schedule = schedule_steps(config, epoch_size(source), world.size)
     digests, run_id, changes = dict[str, Any](), "", list[ConfigChange]()
     with fail_together(world):
@@ -133,20 +158,15 @@ def prepare_run(
             if checkpoint is not None:
                 check_meaning(checkpoint, changes, set_keys)
                 check_inputs(checkpoint, digests, source.num_classes, set_keys)
-    # Each rank builds the whole backbone from the same seed, and its own part of the class centers: nothing is sent.
-    with fail_together(world):
-        # A checkpoint has all weights: a run that continues does not need the file of `model.init_from` anymore.
-        init_from = config.model.init_from if checkpoint is None else None
-        model = config.model.model_copy(update={"init_from": init_from})
-        built = config.model_copy(update={"model": model})
-        state = build_state(built, world, source.num_classes, schedule, folder, source)
-        # All labels now, on the host: on a GPU, the head does not check those of a step.
-        state.head.check_labels(source.labels)
-    # Apart from the block above: ranks exchange whether they can use the kernels, and all must take part.
-    choose_kernels(state, config.train, checkpoint_activations=config.model.checkpoint_activations)
-    network = wrap_in_ddp(
-        state.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
-    )
+    if choices.lr and checkpoint is None:
+        with failing_alike(world):
+            test = _test_rates(config, world, source, schedule, folder)
+        config = with_rate(config, test.lr)
+        gc.collect()  # the memory may not hold a second network and its head
+    # A checkpoint has all weights: a run that continues does not need the file of `model.init_from` anymore.
+    init_from = config.model.init_from if checkpoint is None else None
+    model = config.model.model_copy(update={"init_from": init_from})
+    state, network = _build(config.model_copy(update={"model": model}), world, source, schedule, folder)
     with fail_together(world):
         if checkpoint is not None:
             state.restore(checkpoint)
@@ -164,6 +184,9 @@ def prepare_run(
                 warnings += describe_batch_change(checkpoint, schedule.global_batch_size, epoch)
             execution = state.describe_execution()
             write_run_files(folder, world, dump_config(config), run_id, execution=execution)
+            if test is not None:
+                test.write(folder)
+                chosen.append(test.describe())
     # Not earlier: on the other hosts of a refused resume, the folder must remain unchanged too.
     log = log_to(folder / "log.txt", world.rank)
     for warning in warnings:
@@ -184,7 +207,45 @@ def prepare_run(
         changes=changes,
         check_lock=lock.require_held if lock else lambda: None,  # only the leader has the lock
         log=log,
+        chosen=tuple(chosen),
     )
+
+
+def _build(
+    config: Config, world: World, source: FaceDataset, schedule: StepSchedule, folder: Path
+) -> tuple[TrainState, nn.Module]:
+    """Build the state of a run before its first step, and its network for training steps. Collective."""
+    # Each rank builds the whole backbone from the same seed, and its own part of the class centers: nothing is sent.
+    with fail_together(world):
+        state = build_state(config, world, source.num_classes, schedule, folder, source)
+        # All labels now, on the host: on a GPU, the head does not check those of a step.
+        state.head.check_labels(source.labels)
+    # Apart from the block above: ranks exchange whether they can use the kernels, and all must take part.
+    choose_kernels(state, config.train, checkpoint_activations=config.model.checkpoint_activations)
+    network = wrap_in_ddp(
+        state.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
+    )
+    return state, network
+
+
+def _test_rates(
+    config: Config, world: World, source: FaceDataset, schedule: StepSchedule, folder: Path
+) -> RangeTest:
+    """Find the learning rate with a state that is thrown away: the run builds another one. Collective."""
+    first = schedule.stages[0]
+    if world.is_leader:
+        print("--lr find: training with a growing learning rate, at most 100 steps", flush=True)
+    state, network = _build(config, world, source, schedule, folder)
+    compare = partial(compare_trunks, state.network) if state.network.fused_trunk is not None else None
+    # The test ends itself when the loss is not finite.
+    step = TrainStep(
+        network, build_augment(config), max_skipped_steps=first.stop_step + 1, on_first_images=compare
+    )
+    loader = build_loader(config, world, source, schedule, workers=count_workers(config, world), start_step=0)
+    try:
+        return run_range_test(config, state, step, loader, steps=first.stop_step, lr_factor=first.lr_factor)
+    finally:
+        loader.close()
 
 
 def _check_named_metrics(config: Config, sets: list[PairSet], state: TrainState) -> None:

@@ -16,7 +16,7 @@ from facetrain.errors import DataError, RunError
 from facetrain.head.head_group import head_parts
 from facetrain.training.state import TrainState
 
-_HIGHEST_LR = {"sgd": 10.0, "adamw": 0.1}
+HIGHEST_LR = {"sgd": 10.0, "adamw": 0.1}
 """Rates that cannot be meant. Published rates are at most 0.4 (SGD, 4,096 images) and 0.001 (AdamW)."""
 _MOMENTS = {"sgd": 1, "adamw": 2}
 """Tensors that an optimizer keeps for each weight."""
@@ -128,7 +128,7 @@ def _check_identities(config: Config, source: FaceDataset) -> Iterator[str]:
 
 
 def _check_learning_rate(config: Config) -> Iterator[str]:
-    highest = _HIGHEST_LR[config.optim.name]
+    highest = HIGHEST_LR[config.optim.name]
     if config.optim.lr > highest:
         yield (
             f"optim.lr: {config.optim.lr:g} is above {highest:g}, with which {config.optim.name} does not learn; "

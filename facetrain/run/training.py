@@ -16,6 +16,7 @@ from facetrain.distributed.agreement import explain_failures
 from facetrain.distributed.grace_period import grace_s
 from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.world import World, join
+from facetrain.run.choices import NO_CHOICES, Choices
 from facetrain.run.folder.create import (
     create_run_folder,
     has_checkpoint,
@@ -40,6 +41,7 @@ def train(
     resume_existing: bool = False,
     profile: bool = False,
     set_keys: Set[str] = frozenset(),
+    choices: Choices = NO_CHOICES,
     on_folder: Callable[[Path], None] = lambda folder: None,
 ) -> int:
     """Train a new run on this rank; return the exit code. Collective.
@@ -47,12 +49,14 @@ def train(
     If torch's elastic launcher has restarted the workers, the run continues from its newest checkpoint; so it does if
     another rank resumes it. `resume_existing` also continues the run of an earlier command, if there is one in the
     folder. `profile` records a few steps in the run folder. `set_keys` are the config keys that the command line sets.
-    `on_folder` is called with the folder of the run.
+    `choices` says what a new run chooses itself. `on_folder` is called with the folder of the run.
     """
     with _joined_world(config) as world:
         default = Path(config.run.dir) / config.run.name
         if _some_rank_resumes(this_rank=False):
-            return _resume(config, world, run_dir or default, profile=profile, set_keys=set_keys)
+            return _resume(
+                config, world, run_dir or default, profile=profile, set_keys=set_keys, choices=choices
+            )
         # Before the folder is created, which tells whether a failure may remove it again.
         is_new = run_dir is None or not run_dir.exists()
         folder, continues = create_run_folder(
@@ -68,7 +72,7 @@ def train(
                     continues = collectives.any_rank(has_checkpoint(folder))
                 prepare_checkpoints(world, folder, is_new_run=not continues)
                 checkpoint = open_on_all_ranks(world, folder) if continues else None
-                run = prepare_run(config, world, folder, checkpoint, lock, set_keys=set_keys)
+                run = prepare_run(config, world, folder, checkpoint, lock, set_keys=set_keys, choices=choices)
                 return _run(run, profile=profile)
         finally:
             if is_new:
@@ -113,6 +117,7 @@ def _resume(
     profile: bool,
     set_keys: Set[str],
     accept_foreign: bool = False,
+    choices: Choices = NO_CHOICES,
 ) -> int:
     """Continue a run from the checkpoint of a step on the ranks of a world; return the exit code. Collective."""
     with locked(world, run_dir, launchers_of(world)) as lock:
@@ -122,7 +127,14 @@ def _resume(
         requested = None if is_restart(run_dir, world) else step
         checkpoint = open_on_all_ranks(world, run_dir, requested, accept_foreign=accept_foreign)
         run = prepare_run(
-            config, world, run_dir, checkpoint, lock, set_keys=set_keys, accept_foreign=accept_foreign
+            config,
+            world,
+            run_dir,
+            checkpoint,
+            lock,
+            set_keys=set_keys,
+            accept_foreign=accept_foreign,
+            choices=choices,
         )
         return _run(run, profile=profile)
 

@@ -34,7 +34,7 @@ class TrainStep:
         augment: Augment,
         *,
         max_skipped_steps: int,
-        on_first_images: Callable[[Tensor], None] | None = None,
+        on_first_images: Callable[[Tensor], object] | None = None,
     ) -> None:
         """Take the network (in DDP if there are several ranks) and the bound on consecutive skipped steps.
 

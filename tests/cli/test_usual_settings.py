@@ -20,7 +20,9 @@ def data(tmp_path):
 
 def test_a_preset_is_trained_on_another_dataset_without_its_counts_and_missing_sets(data, capsys):
     write_bin(data / "cfp_fp.bin", [encoded_image(n) for n in range(4)], np.array([True, False]))
-    config, keys = UsualSettings(data, epochs=3, batch=64, lr=0.05).load(Path("glint360k"), ["optim.lr=0.2"])
+    config, keys = UsualSettings(data, epochs=3, batch="64", lr="0.05").load(
+        Path("glint360k"), ["optim.lr=0.2"]
+    )
     assert (config.data.train, config.data.num_classes, config.data.num_images) == (str(data), None, None)
     assert (config.train.epochs, config.train.batch_size, config.optim.lr) == (3, 64, 0.2), "--set wins"
     assert config.eval.targets == ("cfp_fp",) and {"data.train", "eval.targets", "train.epochs"} <= keys
@@ -38,7 +40,7 @@ def test_a_dataset_alone_is_trained_with_the_default_of_each_key(data):
 
 
 def test_a_batch_replaces_the_batch_of_all_processes_and_data_the_drawn_faces(data):
-    config, _ = UsualSettings(data, batch=8).load(Path("quickstart"), [])
+    config, _ = UsualSettings(data, batch="8").load(Path("quickstart"), [])
     assert (config.train.batch_size, config.train.global_batch_size, config.data.synthetic) == (8, None, None)
 
 

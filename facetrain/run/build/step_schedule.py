@@ -178,7 +178,7 @@ def schedule_steps(config: Config, num_images: int, world_size: int) -> StepSche
                 local_batch_size=stage_local,
                 global_batch_size=stage_batch,
                 steps_per_epoch=stage_steps,
-                lr_factor=_lr_factor(config, stage_batch / global_batch),
+                lr_factor=lr_factor(config, stage_batch / global_batch),
                 image_size=image_size,
                 head=staged.head,
             )
@@ -207,8 +207,8 @@ def _steps_per_epoch(config: Config, num_images: int, global_batch: int) -> int:
     return num_images // global_batch
 
 
-def _lr_factor(config: Config, ratio: float) -> float:
-    """Return the factor on the learning rate of a stage whose global batch is `ratio` times the config's.
+def lr_factor(config: Config, ratio: float) -> float:
+    """Return the factor on the learning rate for a global batch that is `ratio` times the config's.
 
     Linear: Goyal et al., "Accurate, Large Minibatch SGD" (arXiv 1706.02677), section 2.1. Square root, for Adam:
     Malladi et al., "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms" (NeurIPS 2022).

@@ -143,6 +143,11 @@ def describe_batch_change(checkpoint: Checkpoint, now: int, epoch: float) -> lis
     ]
 
 
+def saved_value(checkpoint: Checkpoint, key: str) -> Any:
+    """Return the value of a dotted key of the config in a checkpoint; None if it has none."""
+    return _lookup(_saved_config(checkpoint), key)
+
+
 def is_within(key: str, section: str) -> bool:
     """Return whether a dotted key is a section or inside it."""
     return key == section or key.startswith(f"{section}.")

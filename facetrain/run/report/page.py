@@ -16,8 +16,9 @@ from facetrain.files import os_errors_as, read_regular_text, write_atomically
 from facetrain.html_page import data_table, details_table, escape, html_page, svg
 from facetrain.run.folder.create import recorded_environment
 from facetrain.run.folder.run_state import RunState, read_state
+from facetrain.run.lr_range_test import RangeTest
 from facetrain.run.outputs import SKIPPED_FILE, SPIKES_FILE
-from facetrain.run.report.curves import PANELS, draw_curves
+from facetrain.run.report.curves import PANELS, draw_curves, draw_range_test
 from facetrain.run.report.list_runs import best_accuracies, formatted, is_run, read_metrics
 from facetrain.telemetry.jsonl import read_jsonl
 from facetrain.telemetry.mlflow import flatten
@@ -50,6 +51,7 @@ def _body(folder: Path) -> Iterator[str]:
     # One small figure per panel: in one large figure, the text would be too small on a narrow screen.
     yield from (svg(draw_curves(records, "", (panel,), width=4.5), f"curve-{panel}") for panel in PANELS)
     yield "</div>"
+    yield from _range_test(folder)
     yield from _verifications(records)
     yield from _speed(records)
     yield from _spikes(folder)
@@ -95,6 +97,12 @@ def _config_differences(folder: Path) -> Iterator[str]:
     ]
     yield f"<p>Differences from {escape(name)}, the most similar preset:</p>"
     yield data_table(("key", "preset", "this run"), differences)
+
+
+def _range_test(folder: Path) -> Iterator[str]:
+    if test := RangeTest.read(folder):
+        yield f"<h2>Learning rate test</h2><p>{escape(test.describe())}</p>"
+        yield f'<div class="figures">{svg(draw_range_test(test, width=4.5), "lr-range-test")}</div>'
 
 
 def _verifications(records: list[dict[str, Any]]) -> Iterator[str]:

@@ -9,6 +9,7 @@ import pytest
 from facetrain.config.loading import dump_config, load_config
 from facetrain.errors import UsageError
 from facetrain.run.folder.run_state import Start, train_recorded
+from facetrain.run.lr_range_test import RangeTest
 from facetrain.run.report.page import write_run_report
 from facetrain.telemetry.jsonl import JsonLines
 from tests.support.command import facetrain
@@ -50,6 +51,7 @@ def folder(tmp_path):
     spikes = JsonLines(folder / "loss_spikes.jsonl")
     spikes.write(17, {"epoch": 0, "loss": 98.5, "median": 3.0, "grad_norm": 7.0})
     spikes.close()
+    RangeTest(rates=[0.01, 0.1, 1.0], losses=[3.0, 2.0, float("nan")], lr=0.0321).write(folder)
     (folder / "skipped_images.txt").write_text(f"{EVIL}: damaged\n")
     (folder / "log.txt").write_text(f"1970 rank 0 WARNING {EVIL} warns\n1970 rank 0 INFO quiet\n")
     for step in (0, 10):
@@ -66,14 +68,14 @@ def text(folder):
 def test_the_page_has_every_part_of_the_run(text):
     page = Page(text)
     parts = ("Config", "Curves", "Verification", "Speed", "Loss spikes", "Skipped images", "Warnings")
-    for part in (*parts, "Starts", "Environment", NAME):
+    for part in (*parts, "Learning rate test", "Starts", "Environment", NAME):
         assert f"{part}\n" in page.text
     assert re.search(r"optim.lr\n0.\d+\n0.0321\n", page.text), "a key with the preset's value and the run's"
     assert "ms1mv3_r50" in page.text and "run.name" not in page.text
     assert "stopped" in page.text and "22 of 40" in page.text
     assert "70.00%" in page.text and "0.7500" in page.text and "1,234" in page.text and "98.5" in page.text
     assert "1 resumes and restarts" in page.text and "warns" in page.text and "quiet" not in page.text
-    assert page.tags.count("svg") == 4
+    assert page.tags.count("svg") == 5 and "--lr find: optim.lr 0.0321" in page.text
 
 
 def test_names_are_escaped_and_nothing_is_loaded_from_elsewhere(text):

@@ -1,0 +1,137 @@
+"""Learning rate range test (`--lr find`): a short training with a growing rate, which shows where the loss falls.
+
+Smith, "Cyclical Learning Rates for Training Neural Networks" (arXiv 1506.01186), section 3.3. There the rate grows
+linearly, and one reads off where the accuracy stops rising. Here it grows exponentially, because not even its order of
+magnitude is known, and the loss is observed, because after a few steps an accuracy says nothing yet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from facetrain.config.schema import Config
+from facetrain.data.loading.staged_loader import StagedLoader
+from facetrain.distributed import collectives
+from facetrain.errors import ConfigError, RunError
+from facetrain.files import os_errors_as, read_regular_text, write_atomically
+from facetrain.run.start_checks import HIGHEST_LR
+from facetrain.training.state import TrainState
+from facetrain.training.step import TrainStep
+
+_FILE = "lr_range_test.json"
+_MOST_STEPS, _FEWEST_STEPS = 100, 20
+_LOWEST_SHARE = 1e-5
+"""First rate, as a fraction of the last one, which cannot be meant (`HIGHEST_LR`)."""
+_WINDOW = 9
+"""Losses in a mean of the smoothed curve."""
+_SHARE = 0.1
+"""Fraction of the rate with the smallest loss. At that rate the loss is about to rise, in 100 steps from the start; a
+run has to be stable for all its steps."""
+_LEAST_FALL = 0.02
+"""Fraction of the first loss by which the loss must fall."""
+
+
+class RangeTest(BaseModel, frozen=True):
+    """Learning rate and loss of each step of a range test, and the rate that follows from them."""
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+
+    rates: list[float]
+    losses: list[float]
+    lr: float
+
+    def write(self, folder: Path) -> None:
+        """Write the test to the run folder."""
+        with os_errors_as(RunError, folder):
+            write_atomically(folder / _FILE, self.model_dump_json() + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> RangeTest | None:
+        """Return the test of a run; None if there is none that can be read."""
+        try:
+            return cls.model_validate_json(read_regular_text(folder / _FILE))
+        except (OSError, ValueError):
+            return None
+
+    def describe(self) -> str:
+        """Return what was chosen and why, in one line."""
+        return (
+            f"--lr find: optim.lr {self.lr:.3g}, a tenth of the rate at which the loss was smallest in "
+            f"{len(self.losses)} steps from {self.rates[0]:.1g} to {self.rates[-1]:.1g}"
+        )
+
+
+def run_range_test(
+    config: Config, state: TrainState, step: TrainStep, loader: StagedLoader, *, steps: int, lr_factor: float
+) -> RangeTest:
+    """Train a state with growing rates, and return the losses and the rate to use. Collective. The state is spoiled.
+
+    Args:
+        config: config of the run.
+        state: state of a run before its first step.
+        step: its training step.
+        loader: its batches.
+        steps: steps that the first stage of the run has; the test takes at most 100 of them.
+        lr_factor: factor of the first stage on the rate.
+
+    Raises:
+        ConfigError: no rate can be chosen. All ranks raise it.
+    """
+    steps = min(steps, _MOST_STEPS)
+    if steps < _FEWEST_STEPS:
+        raise ConfigError(
+            f"--lr find: a range test needs {_FEWEST_STEPS} steps with the same batch, and the run (its first stage) "
+            f"has {steps}; give --lr a number"
+        )
+    highest = HIGHEST_LR[config.optim.name]
+    rates = np.geomspace(_LOWEST_SHARE * highest, highest, steps).tolist()
+    losses: list[float] = []
+    state.stepper.schedule = lambda number: lr_factor * rates[number]
+    for _, batches in zip(rates, loader, strict=False):
+        step(state, batches)
+        state.step += 1
+        # Of the leader: all ranks must choose the same rate, to the last bit.
+        losses.append(collectives.broadcast_json(_loss(config, state.meter.report())))
+        if not math.isfinite(losses[-1]):
+            break
+    return RangeTest(rates=rates, losses=losses, lr=choose_rate(rates, losses))
+
+
+def choose_rate(rates: Sequence[float], losses: Sequence[float]) -> float:
+    """Return a tenth of the rate at which the smoothed loss is smallest.
+
+    `losses` belong to the first of the `rates`; only the last one may be infinite or NaN.
+
+    Raises:
+        ConfigError: the loss was not finite from the beginning, or did not fall.
+    """
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    if len(finite) < _FEWEST_STEPS:
+        raise ConfigError(
+            f"--lr find: the loss was not finite at a learning rate of {rates[len(finite)]:.2g}, in step "
+            f"{len(finite) + 1}; set train.precision to fp32, check the images with `facetrain data check`, or give "
+            "--lr a number"
+        )
+    # Centered, so that the smallest value stays at its rate; the first and last rates have no mean.
+    smoothed = np.convolve(finite, np.full(_WINDOW, 1 / _WINDOW), "valid")
+    lowest = int(smoothed.argmin())
+    # The first rates are too small to change anything: their losses differ by chance.
+    if smoothed[0] - smoothed[lowest] < max(_LEAST_FALL * smoothed[0], float(np.std(finite[:_WINDOW]))):
+        raise ConfigError(
+            f"--lr find: the loss fell at no learning rate from {rates[0]:.2g} to {rates[len(finite) - 1]:.2g} "
+            f"({smoothed[0]:.4g} at first, {smoothed[lowest]:.4g} at the lowest); the labels may not belong to the "
+            "images (`facetrain data check`); a network that has been trained on this data needs a number: --lr X"
+        )
+    return _SHARE * rates[lowest + _WINDOW // 2]
+
+
+def _loss(config: Config, values: dict[str, float]) -> float:
+    """Return the loss that training lowers, of the means of a step."""
+    if config.distill is None:
+        return values["loss"]
+    return config.distill.margin_weight * values["loss"] + config.distill.weight * values["distill_loss"]

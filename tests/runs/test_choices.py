@@ -1,0 +1,124 @@
+"""Runs that choose their learning rate or batch: `--lr find`, `--batch auto`."""
+
+import json
+import math
+import os
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from facetrain.config.loading import load_config
+from facetrain.data.open_dataset import open_dataset
+from facetrain.distributed.world import World
+from facetrain.errors import ConfigError
+from facetrain.plan import fit_batch as fitting
+from facetrain.plan.device import GIB
+from facetrain.plan.limits import MemoryBudget
+from facetrain.run import training
+from facetrain.run.choices import Choices
+from facetrain.run.lr_range_test import choose_rate
+from tests.runs.test_training import metrics
+from tests.support.ranks import free_ports, start_ranks
+
+STAGES = "[{until_epoch: 8, global_batch_size: 12, image_size: 24}]"
+
+
+def find_and_repeat(rank, size, config, folder, ports):
+    """Train with the rate that a range test finds, resume, and train with this rate as a number."""
+    torch.set_num_threads(1)
+    if size > 1:
+        os.environ |= {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}", "WORLD_SIZE": f"{size}"}
+    for port, name in zip(ports, ("found", "found", "given"), strict=True):
+        os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": f"{port}"}
+        rate = (
+            []
+            if name == "found"
+            else [f"optim.lr={load_config(folder / 'found' / 'config.yaml').optim.lr!r}"]
+        )
+        described = load_config(config, [f"train.stages={STAGES}", "optim.ema=0.9", *rate])
+        choices = Choices(lr=name == "found")
+        assert training.train(described, folder / name, resume_existing=True, choices=choices) == 0
+
+
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_nothing_but_the_rate_remains_of_a_range_test(describe, tmp_path, size):
+    config = describe(dropout=0.2, sample_rate=0.5, accumulate=2, steps=24, checkpoint="every_steps: 12")
+    start_ranks(find_and_repeat, (size, config, tmp_path, free_ports(3)), size)
+    test = json.loads((tmp_path / "found" / "lr_range_test.json").read_text())
+    assert len(test["losses"]) == 24 and test["lr"] != 0.05
+    assert load_config(tmp_path / "found" / "config.yaml").optim.lr == test["lr"], "also after the resume"
+    assert f"--lr find: optim.lr {test['lr']:.3g}" in (tmp_path / "found" / "log.txt").read_text()
+    assert metrics(tmp_path / "found") == metrics(tmp_path / "given")
+    for name in ("model.safetensors", "model_ema.safetensors"):
+        assert (tmp_path / "found" / name).read_bytes() == (tmp_path / "given" / name).read_bytes(), name
+
+
+@pytest.mark.parametrize(
+    ("losses", "message"),
+    [
+        ([12.0 + 0.1 * (n % 7) for n in range(100)], "the loss fell at no learning rate from 0.0001 to 10"),
+        ([12.0] * 4 + [math.nan], "the loss was not finite at a learning rate of 0.00016, in step 5"),
+    ],
+)
+def test_a_loss_that_never_falls_or_is_not_finite_gives_no_rate(losses, message):
+    with pytest.raises(ConfigError, match=message):
+        choose_rate(np.geomspace(1e-4, 10, 100).tolist(), losses)
+
+
+def test_the_rate_is_a_tenth_of_the_one_after_which_the_loss_rises():
+    rates = np.geomspace(1e-4, 10, 100)
+    noise = 0.3 * np.random.default_rng(0).standard_normal(100)
+    losses = 20 - 8 / (1 + (0.01 / rates)) + 4 * np.maximum(np.log10(rates), 0) + noise
+    assert 0.05 < choose_rate(rates.tolist(), losses.tolist()) < 0.2
+    assert choose_rate(rates.tolist(), [*losses[:70], math.inf]) == pytest.approx(rates[65] / 10, rel=0.3)
+
+
+def fit(describe, monkeypatch, *settings, gib=100.0, device="cuda", size=1, **options):
+    config = load_config(describe(), ["train.precision=fp32", *settings])
+    monkeypatch.setattr(fitting, "_free_bytes", lambda world: int(gib * GIB))
+    world = World(0, 0, size, size, torch.device(device))
+    source = open_dataset(config.data.train)
+    return config, *fitting.fit_batch(config, world, source, **options)
+
+
+def test_a_batch_takes_the_memory_that_the_forecast_leaves_and_the_rate_follows(describe, monkeypatch):
+    monkeypatch.setattr(fitting, "epoch_size", lambda source: 10**6)
+    per_image = ["train.batch_size=24", "train.global_batch_size=null", "optim.accumulate=2"]
+    config, chosen, line = fit(describe, monkeypatch, *per_image, gib=1.5)
+    batch, budget = chosen.train.batch_size, MemoryBudget(1, int(0.9 * 1.5 * GIB))
+    assert batch % 8 == 0 and budget.fits(chosen, 20) and not budget.fits(chosen, 20, batch=batch + 8)
+    assert chosen.optim.lr == pytest.approx(config.optim.lr * batch / 24) and "optim.lr 0.05 → " in line
+    assert chosen.train.global_batch_size is None
+
+    _, chosen, line = fit(describe, monkeypatch, "optim.name=adamw", size=2)
+    assert chosen.train.global_batch_size == 8192, "the key that the config has"
+    assert (
+        chosen.optim.lr == pytest.approx(0.05 * math.sqrt(8192 / 24)) and "4,096 images per process" in line
+    )
+    _, chosen, _ = fit(describe, monkeypatch, keep_lr=True)
+    assert chosen.optim.lr == 0.05
+
+
+def test_a_cpu_keeps_the_batch_of_the_config_if_it_fits(describe, monkeypatch):
+    _, chosen, line = fit(describe, monkeypatch, device="cpu")
+    assert (chosen.train.global_batch_size, chosen.optim.lr) == (24, 0.05) and "no faster" in line
+    _, chosen, line = fit(
+        describe, monkeypatch, "data.image_size=112", "train.global_batch_size=512", device="cpu", gib=3
+    )
+    assert 8 <= chosen.train.global_batch_size < 512 and "the largest that fits into 1.5 GiB" in line
+    with pytest.raises(ConfigError, match="--batch auto: not even two images fit into 0.1 GiB"):
+        fit(describe, monkeypatch, device="cpu", gib=0.2)
+    with pytest.raises(ConfigError, match="--batch auto: the stages of train.stages have batch sizes"):
+        fit(describe, monkeypatch, f"train.stages={STAGES}")
+
+
+def test_a_run_records_the_batch_that_it_has_chosen_and_a_resume_keeps_it(describe, tmp_path, monkeypatch):
+    config, folder = load_config(describe(steps=2), ["eval.targets=[]"]), tmp_path / "run"
+    for free in (8.0, 2.0):
+        monkeypatch.setattr(fitting, "_free_bytes", lambda world, free=free: int(free * GIB))
+        choices = Choices(batch=partial(fitting.fit_batch, keep_lr=False))
+        assert training.train(config, folder, resume_existing=True, choices=choices) == 0
+    assert "--batch auto: 24 images per process, 24 per step" in (folder / "log.txt").read_text()
+    assert load_config(folder / "config.yaml").train.global_batch_size == 24
