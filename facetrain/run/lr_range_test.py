@@ -29,9 +29,11 @@ _LOWEST_SHARE = 1e-5
 """First rate, as a fraction of the last one, which cannot be meant (`HIGHEST_LR`)."""
 _WINDOW = 9
 """Losses in a mean of the smoothed curve."""
+_FALL = 0.9
+"""Fraction of the fall of the loss that the rate must reach: beyond it, a higher rate gains little and risks much."""
 _SHARE = 0.1
-"""Fraction of the rate with the smallest loss. At that rate the loss is about to rise, in 100 steps from the start; a
-run has to be stable for all its steps."""
+"""Largest fraction of the rate with the smallest loss. Beyond that rate the loss rises after a few steps; a run has to
+be stable for all its steps."""
 _LEAST_FALL = 0.02
 """Fraction of the first loss by which the loss must fall."""
 
@@ -61,8 +63,8 @@ class RangeTest(BaseModel, frozen=True):
     def describe(self) -> str:
         """Return what was chosen and why, in one line."""
         return (
-            f"--lr find: optim.lr {self.lr:.3g}, a tenth of the rate at which the loss was smallest in "
-            f"{len(self.losses)} steps from {self.rates[0]:.1g} to {self.rates[-1]:.1g}"
+            f"--lr find: optim.lr {self.lr:.3g}, at which the loss has made most of its fall in {len(self.losses)} "
+            f"steps from {self.rates[0]:.2g} to {self.rates[-1]:.2g}"
         )
 
 
@@ -103,9 +105,10 @@ def run_range_test(
 
 
 def choose_rate(rates: Sequence[float], losses: Sequence[float]) -> float:
-    """Return a tenth of the rate at which the smoothed loss is smallest.
+    """Return the smallest rate at which the smoothed loss has made nine tenths of its fall.
 
-    `losses` belong to the first of the `rates`; only the last one may be infinite or NaN.
+    It is at most a tenth of the rate at which the smoothed loss is smallest. `losses` belong to the first of the `rates`;
+    only the last one may be infinite or NaN.
 
     Raises:
         ConfigError: the loss was not finite from the beginning, or did not fall.
@@ -120,14 +123,17 @@ def choose_rate(rates: Sequence[float], losses: Sequence[float]) -> float:
     # Centered, so that the smallest value stays at its rate; the first and last rates have no mean.
     smoothed = np.convolve(finite, np.full(_WINDOW, 1 / _WINDOW), "valid")
     lowest = int(smoothed.argmin())
+    fall = smoothed[0] - smoothed[lowest]
     # The first rates are too small to change anything: their losses differ by chance.
-    if smoothed[0] - smoothed[lowest] < max(_LEAST_FALL * smoothed[0], float(np.std(finite[:_WINDOW]))):
+    if fall < max(_LEAST_FALL * smoothed[0], float(np.std(finite[:_WINDOW]))):
         raise ConfigError(
             f"--lr find: the loss fell at no learning rate from {rates[0]:.2g} to {rates[len(finite) - 1]:.2g} "
             f"({smoothed[0]:.4g} at first, {smoothed[lowest]:.4g} at the lowest); the labels may not belong to the "
             "images (`facetrain data check`); a network that has been trained on this data needs a number: --lr X"
         )
-    return _SHARE * rates[lowest + _WINDOW // 2]
+    reached = int((smoothed <= smoothed[0] - _FALL * fall).argmax())
+    center = _WINDOW // 2
+    return min(rates[reached + center], _SHARE * rates[lowest + center])
 
 
 def _loss(config: Config, values: dict[str, float]) -> float:
