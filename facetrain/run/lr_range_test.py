@@ -107,8 +107,8 @@ def run_range_test(
 def choose_rate(rates: Sequence[float], losses: Sequence[float]) -> float:
     """Return the smallest rate at which the smoothed loss has made nine tenths of its fall.
 
-    It is at most a tenth of the rate at which the smoothed loss is smallest. `losses` belong to the first of the `rates`;
-    only the last one may be infinite or NaN.
+    It is at most a tenth of the rate with the smallest smoothed loss. `losses` belong to the first of the `rates`; only
+    the last one may be infinite or NaN.
 
     Raises:
         ConfigError: the loss was not finite from the beginning, or did not fall.
