@@ -56,6 +56,23 @@ def test_without_data_there_is_no_training(settings, error, message):
         settings.load(None, [])
 
 
+def test_a_setting_is_chosen_or_given(data):
+    config, keys = UsualSettings(data, batch="auto", lr="find").load(None, [])
+    choices = UsualSettings(data, batch="auto", lr="find").choices(keys)
+    assert (config.train.batch_size, choices.lr, choices.batch.keywords) == (None, True, {"keep_lr": True})
+    for settings, override, message in (
+        (
+            UsualSettings(data, batch="auto"),
+            "train.batch_size=8",
+            "--batch auto and --set train.batch_size: give one",
+        ),
+        (UsualSettings(data, lr="find"), "optim.lr=1", "--lr find and --set optim.lr: give one of them"),
+        (UsualSettings(data, lr="0,1"), "seed=1", "--lr 0,1: give a number or find"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            settings.load(None, [override])
+
+
 def test_a_number_that_cannot_be_is_refused_as_with_set():
     error = refusal("train", "--preset", "quickstart", "--epochs", -1)
     assert isinstance(error, ConfigError) and "train.epochs" in str(error)
