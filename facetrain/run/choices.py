@@ -22,7 +22,7 @@ _RATE_KEYS = ("optim.lr", "optim.muon.lr")
 
 @dataclass(frozen=True)
 class Choices:
-    """What a run chooses itself. A run that continues has the values of its checkpoint."""
+    """Settings that a new run chooses itself. A run that continues has the values of its checkpoint."""
 
     batch: BatchChoice | None = None
     lr: bool = False
