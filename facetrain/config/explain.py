@@ -23,6 +23,12 @@ _PATTERNS = {NAME_PATTERN: "letters, digits, '.', '_' and '-', beginning with a 
 _SYNONYMS = {"learning_rate": "lr", "network": "backbone", "wd": "weight_decay"}
 """Names of keys in other projects, with ours where difflib does not find it."""
 
+_REMOVED = dict.fromkeys(
+    ("head.drop_sub_centers_epoch", "head.drop_angle"),
+    "remove it, and clean the dataset with `facetrain data clean`",
+)
+"""Keys of earlier versions, with what to do instead."""
+
 Schema = dict[str, Any]
 
 
@@ -86,7 +92,10 @@ def _explain_fault(fault: Any) -> str:
     if fault["type"] == "extra_forbidden":
         *parents, unknown = fault["loc"]
         section, schema = _locate(tuple(parents))
-        return f"{section}.{unknown}".lstrip(".") + f" is not a key{_similar_key(str(unknown), schema)}"
+        name = f"{section}.{unknown}".lstrip(".")
+        if name in _REMOVED:
+            return f"{name} is not a key anymore; {_REMOVED[name]}"
+        return f"{name} is not a key{_similar_key(str(unknown), schema)}"
     key, schema = _locate(fault["loc"])
     if fault["type"] == "missing":
         return f"{key} is missing"

@@ -52,7 +52,7 @@ class Chunk:
     """Logits (G, C) of the gathered batch to one chunk of classes, recomputed in the backward pass.
 
     A class with sub-centers has the logit of the nearest one, and the gradient goes to that one alone (Deng et al.,
-    "Sub-center ArcFace", ECCV 2020, equation 3). If `dominant_C` is given, it names the sub-center to use instead.
+    "Sub-center ArcFace", ECCV 2020, equation 3).
     """
 
     def __init__(
@@ -62,7 +62,6 @@ class Chunk:
         target: TargetClass,
         margin: Margin,
         start: int,
-        dominant_C: Tensor | None,
         inverse_norm_R: Tensor | None = None,
     ) -> None:
         """Take unit embeddings in the product dtype, and centers (C, N·D); `start` is the chunk's first position.
@@ -71,7 +70,7 @@ class Chunk:
         """
         self._start = start
         self._target, self._margin, self._unit_GD = target, margin, unit_GD
-        self._num_classes, self._dominant_C = len(weight_CX), dominant_C
+        self._num_classes = len(weight_CX)
         self._weight_RD = weight_CX.reshape(-1, unit_GD.shape[1])
         self._factor_RD = self._weight_RD.to(unit_GD.dtype)
         if inverse_norm_R is None:
@@ -166,10 +165,7 @@ class Chunk:
         if logit_GCN.shape[2] == 1:
             return logit_GR, None
         # Also in the backward pass, from the same logits: the sub-center that gave the logit gets the gradient.
-        if self._dominant_C is None:
-            nearest_GC1 = logit_GCN.argmax(2, keepdim=True)
-        else:
-            nearest_GC1 = self._dominant_C.expand(len(logit_GR), -1)[..., None]
+        nearest_GC1 = logit_GCN.argmax(2, keepdim=True)
         return logit_GCN.gather(2, nearest_GC1)[..., 0], nearest_GC1
 
     def _spread(self, slope_GC: Tensor, nearest_GC1: Tensor | None) -> Tensor:

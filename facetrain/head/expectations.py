@@ -17,7 +17,7 @@ with the unit embedding x. Several embeddings of a class in a batch give the mea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -75,14 +75,6 @@ class Expectations:
             moving=stage.settings.expectations == "moving",
         )
 
-    def find_whether_begun(self, read: Callable[[str, int, int], Tensor]) -> None:
-        """Find out from a saved table whether the expectations have begun, for checkpoints without `state`.
-
-        The table is 0 before. Every rank reads the same class: `read(name, start, stop)` returns [start, stop).
-        """
-        if self._first is not None:
-            self._have_begun = read(_TABLE, 0, 1).any()
-
     def state(self) -> dict[str, Tensor]:
         """Return whether the expectations have begun, for a checkpoint; the table is one of the head's."""
         return {} if self._first is None else {"expectations_begun": self._have_begun}
@@ -107,11 +99,11 @@ class ExpectationPass:
         """
         sweep = self._sweep
         # Without norms and sub-centers: a class has one expectation, and the margin on it is a constant.
-        target = find_target(unit_GD, None, sweep.sampled, sweep.weight, None, sweep.margin)
+        target = find_target(unit_GD, None, sweep.sampled, sweep.weight, sweep.margin)
         # Without the target's logit: the sum is over the negatives.
         begin_PG = sweep.loss.begin(torch.full_like(target.cos_G, -torch.inf))
         statistics_PG, self._inverse_norm_R = sweep.statistics(begin_PG, factor_GD, target)
-        logit_G, statistics_WPG, _ = exchange_statistics(statistics_PG, target.logit(sweep.margin.scale))
+        logit_G, statistics_WPG = exchange_statistics(statistics_PG, target.logit(sweep.margin.scale))
         self._target, self._factor_GD, self._logit_G = target, factor_GD, logit_G
         self._log_ratio_G = sweep.loss.join(statistics_WPG, logit_G)[0]
         return self._log_ratio_G

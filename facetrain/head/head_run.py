@@ -29,8 +29,6 @@ class HeadRun:
     """Key of the margins that are drawn at random."""
     stages: tuple[HeadStage, ...] = ()
     """Stages of the run, the first from step 0 on; (): one, with the settings of the head."""
-    drop_from_step: int | None = None
-    """First step with dominant sub-centers only (`drop_sub_centers_epoch`); None: never."""
     folder: Path | None = None
     """Folder of the row file, with placement disk."""
     product_dtype: torch.dtype | None = None

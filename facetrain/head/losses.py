@@ -66,8 +66,8 @@ class Softmax:
         # The target's probability, less 1.
         return (target_logit_G - joined_G).exp() - 1
 
-    def accumulate_gradient(self, joined_G: Tensor, weight_G: Tensor) -> None:
-        """Add to the gradient of the loss's own parameter, if it has one. `weight_G` is the weight of each sample."""
+    def accumulate_gradient(self, joined_G: Tensor, weight: Tensor) -> None:
+        """Add to the gradient of the loss's own parameter, if it has one. `weight` is the weight of each sample."""
 
     def step(self, lr: float, valid: Tensor, grad_scale: float | Tensor = 1.0) -> None:
         """Update the parameter by its gradient / `grad_scale`; if the bool scalar `valid` is false, discard that."""
@@ -128,9 +128,9 @@ class UnifiedThreshold(Softmax):
     def target_slope(self, target_logit_G: Tensor, joined_G: Tensor) -> Tensor:
         return -torch.sigmoid(self._threshold - target_logit_G)
 
-    def accumulate_gradient(self, joined_G: Tensor, weight_G: Tensor) -> None:
+    def accumulate_gradient(self, joined_G: Tensor, weight: Tensor) -> None:
         # Computed from numbers that all ranks have, so the copies of the threshold stay equal.
-        added = (joined_G * weight_G).sum()
+        added = (joined_G * weight).sum()
         self._gradient = added if self._gradient is None else self._gradient + added
 
     def step(self, lr: float, valid: Tensor, grad_scale: float | Tensor = 1.0) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -29,8 +28,7 @@ from facetrain.head.row_optimizer import RowOptimizer, moment_layout, one_pass_a
 from facetrain.head.sampling import ClassSampler, SampledClasses
 from facetrain.head.settings import HeadSettings, MarginSettings
 from facetrain.head.sharded_softmax import ClassSweep, TakeGradient, sharded_cross_entropy
-from facetrain.head.sub_centers import SubCenters
-from facetrain.head.target import NearestCount, TargetClass
+from facetrain.head.target import NearestCount
 from facetrain.head.teacher_centers import follow_teacher
 from facetrain.optim.settings import OptimSettings
 
@@ -86,9 +84,6 @@ class MarginHead(BaseHead):
         )
         self._gradient = AccumulatedGradient()
         self._sampler = self._build_sampler()
-        self._sub_centers = SubCenters(
-            self.shard.size, settings, self.device, drop_from_step=run.drop_from_step
-        )
         self._loss = Softmax()
         if settings.loss == "unified":
             negatives = num_classes * self._stage.settings.sample_rate
@@ -146,7 +141,6 @@ class MarginHead(BaseHead):
         self._step, self._lr, self._loss_scale = step, lr, loss_scale
         self._optimizer.begin_step(step, self._rank, lr=lr)
         self.margin.begin_step(step)
-        self._sub_centers.begin_step(step)
 
     def _enter(self, stage: HeadStage) -> None:
         """Change to the settings of another stage."""
@@ -195,11 +189,8 @@ class MarginHead(BaseHead):
             chunk_type=self.chunk_type,
             take_gradient=self._take_gradient(),
             count_nearest=self._nearest.add if self.counts_nearest else None,
-            finish=partial(self._finish_backward, sampled.class_S),
+            finish=self._finish_backward,
             product_dtype=self._run.product_dtype,
-            # Indexed as the rows of the step's tables: prefetched ones have the sampled classes only.
-            dominant_K=self._sub_centers.dominant_of(sampled.class_S if sampled.index_S is None else None),
-            least_cos=self._sub_centers.least_cos,
             loss_scale=self._loss_scale if self.update_in_backward else None,
             one_pass=self._optimizer.one_pass and self.update_in_backward,
         )
@@ -239,8 +230,7 @@ class MarginHead(BaseHead):
     def row_state(self) -> dict[str, Tensor]:
         """Return the tables to save in a checkpoint; row i belongs to class shard.start + i."""
         self._sampler.flush()
-        tables = {name: table.data for name, table in self._tables.by_name.items()}
-        return tables | self._sub_centers.row_state()
+        return {name: table.data for name, table in self._tables.by_name.items()}
 
     def load_rows(self, read: Callable[[str, int, int], Tensor]) -> None:
         for name, table in self.row_state().items():
@@ -248,8 +238,6 @@ class MarginHead(BaseHead):
             for start in range(self.shard.start, self.shard.stop, _ROWS_PER_COPY):
                 stop = min(start + _ROWS_PER_COPY, self.shard.stop)
                 table[start - self.shard.start : stop - self.shard.start].copy_(read(name, start, stop))
-        # Every rank asks for the same class, so that all of them decide alike.
-        self._expectations.find_whether_begun(read)
 
     def state(self) -> dict[str, Tensor]:
         return self.margin.state() | self._loss.state() | self._expectations.state()
@@ -272,8 +260,7 @@ class MarginHead(BaseHead):
     def _update_chunk(self, rows: Rows, gradient: Tensor | UnfinishedGradient, finite: Tensor) -> None:
         self._optimizer.update(self._step_tables.by_name, rows, gradient, finite)
 
-    def _finish_backward(self, class_S: Tensor | None, target: TargetClass, finite: Tensor) -> None:
-        self._sub_centers.count(target, class_S, finite)
+    def _finish_backward(self, finite: Tensor) -> None:
         # Otherwise `step` moves the threshold, once for all micro-batches.
         if self.update_in_backward:
             self._loss.step(self._lr, finite)

@@ -50,8 +50,8 @@ class RowPrefetcher:
         self._spare: list[dict[str, Tensor]] = []
         """Host tables for reuse, accessed by the worker only. Pinned memory is cached by torch itself."""
 
-    def step_rows(self, drawn: Tensor, added: Tensor, next_drawn: Tensor) -> tuple[Tensor, RowTables]:
-        """Return the rows of a step: their row numbers (S,), and tables of them on the device.
+    def step_rows(self, drawn: Tensor, added: Tensor, next_drawn: Tensor) -> RowTables:
+        """Return tables of the rows of a step on the device: first the drawn ones, then the added ones.
 
         `drawn` are the rows that the step's sample draws, `added` those that only the batch contains, and
         `next_drawn` those that the next step will draw: ascending int64 row numbers on the host.
@@ -75,7 +75,7 @@ class RowPrefetcher:
         spare = len(added) + int(len(drawn) * _SPARE_SHARE)
         self._next = next_drawn, self._worker.submit(self._read, next_drawn, spare, rows)
         tables = {name: table[: len(rows.index)] for name, table in rows.tables.items()}
-        return rows.index, RowTables(tables, self._device)
+        return RowTables(tables, self._device)
 
     def flush(self) -> None:
         """Write everything back and wait for it. Prefetched rows are discarded."""

@@ -53,8 +53,6 @@ class SampledClasses:
     tables: RowTables
     index_S: Tensor | None
     """Their rows in `tables`; None: all rows."""
-    class_S: Tensor | None
-    """The classes, counted from the shard's start; None: all classes."""
     position_G: Tensor
     """Position of each sample's target class among the S; −1 if the class is on another rank."""
     target_row_G: Tensor | None = None
@@ -99,7 +97,7 @@ class ClassSampler:
             label_G = on_device(label_G, self._device)
             is_local_G = (label_G >= self._shard.start) & (label_G < self._shard.stop)
             return SampledClasses(
-                self._tables, None, None, torch.where(is_local_G, label_G - self._shard.start, -1)
+                self._tables, None, torch.where(is_local_G, label_G - self._shard.start, -1)
             )
         local = label_G.numpy() - self._shard.start
         local[(local < 0) | (local >= self._shard.size)] = -1
@@ -107,7 +105,7 @@ class ClassSampler:
             # All classes, from tables in host memory: the targets are read by index there, and the chunks follow as
             # slices.
             rows = torch.from_numpy(np.maximum(local, 0))
-            return SampledClasses(self._tables, None, None, to_device(local, self._device), rows)
+            return SampledClasses(self._tables, None, to_device(local, self._device), rows)
         # The classes of the batch always take part: a sample without its target class has no loss.
         positive = np.unique(local[local >= 0])
         self._draws = {known: drawn for known, drawn in self._draws.items() if known >= step}
@@ -124,7 +122,7 @@ class ClassSampler:
         self._tables.read_ahead(torch.from_numpy(class_S))
         position = np.where(local < 0, -1, np.searchsorted(class_S, local))
         index_S = to_device(class_S, self._device)
-        return SampledClasses(self._tables, index_S, index_S, to_device(position, self._device))
+        return SampledClasses(self._tables, index_S, to_device(position, self._device))
 
     def flush(self) -> None:
         """Wait until all changed rows are written to the tables."""
@@ -147,13 +145,12 @@ class ClassSampler:
         # A draw does not depend on the batch, so the rows of the next step can be read during this one.
         drawn, next_drawn = (self._begin_draw(number).result() for number in (step, step + 1))
         added = positive[find(drawn, positive) < 0]
-        index_S, tables = prefetcher.step_rows(*map(torch.from_numpy, (drawn, added, next_drawn)))
+        tables = prefetcher.step_rows(*map(torch.from_numpy, (drawn, added, next_drawn)))
         # The added classes follow the drawn ones.
         place = find(drawn, local)
         position = np.where(place < 0, len(drawn) + np.searchsorted(added, local), place)
         position[local < 0] = -1
-        class_S = to_device(index_S.numpy(), self._device)
-        return SampledClasses(tables, None, class_S, to_device(position, self._device))
+        return SampledClasses(tables, None, to_device(position, self._device))
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:

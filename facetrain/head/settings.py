@@ -82,12 +82,6 @@ class HeadSettings(Settings):
     sub_centers: Positive = 1
     """Number of centers per identity, of which the nearest one counts (Sub-center ArcFace, published with 3). Memory
     and time grow with it."""
-    drop_sub_centers_epoch: Annotated[float, Field(ge=0)] | None = None
-    """Epoch from which only the dominant sub-center of each identity is used, and images far from it are left out;
-    may be a fraction. null: never."""
-    drop_angle: Annotated[float, Field(gt=0, le=180)] = 75.0
-    """Angle to the dominant sub-center, in degrees, beyond which an image is left out as label noise; with
-    `drop_sub_centers_epoch`."""
     sample_rate: Probability = 1.0
     """Fraction of the classes that take part in a step (Partial FC). 1: all classes. 0: only the classes of the
     batch."""
@@ -110,12 +104,6 @@ class HeadSettings(Settings):
     disk, only the sampled rows are copied to the GPU."""
     chunk_size: Positive | Literal["auto"] = "auto"
     """Number of classes whose logits are in memory at the same time. auto: chosen by the size of the batch."""
-
-    @model_validator(mode="after")
-    def _check_sub_centers(self) -> Self:
-        if self.drop_sub_centers_epoch is not None and self.sub_centers == 1:
-            raise ValueError("drop_sub_centers_epoch needs sub_centers of at least 2 (published: 3)")
-        return self
 
     @property
     def classes_per_block(self) -> int:

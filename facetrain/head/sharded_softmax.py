@@ -67,18 +67,14 @@ class ClassSweep:
     """None: the centers are not trained, and have no gradient."""
     one_pass: bool
     """Whether `take_gradient` finishes the gradient itself."""
-    finish: Callable[[TargetClass, Tensor], None]
-    """Called at the end of the backward pass with the target classes and whether the loss is finite."""
+    finish: Callable[[Tensor], None]
+    """Called at the end of the backward pass with whether the loss is finite."""
     count_nearest: Callable[[Tensor, int], None] | None
     """Called with the number of samples whose target class is on this rank and the nearest of all, and with G.
 
     Only for a softmax whose negatives keep their cosines."""
     product_dtype: torch.dtype | None
     """Dtype to which the factors of the matrix products are rounded; None: they keep theirs."""
-    dominant_K: Tensor | None
-    """Remaining sub-center of each row, int64; None: all remain."""
-    least_cos: float
-    """Samples with a smaller target cosine count as label noise and are left out of the loss."""
     loss_scale: Tensor | None
     """Factor on the loss (a scalar on the device) by which the gradient of the centers is divided; None: 1."""
     table: str = "weight"
@@ -118,14 +114,11 @@ class ClassSweep:
     ) -> tuple[Rows, Chunk]:
         stop, index_S = min(start + self.classes_per_chunk, self.size), self.sampled.index_S
         rows: Rows = slice(start, stop) if index_S is None else index_S[start:stop]
-        dominant_C = None if self.dominant_K is None else self.dominant_K[rows]
         if inverse_norm_R is not None:
             sub_centers = self.sub_centers(unit_GD)
             inverse_norm_R = inverse_norm_R[start * sub_centers : stop * sub_centers]
         weight_CX = self.weight.fetch(rows)
-        return rows, self.chunk_type(
-            unit_GD, weight_CX, target, self.margin, start, dominant_C, inverse_norm_R
-        )
+        return rows, self.chunk_type(unit_GD, weight_CX, target, self.margin, start, inverse_norm_R)
 
     def statistics(
         self, statistics_PG: Tensor, factor_GD: Tensor, target: TargetClass
@@ -155,17 +148,15 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, unit_GD: Tensor, norm_G: Tensor | None, sweep: ClassSweep) -> Tensor:
         # The target logits first, apart from the chunks: the margin concerns them alone, and they keep full precision.
-        target = find_target(unit_GD, norm_G, sweep.sampled, sweep.weight, sweep.dominant_K, sweep.margin)
+        target = find_target(unit_GD, norm_G, sweep.sampled, sweep.weight, sweep.margin)
         # Converted once: all chunks multiply the same factor.
         factor_GD = unit_GD.to(sweep.product_dtype or unit_GD.dtype)
         logit_G = target.logit(sweep.margin.scale)
         # One pass over the classes of this rank. A chunk's logits are reduced to two numbers per sample, and freed.
         statistics_PG, inverse_norm_R = sweep.statistics(sweep.loss.begin(logit_G), factor_GD, target)
-        # Only the rank that has the target class knows the cosine; the exchange informs the others.
-        kept_G = target.is_local_G & (target.cos_G >= sweep.least_cos) if sweep.least_cos > -1 else None
         # The message of the loss: a few numbers per sample, instead of logits to all classes. From here on every
         # rank computes the same from the same numbers, and no loss has to be sent.
-        logit_G, statistics_WPG, kept_G = exchange_statistics(statistics_PG, logit_G, kept_G)
+        logit_G, statistics_WPG = exchange_statistics(statistics_PG, logit_G)
         loss_G, joined_G = sweep.loss.join(statistics_WPG, logit_G)
         first_loss_G = loss_G
         if sweep.second_anchor is not None:
@@ -179,13 +170,11 @@ class _CrossEntropy(torch.autograd.Function):
             # The statistics have the largest logit anyway: the top-1 share costs no further pass.
             is_nearest_G = target.is_local_G & (target.cos_G * sweep.margin.scale >= largest_G)
             sweep.count_nearest(is_nearest_G.sum(), len(is_nearest_G))
-        # The mean over the images that count: label noise (`least_cos`) has the weight 0.
-        weight_G = kept_G / kept_G.sum().clamp_min(1)
-        loss = (loss_G * weight_G).sum()
+        loss = (loss_G * (1 / len(loss_G))).sum()
         if norm_G is not None and (penalty := sweep.margin.norm_penalty(norm_G)):
             loss += penalty[0].mean()
         # The finite flag stays on the device, where the update reads it.
-        ctx.save_for_backward(unit_GD, norm_G, factor_GD, logit_G, joined_G, weight_G, torch.isfinite(loss))
+        ctx.save_for_backward(unit_GD, norm_G, factor_GD, logit_G, joined_G, torch.isfinite(loss))
         ctx.sweep, ctx.target, ctx.inverse_norm_R = sweep, target, inverse_norm_R
         ctx.losses = None if sweep.second_anchor is None else (first_loss_G, loss_G)
         return loss
@@ -193,25 +182,25 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     @profiler_range("head")
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        unit_GD, norm_G, factor_GD, logit_G, joined_G, weight_G, finite = ctx.saved_tensors
+        unit_GD, norm_G, factor_GD, logit_G, joined_G, finite = ctx.saved_tensors
         sweep: ClassSweep = ctx.sweep
         target: TargetClass = ctx.target
         if sweep.loss_scale is not None:
             # Only the embeddings' gradient goes through fp16 and needs the scale. It is multiplied in at the end.
             grad_loss = grad_loss / sweep.loss_scale
-        weight_G = weight_G * grad_loss
+        weight = grad_loss * (1 / len(unit_GD))  # of a sample in the step's loss, which is a mean
         # Derivatives of the step's loss: by a sample's cosines with slope 1, by its target cosine after the margin,
         # and by its target cosine before it.
-        by_cos_G = weight_G * sweep.margin.scale
+        by_cos = weight * sweep.margin.scale
         slope_G = sweep.loss.target_slope(logit_G, joined_G)
         if ctx.losses is not None:
             # The target center's fraction of log(1 + A + B) alone: −A / (1 + A + B), with 1 + A = exp(first loss).
             first_loss_G, loss_G = ctx.losses
             slope_G = (-loss_G).exp() - (first_loss_G - loss_G).exp()
-        by_margin_G = torch.where(target.is_local_G, slope_G * by_cos_G, 0)
+        by_margin_G = torch.where(target.is_local_G, slope_G * by_cos, 0)
         by_target_G = by_margin_G * target.with_margin.by_cos_G
         inputs = BackwardInputs(
-            weighted_GD=(unit_GD * by_cos_G[:, None]).to(factor_GD.dtype),
+            weighted_GD=(unit_GD * by_cos).to(factor_GD.dtype),
             # Apart from the product: the target's slope has the margin's derivative, and is not rounded to 16 bits.
             target_grad_GD=(by_target_G * target.inverse_norm_G)[:, None] * unit_GD,
             target_order=order_targets(target, sweep.sub_centers(unit_GD)) if sweep.one_pass else None,
@@ -236,11 +225,11 @@ class _CrossEntropy(torch.autograd.Function):
             # updates here.
             sweep.take_gradient(rows, grad_CX, finite)
             del grad_CX
-        # A factor per sample is the same for all chunks: once here, instead of once per logit.
-        grad_GD.mul_(by_cos_G[:, None]).add_(target.center_GD * by_target_G[:, None])
+        # This factor is the same for all chunks: once here, instead of once per logit.
+        grad_GD.mul_(by_cos).add_(target.center_GD * by_target_G[:, None])
         # After the last chunk: `finish` may move the threshold of the unified loss, which the slopes use.
-        sweep.loss.accumulate_gradient(joined_G, weight_G)
-        sweep.finish(target, finite)
+        sweep.loss.accumulate_gradient(joined_G, weight)
+        sweep.finish(finite)
         grad_norm_G = _norm_gradient(norm_G, by_margin_G, target, sweep, grad_loss)
         if sweep.loss_scale is not None:
             grad_GD.mul_(sweep.loss_scale)
@@ -248,19 +237,14 @@ class _CrossEntropy(torch.autograd.Function):
         return grad_GD, grad_norm_G, None
 
 
-def exchange_statistics(
-    statistics_PG: Tensor, logit_G: Tensor, kept_G: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gather target logits, statistics and (if given) the samples that count, in one message.
+def exchange_statistics(statistics_PG: Tensor, logit_G: Tensor) -> tuple[Tensor, Tensor]:
+    """Gather target logits and statistics in one message; return (G,) and (W, P, G). Collective.
 
-    Returns (G,), (W, P, G) and (G,). Every rank then has the same numbers and computes the same loss from them.
+    Every rank then has the same numbers and computes the same loss from them.
     """
-    rows = [statistics_PG, logit_G[None]] + ([] if kept_G is None else [kept_G[None].to(logit_G.dtype)])
-    gathered_WXG = collectives.gather(torch.cat(rows))
-    statistics_WPG, rest_WXG = gathered_WXG.tensor_split([len(statistics_PG)], dim=1)
-    # Only one rank has the target class; the others sent −∞ and False.
-    rest_XG = rest_WXG.amax(0)
-    return rest_XG[0], statistics_WPG, torch.ones_like(logit_G) if kept_G is None else rest_XG[1]
+    gathered_WXG = collectives.gather(torch.cat([statistics_PG, logit_G[None]]))
+    # Only one rank has the target class; the others sent −∞.
+    return gathered_WXG[:, -1].amax(0), gathered_WXG[:, :-1]
 
 
 def _norm_gradient(

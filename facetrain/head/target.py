@@ -57,12 +57,11 @@ def find_target(
     norm_G: Tensor | None,
     sampled: SampledClasses,
     weight: RowTable,
-    dominant_K: Tensor | None,
     margin: Margin,
 ) -> TargetClass:
     """Compute the cosine of each unit embedding to its target center, and apply the margin.
 
-    With sub-centers the nearest one is the target center, or the one in `dominant_K` (int64) if that is given.
+    With sub-centers the nearest one is the target center.
     Collective if the margin needs all target cosines: an all-reduce of one number per sample.
     """
     position_G, index_S = sampled.position_G, sampled.index_S
@@ -83,7 +82,7 @@ def find_target(
         # grows without bound near a cosine of 1.
         inverse_GN = torch.linalg.vector_norm(weight_GND, dim=2).clamp_min(1e-12).reciprocal()
         cos_GN = torch.einsum("gd,gnd->gn", unit_GD, weight_GND) * inverse_GN
-        nearest_G = cos_GN.argmax(1) if dominant_K is None else dominant_K[rows]
+        nearest_G = cos_GN.argmax(1)
         # The nearest sub-center gives the cosine, its center and its norm; the gradient goes to it alone.
         nearest = torch.arange(len(unit_GD), device=unit_GD.device), nearest_G
         inverse_norm_G = inverse_GN[nearest]

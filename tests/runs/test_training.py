@@ -157,7 +157,7 @@ def interrupt(folder, describe, step, options):
     [
         {"sample_rate": 0.3, "head": "placement: host"},
         {"sample_rate": 0.3, "head": "placement: disk, momentum_dtype: int8, weight_dtype: bfloat16"},
-        {"margin": "adaface", "head": "loss: unified, sub_centers: 2, drop_sub_centers_epoch: 1.2"},
+        {"margin": "adaface", "head": "loss: unified, sub_centers: 2"},
     ],
 )
 def test_a_run_killed_anywhere_and_resumed_records_what_the_uninterrupted_one_does(

@@ -121,29 +121,11 @@ class DenseUniFace(DenseVariant):
 
 
 class DenseSubCenters(DenseVariant):
-    """Three sub-centers; from step 2 on only the dominant one, without images further than 100° from it."""
-
-    def __init__(self, num_classes: int) -> None:
-        self.hits = torch.zeros(num_classes, 3, dtype=torch.float64)
-
     def loss(self, embedding, weight, label, classes, step):
-        cos_all = torch.einsum(
-            "gd,knd->gkn", normalize(embedding), normalize(weight.view(len(weight), 3, -1), dim=2)
-        )
-        if step < 2:
-            cos = cos_all.amax(2)
-            nearest = cos_all.gather(1, label[:, None, None].expand(-1, 1, 3))[:, 0].argmax(1)
-            self.hits.index_put_(
-                (classes[label], nearest), torch.ones(len(label), dtype=torch.float64), accumulate=True
-            )
-            weight_of = torch.ones(len(label), dtype=torch.float64)
-        else:
-            dominant = self.hits[classes].argmax(1)
-            cos = cos_all.gather(2, dominant[None, :, None].expand(len(label), -1, 1))[..., 0]
-            weight_of = (target_of(cos, label) >= math.cos(math.radians(100))).double()
+        centers = normalize(weight.view(len(weight), 3, -1), dim=2)
+        cos = torch.einsum("gd,knd->gkn", normalize(embedding), centers).amax(2)
         target = torch.cos(torch.arccos(target_of(cos, label)) + 0.5)
-        each = cross_entropy(SCALE * with_target(cos, label, target), label, reduction="none")
-        return (each * weight_of).sum() / weight_of.sum().clamp_min(1)
+        return cross_entropy(SCALE * with_target(cos, label, target), label)
 
 
 @dataclass(frozen=True)
@@ -187,8 +169,8 @@ VARIANTS = {
     ),
     "sub-centers": Variant(
         {"type": "arcface", "m2": 0.5},
-        lambda classes, rate: DenseSubCenters(classes),
-        {"sub_centers": 3, "drop_from_step": 2, "drop_angle": 100.0},
+        lambda classes, rate: DenseSubCenters(),
+        {"sub_centers": 3},
         columns=3,
     ),
 }

@@ -73,7 +73,6 @@ def build_teacher_centers(
         run,
         folder=run_folder / TEACHER_ROWS,
         update_in_backward=False,
-        drop_from_step=None,
         stages=tuple(HeadStage(first_step, teacher_settings(head)) for first_step, head in run.stages),
         trained=False,
     )
@@ -138,10 +137,8 @@ def _margins_of_datasets(config: Config, heads: Sequence[DatasetHead]) -> list[M
 
 def head_run(config: Config, world: World, schedule: StepSchedule) -> HeadRun:
     """Return what the schedule and the section `train` give to a head: epochs are converted to steps."""
-    drop_epoch = config.head.drop_sub_centers_epoch
     return HeadRun(
         stages=tuple(HeadStage(stage.first_step, stage.head) for stage in schedule.stages),
-        drop_from_step=None if drop_epoch is None else schedule.step_of_epoch(drop_epoch),
         product_dtype=product_dtype(config.train.precision, world.device),
     )
 

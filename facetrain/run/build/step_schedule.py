@@ -96,13 +96,6 @@ class StepSchedule:
             for stage in self.stages
         )
 
-    def step_of_epoch(self, epoch: float) -> int:
-        """Return the step at which an epoch begins, counted from 0; `epoch` may be a fraction."""
-        for stage in reversed(self.stages):
-            if epoch >= stage.first_epoch:
-                return stage.first_step + round((epoch - stage.first_epoch) * stage.steps_per_epoch)
-        return 0
-
 
 class StagedConfig(NamedTuple):
     """Settings of a stage, before the numbers of its steps are known."""

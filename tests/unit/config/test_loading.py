@@ -127,6 +127,10 @@ def test_an_invalid_file_gives_one_line_that_names_the_place(tmp_path, text, mes
             "head: {sample_block: all}",
             'head.sample_block: "all" is invalid; use a whole number greater than 0, or',
         ),
+        (
+            "head: {drop_angle: 75}",
+            "head.drop_angle is not a key anymore; remove it, and clean the dataset with `facetrain data clean`",
+        ),
         ("head: {sub_centres: 3}", "head.sub_centres is not a key; did you mean sub_centers?"),
         ("head: {x: 3}", "head.x is not a key; the keys are init_from, margin, "),
         ("optim: {learning_rate: 1}", "optim.learning_rate is not a key; did you mean optim.lr?"),

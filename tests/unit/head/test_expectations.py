@@ -96,14 +96,21 @@ def test_all_stages_equal_the_papers_equations(product):
             torch.testing.assert_close(head.row_state()["expectation"], dense.expectation)
 
 
+def load(head, saved):
+    tables = {name: table.clone() for name, table in saved.row_state().items()}
+    head.load_rows(lambda name, start, stop: tables[name][start:stop])
+    head.load_state({name: tensor.clone() for name, tensor in saved.state().items()})
+    return tables
+
+
 @pytest.mark.parametrize("at", [1, 2, 4, 5])
 def test_a_head_loaded_at_any_step_continues_bit_by_bit(at):
     head = staged_head()
     for step in range(at):
         head.begin_step(step, lr=0.1)
         head(*batch(step)).backward()
-    loaded, saved = staged_head(), {name: table.clone() for name, table in head.row_state().items()}
-    loaded.load_rows(lambda name, start, stop: saved[name][start:stop])
+    loaded = staged_head()
+    load(loaded, head)
     for step in range(at, 7):
         for each in (head, loaded):
             each.begin_step(step, lr=0.1)
@@ -125,24 +132,15 @@ def trained_head(stages, steps):
     return head
 
 
-def load(head, saved, *, state):
-    """Load the tables of a head, and the rest unless the checkpoint is of a version that saved only tables."""
-    tables = {name: table.clone() for name, table in saved.row_state().items()}
-    head.load_rows(lambda name, start, stop: tables[name][start:stop])
-    head.load_state({name: tensor.clone() for name, tensor in saved.state().items()} if state else {})
-    return tables
-
-
 @pytest.mark.parametrize(("border", "other_border"), [(5, 2), (2, 5)])
-@pytest.mark.parametrize("state", [True, False])
 @pytest.mark.parametrize("ranks", [1, 3, 30])
 def test_a_resumed_run_with_another_border_begins_expectations_once_and_keeps_learned_ones(
-    ranks, state, border, other_border
+    ranks, border, other_border
 ):
     saved = trained_head(stages_from(border), 4)
     heads = [staged_head(stages_from(other_border), rank=rank, world_size=ranks) for rank in range(ranks)]
     for head in heads:
-        tables = load(head, saved, state=state)
+        tables = load(head, saved)
         for step in (4, 5):
             head.begin_step(step, lr=0.1)
     expectation = torch.cat([head.row_state()["expectation"] for head in heads])

@@ -23,7 +23,7 @@ OPTIONS = {
     "adamw": {"optimizer": "adamw"},
     "16 and 8 bits": {"weight_dtype": torch.bfloat16, "momentum_dtype": torch.int8},
     "accumulated": {"update_in_backward": False},
-    "sub-centers": {"sub_centers": 3, "drop_from_step": 1},
+    "sub-centers": {"sub_centers": 3},
     "expectations": {"stages": (head_stage(0, 1.0, "moving"),)},
     "sampled, expectations": {"stages": (head_stage(0, 0.2, "moving"),)},
     "sampled": {"sample_rate": 0.2},

@@ -47,8 +47,6 @@ def test_every_stage_has_the_steps_of_its_epochs_and_its_batch():
     assert all(schedule.stage_at(step) is schedule.stages[stage] for step, stage in stage_of.items())
     assert schedule.images_after(0) == 24 * 8 + 4 * 24 + 16 * 12
     assert schedule.images_after(26) == 2 * 24 + 16 * 12
-    first_step_of = {0: 0, 1: 12, 1.5: 18, 2: 24, 2.5: 26, 3: 28, 4: 36}
-    assert {epoch: schedule.step_of_epoch(epoch) for epoch in first_step_of} == first_step_of
 
 
 def test_a_limit_of_steps_leaves_out_the_stages_after_it():
