@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import re
 import shutil
 import signal
 import sys
@@ -42,7 +40,8 @@ def launch_ranks(arguments: list[str], where: Topology, run_id: str) -> int:
     Raises:
         LaunchError: the ranks could not be started, or one of them was killed.
     """
-    with agent_folder() as log_dir:
+    with tempfile.TemporaryDirectory(prefix="facetrain-agent-", ignore_cleanup_errors=True) as name:
+        log_dir = Path(name)
         on_signal = partial(_on_signal, log_dir, set())
         signal.signal(signal.SIGINT, on_signal)
         try:
@@ -191,45 +190,3 @@ def _explain_signal(number: int, rank: int, pid: int) -> str:
         "SIGABRT": "; NCCL does so a minute after it has waited train.timeout_s for another rank",
     }
     return f"rank {rank} (process {pid}) was ended by {name}{hints.get(name, '')}"
-
-
-_PREFIX = "facetrain-agent-"
-_NAME = re.compile(_PREFIX + r"[a-z0-9_]{8}")
-_MIN_AGE_S = 60
-"""A younger folder may have been created, but not locked yet."""
-
-
-@contextmanager
-def agent_folder() -> Iterator[Path]:
-    """Create a temporary folder for the agent's files, and remove it at the end.
-
-    Folders that killed agents have left are removed, too. A folder in use is locked.
-    """
-    with suppress(OSError):  # others may be allowed to create files there, and not to list them
-        _remove_abandoned(Path(tempfile.gettempdir()))
-    with tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as name:
-        descriptor = os.open(name, os.O_RDONLY)
-        try:
-            # The kernel releases the lock when this process ends, even if it is killed.
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield Path(name)
-        finally:
-            os.close(descriptor)
-
-
-def _remove_abandoned(parent: Path) -> None:
-    for path in parent.iterdir():
-        if _NAME.fullmatch(path.name):
-            with suppress(OSError):  # it is locked, belongs to another user, or is gone
-                _remove_unless_locked(path)
-
-
-def _remove_unless_locked(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        status = os.fstat(descriptor)
-        if status.st_uid == os.getuid() and time.time() - status.st_mtime > _MIN_AGE_S:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(path)
-    finally:
-        os.close(descriptor)

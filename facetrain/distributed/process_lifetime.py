@@ -53,12 +53,19 @@ def ignores_hangup() -> bool:
     return signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
+def process_stat(pid: int) -> tuple[str, str]:
+    """Return state and start time of a process, a letter and clock ticks as in proc(5); both "" if they are unknown."""
+    try:
+        # The name of the program, in parentheses, may contain spaces and parentheses.
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        return fields[0], fields[19]
+    except (OSError, IndexError):
+        return "", ""
+
+
 def is_stopped(pid: int) -> bool:
     """Return whether a process was stopped by a signal, and does not run until it is continued. Linux only."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] == "T"
-    except (OSError, IndexError):
-        return False
+    return process_stat(pid)[0] == "T"
 
 
 def end_with_launcher() -> None:

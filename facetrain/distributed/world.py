@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -21,6 +20,7 @@ from facetrain.distributed.process_lifetime import (
     has_agent,
     launched_by_torchrun,
     outside_launcher,
+    process_stat,
     request_exit_at_once,
 )
 from facetrain.distributed.process_setup import keep_freed_memory, release_freed_memory
@@ -199,12 +199,8 @@ def _warn_of_open_port(port: int) -> None:
 
 def _launcher_id() -> str:
     parent = os.getppid()
-    try:
-        # Field 22 is the start time: the kernel uses a process number again, but not at the same time.
-        started = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        started = "?"
-    return f"{socket.gethostname()}:{parent}:{started}"
+    # With its start: the kernel uses a process number again, but not at the same time.
+    return f"{socket.gethostname()}:{parent}:{process_stat(parent)[1]}"
 
 
 def _use(device: torch.device) -> torch.device:

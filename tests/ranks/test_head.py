@@ -17,11 +17,9 @@ CLASSES, SIZE, BATCH, STEPS = 23, 8, 12, 3
 LOCAL = BATCH // 2
 # Embeddings and labels out, three statistics per gathered row, the gathered gradient back.
 BYTES = LOCAL * (SIZE * 8 + 8) + 3 * BATCH * 8 + BATCH * SIZE * 8
-# In addition: norms and their gradient; all target cosines; one number per row for the images that count.
-MORE_BYTES = {
-    "adaface": LOCAL * 8 + BATCH * 8, "magface": LOCAL * 8 + BATCH * 8, "curricularface": BATCH * 8,
-    "sub-centers": BATCH * 8,
-}  # fmt: skip
+# In addition: norms and their gradient; or all target cosines.
+NORM_BYTES = LOCAL * 8 + BATCH * 8
+MORE_BYTES = {"adaface": NORM_BYTES, "magface": NORM_BYTES, "curricularface": BATCH * 8}
 
 
 def batch(step):

@@ -16,6 +16,8 @@ from typing import BinaryIO, Literal
 
 from pydantic import BaseModel, PositiveInt
 
+from facetrain.distributed.process_lifetime import process_stat
+
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK)
 STOPPED, ENDED = "Tt", "ZX"
 """Letters of process states, from proc(5)."""
@@ -93,14 +95,9 @@ def this_machine() -> str:
 
 def _process(pid: int) -> tuple[str, str]:
     """Return state and start time of a process, as in proc(5); the start is "" where it cannot be read."""
-    try:
-        # The name of the program, in parentheses, may contain spaces and parentheses.
-        fields = (
-            Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-        )
-        return fields[0], fields[19]
-    except (OSError, IndexError):
-        pass
+    state, start = process_stat(pid)
+    if state:
+        return state, start
     try:
         os.kill(pid, 0)  # signal 0 only checks that the process exists
     except (ProcessLookupError, OverflowError, ValueError):

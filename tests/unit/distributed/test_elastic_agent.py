@@ -1,75 +1,13 @@
-import errno
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from facetrain.distributed.elastic_agent import _exit_code, _explain_rendezvous_failure, agent_folder
+from facetrain.distributed.elastic_agent import _exit_code, _explain_rendezvous_failure
 from facetrain.errors import LaunchError
 from tests.support.command import environment
-
-HOLD_A_FOLDER = """
-from facetrain.distributed.elastic_agent import agent_folder
-with agent_folder() as folder:
-    (folder / "attempt_0").mkdir()
-    print(folder, flush=True)
-    input()
-"""
-
-
-@pytest.fixture
-def agents(tmp_path, monkeypatch):
-    """Start processes that hold one folder each; return the process and its folder, which looks old."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    started = []
-
-    def start():
-        process = subprocess.Popen(
-            [sys.executable, "-c", HOLD_A_FOLDER], env=environment(TMPDIR=str(tmp_path)),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        started.append(process)
-        folder = tmp_path / process.stdout.readline().strip()
-        os.utime(folder, (0, 0))
-        return process, folder
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-def test_the_folder_of_a_killed_agent_is_removed_by_the_next_agent_and_no_other_folder_is(agents, tmp_path):
-    (killed, abandoned), (_, in_use) = agents(), agents()
-    kept = [tmp_path / "facetrain-agent-not_the_name", tmp_path / "facetrain-agent-abcdefg0"]
-    for path in kept:
-        path.mkdir()
-    os.utime(
-        kept[0], (0, 0)
-    )  # old, but not named like an agent's folder; the other one is named so, but young
-    link = tmp_path / "facetrain-agent-abcdefg1"
-    link.symlink_to(tmp_path)
-    killed.kill()
-    killed.wait()
-    assert abandoned.is_dir()
-    with agent_folder() as created:
-        assert {*tmp_path.iterdir()} == {in_use, created, link, *kept}
-        assert (in_use / "attempt_0").is_dir()
-    assert not created.exists()
-
-
-def test_a_temporary_folder_that_may_not_be_listed_is_used(tmp_path, monkeypatch):
-    def refuse(folder):
-        raise PermissionError(errno.EACCES, "Permission denied", str(folder))
-
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(Path, "iterdir", refuse)
-    with agent_folder() as created:
-        assert created.is_dir()
 
 
 def test_a_failed_rendezvous_for_a_restart_is_reported_with_the_reason_of_the_restart(tmp_path):
