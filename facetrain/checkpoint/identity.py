@@ -38,6 +38,7 @@ def read_run_id(run_folder: Path) -> str | None:
     text = ""
     if is_regular_file(path):
         with os_errors_as(CheckpointError, path), path.open(encoding="utf-8", errors="replace") as file:
+            # A damaged file may have any size.
             text = file.read(64).strip()
     if not _RUN_ID.fullmatch(text):
         raise CheckpointError(

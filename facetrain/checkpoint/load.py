@@ -52,6 +52,7 @@ class Checkpoint:
         """
         self.folder = folder
         self.manifest: Manifest = read_manifest(folder)
+        # Ascending, so that `rows` walks through the classes once.
         self._row_files = sorted(
             (file for file in self.manifest.files if file.stop is not None),
             key=lambda file: (file.start or 0, file.stop or 0),
@@ -182,6 +183,7 @@ class Checkpoint:
         return rows
 
     def _open_file(self, name: str) -> Any:
+        # The manifest alone says which files belong to the checkpoint; another file in the folder is never opened.
         entry = next((entry for entry in self.manifest.files if entry.name == name), None)
         if entry is None:
             raise CheckpointError(f"{self.folder}: {MANIFEST} does not list {name}")

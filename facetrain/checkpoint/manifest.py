@@ -117,6 +117,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 def checksum(body: dict[str, Any]) -> str:
     """Return the SHA-256 of a manifest's fields, without `format` and `sha256`."""
+    # Sorted and without spaces: the same fields have the same checksum, however the file is laid out.
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

@@ -35,6 +35,8 @@ class SaveOutcome:
 class _SaveState(enum.IntEnum):
     """State of the save in flight on this rank."""
 
+    # On each rank: IDLE → WRITING, when `save` has the copy → WRITTEN or FAILED, when its files are written.
+    # On all ranks together, when none is WRITING: reports to the leader → manifest and rename, or removal → IDLE.
     IDLE, WRITING, WRITTEN, FAILED = range(4)
 
 

@@ -184,6 +184,7 @@ def _translate(values: dict[str, Any], path: Path) -> dict[str, Any]:
     if m3 > 0:
         # arcface_torch subtracts m3 alone then.
         kind, m1, m2 = "cosface", 1.0, 0.0
+    # With the recipe of its present code, which is what reads these files.
     described: dict[str, Any] = {
         "recipe": "head",
         "seed": values["seed"],

@@ -58,6 +58,7 @@ def build_config(values: dict[str, Any], where: str, overrides: Iterable[str] = 
 
 def plain_config(config: Config) -> dict[str, Any]:
     """Return all keys and values as JSON types."""
+    # By way of JSON: tuples become lists, which is what YAML and a checkpoint hold.
     plain: dict[str, Any] = json.loads(config.model_dump_json(by_alias=True))
     return plain
 

@@ -69,6 +69,8 @@ class Config(Settings):
             stage.expectations in (None, "off") for stage in self.train.stages
         ):
             return self
+        # The second fraction of the loss is one of softmaxes, and a class has one expectation, which starts from a
+        # single center in the memory of the device.
         needed = {"loss": "softmax", "sub_centers": 1, "placement": "device"}
         for key, value in needed.items():
             if getattr(head, key) != value:

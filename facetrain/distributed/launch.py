@@ -33,6 +33,7 @@ def launch(train: Callable[[], int], where: Topology, run_id: str) -> int:
     from facetrain.distributed.elastic_agent import launch_ranks  # needs torch, which takes seconds to import
 
     mark_own_ranks()
+    # Each rank gets its share of the cores. By torch's default, every rank would start a thread for each core.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(usable_cores() // where.nproc_per_node, 1)))
     return launch_ranks(sys.argv[1:], where, run_id)
 

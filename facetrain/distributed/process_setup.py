@@ -29,6 +29,7 @@ def keep_freed_memory() -> None:
     is allocated, because torch reads THP_MEM_ALLOC_ENABLE at its first allocation.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    # No block is mapped by itself, and the heap never shrinks: what a step frees, the next one takes.
     _mallopt({_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: _INT_MAX})
 
 
@@ -61,6 +62,7 @@ def keep_compiled_code() -> None:
     with suppress(OSError):
         folder = user_cache_folder() / "compiled"
         folder.mkdir(parents=True, exist_ok=True)
+        # A folder may exist on a file system that is mounted read-only.
         if os.access(folder, os.W_OK):
             os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
 

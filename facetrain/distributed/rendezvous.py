@@ -82,6 +82,7 @@ def watchdog_address(store: Store, rank: int) -> tuple[tuple[str, int] | None, s
     with suppress(OSError):
         family, host = _own_address(*store_address())
         # Port 0: the kernel picks a free one. The backlog holds the watchdogs of all ranks, which connect at once.
+        # One interface only: hosts that reach the store reach it, others need not.
         listener = socket.create_server((host, 0), family=family, backlog=1024)
     port = listener.getsockname()[1] if listener else 0
     store.set("watchdog", f"{host if listener else ''} {port}")
@@ -133,6 +134,9 @@ def _create_id(store: Store, world_size: int, timeout_s: float) -> str:
 
     A request that a process of an earlier start has left is answered, too; no process reads that answer.
     """
+    # Keys:  request/RANK = TEXT      a rank asks, with a random text that no earlier process of it has used
+    #        answer/TEXT = ID         rank 0 answers
+    #        confirmed/ID/RANK        the rank has read the answer; rank 0 waits for all of them
     rendezvous_id, deadline = secrets.token_hex(8), time.monotonic() + timeout_s
     missing = list(range(1, world_size))
     while missing:

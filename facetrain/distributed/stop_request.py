@@ -39,6 +39,7 @@ class StopRequest:
         self.signal = 0
         """The last signal that this rank has received; 0: none."""
         self._before: dict[int, Any] = {}
+        # The agent passes signals on to its ranks, waits for the grace period, and then kills them.
         self._has_agent = launched_by_torchrun()
 
     def __enter__(self) -> Self:

@@ -74,8 +74,10 @@ class _HostSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
         if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
             return
         self.num_batches_tracked += 1
+        # A momentum of None means the mean of all batches, as in torch.
         share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
         self.running_mean.lerp_(mean_C.to(self.running_mean.dtype), share)
+        # As torch: batches are normalized by the biased variance, and the running one is unbiased.
         unbiased_C = var_C * (count / max(count - 1, 1))
         self.running_var.lerp_(unbiased_C.to(self.running_var.dtype), share)
 

@@ -126,6 +126,7 @@ class Watchdog:
             if kind == "at":
                 self._position = rest
             elif kind == "done":
+                # After it, a connection that closes is no loss.
                 self._send("bye")
                 self._pid = 0
             elif kind in ("failed", "waited", "followed"):
@@ -245,6 +246,7 @@ class Watchdog:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         pause_s = _UNREACHABLE_S // _KEEP_ALIVES
         # Keep-alives find a silent loss on an idle connection, the user timeout one while a line is on its way.
+        # A connection without traffic shows no loss by itself: the kernel's defaults would notice it after two hours.
         for name, value in (
             ("TCP_KEEPIDLE", pause_s),
             ("TCP_KEEPINTVL", pause_s),
@@ -275,6 +277,7 @@ class Watchdog:
             elif line == "bye":
                 link.has_finished = True
             elif line.startswith("lost "):
+                # Its end is known with the reason: the closing of the connection adds nothing.
                 link.has_finished |= line.startswith(f"lost {link.rank} ")
                 self._learn(line, sender=link)
         if received:

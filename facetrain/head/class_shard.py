@@ -19,6 +19,7 @@ class ClassShard(NamedTuple):
 
 def shard_classes(num_classes: int, rank: int, world_size: int) -> ClassShard:
     """Split classes into contiguous ranges whose sizes differ by at most one; the first ranks have the larger ones."""
+    # Contiguous, so that a checkpoint of any number of ranks is read as ranges.
     base, extra = divmod(num_classes, world_size)
     start = rank * base + min(rank, extra)
     return ClassShard(start, start + base + (rank < extra))

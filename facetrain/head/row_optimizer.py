@@ -44,6 +44,7 @@ def moment_layout(settings: OptimSettings, columns: int, dtype: torch.dtype) -> 
         return {}
     layout = {"momentum": (columns, dtype)}
     if dtype == torch.int8:
+        # A row that is no multiple of the block has a single scale.
         blocks = columns // INT8_BLOCK if columns % INT8_BLOCK == 0 else 1
         layout["momentum_scale"] = (blocks, torch.float32)
     return layout

@@ -59,6 +59,12 @@ class RowPrefetcher:
         Raises:
             RunError: the disk has failed, also while rows of an earlier step were written back.
         """
+        # Steps of training, and the tasks of the worker beside them:
+        #
+        #     training   step t − 1              step t                      step t + 1
+        #     worker     write t − 2, read t     write t − 1, read t + 1     write t, read t + 2
+        #
+        # When step t begins, its drawn rows are there. They lack what step t − 1 has changed, which is copied below.
         previous = self._current
         rows = self._take_prefetched(drawn, added, previous)
         # The prefetched rows were read after this, so it never waits. It raises the error of a write that has failed.

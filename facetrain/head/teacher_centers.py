@@ -74,6 +74,7 @@ def follow_teacher(centers: RowTable, shard: ClassShard, label_G: Tensor, teache
     factor_G = torch.where(moves_G, (cos_G * cos_center_G).clamp(_SMALLEST_FACTOR, 1), 1)
     # In float64, because the products are differences of sums over the whole batch.
     log_G = factor_G.double().log()
+    # A product of a range is the exponential of a difference of sums: no loop over the images of a class.
     sum_G = log_G.cumsum(0)
     later_G = (sum_G[past_G - 1] - sum_G).exp()  # product of the factors of the later images of the class
     kept_G = (sum_G[past_G - 1] - sum_G[first_G] + log_G[first_G]).exp()  # product of all of them

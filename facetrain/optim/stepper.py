@@ -97,6 +97,7 @@ class Stepper:
         # Agree on one flag: if a single rank skipped the step, the weights of the ranks would drift apart.
         skipped = collectives.max_((~torch.isfinite(norm)).float())
         # Both factors go into the kernels as one divisor, so that the gradients are read once.
+        # A divisor: a gradient below the bound is divided by 1.
         clip_factor = (norm / self._clip).clamp_min(1.0) if self._clip else torch.ones_like(norm)
         for optimizer in self.optimizers:
             optimizer.step(self.scale.value * clip_factor, skipped)

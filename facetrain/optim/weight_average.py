@@ -40,6 +40,7 @@ class WeightAverage:
         self._buffers = {
             name: value for name, value in trained_buffers(backbone) if value.is_floating_point()
         }
+        # The tensors themselves and not copies: `update` reads what the step has written.
         self._current = {**self._parameters, **self._buffers}
         self._averages = {name: value.clone() for name, value in self._current.items()}
 

@@ -61,6 +61,7 @@ def write_results(
     average = run.state.average.state() if run.state.average else None
     if not run.world.is_leader:
         return
+    # The average has only what is trained; the weights give the rest.
     states = {MODEL_FILE: weights} | ({} if average is None else {AVERAGE_FILE: weights | average})
     metadata = model_metadata(run.config, run.folder) | {STEP_KEY: run.state.step}
     for name, state in states.items():

@@ -53,6 +53,7 @@ class Console(Sink):
 
     def print(self, line: str) -> None:
         """Print a line above the bar."""
+        # Without markup: a name in brackets would be read as a style.
         self._terminal.print(printable(line), markup=False, soft_wrap=True)
 
     def close(self, end: RunEnd = "finished") -> None:

@@ -80,6 +80,7 @@ class TensorBoard(Sink):
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         record = _framed(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        # The header goes with the first record: if the disk refuses one of them, both are tried again.
         data, end = self._header + record, self._file.seek(0, os.SEEK_END)
         try:
             while data:

@@ -126,6 +126,8 @@ class Distillation(nn.Module):
             # The gather begins before the centers are sampled, and arrives in the meantime.
             follows = self._loss == "adaptive_centers"
             gathered = start_teacher_gather(projected_BT, teacher_BT) if follows else None
+            # The centers move by the teacher's embeddings first, then the loss is computed with them, as in the
+            # authors' code.
             loss = self.centers(projected_BT, batch.label_B, gathered)
             return self._weight * loss, loss.detach()
         value = LOSSES[self._loss](projected_BT, teacher_BT)

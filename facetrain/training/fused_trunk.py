@@ -68,6 +68,7 @@ def compare_trunks(network: InPrecision, image_BCHW: Tensor) -> str:
     image_BCHW = image_BCHW[: max(len(image_BCHW) // _COMPARED_SHARE, 2)]
     image_BCHW = image_BCHW.contiguous(memory_format=network.memory_format)
     found = trunk_difference(network.backbone, network.fused_trunk, image_BCHW, network.dtype)
+    # One rank's finding decides for all: with synchronized batch norms, the trunks exchange other messages.
     reasons = collectives.gather_json(found)
     reason = next((f"{text} (on rank {rank})" for rank, text in enumerate(reasons) if text), "")
     if reason:

@@ -129,6 +129,7 @@ def _kept_verdict(key: dict[str, str], test: Callable[[], _Verdict]) -> str:
     """Return the verdict in the cache, or test and keep the result."""
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
     path: Path | None = None
+    # Whatever is wrong with the file: without a verdict, the kernels are tested.
     with suppress(OSError, ValueError, KeyError, TypeError):
         path = user_cache_folder() / "kernels" / f"{name}.json"
         return str(parse_json(read_regular_text(path))["verdict"])

@@ -129,6 +129,7 @@ def _write_trace(recorder: profile, trace: Path, device: torch.device, steps: in
     trace.parent.mkdir(parents=True, exist_ok=True)
     recorder.export_chrome_trace(str(trace))
     with gzip.open(trace, "rt") as file:
+        # Read back: the trace has the spans of all threads, and `key_averages` only their sums.
         events = json.load(file)["traceEvents"]
     return Profile(
         steps=steps,

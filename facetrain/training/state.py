@@ -76,6 +76,7 @@ class TrainState:
 
     def snapshot(self, meta: dict[str, Any]) -> Snapshot:
         """Return the state to be saved, with `meta`. Collective: batch norm buffers are averaged over the ranks."""
+        # One flat name space, as safetensors has it: the prefix says who reads a tensor.
         replicated = {
             # One set of statistics that any number of ranks can continue from; `rank_state` has each rank's, for the
             # same number.

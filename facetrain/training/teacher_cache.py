@@ -60,6 +60,7 @@ def new_cache(path: Path, shape: tuple[int, int, int], *, dataset: str, teacher:
             for begin in range(0, end, len(zeros)):
                 file.write(zeros[: end - begin])
         row_NRT = np.memmap(scratch, np.float32, "r+", start, shape)
+        # The caller fills the rows; their checksums are computed when all are there.
         yield row_NRT
         checksum_NR = np.memmap(scratch, np.uint32, "r+", start + size, shape[:2])
         for begin in range(0, shape[0], _ROWS_PER_READ):

@@ -73,6 +73,7 @@ class Margin:
         if not self.filter_threshold:
             return None
         trusted_GC = logit_GC <= self.filter_threshold * self.scale
+        # To 0 and not to −∞, as in arcface_torch: a filtered negative counts like a class at a right angle.
         logit_GC.mul_(trusted_GC)
         return trusted_GC
 

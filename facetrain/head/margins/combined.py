@@ -38,6 +38,7 @@ class CombinedMargin(Margin):
             # Not by way of the angle: arccos loses half of the digits near cos = 1.
             return TargetCosine(cos_G - self.m3, torch.ones_like(cos_G))
         angle_G = self.m1 * torch.arccos(cos_G) + self.m2
+        # d cos(m1·θ + m2) / d cos θ = m1 · sin(m1·θ + m2) / sin θ.
         value_G, slope_G = torch.cos(angle_G), self.m1 * torch.sin(angle_G) / sine(cos_G)
         if self.linear_beyond_pi and self.m1 == 1:
             beyond_G = angle_G > math.pi

@@ -60,6 +60,7 @@ def build_distillation(
         )
         if distill.loss == "fixed_centers":
             assert isinstance(teacher, CachedTeacher), "the config requires a cache"
+            # Each rank reads the embeddings of its classes only.
             for part in head_parts(centers):
                 teacher.mean_embeddings(source.labels, *part.shard, into=part.head.weight.data)
     distillation = Distillation(

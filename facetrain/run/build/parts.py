@@ -153,6 +153,7 @@ def build_state(
     # On the CPU, and from one seed: its weights do not depend on the device or on the number of ranks.
     backbone = build_initial_backbone(config, source)
     memory_format = memory_format_for(backbone, world.device, channels_last=config.train.channels_last)
+    # Before the optimizers are built: their moments take the layout of the weights.
     backbone = backbone.to(world.device, memory_format=memory_format)  # type: ignore[call-overload]
     if is_batch_norm_synced(config):
         # Before the compiler and the fused kernels look at the modules.
@@ -180,6 +181,7 @@ def build_state(
     distillation = build_distillation(
         config, world, num_classes, folder, schedule, source, build_augment(config)
     )
+    # After the head and the teacher: it takes the projection, and tells the head the rate of each step.
     stepper = build_stepper(config, backbone, head, scale, schedule, distillation)
     tolerance = config.train.loss_spike
     detector = None if tolerance is None else SpikeDetector(tolerance, world.device)
@@ -207,6 +209,7 @@ def build_learning_check(config: Config, state: TrainState, schedule: StepSchedu
     parts = [
         (part, _classes_in_step(part, first.local_batch_size * state.world.size)) for part in head_parts(head)
     ]
+    # The loss of a mixture is a weighted mean over its heads, and so is that of chance.
     chance = sum(
         part.loss_weight
         * part.share

@@ -127,6 +127,7 @@ def local_batch_size(config: Config, world_size: int) -> int:
     Raises:
         ConfigError: the global batch cannot be divided among the ranks.
     """
+    # A global batch consists of `local` images for each rank and micro-batch.
     micro_batches = world_size * config.optim.accumulate
     requested = config.train.global_batch_size
     if requested and requested % micro_batches:

@@ -38,6 +38,7 @@ def build_stepper(
     )
     projection = [] if distillation is None else list(distillation.parameters())
     if projection:
+        # Outside of the backbone, so without layerwise factors.
         groups.append({"params": projection, "lr_factor": 1.0})
     return Stepper(
         backbone,

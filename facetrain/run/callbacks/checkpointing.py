@@ -62,6 +62,7 @@ class Checkpointing:
         self.outputs.advance(state.step, "saving a checkpoint")
         # Also the images that were skipped since the last report: a resumed run does not read them again.
         state.add_skipped_images(self.skipped)
+        # The outcome is of the save before, unless saves are synchronous.
         self._record(self.writer.save(state.snapshot(self.meta)))
 
     def poll(self, state: TrainState) -> None:

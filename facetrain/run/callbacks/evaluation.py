@@ -61,6 +61,7 @@ class Evaluation:
                 for metric, value in result.available_metrics.items()
             }
             self.recorder.write(state.step, state.metrics)
+            # Drawn later by `draw`: the first step must not wait for the plotting library.
             self._undrawn.append((state.step, results))
         if state.step == 0:
             for key, metric in named_metrics(self.best_metric, self.stop_early).items():

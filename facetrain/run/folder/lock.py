@@ -101,6 +101,10 @@ class RunLock:
             if content is None:  # removed in the meantime
                 return ""
             holder = Holder.parse(content[0])
+            # The file exists, and is
+            #     not readable, or of another host      → watched: taken over unless it is rewritten
+            #     of this job, or of an ended process   → taken over
+            #     of a living process of this host      → refused
             if holder is None:
                 return self._watch(content, f"{self._file.path} cannot be read")
             if set(holder.launchers) & set(self._me.launchers):
