@@ -13,7 +13,7 @@ from facetrain.distributed.process_lifetime import launched_by_torchrun, outside
 from facetrain.errors import UsageError
 from facetrain.files import os_errors_as, printable
 
-_SHEET_SUFFIXES = (".png", ".html", ".htm")
+_SHEET_SUFFIX = ".html"
 
 
 def require_writable(*files: Path | None) -> None:
@@ -79,13 +79,13 @@ def require_no_input(inputs: Iterable[Path | None], *outputs: Path | None) -> No
 
 
 def require_sheet(path: Path | None) -> None:
-    """Check that a contact sheet can be written, and that its name has the suffix of what is written; None is skipped.
+    """Check that a contact sheet can be written, and that its name has the suffix of a page; None is skipped.
 
     Raises:
         UsageError: the suffix is another one, or the file cannot be written.
     """
-    if path is not None and path.suffix.lower() not in _SHEET_SUFFIXES:
-        raise UsageError(f"{path}: a contact sheet is a .png or an .html file; change the suffix")
+    if path is not None and path.suffix.lower() != _SHEET_SUFFIX:
+        raise UsageError(f"{path}: a contact sheet is an .html file; change the suffix")
     require_writable(path)
 
 

@@ -86,14 +86,11 @@ def plan(
 
 
 def _dataset_size(config: Config) -> tuple[int | None, int | None]:
-    """Return the numbers of identities and of images: of the config, the generator, or the dataset on the disk."""
+    """Return the numbers of identities and of images: of the config, or the dataset on the disk."""
     from facetrain.data.open_dataset import open_dataset
 
     data = config.data
     classes, images = data.num_classes, data.num_images
-    if data.synthetic:
-        classes = classes or data.synthetic.identities
-        images = images or data.synthetic.identities * data.synthetic.images_per_identity
     if (classes is None or images is None) and Path(data.train).exists():
         source = open_dataset(Path(data.train), min_images_per_identity=data.min_images_per_identity)
         classes, images = classes or source.num_classes, images or source.num_images

@@ -154,10 +154,8 @@ def _run(
     refuse_launch_options(context)
     if launched_by_torchrun():
         sys.exit(start())
-    data = config.data
-    if data.synthetic is None:
-        # Also checked by the ranks, but only after the seconds that the import of torch takes.
-        require_dataset(Path(data.train), num_classes=data.num_classes, num_images=data.num_images)
+    # Also checked by the ranks, but only after the seconds that the import of torch takes.
+    require_dataset(config.data)
     where = topology(**asdict(options), device=config.train.device)
     exit_process(launch(start, where, run_id=f"facetrain-{config.run.name}"))
 

@@ -107,7 +107,7 @@ class UsualSettings:
             if not self.data.exists():
                 raise UsageError(f"--data {self.data}: no such file or folder")
             values |= {"data.train": str(self.data)}
-            values |= dict.fromkeys(("data.num_classes", "data.num_images", "data.synthetic"))
+            values |= dict.fromkeys(("data.num_classes", "data.num_images"))
         return [f"{key}={json.dumps(value)}" for key, value in values.items()]
 
 

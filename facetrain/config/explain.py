@@ -26,7 +26,9 @@ _SYNONYMS = {"learning_rate": "lr", "network": "backbone", "wd": "weight_decay"}
 _REMOVED = dict.fromkeys(
     ("head.drop_sub_centers_epoch", "head.drop_angle"),
     "remove it, and clean the dataset with `facetrain data clean`",
-)
+) | {
+    "data.synthetic": "remove it, and write the faces once by `facetrain data synth --output FOLDER`, for data.train"
+}
 """Keys of earlier versions, with what to do instead."""
 
 Schema = dict[str, Any]

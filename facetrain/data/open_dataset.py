@@ -90,7 +90,7 @@ def _format_of(path: Path) -> Format:
     if path.is_file():
         name = path.name.lower()
         for format in FORMATS:
-            if name.endswith(format.suffixes) and format.accepts(path):
+            if name.endswith(format.suffixes):
                 return format
     if not path.is_dir():
         if not path.exists():

@@ -5,29 +5,34 @@ from __future__ import annotations
 from pathlib import Path
 
 from facetrain.data.dataset_card import CARD_SUFFIX, DatasetCard, read_card
+from facetrain.data.settings import DataSettings
 from facetrain.errors import DataError
-from facetrain.files import printable
+from facetrain.files import printable, shell_path
 
 # An installed wheel holds the cards beside this module, a source tree holds them in datasets/.
 _FOLDERS = (Path(__file__).parent / "published_cards", Path(__file__).parents[2] / "datasets")
 
 
-def require_dataset(path: Path, *, num_classes: int | None, num_images: int | None) -> None:
+def require_dataset(data: DataSettings) -> None:
     """Check that there is a file or folder at the path of the training data.
 
-    The numbers are the expected ones of the config. They tell which public dataset a published run needs.
+    The expected numbers of images and identities tell which public dataset a published run needs.
 
     Raises:
         DataError: there is nothing; the message says where to get the dataset and how to give another one.
     """
-    if path.exists():
+    if Path(data.train).exists():
         return
-    card = _find_card(num_classes, num_images)
-    source = f"download {card.name} from {card.origin} and put it there" if card else "correct data.train"
-    checked = {"num_classes": num_classes, "num_images": num_images}
+    card = _find_card(data.num_classes, data.num_images)
+    if card:
+        source = f"download {card.name} from {card.origin} and put it there"
+    else:
+        synth = f"facetrain data synth --output {shell_path(Path(data.train))} --image-size {data.image_size}"
+        source = f"correct data.train, or write synthetic faces there by `{synth}`"
+    checked = {"num_classes": data.num_classes, "num_images": data.num_images}
     options = ["data.train=FOLDER", *(f"data.{key}=null" for key, number in checked.items() if number)]
     raise DataError(
-        f"{printable(str(path))}: no such folder or file; {source}, or give another dataset: "
+        f"{printable(data.train)}: no such folder or file; {source}, or give another dataset: "
         + " ".join(f"--set {option}" for option in options)
     )
 

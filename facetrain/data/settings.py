@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from facetrain.settings import ImageSize, NotNegative, Positive, Probability, Settings
 
@@ -31,21 +29,6 @@ class AugmentSettings(Settings):
     """Probability of covering a random rectangle."""
     jpeg: Probability = 0.0
     """Probability of a JPEG compression with a low quality."""
-
-
-class SyntheticSettings(Settings):
-    """Synthetic dataset of rendered faces, generated if the folder `data.train` does not exist."""
-
-    identities: Positive = 400
-    """Number of identities to train on."""
-    images_per_identity: Positive = 20
-    """Number of images of each identity."""
-    eval_identities: Annotated[int, Field(ge=2)] = 100
-    """Number of further identities for the verification set, which are not in the training data."""
-    eval_pairs: Annotated[int, Field(ge=20, multiple_of=20)] = 1000
-    """Number of pairs in the verification set `synth`, half of them of the same identity; a multiple of 20."""
-    seed: Annotated[int, Field(ge=0)] = 0
-    """Seed of the generator; another seed generates other identities."""
 
 
 class DataSettings(Settings):
@@ -77,5 +60,3 @@ class DataSettings(Settings):
     """Largest number of images that all ranks together may skip with `bad_records: skip`; the run ends if there are
     more. null: no limit."""
     augment: AugmentSettings = AugmentSettings()
-    synthetic: SyntheticSettings | None = None
-    """Synthetic dataset to generate if `train` does not exist. null: `train` must exist."""

@@ -27,7 +27,7 @@ def check_dataset(data: DataSettings) -> tuple[list[CheckResult], FaceDataset]:
     """
     folder, numbers = Path(data.train), {"num_classes": data.num_classes, "num_images": data.num_images}
     # First: for a published dataset, its message says where to get it.
-    require_dataset(folder, **numbers)
+    require_dataset(data)
     source = open_dataset(folder, min_images_per_identity=data.min_images_per_identity)
     check_counts(source, folder, **numbers)
     present, counts = count_images(source)

@@ -12,7 +12,9 @@ import torch
 from facetrain.backbone.zoo import build_backbone, takes_landmarks
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
+from facetrain.data.dataset_card import read_cards
 from facetrain.data.images.augment import normalize
+from facetrain.data.synthetic.dataset_writer import SYNTHETIC_CARD
 from facetrain.distributed.world import World
 from facetrain.doctor.check_result import CheckResult, count_text, errors_as_failures, passed
 from facetrain.doctor.dataset import check_dataset, check_landmarks, parts_of
@@ -70,24 +72,20 @@ def _examine_run(
     results: list[CheckResult], config: Config, world: World, run_dir: Path | None, *, ranks: int
 ) -> None:
     """Check dataset, verification sets, weights, sizes and disk of a run; add to the results."""
-    data, train, synthetic = config.data, config.data.train, config.data.synthetic
+    data, train = config.data, config.data.train
     source: FaceDataset | None = None
     num_images, num_classes = data.num_images, data.num_classes
-    if synthetic and not Path(train).exists():
-        results.append(passed("dataset", f"{train} is generated at the first start"))
-        num_images, num_classes = synthetic.identities * synthetic.images_per_identity, synthetic.identities
-    else:
-        sets: list[PairSet] = []
-        with errors_as_failures(results, "dataset"):
-            found, source = check_dataset(data)
-            results += found
-            num_images, num_classes = source.num_images, source.num_classes
-        with errors_as_failures(results, "verification sets"):
-            sets = load_pair_sets(config.eval.targets, Path(config.eval_dir))
-            names = ", ".join(f"{pairs.name} ({len(pairs.same):,} pairs)" for pairs in sets)
-            results.append(passed("verification sets", names or "none"))
-        with errors_as_failures(results, "images"):
-            results += _examine_images(train, source, sets)
+    sets: list[PairSet] = []
+    with errors_as_failures(results, "dataset"):
+        found, source = check_dataset(data)
+        results += found
+        num_images, num_classes = source.num_images, source.num_classes
+    with errors_as_failures(results, "verification sets"):
+        sets = load_pair_sets(config.eval.targets, Path(config.eval_dir))
+        names = ", ".join(f"{pairs.name} ({len(pairs.same):,} pairs)" for pairs in sets)
+        results.append(passed("verification sets", names or "none"))
+    with errors_as_failures(results, "images"):
+        results += _examine_images(train, source, sets)
     if source is not None and takes_landmarks(config.model.backbone):
         with errors_as_failures(results, "landmarks"):
             results.append(check_landmarks(source, train, config.model.backbone))
@@ -156,8 +154,8 @@ def _examine_batch(config: Config, ranks: int, num_images: int) -> Iterator[Chec
         for number, stage in enumerate(schedule.stages, start=1):
             message += f"; stage {number} until step {stage.stop_step:,}: {stage.describe()}"
     yield passed("batch", message)
-    if not config.data.synthetic:
-        # Published rates are for photos of many identities; generated faces are for demonstrations.
+    if all(card.origin != SYNTHETIC_CARD.origin for card in read_cards(Path(config.data.train))):
+        # Published rates are for photos of many identities; drawn faces are for demonstrations.
         yield check_learning_rate(
             config.optim, schedule.global_batch_size, has_initial_weights=bool(config.model.init_from)
         )

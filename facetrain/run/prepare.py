@@ -25,7 +25,7 @@ from facetrain.distributed.world import World
 from facetrain.errors import RunError
 from facetrain.files import os_errors_as
 from facetrain.run.build.backbone import check_stage_sizes
-from facetrain.run.build.open_data import open_data, write_missing_dataset
+from facetrain.run.build.open_data import open_data
 from facetrain.run.build.parts import (
     build_augment,
     build_loader,
@@ -134,7 +134,6 @@ def prepare_run(
         config = choices.with_recorded(config, checkpoint, set_keys)
     chosen, test = list[str](), None
     workers = count_workers(config, world)
-    write_missing_dataset(config, world)
     # One block after the other: if the data or the checkpoint is refused, no rank builds a network first.
     with fail_together(world):
         check_decoder(config, world)

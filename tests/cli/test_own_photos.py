@@ -12,8 +12,8 @@ import pytest
 from facetrain.cli.app import app
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.settings import SyntheticSettings
 from facetrain.data.synthetic.dataset_writer import write_synthetic
+from facetrain.data.tools.options import SyntheticFaces
 from tests.support.command import ROOT
 from tests.support.detector import write_detector
 from tests.support.exif import turned_jpeg
@@ -56,7 +56,7 @@ def write_photos(folder, faces):
 @pytest.mark.slow
 def test_the_page_leads_from_photos_to_an_exported_model(tmp_path, monkeypatch, capsys):
     pytest.importorskip("onnx")
-    faces = SyntheticSettings(identities=PEOPLE, images_per_identity=EACH, eval_identities=20, eval_pairs=20)
+    faces = SyntheticFaces(identities=PEOPLE, images_per_identity=EACH, eval_identities=20, eval_pairs=20)
     write_synthetic(tmp_path / "drawn", faces, workers=2)
     write_photos(tmp_path / "photos", tmp_path / "drawn")
     (tmp_path / "photos" / "ann" / "notes.txt").write_text("at the beach")

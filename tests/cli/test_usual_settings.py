@@ -41,7 +41,7 @@ def test_a_dataset_alone_is_trained_with_the_default_of_each_key(data):
 
 def test_a_batch_replaces_the_batch_of_all_processes_and_data_the_drawn_faces(data):
     config, _ = UsualSettings(data, batch="8").load(Path("quickstart"), [])
-    assert (config.train.batch_size, config.train.global_batch_size, config.data.synthetic) == (8, None, None)
+    assert (config.train.batch_size, config.train.global_batch_size) == (8, None)
 
 
 @pytest.mark.parametrize(

@@ -63,13 +63,13 @@ def test_the_wheel_has_presets_types_and_metadata(wheel, tmp_path):
 
 @pytest.mark.slow
 def test_the_wheel_trains_a_preset_outside_the_repository(wheel, tmp_path):
-    small = "data.synthetic={identities: 12, images_per_identity: 4, eval_identities: 6, eval_pairs: 20}"
+    small = "--identities 12 --images-per-identity 4 --eval-identities 6 --eval-pairs 20 --image-size 32"
+    run(wheel, tmp_path, "data", "synth", "--output", "data/quickstart", *small.split())
     options = [
         "train.max_steps=3",
         "train.global_batch_size=8",
         "data.image_size=32",
         "train.device=cpu",
-        small,
     ]
     sets = [part for option in options for part in ("--set", option)]
     assert "finished" in run(wheel, tmp_path, "train", "--config", "quickstart", *sets)

@@ -163,14 +163,6 @@ def tf_records() -> list[bytes]:
     return [b"m" + example, b"m" + floats, b"f" + 2 * tf_record(example)]
 
 
-def tf_indices() -> list[bytes]:
-    example = tf_example(image=encoded_image(0, 4), label=1, filename=b"a/1.png")
-    for folder in (FOLDER / "tfi", FOLDER / "tfi" / "TFR-X"):
-        folder.mkdir(exist_ok=True)
-        (folder / "a-00000.tfrecord").write_bytes(tf_record(example))
-    return [b"TFR-X\t0\t0\t3\nTFR-X\t0\t0\t1" + SEPARATOR + b"raw/ann/1.jpg\t0\t0\nraw/bob/2.jpg\t0\t0\n"]
-
-
 def saved_datasets() -> list[bytes]:
     image = {"bytes": encoded_image(0, 4), "path": "a.png"}
     labels = (pa.array([0, 1], kind) for kind in (pa.int64(), pa.timestamp("us")))

@@ -118,13 +118,6 @@ def _open_mixture(path: Path) -> str:
     return " ".join(outcome(DataError, partial(open_dataset, each)) for each in (path, listed))
 
 
-def _open_tf_index(folder: Path) -> str:
-    """Open TFace's index of a shard, and the index of img2tfrecord."""
-    return " ".join(
-        outcome(DataError, partial(_read_dataset, path)) for path in (folder / "named.txt", folder)
-    )
-
-
 def _open_mxnet(graph: Path) -> str:
     """Open a network in MXNet's files, and start from it."""
     backbone = build_backbone("iresnet", **seeds.NARROW)
@@ -243,9 +236,6 @@ TARGETS = {
     "tf_records": Target(
         DataError, ["tf/a.tfrecord"], _read_dataset, seeds.tf_records, framing.tf_record_with_checksums, opened="tf"
     ),
-    "tf_index": Target(
-        DataError, ["tfi/named.txt", "tfi/a.index"], _open_tf_index, seeds.tf_indices, opened="tfi"
-    ),
     "saved_dataset": Target(DataError, ["hf/a.arrow"], _read_dataset, seeds.saved_datasets, opened="hf"),
     "tar_shard": Target(
         DataError, ["tar/a.tar"], _read_dataset, seeds.tars, framing.tar_with_checksums, opened="tar"
@@ -266,10 +256,6 @@ TARGETS = {
     ),
     "record_names": Target(DataError, [NAMES_FILE, IDENTITIES_FILE], _read_names, seeds.names),
     "landmarks_csv": Target(DataError, ["landmarks.csv"], read_landmarks, lambda: [seeds.LANDMARKS]),
-    "landmarks_json": Target(
-        DataError, ["landmarks.json"], read_landmarks,
-        lambda: [b'{"a.jpg": [[1, 2], [3, 4], [5, 6], [7, 8], [9, 10]]}'],
-    ),
     "landmark_file": Target(
         DataError, [landmarks_path(Path("x.bin")).name],
         lambda path: read_landmarks_beside(FOLDER / "x.bin", 2), seeds.landmark_files,

@@ -122,13 +122,11 @@ def read_hub_parquet(folder):
 
 
 def write_tfrecord(folder):
-    """Write as TFace's img2tfrecord.py does, with its index, and the index with labels that its trainer reads."""
     import tensorflow as tf
 
-    lines, rows = [], images()
+    rows = images()
     for shard in range(2):
         with tf.io.TFRecordWriter(f"{folder}/TFR-X-{shard:05}.tfrecord") as writer:
-            offset = 0
             for label, name, data in rows[shard * 30 : shard * 30 + 30]:
                 feature = {
                     "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[data])),
@@ -136,12 +134,8 @@ def write_tfrecord(folder):
                     "filename": tf.train.Feature(bytes_list=tf.train.BytesList(value=[name.encode()])),
                     "score": tf.train.Feature(float_list=tf.train.FloatList(value=[0.5])),
                 }
-                message = tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
-                writer.write(message)
-                lines.append(f"TFR-X\t{shard}\t{offset}\t{label}\n")
-                offset += len(message) + 16
-    with open(f"{folder}/TFR-X.txt", "w") as file:
-        file.writelines(lines)
+                example = tf.train.Example(features=tf.train.Features(feature=feature))
+                writer.write(example.SerializeToString())
     return expected()
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from facetrain.data.synthetic.dataset_writer import write_synthetic
+from facetrain.data.tools.options import SyntheticFaces
 from tests.support.command import ROOT, environment
 
 # Without `if __name__ == "__main__":`, as in a notebook. The training processes must not run it again.
@@ -20,10 +22,7 @@ except facetrain.errors.ConfigError as error:
     print("refused:", error)
 config = {
     "run": {"name": "api"},
-    "data": {
-        "train": "faces", "image_size": 32, "workers": 2,
-        "synthetic": {"identities": 12, "images_per_identity": 4, "eval_identities": 6, "eval_pairs": 20},
-    },
+    "data": {"train": "faces", "image_size": 32, "workers": 2},
     "model": {
         "backbone": "iresnet", "layers": [1, 1, 1, 1], "widths": [8, 8, 8, 8], "embedding_size": 16,
     },
@@ -44,6 +43,10 @@ print("again in", facetrain.train(config, train={"max_steps": 1}).folder)
 @pytest.mark.parametrize("source", ["program.py", "-"], ids=["a script", "standard input"])
 def test_a_program_without_a_guard_trains_with_reading_processes(tmp_path, source):
     (tmp_path / "program.py").write_text(PROGRAM)
+    faces = SyntheticFaces(
+        identities=12, images_per_identity=4, eval_identities=6, eval_pairs=20, image_size=32
+    )
+    write_synthetic(tmp_path / "faces", faces, workers=1)
     process = subprocess.run(
         [sys.executable, source], input=PROGRAM,
         cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300,

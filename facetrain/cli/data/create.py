@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -26,33 +25,31 @@ from facetrain.cli.options import Json
 from facetrain.cli.outputs import echo_line
 from facetrain.cli.progress import progress_bar, progress_bars
 from facetrain.cli.unused_options import refuse_given
-from facetrain.data.tools.options import PackOptions
+from facetrain.data.tools.options import PackOptions, SyntheticFaces
 from facetrain.errors import UsageError
 from facetrain.files import shell_path
 
 
-@dataclass(frozen=True)
-class Faces:
-    """Synthetic identities, as `data.synthetic` of a config."""
-
-    identities: Annotated[int, typer.Option(min=1, help="Number of training identities.")] = 400
-    images_per_identity: Annotated[int, typer.Option(min=1, help="Training images of each identity.")] = 20
-    eval_identities: Annotated[int, typer.Option(min=2, help="Other identities, for verification.")] = 100
-    eval_pairs: Annotated[int, typer.Option(min=20, help="Pairs in synth.bin, a multiple of 20.")] = 1000
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the identities and their images.")] = 0
-
-
 @option_groups
-def synth(faces: Faces, writing: Writing, image_size: Annotated[int, IMAGE_SIZE] = 112) -> None:
+def synth(
+    faces: Annotated[
+        SyntheticFaces,
+        {
+            "identities": typer.Option(min=1, help="Number of training identities."),
+            "images_per_identity": typer.Option(min=1, help="Training images of each identity."),
+            "eval_identities": typer.Option(min=2, help="Other identities, for verification."),
+            "eval_pairs": typer.Option(min=20, help="Pairs in synth.bin, a multiple of 20."),
+            "image_size": IMAGE_SIZE,
+            "seed": SEED,
+        },
+    ],
+    writing: Writing,
+) -> None:
     """Render synthetic identities: a training set, and verification pairs of other identities."""
-    from facetrain.data.settings import SyntheticSettings
     from facetrain.data.synthetic.dataset_writer import write_synthetic
 
-    settings = SyntheticSettings(**vars(faces))
     with progress_bar("rendering identities") as progress:
-        written = write_synthetic(
-            writing.output, settings, image_size=image_size, workers=writing.workers, progress=progress
-        )
+        written = write_synthetic(writing.output, faces, workers=writing.workers, progress=progress)
     print_written([written], writing.as_json, pairs=faces.eval_pairs)
     if not writing.as_json:
         echo_line(f"  {faces.eval_pairs:,} verification pairs of other identities")
@@ -76,8 +73,6 @@ def pack(
             "image_size": IMAGE_SIZE,
             "quality": typer.Option(min=1, max=100, help="JPEG quality of images that have to be encoded."),
             "min_images": MIN_IMAGES,
-            "shuffle": typer.Option(help="Write the images in random order."),
-            "seed": SEED,
             "skip_bad": typer.Option(
                 help="Leave out images that cannot be read or have no landmarks, and list them."
             ),
@@ -93,8 +88,6 @@ def pack(
 
     if source.suffix.lower() not in LIST_SUFFIXES:
         refuse_given(context, "images", when=f"on {source}, which is not a list file")
-    if not options.shuffle:
-        refuse_given(context, "seed", when="without --shuffle")
     finder, output = faces.finder(), writing.output
     with progress_bars("checking", "packing") as (checking, progress):
         packed = tool.pack(
@@ -113,7 +106,7 @@ def pack(
     path, train = shell_path(output), json.dumps(str(output), ensure_ascii=False)
     for line in (
         "Next, look at the images and search for faults:",
-        f"  facetrain data inspect {path} --sheet faces.png",
+        f"  facetrain data inspect {path} --sheet faces.html",
         f"  facetrain data check {path} --near-duplicates",
         "Then train with a config such as this one, CONFIG.yaml:",
         f"    data: {{train: {train}, image_size: {options.image_size}}}",

@@ -30,7 +30,7 @@ def inspect(
     ],
     sheet: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write a contact sheet of eight identities, .png or .html."),
+        typer.Option(metavar="FILE", help="Write a contact sheet of eight identities, an .html page."),
     ] = None,
     identity: Annotated[
         str | None,

@@ -42,8 +42,8 @@ Sheet = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Write a contact sheet for manual review: .html with names in any script, or .png. Further pages get _2, "
-        "_3, … after the name; such files must not exist.",
+        help="Write a contact sheet for manual review, an .html page. Further pages get _2, _3, … after the name; such "
+        "files must not exist.",
     ),
 ]
 Precision = Annotated[
@@ -98,7 +98,7 @@ class FaceLandmarks:
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="File with the landmarks of each image in pixels: JSON, or CSV with lines name,x1,y1,…,x5,y5.",
+            help="CSV file with the landmarks of each image in pixels: lines name,x1,y1,…,x5,y5.",
         ),
     ] = None
     detector: Annotated[

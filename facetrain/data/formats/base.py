@@ -39,8 +39,6 @@ class Format:
     """Names of files, or patterns such as *.tar: a folder with one of them is a dataset."""
     suffixes: tuple[str, ...] = ()
     """Suffixes of files that are a dataset each."""
-    accepts: Callable[[Path], bool] = lambda path: True
-    """Whether a file with one of the suffixes is in this format, by its content."""
     beside_images: bool = False
     """Whether the folder may also have subfolders with images, which are then no part of the dataset."""
 

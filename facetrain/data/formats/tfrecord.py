@@ -1,11 +1,4 @@
-"""TFRecord files of tf.Example messages; needs `pip install facetrain[tfrecord]`. Each record's checksum is compared.
-
-Labels come from the messages, or from an index file with tabs between its fields:
-
-    TFR-NAME  shard  offset  label    TFace's NAME.txt, given as the dataset; the shards are beside it or in TFR-NAME/
-    path  shard  offset               NAME.index of TFace's img2tfrecord, beside the shards; the folder of the path is
-                                      the identity
-"""
+"""TFRecord files of tf.Example messages, with the checksums of their records; needs facetrain[tfrecord]."""
 
 from __future__ import annotations
 
@@ -16,12 +9,10 @@ from typing import Any
 
 from facetrain.data.column_cache import Columns, cached_columns
 from facetrain.data.formats.base import CatalogDataset, Format, catalog_path, columns_of_rows
-from facetrain.data.formats.image_list import LIST_SUFFIXES
 from facetrain.data.formats.labels import number_identities
 from facetrain.data.formats.shard_names import require_all_shards
 from facetrain.data.positional_file import PositionalFile
 from facetrain.errors import DataError, UnreadableError, missing_package
-from facetrain.files import open_regular, os_errors_as
 
 PATTERN = "*.tfrecord*"
 _INDEX_SUFFIXES = (".idx", ".index")
@@ -30,7 +21,6 @@ _IMAGES = ("image", "image_raw", "image/encoded", "encoded", "image_bytes", "jpg
 _LABELS = ("label", "identity", "class", "cls", "image/label", "image/class/label", "image/source_id", "id")
 _NAMES = ("filename", "image/filename", "name", "path")
 _HEADER_BYTES, _FOOTER_BYTES = 12, 4
-_MAX_LINE = 1 << 16
 _MAX_NAME_BYTES = 4096
 """Bytes of the name of an image or identity; longer ones are no names."""
 
@@ -92,7 +82,7 @@ def masked_crc32c(data: bytes) -> int:
 
 
 def open_tfrecords(path: Path) -> CatalogDataset:
-    """Open a folder of TFRecord shards, or TFace's index of such shards.
+    """Open a folder of TFRecord shards.
 
     Raises:
         DataError: a package or a file is missing, a file is damaged or has no images, or an image has no label.
@@ -102,49 +92,18 @@ def open_tfrecords(path: Path) -> CatalogDataset:
         import google_crc32c  # noqa: F401
     except ImportError as error:
         raise DataError(f"{path}: {missing_package(error, 'tfrecord')}") from error
-    shards, indexes = _shards(path), sorted(path.glob("*.index"))
-    if not path.is_dir():
-        shards, indexes = _shards(path.parent) or _shards_of_index(path), [path]
+    found = path.glob(PATTERN)
+    shards = sorted(file for file in found if file.name[0] != "." and file.suffix not in _INDEX_SUFFIXES)
     require_all_shards(shards)
-    build = partial(_build_catalog, shards, indexes)
-    columns = cached_columns(catalog_path(path), [*shards, *indexes], build)
+    columns = cached_columns(catalog_path(path), shards, partial(_build_catalog, shards))
     return TfRecordDataset(path, shards, columns)
 
 
-def is_index(path: Path) -> bool:
-    """Return whether the first line of a file is one of TFace's index: a name and three numbers."""
-    fields = _first_line(path)
-    return len(fields) == 4 and all(field.isdigit() for field in fields[1:])
+FORMAT = Format("TFRecord", open_tfrecords, parts=(PATTERN,))
 
 
-FORMAT = Format("TFRecord", open_tfrecords, parts=(PATTERN,), suffixes=LIST_SUFFIXES, accepts=is_index)
-
-
-def _first_line(path: Path) -> list[bytes]:
-    with os_errors_as(DataError, path), open(path, "rb", opener=open_regular) as file:
-        return file.readline(_MAX_LINE).rstrip().split(b"\t")
-
-
-def _shards(folder: Path) -> list[Path]:
-    found = folder.glob(PATTERN)
-    return sorted(path for path in found if path.name[0] != "." and path.suffix not in _INDEX_SUFFIXES)
-
-
-def _shards_of_index(path: Path) -> list[Path]:
-    """Return the shards in the folder of TFace's name for the dataset, which the first field of a line is."""
-    name = _first_line(path)[0].decode("utf-8", "surrogateescape")
-    if not name or "/" in name or name.startswith("."):
-        return []
-    with os_errors_as(DataError, path):  # no folder can have a name that is too long
-        return _shards(path.parent / name) if (path.parent / name).is_dir() else []
-
-
-def _build_catalog(shards: list[Path], indexes: list[Path]) -> Columns:
-    if not shards or len(indexes) > 1:
-        fault = "there is more than one index" if shards else f"no shards {PATTERN} belong to the index"
-        raise DataError(f"{indexes[0]}: {fault}; give one NAME.txt with the shards beside it as the dataset")
-    files = [PositionalFile(path) for path in shards]
-    records = list(_indexed(files, indexes[0]) if indexes else _scanned(files))
+def _build_catalog(shards: list[Path]) -> Columns:
+    records = list(_scanned([PositionalFile(path) for path in shards]))
     label, names = number_identities([identity for _, identity in records], shards[0].parent)
     places = "file offset size start image_size name_offset name_size"
     columns = columns_of_rows(places, [place for place, _ in records])
@@ -152,43 +111,19 @@ def _build_catalog(shards: list[Path], indexes: list[Path]) -> Columns:
 
 
 def _scanned(files: list[PositionalFile]) -> Iterator[Record]:
-    """Yield the records of all shards one after the other, with the labels in their messages."""
+    """Yield the records of all shards one after the other."""
     for number, file in enumerate(files):
         if not file.size:
             raise DataError(f"{file.path}: the file is empty; copy it again, or remove it")
         offset = 0
         while offset < file.size:
-            record = _record(file, number, offset, None)
+            record = _record(file, number, offset)
             yield record
             offset += record[0][2]
 
 
-def _indexed(files: list[PositionalFile], index: Path) -> Iterator[Record]:
-    """Yield the records that an index lists, with its labels, or the folders of its paths as identities."""
-    by_number = {_shard_number(file.path): number for number, file in enumerate(files)}
-    with os_errors_as(DataError, index), index.open("rb") as lines:
-        for line_number, line in enumerate(lines, start=1):
-            fields = line.rstrip(b"\r\n").split(b"\t")
-            is_entry = len(fields) in (3, 4) and all(f.isdigit() and len(f) < 19 for f in fields[1:])
-            shard = by_number.get(int(fields[1])) if is_entry else None
-            if shard is None:
-                raise DataError(
-                    f"{index}, line {line_number}: {line[:60]!r} is not a name, the number of a shard beside it and an "
-                    "offset, or these and a label"
-                )
-            folder = fields[0].decode("utf-8", "surrogateescape").replace("\\", "/").rpartition("/")[0]
-            identity = int(fields[3]) if len(fields) == 4 else folder.rpartition("/")[2]
-            yield _record(files[shard], shard, int(fields[2]), identity)
-
-
-def _shard_number(path: Path) -> int:
-    """Return the number in NAME-00012.tfrecord; -1 without one."""
-    digits = path.name.partition(".tfrecord")[0].rpartition("-")[2]
-    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 10 else -1
-
-
-def _record(file: PositionalFile, shard: int, offset: int, identity: int | str | None) -> Record:
-    """Return the record at a byte offset; `identity` None: the message has the identity."""
+def _record(file: PositionalFile, shard: int, offset: int) -> Record:
+    """Return the record at a byte offset."""
     place = f"{file.path}: record at byte {offset:,}"
     header = file.bytes_at(offset, _HEADER_BYTES)
     if len(header) < _HEADER_BYTES or masked_crc32c(header[:8]) != int.from_bytes(header[8:], "little"):
@@ -213,16 +148,14 @@ def _record(file: PositionalFile, shard: int, offset: int, identity: int | str |
         shard, offset, _HEADER_BYTES + length + _FOOTER_BYTES, message.index(image), len(image),
         start + message.index(name), len(name),
     )  # fmt: skip
-    return row, _identity(features, place) if identity is None else identity
+    return row, _identity(features, place)
 
 
 def _identity(features: dict[str, Value | None], place: str) -> int | str:
     """Return the identity in the first of the features for labels that a record has."""
     name = next((name for name in _LABELS if name in features), None)
     if name is None:
-        raise DataError(
-            f"{place}: no label among the features ({', '.join(_LABELS)}); for TFace, give its index NAME.txt"
-        )
+        raise DataError(f"{place}: no label among the features; expected one of {', '.join(_LABELS)}")
     label = features[name]
     # An error, not the next feature: that could have other numbers for the same people.
     if isinstance(label, bytes) and len(label) <= _MAX_NAME_BYTES:

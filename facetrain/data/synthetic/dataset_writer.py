@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
@@ -17,6 +16,7 @@ from facetrain.data.dataset_card import DatasetCard, ImageDigest, write_cards
 from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.recordio import write_identities
 from facetrain.data.synthetic.render import render_jpeg
+from facetrain.data.tools.options import SyntheticFaces
 from facetrain.data.tools.parallel import report_progress
 from facetrain.data.tools.sample_pairs import genuine_flags
 from facetrain.data.tools.writing import WrittenDataset
@@ -25,11 +25,7 @@ from facetrain.distributed.spawn import HelperContext
 from facetrain.files import new_folder
 from facetrain.progress import ProgressCallback, ignore_progress
 
-if TYPE_CHECKING:
-    from facetrain.data.settings import SyntheticSettings  # pydantic, which rendering processes do not need
-
-EVAL_SET_NAME = "synth"
-_CARD = DatasetCard(
+SYNTHETIC_CARD = DatasetCard(
     name="facetrain synthetic faces",
     origin="rendered by facetrain data synth",
     license="Apache-2.0",
@@ -43,9 +39,8 @@ _FIRST_EVAL_IDENTITY = 1 << 40
 
 def write_synthetic(
     folder: Path,
-    faces: SyntheticSettings,
+    faces: SyntheticFaces,
     *,
-    image_size: int = 112,
     workers: int | None = None,
     progress: ProgressCallback = ignore_progress,
 ) -> WrittenDataset:
@@ -55,13 +50,12 @@ def write_synthetic(
 
     Args:
         folder: the output folder; it must not exist.
-        faces: numbers of identities, images and pairs, and the seed.
-        image_size: pixels a side.
+        faces: numbers of identities, images and pairs, the size and the seed.
         workers: rendering processes; one per usable core if None.
         progress: called after every identity, with the number of identities.
 
     Raises:
-        DataError: the folder exists or cannot be written.
+        DataError: the folder exists or cannot be written, or the number of pairs is not a multiple of 20.
     """
     same = genuine_flags(faces.eval_pairs)
     identities = [(number, faces.images_per_identity) for number in range(faces.identities)]
@@ -70,14 +64,16 @@ def write_synthetic(
     ]
     counts = [faces.images_per_identity] * faces.identities
     with new_folder(folder) as scratch:
-        rendered = _render_identities(faces.seed, identities, image_size, workers or usable_cores())
+        rendered = _render_identities(faces.seed, identities, faces.image_size, workers or usable_cores())
         images_of = report_progress(rendered, len(identities), progress)
         labeled = ((label, image) for label in range(faces.identities) for image in next(images_of))
         digest = ImageDigest()
-        write_identities(scratch, counts, digest.of(labeled), image_size)
-        card = _CARD.model_copy(update={"people": len(counts), "images": sum(counts), "digest": digest.text})
+        write_identities(scratch, counts, digest.of(labeled), faces.image_size)
+        card = SYNTHETIC_CARD.model_copy(
+            update={"people": len(counts), "images": sum(counts), "digest": digest.text}
+        )
         write_cards(folder, scratch, [card])
-        write_bin(scratch / f"{EVAL_SET_NAME}.bin", _sample_pairs(list(images_of), same, faces.seed), same)
+        write_bin(scratch / "synth.bin", _sample_pairs(list(images_of), same, faces.seed), same)
     return WrittenDataset(folder=str(folder), images=sum(counts), identities=len(counts))
 
 

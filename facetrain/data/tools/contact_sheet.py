@@ -1,22 +1,19 @@
-"""Contact sheets as PNG or HTML: identities, images of one identity, label faults, augmented images, pairs."""
+"""Contact sheets, which are HTML pages: identities, images of one identity, label faults, augmented images, pairs."""
 
-# R rows   S side in pixels   C channels
+# R images   S side in pixels   C channels
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from base64 import b64encode
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import cv2
 import numpy as np
 
 from facetrain.counter_rng import key_of
 from facetrain.data.dataset import FaceDataset, identity_name, image_name
-from facetrain.data.images.decode import decode_rgb, encode_jpeg, encode_png, resize_square
+from facetrain.data.images.decode import decode_rgb, encode_jpeg, resize_square
 from facetrain.data.loading.sampler import permute
 from facetrain.data.tools.label_faults import MIXED_IDENTITY, LabelFault
 from facetrain.errors import DataError
@@ -28,17 +25,11 @@ if TYPE_CHECKING:
 
 Row = tuple[str, Sequence[np.ndarray]]
 """Line of text, and the images below it, uint8 RGB (S, S, 3)."""
-LABEL_HEIGHT = 16
-"""Pixels of the line of text above a row of images."""
 _SIDE = 112
 """Pixels a side of an image."""
 _IDENTITIES, _EPOCHS = 8, 7
 _SHOWN_MEMBERS = 3
 """Images of an identity that a row of `write_fault_sheet` shows."""
-_TEXT_COLUMNS = 7
-"""Images whose width is enough for the text of two identities and an image."""
-_HTML_SUFFIXES = (".html", ".htm")
-_FONT, _FONT_SCALE = cv2.FONT_HERSHEY_SIMPLEX, 0.4
 
 
 def write_identities_sheet(source: FaceDataset, output: Path, *, columns: int = 8) -> None:
@@ -79,7 +70,7 @@ def write_fault_sheet(
     """Write one row per label fault, for a decision by eye: the images, images of its identity, of the other identity.
 
     The rows have the numbers of the decisions in the report. There is one page per `rows` faults: `output`, and
-    further files with _2, _3, … after its name. The suffix .html gives pages with all names as text; others a PNG.
+    further files with _2, _3, … after its name.
 
     Returns the files.
     """
@@ -98,7 +89,7 @@ def write_fault_sheet(
                     shown += [image for image in members if image not in fault.images][:_SHOWN_MEMBERS]
             page.append((f"{fault.number or number}. {_fault_title(source, fault)}", _read(source, shown)))
         written.append(output if not start else output.with_stem(f"{output.stem}_{start // rows + 1}"))
-        _write_rows(page or [("no faults", [])], written[-1], min_columns=_TEXT_COLUMNS)
+        _write_rows(page or [("no faults", [])], written[-1])
     return written
 
 
@@ -128,7 +119,7 @@ def write_encoded_sheet(rows: Sequence[tuple[str, Sequence[bytes]]], output: Pat
     decoded = [
         (title, [_cell(data, f"{output}: {title}", _SIDE) for data in images]) for title, images in rows
     ]
-    _write_rows(decoded or [("no pairs", [])], output, min_columns=_TEXT_COLUMNS)
+    _write_rows(decoded or [("no pairs", [])], output)
 
 
 def identity_title(source: FaceDataset, identity: int) -> str:
@@ -159,14 +150,9 @@ def _cell(data: bytes, location: str, size: int) -> np.ndarray:
     return resize_square(decode_rgb(data, location=location), size)
 
 
-def _write_rows(rows: Sequence[Row], output: Path, *, min_columns: int = 1) -> None:
-    """Write rows of images of one size as HTML or PNG; there is no space for text if no row has any."""
-    is_html = output.suffix.lower() in _HTML_SUFFIXES
+def _write_rows(rows: Sequence[Row], output: Path) -> None:
     with os_errors_as(DataError, output):
-        if is_html:
-            output.write_text(html_page(output.stem, map(html_row, rows)), encoding="utf-8")
-        else:
-            output.write_bytes(encode_png(_draw(rows, min_columns)))
+        output.write_text(html_page(output.stem, map(html_row, rows)), encoding="utf-8")
 
 
 def html_row(row: Row) -> str:
@@ -175,34 +161,3 @@ def html_row(row: Row) -> str:
     encoded = (b64encode(encode_jpeg(image, 95)).decode() for image in images)
     shown = "".join(f'<figure><img alt="" src="data:image/jpeg;base64,{data}"></figure>' for data in encoded)
     return (f"<p>{escape(title)}</p>" if title else "") + f'<div class="pairs">{shown}</div>'
-
-
-def _draw(rows: Sequence[Row], min_columns: int) -> np.ndarray:
-    side = next((len(image) for _, images in rows for image in images), _SIDE)
-    label_height = LABEL_HEIGHT if any(title for title, _ in rows) else 0
-    columns = max(min_columns, *(len(images) for _, images in rows))
-    sheet_RHWC = np.full((len(rows), label_height + side, columns * side, 3), 255, np.uint8)
-    for strip, (title, images) in zip(sheet_RHWC, rows, strict=True):
-        if title:
-            _draw_text(strip[:label_height], title)
-        if images:
-            strip[label_height:, : len(images) * side] = np.concatenate(images, axis=1)
-    return sheet_RHWC.reshape(-1, columns * side, 3)
-
-
-def _draw_text(line: np.ndarray, text: str) -> None:
-    """Write black text into a line of a sheet, (LABEL_HEIGHT, W, 3), in place."""
-    plain = _ascii(text)
-    width = cv2.getTextSize(plain, _FONT, _FONT_SCALE, 1)[0][0] + 8
-    scale = _FONT_SCALE * min(1.0, line.shape[1] / width)
-    cv2.putText(line, plain, (4, LABEL_HEIGHT - 4), _FONT, scale, (0, 0, 0), 1, cv2.LINE_AA)
-
-
-def _ascii(text: str) -> str:
-    """Return a text for OpenCV's vector fonts, which have ASCII only: é becomes e.
-
-    Letters without an ASCII form become three dots: the numbers beside names identify them, and .html shows them.
-    """
-    plain = unicodedata.normalize("NFKD", text)
-    plain = "".join(char for char in plain if not unicodedata.combining(char))
-    return re.sub(r"[^\x00-\x7f]+", "...", plain)

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import threading
 from collections.abc import Callable, Iterator
@@ -81,7 +80,7 @@ def require_distinct_names(
 
 
 def read_landmarks(path: Path) -> LandmarkTable:
-    """Read CSV with lines `name,x1,y1,…,x5,y5`, or JSON of the form `{"name": [[x, y], … five points], …}`.
+    """Read CSV with lines `name,x1,y1,…,x5,y5`.
 
     The points are the left eye, the right eye, the nose, and the left and the right corner of the mouth, as seen in
     the image, in pixels.
@@ -95,7 +94,7 @@ def read_landmarks(path: Path) -> LandmarkTable:
             try:
                 with np.errstate(over="ignore"):  # to infinity, which is refused below
                     points = np.array(values, np.float32).reshape(5, 2)
-            except (ValueError, TypeError, OverflowError) as error:
+            except ValueError as error:
                 raise DataError(f"{location}: {name!r} needs ten numbers, x and y of five points") from error
             if not np.isfinite(points).all():
                 raise DataError(f"{location}: a point of {name!r} is not finite")
@@ -104,22 +103,15 @@ def read_landmarks(path: Path) -> LandmarkTable:
                     f"{location}: {name!r} has landmarks in an earlier entry; keep one face per image"
                 )
             table[name] = points
-    except (OSError, ValueError, csv.Error, RecursionError) as error:
+    except (OSError, ValueError, csv.Error) as error:
         raise DataError(f"{path}: {error_reason(error)}") from error
     if not table:
         raise DataError(f"{path}: the file has no landmarks")
     return table
 
 
-def _entries(path: Path) -> Iterator[tuple[str, str, Any]]:
+def _entries(path: Path) -> Iterator[tuple[str, str, list[str]]]:
     """Yield the location of each entry for messages, its name and its values."""
-    if path.suffix.lower() == ".json":
-        # As a list of pairs: a dictionary would drop the first of two entries of one name.
-        content = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=tuple)
-        if not isinstance(content, tuple):
-            raise DataError(f'{path}: not a JSON object; write {{"name": [[x, y], … five points], …}}')
-        yield from ((str(path), name, values) for name, values in content)
-        return
     # Excel begins a CSV with a byte order mark, which would become a part of the first name.
     with path.open(encoding="utf-8-sig", newline="") as file:
         for number, row in enumerate(csv.reader(file), start=1):

@@ -7,6 +7,24 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
+class SyntheticFaces:
+    """Numbers and size of rendered faces. The defaults are the faces of `configs/quickstart.yaml`, but larger."""
+
+    identities: int = 1000
+    """Number of identities to train on."""
+    images_per_identity: int = 12
+    """Number of images of each of them."""
+    eval_identities: int = 100
+    """Number of other identities, for the verification set."""
+    eval_pairs: int = 1000
+    """Number of pairs in the verification set, half of them of one identity; a multiple of 20."""
+    image_size: int = 112
+    """Width and height in pixels."""
+    seed: int = 0
+    """Seed of the identities and their images; another seed gives other identities."""
+
+
+@dataclass(frozen=True)
 class PackOptions:
     """Form of the images in a packed dataset, and which images it has."""
 
@@ -16,10 +34,6 @@ class PackOptions:
     """JPEG quality of images that are encoded, 1 to 100."""
     min_images: int = 1
     """Identities with fewer images are left out."""
-    shuffle: bool = False
-    """Whether the images are written in random order, for readers that read a file from start to end."""
-    seed: int = 0
-    """Seed of the order."""
     skip_bad: bool = False
     """Leave out images that cannot be read or have no landmarks. Every image is then read twice."""
 

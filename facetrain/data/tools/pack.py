@@ -14,7 +14,6 @@ import numpy as np
 from facetrain.data.dataset import FaceDataset, identity_name, image_landmarks, image_name, skipped_files
 from facetrain.data.formats.image_list import ListDataset
 from facetrain.data.images.decode import decode_rgb, encode_jpeg, is_upright_jpeg, resize_square
-from facetrain.data.loading.sampler import permute
 from facetrain.data.open_dataset import drop_small_identities, images_of_large_identities, open_dataset
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.data.tools.aligned_images import AlignedImages, NoFaceError
@@ -73,8 +72,6 @@ def pack(
         numbers = prepared.without_faults(numbers, workers, checking, skipped)
     elif isinstance(source, ListDataset):
         _require_files(source, source_path)
-    if options.shuffle:
-        numbers = numbers[permute(np.arange(len(numbers)), len(numbers), key=options.seed)]
     read, landmarks_N52 = prepared.encoded, prepared.landmarks_N52
     selection = Selection(
         source, [source_path], numbers, source.labels[numbers], read, landmarks_N52, skipped

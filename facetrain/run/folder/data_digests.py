@@ -34,7 +34,7 @@ class _Input(NamedTuple):
     """How a run continues with another one, as the end of a sentence."""
 
 
-_DATA_KEYS = ("data.train", "data.min_images_per_identity", "data.synthetic")
+_DATA_KEYS = ("data.train", "data.min_images_per_identity")
 _INPUTS = {
     "dataset": _Input(
         _DATA_KEYS,

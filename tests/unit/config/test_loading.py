@@ -131,6 +131,10 @@ def test_an_invalid_file_gives_one_line_that_names_the_place(tmp_path, text, mes
             "head: {drop_angle: 75}",
             "head.drop_angle is not a key anymore; remove it, and clean the dataset with `facetrain data clean`",
         ),
+        (
+            "data: {train: x, synthetic: {identities: 3}}",
+            "data.synthetic is not a key anymore; remove it, and write the faces once by `facetrain data synth --o",
+        ),
         ("head: {sub_centres: 3}", "head.sub_centres is not a key; did you mean sub_centers?"),
         ("head: {x: 3}", "head.x is not a key; the keys are init_from, margin, "),
         ("optim: {learning_rate: 1}", "optim.learning_rate is not a key; did you mean optim.lr?"),
@@ -150,12 +154,11 @@ def test_an_invalid_value_is_reported_with_the_allowed_values(line, message):
 
 
 def test_an_invalid_key_of_an_optional_section_is_reported_with_its_name():
-    synthetic = {"train": "x", "synthetic": {"eval_pairs": 33, "idents": 3}}
     with pytest.raises(ConfigError) as caught:
-        build_config({"data": synthetic}, "x")
+        build_config({"data": {"train": "x"}, "distill": {"teacher": "y", "weight": -1, "teachr": 3}}, "x")
     assert str(caught.value) == (
-        "x: data.synthetic.eval_pairs: 33 is invalid; use a whole number of at least 20 and a multiple of 20; "
-        "data.synthetic.idents is not a key; did you mean identities?"
+        "x: distill.weight: -1 is invalid; use a number greater than 0; "
+        "distill.teachr is not a key; did you mean teacher?"
     )
 
 

@@ -2,6 +2,7 @@ import pytest
 
 from facetrain.config.loading import load_config
 from facetrain.data.published_datasets import require_dataset
+from facetrain.data.settings import DataSettings
 from facetrain.errors import DataError
 from facetrain.run.build.open_data import open_data
 from tests.support.command import ROOT
@@ -18,9 +19,14 @@ def test_a_preset_without_its_dataset_says_where_to_get_it_and_how_to_give_anoth
     )
 
 
-def test_a_missing_dataset_that_is_not_public_names_the_key(tmp_path):
+def test_without_data_the_quickstart_names_the_command_that_writes_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = "facetrain data synth --output data/quickstart --image-size 80"
+    config = ROOT / "configs" / "quickstart.yaml"
     with pytest.raises(
-        DataError, match="mine: no such folder or file; correct data.train, or give another dataset"
+        DataError, match=f"^data/quickstart: no such folder or file; correct.* by `{command}`, or"
     ):
-        require_dataset(tmp_path / "mine", num_classes=7, num_images=None)
-    require_dataset(tmp_path, num_classes=7, num_images=None)
+        open_data(load_config(config))
+    # The same command in the comment of the preset, and before the training in `make quickstart`.
+    assert all(command in path.read_text() for path in (config, ROOT / "Makefile"))
+    require_dataset(DataSettings(train=str(tmp_path), num_classes=7))

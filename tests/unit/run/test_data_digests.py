@@ -55,7 +55,7 @@ def test_other_landmarks_are_refused_unless_the_command_line_sets_the_data():
         check(digests_of("d", "b"), **saved)
     with pytest.raises(ConfigError, match="now have none; restore the landmark file"):
         check(digests_of("d", ""), **saved)
-    for key in ("data.train", "data", "data.synthetic.seed"):
+    for key in ("data.train", "data"):
         check(digests_of("d", "b"), [key], **saved)
     with pytest.raises(ConfigError, match="now have b"):
         check(digests_of("d", "b"), ["data.workers", "data.bad_records", "data.augment.flip"], **saved)

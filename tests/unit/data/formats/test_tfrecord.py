@@ -12,17 +12,13 @@ from tests.support.datasets import encoded_image, images_of, tf_example, tf_reco
 pytest.importorskip("google_crc32c", reason="the tfrecord extra is not installed")
 
 
-def write_shards(folder, messages, *, name="a"):
-    """Write two shards; return the shard and the offset of each record."""
-    folder.mkdir(parents=True, exist_ok=True)
-    places, shards = [], [b"", b""]
+def write_shards(folder, messages):
+    """Write two shards."""
+    shards = [b"", b""]
     for number, message in enumerate(messages):
-        shard = number * 2 // len(messages)
-        places.append((shard, len(shards[shard])))
-        shards[shard] += tf_record(message)
+        shards[number * 2 // len(messages)] += tf_record(message)
     for number, data in enumerate(shards):
-        (folder / f"{name}-{number:05}.tfrecord").write_bytes(data)
-    return places
+        (folder / f"a-{number:05}.tfrecord").write_bytes(data)
 
 
 def test_the_checksum_is_that_of_the_standard():
@@ -65,33 +61,9 @@ def test_texts_are_numbered_in_sorted_order_and_whole_numbers_are_labels(tmp_pat
     ids=["latin-1", "long"],
 )
 def test_names_that_differ_in_any_byte_are_different_people(tmp_path, people):
-    places = write_shards(tmp_path / "a", [tf_example(image=b"x", label=who) for who in people])
-    dataset = open_dataset(tmp_path / "a")
-    assert dataset.labels.tolist() == [0, 1] and identity_name(dataset, 0) != identity_name(dataset, 1)
-    lines = [b"%s/1.jpg\t%d\t%d\n" % (who, *place) for who, place in zip(people, places, strict=True)]
-    (tmp_path / "a" / "a.index").write_bytes(b"".join(lines))
-    assert open_dataset(tmp_path / "a").labels.tolist() == [0, 1]
-
-
-@pytest.mark.parametrize("inside", [True, False])
-def test_the_index_of_tface_gives_order_and_labels(tmp_path, inside):
-    folder = tmp_path / "TFR-X" if inside else tmp_path
-    places = write_shards(folder, [tf_example(image=encoded_image(n)) for n in range(4)], name="TFR-X")
-    order = [2, 0, 3, 1]
-    lines = [f"TFR-X\t{places[n][0]}\t{places[n][1]}\t{n % 2}\n" for n in order]
-    (tmp_path / "TFR-X.txt").write_text("".join(lines))
-    dataset = open_dataset(tmp_path / "TFR-X.txt")
-    assert images_of(dataset) == [(n % 2, encoded_image(n)) for n in order]
-    assert images_of(pickle.loads(pickle.dumps(dataset))) == images_of(dataset)
-
-
-def test_the_index_of_img2tfrecord_gives_folders_as_identities(tmp_path):
-    places = write_shards(tmp_path, [tf_example(image=encoded_image(n)) for n in range(3)])
-    lines = [f"raw/p{1 - n % 2}/{n}.jpg\t{shard}\t{offset}\n" for n, (shard, offset) in enumerate(places)]
-    (tmp_path / "a.index").write_text("".join(lines))
+    write_shards(tmp_path, [tf_example(image=b"x", label=who) for who in people])
     dataset = open_dataset(tmp_path)
-    assert images_of(dataset) == [(1 - n % 2, encoded_image(n)) for n in range(3)]
-    assert identity_name(dataset, 0) == "p0"
+    assert dataset.labels.tolist() == [0, 1] and identity_name(dataset, 0) != identity_name(dataset, 1)
 
 
 @pytest.mark.parametrize(
@@ -122,21 +94,3 @@ def test_a_damaged_record_is_an_error_of_this_image_only(tmp_path):
     ):
         dataset.read(0)
     assert dataset.read(1) == encoded_image(1)
-
-
-@pytest.mark.parametrize("name", ["a\0", "a" * 300, "..", "X"])
-def test_an_index_without_shards_is_refused(tmp_path, name):
-    (tmp_path / "X.txt").write_text(f"{name}\t0\t0\t0\n")
-    with pytest.raises(DataError, match="no shards|File name too long|does not name an image"):
-        open_dataset(tmp_path / "X.txt")
-
-
-@pytest.mark.parametrize(
-    "line",
-    ["X\t9\t0\t0\n", "X\t0\t7\t0\n", "X\t0\t0\t0\nX\t0\n"],
-)
-def test_an_index_that_does_not_fit_the_shards_is_refused(tmp_path, line):
-    write_shards(tmp_path, [tf_example(image=encoded_image(0))])
-    (tmp_path / "X.txt").write_text(line)
-    with pytest.raises(DataError, match="X|a-00000"):
-        open_dataset(tmp_path / "X.txt")

@@ -1,22 +1,23 @@
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
 from facetrain.data.formats.bin import read_bin
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.settings import SyntheticSettings
 from facetrain.data.synthetic.dataset_writer import write_synthetic
+from facetrain.data.tools.options import SyntheticFaces
 from facetrain.errors import DataError
 from tests.support.processes import descendants, kill, wait_until_gone
 
-SMALL = SyntheticSettings(identities=3, images_per_identity=4, eval_identities=12, eval_pairs=40)
+SMALL = SyntheticFaces(identities=3, images_per_identity=4, eval_identities=12, eval_pairs=40, image_size=48)
 
 
 def write(folder, workers=1, **changes):
-    return write_synthetic(folder, SMALL.model_copy(update=changes), image_size=48, workers=workers)
+    return write_synthetic(folder, replace(SMALL, **changes), workers=workers)
 
 
 def test_the_bytes_depend_on_the_seed_and_not_on_the_number_of_workers(tmp_path):
@@ -54,9 +55,9 @@ def test_existing_folders_are_kept_and_a_failure_leaves_no_files(tmp_path):
 
 _RENDER = """
 from pathlib import Path
-from facetrain.data.settings import SyntheticSettings
 from facetrain.data.synthetic.dataset_writer import write_synthetic
-write_synthetic(Path("data"), SyntheticSettings(identities=100_000, images_per_identity=4), image_size=48, workers=2)
+from facetrain.data.tools.options import SyntheticFaces
+write_synthetic(Path("data"), SyntheticFaces(identities=100_000, images_per_identity=4, image_size=48), workers=2)
 """
 
 

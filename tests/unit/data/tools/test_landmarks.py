@@ -1,4 +1,3 @@
-import json
 import resource
 
 import cv2
@@ -62,51 +61,34 @@ def gray(height, width, *blocks, value=255):
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("a.csv", row("ann/1.png")),
-        ("a.csv", "name,x1,y1,x2\n" + row("ann/1.png")),
-        ("a.json", json.dumps({"ann/1.png": POINTS.tolist()})),
-    ],
-)
-def test_csv_and_json_give_the_same_points(tmp_path, name, content, encoding):
-    (tmp_path / name).write_text(content, encoding=encoding)
-    found = read_landmarks(tmp_path / name)
+@pytest.mark.parametrize("header", ["", "name,x1,y1,x2\n"])
+def test_a_list_of_landmarks_is_read_with_and_without_a_header(tmp_path, header, encoding):
+    (tmp_path / "a.csv").write_text(header + row("ann/1.png"), encoding=encoding)
+    found = read_landmarks(tmp_path / "a.csv")
     np.testing.assert_allclose(found("ann/1.png", None), POINTS, atol=1e-3)
     assert found("bob/1.png", None) is None
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("content", "message"),
     [
-        ("a.csv", "ann/1.png,1,2,3\n", "line 1: 'ann/1.png' needs ten numbers"),
-        ("a.csv", "\n" + row("x", POINTS * [1, np.nan]), "line 2: a point of 'x' is not finite"),
-        ("a.csv", "", "the file has no landmarks"),
-        ("a.csv", b"\xff\xfe", "a.csv: "),
-        ("a.json", "[1]", "not a JSON object"),
-        ("a.json", "{", "a.json: "),
-        ("a.json", '{"x": [[1, 2], 3]}', "needs ten numbers"),
-        ("a.json", f'{{"x": {[[10**400, 1]] * 5}}}', "needs ten numbers"),
-        ("a.json", f'{{"x": [{"9" * 5000}]}}', "a.json: Exceeds the limit"),
-        ("none.csv", None, "No such file"),
+        ("ann/1.png,1,2,3\n", "line 1: 'ann/1.png' needs ten numbers"),
+        ("\n" + row("x", POINTS * [1, np.nan]), "line 2: a point of 'x' is not finite"),
+        ("x" + ",9" * 9 + "," + "9" * 5000, "line 1: a point of 'x' is not finite"),
+        ("", "the file has no landmarks"),
+        (b"\xff\xfe", "a.csv: "),
+        (None, "No such file"),
         (
-            "a.csv",
             "\n".join([row("ann/1.png"), row("bob/1.png"), "", row("ann/1.png", POINTS + 90)]),
             "a.csv, line 4: 'ann/1.png' has landmarks in an earlier entry; keep one face per image",
         ),
-        (
-            "a.json",
-            f'{{"x": {POINTS.tolist()}, "x": {POINTS.tolist()}}}',
-            "'x' has landmarks in an earlier entry; keep one face",
-        ),
     ],
 )
-def test_a_file_without_valid_landmarks_is_refused(tmp_path, name, content, message):
+def test_a_file_without_valid_landmarks_is_refused(tmp_path, content, message):
     if content is not None:
-        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        (tmp_path / "a.csv").write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(DataError, match=message):
-        read_landmarks(tmp_path / name)
+        read_landmarks(tmp_path / "a.csv")
 
 
 def test_packed_faces_are_aligned_to_the_template(dataset, tmp_path):

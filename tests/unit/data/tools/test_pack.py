@@ -25,14 +25,6 @@ def test_packed_images_keep_their_bytes_order_and_identities(dataset, tmp_path):
     assert (tmp_path / "out" / "property").read_text() == "3,112,112\n"
 
 
-def test_a_shuffle_depends_only_on_the_seed(dataset, tmp_path):
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        pack(dataset, tmp_path / name, PackOptions(shuffle=True, seed=seed))
-    a, b, c = ((tmp_path / name / "train.rec").read_bytes() for name in "abc")
-    assert a == b != c
-    assert sorted(open_dataset(tmp_path / "a").labels.tolist()) == [0, 0, 0, 1, 2, 2]
-
-
 def test_small_identities_and_damaged_images_can_be_left_out(dataset, tmp_path):
     assert pack(dataset, tmp_path / "two", PackOptions(min_images=2)).identities == 2
     (dataset / "bob" / "bob_0001.jpg").write_bytes(b"damaged")
