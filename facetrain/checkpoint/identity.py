@@ -69,6 +69,7 @@ def check_identity(folder: Path, manifest: Manifest) -> None:
             f"{folder}: step: {MANIFEST} has {manifest.step}, but the folder is named {folder.name}; it was renamed: "
             f"rename it back to {expected}, or use it on purpose with `facetrain resume --accept-foreign`"
         )
+    # A checkpoint that was copied out of its run belongs to none.
     if folder.parent.name != CHECKPOINTS:
         return
     run_folder = folder.parent.parent

@@ -96,6 +96,7 @@ class HostCopy:
             # The buffers of the first save are being allocated; to allocate them twice would take longer.
             self._preparation.join()
             self._preparation = None
+        # A tensor that is new, or has another shape, gets a new buffer; the others keep theirs.
         self._buffers = {
             (file.name, name): _buffer_like(tensor, self._buffers.get((file.name, name)))
             for file in files

@@ -136,6 +136,7 @@ def read_assignments(path: Path) -> dict[str, Any]:
                     f"{path}, line {statement.lineno}: config.{target.attr} is text, not a list; "
                     f"write [{ast.unparse(statement.value)[:60]}]"
                 )
+        # A line that is left out in silence could be the one that matters.
         elif not _is_ignorable(statement):
             raise ConfigError(
                 f"{path}, line {statement.lineno}: only lines of the form `config.name = value` are supported"
@@ -180,6 +181,7 @@ def _plain(node: ast.expr, known: dict[str, Any], path: Path) -> Any:
 
 def _translate(values: dict[str, Any], path: Path) -> dict[str, Any]:
     m1, m2, m3 = (float(value) for value in values["margin_list"])
+    # By the values: arcface_torch knows one class of margins, and facetrain names its common cases.
     kind = "arcface" if m1 == 1 and m3 == 0 else "combined"
     if m3 > 0:
         # arcface_torch subtracts m3 alone then.

@@ -44,6 +44,7 @@ def describe_values(schema: Schema) -> str:
     """Return the values that a JSON schema allows, for example "a number greater than 0, or null"."""
     schema = _resolve(schema)
     if "anyOf" in schema:
+        # A key that may be null has two schemas.
         *others, last = [describe_values(each) for each in schema["anyOf"]]
         return f"{', '.join(others)}, or {last}"
     if "const" in schema:

@@ -18,6 +18,7 @@ def set_default_grace_period() -> None:
     Raises:
         UsageError: as `grace_s`.
     """
+    # In the environment, where torch's agent and the ranks read it.
     os.environ.setdefault(_VARIABLE, _DEFAULT_S)
     grace_s()
 

@@ -111,6 +111,7 @@ class NodeRendezvous(RendezvousHandler):
                 self._replace(start, GroupStart(start.number + 1, (self._me.name,)))
                 deadline = time.monotonic() + _JOIN_S
                 continue
+            # A round: this node shows that it lives, and writes what it makes of the state that it has read.
             self._give_sign_of_life()
             wanted = self._me.advance(start, self._is_alive)
             if wanted == start:

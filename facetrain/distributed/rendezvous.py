@@ -95,6 +95,7 @@ def _own_address(host: str, port: int) -> tuple[socket.AddressFamily, str]:
     for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
         try:
             with socket.socket(family, kind, protocol) as probe:
+                # Of a datagram socket: the kernel only chooses the interface.
                 probe.connect(address)
                 return family, str(probe.getsockname()[0])
         except OSError as error:

@@ -116,6 +116,7 @@ def read_reason(path: Path, *, printed: bool | None = None) -> str:
 def main_thread_position() -> str:
     """Return the line at which the main thread is: the innermost of this package, else the innermost."""
     frame = innermost = sys._current_frames()[threading.main_thread().ident or 0]
+    # Outward to the first line of this package: a line inside of torch says little to a user.
     while frame.f_back and not frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
     if not frame.f_code.co_filename.startswith(_PACKAGE):

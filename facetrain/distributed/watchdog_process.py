@@ -90,10 +90,13 @@ class Watchdog:
         self._settings, self._pid, self._rank = settings, settings.pid, settings.rank
         self._selector, self._from_rank = selectors.DefaultSelector(), _Lines()
         self._links: list[_Link] = []
+        # What the rank has shown of itself: where it is, and for how long it has been silent or stopped.
         self._position = ""
         self._silent_s = self._stopped_s = 0.0
+        # What the others know of this rank, and it of them.
         self._is_announced = self._knows_loss = False
         self._warning, self._warns_at = "", float("inf")
+        # When and why the rank is to be ended; the earliest deadline wins.
         self._deadline = float("inf")
         self._reason = ""
         self._is_printed = False

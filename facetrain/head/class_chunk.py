@@ -204,6 +204,7 @@ class FusedChunk(Chunk):
             self._unit_GD,
             self._factor_RD,
             self.inverse_norm_R,
+            # A column of −1 is no class of this chunk: the kernel masks no logit of the sample.
             torch.where(self._inside_G, self._column_G, -1),
             self._margin.scale,
             self._margin.filter_threshold,

@@ -131,6 +131,7 @@ class ExpectationPass:
         # A NaN would stay in an average for good; centers and expectations skip the same steps.
         is_local_G = target.is_local_G & finite
         row_G = target_rows(target.position_G, sweep.sampled.index_S)
+        # Of the whole batch from the same old values, so that the order of its images does not matter.
         old_GD = sweep.weight.fetch(row_G).to(unit_GD.dtype)
         moved_GD = (1 - torch.sigmoid(target.cos_G))[:, None] * (unit_GD - old_GD)
         moved_GD = torch.where(is_local_G[:, None], moved_GD, 0)

@@ -118,6 +118,7 @@ class MarginHead(BaseHead):
             self.device,
             placement=settings.placement,
             folder=run.folder and run.folder / f"rank_{self._rank:05d}",
+            # A stage with all classes reads slices, whatever the other stages do.
             fetched_in_slices=any(stage.settings.sample_rate >= 1 for stage in self._stages),
         )
 

@@ -108,6 +108,7 @@ class ClassSampler:
             return SampledClasses(self._tables, None, to_device(local, self._device), rows)
         # The classes of the batch always take part: a sample without its target class has no loss.
         positive = np.unique(local[local >= 0])
+        # Draws of steps that are over; a second micro-batch of this step uses its draw again.
         self._draws = {known: drawn for known, drawn in self._draws.items() if known >= step}
         if self._device.type == "cuda":
             # There the host is free to draw while the device works; on a CPU it would take the time from the step.

@@ -53,6 +53,7 @@ class MarginSettings(Settings):
     def _check_margins(self) -> Self:
         if self.type == "cosface" and self.m3 == 0:
             raise ValueError("m3 must be greater than 0 for cosface (published: 0.4)")
+        # Refused and not ignored: a recipe with an m1 that has no effect would not be what it says.
         if self.type != "combined" and self.m1 != 1:
             raise ValueError(
                 f"m1 must be 1 for {self.type}, not {self.m1:g}; use type combined for another m1"

@@ -96,6 +96,7 @@ class FusedSGD(GroupOptimizer):
     def step(self, grad_scale: Tensor, skip: Tensor) -> None:
         """Update all parameters that have a gradient."""
         for group in self.param_groups:
+            # A weight that the step has not used has no gradient, and keeps its momentum.
             trained = [parameter for parameter in group["params"] if parameter.grad is not None]
             buffers = [self.state[p]["momentum_buffer"] if self._optim.momentum else None for p in trained]
             sgd(
@@ -123,6 +124,7 @@ class FusedAdamW(GroupOptimizer):
         self._optim = optim
         self.state = {
             parameter: {
+                # On the device: the kernel does not count a skipped step, and the host does not know of it.
                 "step": torch.zeros((), device=parameter.device),
                 "exp_avg": torch.zeros_like(parameter),
                 "exp_avg_sq": torch.zeros_like(parameter),

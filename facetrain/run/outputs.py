@@ -87,6 +87,7 @@ def open_outputs(
         total_steps: last step of the run.
         resume_at: step from which the run continues; None for a new run.
     """
+    # A run that failed before its first checkpoint leaves these files, and the new one would seem to have written them.
     if resume_at is None:
         with os_errors_as(RunError, folder):
             for name in (DIVERGED_FILE, SKIPPED_FILE, SPIKES_FILE):

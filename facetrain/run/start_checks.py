@@ -145,6 +145,7 @@ def check_free_space(config: Config, folder: Path, size: int, steps: int) -> Ite
     if not steps:
         return
     existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    # Of the folder that exists: the run folder is created later.
     free = shutil.disk_usage(existing).free
     advice = "free some space, set run.dir to a larger disk"
     if free < size:

@@ -54,6 +54,7 @@ class MLflow(Sink):
         known = self._client.get_experiment_by_name(experiment)
         experiment_id = known.experiment_id if known else self._client.create_experiment(experiment)
         self._id = self._client.create_run(experiment_id, run_name=name).info.run_id
+        # MLflow chooses the id: a run that ends before this line stays there without a continuation.
         write_atomically(path, self._id + "\n")
         params = [Param(key, str(value)[:_MAX_VALUE]) for key, value in flatten(config)]
         for first in range(0, len(params), _MAX_BATCH):

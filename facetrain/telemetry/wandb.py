@@ -38,6 +38,7 @@ class WandB(Sink):
 
         path = folder / _ID_FILE
         if not (resumed and path.exists()):
+            # Chosen here and not by the service, so that the id is on the disk before the run exists there.
             write_atomically(path, secrets.token_hex(4) + "\n")
         self._run = wandb.init(
             project=project,

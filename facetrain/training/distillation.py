@@ -164,6 +164,7 @@ class Distillation(nn.Module):
         """
         if not saved:
             return
+        # First of all: with another teacher, neither the projection nor the centers have a meaning.
         if _text(saved["teacher"]) != self.teacher.digest:
             raise CheckpointError(
                 f"{origin}: was trained with another teacher than distill.teacher; restore that model, or start a new "
@@ -173,6 +174,7 @@ class Distillation(nn.Module):
             self.load_state_dict(
                 {name: value for name, value in saved.items() if name.startswith("projection.")}
             )
+        # Another loss has other centers: they begin as in a new run.
         if self.centers is None or _text(saved["loss"]) != self._loss:
             return
         prefix = "centers."

@@ -43,6 +43,7 @@ def choose_trunk(
         raise ConfigError(f"train.fused: on is not possible: {reason}; set it to off")
     if not reason:
         assert network.dtype is not None
+        # Last, because it takes most of a minute on a machine that has no verdict yet.
         reason = agree_on_kernels("trunk", network.device, network.dtype, limit_s=limit_s)
     if reason:
         network.remark = f"train.fused: {fused} has no effect: {reason}"
@@ -92,4 +93,5 @@ def why_not_fused(network: InPrecision, checkpoint_activations: bool) -> str:
         (checkpoint_activations, "model.checkpoint_activations recomputes the same blocks"),
         (has_frozen_batch_norm(backbone), f"the kernels use the statistics of each batch, and {fixed} them"),
     )
+    # One reason, the first of the list: a user who removes it sees the next.
     return next((reason for applies, reason in reasons if applies), "")

@@ -72,6 +72,8 @@ def check_head(device: torch.device, dtype: torch.dtype) -> str:
     }
     heads |= {str(options): HeadSettings(**options) for options in _HEADS}
     for name, settings in heads.items():
+        # In float32, in the dtype of training, and by the kernels in that dtype: the error of the second is the price
+        # of rounding, by which the third is judged.
         true, plain, fused = (
             _head_results(settings, device, product_dtype, use_kernels=use_kernels)
             for product_dtype, use_kernels in ((None, False), (dtype, False), (dtype, True))
@@ -80,6 +82,7 @@ def check_head(device: torch.device, dtype: torch.dtype) -> str:
             by_plain, by_fused = (
                 ((found[part] - tensor).abs().max() / tensor.abs().max()).item() for found in (plain, fused)
             )
+            # Not a comparison for "larger": NaN must be refused.
             if not by_fused <= _MOST_TIMES * by_plain + _ROUNDING:
                 return (
                     f"{part} of the head ({name}) differs by {by_fused:.2g}, and PyTorch's by {by_plain:.2g}"

@@ -89,6 +89,7 @@ def _why_impossible(device: torch.device) -> str:
 
     from facetrain.backbone.kernels.tiles import count_rows
 
+    # Triton's interpreter runs the kernels on any device; the tests use it.
     is_interpreted = not isinstance(count_rows, triton.JITFunction)
     if is_interpreted:
         return ""
@@ -103,6 +104,7 @@ def _machine_key(part: str, device: torch.device, dtype: torch.dtype) -> dict[st
     """Return what a verdict depends on."""
     package = Path(facetrain.__file__).parent
     patterns = (*_SOURCES[part], "training/kernel_self_test.py")
+    # By content: a version with other kernels, or an edited file, is tested again.
     sources = [path for pattern in patterns for path in sorted(package.glob(pattern))]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
     driver = ""

@@ -147,6 +147,8 @@ class TrainSettings(Settings):
                 f"stages: the last stage ends after epoch {ends[-1]}, but the run has {self.epochs} epochs; lower "
                 "until_epoch, or raise epochs"
             )
+        # A stage counts images as the config does, by rank or by step: with both, a change of the number of ranks would
+        # change the ratio of two stages.
         key, other = "batch_size", "global_batch_size"
         if self.global_batch_size:
             key, other = other, key

@@ -81,6 +81,7 @@ def digest_model(model: EmbeddingModel, path: Path) -> str:
         return sha256_of(path)[:32]
     digest = hashlib.sha256()
     for name in sorted(state):
+        # By the weights and not by the file: a checkpoint and the model that was exported from it are one teacher.
         digest.update(f"{name} {list(state[name].shape)} {state[name].dtype}".encode())
         digest.update(state[name].cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:32]

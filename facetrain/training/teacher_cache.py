@@ -200,6 +200,7 @@ def _open(path: Path) -> tuple[np.ndarray, np.ndarray, dict[str, str]]:
     """
     with os_errors_as(DataError, path, _ADVICE), path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
+        # A damaged length must not fill the memory.
         text = file.read(length) if length <= _LARGEST_HEADER else b""
         size = path.stat().st_size
     try:
@@ -211,6 +212,7 @@ def _open(path: Path) -> tuple[np.ndarray, np.ndarray, dict[str, str]]:
         sound = sound and header["checksum"]["dtype"] == "U32"
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         sound, shape, digests = False, (), {}
+    # In Python's integers: the product of a damaged shape would overflow.
     start, rows_end = 8 + length, 8 + length + int(np.prod(shape, dtype=object)) * 4
     if not sound or rows_end + shape[0] * shape[1] * 4 != size:
         raise DataError(f"{path}: not a complete file of a teacher's embeddings; {_ADVICE}")

@@ -115,6 +115,7 @@ def _span(event: Event, range_name: str) -> Span:
 
 def _paint(spans: Sequence[Span], window: Span) -> dict[str, float]:
     """Return the seconds of each range within the window, where a later span covers the earlier ones."""
+    # Between two neighboring edges all time has one owner: the last span that covers it.
     edges = np.unique([edge for span in spans for edge in (span.start, span.stop)])
     names = ["idle", *RANGES]
     owner = np.zeros(len(edges) - 1, dtype=np.int8)

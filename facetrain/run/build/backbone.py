@@ -84,6 +84,7 @@ def restrict_training(backbone: nn.Module, model: ModelSettings) -> None:
     """
     freeze(backbone, model.freeze, train_batch_norm=model.train_batch_norm)
     if (lora := model.lora) is not None:
+        # After the freeze: the adapters of a frozen layer are trained.
         add_adapters(backbone, lora.rank, alpha=lora.alpha, targets=lora.targets)
 
 

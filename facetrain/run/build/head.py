@@ -72,6 +72,7 @@ def build_teacher_centers(
     run = replace(
         run,
         folder=run_folder / TEACHER_ROWS,
+        # No gradient updates them. Rows are not prefetched then, so that `follow_teacher` finds each row in its table.
         update_in_backward=False,
         stages=tuple(HeadStage(first_step, teacher_settings(head)) for first_step, head in run.stages),
         trained=False,
@@ -125,6 +126,7 @@ def _margins_of_datasets(config: Config, heads: Sequence[DatasetHead]) -> list[M
     margins = []
     for number, head in enumerate(heads, start=1):
         try:
+            # Over the margin of the config: a dataset gives only what differs.
             margins.append(MarginSettings.model_validate(config.head.margin.model_dump() | head.margin))
         except ValidationError as error:
             place = ".".join(map(str, error.errors()[0]["loc"]))

@@ -65,6 +65,7 @@ def check_decoder(config: Config, world: World) -> None:
             f"data.decode: gpu needs CUDA, and this run is on {world.device.type}; set data.decode to cpu"
         )
     try:
+        # Built and dropped: nothing else shows that the library can be loaded.
         build_decoder(world.device)
     except DataError as error:
         raise DataError(f"{error} (on {socket.gethostname()})") from error

@@ -80,6 +80,7 @@ def learning_rates(config: Config, schedule: StepSchedule) -> Callable[[int], fl
     """Return the function from a step to its learning rate: the schedule's, times the factor of the step's stage."""
     optim = config.optim
     scheduled, keys = SCHEDULES[optim.schedule]
+    # In units of epochs: a stage with a larger batch has fewer steps on the same piece of the curve.
     rate_at = partial(
         scheduled,
         base=optim.lr,

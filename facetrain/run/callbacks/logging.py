@@ -64,6 +64,7 @@ class Logging:
         values = state.meter.report()
         values |= {
             "epoch": float(batches[-1].epoch),
+            # By images and not by steps: those of another stage take another time.
             "left_s": self.schedule.images_after(state.step) / max(values["images_per_s"], 1e-9),
             "wait_s": self.loader.wait_s,
             "peak_memory_gib": peak_gib(state.world.device),

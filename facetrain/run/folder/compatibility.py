@@ -82,6 +82,7 @@ def check_meaning(checkpoint: Checkpoint, changes: list[ConfigChange], set_keys:
         change
         for change in changes
         if any(is_within(change.key, key) for key in _MEANING_KEYS)
+        # An option may set the key, its section, or a key inside of it.
         and not any(is_within(change.key, key) or is_within(key, change.key) for key in set_keys)
     ]
     if refused:

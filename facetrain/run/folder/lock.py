@@ -167,6 +167,7 @@ class RunLock:
 
     def _watch(self, content: tuple[bytes, int], fact: str) -> str | None:
         """Wait for the next rewrite of a lock whose process cannot be seen from this host."""
+        # In each call: the watch needs to know how long ago this process has looked.
         is_silent = self._silence.is_over()
         if self._watched is None:
             self._watched = content

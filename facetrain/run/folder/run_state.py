@@ -59,6 +59,7 @@ def train_recorded(
     _write(folder, state)
     try:
         exit_code = train()
+    # Also KeyboardInterrupt and SystemExit, after which the file must not say that the run trains.
     except BaseException as error:
         _write(folder, state.model_copy(update={"state": FAILED, "reason": _reason(error)}))
         raise
