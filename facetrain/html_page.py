@@ -16,16 +16,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:2rem auto;padding:0 1rem;color:#222}
-h1{font-size:1.5rem}h2{border-top:2px solid #ddd;padding-top:1rem;margin-top:2.5rem}
+:root{color-scheme:light dark;--text:#222;--faint:#666;--line:#ddd}
+@media(prefers-color-scheme:dark){:root{--text:#ddd;--faint:#aaa;--line:#444}body{background:#181818}}
+body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:2rem auto;padding:0 1rem;color:var(--text)}
+h1{font-size:1.5rem}h2{border-top:2px solid var(--line);padding-top:1rem;margin-top:2.5rem}
 table{border-collapse:collapse;margin:.8rem 0}td,th{padding:.2rem .9rem .2rem 0;text-align:right}
-td:first-child,th:first-child{text-align:left}tr{border-bottom:1px solid #eee}
+td:first-child,th:first-child{text-align:left}tr{border-bottom:1px solid var(--line)}
 .table{overflow-x:auto}.details td{text-align:left;overflow-wrap:anywhere}h1{overflow-wrap:anywhere}
 .figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(430px,100%),1fr));gap:1rem}
-.figures svg{width:100%;height:auto}.none{color:#777;text-align:left}
+.figures svg{width:100%;height:auto;border-radius:6px}.none{color:var(--faint);text-align:left}
+.sheet img{max-width:100%;height:auto;border-radius:6px}
 .pairs{display:flex;flex-wrap:wrap;gap:.8rem}figure{margin:0}figure img{width:84px;height:84px}
 .lines{overflow-wrap:anywhere;padding-left:1.2rem}
-figcaption{font-size:.8rem;color:#555;text-align:center}
+figcaption{font-size:.8rem;color:var(--faint);text-align:center}
 .details td:first-child{overflow-wrap:normal;vertical-align:top}
 @media(max-width:600px){body{margin:1rem auto}td,th{padding-right:.5rem}}
 @media print{body{font-size:9pt;max-width:none;margin:0}.table{overflow:visible}td,th{padding-right:.5rem}
@@ -48,10 +51,14 @@ def escape(text: str) -> str:
     return html.escape(printable(text))
 
 
-def html_page(title: str, body: Iterable[str]) -> str:
-    """Return a page with a title, which is also its first heading, and a body that is HTML already."""
+def html_page(title: str, body: Iterable[str], *, refresh_s: int | None = None) -> str:
+    """Return a page with a title, which is also its first heading, and a body that is HTML already.
+
+    A browser reads the page again every `refresh_s` seconds; None: never.
+    """
+    refresh = "" if refresh_s is None else f'<meta http-equiv="refresh" content="{refresh_s}">'
     frame = (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8">{refresh}',
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
@@ -70,6 +77,11 @@ def data_table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     headings = "".join(f"<th>{escape(cell)}</th>" for cell in header)
     body = "".join(row(*cells) for cells in rows)
     return f'<div class="table"><table><tr>{headings}</tr>{body}</table></div>'
+
+
+def image(jpeg: bytes, text: str = "") -> str:
+    """Return an image of the page; `text` is for readers who cannot see it."""
+    return f'<img alt="{escape(text)}" src="data:image/jpeg;base64,{b64encode(jpeg).decode()}">'
 
 
 def svg(figure: Figure, salt: str) -> str:

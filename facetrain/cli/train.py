@@ -49,6 +49,13 @@ Profile = Annotated[
         "--profile", help="Profile five steps from the sixth on; write the trace to RUN_DIR/profile."
     ),
 ]
+OpenPage = Annotated[
+    bool,
+    typer.Option(
+        "--open",
+        help="Show RUN_DIR/report.html, which is kept up to date, in a browser after the first step.",
+    ),
+]
 
 
 @option_groups
@@ -84,6 +91,7 @@ def train(
     ] = False,
     launch_options: LaunchOptions,
     profile: Profile = False,
+    open_page: OpenPage = False,
 ) -> None:
     """Train a backbone and its head as a config describes."""
     loaded, set_keys = settings.load(config, set_ or ())
@@ -96,6 +104,7 @@ def train(
             run_dir,
             resume_existing=resume_existing,
             profile=profile,
+            open_page=open_page,
             set_keys=set_keys,
             choices=settings.choices(set_keys),
         )
@@ -120,6 +129,7 @@ def resume(
     set_: Set = None,
     launch_options: LaunchOptions,
     profile: Profile = False,
+    open_page: OpenPage = False,
 ) -> None:
     """Continue a run from a checkpoint, on any number of processes."""
     from facetrain.config.loading import load_config, override_keys
@@ -134,7 +144,13 @@ def resume(
         from facetrain.run import training
 
         return training.resume(
-            loaded, run_dir, choice, profile=profile, set_keys=set_keys, accept_foreign=accept_foreign
+            loaded,
+            run_dir,
+            choice,
+            profile=profile,
+            open_page=open_page,
+            set_keys=set_keys,
+            accept_foreign=accept_foreign,
         )
 
     _run(context, start, loaded, launch_options)

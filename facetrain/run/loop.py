@@ -9,6 +9,7 @@ from facetrain.config.schema import Config
 from facetrain.data.loading.loader import Batch
 from facetrain.run.callbacks.checkpointing import Checkpointing, Stopping
 from facetrain.run.callbacks.evaluation import Evaluation
+from facetrain.run.callbacks.live_report import LiveReport
 from facetrain.run.callbacks.logging import Logging
 from facetrain.training.profile import StepProfiler
 from facetrain.training.state import TrainState
@@ -24,6 +25,8 @@ class Callbacks:
     checkpointing: Checkpointing
     stopping: Stopping
     profiler: StepProfiler | None = None
+    page: LiveReport | None = None
+    """On the leader only; no rank waits for another one in it."""
 
 
 def due(step: int, every: int) -> bool:
@@ -86,6 +89,8 @@ def fit(
             is_last = is_last or bool(state.early_stop.reason(config.train.stop_early))
         # Here and not after the first verification, so that the first step does not wait for matplotlib.
         evaluation.draw(state)
+        if callbacks.page:
+            callbacks.page.update(state)
 
         # The answer to `begin`: it has arrived during the step, and every rank gets the same one.
         agreed = stopping.agree(state)

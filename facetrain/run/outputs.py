@@ -21,6 +21,7 @@ from facetrain.telemetry.tensorboard import TensorBoard
 from facetrain.telemetry.wandb import WandB
 
 DIVERGED_FILE, SKIPPED_FILE, SPIKES_FILE = "diverged.json", "skipped_images.txt", "loss_spikes.jsonl"
+AUGMENTED_FILE, PAIRS_FILE, REPORT_FILE = "augmented.png", "hardest_pairs.json", "report.html"
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def open_outputs(
     # A run that failed before its first checkpoint leaves these files, and the new one would seem to have written them.
     if resume_at is None:
         with os_errors_as(RunError, folder):
-            for name in (DIVERGED_FILE, SKIPPED_FILE, SPIKES_FILE):
+            for name in (DIVERGED_FILE, SKIPPED_FILE, SPIKES_FILE, AUGMENTED_FILE, PAIRS_FILE):
                 (folder / name).unlink(missing_ok=True)
     # metrics.jsonl first: it must have a record even if a later sink fails.
     journal = JsonLines(folder / "metrics.jsonl", resume_at=resume_at, run_id=run_id)

@@ -17,7 +17,7 @@ from facetrain.errors import DivergedError, RunError
 from facetrain.files import error_reason, printable, shell_path, write_atomically
 from facetrain.models.model_file import AVERAGE_FILE, MODEL_FILE, STEP_KEY, save_model
 from facetrain.run.build.backbone import describe_model
-from facetrain.run.outputs import DIVERGED_FILE, SKIPPED_FILE
+from facetrain.run.outputs import DIVERGED_FILE, REPORT_FILE, SKIPPED_FILE
 from facetrain.run.prepare import PreparedRun
 from facetrain.run.report.curves import plot_curves
 from facetrain.run.report.list_runs import formatted, read_metrics
@@ -127,6 +127,8 @@ def summarize(
         lines.append(f"  {stopped_early}")
     if not has_learned:
         lines.append(f"  did not learn in its first steps: see the warning in {folder / 'log.txt'}")
+    if (folder / REPORT_FILE).is_file():
+        lines.append(f"  report    {folder / REPORT_FILE}")
     if skipped:
         lines.append(
             f"  {len(skipped)} images could not be read and were replaced by others; "
@@ -155,7 +157,6 @@ def _next_commands(folder: Path, targets: Sequence[str], eval_dir: str, ended_by
         lines.append(f"  facetrain eval {quoted} --target {shell_path(targets[0])}{data}")
     lines += [
         f"  facetrain resume {quoted} --set {ended_by}=MORE",
-        f"  facetrain report {quoted}",
         f"  facetrain export {quoted} --format onnx --output model.onnx",
     ]
     if board.is_dir():

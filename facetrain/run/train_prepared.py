@@ -18,11 +18,12 @@ from facetrain.files import error_reason, shell_path, sync_folder, write_atomica
 from facetrain.run.build.parts import build_augment, build_learning_check, build_loader
 from facetrain.run.callbacks.checkpointing import Checkpointing, Stopping
 from facetrain.run.callbacks.evaluation import Evaluation
+from facetrain.run.callbacks.live_report import LiveReport, write_first_batch
 from facetrain.run.callbacks.logging import Logging
 from facetrain.run.folder.create import record_execution
 from facetrain.run.loop import Callbacks, fit
 from facetrain.run.opening import report_start
-from facetrain.run.outputs import RunOutputs, open_outputs
+from facetrain.run.outputs import PAIRS_FILE, RunOutputs, open_outputs
 from facetrain.run.prepare import PreparedRun
 from facetrain.run.results import model_metadata, write_divergence, write_results, write_skipped_images
 from facetrain.telemetry.log import warn
@@ -33,10 +34,10 @@ from facetrain.training.step import TrainStep
 from facetrain.verify.verifier import Verifier
 
 
-def train_prepared(run: PreparedRun, *, profile: bool = False) -> int:
+def train_prepared(run: PreparedRun, *, profile: bool = False, page: LiveReport | None = None) -> int:
     """Train a run to its end or to a signal, and write its results; return the exit code. Collective.
 
-    `profile` records a few steps in the run folder.
+    `profile` records a few steps in the run folder. The leader keeps `page` up to date.
     """
     config, state, schedule, first_step = run.config, run.state, run.schedule, run.state.step
     outputs = RunOutputs()
@@ -53,7 +54,7 @@ def train_prepared(run: PreparedRun, *, profile: bool = False) -> int:
         run.network,
         build_augment(config),
         max_skipped_steps=config.train.max_skipped_steps,
-        on_first_images=partial(_compare_trunks, run) if state.network.fused_trunk is not None else None,
+        on_first_images=partial(_use_first_images, run),
     )
     profiler = _build_profiler(run, outputs) if profile else None
     was_finished = run.resumed and _is_finished(run)
@@ -68,6 +69,7 @@ def train_prepared(run: PreparedRun, *, profile: bool = False) -> int:
             checkpointing,
             stopping,
             profiler,
+            page,
         )
         try:
             with profiler or nullcontext():
@@ -119,9 +121,11 @@ def _is_finished(run: PreparedRun) -> bool:
     return run.state.step >= run.schedule.total_steps or bool(stopped_early)
 
 
-def _compare_trunks(run: PreparedRun, image_BCHW: Tensor) -> None:
-    """Compare the fused trunk with the plain one on the first images, and report if it is not used. Collective."""
-    if compare_trunks(run.state.network, image_BCHW):
+def _use_first_images(run: PreparedRun, image_BCHW: Tensor) -> None:
+    """Write the first images; compare the fused trunk with the plain one, and report if it is not used. Collective."""
+    if run.world.is_leader:
+        write_first_batch(run.folder, image_BCHW)
+    if run.state.network.fused_trunk is not None and compare_trunks(run.state.network, image_BCHW):
         execution = run.state.describe_execution()
         if run.world.is_leader:
             warn(execution)
@@ -158,6 +162,7 @@ def _build_evaluation(run: PreparedRun, outputs: RunOutputs, stop_request: StopR
         outputs.recorder,
         best_metric=run.config.checkpoint.best_metric,
         stop_early=run.config.train.stop_early,
+        pairs_file=run.folder / PAIRS_FILE if run.world.is_leader else None,
     )
 
 

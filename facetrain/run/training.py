@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from facetrain.checkpoint.load import CheckpointChoice, open_on_all_ranks
@@ -16,6 +17,7 @@ from facetrain.distributed.agreement import explain_failures
 from facetrain.distributed.grace_period import grace_s
 from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.world import World, join
+from facetrain.run.callbacks.live_report import LiveReport
 from facetrain.run.choices import NO_CHOICES, Choices
 from facetrain.run.folder.create import (
     create_run_folder,
@@ -40,6 +42,7 @@ def train(
     *,
     resume_existing: bool = False,
     profile: bool = False,
+    open_page: bool = False,
     set_keys: Set[str] = frozenset(),
     choices: Choices = NO_CHOICES,
     on_folder: Callable[[Path], None] = lambda folder: None,
@@ -48,14 +51,21 @@ def train(
 
     If torch's elastic launcher has restarted the workers, the run continues from its newest checkpoint; so it does if
     another rank resumes it. `resume_existing` also continues the run of an earlier command, if there is one in the
-    folder. `profile` records a few steps in the run folder. `set_keys` are the config keys that the command line sets.
-    `choices` says what a new run chooses itself. `on_folder` is called with the folder of the run.
+    folder. `profile` records a few steps in the run folder. `open_page` shows the report in a browser. `set_keys` are
+    the config keys that the command line sets. `choices` says what a new run chooses itself. `on_folder` is called with
+    the folder of the run.
     """
+    run_prepared = partial(_run, profile=profile, open_page=open_page)
     with _joined_world(config) as world:
         default = Path(config.run.dir) / config.run.name
         if _some_rank_resumes(this_rank=False):
             return _resume(
-                config, world, run_dir or default, profile=profile, set_keys=set_keys, choices=choices
+                config,
+                world,
+                run_dir or default,
+                run_prepared=run_prepared,
+                set_keys=set_keys,
+                choices=choices,
             )
         # Before the folder is created, which tells whether a failure may remove it again.
         is_new = run_dir is None or not run_dir.exists()
@@ -73,7 +83,7 @@ def train(
                 prepare_checkpoints(world, folder, is_new_run=not continues)
                 checkpoint = open_on_all_ranks(world, folder) if continues else None
                 run = prepare_run(config, world, folder, checkpoint, lock, set_keys=set_keys, choices=choices)
-                return _run(run, profile=profile)
+                return run_prepared(run)
         finally:
             if is_new:
                 remove_if_empty(folder, world)
@@ -85,6 +95,7 @@ def resume(
     step: CheckpointChoice = None,
     *,
     profile: bool = False,
+    open_page: bool = False,
     set_keys: Set[str] = frozenset(),
     accept_foreign: bool = False,
 ) -> int:
@@ -96,7 +107,13 @@ def resume(
     with _joined_world(config) as world:
         _some_rank_resumes(this_rank=True)
         return _resume(
-            config, world, run_dir, step, profile=profile, set_keys=set_keys, accept_foreign=accept_foreign
+            config,
+            world,
+            run_dir,
+            step,
+            run_prepared=partial(_run, profile=profile, open_page=open_page),
+            set_keys=set_keys,
+            accept_foreign=accept_foreign,
         )
 
 
@@ -114,7 +131,7 @@ def _resume(
     run_dir: Path,
     step: CheckpointChoice = None,
     *,
-    profile: bool,
+    run_prepared: Callable[[PreparedRun], int],
     set_keys: Set[str],
     accept_foreign: bool = False,
     choices: Choices = NO_CHOICES,
@@ -136,7 +153,7 @@ def _resume(
             accept_foreign=accept_foreign,
             choices=choices,
         )
-        return _run(run, profile=profile)
+        return run_prepared(run)
 
 
 @contextmanager
@@ -162,19 +179,24 @@ def _joined_world(config: Config) -> Iterator[World]:
         yield world
 
 
-def _run(run: PreparedRun, *, profile: bool) -> int:
+def _run(run: PreparedRun, *, profile: bool, open_page: bool) -> int:
     """Train a prepared run, with its state in the run folder; return the exit code."""
     try:
         # One file for all ranks: `facetrain runs` reads it, and only the leader writes it.
         if not run.world.is_leader:
             return train_prepared(run, profile=profile)
+        page = LiveReport(run.folder, opens_browser=open_page) if run.config.log.report else None
         start = Start(step=run.state.step, ranks=run.world.size, device=run.world.device.type)
-        return train_recorded(
-            run.folder,
-            start,
-            run.schedule.total_steps,
-            lambda: train_prepared(run, profile=profile),
-            lambda: run.state.early_stop.reason(run.config.train.stop_early),
-        )
+        try:
+            return train_recorded(
+                run.folder,
+                start,
+                run.schedule.total_steps,
+                lambda: train_prepared(run, profile=profile, page=page),
+                lambda: run.state.early_stop.reason(run.config.train.stop_early),
+            )
+        finally:
+            if page:
+                page.finish()
     finally:
         stop_logging(run.log)

@@ -28,7 +28,7 @@ config = {
     },
     "train": {"global_batch_size": 8, "max_steps": 9, "precision": "fp32", "device": "cpu"},
     "eval": {"targets": ["synth"]},
-    "log": {"tensorboard": False},
+    "log": {"tensorboard": False, "report": False},
 }
 run = facetrain.train(config, train={"max_steps": 4}, **{"log.every_steps": 1})
 run = facetrain.resume(run.folder, train={"max_steps": 6})

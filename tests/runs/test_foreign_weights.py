@@ -66,7 +66,7 @@ def test_a_foreign_file_is_evaluated_fine_tuned_and_exported(write, data, tmp_pa
         f"data: {{train: {data}, workers: 0}}\nmodel: {{backbone: ir18, train_batch_norm: false}}\n"
         "optim: {lr: 1.0e-9, weight_decay: 0}\n"
         "train: {batch_size: 2, max_steps: 1, precision: fp32, device: cpu}\n"
-        "eval: {targets: [val], batch_size: 8}\nlog: {tensorboard: false}\n"
+        "eval: {targets: [val], batch_size: 8}\nlog: {tensorboard: false, report: false}\n"
     )
     # The second case verifies nothing during the run, to save time.
     further = "eval.targets=[]" if centers is None else "head.init_from=keep"

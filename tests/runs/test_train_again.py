@@ -23,7 +23,7 @@ def finished(dataset, tmp_path_factory):
         "train": {"global_batch_size": 24, "max_steps": 4, "precision": "fp32", "device": "cpu"},
         "checkpoint": {"every_steps": 2},
         "eval": {"targets": []},
-        "log": {"tensorboard": False, "every_steps": 1},
+        "log": {"tensorboard": False, "report": False, "every_steps": 1},
     }
     return values, facetrain.train(values, resume=True).folder
 

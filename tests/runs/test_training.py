@@ -56,7 +56,11 @@ def whole(describe, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_leaves_its_folder_and_says_what_to_do_next(describe, tmp_path):
-    process = checked(facetrain("train", "--config", describe(), "--set", "log.tensorboard=true"))
+    process = checked(
+        facetrain(
+            "train", "--config", describe(), "--set", "log.tensorboard=true", "--set", "log.report=true"
+        )
+    )
     folder = tmp_path / "runs" / "tiny"
     there = {path.name for path in folder.iterdir()}
     written = {"config.yaml", "environment.json", "metrics.jsonl", "log.txt"}
@@ -82,6 +86,10 @@ def test_a_run_leaves_its_folder_and_says_what_to_do_next(describe, tmp_path):
     assert "step 12/12  loss" in log and "step 12: verification of val  accuracy" in log
     assert set(events.Tags()["images"]) == drawn
     assert all([event.step for event in events.Images(name)] == [0, 6, 12] for name in drawn)
+    page = (folder / "report.html").read_text()
+    assert f"report    {folder}/report.html" in process.stdout and "wrote report.html" in log
+    assert "finished" in page and "refresh" not in page and "Hardest pairs of val at step 12" in page
+    assert page.count("<img") > 1 and (folder / "augmented.png").exists()
     again = checked(facetrain("train", "--config", describe()))
     assert f"{folder} exists: the folder of this run is {folder}-2" in again.stdout
     assert sorted(path.name for path in folder.parent.iterdir()) == ["tiny", "tiny-2"]

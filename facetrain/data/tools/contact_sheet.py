@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,14 +12,16 @@ import numpy as np
 
 from facetrain.counter_rng import key_of
 from facetrain.data.dataset import FaceDataset, identity_name, image_name
-from facetrain.data.images.decode import decode_rgb, encode_jpeg, resize_square
+from facetrain.data.images.decode import decode_rgb, encode_jpeg, encode_png, resize_square
 from facetrain.data.loading.sampler import permute
 from facetrain.data.tools.label_faults import MIXED_IDENTITY, LabelFault
 from facetrain.errors import DataError
-from facetrain.files import os_errors_as
-from facetrain.html_page import escape, html_page
+from facetrain.files import os_errors_as, replacing
+from facetrain.html_page import escape, html_page, image
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from facetrain.data.images.augment import Augment
 
 Row = tuple[str, Sequence[np.ndarray]]
@@ -28,6 +29,8 @@ Row = tuple[str, Sequence[np.ndarray]]
 _SIDE = 112
 """Pixels a side of an image."""
 _IDENTITIES, _EPOCHS = 8, 7
+_BATCH_IMAGES, _BATCH_COLUMNS = 32, 8
+"""Images of `write_batch_sheet`, and images in a row of it."""
 _SHOWN_MEMBERS = 3
 """Images of an identity that a row of `write_fault_sheet` shows."""
 
@@ -109,9 +112,24 @@ def augmented_rows(source: FaceDataset, augment: Augment, *, size: int, epochs: 
     columns = [image_RSSC]
     for epoch in range(epochs):
         augmented_RCSS = augment(torch.from_numpy(image_RSSC), torch.from_numpy(number_R), epoch)
-        pixels = ((augmented_RCSS + 1) * 127.5).round().clamp(0, 255).byte()  # undo the normalization
-        columns.append(pixels.permute(0, 2, 3, 1).numpy())
+        columns.append(_pixels(augmented_RCSS))
     return [("", row) for row in zip(*columns, strict=True)]
+
+
+def write_batch_sheet(image_BCSS: Tensor, output: Path) -> None:
+    """Write the first images of a batch of network inputs, (B, 3, S, S), as rows of a PNG file.
+
+    Raises:
+        DataError: the file cannot be written.
+    """
+    cell_BSSC = _pixels(image_BCSS[:_BATCH_IMAGES])
+    side, columns = cell_BSSC.shape[1], min(len(cell_BSSC), _BATCH_COLUMNS)
+    missing = -len(cell_BSSC) % columns
+    cell_BSSC = np.pad(cell_BSSC, ((0, missing), (0, 0), (0, 0), (0, 0)), constant_values=255)
+    row_RKSSC = cell_BSSC.reshape(-1, columns, side, side, 3)
+    sheet = row_RKSSC.swapaxes(1, 2).reshape(-1, columns * side, 3)
+    with os_errors_as(DataError, output), replacing(output) as scratch:
+        scratch.write_bytes(encode_png(sheet))
 
 
 def write_encoded_sheet(rows: Sequence[tuple[str, Sequence[bytes]]], output: Path) -> None:
@@ -126,6 +144,12 @@ def identity_title(source: FaceDataset, identity: int) -> str:
     """Return the number and the name of an identity, or its number if it has no name."""
     name = identity_name(source, identity)
     return f"identity {identity}" + (f" ({name})" if name != str(identity) else "")
+
+
+def _pixels(input_BCSS: Tensor) -> np.ndarray:
+    """Return the images of network inputs, uint8 (B, S, S, 3) in RGB."""
+    pixels = ((input_BCSS.float() + 1) * 127.5).round().clamp(0, 255).byte()  # undo the normalization
+    return pixels.permute(0, 2, 3, 1).cpu().numpy()
 
 
 def _title(source: FaceDataset, identity: int, count: int) -> str:
@@ -158,6 +182,5 @@ def _write_rows(rows: Sequence[Row], output: Path) -> None:
 def html_row(row: Row) -> str:
     """Return a row of a sheet as HTML."""
     title, images = row
-    encoded = (b64encode(encode_jpeg(image, 95)).decode() for image in images)
-    shown = "".join(f'<figure><img alt="" src="data:image/jpeg;base64,{data}"></figure>' for data in encoded)
+    shown = "".join(f"<figure>{image(encode_jpeg(pixels, 95))}</figure>" for pixels in images)
     return (f"<p>{escape(title)}</p>" if title else "") + f'<div class="pairs">{shown}</div>'

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from facetrain.distributed.stop_request import Stopped
 from facetrain.errors import ConfigError
-from facetrain.telemetry.log import logger
+from facetrain.files import error_reason
+from facetrain.telemetry.log import logger, warn
 from facetrain.telemetry.recorder import Sink
 from facetrain.training.settings import StopEarlySettings
 from facetrain.training.state import TrainState, averaged_buffers
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.output.figures import figure_images
+from facetrain.verify.output.hardest_pairs import write_hardest_pairs
 from facetrain.verify.verifier import Verifier
 
 
@@ -27,6 +30,8 @@ class Evaluation:
     """Metric that chooses the best checkpoint (`checkpoint.best_metric`)."""
     stop_early: StopEarlySettings | None = None
     """When the run ends before its last step."""
+    pairs_file: Path | None = None
+    """File that gets the hardest pairs of the last verification; None on ranks that write none."""
     _undrawn: list[tuple[int, dict[str, Result]]] = field(default_factory=list, init=False)
 
     def verify(self, state: TrainState) -> None:
@@ -71,11 +76,16 @@ class Evaluation:
         state.meter.restart_clock()  # images per second count training alone
 
     def draw(self, state: TrainState) -> None:
-        """Draw the figures of the verifications since the last call, if a sink shows images."""
+        """Write the hardest pairs of the last verification, and draw the figures of all since the last call."""
         undrawn, self._undrawn = self._undrawn, []
-        if not undrawn or not self.recorder.shows_images:
+        if not undrawn or not (self.pairs_file or self.recorder.shows_images):
             return
-        for step, results in undrawn:
+        if self.pairs_file:
+            try:
+                write_hardest_pairs(self.pairs_file, *undrawn[-1], self.verifier.sets)
+            except OSError as error:
+                warn(f"{self.pairs_file}: {error_reason(error)}; training continues")
+        for step, results in undrawn if self.recorder.shows_images else []:
             try:
                 for name, result in results.items():
                     images = figure_images(result)

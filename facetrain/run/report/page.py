@@ -5,24 +5,30 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from facetrain.config.loading import load_config, plain_config
 from facetrain.config.presets import presets
-from facetrain.errors import ConfigError, RunError, UsageError
+from facetrain.data.images.decode import decode_rgb, encode_jpeg
+from facetrain.errors import ConfigError, ImageError, RunError, UsageError
 from facetrain.files import os_errors_as, read_regular_text, write_atomically
-from facetrain.html_page import data_table, details_table, escape, html_page, svg
+from facetrain.html_page import data_table, details_table, escape, html_page, image, svg
 from facetrain.run.folder.create import recorded_environment
-from facetrain.run.folder.run_state import RunState, read_state
+from facetrain.run.folder.run_state import RUNNING, RunState, read_state
 from facetrain.run.lr_range_test import RangeTest
-from facetrain.run.outputs import SKIPPED_FILE, SPIKES_FILE
+from facetrain.run.outputs import AUGMENTED_FILE, PAIRS_FILE, SKIPPED_FILE, SPIKES_FILE
 from facetrain.run.report.curves import PANELS, draw_curves, draw_range_test
 from facetrain.run.report.list_runs import best_accuracies, formatted, is_run, read_metrics
 from facetrain.telemetry.jsonl import read_jsonl
 from facetrain.telemetry.mlflow import flatten
+from facetrain.verify.output.hardest_pairs import VerifiedPairs, pairs_html
 
+_REFRESH_S = 30
+"""Seconds after which a browser reads the page of a run that trains again."""
+_JPEG_QUALITY = 88
 _MAX_LINES = 100
 """Skipped images, warnings and loss spikes that the page lists of each kind."""
 
@@ -36,24 +42,28 @@ def write_run_report(folder: Path, output: Path) -> None:
     """
     if not is_run(folder):
         raise UsageError(f"{folder}: not the folder of a run (it has no config.yaml and environment.json)")
+    refresh_s = _REFRESH_S if read_state(folder).state == RUNNING else None
     with os_errors_as(RunError, folder):
-        page = html_page(folder.resolve().name, _body(folder))
+        page = html_page(folder.resolve().name, run_sections(folder), refresh_s=refresh_s)
     with os_errors_as(RunError, output, "choose another --output"):
         write_atomically(output, page)
 
 
-def _body(folder: Path) -> Iterator[str]:
+def run_sections(folder: Path) -> Iterator[str]:
+    """Yield the sections of the report of a run as HTML, for this page or another one."""
     records, state = read_metrics(folder), read_state(folder)
     yield details_table(_summary(folder, records, state))
-    yield "<h2>Config</h2>"
-    yield from _config_differences(folder)
     yield '<h2>Curves</h2><div class="figures">'
     # One small figure per panel: in one large figure, the text would be too small on a narrow screen.
     yield from (svg(draw_curves(records, "", (panel,), width=4.5), f"curve-{panel}") for panel in PANELS)
     yield "</div>"
     yield from _range_test(folder)
     yield from _verifications(records)
+    yield from _hardest_pairs(folder)
+    yield from _first_batch(folder)
     yield from _speed(records)
+    yield "<h2>Config</h2>"
+    yield from _config_differences(folder)
     yield from _spikes(folder)
     yield from _listed("Skipped images", _lines(folder / SKIPPED_FILE))
     yield from _listed("Warnings", [line for line in _lines(folder / "log.txt") if " WARNING " in line])
@@ -84,7 +94,7 @@ def _config_differences(folder: Path) -> Iterator[str]:
     except ConfigError as error:
         yield f"<p>The config cannot be read: {escape(str(error))}</p>"
         return
-    known = {preset.name: dict(flatten(plain_config(load_config(preset.path)))) for preset in presets()}
+    known = _presets()
 
     def count_differences(name: str) -> int:
         return sum(known[name].get(key) != value for key, value in values.items())
@@ -97,6 +107,12 @@ def _config_differences(folder: Path) -> Iterator[str]:
     ]
     yield f"<p>Differences from {escape(name)}, the most similar preset:</p>"
     yield data_table(("key", "preset", "this run"), differences)
+
+
+@cache
+def _presets() -> dict[str, dict[str, Any]]:
+    """Return the values of all presets, which a run that writes many pages reads once."""
+    return {preset.name: dict(flatten(plain_config(load_config(preset.path)))) for preset in presets()}
 
 
 def _range_test(folder: Path) -> Iterator[str]:
@@ -116,6 +132,26 @@ def _verifications(records: list[dict[str, Any]]) -> Iterator[str]:
     if rows:
         yield "<h2>Verification</h2>"
         yield data_table(["step", *(key.replace("/", " ") for key, _ in columns)], rows)
+
+
+def _hardest_pairs(folder: Path) -> Iterator[str]:
+    try:
+        verified = VerifiedPairs.model_validate_json((folder / PAIRS_FILE).read_bytes())
+    except (OSError, ValueError):  # without verification; or a file of another version, or a damaged one
+        return
+    for name, hardest in verified.sets.items():
+        yield f"<h2>Hardest pairs of {escape(name)} at step {verified.step:,}</h2>"
+        yield from pairs_html(hardest)
+
+
+def _first_batch(folder: Path) -> Iterator[str]:
+    path = folder / AUGMENTED_FILE
+    try:
+        sheet = decode_rgb(path.read_bytes(), location=str(path))
+    except (OSError, ImageError):
+        return
+    yield "<h2>First batch, as the network gets it</h2>"
+    yield f'<div class="sheet">{image(encode_jpeg(sheet, _JPEG_QUALITY), "augmented images")}</div>'
 
 
 def _speed(records: list[dict[str, Any]]) -> Iterator[str]:

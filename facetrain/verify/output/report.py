@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import errno
 import itertools
 import json
@@ -12,16 +11,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import cv2
-import numpy as np
-
-from facetrain.data.images.decode import decode_rgb, resize_square
-from facetrain.errors import ImageError, PairsError, RunError, UsageError
+from facetrain.errors import RunError, UsageError
 from facetrain.files import error_reason, os_errors_as
 from facetrain.html_page import data_table, details_table, escape, html_page, svg
 from facetrain.verify.evaluated_sets import EvaluatedSets
 from facetrain.verify.metrics.group_summary import RATES, Group
-from facetrain.verify.metrics.result import HardPair, Result
+from facetrain.verify.metrics.result import Result
 from facetrain.verify.output.figures import result_figures
 from facetrain.verify.output.formatting import (
     format_counts,
@@ -33,19 +28,14 @@ from facetrain.verify.output.formatting import (
     format_warnings,
     headline,
 )
+from facetrain.verify.output.hardest_pairs import SHOWN_PAIRS, TITLES, hardest_pairs_of, pairs_html
 from facetrain.verify.sets.evaluation_sets import EvaluationSet
-from facetrain.verify.sets.ijb import IjbSet
-from facetrain.verify.sets.pair_set import PairSet
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAGE = "report.html"
 _JSON = "report.json"
-_SHOWN_PAIRS = 12
-"""Hardest pairs of each kind on the page; the JSON has more."""
-_IMAGE_SIZE = 112
-"""Side of the images of the hardest pairs, pixels."""
 
 
 def require_report(folder: Path) -> None:
@@ -178,42 +168,11 @@ def _group_row(group: Group) -> list[str]:
 
 def hardest_pairs(result: Result, target: EvaluationSet | None) -> Iterator[str]:
     """Yield the hardest pairs of a result as HTML, with the images of its set."""
-    for title, pairs in (
-        ("Genuine pairs with the lowest scores", result.hardest_genuine),
-        ("Impostor pairs with the highest scores", result.hardest_impostors),
-    ):
+    for title, pairs in zip(TITLES, (result.hardest_genuine, result.hardest_impostors), strict=True):
         if pairs and pairs[0].name:
             # Scores of another system have names of pairs, but no images.
             yield f"<h3>{title}</h3>"
             yield data_table(
-                ["pair", "score"], ([pair.name, f"{pair.score:.4f}"] for pair in pairs[:_SHOWN_PAIRS])
+                ["pair", "score"], ([pair.name, f"{pair.score:.4f}"] for pair in pairs[:SHOWN_PAIRS])
             )
-            continue
-        shown = [_pair(pair, target) for pair in pairs[:_SHOWN_PAIRS]]
-        if any(shown):
-            yield f'<h3>{title}</h3><div class="pairs">{"".join(shown)}</div>'
-
-
-def _pair(pair: HardPair, target: EvaluationSet | None) -> str:
-    """Return the images of a pair as HTML; empty if one of them cannot be shown."""
-    encoded = [_png_base64(target, index) for index in (pair.first, pair.second)]
-    if not all(encoded):
-        return ""
-    images = "".join(f'<img alt="" src="data:image/png;base64,{png}">' for png in encoded)
-    return f"<figure>{images}<figcaption>pair {pair.pair}: {pair.score:.3f}</figcaption></figure>"
-
-
-def _png_base64(target: EvaluationSet | None, index: int) -> str:
-    """Return an image, or the first image of a template, as PNG in base64; empty if it cannot be read."""
-    try:
-        if isinstance(target, PairSet):
-            image = resize_square(decode_rgb(target.images[index], location=target.name), _IMAGE_SIZE)
-        elif isinstance(target, IjbSet):
-            first = int(np.flatnonzero(target.template == np.unique(target.template)[index])[0])
-            image = target.crop(decode_rgb(target.encoded[first], location=target.name), first, _IMAGE_SIZE)
-        else:
-            return ""
-    except (ImageError, PairsError):
-        return ""
-    # Encoded again, never copied from the set: the browser gets pixels, not bytes from a file of unknown origin.
-    return base64.b64encode(cv2.imencode(".png", image[:, :, ::-1])[1].tobytes()).decode()
+    yield from pairs_html(hardest_pairs_of(result, target))

@@ -27,7 +27,7 @@ optim: {{lr: 0.05, {ema}}}
 train: {{global_batch_size: 24, max_steps: 6, precision: fp32, device: cpu}}
 checkpoint: {{every_steps: 2, keep: 9}}
 eval: {{targets: [val], every_steps: 6}}
-log: {{tensorboard: false}}
+log: {{tensorboard: false, report: false}}
 """
 
 

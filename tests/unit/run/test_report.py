@@ -4,14 +4,18 @@ import json
 import re
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
 from facetrain.config.loading import dump_config, load_config
+from facetrain.data.images.decode import encode_jpeg, encode_png
 from facetrain.errors import UsageError
+from facetrain.run.folder import run_state
 from facetrain.run.folder.run_state import Start, train_recorded
 from facetrain.run.lr_range_test import RangeTest
 from facetrain.run.report.page import write_run_report
 from facetrain.telemetry.jsonl import JsonLines
+from facetrain.verify.output.hardest_pairs import HardestPairs, ShownPair, VerifiedPairs
 from tests.support.command import facetrain
 
 NAME = '<b>bold & "quoted" \'$x'
@@ -54,6 +58,11 @@ def folder(tmp_path):
     RangeTest(rates=[0.01, 0.1, 1.0], losses=[3.0, 2.0, float("nan")], lr=0.0321).write(folder)
     (folder / "skipped_images.txt").write_text(f"{EVIL}: damaged\n")
     (folder / "log.txt").write_text(f"1970 rank 0 WARNING {EVIL} warns\n1970 rank 0 INFO quiet\n")
+    sheet = np.zeros((8, 8, 3), np.uint8)
+    (folder / "augmented.png").write_bytes(encode_png(sheet))
+    pair = ShownPair(pair=7, score=0.125, images=(encode_jpeg(sheet, 90),) * 2)
+    pairs = VerifiedPairs(step=20, sets={EVIL: HardestPairs(genuine=(pair,))})
+    (folder / "hardest_pairs.json").write_text(pairs.model_dump_json())
     for step in (0, 10):
         train_recorded(folder, Start(step=step, ranks=2, device="cpu"), 40, lambda: 143)
     return folder
@@ -81,12 +90,37 @@ def test_the_page_has_every_part_of_the_run(text):
 def test_names_are_escaped_and_nothing_is_loaded_from_elsewhere(text):
     page = Page(text)
     assert "script" not in page.tags and "b" not in page.tags and EVIL in page.text
-    assert not {"img", "link", "iframe", "object"} & set(page.tags)
+    assert not {"link", "iframe", "object"} & set(page.tags)
     for name, value in page.attributes:
         assert not name.startswith("on")
         # SVG refers to its own parts: url(#…) and #….
         assert name.startswith("xmlns") or "://" not in (value or ""), (name, value)
-        assert name not in ("src", "href", "xlink:href") or value.startswith("#")
+        assert name not in ("href", "xlink:href") or value.startswith("#")
+        assert name != "src" or value.startswith("data:image/jpeg;base64,")
+
+
+def test_the_page_shows_the_first_batch_and_the_hardest_pairs(folder, text):
+    assert "First batch" in text and "at step 20" in text and "pair 7: 0.125" in text
+    assert Page(text).tags.count("img") == 3
+    (folder / "hardest_pairs.json").write_text(
+        '{"step": 1, "sets": {"x": {"genuine": [{"images": ["<b>"]}]}}}'
+    )
+    (folder / "augmented.png").write_bytes(b"no image")
+    write_run_report(folder, folder / "report.html")
+    assert "img" not in Page((folder / "report.html").read_text()).tags, "damaged files are left out"
+
+
+def test_the_page_of_a_run_refreshes_itself_as_long_as_it_trains(folder, text, monkeypatch):
+    refreshes = ("http-equiv", "refresh")
+    assert refreshes not in Page(text).attributes
+    monkeypatch.setattr(run_state, "is_locked", lambda folder: True)
+
+    def train():
+        write_run_report(folder, folder / "report.html")
+        return 0
+
+    train_recorded(folder, Start(step=20, ranks=2, device="cpu"), 40, train)
+    assert refreshes in Page((folder / "report.html").read_text()).attributes
 
 
 def test_wide_tables_scroll_on_a_narrow_screen(text):

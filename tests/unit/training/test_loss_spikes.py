@@ -53,7 +53,7 @@ def test_a_resumed_run_reports_the_same_spikes_as_the_uninterrupted_one(dataset,
         f"data: {{train: {dataset}/data, image_size: 32, workers: 0}}\n"
         "model: {backbone: iresnet, layers: [1, 1, 1, 1], widths: [8, 8, 16, 16], embedding_size: 16}\n"
         "train: {global_batch_size: 24, epochs: 99, max_steps: 60, precision: fp32, device: cpu, loss_spike: 0.2}\n"
-        "optim: {lr: 1.0e-6}\neval: {targets: []}\nlog: {tensorboard: false, every_steps: 7}\n"
+        "optim: {lr: 1.0e-6}\neval: {targets: []}\nlog: {tensorboard: false, report: false, every_steps: 7}\n"
         "checkpoint: {every_steps: 48}\n"
     )
     config = load_config(tmp_path / "tiny.yaml")

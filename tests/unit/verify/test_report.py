@@ -41,7 +41,7 @@ def test_the_page_is_self_contained_and_has_no_script(found, tmp_path):
     assert not re.search(r"""(src|href)=["'](?!data:|#)""", page)
     assert "<script" not in page and "&lt;script&gt;" in page and "runs/a&amp;b" in page
     assert page.count("<svg") == 4
-    assert page.count("data:image/png;base64,") == 2 * 2 * 12, "twelve pairs of either kind"
+    assert page.count("data:image/jpeg;base64,") == 2 * 2 * 12, "twelve pairs of either kind"
     assert "95 % interval" in page and "needs 1,000 impostor pairs" in page
 
 

@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from facetrain.data.images.decode import decode_rgb, resize_square
 from facetrain.distributed.stop_request import Stopped
 from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.errors import ConfigError
@@ -12,6 +13,7 @@ from facetrain.run.callbacks.evaluation import Evaluation
 from facetrain.telemetry.log import logger
 from facetrain.telemetry.recorder import Recorder
 from facetrain.verify.metrics.draws import Draws
+from facetrain.verify.output.hardest_pairs import SHOWN_PAIRS, VerifiedPairs
 from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.verification import verification_result
 from facetrain.verify.verifier import Verifier
@@ -45,18 +47,31 @@ def test_a_verification_is_recorded_at_once_and_drawn_later(state, pairs):
     )
     evaluation.draw(state)
     evaluation.draw(state)
-    assert board.shown == [(3, {"lfw/roc", "lfw/det", "lfw/scores", "lfw/discard", "lfw/folds"})]
+    assert board.shown == [(3, {"lfw/roc", "lfw/det", "lfw/scores", "lfw/folds"})]
     assert 0 <= state.metrics["lfw/accuracy"] <= 1
     assert "lfw/tar@1e-06" not in state.metrics, "20 pairs cannot measure this rate"
 
 
-def test_two_verifications_before_a_drawing_are_both_drawn(state, pairs):
+def test_two_verifications_before_a_drawing_are_both_drawn(state, pairs, tmp_path):
     board = Board()
-    evaluation = Evaluation(verifier_of(pairs), board)
+    evaluation = Evaluation(verifier_of(pairs), board, pairs_file=tmp_path / "pairs.json")
     for state.step in (0, 1):
         evaluation.verify(state)
+    result = evaluation.verifier.score(state.backbone.eval(), pairs)
     evaluation.draw(state)
     assert [step for step, _ in board.shown] == [0, 1]
+    shown = VerifiedPairs.model_validate_json((tmp_path / "pairs.json").read_bytes())
+    assert shown.step == 1 and list(shown.sets) == ["lfw"]
+    for found, hardest in (
+        (shown.sets["lfw"].genuine, result.hardest_genuine),
+        (shown.sets["lfw"].impostors, result.hardest_impostors),
+    ):
+        assert [(each.pair, each.score) for each in found] == [
+            (each.pair, pytest.approx(each.score)) for each in hardest[:SHOWN_PAIRS]
+        ]
+        second = decode_rgb(found[0].images[1], location="")
+        source = resize_square(decode_rgb(pairs.images[hardest[0].second], location=""), 112)
+        assert np.abs(second.astype(float) - source).mean() < 8, "the image of this pair, as JPEG"
 
 
 def test_a_drawing_that_fails_is_logged_and_does_not_end_the_run(state, pairs, caplog, monkeypatch):

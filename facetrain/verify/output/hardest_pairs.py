@@ -1,0 +1,102 @@
+"""Hardest pairs of a verification with their images: as HTML, and as a file that outlives the set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from facetrain.data.images.decode import decode_rgb, encode_jpeg, resize_square
+from facetrain.errors import ImageError, PairsError
+from facetrain.files import printable, write_atomically
+from facetrain.html_page import image
+from facetrain.verify.metrics.result import HardPair, Result
+from facetrain.verify.sets.ijb import IjbSet
+from facetrain.verify.sets.pair_set import PairSet
+
+TITLES = "Genuine pairs with the lowest scores", "Impostor pairs with the highest scores"
+SHOWN_PAIRS = 12
+"""Hardest pairs of each kind that a page shows."""
+_IMAGE_SIZE, _JPEG_QUALITY = 112, 92
+
+
+class ShownPair(BaseModel, frozen=True):
+    """Pair with its images."""
+
+    model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+
+    pair: int
+    """Index of the pair in the set."""
+    score: float
+    images: tuple[bytes, bytes]
+    """JPEG files."""
+
+
+class HardestPairs(BaseModel, frozen=True):
+    """Hardest pairs of a set, hardest first."""
+
+    genuine: tuple[ShownPair, ...] = ()
+    impostors: tuple[ShownPair, ...] = ()
+
+
+class VerifiedPairs(BaseModel, frozen=True):
+    """Hardest pairs of all sets of a verification during training."""
+
+    step: int
+    sets: dict[str, HardestPairs]
+
+
+def hardest_pairs_of(result: Result, target: Any) -> HardestPairs:
+    """Read the images of the hardest pairs from their set; a pair whose images cannot be shown is left out."""
+    return HardestPairs(
+        genuine=tuple(_with_images(result.hardest_genuine, target)),
+        impostors=tuple(_with_images(result.hardest_impostors, target)),
+    )
+
+
+def write_hardest_pairs(path: Path, step: int, results: dict[str, Result], sets: Iterable[PairSet]) -> None:
+    """Write the hardest pairs of a verification as JSON.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    shown = {printable(target.name): hardest_pairs_of(results[target.name], target) for target in sets}
+    write_atomically(path, VerifiedPairs(step=step, sets=shown).model_dump_json())
+
+
+def pairs_html(hardest: HardestPairs) -> Iterator[str]:
+    """Yield the images and scores of the hardest pairs of a set."""
+    for title, pairs in zip(TITLES, (hardest.genuine, hardest.impostors), strict=True):
+        if pairs:
+            yield f'<h3>{title}</h3><div class="pairs">{"".join(map(_figure, pairs))}</div>'
+
+
+def _figure(shown: ShownPair) -> str:
+    images = "".join(map(image, shown.images))
+    return f"<figure>{images}<figcaption>pair {shown.pair}: {shown.score:.3f}</figcaption></figure>"
+
+
+def _with_images(pairs: list[HardPair], target: Any) -> Iterator[ShownPair]:
+    for pair in pairs[:SHOWN_PAIRS]:
+        first, second = (_jpeg(target, index) for index in (pair.first, pair.second))
+        if first and second:
+            yield ShownPair(pair=pair.pair, score=pair.score, images=(first, second))
+
+
+def _jpeg(target: Any, index: int) -> bytes:
+    """Return an image, or the first image of a template; empty if it cannot be read."""
+    try:
+        if isinstance(target, PairSet):
+            pixels = resize_square(decode_rgb(target.images[index], location=target.name), _IMAGE_SIZE)
+        elif isinstance(target, IjbSet):
+            first = int(np.flatnonzero(target.template == np.unique(target.template)[index])[0])
+            pixels = target.crop(decode_rgb(target.encoded[first], location=target.name), first, _IMAGE_SIZE)
+        else:
+            return b""
+    except (ImageError, PairsError):
+        return b""
+    # Encoded again, never copied from the set: the browser gets pixels, not bytes from a file of unknown origin.
+    return encode_jpeg(pixels, _JPEG_QUALITY)

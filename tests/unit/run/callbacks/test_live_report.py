@@ -1,0 +1,68 @@
+"""Page of a run, written while it trains."""
+
+import logging
+from types import SimpleNamespace
+
+import cv2
+import numpy as np
+import torch
+
+from facetrain.data.images.decode import decode_rgb
+from facetrain.run.callbacks import live_report
+from facetrain.run.callbacks.live_report import LiveReport, write_first_batch
+from facetrain.run.folder.run_state import Start, train_recorded
+from facetrain.telemetry.log import logger
+
+
+def test_the_page_follows_a_run_within_its_share_of_the_time(tmp_path, state, monkeypatch, caplog):
+    (tmp_path / "config.yaml").write_text("data: {train: x}\n")
+    (tmp_path / "environment.json").write_text("{}")
+    now, opened, written = 0.0, [], []
+
+    def write(folder, output):
+        nonlocal now
+        now += 2.0
+        written.append(now)
+        real(folder, output)
+
+    real = live_report.write_run_report
+    monkeypatch.setattr(live_report, "write_run_report", write)
+    monkeypatch.setattr(live_report.time, "monotonic", lambda: now)
+    browser = SimpleNamespace(open=lambda address: opened.append(address) or True)
+    monkeypatch.setattr(live_report.webbrowser, "get", lambda: browser)
+    monkeypatch.setattr(logger, "propagate", True)
+    page = LiveReport(tmp_path, opens_browser=True)
+
+    def train():
+        nonlocal now
+        for _ in range(1000):
+            page.update(state)
+            now += 1.0
+        return 0
+
+    train_recorded(tmp_path, Start(step=0, ranks=1, device="cpu"), 1000, train)
+    assert written == [2.0, 34.0, 436.0, 838.0], "the second page is early; 2 s are 0.5 % of 400 s"
+    with caplog.at_level(logging.INFO, logger=logger.name):
+        page.finish()
+    assert opened == [(tmp_path / "report.html").as_uri()], "once, and after the page exists"
+    assert "finished" in (tmp_path / "report.html").read_text(), "the last page has the end of the run"
+    assert "5 times in 10.0 s, 0.99 %" in caplog.text
+
+
+def test_a_page_that_cannot_be_written_is_a_warning(tmp_path, state, caplog, monkeypatch):
+    monkeypatch.setattr(logger, "propagate", True)
+    page = LiveReport(tmp_path / "moved away")
+    page.update(state)
+    page.update(state)
+    assert caplog.text.count("not the folder of a run") == 1 and "training continues" in caplog.text
+
+
+def test_the_first_batch_of_a_run_is_kept_as_the_network_gets_it(tmp_path):
+    colors = torch.tensor([[-1.0, 0.0, 1.0], [1.0, -1.0, 0.2]])
+    images = colors[:, :, None, None].expand(2, 3, 4, 4)
+    write_first_batch(tmp_path, images)
+    write_first_batch(tmp_path, -images)  # a resumed run
+    sheet = decode_rgb((tmp_path / "augmented.png").read_bytes(), location="augmented.png")
+    np.testing.assert_array_equal(sheet[0, [0, 4]], [[0, 128, 255], [255, 0, 153]])
+    write_first_batch(tmp_path, torch.zeros(100, 3, 4, 4))
+    assert cv2.imread(str(tmp_path / "augmented.png")).shape == (4, 8, 3)
