@@ -26,7 +26,7 @@ ACTIVATION_LEVELS = 255
 WEIGHT_LEVELS = 127
 """Largest rounded weight; −128 is not used, so that the zero point is 0."""
 MAXIMUM = "maximum"
-"""Kind of layer that replaces PReLUs, see `maxima`."""
+"""Kind of layer that replaces PReLUs, see `replace_prelus`."""
 
 
 @dataclass(frozen=True)

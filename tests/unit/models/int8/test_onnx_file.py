@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from facetrain.models.int8.maxima import replace_prelus
 from facetrain.models.int8.network import weight_scales
 from facetrain.models.int8.onnx_file import float_model, int8_model
-from facetrain.models.int8.quantize import quantize
+from facetrain.models.int8.quantize import quantize, replace_prelus
 from tests.unit.models.int8.networks import SIZE, folded, images
 
 onnx = pytest.importorskip("onnx")

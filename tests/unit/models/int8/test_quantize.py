@@ -5,11 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from facetrain.models.int8.bias_correction import correct_biases
 from facetrain.models.int8.equalization import channel_ranges, equalize, pairs
-from facetrain.models.int8.maxima import replace_prelus
 from facetrain.models.int8.network import MAXIMUM, Int8Network, Range
-from facetrain.models.int8.quantize import find_ranges
+from facetrain.models.int8.quantize import correct_biases, find_ranges, replace_prelus
 from facetrain.models.layer_graph import Layer, LayerGraph
 from tests.unit.models.int8.networks import folded, images
 
