@@ -114,7 +114,7 @@ def fail_together(world: World) -> Iterator[None]:
     """
     failure: FacetrainError | None = None
     try:
-        # A collective in here would hang only if a rank fails, which no test may do: this lets it fail in every run.
+        # A collective in here hangs only if a rank fails before it, which no test may show: this lets it fail always.
         with collectives.forbidden("fail_together"):
             yield
     except FacetrainError as error:

@@ -24,7 +24,7 @@ def listen(host: str, port: int) -> socket.socket | None:
     for family, _, _, _, address in _addresses(host, port):
         with suppress(OSError):
             listener = socket.create_server(address, family=family)
-            # Having listened there shows that the host is this one.
+            # The socket could be bound, so the host is this one.
             if is_loopback(host) or literal_address(host):
                 return listener
             listener.close()

@@ -110,7 +110,7 @@ class SignsOfLife:
         """Return whether the counter of a node has changed lately, or is seen for the first time."""
         now = time.monotonic()
         last, since = self._seen.get(node, (counter, now))
-        # The time at which this host saw the change.
+        # By the clock of this host, when it sees the change.
         if counter != last:
             since = now
         self._seen[node] = (counter, since)

@@ -18,8 +18,6 @@ from multiprocessing.context import SpawnContext, SpawnProcess
 from threading import Lock, current_thread, main_thread
 from types import FrameType, ModuleType
 
-from facetrain.distributed.process_lifetime import is_stopped
-
 _REPLACING = Lock()
 
 
@@ -30,10 +28,6 @@ class HelperProcess(SpawnProcess):
         """Start the process. It never gets SIGINT, nor the other signals that are blocked in this thread."""
         with _interrupt_deferred(), signals_blocked(signal.SIGINT), _empty_main_module():
             super().start()
-
-    def is_stopped(self) -> bool:
-        """Return whether the process was stopped by a signal, and does not run until it is continued. Linux only."""
-        return self.pid is not None and is_stopped(self.pid)
 
 
 class HelperContext(SpawnContext):

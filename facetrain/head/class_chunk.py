@@ -136,7 +136,7 @@ class Chunk:
         assert inputs.target_order is not None, "the update needs the samples in the order of their targets"
         grad_GD = self.embedding_gradient(slope_GR)
         product_RD = transposed_product(slope_GR, inputs.weighted_GD)
-        # The samples are sorted by their target centers, so each center finds its own between two neighbors of
+        # The samples are sorted by their target centers, so the samples of a center are between two neighbors of
         # `first_R1`: the kernel needs no atomic additions, whose order would change from run to run.
         first = self._start * (len(product_RD) // self._num_classes)
         centers_R1 = torch.arange(first, first + len(product_RD) + 1, device=product_RD.device)

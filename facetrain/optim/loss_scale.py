@@ -26,7 +26,6 @@ class LossScale:
         """Adapt the factor after a step; `overflowed` is a scalar on the device, 0 or 1."""
         if not self.enabled:
             return
-        # An overflow sets the count to 0.
         finite_steps = (self._finite_steps + 1) * (1 - overflowed)
         grow = finite_steps >= self._growth_interval
         # Not below 1: a gradient that overflows even there is not a matter of scale.

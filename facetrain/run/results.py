@@ -66,7 +66,7 @@ def write_results(
     metadata = model_metadata(run.config, run.folder) | {STEP_KEY: run.state.step}
     for name, state in states.items():
         path = run.folder / name
-        # Adapters are added to the weights: whoever opens the file needs to know nothing of them.
+        # Adapters are added to the weights, so that the file opens as any other of this network.
         save_model(path, merge_adapters(state, str(path)), metadata)
     plot_curves(run.folder / "metrics.jsonl", run.folder / "curves.png")
     is_cut = run.schedule.total_steps < run.schedule.steps_of_all_epochs

@@ -90,7 +90,7 @@ class StepProfiler:
         activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
         self._recorder = profile(
             activities=activities,
-            # torch records the last of the first steps, too, and drops it: its own start would slow the first one that
+            # torch records the last of the first steps, too, and drops it: its start would slow the first one that
             # counts.
             schedule=schedule(wait=warm_up - 1, warmup=1, active=steps, repeat=1),
             on_trace_ready=self._write,

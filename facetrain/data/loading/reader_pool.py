@@ -27,8 +27,6 @@ REQUEST_ROWS = 64
 _MOST_QUEUED = 128
 """Requests of one process at a time. About 170 fit into a connection, and as many results: with more of both, this
 process would wait for the reading process to take a request, and that one for this process to take a result."""
-_SILENT_S = 15.0
-"""Seconds without a result after which stopped processes are looked for. A slow disk is waited for without end."""
 _JOIN_S = 5
 """Seconds that a process may take to end before it is killed."""
 
@@ -102,13 +100,12 @@ class ReaderPool:
 
         Raises:
             Exception: the error of the first failed request, in the order of rows.
-            RunError: if a reading process has ended, or is stopped.
+            RunError: a reading process has ended. A stopped one is found by `ended_if_helpers_stop`.
         """
         for request in self._in_process.pop(slot, []):
             self._add_result(self._reader.read(request))
         while self._num_open[slot]:
-            if not self._receive(_SILENT_S):
-                self._require_not_stopped()
+            self._receive(None)  # without a limit: a disk may be slow
             self._send_waiting()
         # Sorted, so that the same error is raised whatever process was faster.
         results = sorted(self._results.pop(slot), key=lambda result: result.request.row)
@@ -144,15 +141,6 @@ class ReaderPool:
     def _add_result(self, result: ReadResult) -> None:
         self._results[result.request.slot].append(result)
         self._num_open[result.request.slot] -= 1
-
-    def _require_not_stopped(self) -> None:
-        """Raise an error if a process is stopped: it would hold the run without end."""
-        for process, _ in self._workers:
-            if process.is_stopped():
-                raise RunError(
-                    f"reading process {process.pid} was stopped (SIGSTOP) and has read nothing for "
-                    f"{_SILENT_S:.0f} s; start the run again with `facetrain resume`"
-                )
 
     def _raise_worker_exited(self, worker: int) -> NoReturn:
         process = self._workers[worker][0]

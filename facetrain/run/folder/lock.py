@@ -23,7 +23,7 @@ from facetrain.distributed.agreement import decide_on_leader
 from facetrain.distributed.world import World
 from facetrain.errors import RunError, UsageError
 from facetrain.files import os_errors_as
-from facetrain.run.folder.lock_file import ENDED, STOPPED, Holder, LockFile, this_machine
+from facetrain.run.folder.lock_file import ENDED, STOPPED, Holder, LockFile, process_state, this_machine
 from facetrain.telemetry.log import warn
 
 LOCK_FILE = "run.lock"
@@ -54,7 +54,7 @@ class _Watch:
     def is_over(self) -> bool:
         """Look: return whether the time is over."""
         now = time.monotonic()
-        # A file system that has blocked this process for so long has blocked the other one, too.
+        # A file system that has blocked this process for so long may have blocked the other one, too.
         if now - self._last > self._outage_s:
             self._since = now
         self._last = now
@@ -114,7 +114,7 @@ class RunLock:
             # Its process table cannot be seen from here; a number of a process says nothing on another machine.
             if holder.machine != self._me.machine:
                 return self._watch(content, f"{place} has locked this run")
-            state = holder.process_state()
+            state = process_state(holder.pid, holder.pid_start)
             if state in ENDED:
                 return self._take_over(content)
         advice = f"wait until it ends, or end it with `kill {holder.pid}`"
@@ -268,7 +268,7 @@ def is_locked(folder: Path) -> bool:
         return False
     holder, changed_ns = Holder.parse(content[0]), content[1]
     if holder is not None and holder.machine == this_machine():
-        return holder.process_state() not in ENDED
+        return process_state(holder.pid, holder.pid_start) not in ENDED
     # One look cannot see the count rise, so the time of the last change decides here; the lock itself never compares
     # clocks.
     return time.time() - changed_ns / 1e9 < SILENCE_S + _CLOCK_DIFFERENCE_S

@@ -65,10 +65,6 @@ class Holder(BaseModel, frozen=True):
         """Return the content of the file. Its length does not depend on the count, so that one write replaces it."""
         return json.dumps(self.model_dump() | {"beat": f"{self.beat:012d}"}).encode() + b"\n"
 
-    def process_state(self) -> str:
-        """Return the state of the process, which must be on this machine; see the function `process_state`."""
-        return process_state(self.pid, self.pid_start)
-
 
 def process_state(pid: int, pid_start: str) -> str:
     """Return the state of a process of this machine: a letter of proc(5), one of `ENDED` or not.

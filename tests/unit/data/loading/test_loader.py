@@ -1,6 +1,4 @@
 import multiprocessing
-import os
-import signal
 import threading
 from dataclasses import replace
 
@@ -8,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from facetrain.data.loading import reader_pool
 from facetrain.data.loading.batch_slots import BatchSlots
 from facetrain.data.loading.loader import Loader, LoaderSettings
 from facetrain.data.loading.reader_pool import ReaderPool
@@ -176,21 +173,6 @@ def test_an_error_in_a_reading_process_is_raised_by_the_loader(tmp_path):
         next(iter(loader))
     assert "read_at" in caught.value.__notes__[0]  # the traceback that it had there
     loader.close()
-
-
-def test_a_reading_process_that_is_stopped_is_reported_and_ended(dataset, monkeypatch):
-    monkeypatch.setattr(reader_pool, "_SILENT_S", 0.3)
-    sampler = GlobalSampler(40, SampleOrder(seed=9, global_batch_size=4))
-    loader = Loader(dataset, sampler, SMALL, ONE_RANK)
-    batches = iter(loader)
-    next(batches)
-    (child,) = multiprocessing.active_children()
-    os.kill(child.pid, signal.SIGSTOP)
-    with pytest.raises(RunError, match=rf"reading process {child.pid} was stopped \(SIGSTOP\)"):
-        list(batches)
-    monkeypatch.setattr(reader_pool, "_JOIN_S", 0.1)
-    loader.close()
-    assert not child.is_alive()
 
 
 def test_a_reading_process_that_is_killed_is_reported(dataset):
