@@ -32,8 +32,8 @@ def require_dataset(data: DataSettings) -> None:
     checked = {"num_classes": data.num_classes, "num_images": data.num_images}
     options = ["data.train=FOLDER", *(f"data.{key}=null" for key, number in checked.items() if number)]
     raise DataError(
-        f"{printable(data.train)}: no such folder or file; {source}, or give another dataset: "
-        + " ".join(f"--set {option}" for option in options)
+        f"{printable(data.train)}: no such folder or file; {source}, or give another dataset: facetrain train "
+        "--data FOLDER, for other commands " + " ".join(f"--set {option}" for option in options)
     )
 
 

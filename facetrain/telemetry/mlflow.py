@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from facetrain.errors import ConfigError
 from facetrain.files import read_regular_text, write_atomically
 from facetrain.telemetry.metric_names import grouped_name
 from facetrain.telemetry.recorder import RunEnd, Sink
@@ -18,6 +19,7 @@ _MAX_BATCH = 100
 """Number of parameters that MLflow takes in one request."""
 _MAX_VALUE = 500
 """Characters of a parameter that every MLflow server takes."""
+_SERVER = re.compile(r"https?:|databricks")
 _REFUSED = re.compile(r"[^\w\-. /]")
 """Character that a name of MLflow may not have; a verification set may."""
 
@@ -41,11 +43,13 @@ class MLflow(Sink):
             name: name of the run.
             config: config of the run as plain values; its keys become parameters, such as "optim.lr".
             resumed: whether to continue the run whose id is in the folder, if there is one.
+
+        Raises:
+            ConfigError: this MLflow cannot write to `uri`.
         """
         from mlflow.entities import Param
-        from mlflow.tracking import MlflowClient
 
-        self._client = MlflowClient(tracking_uri=uri)
+        self._client = _connect(uri)
         path = folder / _ID_FILE
         if resumed and path.exists():
             self._id = read_regular_text(path).strip()
@@ -73,6 +77,22 @@ class MLflow(Sink):
     def close(self, end: RunEnd = "finished") -> None:
         """Mark the run as finished, killed (if it was stopped) or failed."""
         self._client.set_terminated(self._id, status=_STATUS[end])
+
+
+def _connect(uri: str) -> Any:
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking import MlflowClient
+
+    try:
+        return MlflowClient(tracking_uri=uri)
+    except MlflowException as error:
+        if _SERVER.match(uri):
+            raise
+        # MLflow's text names a database as the way out, which the small package of `facetrain[mlflow]` does not read.
+        raise ConfigError(
+            "needs a server: run `mlflow server` (pip install mlflow) and set log.mlflow=http://127.0.0.1:5000; for a "
+            "folder, set the environment variable MLFLOW_ALLOW_FILE_STORE=true"
+        ) from error
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

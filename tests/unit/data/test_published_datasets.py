@@ -15,7 +15,8 @@ def test_a_preset_without_its_dataset_says_where_to_get_it_and_how_to_give_anoth
     assert str(refused.value) == (
         "data/glint360k: no such folder or file; download Glint360K from "
         "https://github.com/deepinsight/insightface/tree/master/recognition/partial_fc and put it there, or give "
-        "another dataset: --set data.train=FOLDER --set data.num_classes=null --set data.num_images=null"
+        "another dataset: facetrain train --data FOLDER, for other commands --set data.train=FOLDER --set "
+        "data.num_classes=null --set data.num_images=null"
     )
 
 

@@ -79,6 +79,19 @@ def test_a_service_that_hangs_delays_neither_a_step_nor_the_end_beyond_the_limit
 
 
 @pytest.mark.filterwarnings("ignore")  # of packages that the run does not depend on
+def test_a_folder_that_mlflow_refuses_names_the_way_out(tmp_path, monkeypatch, capfd):
+    pytest.importorskip("mlflow")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
+    options = {"experiment": "faces", "name": "tiny", "config": CONFIG, "resumed": False}
+    OptionalSink("log.mlflow", lambda: MLflow(tmp_path, uri="store", **options)).close()
+    printed = capfd.readouterr().err
+    assert (
+        "run `mlflow server`" in printed and "MLFLOW_ALLOW_FILE_STORE=true; nothing more is sent" in printed
+    )
+
+
+@pytest.mark.filterwarnings("ignore")  # of packages that the run does not depend on
 def test_mlflow_gets_config_and_metrics_and_a_resume_continues_the_same_run(tmp_path, monkeypatch):
     pytest.importorskip("mlflow")
     from mlflow.tracking import MlflowClient
