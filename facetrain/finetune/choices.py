@@ -105,7 +105,7 @@ def _head(facts: Facts) -> Iterator[Choice]:
 
 def _optimizer(facts: Facts) -> Iterator[Choice]:
     is_small = facts.detail < _SMALL_FACE
-    batch = 32 if facts.images < _FEW_IMAGES else 128
+    batch = min(32 if facts.images < _FEW_IMAGES else 128, facts.images)
     epochs = min(max(round(_STEPS * batch / facts.images), _LEAST_EPOCHS), _MOST_EPOCHS)
     lr = 4e-3 if is_small else 1e-3
     yield Choice(

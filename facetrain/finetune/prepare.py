@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -22,8 +23,8 @@ from facetrain.data.tools.pack import pack
 from facetrain.data.tools.selection import Selection
 from facetrain.data.tools.writing import SKIPPED_FILE, write_parts
 from facetrain.embeddings.photo_check import PhotoCheck
-from facetrain.errors import ModelError, UnreadableError, UsageError
-from facetrain.files import listed, shell_path, write_atomically
+from facetrain.errors import ModelError, RunError, UnreadableError, UsageError
+from facetrain.files import listed, make_folder, os_errors_as, read_regular_text, shell_path, write_atomically
 from facetrain.finetune.choices import Choice, Facts, choose, config_text
 from facetrain.finetune.face_detail import face_detail
 from facetrain.finetune.held_out import require_enough, select_held_out, write_held_out_pairs
@@ -37,11 +38,11 @@ from facetrain.models.model_file import (
 )
 from facetrain.progress import ProgressCallback
 from facetrain.run.build.teacher_embeddings import write_teacher_embeddings
-from facetrain.verify.sets.pair_set import load_pair_sets
+from facetrain.verify.sets.pair_set import load_pair_sets, require_distinct_names
 
 Bar = Callable[[str], AbstractContextManager[ProgressCallback]]
 """Opens a progress bar with a title."""
-CONFIG_FILE = "finetune.yaml"
+CONFIG_FILE, _COMMAND_FILE = "finetune.yaml", "command.txt"
 _GRAPH_NETWORKS = ("mbf_small", "mbf", "mbf_large", "r18", "r34", "r50", "r100")
 """Networks that an ONNX or MXNet file may have."""
 _EXAMINED = 64
@@ -140,10 +141,16 @@ def prepare(
     photos, model, output = request.photos, request.model, request.output
     if output.exists() and not request.resume:
         raise UsageError(f"{output}: already exists; choose another --output, or continue with --resume")
+    command = output / _COMMAND_FILE
+    if command.exists() and read_regular_text(command) != _command_of(request):
+        raise UsageError(
+            f"{output}: was begun with other photos, another model or another seed; choose another --output"
+        )
     place, backbone = Workplace(output), backbone_of(model)
-    load_pair_sets(request.targets, Path())  # an error now, not after the training
+    others = load_pair_sets(request.targets, Path())  # an error now, not after the training
+    require_distinct_names([place.pairs.stem, *(pairs.name for pairs in others)])
     if not place.faces.exists():
-        _write_faces(photos, place, finder, backbone["image_size"], say, bar)
+        _write_faces(request, place, finder, backbone["image_size"], say, bar)
     source = open_dataset(place.faces)
     require_enough(source.labels, photos)
     if not place.held_out.parent.exists():
@@ -162,7 +169,7 @@ def prepare(
         write_held_out_pairs(place.held_out, place.pairs, seed=request.seed)
     say(
         f"{held_out.num_images:,} images of {len(np.unique(held_out.labels)):,} people are held out, to compare the "
-        "models on images that neither has seen"
+        "models on images that training does not see"
     )
     cache = output / "embeddings.safetensors"
     if not cache.exists():
@@ -214,8 +221,14 @@ def backbone_of(model: Path) -> dict[str, Any]:
     )
 
 
+def _command_of(request: Request) -> str:
+    """Return what a resumed command must have in common with the first one."""
+    photos, model = (shell_path(os.path.abspath(path)) for path in (request.photos, request.model))
+    return f"facetrain finetune {photos} --model {model} --seed {request.seed}\n"
+
+
 def _write_faces(
-    photos: Path,
+    request: Request,
     place: Workplace,
     finder: LandmarkFinder | None,
     image_size: int,
@@ -223,7 +236,8 @@ def _write_faces(
     bar: Bar,
 ) -> None:
     """Write the aligned faces as a dataset; list what is left out."""
-    source, check = open_dataset(photos), PhotoCheck()
+    photos, check = request.photos, PhotoCheck()
+    source = open_dataset(photos)
     require_enough(source.labels, photos)
     for index, image in enumerate(_sample(source)):
         check(image, index, image_size)
@@ -235,6 +249,9 @@ def _write_faces(
     if finding is None and finder is not None:
         say(f"{photos}: the images are aligned faces already, so the detector is not used")
         finder = None
+    with os_errors_as(RunError, request.output):
+        make_folder(request.output)
+        write_atomically(request.output / _COMMAND_FILE, _command_of(request))
     options = PackOptions(image_size=image_size, skip_bad=True)
     with bar("aligning faces") as progress:
         written = pack(photos, place.faces, options, landmarks=finder, checking=progress, progress=progress)
