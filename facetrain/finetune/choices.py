@@ -107,7 +107,7 @@ def _optimizer(facts: Facts) -> Iterator[Choice]:
     is_small = facts.detail < _SMALL_FACE
     batch = min(32 if facts.images < _FEW_IMAGES else 128, facts.images)
     epochs = min(max(round(_STEPS * batch / facts.images), _LEAST_EPOCHS), _MOST_EPOCHS)
-    lr = 4e-3 if is_small else 1e-3
+    lr = 2e-3 if is_small else 1e-3
     yield Choice(
         {"train.global_batch_size": batch, "train.epochs": epochs},
         f"about {max(epochs * facts.images // batch, 1):,} steps: many more learn {facts.images:,} images by heart",
@@ -119,7 +119,7 @@ def _optimizer(facts: Facts) -> Iterator[Choice]:
             "optim.warmup_epochs": 0.5,
             "optim.clip_grad_norm": 50,
         },
-        "a tenth of the usual rate or less keeps what the model knows; "
+        "far below the usual 0.1, to keep what the model knows; "
         + ("small faces need the higher one of two" if is_small else "sharp faces need little change"),
     )
 

@@ -17,7 +17,8 @@ from facetrain.verify.evaluated_sets import EvaluatedSets
 from facetrain.verify.metrics.result import Result
 
 SHARES = (0.25, 0.5, 0.75, 1.0)
-"""Shares of the fine-tuned weights in the averages that are compared; the rest is the model's (WiSE-FT)."""
+"""Shares of the fine-tuned weights in the averages that are compared; the rest is the model's (WiSE-FT). The last
+is compared only if there is a set of other people, which shows what it forgets, see docs/log/log.md."""
 _FORGOTTEN = 0.002
 """Accuracy that an average may lose on a set of other people."""
 
@@ -52,7 +53,10 @@ def judge(prepared: Prepared, *, say: Callable[[str], None], bar: Bar) -> Verdic
         with bar(title) as progress:
             return evaluate(place.model, list(sets), Path(), inference=inference, progress=progress)
 
-    results = {share: evaluate_share(share, [held_out], f"comparing {share:.0%}") for share in (0.0, *SHARES)}
+    results = {
+        share: evaluate_share(share, [held_out], f"comparing {share:.0%}")
+        for share in (0.0, *(SHARES if targets else SHARES[:-1]))
+    }
     name = place.pairs.stem
     before = evaluate_share(0.0, targets, "other people").results if targets else {}
     for share in order_shares({share: result.results[name] for share, result in results.items()}):

@@ -32,7 +32,7 @@ def values_of(**facts):
 @pytest.mark.parametrize(
     ("facts", "expected"),
     [
-        ({}, {"train.global_batch_size": 32, "train.epochs": 23, "optim.lr": 4e-3}),
+        ({}, {"train.global_batch_size": 32, "train.epochs": 23, "optim.lr": 2e-3}),
         ({"detail": 112}, {"train.global_batch_size": 32, "train.epochs": 23, "optim.lr": 1e-3}),
         ({"images": 20}, {"train.global_batch_size": 20, "train.epochs": 40}),
         ({"people": 100, "images": 1400}, {"train.global_batch_size": 32, "train.epochs": 2}),
