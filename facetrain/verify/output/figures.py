@@ -1,4 +1,4 @@
-"""Figures of a result: ROC, DET, score histogram, thresholds of the folds."""
+"""Figures of a result: ROC, DET, score histogram."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _LEGEND_CHARACTERS = 45
 
 
 def result_figures(result: Result, other: Result | None = None) -> dict[str, Figure]:
-    """Return the figures that a result has data for: `roc`, `det`, `scores`, `folds`.
+    """Return the figures that a result has data for: `roc`, `det`, `scores`.
 
-    They also show the result of an `other` model on the same set; scores and folds only if both have the same scale.
+    They also show the result of an `other` model on the same set; scores only if both have the same scale.
     """
     from matplotlib.figure import Figure
 
@@ -28,7 +28,6 @@ def result_figures(result: Result, other: Result | None = None) -> dict[str, Fig
         "roc": (result.curve, _draw_roc),
         "det": (result.curve, _draw_det),
         "scores": (result.histogram, _draw_scores),
-        "folds": (result.folds, _draw_folds),
     }
     figures = {}
     for name, (data, draw) in drawers.items():
@@ -133,25 +132,3 @@ def _draw_scores(axes: Any, result: Result, other: Result | None) -> None:
     margin = (scores.edge[-1] - scores.edge[0]) / 100
     axes.set_xlim(lowest.min() - margin, lowest.max() + width + margin)
     axes.set(title="Scores", xlabel=result.scale.name, ylabel="share of pairs")
-
-
-def _draw_folds(axes: Any, result: Result, other: Result | None) -> None:
-    scale, folds = result.scale, result.folds
-    assert folds is not None
-    fold, score_F = np.arange(1, len(folds.accuracy_F) + 1), scale.score(folds.threshold_F)
-    axes.plot(fold, score_F, "o", color=_GENUINE)
-    axes.axhline(score_F.mean(), color=_MARK, linestyle="--", label=f"mean {score_F.mean():.3f}")
-    for place, accuracy in zip(zip(fold, score_F, strict=True), folds.accuracy_F, strict=True):
-        label = axes.annotate(
-            f"{accuracy:.1%}", place, (0, 6), textcoords="offset points", ha="center", size=7
-        )
-        label.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.5})
-    if other and other.folds and other.scale == scale:
-        theirs_F = scale.score(other.folds.threshold_F)
-        label = f"other model, mean {theirs_F.mean():.3f}"
-        axes.plot(fold[: len(theirs_F)], theirs_F, "x", color=_IMPOSTOR, label=label)
-        score_F = np.append(score_F, theirs_F)
-    margin = (scale.high - scale.low) / 40
-    axes.set_ylim(score_F.min() - margin, score_F.max() + margin)
-    axes.set_xticks(fold)
-    axes.set(title="Threshold and accuracy by fold", xlabel="fold", ylabel=f"threshold ({scale.name})")
