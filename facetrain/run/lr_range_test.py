@@ -31,7 +31,7 @@ _WINDOW = 9
 """Losses in a mean of the smoothed curve."""
 _FALL = 0.9
 """Fraction of the fall of the loss that the rate must reach: beyond it, a higher rate gains little and risks much."""
-_SHARE = 0.1
+_SHARE = 1 / 3
 """Largest fraction of the rate with the smallest loss. Beyond that rate the loss rises after a few steps; a run has to
 be stable for all its steps."""
 _LEAST_FALL = 0.02
@@ -107,7 +107,7 @@ def run_range_test(
 def choose_rate(rates: Sequence[float], losses: Sequence[float]) -> float:
     """Return the smallest rate at which the smoothed loss has made nine tenths of its fall.
 
-    It is at most a tenth of the rate with the smallest smoothed loss. `losses` belong to the first of the `rates`; only
+    It is at most a third of the rate with the smallest smoothed loss. `losses` belong to the first of the `rates`; only
     the last one may be infinite or NaN.
 
     Raises:
