@@ -69,6 +69,11 @@ class OptimSettings(Settings):
     """Number of epochs of warm-up; may be a fraction. With schedule one_cycle: at most half of the run; 45 % leave a
     tenth of the run for the last descent."""
 
+    @property
+    def moments(self) -> int:
+        """Numbers that the optimizer keeps for each weight."""
+        return 2 if self.name == "adamw" else int(self.momentum > 0)
+
     @model_validator(mode="after")
     def _check_schedule(self) -> Self:
         if self.schedule == "polynomial" and self.final_factor:

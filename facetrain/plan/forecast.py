@@ -14,7 +14,6 @@ from facetrain.run.build.head import teacher_settings
 from facetrain.run.build.step_schedule import local_batch_size, stage_configs
 from facetrain.training.distillation import CENTER_LOSSES
 
-_MOMENTS = {"sgd": 1, "adamw": 2}
 # Of a batch: two copies in uint8 (the loader prefetches one), and float32 before and after the change of layout.
 _BYTES_PER_PIXEL = 3 * (2 + 4 + 4)
 # In verification: three copies in uint8 (single images, the batch, and the next batch), and float32 of the images and
@@ -98,11 +97,6 @@ def forecast_stages(
     return max(forecasts, key=lambda stage: (stage.needed.total, stage.needed.activations))
 
 
-def moments_of(config: Config) -> int:
-    """Return how many moments the backbone's optimizer keeps of each number."""
-    return _MOMENTS[config.optim.name]
-
-
 def head_load(
     config: Config, num_classes: int, gpus: int, batch: int, *, run: Config | None = None, cuda: bool = True
 ) -> HeadLoad:
@@ -172,10 +166,10 @@ def forecast(
     taught = teacher_load(config, head)
     centers, center_moments = table_bytes(head)
     taught_centers, taught_work = (table_bytes(taught)[0], head_work(taught).peak) if taught else (0, 0)
-    moments = 4 * cost.parameters * moments_of(config)
+    moments = 4 * cost.parameters * config.optim.moments
     images = batch * image_size**2 * _BYTES_PER_PIXEL
     average = cost.averaged_bytes if config.optim.ema is not None else 0
-    teacher, teacher_work = teacher_bytes(config, batch, moments_of(config))
+    teacher, teacher_work = teacher_bytes(config, batch, config.optim.moments)
     of_head = head_work(head)
     # At the end of the step the activations no longer exist, and leave their memory to the update.
     work = max(of_head.peak, backward + of_head.accumulated, of_head.update - kept, teacher_work, taught_work)

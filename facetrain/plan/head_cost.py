@@ -67,13 +67,6 @@ class HeadLoad:
         return self.embedding_size * self.settings.sub_centers
 
     @property
-    def moments(self) -> int:
-        """Moments that the optimizer keeps of each number: 1 for SGD with momentum, 2 for AdamW."""
-        if self.optim.name == "adamw":
-            return 2
-        return 1 if self.optim.momentum else 0
-
-    @property
     def chunk(self) -> int:
         """Classes whose logits exist at a time."""
         if self.settings.chunk_size != "auto":
@@ -211,7 +204,7 @@ def _update_bytes_per_number(load: HeadLoad) -> int:
     moments = _copied_bytes(load) if load.settings.momentum_dtype == "float32" else 4
     temporaries = 16 if load.optim.name == "adamw" else 0
     masked = 4 if load.cuda else 0
-    return converted + moments * load.moments + max(temporaries, rounding) + masked
+    return converted + moments * load.optim.moments + max(temporaries, rounding) + masked
 
 
 def _copied_bytes(load: HeadLoad) -> int:

@@ -16,7 +16,7 @@ from facetrain.plan.device import (
     PRODUCTS_REACHED,
     Device,
 )
-from facetrain.plan.forecast import head_load, moments_of, teacher_load
+from facetrain.plan.forecast import head_load, teacher_load
 from facetrain.plan.head_cost import HeadLoad, moved_per_number
 from facetrain.plan.memory_traffic import weight_bytes
 from facetrain.plan.pass_cost import PassCost
@@ -85,7 +85,7 @@ def step_time(
     batch, micro_batches = local_batch_size(config, gpus), config.optim.accumulate
     cost = backbone_cost(config, gpus, image_size=image_size)
     seconds = micro_batches * _pass_seconds(cost.step, batch, config, device, repeats=True)
-    seconds += weight_bytes(cost.parameters, moments_of(config)) / (
+    seconds += weight_bytes(cost.parameters, config.optim.moments) / (
         device.memory_bytes * device.memory_reached
     )
     if config.optim.ema is not None:

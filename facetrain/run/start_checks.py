@@ -18,8 +18,6 @@ from facetrain.training.state import TrainState
 
 HIGHEST_LR = {"sgd": 10.0, "adamw": 0.1}
 """Rates that cannot be meant. Published rates are at most 0.4 (SGD, 4,096 images) and 0.001 (AdamW)."""
-_MOMENTS = {"sgd": 1, "adamw": 2}
-"""Tensors that an optimizer keeps for each weight."""
 
 
 class LabelProblem(NamedTuple):
@@ -107,7 +105,7 @@ def checkpoint_bytes(config: Config, state: TrainState) -> int:
         local = sum(table.nbytes for table in part.head.row_state().values())
         # The other ranks' tables are not here, and shards differ by one class at most.
         rows += local / max(stop - start, 1) * part.head.num_classes
-    return weights + trained * (_MOMENTS[config.optim.name] + (state.average is not None)) + round(rows)
+    return weights + trained * (config.optim.moments + (state.average is not None)) + round(rows)
 
 
 def _check_identities(config: Config, source: FaceDataset) -> Iterator[str]:

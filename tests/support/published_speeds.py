@@ -11,7 +11,6 @@ from facetrain.config.loading import load_config
 from facetrain.config.schema import Config
 from facetrain.plan import device
 from facetrain.plan.backbone_cost import backbone_cost, on_device
-from facetrain.plan.forecast import moments_of
 from facetrain.plan.memory_traffic import weight_bytes
 from facetrain.plan.speed import StepTime, step_time
 from facetrain.run.build.step_schedule import local_batch_size
@@ -58,7 +57,7 @@ def fit() -> dict[str, float]:
         forecast, _ = published_step(config, classes or config.data.num_classes or 0, gpus)
         cost, batch = backbone_cost(config, gpus), local_batch_size(config, gpus)
         seconds = forecast.images / speed
-        moved = cost.step.moved(batch) + weight_bytes(cost.parameters, moments_of(config))
+        moved = cost.step.moved(batch) + weight_bytes(cost.parameters, config.optim.moments)
         products = batch * cost.step.flops_per_image / V100.flops_16
         rows.append(np.array([1.0, products, moved / V100.memory_bytes]) / seconds)
         rest.append(1 - (forecast.head + forecast.network) / seconds)
