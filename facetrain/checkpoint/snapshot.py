@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from facetrain.device.page_locked import page_locked
+from facetrain.device.thread_device import use_device
 
 _LARGE = 1 << 20
 """Bytes from which a tensor has page-locked memory of exactly its size. Smaller ones share torch's pool."""
@@ -117,8 +118,7 @@ class HostCopy:
     def _allocate(self, files: list[TensorFile]) -> None:
         device = next((t.device for file in files for t in file.tensors.values() if t.is_cuda), None)
         if device is not None:
-            # Each thread has a current device, at first GPU 0: page-locking there would create a context on it.
-            torch.cuda.set_device(device)
+            use_device(device)
         for file in files:
             for name, tensor in file.tensors.items():
                 try:

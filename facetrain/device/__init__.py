@@ -1,1 +1,1 @@
-"""Memory and kernels of the device: page-locked host memory, counts of kernel launches, profiler ranges."""
+"""Memory, threads and kernels of the device: page-locked host memory, current device, launches, profiler ranges."""

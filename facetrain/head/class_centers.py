@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from facetrain.counter_rng import key_of
 from facetrain.device.page_locked import page_locked
+from facetrain.device.thread_device import use_device
 from facetrain.errors import RunError
 from facetrain.head.class_shard import ClassShard
 from facetrain.head.row_file import DiskRows, Layout
@@ -166,8 +168,9 @@ def draw_centers(table: Tensor, shard: ClassShard, seed: int) -> None:
     Each block of 4,096 classes has its random generator, so the centers do not depend on the number of ranks.
     """
     blocks = range(shard.start // _INIT_BLOCK, -(-shard.stop // _INIT_BLOCK))
+    use = partial(use_device, table.device)
     # A generator draws on one core; the blocks are drawn on all.
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+    with ThreadPoolExecutor(torch.get_num_threads(), initializer=use) as pool:
         for _ in pool.map(lambda block: _draw_block(table, shard, seed, block), blocks):
             pass
 

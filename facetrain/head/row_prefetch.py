@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from facetrain.device.thread_device import use_device
 from facetrain.head.class_centers import RowTables
 
 _SPARE_SHARE = 1 / 64
@@ -43,7 +45,9 @@ class RowPrefetcher:
     def __init__(self, source: RowTables, device: torch.device) -> None:
         self._source, self._device = source, device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="rows", initializer=self._use_device)
+        self._worker = ThreadPoolExecutor(
+            1, thread_name_prefix="rows", initializer=partial(use_device, device)
+        )
         self._next: tuple[Tensor, Future[_StepRows]] | None = None
         self._write: Future[None] | None = None
         self._current: _StepRows | None = None
@@ -95,11 +99,6 @@ class RowPrefetcher:
         """Wait until the last rows to write back are written. If that has failed, raise its error, each time."""
         if self._write is not None:
             self._write.result()
-
-    def _use_device(self) -> None:
-        # A new thread uses the first GPU of the machine and would create a context there, which takes 0.5 GB.
-        if self._stream is not None:
-            torch.cuda.set_device(self._stream.device)
 
     def _take_prefetched(self, drawn: Tensor, added: Tensor, previous: _StepRows | None) -> _StepRows:
         """Return the prefetched rows; read them now if other rows, or fewer spare ones, were prefetched."""

@@ -5,11 +5,24 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tests.support.fake_cuda import GPU, fake_cuda
-from tests.support.heads import head_step, make_head, margin_settings
+from facetrain.head import sharded_softmax
+from tests.support.heads import make_head, margin_settings
+
+GPU = torch.device("cuda:0")
+
+
+class Context:
+    """Stand-in for the `ctx` that autograd passes to a function: autograd does not run on these tensors."""
+
+    saved_tensors: tuple[torch.Tensor | None, ...]
+    needs_input_grad = (True, True, True)
+
+    def save_for_backward(self, *tensors: torch.Tensor | None) -> None:
+        self.saved_tensors = tensors
 
 
 class MovedBytes(TorchDispatchMode):
@@ -39,12 +52,20 @@ def step_bytes(patch: Any, classes: int, *, one_pass: bool = True, **options: An
     launches = pytest.importorskip("facetrain.device.kernel_launches")
     patch.setattr("facetrain.head.margin_head.one_pass_available", lambda *_: one_pass)
     patch.setattr("facetrain.head.kernels.margin_softmax._splits", lambda *_: 132)
-    with fake_cuda(patch, capability=(9, 0)):
+    patch.setattr(
+        "facetrain.head.margin_head.draw_centers", lambda *_: None
+    )  # by threads, which share the fake mode
+    patch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    context, function = Context(), sharded_softmax._CrossEntropy
+    patch.setattr(function, "apply", lambda *arguments: function.forward(context, *arguments))
+    with FakeTensorMode(allow_non_fake_inputs=True):
         head = make_head(
             embedding_size=512, num_classes=classes, margin=margin_settings("arcface"), weight_decay=5e-4, device=GPU,
             product_dtype=torch.bfloat16, **options,
         )  # fmt: skip
         assert head._optimizer.one_pass == one_pass
         with launches.shapes_only() as kernels, MovedBytes() as moved:
-            head_step(head, 0, patch, batch=256)
+            head.begin_step(0, lr=0.1)
+            head(torch.empty(256, 512, device=GPU), torch.empty(256, dtype=torch.int64, device=GPU))
+            function.backward(context, torch.empty((), device=GPU))
     return moved.bytes.total() + kernels.bytes

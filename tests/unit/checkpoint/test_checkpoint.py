@@ -9,7 +9,6 @@ from contextlib import redirect_stderr
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from facetrain.checkpoint import snapshot as snapshot_module
 from facetrain.checkpoint.commit import LATEST, complete_steps, publish, remove_unfinished
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.save import CheckpointWriter
-from facetrain.checkpoint.snapshot import ClassRows, HostCopy, TensorFile
+from facetrain.checkpoint.snapshot import ClassRows, HostCopy
 from facetrain.checkpoint.tensor_file import write_tensors
 from facetrain.errors import CheckpointError
 from facetrain.files import sync_folder
@@ -327,17 +326,3 @@ def test_a_missing_checkpoint_class_or_table_is_named(tmp_path):
         Checkpoint.open(tmp_path).rows("weight", 9, 13)
     with pytest.raises(CheckpointError, match="no table velocity"):
         Checkpoint.open(tmp_path).rows("velocity", 0, 1)
-
-
-def test_the_thread_that_page_locks_the_buffers_uses_the_gpu_of_the_rank(monkeypatch):
-    devices, buffers = [], []
-    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
-
-    def allocate(tensor, buffer):
-        buffers.append(list(devices))
-        return torch.empty(2)
-
-    monkeypatch.setattr(snapshot_module, "_buffer_like", allocate)
-    on_gpu = SimpleNamespace(is_cuda=True, device=torch.device("cuda:3"))
-    HostCopy()._allocate([TensorFile("rows", {"steps": torch.empty(2), "weight": on_gpu})])
-    assert buffers == [[torch.device("cuda:3")]] * 2, "before the first allocation"

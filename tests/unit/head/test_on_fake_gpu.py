@@ -1,8 +1,8 @@
-"""Steps of the head on a fake CUDA device: no mixed devices, and no copy that blocks the host."""
+"""Steps of the head on a fake GPU: no mixed devices, and no copy that blocks the host."""
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from facetrain.config.schema import Config
 from facetrain.distributed.world import World
@@ -12,7 +12,7 @@ from facetrain.head.class_shard import ClassShard
 from facetrain.head.teacher_centers import follow_teacher
 from facetrain.run.build.head import build_head
 from facetrain.run.build.step_schedule import schedule_steps
-from tests.support.fake_cuda import GPU, fake_cuda
+from tests.support.fake_gpu import GPU, fake_gpu
 from tests.support.heads import head_stage, head_step, make_head, margin_settings
 
 OTHER_MARGINS = ("combined", "adaface", "magface", "curricularface", "elastic_cosface")
@@ -37,32 +37,29 @@ OPTIONS = {
 CASES = [*((name, "arcface") for name in OPTIONS), *(("softmax", margin) for margin in OTHER_MARGINS)]
 
 
-@pytest.mark.filterwarnings("ignore:Accessing the data pointer")  # only compared, in RowTable.store
 @pytest.mark.parametrize(("name", "margin"), CASES)
-def test_a_step_mixes_no_devices_and_never_blocks_the_host(name, margin, monkeypatch):
-    with fake_cuda(monkeypatch) as blocking:
+def test_a_step_mixes_no_devices_and_never_blocks_the_host(name, margin):
+    with fake_gpu(capability=(7, 0)) as gpu:
         head = make_head(
             embedding_size=32, num_classes=500, margin=margin_settings(margin), weight_decay=1e-4, device=GPU,
             chunk_size=128, **OPTIONS[name],
         )  # fmt: skip
-        head_step(head, 0, monkeypatch)  # the first step moves running averages to the device
-        blocking.clear()
-        loss, gradient = head_step(head, 1, monkeypatch)
+        head_step(head, 0)  # the first step moves running averages to the device
+        gpu.step = 1
+        loss, gradient = head_step(head, 1)
     assert loss.device == gradient.device == GPU
-    assert not blocking
+    assert not gpu.faults and not gpu.waits[1] and not gpu.pageable[1]
 
 
-@pytest.mark.filterwarnings("ignore:Accessing the data pointer")
 @pytest.mark.parametrize("labels", ["device", "host"])
-def test_centers_follow_a_teacher_on_one_device_without_blocking_the_host(labels, monkeypatch):
-    with fake_cuda(monkeypatch) as blocking:
-        with _disable_current_modes():
-            label = torch.arange(16) * 7 % 40
+def test_centers_follow_a_teacher_on_one_device_without_blocking_the_host(labels):
+    with fake_gpu() as gpu:
+        label = (torch.arange(16) * 7 % 40).pin_memory()
         if labels == "device":
-            label = torch.empty(16, dtype=torch.int64, device=GPU)
+            label = label.to(GPU, non_blocking=True)
         centers = RowTable(torch.empty(30, 8, device=GPU), GPU)
         follow_teacher(centers, ClassShard(5, 35), label, torch.empty(16, 9, device=GPU))
-    assert not blocking
+    assert not gpu.faults and not gpu.waits[-1]
 
 
 class Products(TorchDispatchMode):
@@ -78,7 +75,6 @@ class Products(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.filterwarnings("ignore:Accessing the data pointer")
 @pytest.mark.parametrize(
     ("precision", "capability", "dtype"),
     [
@@ -92,7 +88,6 @@ def test_the_four_products_run_in_16_bits_on_gpus_that_are_faster_at_it(
     precision, capability, dtype, monkeypatch, tmp_path
 ):
     kernels = pytest.importorskip("facetrain.head.kernels.margin_softmax", reason="needs Triton")
-    launches = pytest.importorskip("facetrain.device.kernel_launches")
     products, found = Products(), []
 
     def statistics(statistics_2G, factors):
@@ -107,12 +102,12 @@ def test_the_four_products_run_in_16_bits_on_gpus_that_are_faster_at_it(
     monkeypatch.setattr(kernels, "slopes", slopes)
     config = Config.model_validate({"data": {"train": "unused"}, "train": {"precision": precision}})
     world = World(0, 0, 1, 1, GPU)
-    with fake_cuda(monkeypatch, capability) as blocking, products, launches.shapes_only():
+    with fake_gpu(capability=capability) as gpu, products:
         schedule = schedule_steps(config, 10_000, world.size)
         head = build_head(config, world, 500, tmp_path, update_in_backward=True, schedule=schedule)
         head.loss_scale = torch.empty((), device=GPU)
-        blocking.clear()
-        head_step(head, 0, monkeypatch)
+        gpu.step = 0
+        head_step(head, 0)
     assert products.dtypes + found == [(dtype, dtype)] * 4
     assert head.chunk_type is (FusedChunk if dtype == torch.bfloat16 else Chunk)
-    assert not head._gradient.take() and not blocking, "the gradient of all centers is never collected"
+    assert not head._gradient.take() and not gpu.waits[0], "the gradient of all centers is never collected"

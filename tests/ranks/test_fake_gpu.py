@@ -1,0 +1,109 @@
+"""Training with every default of a GPU, on a fake one: devices, streams, threads, waits, order of the collectives."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from facetrain.config.loading import load_config
+from facetrain.data.formats.bin import write_bin
+from facetrain.run import training
+from tests.support.datasets import encoded_image, write_records
+from tests.support.ranks import free_ports, start_ranks
+
+CONFIG = """
+run: {{name: tiny, dir: {folder}/runs}}
+data:
+  train: {folder}/data
+  image_size: 16
+  workers: 0
+  augment: {{blur: 0.5, gray: 0.5, color: 0.5, crop: 0.5, erase: 0.5, jpeg: 0.5, low_resolution: 0.5}}
+model: {{backbone: iresnet, layers: [1, 1, 1, 1], widths: [8, 8, 16, 16], embedding_size: 16}}
+head: {{{head}}}
+train: {{batch_size: 2, max_steps: 8, device: cuda, {train}}}
+eval: {{targets: [val], every_steps: 6}}
+checkpoint: {{every_steps: 4}}
+log: {{every_steps: 4}}
+"""
+QUIET_STEPS = (4, 6)
+"""Steps without a report, a verification or a save, after the first ones, in which DDP orders its buckets."""
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fake_gpu")
+    write_records(folder / "data", [n // 6 for n in range(120)], size=16)
+    write_bin(
+        folder / "data" / "val.bin", [encoded_image(n, 16) for n in range(16)], [n % 2 == 0 for n in range(8)]
+    )
+    return folder
+
+
+def train_rank(rank, size, port, folder, config, kernels):
+    """Train on a fake GPU, and write what it has recorded."""
+    import torch
+
+    from facetrain.training import kernel_verdicts
+    from facetrain.training.step import TrainStep
+    from tests.support.fake_gpu import fake_gpu
+
+    torch.set_num_threads(1)
+    if size > 1:
+        os.environ |= {
+            "RANK": f"{rank}",
+            "LOCAL_RANK": f"{rank}",
+            "WORLD_SIZE": f"{size}",
+            "LOCAL_WORLD_SIZE": f"{size}",
+        }
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}", "GLOO_SOCKET_IFNAME": "lo"}
+    verdict = "" if kernels else "they are not tested here"
+    kernel_verdicts._test = lambda *_: kernel_verdicts._Verdict(verdict, is_lasting=False)
+    take_step = TrainStep.__call__
+
+    def count_step(step, state, batches):
+        gpu.step = state.step
+        take_step(step, state, batches)
+
+    TrainStep.__call__ = count_step
+    with fake_gpu(rank, size, has_device=False) as gpu:
+        code = training.train(load_config(config), folder)
+    waits = sorted({place for step in QUIET_STEPS for place in gpu.waits[step]})
+    pageable = max(size for step in QUIET_STEPS for size in gpu.pageable[step].values())
+    found = {"code": code, "waits": waits, "pageable": pageable} | {
+        name: getattr(gpu, name) for name in ("faults", "collectives", "launches")
+    }
+    Path(folder, f"found_{rank}.json").write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize(
+    ("size", "train", "head", "kernels"),
+    [
+        (
+            1,
+            "fused: on",
+            "",
+            ("_statistics", "_slopes", "_update", "_normalize", "_reduce_gradient", "_border_sums"),
+        ),
+        (2, "precision: fp16", "placement: host, sample_rate: 0.5", ("_statistics", "_slopes", "_update")),
+        (8, "precision: bf16", "", ()),
+    ],
+)
+@pytest.mark.slow
+def test_a_run_with_the_defaults_of_a_gpu_uses_it_rightly(
+    size, train, head, kernels, dataset, tmp_path, monkeypatch
+):
+    if kernels:
+        pytest.importorskip("triton")
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    config, folder = tmp_path / "tiny.yaml", tmp_path / "run"
+    config.write_text(CONFIG.format(folder=dataset, train=train, head=head))
+    start_ranks(train_rank, (size, *free_ports(1), folder, config, bool(kernels)), size)
+    ranks = [json.loads((folder / f"found_{rank}.json").read_text()) for rank in range(size)]
+    for found in ranks:
+        assert found["code"] == 0 and not found["faults"]
+        assert found["collectives"] == ranks[0]["collectives"]
+        assert found["launches"].keys() >= set(kernels) and bool(found["launches"]) == bool(kernels)
+        assert found["waits"] == ["data/loading/device_prefetch:wait_for_transfers stream.synchronize"]
+        # A few numbers for each image, and the tables of JPEG: the driver copies up to 64 KiB without waiting.
+        assert found["pageable"] <= 256
