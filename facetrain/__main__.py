@@ -1,5 +1,6 @@
 """`facetrain` and `python -m facetrain`, which torchrun starts on every rank."""
 
+import atexit
 import signal
 import sys
 from types import FrameType
@@ -12,6 +13,8 @@ def main() -> None:
     """Run the command line. A Ctrl-C during its imports, which take a while, is no error of the program either."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # otherwise a script ignores Ctrl-C
         signal.signal(signal.SIGINT, _interrupt)
+        # The first one registered is the last one called.
+        atexit.register(_stop_repeating)
     sys.unraisablehook = _repeat_interrupt
     try:
         from facetrain.cli.app import main as run
@@ -43,6 +46,12 @@ def _repeat_interrupt(ignored: Any) -> None:
 def _interrupt_soon() -> None:
     signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
     signal.setitimer(signal.ITIMER_REAL, _SOON_S)
+
+
+def _stop_repeating() -> None:
+    """Leave Ctrl-C to the operating system: Python is about to drop its handlers, and SIGALRM would end the process."""
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Ctrl-C before a command has begun, and while reading processes start."""
+"""Ctrl-C before a command has begun, after its end, and while reading processes start."""
 
 import subprocess
 import sys
@@ -40,6 +40,27 @@ def test_ctrl_c_during_the_imports_is_an_interruption_even_where_python_drops_ex
     program = INTERRUPTED_IMPORT.format(interrupt=interrupt)
     done = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
+
+
+INTERRUPTED_END = """
+import atexit, signal, sys, time, types
+
+class Finalized:
+    def __del__(self, sleep=time.sleep):
+        sleep(0.1)
+
+late = Finalized()
+end = lambda: atexit.register(signal.raise_signal, signal.SIGINT)
+sys.modules["facetrain.cli.app"] = types.SimpleNamespace(main=end)
+from facetrain.__main__ import main
+main()
+"""
+
+
+def test_ctrl_c_while_python_ends_changes_nothing_for_a_command_that_is_done():
+    command = [sys.executable, "-c", INTERRUPTED_END]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
