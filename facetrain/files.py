@@ -66,6 +66,15 @@ def printable(text: str) -> str:
     return "".join(char.encode("unicode_escape").decode() if _is_control(char) else char for char in text)
 
 
+def spreadsheet_text(name: str) -> str:
+    """Return a name that no spreadsheet computes: with an apostrophe before a sign that begins a formula.
+
+    For names from other people in tables that people read (OWASP, "CSV injection"). Tables that facetrain reads again,
+    such as names.csv, keep the names as they are.
+    """
+    return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r")) else name
+
+
 def listed(names: Iterable[str]) -> str:
     """Return names from a file for a message: without control characters, long ones cut, the first ones of many."""
     names = list(names)

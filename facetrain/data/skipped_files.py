@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from facetrain.files import spreadsheet_text
+
 SKIP_KINDS = {
     "hidden": "hidden files",
     "suffix": "files of other types",
@@ -41,7 +43,7 @@ def skipped_table(skipped: Iterable[SkippedFile]) -> str:
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(["file", "kind", "reason"])
-    writer.writerows((file.name, file.kind, file.reason) for file in skipped)
+    writer.writerows((spreadsheet_text(file.name), file.kind, file.reason) for file in skipped)
     return table.getvalue()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from facetrain.embeddings.embedding_files import Embeddings
 from facetrain.embeddings.exact_search import Found
 from facetrain.errors import UsageError
-from facetrain.files import os_errors_as
+from facetrain.files import os_errors_as, spreadsheet_text
 
 _ROUNDING = 1e-12
 """Tolerance of `lowest`: the cosine of an embedding with itself is 1 up to float64 rounding."""
@@ -56,13 +56,7 @@ class SearchResults:
             writer.writerow(["probe", "rank", "name", "label", "cosine", "row"])
             for result in self:
                 for rank, entry in enumerate(result["found"], start=1):
-                    probe, name = _without_formula(result["probe"]), _without_formula(entry["name"])
+                    probe, name = spreadsheet_text(result["probe"]), spreadsheet_text(entry["name"])
                     writer.writerow(
                         [probe, rank, name, entry["label"], f"{entry['cosine']:.6f}", entry["row"]]
                     )
-
-
-def _without_formula(name: str) -> str:
-    """Return a name that no spreadsheet computes: with an apostrophe before a sign that begins a formula."""
-    # Names come from other people. OWASP, "CSV injection".
-    return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r")) else name
