@@ -1,0 +1,59 @@
+"""Processes of torch's compiler that are killed or stopped while a run waits for them."""
+
+import os
+import re
+import signal
+
+import pytest
+from torch._inductor.compile_worker.subproc_pool import SubprocPool
+
+from tests.support.command import start
+
+COMPILER = """#!/bin/sh
+case "$*" in *.cpp*) kill -{signal} $$;; esac
+exec g++ "$@"
+"""
+
+
+@pytest.fixture
+def train_with(describe, tmp_path):
+    """Run a compiled training whose compiler gets a signal; return the finished command."""
+
+    def train(number):
+        compiler = tmp_path / "compiler"
+        compiler.write_text(COMPILER.format(signal=number.name.removeprefix("SIG")))
+        compiler.chmod(0o755)
+        process = start(
+            "train", "--config", describe(), "--run-dir", tmp_path / "run",
+            "--set", "train.compile=on", "--set", "train.timeout_s=5",
+            CXX=str(compiler), TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "code"),
+        )  # fmt: skip
+        _, stderr = process.communicate(timeout=240)
+        return process, stderr
+
+    return train
+
+
+@pytest.mark.slow
+def test_a_run_whose_compiler_is_killed_says_so_and_goes_on(train_with):
+    process, stderr = train_with(signal.SIGKILL)
+    assert process.returncode == 0, stderr
+    assert len(re.findall("train.compile: the compiler failed, the network runs uncompiled", stderr)) == 1
+
+
+@pytest.mark.slow
+def test_a_run_whose_compiler_is_stopped_ends_and_names_it(train_with):
+    process, stderr = train_with(signal.SIGSTOP)
+    assert process.returncode == 1, stderr
+    assert re.search(
+        r"error: process \d+ \(/bin/sh \S+/compiler .*\), which .* was stopped \(SIGSTOP\) for 5 s", stderr
+    )
+
+
+@pytest.mark.slow
+def test_a_killed_pool_of_compilers_is_an_error_that_training_takes_for_a_failed_compilation():
+    pool = SubprocPool(1)
+    os.kill(pool.process.pid, signal.SIGKILL)
+    with pytest.raises((RuntimeError, BrokenPipeError)):
+        pool.submit(os.getpid).result(30)
+    pool.shutdown()
