@@ -150,13 +150,14 @@ def _images(path: Path, skipped: list[tuple[str, str, str]]) -> Iterator[Image]:
 
 
 def _require_end(path: Path, offset: int) -> None:
-    """Check that an archive whose members end at a byte offset has zeros from there on, at least a block of them.
+    """Check that an archive whose members end at a byte offset has zeros from there on, as many as tar writes.
 
-    POSIX ends an archive with two blocks of zeros. Without this check, an archive that was cut between two members or
-    has a damaged header would lose its remaining images in silence.
+    POSIX ends an archive with two blocks of zeros, and tar fills its last record with them. Without this check, an
+    archive that was cut between two members, has a damaged header, or is the unfinished copy in a file of the final
+    size would lose its remaining images in silence.
 
     Raises:
-        DataError: other bytes follow, or none.
+        DataError: other bytes follow, or none, or more zeros.
     """
     file = PositionalFile(path)
     chunks = (file.bytes_at(start, _CHUNK_BYTES) for start in range(offset, file.size, _CHUNK_BYTES))
@@ -164,6 +165,11 @@ def _require_end(path: Path, offset: int) -> None:
         raise DataError(
             f"{path}: no member begins at byte {offset:,}, and the archive does not end there with zeros: it is "
             "truncated, damaged, or several archives were joined; copy it again, or join them by `tar --concatenate`"
+        )
+    if file.size - offset >= tarfile.RECORDSIZE + 2 * tarfile.BLOCKSIZE:
+        raise DataError(
+            f"{path}: ends with {file.size - offset:,} bytes of zeros, more than tar writes: a copy or download was "
+            "not finished; copy it again, or write it anew by tar if it is complete"
         )
 
 

@@ -201,6 +201,13 @@ def test_a_cut_at_any_border_is_an_error_or_loses_no_image(target):
             target.require_error_or_all_images()
 
 
+def test_an_unfinished_copy_in_a_file_of_the_final_size_is_an_error_or_loses_no_image(target):
+    for file, whole, extents in attacked(target):
+        for cut in {edge + step for extent in extents for edge in extent for step in (-8, 0, 4, 512)}:
+            file.write_bytes(whole[:cut] + bytes(20_000))
+            target.require_error_or_all_images()
+
+
 def test_a_flipped_bit_in_a_header_is_an_error_or_changes_no_image(target):
     for file, whole, _ in attacked(target):
         is_image = bytearray(len(whole))
