@@ -145,7 +145,7 @@ def _write(path: Path, header: dict[str, Any], arrays: Mapping[str, np.ndarray])
                     data = part[start : start + _CHUNK_BYTES].tobytes()
                     header["crc"] = zlib.crc32(data, header["crc"])
                     file.write(data)
-        file.seek(0)
+        file.seek(0)  # the header last, because it has the checksum of the arrays
         file.write(json.dumps(header).encode().ljust(_HEADER_BYTES))
 
 

@@ -62,6 +62,7 @@ def embed_input(
     """
     inference = inference or Inference()
     images, names, labels = read_input(input)
+    # After the input, so that a wrong path is reported before the network is loaded.
     with join(inference.device) as world:
         opened = open_model(model, world.device)
         kept = None

@@ -104,6 +104,7 @@ class PartialEmbeddings(RowFile):
         """
         super().append(row_nD)
         with os_errors_as(DataError, self._path, self._advice):
+            # The rows before the facts: after a power cut, these must not promise rows that are not on the disk.
             sync_file(self._file.fileno(), self._path)
             facts = {"key": self._key, "done": self.done, "size": self._size}
             write_atomically(self._facts_path, json.dumps(facts))

@@ -145,6 +145,7 @@ class CatalogDataset:
     def prefetch(self, first: int, count: int) -> None:
         """Ask the operating system to read images `first` to `first + count - 1`; neighbors share a request."""
         file, start, end = self._extents(slice(first, first + count))
+        # The order of the images need not be the order of their bytes, for example in a list or an LMDB database.
         order = np.lexsort((start, file))
         file, start, end = file[order], start[order], end[order]
         is_apart = (file[1:] != file[:-1]) | (start[1:] - end[:-1] > _PREFETCH_GAP)

@@ -68,6 +68,7 @@ class BatchSlots:
 
     def __init__(self, slots: int, rows: int, image_size: int) -> None:
         self._shape = (slots, rows, image_size, image_size, 3)
+        # Two int64 for each image, then the pixels.
         self._memory = SharedMemory(16 * slots * rows + math.prod(self._shape))
         self._map_arrays()
 

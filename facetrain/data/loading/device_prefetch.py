@@ -39,6 +39,7 @@ class HostPrefetcher:
     def slot_to_device(self, slot: int) -> Tensor:
         """Return the images of a slot: uint8 (rows, H, W, 3)."""
         in_use = sum(not self.is_free(other) for other in self._views)
+        # A caller that keeps its batches, as a list of them does, gets copies: no slot would become free otherwise.
         if in_use >= EXTRA_SLOTS - 1:
             return torch.from_numpy(self._slots[slot].copy())
         view = self._slots[slot]

@@ -141,7 +141,7 @@ class Loader:
             with profiler_range("data"):
                 step, slot, sample = self._pending.popleft()
                 self._add_skipped(self._pool.wait(slot))
-                self._prefetcher.wait_for_transfers()
+                self._prefetcher.wait_for_transfers()  # of earlier steps, whose slots are filled again below
                 image = self._slot_to_device(slot)
                 # Labels of the images in the slot: a replacement may show another identity than the bad image.
                 read = self._slots.index[slot].copy()  # the slot is filled again while the batch is in use
@@ -171,6 +171,7 @@ class Loader:
 
     def _split(self, whole: Batch) -> tuple[Batch, ...]:
         """Return the micro-batches of a step."""
+        # Views: one transfer to the device per step is faster than one per micro-batch.
         size = self._settings.local_batch_size
         parts = {name: value.split(size) for name, value in vars(whole).items() if isinstance(value, Tensor)}
         return tuple(
@@ -203,6 +204,7 @@ class Loader:
                 prefetch_images(self._dataset, first, count)
             self._is_first_step = False
             sample = self._local_part(self._sampler.batch(self._next_step))
+            # On the CPU, a batch that the caller still holds is a view of its slot.
             slot = next(slot for slot in self._free if self._prefetcher.is_free(slot))
             self._free.remove(slot)
             self._pool.submit(slot, sample)

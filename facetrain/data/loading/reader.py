@@ -118,7 +118,7 @@ def run_reader(
     try:
         while True:
             connection.send(reader.read(connection.recv()))
-    except (EOFError, ConnectionError):
+    except (EOFError, ConnectionError):  # the training process closed the pool, or has ended
         return
 
 

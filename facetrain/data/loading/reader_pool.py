@@ -91,6 +91,7 @@ class ReaderPool:
             self._in_process[slot] = requests
             return
         self._waiting += requests
+        # Results first: they make room in the connections for the new requests.
         while self._receive(0):
             pass
         self._send_waiting()
@@ -117,6 +118,7 @@ class ReaderPool:
     def _send_waiting(self) -> None:
         """Send each waiting request to the process with the fewest, until all processes have enough."""
         while self._waiting:
+            # Not in turn: a process may be held up by a slow disk or a large photo.
             idlest = min(range(len(self._queued)), key=lambda number: len(self._queued[number]))
             if len(self._queued[idlest]) == _MOST_QUEUED:
                 return
@@ -144,7 +146,7 @@ class ReaderPool:
 
     def _raise_worker_exited(self, worker: int) -> NoReturn:
         process = self._workers[worker][0]
-        process.join(1)
+        process.join(1)  # its connection ends a moment before its exit code is known
         place = ""
         if self._queued[worker]:
             with contextlib.suppress(DataError):

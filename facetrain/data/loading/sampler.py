@@ -27,6 +27,7 @@ def permute(position: np.ndarray, length: int, key: int) -> np.ndarray:
     half_bits = max((max(length - 1, 1).bit_length() + 1) // 2, 1)
     keys = [np.uint64(key_of(key, number)) for number in range(_FEISTEL_ROUNDS)]
     value = _feistel(np.asarray(position).astype(np.uint64), half_bits, keys)
+    # The even number of bits makes the domain at most four times as large: few passes are needed.
     outside = np.flatnonzero(value >= length)
     while len(outside):
         value[outside] = _feistel(value[outside], half_bits, keys)
@@ -37,6 +38,7 @@ def permute(position: np.ndarray, length: int, key: int) -> np.ndarray:
 def permute_blocks(position: np.ndarray, length: int, key: int, block: int) -> np.ndarray:
     """Permute blocks of `block` neighbors as a whole; the shorter last one is put between any two of the others."""
     position, whole = np.asarray(position), length // block
+    # At a fixed place at the end, it would always be the part that does not fill the last batch.
     rest_start = key_of(key, _FEISTEL_ROUNDS) % (whole + 1) * block
     rest_end = rest_start + length - whole * block
     number, offset = np.divmod(position - np.where(position < rest_end, 0, rest_end - rest_start), block)

@@ -196,6 +196,7 @@ def _in_twos(lines: list[Line]) -> Iterator[tuple[Line, Line]]:
 def _find_image(root: Path, files: Sequence[Path], location: str) -> Path:
     """Return the first of several files that exists, after a check that all are images inside `root`."""
     for path in files:
+        # A list comes from anywhere: it may not read other files of the user.
         if "\0" in str(path) or not _is_image(path.name) or not path.resolve().is_relative_to(root.resolve()):
             raise PairsError(f"{location}: {path} is not an image inside {root}")
         if path.is_file():
