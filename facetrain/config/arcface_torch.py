@@ -196,6 +196,7 @@ def _translate(values: dict[str, Any], path: Path) -> dict[str, Any]:
         "head": {
             "margin": {
                 "type": kind,
+                # arcface_torch has no setting for it.
                 "scale": 64.0,
                 "m1": m1,
                 "m2": m2,
@@ -209,6 +210,7 @@ def _translate(values: dict[str, Any], path: Path) -> dict[str, Any]:
             "lr": values["lr"],
             "weight_decay": values["weight_decay"],
             "accumulate": values["gradient_acc"],
+            # Configs of arcface_torch have −1 for no warm-up.
             "warmup_epochs": max(values["warmup_epoch"], 0),
         },
         "train": {

@@ -45,6 +45,7 @@ def build_config(values: dict[str, Any], where: str, overrides: Iterable[str] = 
     changes = [_parse_override(override) for override in overrides]
     for change in changes:
         _merge(values, change)
+    # After --set, which may choose another recipe; below the file, whose keys win over it.
     recipe = values.get("recipe", Config.model_fields["recipe"].default)
     # A deep copy: the merge changes it.
     merged = json.loads(json.dumps(RECIPES.get(recipe, {}) if isinstance(recipe, str) else {}))
@@ -109,6 +110,7 @@ def read_merged(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     """
     # Not Path.resolve: it raises a RuntimeError for a link to itself, which the reader below reports.
     real = Path(os.path.realpath(path))
+    # A message names the first file as it was given, and those that it extends by their full paths.
     path = real if _seen else path
     if real in _seen or len(_seen) >= MAX_EXTENDS:
         chain = " → ".join(str(seen) for seen in _seen)

@@ -91,6 +91,7 @@ def silent_ranks(rendezvous_id: str, rank: int, world_size: int, patience_s: flo
 
 def _wait_for_reports(rendezvous_id: str, rank: int, world_size: int, patience_s: float) -> dict[int, str]:
     store = connect_to_store(rendezvous_id)
+    # First of all: the others wait for this report, too.
     store.set(f"alive/{rank}", "")
     silent = [other for other in range(world_size) if other != rank]
     deadline = time.monotonic() + patience_s

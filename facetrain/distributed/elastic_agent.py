@@ -43,6 +43,7 @@ def launch_ranks(arguments: list[str], where: Topology, run_id: str) -> int:
     with tempfile.TemporaryDirectory(prefix="facetrain-agent-", ignore_cleanup_errors=True) as name:
         log_dir = Path(name)
         on_signal = partial(_on_signal, log_dir, set())
+        # Ctrl-C from now on; the other signals end this process until there are ranks to save (`_LogsSpecs`).
         signal.signal(signal.SIGINT, on_signal)
         try:
             with _ended_if_stuck(where, log_dir):

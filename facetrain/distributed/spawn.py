@@ -44,6 +44,7 @@ def signals_blocked(*numbers: signal.Signals) -> Iterator[None]:
     """
     # It starts with the first process, and unblocks SIGINT and SIGTERM in this thread (before Python 3.12).
     resource_tracker.ensure_running()
+    # A process inherits the mask of the thread that starts it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield

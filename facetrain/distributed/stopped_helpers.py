@@ -78,6 +78,7 @@ def _end(pid: int, process: str, fault: str) -> None:
 
 def _descendants(pid: int) -> Iterator[int]:
     """Yield the processes that a process and its descendants have started."""
+    # Linux lists a process with the thread that has started it.
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         children: list[str] = []
         with suppress(OSError):  # the thread has ended in the meantime

@@ -103,6 +103,7 @@ class MarginHead(BaseHead):
 
     def avoid_kernels(self) -> None:
         """Compute with PyTorch's operations from now on: the kernels do not work on this machine."""
+        # Both, whichever of them has failed: the self-test is one of whole steps.
         self.chunk_type, self._optimizer.one_pass = Chunk, False
 
     def _allocate_tables(self) -> RowTables:

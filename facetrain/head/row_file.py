@@ -54,6 +54,7 @@ class DiskRows:
         # Two rows at least: the probe reads the second, whose offset shows what alignment the disk wants.
         self._direct = _open_direct(path, self._row_bytes) if num_rows > 1 else None
         path.unlink()
+        # Threads, because preadv and pwritev wait for the disk without Python's lock.
         self._pool = ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="disk")
         self._buffer, self._buffer_lock = _aligned(0, self._row_bytes), Lock()
         self._mapped = mmap.mmap(self._descriptor, size)

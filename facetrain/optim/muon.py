@@ -102,6 +102,7 @@ def hidden_weights(module: nn.Module, layer_prefixes: Sequence[tuple[str, ...]])
     Norms, slopes, biases and positions are no matrices, and the last layer, as Jordan et al. recommend, is left to the
     other optimizer. So are depthwise and grouped convolutions, whose groups share no channels.
     """
+    # All layers but the last, by the names that `optim.layer_decay` uses, too.
     prefixes = tuple(prefix for layer in layer_prefixes for prefix in layer)
     return {
         layer.weight

@@ -105,6 +105,7 @@ def resume(
     are as in `train`.
     """
     with _joined_world(config) as world:
+        # The answer is known here; ranks that began with `train` wait for it.
         _some_rank_resumes(this_rank=True)
         return _resume(
             config,

@@ -114,6 +114,7 @@ class OptionalSink(Sink):
     def _send(self, open_sink: Callable[[], Sink]) -> None:
         try:
             sink = open_sink()
+            # Until the text that says how the run has ended.
             while isinstance(queued := self._values.get(), tuple):
                 sink.write(*queued)
             sink.close(queued)

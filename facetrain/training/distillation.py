@@ -43,6 +43,7 @@ def relational_loss(embedding_BD: Tensor, teacher_BT: Tensor) -> Tensor:
     are normalized.
     """
     unit_BD, unit_BT = F.normalize(embedding_BD), F.normalize(teacher_BT)
+    # Without gradient: each rank's rows have theirs in the pairs of this rank, see below.
     unit_GD, unit_GT = (collectives.gather(unit).flatten(0, 1) for unit in (unit_BD, unit_BT))
     rows = len(unit_GD)
     # This rank's images against all others. The pairs i = j are 0 up to rounding.

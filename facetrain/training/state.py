@@ -133,6 +133,7 @@ class TrainState:
                 f"{checkpoint.folder}: belongs to another network, or was not written by a run "
                 f"({' '.join(str(error).split())[:300]})"
             ) from error
+        # Only now: if the checkpoint does not fit, the state stays at its step.
         self.step, self.metrics = checkpoint.step, dict(manifest.metrics)
         self.unverified = checkpoint.meta.get("unverified") is True
         verified_step = checkpoint.meta.get("verified_step")

@@ -226,6 +226,7 @@ def _environment(folder: Path, world: World) -> dict[str, Any]:
         "world_size": world.size,
         "device": f"{world.device.type} {device}".strip(),
         "threads": torch.get_num_threads(),
+        # All launchers so far: each of them may start its ranks again.
         "launchers": [*_launchers_in(folder), world.launcher_id],
     }
 
