@@ -12,6 +12,7 @@ import numpy as np
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.mixture import MixtureDataset
+from facetrain.data.tools.photo_shapes import describe_photos
 from facetrain.errors import DataError, RunError
 from facetrain.head.head_group import head_parts
 from facetrain.training.state import TrainState
@@ -36,7 +37,7 @@ class LabelProblem(NamedTuple):
 def check_start(
     config: Config, folder: Path, source: FaceDataset, state: TrainState, steps: int
 ) -> list[str]:
-    """Check disk, labels and learning rate before the first step; return the warnings. For the leader only.
+    """Check disk, labels, images and learning rate before the first step; return the warnings. For the leader only.
 
     Args:
         config: config of the run.
@@ -51,6 +52,7 @@ def check_start(
     """
     return [
         *_check_identities(config, source),
+        *(f"{config.data.train}: {photos}" for photos in [describe_photos(source)] if photos),
         *_check_learning_rate(config),
         *check_free_space(config, folder, checkpoint_bytes(config, state), steps),
     ]

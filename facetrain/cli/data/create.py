@@ -82,9 +82,12 @@ def pack(
 ) -> None:
     """Write a dataset as train.rec, train.idx and property, in InsightFace's format."""
     from facetrain.data.formats.image_list import LIST_SUFFIXES
+    from facetrain.data.open_dataset import open_dataset
     from facetrain.data.skipped_files import skipped_summary
     from facetrain.data.tools import pack as tool
+    from facetrain.data.tools.photo_shapes import describe_photos
     from facetrain.data.tools.writing import SKIPPED_FILE
+    from facetrain.telemetry.log import warn
 
     if source.suffix.lower() not in LIST_SUFFIXES:
         refuse_given(context, "images", when=f"on {source}, which is not a list file")
@@ -103,6 +106,8 @@ def pack(
         for line in skipped_summary(packed.skipped):
             echo_line(f"    {line}")
     print_detections(finder)
+    if finder is None and (photos := describe_photos(open_dataset(source, root=images))):
+        warn(f"{source}: {photos}")
     path, train = shell_path(output), json.dumps(str(output), ensure_ascii=False)
     for line in (
         "Next, look at the images and search for faults:",

@@ -196,7 +196,7 @@ def _steps_per_epoch(config: Config, num_images: int, global_batch: int) -> int:
     if num_images < global_batch:
         raise DataError(
             f"{config.data.train}: the dataset has {num_images:,} images, fewer than one global batch of "
-            f"{global_batch:,}; reduce the batch size"
+            f"{global_batch:,}; give a smaller one with --batch or train.batch_size"
         )
     return num_images // global_batch
 

@@ -1,0 +1,39 @@
+"""Whole photos in a dataset that should have aligned faces, recognized by the shapes of a few images."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from facetrain.counter_rng import key_of
+from facetrain.data.dataset import FaceDataset
+from facetrain.data.images.header import encoded_image_size
+from facetrain.data.loading.sampler import permute
+from facetrain.errors import UnreadableError
+
+_SAMPLE = 32
+_LEAST_RATIO = 1.25
+"""Longer by shorter side of a photo; published aligned faces have up to 1.22 (CelebA), cameras from 1.33."""
+
+
+def describe_photos(source: FaceDataset) -> str | None:
+    """Return that half of a sample or more has the shape of photos, and what to do; None for a dataset of faces."""
+    numbers = permute(np.arange(min(_SAMPLE, source.num_images)), source.num_images, key_of(0)).tolist()
+    photos = [size for number in numbers if (size := _size(source, number)) and _is_photo(*size)]
+    if 2 * len(photos) < max(len(numbers), 1):
+        return None
+    width, height = photos[0]
+    return (
+        f"{len(photos)} of {len(numbers)} sampled images look like whole photos ({width} × {height} pixels), and a "
+        "network needs aligned faces: facetrain data pack PHOTOS --output FOLDER --detector FILE.onnx"
+    )
+
+
+def _is_photo(width: int, height: int) -> bool:
+    return max(width, height) >= _LEAST_RATIO * min(width, height)
+
+
+def _size(source: FaceDataset, number: int) -> tuple[int, int] | None:
+    try:
+        return encoded_image_size(source.read(number))
+    except UnreadableError:  # whoever needs the image reports it
+        return None
