@@ -49,6 +49,11 @@ def launch(
     _counter.bytes += moved
 
 
+def ceil_divide(number: int, divisor: int) -> int:
+    """Return the quotient, rounded up. `triton.cdiv` costs microseconds, because it may run in a kernel too."""
+    return -(-number // divisor)
+
+
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
     """Return the number of multiprocessors of a GPU; of an H100 for tensors elsewhere, which are only counted."""

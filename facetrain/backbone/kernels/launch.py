@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from facetrain.device import kernel_launches
-from facetrain.device.kernel_launches import multiprocessors
+from facetrain.device.kernel_launches import ceil_divide, multiprocessors
 
 BLOCK_ROWS, BLOCK_CHANNELS = 32, 64
 """Tile of one iteration: 128 contiguous bytes of each row in 16 bits. Each thread sums its own numbers of all tiles,
@@ -34,8 +33,8 @@ def size_of(x: Tensor) -> tuple[int, int]:
 def programs_along_rows(x: Tensor) -> int:
     """Return P: enough programs to fill the GPU together with those along C, and at most one for each tile."""
     rows, channels = size_of(x)
-    most = _PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(x.device) // triton.cdiv(channels, BLOCK_CHANNELS)
-    return min(triton.cdiv(rows, BLOCK_ROWS), max(most, 1))
+    most = _PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(x.device) // ceil_divide(channels, BLOCK_CHANNELS)
+    return min(ceil_divide(rows, BLOCK_ROWS), max(most, 1))
 
 
 def empty_parts(x: Tensor) -> Tensor:
@@ -57,10 +56,10 @@ def launch(
     programs = programs_along_rows(x)
     kernel_launches.launch(
         kernel,
-        (programs, triton.cdiv(x.shape[1], BLOCK_CHANNELS)),
+        (programs, ceil_divide(x.shape[1], BLOCK_CHANNELS)),
         *(x if tensor is None else tensor for tensor in (*reads, *writes)),
         *arguments,
-        triton.cdiv(triton.cdiv(size_of(x)[0], BLOCK_ROWS), programs),
+        ceil_divide(ceil_divide(size_of(x)[0], BLOCK_ROWS), programs),
         moved=sum(tensor.nbytes for tensor in activations),
         **flags,
         BN=BLOCK_ROWS,
@@ -74,7 +73,7 @@ def launch_by_channels(
     kernel: Any, channels: int, *arguments: object, moved: int, images: int = 0, **flags: bool
 ) -> None:
     """Launch a kernel on tiles of channels, for each image if `images` is given."""
-    tiles = triton.cdiv(channels, BLOCK_CHANNELS)
+    tiles = ceil_divide(channels, BLOCK_CHANNELS)
     kernel_launches.launch(
         kernel, (images, tiles) if images else (tiles,), *arguments,
         moved=moved, **flags, BN=BLOCK_ROWS, BC=BLOCK_CHANNELS, num_warps=WARPS,

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from facetrain.device.kernel_launches import launch
+from facetrain.device.kernel_launches import ceil_divide, launch
 from facetrain.head.center_gradient import UnfinishedGradient
 from facetrain.head.stochastic_rounding import INT8_BLOCK, MIX_1, MIX_2, Noise
 
@@ -78,7 +78,7 @@ def update_centers(
     ]
     launch(
         _update,
-        (triton.cdiv(len(gradient_RD), tile),),
+        (ceil_divide(len(gradient_RD), tile),),
         _bits(weight),
         _bits(weight if velocity is None else velocity),
         weight if scale is None else scale,

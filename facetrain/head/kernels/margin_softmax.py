@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from facetrain.device.kernel_launches import launch, multiprocessors
+from facetrain.device.kernel_launches import ceil_divide, launch, multiprocessors
 
 _ROWS, _DEPTH = 128, 64
 """Tile of a program: samples, and numbers of an embedding per product."""
@@ -47,15 +47,15 @@ def add_statistics(statistics_2G: Tensor, factors: LogitFactors) -> Tensor:
     """
     factor_GD, factor_CD = factors[:2]
     tile = _tile(factors)
-    tiles = triton.cdiv(len(factor_CD), tile["BC"])
-    splits = min(tiles, _splits(factor_GD.device, triton.cdiv(len(factor_GD), _ROWS)))
+    tiles = ceil_divide(len(factor_CD), tile["BC"])
+    splits = min(tiles, _splits(factor_GD.device, ceil_divide(len(factor_GD), _ROWS)))
     splits_P2G = factor_GD.new_empty((splits, 2, len(factor_GD)), dtype=torch.float32)
     launch(
         _statistics,
-        (triton.cdiv(len(factor_GD), _ROWS), splits),
+        (ceil_divide(len(factor_GD), _ROWS), splits),
         splits_P2G,
         *_inputs(factors),
-        triton.cdiv(tiles, splits),
+        ceil_divide(tiles, splits),
         **tile,
     )
     largest_G = torch.maximum(statistics_2G[0], splits_P2G[:, 0].amax(0))
@@ -73,7 +73,7 @@ def slopes(log_total_G: Tensor, factors: LogitFactors) -> Tensor:
     # In one dimension, because a second one is limited to 65,535 programs, which is 2^23 classes.
     launch(
         _slopes,
-        (triton.cdiv(len(factor_GD), _ROWS) * triton.cdiv(len(factor_CD), tile["BC"]),),
+        (ceil_divide(len(factor_GD), _ROWS) * ceil_divide(len(factor_CD), tile["BC"]),),
         slope_GC,
         log_total_G,
         *_inputs(factors),
