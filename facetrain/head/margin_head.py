@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,8 +15,8 @@ from facetrain.counter_rng import key_of
 from facetrain.distributed import collectives
 from facetrain.distributed.world import World
 from facetrain.head.base_head import BaseHead
-from facetrain.head.center_gradient import AccumulatedGradient, UnfinishedGradient
-from facetrain.head.class_centers import Rows, RowTables, allocate_tables, draw_centers
+from facetrain.head.center_gradient import AccumulatedGradient
+from facetrain.head.class_centers import RowTables, allocate_tables, draw_centers
 from facetrain.head.class_chunk import Chunk, FusedChunk, default_chunk_size, fused_chunks_available
 from facetrain.head.class_shard import shard_classes
 from facetrain.head.expectations import Expectations
@@ -73,8 +74,6 @@ class MarginHead(BaseHead):
         self._tables = self._allocate_tables()
         self.weight = self._tables.by_name["weight"]
         draw_centers(self.weight.data, self.shard, run.seed)
-        self._step_tables = self._tables
-        """Tables with the rows of the current step: `_tables`, or prefetched copies of some rows."""
         self._optimizer = RowOptimizer(
             optim,
             self.device,
@@ -148,7 +147,7 @@ class MarginHead(BaseHead):
         """Change to the settings of another stage."""
         # Rows of the last step that are still on their way: the new sampler reads the tables.
         self._sampler.flush()
-        self._stage, self._step_tables = stage, self._tables
+        self._stage = stage
         self._sampler = self._build_sampler()
 
     def _loss_of(
@@ -182,16 +181,16 @@ class MarginHead(BaseHead):
         unit_GD, norm_G = gathered_GX, gathered_GX[:, -1] if self.needs_norms else None
         if gathered_GX.shape[1] > self.embedding_size:
             unit_GD = gathered_GX[:, : self.embedding_size]
-        self._step_tables = sampled.tables
         sweep = ClassSweep(
             sampled=sampled,
             margin=self.margin,
             loss=self._loss,
             classes_per_chunk=self._classes_per_chunk(global_batch),
             chunk_type=self.chunk_type,
-            take_gradient=self._take_gradient(),
+            take_gradient=self._take_gradient(sampled),
             count_nearest=self._nearest.add if self.counts_nearest else None,
-            finish=self._finish_backward,
+            # With several micro-batches, `step` moves the threshold of the unified loss, once for all of them.
+            finish=partial(self._loss.step, self._lr) if self.update_in_backward else None,
             product_dtype=self._run.product_dtype,
             loss_scale=self._loss_scale if self.update_in_backward else None,
             one_pass=self._optimizer.one_pass and self.update_in_backward,
@@ -253,16 +252,10 @@ class MarginHead(BaseHead):
             global_batch * sub_centers, self.embedding_size * sub_centers, self.device.type
         )
 
-    def _take_gradient(self) -> TakeGradient | None:
+    def _take_gradient(self, sampled: SampledClasses) -> TakeGradient | None:
         """Return the function that takes the gradient of a chunk's centers; None if they are not trained."""
         if not self._run.trained:
             return None
-        return self._update_chunk if self.update_in_backward else self._gradient.add
-
-    def _update_chunk(self, rows: Rows, gradient: Tensor | UnfinishedGradient, finite: Tensor) -> None:
-        self._optimizer.update(self._step_tables.by_name, rows, gradient, finite)
-
-    def _finish_backward(self, finite: Tensor) -> None:
-        # Otherwise `step` moves the threshold, once for all micro-batches.
         if self.update_in_backward:
-            self._loss.step(self._lr, finite)
+            return partial(self._optimizer.update, sampled.tables.by_name)
+        return self._gradient.add

@@ -67,7 +67,7 @@ class ClassSweep:
     """None: the centers are not trained, and have no gradient."""
     one_pass: bool
     """Whether `take_gradient` finishes the gradient itself."""
-    finish: Callable[[Tensor], None]
+    finish: Callable[[Tensor], None] | None
     """Called at the end of the backward pass with whether the loss is finite."""
     count_nearest: Callable[[Tensor, int], None] | None
     """Called with the number of samples whose target class is on this rank and the nearest of all, and with G.
@@ -229,7 +229,8 @@ class _CrossEntropy(torch.autograd.Function):
         grad_GD.mul_(by_cos).add_(target.center_GD * by_target_G[:, None])
         # After the last chunk: `finish` may move the threshold of the unified loss, which the slopes use.
         sweep.loss.accumulate_gradient(joined_G, weight)
-        sweep.finish(finite)
+        if sweep.finish is not None:
+            sweep.finish(finite)
         grad_norm_G = _norm_gradient(norm_G, by_margin_G, target, sweep, grad_loss)
         if sweep.loss_scale is not None:
             grad_GD.mul_(sweep.loss_scale)

@@ -61,8 +61,8 @@ def find_target(
 ) -> TargetClass:
     """Compute the cosine of each unit embedding to its target center, and apply the margin.
 
-    With sub-centers the nearest one is the target center.
-    Collective if the margin needs all target cosines: an all-reduce of one number per sample.
+    With sub-centers the nearest one is the target center. Collective if the margin needs all target cosines: an
+    all-reduce of one number per sample.
     """
     position_G, index_S = sampled.position_G, sampled.index_S
     # Everything below is computed for the whole batch, also where another rank has the class: to select the samples
@@ -72,12 +72,8 @@ def find_target(
     cos_G, nearest_G = unit_GD.new_zeros(len(unit_GD)), torch.zeros_like(position_G)
     # A rank without classes in the step has no row that could stand for the others' targets.
     if len(weight.data if index_S is None else index_S):
-        rows = target_rows(position_G, index_S)
-        weight_GND = (
-            weight.fetch(rows if sampled.target_row_G is None else sampled.target_row_G)
-            .to(unit_GD.dtype)
-            .unflatten(1, (-1, unit_GD.shape[1]))
-        )
+        rows = target_rows(position_G, index_S) if sampled.target_row_G is None else sampled.target_row_G
+        weight_GND = weight.fetch(rows).to(unit_GD.dtype).unflatten(1, (-1, unit_GD.shape[1]))
         # In the precision of the embeddings, whatever the dtype of the large products: the slope of an angular margin
         # grows without bound near a cosine of 1.
         inverse_GN = torch.linalg.vector_norm(weight_GND, dim=2).clamp_min(1e-12).reciprocal()

@@ -33,9 +33,11 @@ def test_our_oracle_gives_the_peers_logits(name, threshold):
 class KeepsGradient(MarginHead):
     """A head that keeps its gradient instead of stepping by it."""
 
-    def _update_chunk(self, rows, gradient, finite):
-        self.gradient = getattr(self, "gradient", torch.zeros_like(self.weight.data))
-        self.gradient[rows] = gradient.to(self.weight.data.dtype)
+    def _take_gradient(self, sampled):
+        self.gradient = torch.zeros_like(self.weight.data)
+        return lambda rows, gradient, finite: self.gradient.__setitem__(
+            rows, gradient.to(self.gradient.dtype)
+        )
 
 
 def one_rank(margin, weight, embeddings, labels):
