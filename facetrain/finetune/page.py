@@ -1,4 +1,4 @@
-"""Page of a fine-tuning: choices, faces, what was left out, augmented images, curves, and results with pictures."""
+"""Page of a fine-tuning: results, choices, faces, what was left out, hardest pairs, and the report of the run."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ from collections.abc import Iterator
 
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.skipped_files import read_skipped_table, skipped_summary
-from facetrain.data.tools.contact_sheet import augmented_rows, html_row, identity_rows
+from facetrain.data.tools.contact_sheet import html_row, identity_rows
 from facetrain.data.tools.writing import SKIPPED_FILE
 from facetrain.errors import RunError
 from facetrain.files import os_errors_as, write_atomically
 from facetrain.finetune.judge import Verdict, describe
 from facetrain.finetune.prepare import Prepared
-from facetrain.html_page import data_table, details_table, escape, html_page, svg
-from facetrain.run.build.parts import build_augment
-from facetrain.run.report.curves import PANELS, draw_curves
-from facetrain.run.report.list_runs import read_metrics
-from facetrain.verify.output.report import hardest_pairs
+from facetrain.html_page import data_table, details_table, escape, html_page
+from facetrain.run.report.page import run_sections
+from facetrain.verify.output.hardest_pairs import hardest_pairs_of, pairs_html
 
 
 def write_page(prepared: Prepared, verdict: Verdict) -> None:
@@ -31,7 +29,7 @@ def write_page(prepared: Prepared, verdict: Verdict) -> None:
 
 
 def _body(prepared: Prepared, verdict: Verdict) -> Iterator[str]:
-    place, config = prepared.place, prepared.config
+    place = prepared.place
     yield from (f"<p>{escape(line)}</p>" for line in describe(verdict, prepared))
     shares = [[f"{share:.0%}", f"{accuracy:.2%}"] for share, accuracy in verdict.accuracy.items()]
     yield data_table(("share of the fine-tuned weights", "accuracy on the held-out images"), shares)
@@ -45,13 +43,8 @@ def _body(prepared: Prepared, verdict: Verdict) -> Iterator[str]:
     yield f"<p>{len(left_out):,} files</p>" + "".join(
         f"<p>{escape(line)}</p>" for line in skipped_summary(left_out)
     )
-    yield "<h2>Images as the network sees them</h2>"
-    train = open_dataset(place.train)
-    yield from map(html_row, augmented_rows(train, build_augment(config), size=config.data.image_size))
-    yield '<h2>Curves</h2><div class="figures">'
-    records = read_metrics(place.run)
-    yield from (svg(draw_curves(records, "", (panel,), width=4.5), f"curve-{panel}") for panel in PANELS[:2])
-    yield "</div>"
     for name, result in verdict.compared.results.items():
         yield f"<h2>{escape(name)}</h2>"
-        yield from hardest_pairs(result, verdict.compared.sets.get(name))
+        yield from pairs_html(hardest_pairs_of(result, verdict.compared.sets[name]))
+    yield "<h2>Training</h2>"
+    yield from run_sections(place.run)

@@ -49,46 +49,20 @@ _EXAMINED = 64
 """Images whose alignment and detail are measured, evenly spread."""
 
 
-@dataclass(frozen=True)
 class Workplace:
     """Files of a fine-tuning in its output folder."""
 
-    folder: Path
-
-    @property
-    def faces(self) -> Path:
-        """Aligned faces, a dataset."""
-        return self.folder / "faces"
-
-    @property
-    def train(self) -> Path:
-        """Faces to train on, a dataset."""
-        return self.folder / "data" / "train"
-
-    @property
-    def held_out(self) -> Path:
-        """Held-out faces, a dataset."""
-        return self.folder / "data" / "held_out"
-
-    @property
-    def pairs(self) -> Path:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.faces = folder / "faces"
+        """Aligned faces, a dataset, of which `train` and `held_out` are the parts."""
+        self.train, self.held_out = folder / "data" / "train", folder / "data" / "held_out"
+        self.pairs = folder / "held_out.bin"
         """Verification set of the held-out faces."""
-        return self.folder / "held_out.bin"
-
-    @property
-    def run(self) -> Path:
-        """Run folder."""
-        return self.folder / "run"
-
-    @property
-    def model(self) -> Path:
+        self.run = folder / "run"
+        self.model = folder / "model.safetensors"
         """The better model."""
-        return self.folder / "model.safetensors"
-
-    @property
-    def page(self) -> Path:
-        """Page with the choices, the images and the results."""
-        return self.folder / "report.html"
+        self.page = folder / "report.html"
 
 
 @dataclass(frozen=True)

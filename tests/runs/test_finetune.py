@@ -33,7 +33,7 @@ def test_an_interrupted_fine_tuning_is_resumed_and_keeps_a_model(tmp_path):
         "Choices",
         "Faces",
         "Left out",
-        "Images as the network sees them",
+        "First batch",
         "Curves",
         "Genuine pairs",
     ):

@@ -100,11 +100,6 @@ def write_augmented_sheet(
     source: FaceDataset, augment: Augment, output: Path, *, size: int, epochs: int = _EPOCHS
 ) -> None:
     """Write one row for each of eight images: the image, then the network's input in the first epochs."""
-    _write_rows(augmented_rows(source, augment, size=size, epochs=epochs), output)
-
-
-def augmented_rows(source: FaceDataset, augment: Augment, *, size: int, epochs: int = _EPOCHS) -> list[Row]:
-    """Return the rows of `write_augmented_sheet`."""
     import torch
 
     number_R = permute(np.arange(min(_IDENTITIES, source.num_images)), source.num_images, key_of(0))
@@ -113,7 +108,7 @@ def augmented_rows(source: FaceDataset, augment: Augment, *, size: int, epochs: 
     for epoch in range(epochs):
         augmented_RCSS = augment(torch.from_numpy(image_RSSC), torch.from_numpy(number_R), epoch)
         columns.append(_pixels(augmented_RCSS))
-    return [("", row) for row in zip(*columns, strict=True)]
+    _write_rows([("", row) for row in zip(*columns, strict=True)], output)
 
 
 def write_batch_sheet(image_BCSS: Tensor, output: Path) -> None:

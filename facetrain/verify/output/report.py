@@ -132,7 +132,7 @@ def _body(
                 for metric, value in summary.metrics.items()
             )
             yield data_table(["measure", "value and 95 % interval"], rows)
-        yield from hardest_pairs(result, evaluation.sets.get(name))
+        yield from _hardest_pairs(result, evaluation.sets.get(name))
 
 
 def _headline_table(result: Result, other: Result | None) -> Iterator[str]:
@@ -166,8 +166,7 @@ def _group_row(group: Group) -> list[str]:
     return [f"{group.column} = {group.value}", f"{group.metrics['pairs']:,.0f}", *rates]
 
 
-def hardest_pairs(result: Result, target: EvaluationSet | None) -> Iterator[str]:
-    """Yield the hardest pairs of a result as HTML, with the images of its set."""
+def _hardest_pairs(result: Result, target: EvaluationSet | None) -> Iterator[str]:
     for title, pairs in zip(TITLES, (result.hardest_genuine, result.hardest_impostors), strict=True):
         if pairs and pairs[0].name:
             # Scores of another system have names of pairs, but no images.
