@@ -15,7 +15,7 @@ from facetrain.config.schema import Config
 _SMALL_FACE = 48
 """Detail in pixels below which photos count as small faces."""
 _FEW_IMAGES = 20_000
-_STEPS, _MOST_EPOCHS, _LEAST_EPOCHS = 100, 40, 2
+_STEPS, _MOST_EPOCHS, _LEAST_EPOCHS = 140, 40, 2
 """Steps that a fine-tuning on few images takes, and bounds of its epochs, see docs/log/log.md."""
 
 
@@ -107,7 +107,7 @@ def _optimizer(facts: Facts) -> Iterator[Choice]:
     is_small = facts.detail < _SMALL_FACE
     batch = min(32 if facts.images < _FEW_IMAGES else 128, facts.images)
     epochs = min(max(round(_STEPS * batch / facts.images), _LEAST_EPOCHS), _MOST_EPOCHS)
-    lr = 2e-3 if is_small else 1e-3
+    lr = 1.5e-3 if is_small else 1e-3
     yield Choice(
         {"train.global_batch_size": batch, "train.epochs": epochs},
         f"about {max(epochs * facts.images // batch, 1):,} steps: many more learn {facts.images:,} images by heart",

@@ -32,10 +32,10 @@ def values_of(**facts):
 @pytest.mark.parametrize(
     ("facts", "expected"),
     [
-        ({}, {"train.global_batch_size": 32, "train.epochs": 23, "optim.lr": 2e-3}),
-        ({"detail": 112}, {"train.global_batch_size": 32, "train.epochs": 23, "optim.lr": 1e-3}),
+        ({}, {"train.global_batch_size": 32, "train.epochs": 32, "optim.lr": 1.5e-3}),
+        ({"detail": 112}, {"train.global_batch_size": 32, "train.epochs": 32, "optim.lr": 1e-3}),
         ({"images": 20}, {"train.global_batch_size": 20, "train.epochs": 40}),
-        ({"people": 100, "images": 1400}, {"train.global_batch_size": 32, "train.epochs": 2}),
+        ({"people": 100, "images": 1400}, {"train.global_batch_size": 32, "train.epochs": 3}),
         ({"people": 9000, "images": 90_000}, {"train.global_batch_size": 128, "train.epochs": 2}),
         ({"has_gpu": False}, {"train.precision": "fp32"}),
         ({"detail": 20}, {"data.augment": {"flip": 0.5}}),
