@@ -120,7 +120,7 @@ def _optimizer(facts: Facts) -> Iterator[Choice]:
             "optim.clip_grad_norm": 50,
         },
         "far below the usual 0.1, to keep what the model knows; "
-        + ("small faces need the higher one of two" if is_small else "sharp faces need little change"),
+        + ("small faces need the higher one of two" if is_small else "sharp faces get the lower one"),
     )
 
 
