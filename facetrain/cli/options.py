@@ -72,8 +72,8 @@ ProtocolOptions = Annotated[
         "slice_fmr": typer.Option(
             min=1e-9,
             max=1,
-            help="False match rate over all impostor pairs that defines the threshold of the slices, from 0 to 1. "
-            "The default is the mean threshold of the folds.",
+            help="False match rate over all impostor pairs that defines the threshold of the slices and of the "
+            "error-versus-discard curves, from 0 to 1. The default is the mean threshold of the folds.",
         ),
         "bootstrap": typer.Option(
             min=0, help="Bootstrap draws of subjects for the 95 % intervals; 0 computes none."

@@ -137,7 +137,7 @@ def evaluate_scores(
     table = _read_score_table(scores, pair_list)
     name = score_file_and_column(scores)[0].stem
     _warn_of_doubtful_pairs(name, table.scored.first_P, table.scored.second_P, table.scored.same_P)
-    result = scores_result(table.scored, table.columns, options)
+    result = scores_result(table.scored, table.columns, options, table.quality)
     for pairs in (result.hardest_genuine, result.hardest_impostors):
         pairs[:] = [replace(pair, name=table.pair[pair.pair]) for pair in pairs]
     evaluation = EvaluatedSets(f"scores of {scores}", {name: result}, {}, is_leader=True, precision="")

@@ -105,6 +105,7 @@ def scores_result(
     scored: ScoredPairs,
     columns: dict[str, np.ndarray],
     options: EvaluationOptions,
+    quality_P: np.ndarray | None = None,
     *,
     folds_of_set: bool = False,
 ) -> Result:
@@ -124,7 +125,8 @@ def scores_result(
         second_P=scored.second_P[order_P],
     )
     add_fold_accuracy(result, ordered, draws=options.draws)
-    add_slices(result, scored, columns, fmr=options.slice_fmr, draws=options.draws)
+    qualities = {} if quality_P is None else {"quality": quality_P}
+    add_slices(result, scored, columns, qualities, fmr=options.slice_fmr, draws=options.draws)
     return result
 
 

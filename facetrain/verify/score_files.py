@@ -6,6 +6,8 @@ A score file is a CSV file with a header line and one row for each pair. Columns
     genuine      1 or true for two images of one person, 0 or false for two people
     pair         name of the pair, unique; without it, the number of the row from 0
     subject_1    person on the first image, and `subject_2` on the second, for the bootstrap; both or neither
+    quality      quality of the worse image of the pair, or `quality_1` and `quality_2`, for the error-versus-discard
+                 curve
     any other    slices, see `slice_table`; NAME_1 and NAME_2, the groups of both people, become one slice NAME
 
 `FILE.csv:COLUMN` takes the score from another column; `FILE.csv:distance` is a distance.
@@ -38,6 +40,7 @@ from facetrain.verify.sets.pair_columns import (
     NO_SLICES,
     SUBJECTS,
     pair_slices,
+    read_pair_quality,
     score_file_and_column,
 )
 from facetrain.verify.sets.pair_set import PairSet, known_or_inferred_subjects
@@ -60,6 +63,8 @@ class ScoreTable:
     scored: ScoredPairs
     columns: dict[str, np.ndarray]
     """Slices: value of every pair, str (P,), by column."""
+    quality: np.ndarray | None = None
+    """Quality of every pair, float (P,); None without a column `quality`."""
 
 
 def is_score_file(path: Path) -> bool:
@@ -179,7 +184,8 @@ def _score_table(path: Path, texts: dict[str, list[str]], score_P: np.ndarray) -
     # Scores do not say which images two pairs share: each pair has two images of its own.
     scored = ScoredPairs(score_P, same_P, 2 * index_P, 2 * index_P + 1, _subjects(path, texts, same_P))
     texts = {name: values for name, values in texts.items() if name not in NO_SLICES}
-    return ScoreTable(path, pair, scored, pair_slices(path, texts))
+    quality = read_pair_quality(path, texts)
+    return ScoreTable(path, pair, scored, pair_slices(path, texts), quality)
 
 
 def _subjects(path: Path, texts: dict[str, list[str]], same_P: np.ndarray) -> np.ndarray:

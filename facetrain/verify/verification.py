@@ -8,6 +8,7 @@ import numpy as np
 
 from facetrain.embeddings.normalization import is_rejected
 from facetrain.verify.metrics import bootstrap
+from facetrain.verify.metrics.discard import pair_quality
 from facetrain.verify.metrics.draws import DRAWS, Draws
 from facetrain.verify.metrics.fold_accuracy import squared_distances
 from facetrain.verify.metrics.result import Result
@@ -34,6 +35,9 @@ def verification_result(
 ) -> Result:
     """Return the metrics of a set of pairs.
 
+    The quality measure of the error-versus-discard curve is the length of the embedding: networks give blurred and
+    hidden faces shorter ones (Meng et al., "MagFace", CVPR 2021).
+
     The embedding of an image is the sum of the embeddings of the image and of its mirror image, as in
     InsightFace's `verification.py`. `accuracy_no_flip` uses the image only. `xnorm` is InsightFace's XNorm:
     the mean length of the embeddings of images and mirror images before L2 normalization.
@@ -42,8 +46,9 @@ def verification_result(
         plain_ND: embeddings of the images, float (N, D), not normalized; images 2i and 2i+1 are pair i.
         mirrored_ND: embeddings of the mirror images.
         pairs: labels and, if known, subjects of the pairs. The images are read only to infer the subjects.
-        table: slices of the pairs.
-        slice_fmr: FMR of the threshold of the slices; None for the mean threshold of the folds.
+        table: slices and quality of the pairs.
+        slice_fmr: FMR of the threshold of slices and error-versus-discard curves; None for the mean threshold of the
+            folds.
         draws: bootstrap draws of subjects; 0 gives no intervals.
     """
     subject_N = known_or_inferred_subjects(pairs)
@@ -65,7 +70,11 @@ def verification_result(
     # Without draws there are no replicates to store.
     if draws.number:
         add_replicates(result, {"accuracy_no_flip": replicate["accuracy"]} | mean)
-    add_slices(result, scored, table.columns if table else {}, fmr=slice_fmr, draws=draws)
+    columns = table.columns if table else {}
+    qualities = {"embedding length": pair_quality(norm_N, scored.first_P, scored.second_P)}
+    if table and table.quality is not None:
+        qualities["quality"] = table.quality
+    add_slices(result, scored, columns, qualities, fmr=slice_fmr, draws=draws)
     return result
 
 

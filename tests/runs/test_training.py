@@ -78,7 +78,7 @@ def test_a_run_leaves_its_folder_and_says_what_to_do_next(describe, tmp_path):
     assert len(losses(folder)) == 12
     assert [r["step"] for r in metrics(folder) if "val/accuracy" in r] == [0, 6, 12]
     events = read_events(folder / "tensorboard" / "tiny")  # TensorBoard names the run after this folder
-    drawn = {f"eval/val/{kind}" for kind in ("roc", "det", "scores")}
+    drawn = {f"eval/val/{kind}" for kind in ("roc", "det", "scores", "discard")}
     log = (folder / "log.txt").read_text()
     state = json.loads((folder / "state.json").read_text())
     assert (state["state"], state["total_steps"], len(state["starts"])) == ("finished", 12, 1)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from facetrain.verify.metrics.discard import DiscardCurve
 from facetrain.verify.metrics.fold_accuracy import FoldAccuracy, GridRoc
 from facetrain.verify.metrics.group_summary import Group
 from facetrain.verify.metrics.operating_points import OperatingPoint, operating_points
@@ -75,6 +76,8 @@ class Result:
     """Error rates by slice."""
     group_summaries: list[Group] = field(default_factory=list)
     """Spread of the error rates over the slices of each column with at least two groups of people."""
+    discards: list[DiscardCurve] = field(default_factory=list)
+    """Error-versus-discard curve of each quality measure."""
     subjects: int = 0
     """Number of subjects that the bootstrap draws from."""
     metric_subjects: dict[str, int] = field(default_factory=dict)
@@ -122,6 +125,7 @@ class Result:
                 for kind, pairs in (("genuine", self.hardest_genuine), ("impostors", self.hardest_impostors))
             },
             "groups": [group.as_json() for group in self.groups],
+            "discards": [curve.as_json() for curve in self.discards],
             "group_summaries": [summary.as_json() for summary in self.group_summaries],
         }
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from facetrain.verify.metrics import bootstrap
+from facetrain.verify.metrics.discard import discard_curve
 from facetrain.verify.metrics.draws import DRAWS, Draws
 from facetrain.verify.metrics.fold_accuracy import FOLDS, FoldSearch, fold_order, mean_over_folds
 from facetrain.verify.metrics.group_summary import RATES, Group, summarize_groups
@@ -25,22 +26,24 @@ def add_slices(
     result: Result,
     pairs: ScoredPairs,
     columns: Mapping[str, np.ndarray],
+    qualities: Mapping[str, np.ndarray],
     *,
     fmr: float | None = None,
     draws: Draws = DRAWS,
 ) -> None:
-    """Add the error rates of every value of every column, all at one threshold.
+    """Add the error rates of every value of every column, and the error-versus-discard curve of each quality measure.
 
-    If the set has too few pairs for the threshold, the result gets the reason instead.
+    All are at one threshold. If the set has too few pairs for it, the result gets the reason instead.
 
     Args:
         result: metrics of the pairs.
         pairs: scores and labels.
         columns: values of the pairs, str (P,), by column.
+        qualities: quality of the pairs, float (P,), by the name of the measure.
         fmr: false match rate that defines the threshold; None for the mean threshold of the folds.
         draws: bootstrap draws of subjects; 0 gives no intervals.
     """
-    if not columns:
+    if not columns and not qualities:
         return
     curve = result.curve
     if fmr is None:
@@ -53,6 +56,9 @@ def add_slices(
         result.needs[name] = NEEDS_BOTH_KINDS if curve is None else needed_impostors(curve, fmr)
         return
     result.groups, result.group_summaries = slice_groups(pairs, columns, threshold, draws=draws)
+    for name, quality_P in qualities.items():
+        discards = discard_curve(pairs.score_P, pairs.same_P, quality_P, threshold, quality=name)
+        result.discards += [discards] if discards else []
 
 
 def slice_groups(

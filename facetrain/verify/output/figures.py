@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from facetrain.verify.metrics.discard import LARGEST_SHARE
 from facetrain.verify.metrics.result import Result, thin_curve
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ _LEGEND_CHARACTERS = 45
 
 
 def result_figures(result: Result, other: Result | None = None) -> dict[str, Figure]:
-    """Return the figures that a result has data for: `roc`, `det`, `scores`.
+    """Return the figures that a result has data for: `roc`, `det`, `scores`, `discard`.
 
     They also show the result of an `other` model on the same set; scores only if both have the same scale.
     """
@@ -28,6 +29,7 @@ def result_figures(result: Result, other: Result | None = None) -> dict[str, Fig
         "roc": (result.curve, _draw_roc),
         "det": (result.curve, _draw_det),
         "scores": (result.histogram, _draw_scores),
+        "discard": (result.discards, _draw_discards),
     }
     figures = {}
     for name, (data, draw) in drawers.items():
@@ -132,3 +134,20 @@ def _draw_scores(axes: Any, result: Result, other: Result | None) -> None:
     margin = (scores.edge[-1] - scores.edge[0]) / 100
     axes.set_xlim(lowest.min() - margin, lowest.max() + width + margin)
     axes.set(title="Scores", xlabel=result.scale.name, ylabel="share of pairs")
+
+
+def _draw_discards(axes: Any, result: Result, other: Result | None) -> None:
+    """Draw the false non-match rate over the share of discarded genuine pairs, and what random discarding gives."""
+    curves = [
+        (curve, curve.quality, color)
+        for curve, color in zip(result.discards, (_GENUINE, _MARK), strict=False)
+    ]
+    if other:
+        curves += [(curve, f"{curve.quality}, other model", _IMPOSTOR) for curve in other.discards[:1]]
+    for curve, label, color in curves:
+        axes.step(curve.share, curve.fnmr, where="post", color=color, label=label)
+    axes.axhline(result.discards[0].fnmr[0], color=_MARK, linestyle=":", label="random")
+    axes.set(xlim=(0, LARGEST_SHARE), ylim=(0, None))
+    axes.set(
+        title="Error versus discard", xlabel="share of discarded genuine pairs", ylabel="false non-match rate"
+    )

@@ -109,6 +109,9 @@ def format_evaluation(evaluation: EvaluatedSets) -> Iterator[str]:
         absent |= {name: result.needs.get(name, "not available") for name, value in others if value is None}
         yield from _format_absent(absent)
         yield from (f"  {_format_group(group)}" for group in result.groups)
+        for curve in result.discards:
+            if curve.area_ratio is not None:
+                yield f"  discarding by {curve.quality}: {curve.area_ratio:.3f} of the FNMR of random discarding"
         for summary in result.group_summaries:
             yield f"  {summary.column}, differences between the groups:"
             for metric, value in summary.metrics.items():

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.errors import DataError
-from facetrain.verify.sets.slice_table import pair_values, slice_values
+from facetrain.verify.sets.csv_columns import finite_numbers
+from facetrain.verify.sets.slice_table import QUALITY, pair_values, slice_values
 
 SUBJECTS = ("subject_1", "subject_2")
 """Columns of the people on both images."""
@@ -40,12 +41,34 @@ def pair_slices(path: Path, texts: dict[str, list[str]]) -> dict[str, np.ndarray
         if not group or group in NO_SLICES or name not in sides or not set(sides) <= texts.keys():
             slices[name] = slice_values(values)
         elif name == sides[0]:
-            if group in texts:
-                raise DataError(
-                    f"{path}: has the columns {group}, {group}_1 and {group}_2, and the last two would become one "
-                    f"column {group}; rename or remove one of them"
-                )
+            _require_free(path, group, texts)
             # Both together, so that numbers have the same quartiles on both sides.
             value = slice_values([*values, *texts[sides[1]]])
             slices[group] = pair_values(value[: len(values)], value[len(values) :])
     return slices
+
+
+def read_pair_quality(path: Path, texts: dict[str, list[str]]) -> np.ndarray | None:
+    """Remove the quality from the columns of a table, and return the quality of every pair; None if there is none.
+
+    It is the column `quality`, or the lower one of the columns `quality_1` and `quality_2` of both images.
+
+    Raises:
+        DataError: a value is not a finite number, or the table has all three columns.
+    """
+    names = [QUALITY] if QUALITY in texts else []
+    sides = [f"{QUALITY}_1", f"{QUALITY}_2"]
+    if set(sides) <= texts.keys():
+        _require_free(path, QUALITY, texts)
+        names = sides
+    columns = [finite_numbers(path, name, texts.pop(name)) for name in names]
+    return np.min(columns, axis=0) if columns else None
+
+
+def _require_free(path: Path, name: str, texts: dict[str, list[str]]) -> None:
+    """Check that a table with `NAME_1` and `NAME_2` does not have a column NAME too."""
+    if name in texts:
+        raise DataError(
+            f"{path}: has the columns {name}, {name}_1 and {name}_2, and the last two would become one column {name}; "
+            "rename or remove one of them"
+        )

@@ -2,7 +2,7 @@
 
 It has a header line, and one row for each pair or one row for each image, in the order of the set. With a row for each
 image, a pair has the value that both images have, or `a / b`; a column `subject` then holds the person of each image,
-for the bootstrap.
+for the bootstrap. A column `quality` is not a slice: it gives the error-versus-discard curve, see `discard`.
 """
 
 # P pairs
@@ -18,7 +18,7 @@ import numpy as np
 from facetrain.data.formats.bin_tables import contradicting_pair
 from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.errors import DataError
-from facetrain.verify.sets.csv_columns import read_columns
+from facetrain.verify.sets.csv_columns import finite_numbers, read_columns
 
 _MAX_VALUES = 12
 """A column with more different numbers than this is divided into its quartiles."""
@@ -27,6 +27,8 @@ _NO_NUMBERS = {"", "nan", "na", "n/a", "none", "null"}
 _MISSING = "missing"
 """Slice of the pairs or people without a number, in a column that is divided into quartiles."""
 _SUBJECT = "subject"
+QUALITY = "quality"
+"""Name of the column with a quality measure, which is a curve and not a slice."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class SliceTable:
     """Value of every pair, str (P,), by column."""
     subject: np.ndarray | None
     """Subject id of each of the 2P images, int from 0 without gaps; None without a column `subject`."""
+    quality: np.ndarray | None = None
+    """Quality of every pair, float (P,), which is the quality of its worse image; None without a column `quality`."""
 
 
 def read_slice_table(path: Path, same_P: np.ndarray) -> SliceTable:
@@ -52,11 +56,14 @@ def read_slice_table(path: Path, same_P: np.ndarray) -> SliceTable:
             f"{path}: {rows:,} rows, expected one for each of {pairs:,} pairs or of {2 * pairs:,} images"
         )
     subject = texts.pop(_SUBJECT, None)
+    quality = finite_numbers(path, QUALITY, texts.pop(QUALITY)) if QUALITY in texts else None
+    if quality is not None and rows == 2 * pairs:
+        quality = np.minimum(quality[0::2], quality[1::2])
     columns = {name: slice_values(values) for name, values in texts.items()}
     if rows == 2 * pairs:
         # After the quartiles, which are of all images and not of pairs.
         columns = {name: pair_values(value[0::2], value[1::2]) for name, value in columns.items()}
-    return SliceTable(columns, None if subject is None else _subject_ids(path, subject, same_P))
+    return SliceTable(columns, None if subject is None else _subject_ids(path, subject, same_P), quality)
 
 
 def _subject_ids(path: Path, subject: list[str], same_P: np.ndarray) -> np.ndarray:

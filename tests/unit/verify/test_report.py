@@ -16,7 +16,7 @@ from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.verification import verification_result
 from tests.support.faces import face
 
-FIGURES = {"roc", "det", "scores"}
+FIGURES = {"roc", "det", "scores", "discard"}
 
 
 def verified(pairs, *, spread=0.3, draws=20):
@@ -40,7 +40,7 @@ def test_the_page_is_self_contained_and_has_no_script(found, tmp_path):
     assert page == again
     assert not re.search(r"""(src|href)=["'](?!data:|#)""", page)
     assert "<script" not in page and "&lt;script&gt;" in page and "runs/a&amp;b" in page
-    assert page.count("<svg") == 3
+    assert page.count("<svg") == 4
     assert page.count("data:image/jpeg;base64,") == 2 * 2 * 12, "twelve pairs of either kind"
     assert "95 % interval" in page and "needs 1,000 impostor pairs" in page
 

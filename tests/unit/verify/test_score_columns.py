@@ -76,6 +76,14 @@ def test_a_distance_that_is_selected_by_its_name_stays_a_distance(tmp_path):
     assert not found.columns
 
 
+def test_the_quality_of_a_pair_is_the_lower_one_of_both_images(tmp_path):
+    columns = {"score": [1, 2], "genuine": [1, 0], "quality_1": ["0.3", "0.2"], "quality_2": ["0.1", "5"]}
+    found = read_scores(write(tmp_path / "a.csv", columns))
+    assert found.quality.tolist() == [0.1, 0.2] and not found.columns
+    with pytest.raises(DataError, match="has the columns quality, quality_1 and quality_2"):
+        read_scores(write(tmp_path / "a.csv", columns | {"quality": [1, 1]}))
+
+
 @pytest.mark.parametrize("name", ["score", "distance", "genuine", "pair", "first", "second"])
 def test_a_column_with_a_meaning_is_not_made_of_two_others(tmp_path, name):
     columns = {"distance": [1, 2], "genuine": [1, 0], f"{name}_1": ["a", "a"], f"{name}_2": ["b", "b"]}

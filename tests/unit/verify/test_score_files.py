@@ -102,17 +102,18 @@ def test_scores_of_any_size_have_thresholds(tmp_path, score):
 
 def test_slices_at_an_fmr_that_the_impostor_pairs_cannot_show_are_left_out(tmp_path, pairs):
     columns = columns_of(pairs, skin=["dark", "light"] * (len(pairs.same_P) // 2))
+    columns["quality"] = np.arange(len(pairs.same_P))
     path, impostors = write(tmp_path / "system.csv", columns), np.count_nonzero(~pairs.same_P)
     found = evaluate_scores(path, options=replace(FAST, slice_fmr=1e-9))
     result = found.results["system"]
-    assert not result.groups and result.metrics["slices@1e-09"] is None
+    assert not result.groups and not result.discards and result.metrics["slices@1e-09"] is None
     other = evaluated(path, columns, slice_fmr=1e-4)
     assert {"slices@1e-04", "tar@1e-04"} <= other.needs.keys()
     lines = [line for line in format_evaluation(found) if f"impostor pairs; there are {impostors:,}" in line]
     assert len(lines) == 1 and "tar@1e-05, " in lines[0] and "slices@1e-09" in lines[0]
     assert ": needs at least 1,000 impostor pairs; there are" in lines[0]
     result = evaluated(path, columns, slice_fmr=1 / impostors)
-    assert len(result.groups) == 2
+    assert len(result.groups) == 2 and len(result.discards) == 1
     result = evaluated(tmp_path / "plain.csv", columns_of(pairs), slice_fmr=1e-5)
     assert not {name for name in (*result.metrics, *result.needs) if name.startswith("slices@")}
 
@@ -128,6 +129,13 @@ def test_pairs_of_one_kind_have_no_auc_and_no_slices_at_an_fmr(tmp_path, genuine
     result = evaluated(path, columns, slice_fmr=0.1)
     assert not result.groups and result.metrics["slices@1e-01"] is None
     assert result.needs == {"auc": reason, "slices@1e-01": reason}
+
+
+def test_a_quality_column_gives_a_discard_curve_and_no_slice(tmp_path, pairs):
+    columns = columns_of(pairs, quality=[repr(float(score)) for score in pairs.score_P])
+    result = evaluated(tmp_path / "system.csv", columns)
+    (curve,) = result.discards
+    assert curve.quality == "quality" and curve.area_ratio < 0.5 and not result.groups
 
 
 def test_sorted_pairs_are_dealt_to_the_folds():
@@ -153,6 +161,7 @@ TWO = {"score": [1, 2], "genuine": [1, 0]}
         ({"score": [1, 2], "genuine": [1, "maybe"]}, "row 3: genuine is 'maybe'"),
         (TWO | {"subject_1": ["a", "b"]}, "has only one of the columns subject_1 and subject_2"),
         (TWO | {"subject_1": "ab", "subject_2": "ab"}, "row 3: genuine is 0, but the people are 'b' and 'b'"),
+        (TWO | {"quality": ["1", "good"]}, "row 3: quality is 'good', not a finite number"),
         ({"score": [], "genuine": []}, "no rows below the header line"),
         ({"score": [], "genuine": [], "age_1": [], "age_2": []}, "no rows below the header line"),
     ],

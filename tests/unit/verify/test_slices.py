@@ -94,9 +94,12 @@ def test_a_group_without_impostors_has_no_false_match_rate():
     json.dumps([group.as_json() for group in groups], allow_nan=False)
 
 
-def test_a_pair_of_images_has_their_common_value_or_both(tmp_path):
-    found = read(tmp_path, ["sex"], [[sex] for sex in "ffmffm"], 3)
+def test_a_pair_of_images_has_their_common_value_or_both_and_the_quality_of_the_worse_one(tmp_path):
+    found = read(
+        tmp_path, ["sex", "quality"], [("f", 3), ("f", 1), ("m", 2), ("f", 5), ("f", 4), ("m", 6)], 3
+    )
     assert found.columns.keys() == {"sex"} and found.columns["sex"].tolist() == ["f", "f / m", "f / m"]
+    assert found.quality.tolist() == [1, 2, 4]
 
 
 def test_a_table_of_images_gives_the_subjects(tmp_path):

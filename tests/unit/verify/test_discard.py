@@ -1,0 +1,41 @@
+import json
+
+import numpy as np
+import pytest
+
+from facetrain.verify.metrics.discard import discard_curve, pair_quality
+
+
+def test_the_curve_is_what_a_plain_loop_over_the_shares_finds():
+    random = np.random.default_rng(0)
+    score, same = random.normal(size=200), random.random(200) < 0.6
+    quality = np.round(random.normal(size=200) + score, 1)  # rounded, so that some are equal
+    curve = discard_curve(score, same, quality, 0.0, quality="q")
+    kept_scores = [score[same & (quality >= lowest)] for lowest in np.unique(quality[same])]
+    assert curve.fnmr == pytest.approx([np.mean(kept < 0) for kept in kept_scores])
+    assert curve.share == pytest.approx([1 - len(kept) / same.sum() for kept in kept_scores])
+    assert curve.share[0] == 0 and curve.fnmr[0] == np.mean(score[same] < 0)
+
+
+def test_a_perfect_measure_has_a_small_area_and_a_random_one_the_area_of_random_discarding():
+    random = np.random.default_rng(0)
+    score = random.normal(size=20_000) + 1.3
+    same = np.ones(len(score), bool)
+    perfect = discard_curve(score, same, score, 0.0, quality="q")
+    blind = discard_curve(score, same, random.random(len(score)), 0.0, quality="q")
+    # With a share e of errors, all discarded first, the area is about e² / 2 of 0.5 e.
+    assert perfect.area_ratio == pytest.approx(perfect.fnmr[0], rel=0.1)
+    assert blind.area_ratio == pytest.approx(1, abs=0.06)
+    assert discard_curve(score, ~same, score, 0.0, quality="q") is None
+    without_errors = discard_curve(score, same, score, -100.0, quality="q")
+    assert without_errors.area_ratio is None
+    assert len(json.loads(json.dumps(perfect.as_json(), allow_nan=False))["share"]) <= 101
+
+
+def test_all_images_of_one_quality_give_one_point():
+    curve = discard_curve(np.array([0.0, 1.0]), np.array([True, True]), np.zeros(2), 0.5, quality="q")
+    assert (curve.share.tolist(), curve.fnmr.tolist(), curve.area_ratio) == ([0], [0.5], 1)
+
+
+def test_a_pair_has_the_quality_of_its_worse_image():
+    assert pair_quality(np.array([3.0, 1.0, 2.0]), np.array([0, 0]), np.array([1, 2])).tolist() == [1, 2]
