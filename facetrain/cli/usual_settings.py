@@ -90,12 +90,14 @@ class UsualSettings:
 
     def choices(self, set_keys: Set[str]) -> Choices:
         """Return what a new run chooses itself; `set_keys` are the keys that the command line sets."""
-        from facetrain.plan.fit_batch import fit_batch
         from facetrain.run.choices import Choices
 
         find = self.lr == "find"
-        batch = partial(fit_batch, keep_lr=find or "optim.lr" in set_keys)
-        return Choices(batch if self.batch == "auto" else None, find)
+        if self.batch != "auto":
+            return Choices(lr=find)
+        from facetrain.plan.fit_batch import fit_batch  # needs 100 MB, for what counts operations
+
+        return Choices(partial(fit_batch, keep_lr=find or "optim.lr" in set_keys), find)
 
     def _overrides(self) -> list[str]:
         batch, lr = _number("--batch", self.batch, int, "auto"), _number("--lr", self.lr, float, "find")
