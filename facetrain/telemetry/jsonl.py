@@ -108,7 +108,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     for line in read_regular_text(path).splitlines():
         with suppress(ValueError):
             record = parse_json(line)
-            if isinstance(record, dict) and isinstance(record.get("step"), int | float):
+            if isinstance(record, dict) and isinstance(record.get("step"), int):
                 records.append(record)
     return records
 

@@ -189,8 +189,13 @@ class TrainState:
                     f"model.freeze, model.train_batch_norm: {origin} has trained {parameter_name}, and cannot continue "
                     "with it frozen; restore the two keys, or start a new run from these weights with model.init_from"
                 )
-            if value.dim() and value.shape != parameter.shape:
-                raise ValueError(f"optimizer state {name} has the shape {list(value.shape)}")
+            held = states[parameter].get(key)
+            if (value.dim() and value.shape != parameter.shape) or (
+                held is None or held.dtype != value.dtype
+            ):
+                raise ValueError(
+                    f"optimizer state {name} has the shape {list(value.shape)} and {value.dtype}"
+                )
             if value.dim():
                 # In the parameter's memory layout (channels_last), because the fused kernels walk through the
                 # memory of parameter and moment side by side and do not look at strides.

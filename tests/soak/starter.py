@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import sys
 import time
@@ -150,9 +151,22 @@ class Starter:
             victims = self._rng.choice([running, started, [self._rng.choice(single)]])
         kill(victims)
         left = wait_until_gone({*running, *descendants(os.getpid())}, _GONE_WITHIN_S)
+        described = [_describe(pid) for pid in left]
         end_all()
         if left:
-            raise RunFailed(f"{len(left)} processes still ran after a kill: {self.output[-2000:]}")
+            raise RunFailed(
+                f"{victims} of {running} were killed, and {described} still ran: {self.output[-2000:]}"
+            )
+
+
+def _describe(pid: int) -> str:
+    """Return the command, the state and the kernel's wait of a process."""
+    with suppress(OSError):
+        place = Path(f"/proc/{pid}")
+        words = place.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        state = re.search(r"State:\s*(.*)", place.joinpath("status").read_text())
+        return f"{pid} {words} {state and state[1]} {place.joinpath('wchan').read_text()}"
+    return str(pid)
 
 
 def end_all() -> None:

@@ -52,9 +52,9 @@ def step_bytes(patch: Any, classes: int, *, one_pass: bool = True, **options: An
     launches = pytest.importorskip("facetrain.device.kernel_launches")
     patch.setattr("facetrain.head.margin_head.one_pass_available", lambda *_: one_pass)
     patch.setattr("facetrain.head.kernels.margin_softmax._splits", lambda *_: 132)
-    patch.setattr(
-        "facetrain.head.margin_head.draw_centers", lambda *_: None
-    )  # by threads, which share the fake mode
+    # The threads that draw centers would share the fake mode; the fused kernel has no form without content.
+    patch.setattr("facetrain.head.margin_head.draw_centers", lambda *_: None)
+    patch.setattr(torch, "_fused_sgd_", lambda *_, **__: None)
     patch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     context, function = Context(), sharded_softmax._CrossEntropy
     patch.setattr(function, "apply", lambda *arguments: function.forward(context, *arguments))

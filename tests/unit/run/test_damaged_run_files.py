@@ -16,7 +16,15 @@ from facetrain.telemetry.jsonl import JsonLines, read_jsonl
 from facetrain.telemetry.log import log_to
 
 NESTED = "[" * 100_000
-DAMAGED_LINES = [b"\xff\xfe\x80", NESTED.encode(), b"[]", b"null", b'{"step": "x"}', b'{"step": 3, "lo']
+DAMAGED_LINES = [
+    b"\xff\xfe\x80",
+    NESTED.encode(),
+    b"[]",
+    b"null",
+    b'{"step": "x"}',
+    b'{"step": 1e308}',
+    b'{"step": 3, "lo',
+]
 
 
 @pytest.fixture

@@ -40,6 +40,10 @@ CRAFTED = {
         "replicated",
         lambda t: t.update({"optimizer.conv1.weight.momentum_buffer": torch.zeros(1 << 10)}),
     ),
+    "momentum of another dtype": (
+        "replicated",
+        lambda t: t.update({"optimizer.conv1.weight.momentum_buffer": torch.zeros(8, 3, 3, 3).double()}),
+    ),
     "no loss scale": ("replicated", lambda t: t.pop("scale.value")),
     "sums of the metrics that are not pairs": (
         "replicated",

@@ -8,7 +8,7 @@ from facetrain.data.dataset import identity_name, original_name
 from facetrain.data.formats.record_names import write_name_tables
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.check import check
-from facetrain.data.tools.options import PackOptions, SubsetOptions
+from facetrain.data.tools.options import SubsetOptions
 from facetrain.data.tools.pack import pack
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, write_records
@@ -57,7 +57,7 @@ def test_a_packed_dataset_has_the_names_of_its_images_and_identities(photos, tmp
 
 def test_every_transformation_keeps_the_names(photos, tmp_path):
     data = tmp_path / "data"
-    pack(photos, data, PackOptions(shuffle=True, seed=1))
+    pack(photos, data)
     expected = sorted(names_of(photos))
     assert sorted(names_of(data)) == expected
     shuffle(data, tmp_path / "shuffled")

@@ -47,7 +47,7 @@ def test_a_verification_is_recorded_at_once_and_drawn_later(state, pairs):
     )
     evaluation.draw(state)
     evaluation.draw(state)
-    assert board.shown == [(3, {"lfw/roc", "lfw/det", "lfw/scores"})]
+    assert board.shown == [(3, {"lfw/roc", "lfw/det", "lfw/scores", "lfw/discard"})]
     assert 0 <= state.metrics["lfw/accuracy"] <= 1
     assert "lfw/tar@1e-06" not in state.metrics, "20 pairs cannot measure this rate"
 
