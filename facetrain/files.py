@@ -11,7 +11,7 @@ import shutil
 import stat
 import unicodedata
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -170,11 +170,17 @@ def parse_yaml(text: str) -> Any:
 def write_atomically(path: Path, text: str) -> None:
     """Write a small text file. After a crash, the file holds the old text or the new text, never a mixture."""
     scratch = path.with_name(f".{path.name}.writing")
-    with scratch.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(scratch, path)
+    try:
+        with scratch.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+    except OSError:
+        # On a full disk, the part that was written would take the space of the next checkpoint.
+        with suppress(OSError):
+            scratch.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent)
 
 

@@ -98,7 +98,12 @@ def test_a_run_with_the_defaults_of_a_gpu_uses_it_rightly(
         monkeypatch.setenv("TRITON_INTERPRET", "1")
     config, folder = tmp_path / "tiny.yaml", tmp_path / "run"
     config.write_text(CONFIG.format(folder=dataset, train=train, head=head))
-    start_ranks(train_rank, (size, *free_ports(1), folder, config, bool(kernels)), size)
+    start_ranks(
+        train_rank,
+        (size, *free_ports(1), folder, config, bool(kernels)),
+        size,
+        fresh=bool(kernels),  # Triton decides at its import whether its interpreter runs the kernels
+    )
     ranks = [json.loads((folder / f"found_{rank}.json").read_text()) for rank in range(size)]
     for found in ranks:
         assert found["code"] == 0 and not found["faults"]

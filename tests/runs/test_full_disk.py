@@ -13,7 +13,7 @@ def test_training_goes_on_when_the_disk_is_full_and_fails_at_the_end_without_its
     describe, tmp_path
 ):
     folder = tmp_path / "disk" / "run"
-    with small_disk(tmp_path / "disk", size_kib=320):  # one checkpoint needs 180
+    with small_disk(tmp_path / "disk", size_kib=360):  # one checkpoint needs 180, the first batch 40
         done = facetrain("train", "--config", describe(), "--run-dir", folder, "--nproc-per-node", 2)
         assert done.returncode == 1 and done.stderr.count("error:") == 1 and "Traceback" not in done.stderr
         assert "was not saved (rank " in done.stderr

@@ -14,6 +14,7 @@ from facetrain.files import (
     parse_yaml,
     write_atomically,
 )
+from tests.support.faults import small_disk
 
 
 def test_an_error_of_the_system_names_path_reason_and_advice(tmp_path):
@@ -65,6 +66,15 @@ def test_a_failed_write_leaves_the_old_text(tmp_path):
     with pytest.raises(UnicodeEncodeError):
         write_atomically(path, "new \ud800")
     assert path.read_text() == "old"
+
+
+def test_a_write_that_a_full_disk_ends_leaves_nothing_that_takes_its_space(tmp_path):
+    with small_disk(tmp_path / "disk", size_kib=64):
+        path = tmp_path / "disk" / "file"
+        write_atomically(path, "old")
+        with pytest.raises(OSError, match="No space left"):
+            write_atomically(path, "new" * 100_000)
+        assert path.read_text() == "old" and [entry.name for entry in path.parent.iterdir()] == ["file"]
 
 
 def test_two_writers_of_one_file_with_one_process_id_do_not_share_a_temporary_file(tmp_path):

@@ -3,7 +3,6 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 from tests.support.command import ROOT, environment
 from tests.support.measure_memory import EXACT
@@ -33,8 +32,8 @@ def train(values, classes, ranks=1):
     return found["forecast"] / found["measured"]
 
 
-# The memory of torch itself differs by some 40 MB between releases; the forecast counts that of the pinned one.
-NEAR = 0.05 if torch.__version__.startswith("2.13") else 0.1
+# The memory of torch itself differs by some 40 MB between releases, and by 100 MB between machines of one kind.
+NEAR = 0.1
 NET = {"backbone": "iresnet", "layers": [1] * 4, "widths": [64, 64, 128, 256], "embedding_size": 256}
 
 
