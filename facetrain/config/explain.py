@@ -23,13 +23,16 @@ _PATTERNS = {NAME_PATTERN: "letters, digits, '.', '_' and '-', beginning with a 
 _SYNONYMS = {"learning_rate": "lr", "network": "backbone", "wd": "weight_decay"}
 """Names of keys in other projects, with ours where difflib does not find it."""
 
-_REMOVED = dict.fromkeys(
-    ("head.drop_sub_centers_epoch", "head.drop_angle"),
-    "remove it, and clean the dataset with `facetrain data clean`",
-) | {
-    "data.synthetic": "remove it, and write the faces once by `facetrain data synth --output FOLDER`, for data.train"
+_CLEAN = "remove it, and clean the dataset with `facetrain data clean`"
+REMOVED_KEYS = {
+    "head.drop_sub_centers_epoch": (None, _CLEAN),
+    "head.drop_angle": (75.0, _CLEAN),
+    "data.synthetic": (
+        None,
+        "remove it, and write the faces once by `facetrain data synth --output FOLDER`, for data.train",
+    ),
 }
-"""Keys of earlier versions, with what to do instead."""
+"""Keys of earlier versions, with the value that had no effect, and what to do instead of any other one."""
 
 Schema = dict[str, Any]
 
@@ -96,8 +99,8 @@ def _explain_fault(fault: Any) -> str:
         *parents, unknown = fault["loc"]
         section, schema = _locate(tuple(parents))
         name = f"{section}.{unknown}".lstrip(".")
-        if name in _REMOVED:
-            return f"{name} is not a key anymore; {_REMOVED[name]}"
+        if name in REMOVED_KEYS:
+            return f"{name} is not a key anymore; {REMOVED_KEYS[name][1]}"
         return f"{name} is not a key{_similar_key(str(unknown), schema)}"
     key, schema = _locate(fault["loc"])
     if fault["type"] == "missing":

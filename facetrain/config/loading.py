@@ -12,7 +12,7 @@ import yaml as pyyaml
 from pydantic import ValidationError
 
 from facetrain.config import strict_yaml as yaml
-from facetrain.config.explain import explain
+from facetrain.config.explain import REMOVED_KEYS, explain
 from facetrain.config.presets import find_config
 from facetrain.config.schema import RECIPES, Config
 from facetrain.errors import ConfigError
@@ -45,6 +45,7 @@ def build_config(values: dict[str, Any], where: str, overrides: Iterable[str] = 
     changes = [_parse_override(override) for override in overrides]
     for change in changes:
         _merge(values, change)
+    _drop_removed_keys(values)
     # After --set, which may choose another recipe; below the file, whose keys win over it.
     recipe = values.get("recipe", Config.model_fields["recipe"].default)
     # A deep copy: the merge changes it.
@@ -55,6 +56,15 @@ def build_config(values: dict[str, Any], where: str, overrides: Iterable[str] = 
     except ValidationError as error:
         where += " with --set" if changes else ""
         raise ConfigError(f"{where}: {explain(error)}") from error
+
+
+def _drop_removed_keys(values: dict[str, Any]) -> None:
+    """Remove the keys of earlier versions that have no effect: the config of each run of such a version has them."""
+    for key, (unused, _) in REMOVED_KEYS.items():
+        section, _, name = key.partition(".")
+        keys = values.get(section)
+        if isinstance(keys, dict) and name in keys and keys[name] == unused:
+            del keys[name]
 
 
 def plain_config(config: Config) -> dict[str, Any]:

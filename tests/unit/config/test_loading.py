@@ -128,7 +128,7 @@ def test_an_invalid_file_gives_one_line_that_names_the_place(tmp_path, text, mes
             'head.sample_block: "all" is invalid; use a whole number greater than 0, or',
         ),
         (
-            "head: {drop_angle: 75}",
+            "head: {drop_angle: 60}",
             "head.drop_angle is not a key anymore; remove it, and clean the dataset with `facetrain data clean`",
         ),
         (
@@ -151,6 +151,12 @@ def test_an_invalid_value_is_reported_with_the_allowed_values(line, message):
     with pytest.raises(ConfigError) as caught:
         build_config(values, "x")
     assert str(caught.value).startswith(f"x: {message}") and str(caught.value).count(" is ") <= 1
+
+
+def test_the_config_of_a_run_of_an_earlier_version_loads_if_it_did_not_use_removed_keys():
+    removed = {"head": {"drop_sub_centers_epoch": None, "drop_angle": 75.0}}
+    values = {"data": {"train": "x", "synthetic": None}} | removed
+    assert build_config(values, "x") == build_config({"data": {"train": "x"}}, "x")
 
 
 def test_an_invalid_key_of_an_optional_section_is_reported_with_its_name():
