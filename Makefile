@@ -53,8 +53,8 @@ fuzz: $(READY)  ## mutate files for SECONDS (60) per reader; keep those with a n
 	@for target in $$($(BIN)/python -c "from tests.fuzz.targets import TARGETS; print(*TARGETS)"); do \
 		$(BIN)/python -m tests.fuzz.run $$target --seconds $(SECONDS) || exit 1; done
 
-interop: $(READY)  ## exchange files with MXNet 1.9.1 and other programs in build/interop*; LARGE=1 adds TFLite and ExecuTorch (1 GB)
-	VENV=$(VENV) LARGE=$(LARGE) ./scripts/interop
+interop: $(READY)  ## exchange files with MXNet 1.9.1 and other programs in build/interop*
+	VENV=$(VENV) ./scripts/interop
 
 long: $(READY)  ## run the tests that take minutes: lost ranks and hosts, cut networks, memory of whole runs
 	$(BIN)/pytest -m long

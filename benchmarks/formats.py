@@ -6,7 +6,6 @@ busy machine slows all of them down by the same share. Times are CPU time.
 
 from __future__ import annotations
 
-import json
 import statistics
 import tempfile
 import time
@@ -35,7 +34,6 @@ from facetrain.data.loading.batch_slots import BatchSlots
 from facetrain.data.loading.reader import ImageReader, ReadRequest
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import DataError
-from tests.support.datasets import tf_example, tf_record
 
 _BATCH = 128
 _DECODER, _ZLIB, _DEFLATED = "cv2.imdecode", "zlib", "zip, deflated"
@@ -135,30 +133,12 @@ def _write_deflated(path: Path, images: Images) -> None:
             archive.writestr(str(image.name), image.data)
 
 
-def _write_tfrecord(folder: Path, images: Images) -> None:
-    with (folder / "a-00000.tfrecord").open("wb") as file:
-        for image in images:
-            file.write(tf_record(tf_example(image=image.data, label=image.label)))
-
-
 def _write_compressed_parquet(folder: Path, images: Images) -> None:
     import pyarrow as pa
     import pyarrow.parquet
 
     table = pa.table({"image": [image.data for image in images], "label": [image.label for image in images]})
     pyarrow.parquet.write_table(table, folder / "a.parquet", compression="snappy", row_group_size=100)
-
-
-def _write_saved(folder: Path, images: Images) -> None:
-    """Write what `Dataset.save_to_disk` of Hugging Face's `datasets` writes."""
-    import pyarrow as pa
-
-    encoded = [{"bytes": image.data, "path": image.name} for image in images]
-    table = pa.table({"image": encoded, "label": [image.label for image in images]})
-    name = "data-00000-of-00001.arrow"
-    with pa.OSFile(str(folder / name), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
-        stream.write_table(table, max_chunksize=1000)
-    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}), encoding="utf-8")
 
 
 def _write_folder(folder: Path, images: Images) -> None:
@@ -174,11 +154,9 @@ _WRITERS: dict[str, tuple[str, Callable[[Path, Images], None]]] = {
     "zip, stored": ("a.zip", lambda path, images: write_zip(path, images, [])),
     _DEFLATED: ("a.zip", _write_deflated),
     "lmdb": ("a.lmdb", lambda path, images: write_lmdb(path, images, sorted({str(i.label) for i in images}))),
-    "tfrecord": ("folder", _write_tfrecord),
     "webdataset": ("folder", lambda path, images: write_webdataset(path, images, [])),
     "parquet, plain": ("folder", lambda path, images: write_parquet(path, images, [])),
     "parquet, snappy": ("folder", _write_compressed_parquet),
-    "saved hugging face": ("folder", _write_saved),
 }
 """Name of the file or folder of each format, and its writer."""
 

@@ -28,7 +28,6 @@ _TOP = 5
 def measure_search(
     entries: int = 1_000_000,
     size: int = 512,
-    dtype: str = "float16",
     probes: int = 1000,
     folder: Path | None = None,
 ) -> dict[str, Any]:
@@ -36,7 +35,7 @@ def measure_search(
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         gallery, probe = Path(scratch) / "gallery.npz", Path(scratch) / "probes.npz"
         rows = _GeneratedRows(entries, size)
-        save_embeddings(gallery, Embeddings(rows, _names(entries), np.arange(entries)), dtype)
+        save_embeddings(gallery, Embeddings(rows, _names(entries), np.arange(entries)))
         some = rows[0 : min(probes, entries)]
         save_embeddings(probe, Embeddings(some, _names(len(some)), np.arange(len(some))))
         report: dict[str, Any] = {"gallery_bytes": gallery.stat().st_size}

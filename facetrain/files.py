@@ -219,7 +219,7 @@ def replacing(output: Path, suffix: str = "") -> Iterator[Path]:
 
 @contextmanager
 def _errors_naming(output: Path, scratch: Path) -> Iterator[None]:
-    """Let an OSError of the block name `output` in place of a temporary path, which nobody has given."""
+    """Let an OSError of the block name `output` in place of a temporary path, which the user has not given."""
     try:
         yield
     except OSError as error:

@@ -37,3 +37,21 @@ def no_home(monkeypatch):
     """A user without a home folder, as in a container that is started with a number that has no name."""
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
+
+
+@pytest.fixture
+def object_store(monkeypatch):
+    """An S3 server on the loopback interface with an empty `bucket` (tests/support/object_store.py)."""
+    from tests.support.object_store import running_object_store
+
+    with running_object_store(monkeypatch) as store:
+        yield store
+
+
+@pytest.fixture
+def web_server():
+    """A web server on the loopback interface (tests/support/web_server.py)."""
+    from tests.support.web_server import running_web_server
+
+    with running_web_server() as server:
+        yield server

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
+from facetrain.remote.download import local_path
 
 PathLike = str | os.PathLike[str]
 
@@ -33,7 +33,7 @@ class Dataset(Sequence[tuple[np.ndarray, int]]):
         Raises:
             DataError: there is no dataset at the path.
         """
-        self.path = Path(path)
+        self.path = local_path(path)
         self._source = open_dataset(self.path)
         self.labels = np.asarray(self._source.labels, np.int64)
         """Label of every image: int64 (N,), from 0 to `num_identities` - 1."""

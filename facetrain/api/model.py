@@ -31,6 +31,7 @@ from facetrain.embeddings.embedder import EncodedImage, ImageEmbedder
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError, UsageError
 from facetrain.models.model_file import EmbeddingModel, open_model
+from facetrain.remote.download import local_path
 from facetrain.verify.calibration import Threshold, pick_threshold, stored_thresholds
 from facetrain.verify.evaluate import evaluate as evaluate_model
 from facetrain.verify.options import EvaluationOptions
@@ -198,7 +199,8 @@ def load_model(path: PathLike, device: str = "auto") -> Model:
     """
     _require_device(device)
     chosen = pick_device(device, 0, cpu_setting="device='cpu'")
-    return Model(Path(path), open_model(Path(path), chosen), chosen)
+    file = local_path(path)
+    return Model(file, open_model(file, chosen), chosen)
 
 
 def evaluate(
@@ -220,7 +222,7 @@ def evaluate(
 
     Args:
         model: an open model, or a path that `load_model` opens.
-        sets: .bin files, or folders in the layout of IJB, TinyFace or MegaFace: paths, or names in `data_dir`.
+        sets: .bin files, or folders in the layout of IJB or TinyFace: paths, or names in `data_dir`.
         data_dir: folder of the sets that are given by name. Default: the evaluation folder of the run, or the current
             folder if the model is not a run.
         device: `cpu`, `cuda` or `auto`; an open model stays on its own device.
@@ -237,7 +239,7 @@ def evaluate(
     _require_device(device)
     _require_at_least(1, batch_size=batch_size)
     _require_at_least(0, bootstrap=bootstrap, seed=seed)
-    path = model.path if isinstance(model, Model) else Path(model)
+    path = model.path if isinstance(model, Model) else local_path(model)
     evaluation = evaluate_model(
         model._opened if isinstance(model, Model) else path,
         [os.fspath(one) for one in ([sets] if isinstance(sets, str | os.PathLike) else sets)],

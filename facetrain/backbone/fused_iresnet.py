@@ -124,7 +124,7 @@ class _Context:
         rows = x.numel() // x.shape[1]
         if self.across_ranks is None:
             return lambda: (sums_3C, rows)
-        # Ranks have equal batches: nobody sends how many rows it has.
+        # Ranks have equal batches: no rank sends how many rows it has.
         wait, all_rows = self.across_ranks.start_sum(sums_3C), rows * self.across_ranks.world_size
         return lambda: (wait(), all_rows)
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 
 class Architecture(NamedTuple):
-    """Class of a backbone, and the arguments that its name stands for."""
+    """Class of a backbone, and the arguments that its name implies."""
 
     place: str
     """MODULE:CLASS."""

@@ -46,7 +46,8 @@ class ModelSettings(Settings):
     given, so that the result does not depend on the number of ranks; otherwise local, as in the published recipes."""
     init_from: str | None = None
     """Weights to start from: a run folder, a checkpoint, a .safetensors file, arcface_torch's or CVLface's .pt,
-    AdaFace's .ckpt, MXNet's -symbol.json, or an .onnx file. null: random weights."""
+    AdaFace's .ckpt, MXNet's -symbol.json, an .onnx file, or an address (hf://, https://, s3://, gs://). null: random
+    weights."""
     init_blocks: Literal["all", "first"] = "all"
     """Blocks of `init_from`. all: it has the blocks of this network. first: it may have more blocks per stage, and each
     stage takes the first ones; the start of a smaller network that learns from `init_from`, see `distill`."""

@@ -18,10 +18,11 @@ import os
 import re
 import secrets
 import shutil
+from collections.abc import Mapping, Set
 from contextlib import suppress
 from pathlib import Path
 
-from facetrain.checkpoint.manifest import read_manifest
+from facetrain.checkpoint.manifest import Manifest, read_manifest
 from facetrain.errors import CheckpointError
 from facetrain.files import error_reason, sync_folder, write_atomically
 from facetrain.telemetry.log import warn
@@ -149,35 +150,41 @@ def was_put_aside(folder: Path, step: int) -> bool:
     return any(folder.glob(f"left_{step_folder(folder, step).name}*"))
 
 
-def remove_surplus(folder: Path, *, keep: int, best_metric: str | None) -> None:
-    """Remove all checkpoints except the newest `keep` (1 or more) and the best one by a metric.
+def remove_surplus(
+    folder: Path, *, keep: int, best_metric: str | None, spared: Set[int] = frozenset()
+) -> None:
+    """Remove all checkpoints except the newest `keep` (1 or more), the best one by a metric, and the `spared` steps.
 
     Raises:
         OSError: a checkpoint cannot be renamed.
     """
     steps = complete_steps(folder)
-    best = _best_step(folder, steps, best_metric) if best_metric else None
+    best = best_step(_manifests(folder, steps), best_metric) if best_metric else None
     # By the number of the step and not by time: clocks of hosts differ, and copied folders have new times.
     for step in steps[:-keep]:
-        if step != best:
+        if step != best and step not in spared:
             _remove_checkpoint(step_folder(folder, step))
 
 
-def _best_step(folder: Path, steps: list[int], metric: str) -> int | None:
+def best_step(manifests: Mapping[int, Manifest], metric: str) -> int | None:
     """Return the step with the largest finite value of a metric, or None if no checkpoint has one."""
     ranks: dict[int, tuple[float, int, int]] = {}
-    for step in steps:
-        try:
-            manifest = read_manifest(step_folder(folder, step))
-            value = manifest.metrics[metric]
-        except (CheckpointError, KeyError):
-            continue
-        verified_step = manifest.meta.get("verified_step")
+    for step, manifest in manifests.items():
+        value, verified_step = manifest.metrics.get(metric, math.nan), manifest.meta.get("verified_step")
         if math.isfinite(value):
             # Of equal values the newest verification wins: it is of the network that was trained longer. Of the
             # checkpoints since a verification the first wins: it has the weights that were verified, or the nearest.
             ranks[step] = value, verified_step if isinstance(verified_step, int) else step, -step
     return max(ranks, key=ranks.__getitem__, default=None)
+
+
+def _manifests(folder: Path, steps: list[int]) -> dict[int, Manifest]:
+    """Return the manifests that can be read."""
+    manifests = {}
+    for step in steps:
+        with suppress(CheckpointError):
+            manifests[step] = read_manifest(step_folder(folder, step))
+    return manifests
 
 
 def _remove_checkpoint(target: Path) -> None:

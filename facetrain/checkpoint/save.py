@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +30,10 @@ class SaveOutcome:
     step: int
     failure: str = ""
     """Why the checkpoint was not written, in which case the older ones are unchanged. Empty: it is complete."""
+    files: tuple[FileEntry, ...] = ()
+    """Files that this rank has written."""
+    manifest: Manifest | None = None
+    """Manifest of a complete checkpoint; only the leader has it."""
 
 
 class _SaveState(enum.IntEnum):
@@ -58,14 +62,21 @@ class CheckpointWriter:
         asynchronous: bool = True,
         best_metric: str | None = None,
         sync_run: Callable[[], None] = lambda: None,
+        is_owner: bool | None = None,
+        steps_in_use: Callable[[], Set[int]] = frozenset,
     ) -> None:
         """Prepare to write checkpoints into a folder.
 
         `keep` is the number of newest checkpoints to keep; with `best_metric` ("lfw/accuracy", say) the
         best checkpoint by this metric is kept too. With `asynchronous=False`, `save` returns after the commit.
         `sync_run` writes to the disk what the run has reported so far, and raises an OSError if that is not possible.
-        Every rank calls it before a checkpoint is committed, in the thread that writes.
+        Every rank calls it before a checkpoint is committed, in the thread that writes. `is_owner` says whether this
+        rank creates, commits and removes folders on its disk: by default the leader alone, and one rank of each host
+        if they share no folder. There the folder of each host gets the files of its ranks, and the manifest.
+        `steps_in_use` returns steps that are not removed now.
         """
+        self._is_owner = collectives.rank() == 0 if is_owner is None else is_owner
+        self._steps_in_use = steps_in_use
         self._sync_run = sync_run
         self._folder, self._keep, self._best_metric = folder, keep, best_metric
         self._asynchronous = asynchronous
@@ -155,6 +166,13 @@ class CheckpointWriter:
         # all.
         name, self._reason = collectives.broadcast_json(name_and_reason)
         self._scratch = self._folder / name
+        if self._is_owner and not self._reason:
+            try:
+                self._folder.mkdir(exist_ok=True)
+                self._scratch.mkdir(exist_ok=True)
+            except OSError as error:
+                self._reason = self._describe(error)
+        self._reason = next(filter(None, collectives.gather_json(self._reason)), "")
         if self._reason:
             self._state = _SaveState.FAILED
 
@@ -192,37 +210,39 @@ class CheckpointWriter:
         # The leader must know that every file is on the disk before it writes the manifest, which lists them all.
         reports = collectives.gather_json([self._reason, [asdict(entry) for entry in self._files]])
         reason = next((reason for reason, _ in reports if reason), "")
-        if collectives.rank() == 0:
-            files = tuple(FileEntry(**entry) for _, entries in reports for entry in entries)
+        manifest = None
+        if collectives.rank() == 0 and not reason:
+            manifest = Manifest(
+                step=snapshot.step,
+                world_size=collectives.world_size(),
+                num_classes=snapshot.num_classes,
+                files=tuple(FileEntry(**entry) for _, entries in reports for entry in entries),
+                meta=snapshot.meta,
+                metrics=snapshot.metrics,
+            )
+        text = collectives.broadcast_json(manifest.dump() if manifest else "")
+        if self._is_owner:
             # If a rank has failed, the older checkpoints stay the newest: nothing was renamed.
-            reason = reason or self._commit(snapshot, files)
+            reason = reason or self._commit(snapshot.step, text)
             # Only this save's folder: `_scratch` is the folder of all checkpoints if none could be created.
             if reason and self._scratch != self._folder:
                 shutil.rmtree(self._scratch, ignore_errors=True)
         # All ranks must agree on the outcome: the last checkpoint of a run decides how it ends.
-        reason = collectives.broadcast_json(reason)
+        reason = next(filter(None, collectives.gather_json(reason)), "")
         self._state, self._snapshot, self._thread = _SaveState.IDLE, None, None
-        return SaveOutcome(snapshot.step, reason)
+        return SaveOutcome(snapshot.step, reason, tuple(self._files), manifest)
 
-    def _commit(self, snapshot: Snapshot, files: tuple[FileEntry, ...]) -> str:
+    def _commit(self, step: int, manifest: str) -> str:
         """Write the manifest and publish the folder; return the reason if that failed, else an empty string."""
-        manifest = Manifest(
-            step=snapshot.step,
-            world_size=collectives.world_size(),
-            num_classes=snapshot.num_classes,
-            files=files,
-            meta=snapshot.meta,
-            metrics=snapshot.metrics,
-        )
         try:
             # Last of all files: what has a manifest is complete, whatever its folder is called.
-            write_atomically(self._scratch / MANIFEST, manifest.dump())
-            commit.publish(self._scratch, commit.step_folder(self._folder, snapshot.step))
+            write_atomically(self._scratch / MANIFEST, manifest)
+            commit.publish(self._scratch, commit.step_folder(self._folder, step))
         except OSError as error:
             return self._describe(error)
         # In a thread: removing many gigabytes takes a file system seconds, in which training would wait.
         self._removal = threading.Thread(
-            target=self._remove_old, args=(snapshot.step,), name="checkpoint-removal", daemon=True
+            target=self._remove_old, args=(step,), name="checkpoint-removal", daemon=True
         )
         self._removal.start()
         return ""
@@ -231,7 +251,9 @@ class CheckpointWriter:
         # After the commit, never before: at each moment at least one complete checkpoint has its name.
         commit.remove_replaced(commit.step_folder(self._folder, saved_step))
         with suppress(OSError):  # the next save tries again
-            commit.remove_surplus(self._folder, keep=self._keep, best_metric=self._best_metric)
+            commit.remove_surplus(
+                self._folder, keep=self._keep, best_metric=self._best_metric, spared=self._steps_in_use()
+            )
 
 
 def _files_of(snapshot: Snapshot) -> list[TensorFile]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from facetrain.remote.address import has_secrets
 from facetrain.settings import Positive, Settings
 
 
@@ -22,3 +23,18 @@ class CheckpointSettings(Settings):
     """Metric whose best checkpoint is kept too, for example lfw/accuracy. null: only the newest checkpoints."""
     asynchronous: bool = Field(default=True, alias="async")
     """Write checkpoints in the background while the run trains."""
+    mirror: str | None = None
+    """Address of a folder in an object store, s3://… or gs://…, that gets a copy of every checkpoint in the background,
+    below the name of the run. `facetrain resume ADDRESS/NAME` continues from there. Hosts that share no folder need it.
+    null: no copy."""
+
+    @field_validator("mirror")
+    @classmethod
+    def _check_mirror(cls, mirror: str | None) -> str | None:
+        if mirror is None:
+            return None
+        if not mirror.startswith(("s3://", "gs://")) or has_secrets(mirror):
+            raise ValueError(
+                "give an address like s3://BUCKET/FOLDER or gs://BUCKET/FOLDER, without credentials"
+            )
+        return mirror.rstrip("/")

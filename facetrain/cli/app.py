@@ -22,6 +22,7 @@ from facetrain.distributed.process_lifetime import end_with_launcher, exit_proce
 from facetrain.distributed.process_setup import silence_torch_logs
 from facetrain.errors import FacetrainError, LostRankError, UsageError, is_out_of_memory
 from facetrain.files import error_reason, printable
+from facetrain.remote.address import without_secrets
 
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
@@ -169,5 +170,5 @@ def _stray_config() -> str | None:
 
 
 def _exit(message: str, exit_code: int) -> None:
-    print(f"error: {printable(message)}", file=sys.stderr, flush=True)
+    print(f"error: {printable(without_secrets(message))}", file=sys.stderr, flush=True)
     exit_process(exit_code)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from facetrain.cli.options import local_file
 from facetrain.cli.outputs import echo_line, require_existing, require_writable
 from facetrain.errors import UsageError
 
@@ -16,6 +17,7 @@ def average(
         list[Path],
         typer.Argument(
             metavar="MODEL MODEL…",
+            parser=local_file,
             help="Models of one network. The first is a run, a checkpoint or a model file; the others may also be "
             "MXNet or ONNX files.",
             show_default=False,

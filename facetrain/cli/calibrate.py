@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from facetrain.cli.option_groups import option_groups
-from facetrain.cli.options import DataDir, Float32InferenceOptions, Json
+from facetrain.cli.options import DataDir, Float32InferenceOptions, Json, local_file
 from facetrain.cli.outputs import echo_line, require_existing, require_writable
 from facetrain.files import shell_path
 
@@ -20,8 +20,10 @@ def calibrate(
     model: Annotated[
         Path,
         typer.Argument(
+            metavar="MODEL",
+            parser=local_file,
             help="Model to calibrate: a run folder or a .safetensors file; with --output also a checkpoint "
-            "or a .pt file."
+            "or a .pt file.",
         ),
     ],
     inference: Float32InferenceOptions,

@@ -25,6 +25,7 @@ _COMMANDS = {
     "search": "search.search",
     "average": "average.average",
     "export": "export.export",
+    "get": "get.get",
     "doctor": "doctor.doctor",
     "plan": "plan.plan",
     "data": "data.app",

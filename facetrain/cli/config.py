@@ -21,21 +21,33 @@ def list_() -> None:
     """List the configs that come with facetrain, with dataset, backbone, GPUs, and published accuracy."""
     from facetrain.config.loading import load_config
     from facetrain.config.presets import presets
+    from facetrain.data.published_datasets import published_entry
+    from facetrain.remote.catalog import nearest_available
     from facetrain.run.build.step_schedule import local_batch_size
 
     rows = [("name", "dataset", "backbone", "GPUs", "images per step", "IJB-C TAR@1e-4")]
+    withdrawn = {}
     for preset in presets():
         config = load_config(preset.path)
+        entry = published_entry(config.data.num_classes, config.data.num_images)
         # A preset for any number of GPUs is shown with the batch of one.
         gpus = preset.gpus or 1
         images = local_batch_size(config, gpus) * gpus * config.optim.accumulate
         dataset = Path(config.data.train).name
+        if entry and entry.is_withdrawn:
+            withdrawn[dataset] = entry
+            dataset += "*"
         published = f"{preset.published_tar:.2f} %" if preset.published_tar else ""
         network, processes = config.model.backbone, str(preset.gpus or "any")
         rows.append((preset.name, dataset, network, processes, f"{images:,}", published))
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     for row in rows:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    typer.echo("\n* withdrawn or out of reach, with the nearest dataset that can be had:")
+    for dataset, entry in withdrawn.items():
+        nearest = nearest_available(entry)
+        advice = f"; facetrain get {nearest.name}" if nearest else ""
+        typer.echo(f"  {dataset}: {entry.state}{advice}")
     typer.echo("\nTo train one of them: facetrain train --preset NAME --data FOLDER")
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import Device, InferenceOptions, Json, Model
 from facetrain.cli.outputs import echo_line, require_existing, require_no_input, require_writable
-from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError
 
 _TEACHER_SUFFIX = ".safetensors"
@@ -20,7 +19,6 @@ _TEACHER_SUFFIX = ".safetensors"
 
 @option_groups
 def embed(
-    context: typer.Context,
     model: Model,
     input: Annotated[
         Path, typer.Argument(help="Images: one image, a folder of images, a dataset, a .rec or a .bin file.")
@@ -36,41 +34,27 @@ def embed(
     flip: Annotated[
         bool, typer.Option(help="Add the embedding of the mirror image to the embedding of each image.")
     ] = True,
-    dtype: Annotated[
-        Literal["float32", "float16"],
-        typer.Option(
-            help="Type of the numbers in .npz and .parquet files; float16 needs half the space and changes a cosine by "
-            "about 0.0002."
-        ),
-    ] = "float32",
 ) -> None:
-    """Write the embeddings of images to a file; every embedding has length 1, except in .safetensors files.
-
-    More than 65,536 images are embedded in chunks, which are kept beside the output until it is complete: the same
-    command continues after an interruption.
-    """
+    """Write the embeddings of images to a file; every embedding has length 1, except in .safetensors files."""
     from facetrain.embeddings.embedding_files import SUFFIXES, require_format, save_embeddings
 
     is_teacher = output.suffix == _TEACHER_SUFFIX
     require_no_input((model, input), output)
-    if is_teacher:
-        refuse_given(context, "dtype", when=f"on {_TEACHER_SUFFIX} files")
-    elif output.suffix not in SUFFIXES:
-        raise UsageError(
-            f"{output}: unknown suffix of a file of embeddings; use {', '.join(SUFFIXES)} or {_TEACHER_SUFFIX}"
-        )
-    elif output.suffix == ".parquet" and output.parent.resolve() == input.resolve():
-        raise UsageError(
-            f"{output}: the folder of images would be read as a Parquet dataset; choose another folder"
-        )
-    else:
+    if not is_teacher:
+        if output.suffix not in SUFFIXES:
+            raise UsageError(
+                f"{output}: unknown suffix of a file of embeddings; use {', '.join(SUFFIXES)} or {_TEACHER_SUFFIX}"
+            )
+        if output.suffix == ".parquet" and output.parent.resolve() == input.resolve():
+            raise UsageError(
+                f"{output}: the folder of images would be read as a Parquet dataset; choose another folder"
+            )
         require_format(output)
     require_writable(output)
     require_existing(model, input)
     from facetrain.cli.native_messages import collect_native_messages
     from facetrain.cli.progress import progress_bar
     from facetrain.embeddings.embed_images import embed_input
-    from facetrain.embeddings.row_files import remove_partial_files
     from facetrain.run.build.teacher_embeddings import write_teacher_embeddings
 
     if is_teacher:
@@ -87,18 +71,8 @@ def embed(
         typer.echo(f"{output}: {count:,} images, {rows}, embeddings of size {size}")
         return
     with collect_native_messages(), progress_bar("embedding") as progress:
-        embeddings = embed_input(
-            model,
-            input,
-            inference,
-            flip=flip,
-            progress=progress,
-            output=output,
-            dtype=dtype,
-        )
-    save_embeddings(output, embeddings, dtype)
-    # Until the output is complete, the next call continues from these.
-    remove_partial_files(output)
+        embeddings = embed_input(model, input, inference, flip=flip, progress=progress)
+    save_embeddings(output, embeddings)
     count, size = embeddings.embedding.shape
     mirrored = (
         "; each is the sum of the image's and its mirror image's embedding (--no-flip: only the image's)"

@@ -12,7 +12,7 @@ import typer
 
 from facetrain.cli.evaluated_system import EvaluatedSystem
 from facetrain.cli.option_groups import option_groups
-from facetrain.cli.options import InferenceOptions, ProtocolOptions
+from facetrain.cli.options import InferenceOptions, ProtocolOptions, local_file
 from facetrain.cli.outputs import (
     echo_line,
     require_distinct,
@@ -23,6 +23,7 @@ from facetrain.cli.outputs import (
 )
 from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError
+from facetrain.remote.address import without_secrets
 
 if TYPE_CHECKING:
     from facetrain.verify.evaluated_sets import EvaluatedSets
@@ -71,14 +72,13 @@ def evaluate(
         Path | None,
         typer.Option(
             metavar="MODEL",
-            help="Second model, or a file of another system's scores or embeddings: test the difference to it on the "
-            "same pairs and bootstrap draws.",
+            parser=local_file,
+            help="Second model, or a file of another system's scores: test the difference to it on the same pairs and "
+            "bootstrap draws.",
         ),
     ] = None,
 ) -> None:
     """Evaluate a model, or the scores of another system, with exact ROC curves and bootstrap intervals."""
-    from facetrain.verify.sets.pair_columns import score_file_and_column
-
     system = system.completed(err=results.only_json)
     system.check()
     if system.model is None:
@@ -89,8 +89,7 @@ def evaluate(
         )
     results.check()
     path = system.find_model()
-    file = path if system.model else score_file_and_column(path)[0]
-    inputs = (file, system.pairs, against, system.slices, *map(Path, system.targets))
+    inputs = (path, against, system.slices, *map(Path, system.targets))
     require_no_input(inputs, results.json_file)
     require_existing(system.model, against if system.model else None, system.slices)
     from facetrain.cli.progress import progress_bar
@@ -99,7 +98,7 @@ def evaluate(
     from facetrain.verify.evaluate import evaluate_scores
 
     if system.model is None:
-        evaluation = evaluate_scores(path, pair_list=system.pairs, against=against, options=options)
+        evaluation = evaluate_scores(path, against=against, options=options)
     else:
         with progress_bar("embedding") as progress:
             evaluation = evaluate_model(
@@ -120,10 +119,9 @@ def evaluate(
         from facetrain.verify.output.report import write_report
         from facetrain.verify.sets.pair_set import PairSet
 
+        files = [target.path for target in evaluation.sets.values() if isinstance(target, PairSet)]
         if system.model is None:
-            files = [file, system.pairs]
-        else:
-            files = [target.path for target in evaluation.sets.values() if isinstance(target, PairSet)]
+            files = [path]
         details = _report_details(evaluation.sets, files, system.data_dir, against)
         page = write_report(results.report, evaluation, model=str(path), details=details)
         if not results.only_json:
@@ -172,5 +170,5 @@ def _report_details(
         "digests": ", ".join(f"{name} sha256:{digest}" for name, digest in digests.items())
         or "none: folders",
         **({"compared with": str(against)} if against else {}),
-        "command": shlex.join(["facetrain", *sys.argv[1:]]),
+        "command": shlex.join(["facetrain", *map(without_secrets, sys.argv[1:])]),
     }

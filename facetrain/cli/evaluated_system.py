@@ -1,4 +1,4 @@
-"""Options of `facetrain eval` that select what it evaluates: a model, or scores or embeddings of another system."""
+"""Options of `facetrain eval` that select what it evaluates: a model, or the scores of another system."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from typing import Annotated
 
 import typer
 
-from facetrain.cli.options import MODEL_HELP, CheckpointOption, DataDir, find_run, parse_checkpoint
+from facetrain.cli.options import (
+    MODEL_HELP,
+    CheckpointOption,
+    DataDir,
+    find_run,
+    local_file,
+    local_set,
+    parse_checkpoint,
+)
 from facetrain.cli.outputs import echo_choice
 from facetrain.errors import UsageError
 
@@ -20,37 +28,26 @@ class EvaluatedSystem:
     model: Annotated[
         Path | None,
         typer.Argument(
-            help=f"{MODEL_HELP} Not with --scores or --embeddings. Default: the newest run in the folder runs."
+            parser=local_file,
+            metavar="MODEL",
+            help=f"{MODEL_HELP} Not with --scores. Default: the newest run in the folder runs.",
         ),
     ] = None
     target: Annotated[
         list[str] | None,
         typer.Option(
             metavar="SET",
-            help="Evaluation set: a .bin file, or a folder in the layout of IJB, TinyFace or MegaFace; a path, or a "
+            parser=local_set,
+            help="Evaluation set: a .bin file, or a folder in the layout of IJB or TinyFace; a path, an address, or a "
             "name in the data folder. Repeat the option for several sets. Default: the sets of the run (eval.targets).",
         ),
     ] = None
     scores: Annotated[
         Path | None,
         typer.Option(
-            metavar="CSV[:COLUMN]",
+            metavar="CSV",
             help="Scores of another system instead of MODEL: a table with the columns score and genuine, see "
-            "docs/evaluation.md. COLUMN is the name of another score column.",
-        ),
-    ] = None
-    embeddings: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Embeddings of another system instead of MODEL, .npz or .parquet with the columns embedding, name "
-            "and label; needs --pairs.",
-        ),
-    ] = None
-    pairs: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="CSV", help="Pairs of --embeddings: a table with the columns first, second and genuine."
+            "docs/evaluation.md.",
         ),
     ] = None
     data_dir: DataDir = None
@@ -71,8 +68,8 @@ class EvaluatedSystem:
 
     @property
     def given(self) -> Path:
-        """The one of MODEL, --scores and --embeddings that is given, after `check`."""
-        given = self.model or self.scores or self.embeddings
+        """The one of MODEL and --scores that is given, after `check`."""
+        given = self.model or self.scores
         assert given is not None, "one is given"
         return given
 
@@ -84,7 +81,7 @@ class EvaluatedSystem:
         """
         from facetrain.config.loading import load_config
 
-        if self.scores is not None or self.embeddings is not None:
+        if self.scores is not None:
             return self
         model = find_run(self.model, err=err)
         # Only the folder of a run states its sets.
@@ -100,12 +97,8 @@ class EvaluatedSystem:
         Raises:
             UsageError: not exactly one is given, or --target, --pairs, --checkpoint or --slices does not fit it.
         """
-        if sum(system is not None for system in (self.model, self.scores, self.embeddings)) != 1:
-            raise UsageError("give one of MODEL, --scores and --embeddings: the system to evaluate")
-        if (self.embeddings is None) != (self.pairs is None):
-            raise UsageError(
-                "--embeddings and --pairs are used together: a file of embeddings and the list of its pairs"
-            )
+        if (self.model is None) == (self.scores is None):
+            raise UsageError("give one of MODEL and --scores: the system to evaluate")
         if self.model is not None and not self.targets:
             raise UsageError(f"{self.model}: give the evaluation set with --target")
         if self.model is not None:
@@ -121,7 +114,7 @@ class EvaluatedSystem:
             )
         if self.slices:
             raise UsageError(
-                f"{self.given}: --slices {self.slices} needs a MODEL; add its columns to {self.pairs or self.given}:"
+                f"{self.given}: --slices {self.slices} needs a MODEL; add its columns to {self.given}:"
                 " unknown columns become slices"
             )
 

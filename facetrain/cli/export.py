@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from facetrain.cli.export_options import Average, FileOptions, Format, Images, Outputs, Sets
+from facetrain.cli.export_options import FileOptions, Format, Images, Outputs, Sets
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import Model
 from facetrain.cli.outputs import echo_line, require_existing, require_no_input, require_writable, write_text
 from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError
 from facetrain.models.export.formats import FORMATS, ExportFormat, ExportOptions
+from facetrain.remote.publish import push, require_repository
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,7 +43,6 @@ def export(
     file: FileOptions,
     sets: Sets,
     images: Images = None,
-    average: Average = False,
 ) -> None:
     """Write a model to a file for another program; a file that gives other embeddings is not written."""
     if not sets.target:
@@ -55,6 +56,10 @@ def export(
     require_writable(*row.files(output), outputs.model_card)
     require_no_input((model, images), *row.files(output), outputs.model_card)
     require_existing(model, images)
+    if outputs.push is not None:
+        if outputs.license is None:
+            raise UsageError(f"--push {outputs.push}: give the terms of the model with --license NAME")
+        require_repository(outputs.push)
     import torch
 
     from facetrain.config.loading import eval_dir_of_run
@@ -62,7 +67,7 @@ def export(
     from facetrain.models.model_file import THRESHOLDS_KEY, open_model
 
     row.load()  # a missing package is reported before the network is opened
-    opened = open_model(model, torch.device("cpu"), average=average)
+    opened = open_model(model, torch.device("cpu"))
     data_dir = sets.data_dir or eval_dir_of_run(model)
     # Before the export: a set that cannot be read then leaves no file.
     results = _evaluate(opened, sets.target, data_dir)
@@ -75,9 +80,14 @@ def export(
     if results:
         model_results, results = results, _evaluate(exported.model, sets.target, data_dir)
         report["rates"] = {name: _compare_rates(model_results[name], results[name]) for name in results}
+    # With the results of the file: quantization changes them.
+    card = partial(_card, opened, output.name, results, file, report, outputs.license)
     if outputs.model_card:
-        # With the results of the file: quantization changes them.
-        _write_card(outputs.model_card, opened, output.name, results, file, report)
+        write_text(outputs.model_card, card())
+    if outputs.push and outputs.license:
+        report["pushed"] = push(
+            outputs.push, exported.files, card(), license=outputs.license, private=outputs.private
+        )
     if outputs.as_json:
         typer.echo(json.dumps(report))
         return
@@ -154,14 +164,14 @@ def _report(opened: EmbeddingModel, exported: Exported) -> dict[str, Any]:
     }
 
 
-def _write_card(
-    path: Path,
+def _card(
     opened: EmbeddingModel,
     name: str,
     results: dict[str, Any],
     options: ExportOptions,
     report: dict[str, Any],
-) -> None:
+    license: str | None,
+) -> str:
     from facetrain.models.model_card import model_card
 
     size = opened.image_size
@@ -178,15 +188,14 @@ def _write_card(
         "size": _size(report),
     }
     if "difference" in report:
-        file |= {"difference from the network": _difference(report), "speed": _speed(report)}
-    write_text(path, model_card(opened, name, results=results, file=file))
+        file["difference from the network"] = _difference(report)
+    return model_card(opened, name, results=results, file=file, license=license)
 
 
 def _format_report(report: dict[str, Any], *, is_int8: bool) -> list[str]:
     is_compared = "difference" in report
     difference = f"; the file differs by {_difference(report)}" if is_compared and not is_int8 else ""
-    lines = [f"{report['output']}: {report['description']}{difference}"]
-    lines.append(f"{_size(report)}; {_speed(report)}" if is_compared else _size(report))
+    lines = [f"{report['output']}: {report['description']}{difference}", _size(report)]
     if "weights" in report:
         lines.append(f"{report['weights']} has the weights; keep it in the folder of {report['output']}.")
     if is_int8:
@@ -203,6 +212,8 @@ def _format_report(report: dict[str, Any], *, is_int8: bool) -> list[str]:
                 f"{name}: {metric} of the file {rate['file']:.3%}, of the model {rate['model']:.3%} "
                 f"({rate['file'] - rate['model']:+.3%})"
             )
+    if "pushed" in report:
+        lines.append(f"pushed with its model card: {report['pushed']}")
     if "left_out" in report:
         lines.append(
             "The file has no thresholds: those of the model were measured in float32, and the file gives other cosines."
@@ -224,12 +235,3 @@ def _difference(report: dict[str, Any]) -> str:
 
 def _size(report: dict[str, Any]) -> str:
     return f"{report['bytes'] / 1e6:.2f} MB"
-
-
-def _speed(report: dict[str, Any]) -> str:
-    images = "1 image" if report["batch"] == 1 else f"{report['batch']} images"
-    threads = "1 thread" if report["threads"] == 1 else f"{report['threads']} threads"
-    return (
-        f"{report['milliseconds']:.1f} ms for {images} in {report['runtime']}, "
-        f"{report['torch_milliseconds']:.1f} ms in torch ({threads})"
-    )

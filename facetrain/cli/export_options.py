@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from facetrain.cli.options import DataDir, Json
+from facetrain.cli.options import DataDir, Json, local_set
 from facetrain.models.export.formats import FORMATS, ExportOptions
 
 
@@ -35,12 +35,6 @@ def _second_files() -> str:
 Format = Annotated[
     str, typer.Option(parser=_parse_format, metavar=f"[{'|'.join(FORMATS)}]", help="Format of the file.")
 ]
-Average = Annotated[
-    bool,
-    typer.Option(
-        "--ema", help="Take the moving average of the weights (optim.ema) of a run folder or a checkpoint."
-    ),
-]
 FileOptions = Annotated[
     ExportOptions,
     {
@@ -56,8 +50,7 @@ FileOptions = Annotated[
         ),
         "batch": typer.Option(
             min=1,
-            help=f"{_formats_with('batch')}: fixed number of images per call; by default any number, in tflite and "
-            "executorch 1.",
+            help=f"{_formats_with('batch')}: fixed number of images per call; by default any number.",
         ),
         "int8": typer.Option(
             help="onnx: quantize weights and activations of convolutions and linear layers to 8 bits. Off by default."
@@ -90,6 +83,7 @@ class Sets:
         list[str] | None,
         typer.Option(
             metavar="SET",
+            parser=local_set,
             help="Verification set on which both the model and the file are evaluated; may be repeated.",
         ),
     ] = None
@@ -104,4 +98,19 @@ class Outputs:
     model_card: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write a model card, in Markdown.")
     ] = None
+    push: Annotated[
+        str | None,
+        typer.Option(
+            metavar="hf://ORG/NAME",
+            help="Also upload the file with its model card to the Hugging Face Hub, into a new repository or an "
+            "existing one. Needs --license.",
+        ),
+    ] = None
+    license: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="License of the model for its card, such as cc-by-nc-4.0 or other."
+        ),
+    ] = None
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False
     as_json: Json = False

@@ -10,7 +10,7 @@ import typer
 
 from facetrain.cli.data.options import FaceLandmarks
 from facetrain.cli.option_groups import option_groups
-from facetrain.cli.options import Set
+from facetrain.cli.options import Set, local_file, local_set
 from facetrain.cli.outputs import echo_line, require_existing
 from facetrain.files import shell_path
 
@@ -28,7 +28,9 @@ def finetune(
     model: Annotated[
         Path,
         typer.Option(
-            help="Model to start from: a run, a model file, or another file that model.init_from takes."
+            metavar="MODEL",
+            parser=local_file,
+            help="Model to start from: a run, a model file, or another file that model.init_from takes.",
         ),
     ],
     faces: FaceLandmarks,
@@ -40,6 +42,7 @@ def finetune(
         list[str] | None,
         typer.Option(
             metavar="SET",
+            parser=local_set,
             help="Verification set of other people, on which the result may not be worse. May be repeated.",
         ),
     ] = None,

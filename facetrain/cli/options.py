@@ -2,18 +2,81 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from facetrain.cli.outputs import echo_choice
+from facetrain.cli.progress import progress_bar
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import UsageError
+from facetrain.remote.address import is_read_in_place, is_remote
 from facetrain.verify.options import EvaluationOptions
 
 if TYPE_CHECKING:
     from facetrain.checkpoint.load import CheckpointChoice
+    from facetrain.config.schema import Config as RunConfig
+
+
+def local_file(text: str) -> Path:
+    """Return the local path of an argument: a path, an address, or a name of the catalog, which are downloaded.
+
+    Raises:
+        FacetrainError: the address cannot be used, or the download failed.
+    """
+    from facetrain.remote.download import is_name
+
+    return download(text)[0] if is_name(text) else Path(text)
+
+
+def local_dataset(text: str) -> Path:
+    """Return the local path of a dataset; one of an object store, but not a .bin there, is read in place.
+
+    Raises:
+        FacetrainError: as `local_file`.
+    """
+    from facetrain.data.remote_dataset import dataset_path
+    from facetrain.data.settings import DataSettings
+
+    if is_read_in_place(text) and not text.endswith(".bin"):
+        return dataset_path(DataSettings(train=text))
+    return local_file(text)
+
+
+def download(name: str) -> tuple[Path, str]:
+    """Download an address or a name of the catalog with a progress bar; return the path, and the exact address.
+
+    Raises:
+        FacetrainError: as `local_file`.
+    """
+    from facetrain.remote.download import fetch
+    from facetrain.remote.filesystem import public
+
+    with progress_bar(f"bytes of {public(name)}") as progress:
+        return fetch(name, progress, partial(echo_choice, err=True))
+
+
+def local_set(text: str) -> str:
+    """Return the path of an evaluation set that is given by an address; a path or a name as it is.
+
+    Raises:
+        FacetrainError: as `local_file`.
+    """
+    return str(local_file(text)) if is_remote(text) else text
+
+
+def with_downloaded_inputs(config: RunConfig) -> RunConfig:
+    """Return a config with the exact addresses of its remote files, which are downloaded before the ranks start.
+
+    Raises:
+        FacetrainError: as `local_file`.
+    """
+    from facetrain.config.loading import with_downloads
+
+    return with_downloads(config, lambda name: download(name)[1])
+
 
 DEVICES = ("auto", "cpu", "cuda")
 _NEWEST_SOUND = "newest-sound"
@@ -43,9 +106,9 @@ Set = Annotated[
 ]
 MODEL_HELP = (
     "Model to run: a run folder, a checkpoint, a .safetensors file, a .pt or .pth file of arcface_torch, an .onnx "
-    "file, or a -symbol.json file of MXNet."
+    "file, a -symbol.json file of MXNet, an address (hf://, https://, s3://, gs://), or a name of `facetrain get`."
 )
-Model = Annotated[Path, typer.Argument(help=MODEL_HELP)]
+Model = Annotated[Path, typer.Argument(help=MODEL_HELP, parser=local_file)]
 DataDir = Annotated[
     Path | None,
     typer.Option(

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 
 _MOST_GIB = 1_000_000
+_SAVES_MEMORY = (
+    "head.momentum_dtype: bfloat16; model.checkpoint_activations: true; half of train.batch_size with twice "
+    "optim.accumulate; head.weight_dtype: bfloat16; head.momentum_dtype: int8; head.placement: host"
+)
 
 
 def plan(
@@ -53,8 +57,8 @@ def plan(
 ) -> None:
     """Forecast the memory by purpose, the limits of batch and identities, images per second and the time of the run.
 
-    Identities and images are read from data.train if it is on this machine and the config does not state them. The
-    exit code is 1 if the run does not fit into the memory.
+    Identities and images are read from data.train if it is on this machine or in an object store, and the config does
+    not state them. The exit code is 1 if the run does not fit into the memory.
     """
     from facetrain.config.loading import load_config
     from facetrain.errors import UsageError
@@ -88,11 +92,15 @@ def plan(
 def _dataset_size(config: Config) -> tuple[int | None, int | None]:
     """Return the numbers of identities and of images: of the config, or the dataset on the disk."""
     from facetrain.data.open_dataset import open_dataset
+    from facetrain.data.remote_dataset import dataset_path
+    from facetrain.remote.address import is_read_in_place
 
     data = config.data
     classes, images = data.num_classes, data.num_images
-    if (classes is None or images is None) and Path(data.train).exists():
-        source = open_dataset(Path(data.train), min_images_per_identity=data.min_images_per_identity)
+    is_there = is_read_in_place(data.train) or Path(data.train).exists()
+    if (classes is None or images is None) and is_there:
+        min_images = data.min_images_per_identity
+        source = open_dataset(dataset_path(data), min_images_per_identity=min_images, data=data)
         classes, images = classes or source.num_classes, images or source.num_images
     return classes, images
 
@@ -101,7 +109,6 @@ def _report(
     config: Config, num_classes: int, num_images: int | None, gpus: int, gpu: str, memory_gib: float
 ) -> dict[str, Any]:
     from facetrain.plan.backbone_cost import runs_fused
-    from facetrain.plan.changes import cheapest_change
     from facetrain.plan.device import DEVICES, GIB
     from facetrain.plan.forecast import forecast_stages
     from facetrain.plan.limits import MemoryBudget
@@ -114,8 +121,6 @@ def _report(
     timed = _time(config, num_classes, num_images, gpus, DEVICES[gpu]) if cuda else {}
     needed, largest = forecast_stages(config, num_classes, gpus, cuda=cuda)
     budget = MemoryBudget(gpus, memory, cuda=cuda)
-    fits = budget.fits(config, num_classes)
-    change = None if fits else cheapest_change(config, num_classes, budget)
     counts_teacher = not config.distill or teacher_cost(config.distill, config.train.precision).is_counted
     remarks = {
         "This is the memory without train.compile; the memory of a compiled network is not forecast.": (
@@ -139,10 +144,9 @@ def _report(
         "parts_bytes": needed.parts(),
         "total_bytes": needed.total,
         "elsewhere_bytes": needed.elsewhere,
-        "fits": fits,
+        "fits": budget.fits(config, num_classes),
         "largest_batch": budget.largest_batch(config, num_classes),
         "most_identities": budget.most_identities(config),
-        "change": change and {"set": change.keys, "price": change.price, "options": change.overrides()},
         "remarks": [remark for remark, applies in remarks.items() if applies],
         **timed,
     }
@@ -197,7 +201,7 @@ def _format(report: dict[str, Any]) -> str:
         *(
             f"  {name.replace('_', ' '):16}{size / GIB:8.2f} GiB"
             for name, size in report["parts_bytes"].items()
-            if size or name not in ("average", "teacher")  # most runs have neither
+            if size or name != "teacher"  # most runs have none
         ),
         f"  {'total':16}{report['total_bytes'] / GIB:8.2f} GiB of {report['memory_bytes'] / GIB:.4g}: "
         + ("fits" if report["fits"] else "does not fit"),
@@ -206,12 +210,7 @@ def _format(report: dict[str, Any]) -> str:
     if report["elsewhere_bytes"]:
         lines.append(f"  In addition {report['elsewhere_bytes'] / GIB:.2f} GiB per {unit} on the host.")
     if not report["fits"]:
-        change = report["change"]
-        lines.append(
-            f"cheapest change that makes it fit: {change['options']} ({change['price']})"
-            if change
-            else f"no change of the config makes it fit: use more {units}"
-        )
+        lines.append(f"needs less memory, from cheap to expensive: {_SAVES_MEMORY}; more {units}")
     lines.append(
         f"largest batch per {unit} {report['largest_batch']:,}; most identities {report['most_identities']:,}"
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from facetrain.cli.option_groups import option_groups
-from facetrain.cli.options import Device, Json
+from facetrain.cli.options import Device, Json, local_file
 from facetrain.cli.outputs import echo_line, require_existing, require_no_input, require_writable
 from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError
@@ -51,7 +51,10 @@ def search(
     probe: Annotated[Path, typer.Argument(help=f"Faces to search for: {_INPUT}.")],
     results: SearchOptions,
     model: Annotated[
-        Path | None, typer.Option(help="Model that embeds GALLERY or PROBE if they are images.")
+        Path | None,
+        typer.Option(
+            metavar="MODEL", parser=local_file, help="Model that embeds GALLERY or PROBE if they are images."
+        ),
     ] = None,
     device: Device = "auto",
 ) -> None:

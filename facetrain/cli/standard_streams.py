@@ -17,7 +17,7 @@ class OutputError(RunError):
 
 
 class MessageStream(io.TextIOWrapper):
-    """Standard error. Messages that it cannot take are lost: a run must not end because nobody can read them."""
+    """Standard error. Messages that it cannot take are lost: a run must not end because no program can read them."""
 
     def write(self, text: str) -> int:
         """Write a text if possible; return its length."""

@@ -12,10 +12,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from facetrain.cli.option_groups import option_groups
-from facetrain.cli.options import CheckpointOption, Json, RunDir, Set, find_run, parse_checkpoint
+from facetrain.cli.options import (
+    CheckpointOption,
+    Json,
+    RunDir,
+    Set,
+    find_run,
+    parse_checkpoint,
+    with_downloaded_inputs,
+)
 from facetrain.cli.outputs import echo_line, require_existing, require_writable
 from facetrain.cli.unused_options import refuse_launch_options
 from facetrain.cli.usual_settings import UsualSettings
+from facetrain.remote.address import is_remote
 
 if TYPE_CHECKING:
     from facetrain.config.schema import Config
@@ -95,6 +104,7 @@ def train(
 ) -> None:
     """Train a backbone and its head as a config describes."""
     loaded, set_keys = settings.load(config, set_ or ())
+    loaded = with_downloaded_inputs(loaded)
 
     def start() -> int:
         from facetrain.run import training
@@ -116,7 +126,14 @@ def train(
 def resume(
     context: typer.Context,
     *,
-    run_dir: RunDir = None,
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN_DIR|ADDRESS",
+            help="Folder of a run, or its address in checkpoint.mirror: it then continues in runs/NAME. Default: the "
+            "newest run in the folder runs.",
+        ),
+    ] = None,
     checkpoint: CheckpointOption = None,
     accept_foreign: Annotated[
         bool,
@@ -135,10 +152,18 @@ def resume(
     from facetrain.config.loading import load_config, override_keys
     from facetrain.errors import UsageError
 
-    choice, run_dir = parse_checkpoint(checkpoint), find_run(run_dir)
+    choice, from_mirror = parse_checkpoint(checkpoint), list[str]()
+    if run is not None and is_remote(run):
+        from facetrain.checkpoint.mirror import fetch_run
+
+        run_dir = fetch_run(run)
+        from_mirror = [f"checkpoint.mirror={run.rstrip('/').rpartition('/')[0]}"]
+    else:
+        run_dir = find_run(Path(run) if run else None)
     if not (run_dir / "config.yaml").is_file():
         raise UsageError(f"{run_dir}: not the folder of a run (it has no config.yaml)")
-    loaded, set_keys = load_config(run_dir / "config.yaml", set_ or ()), override_keys(set_ or ())
+    loaded = load_config(run_dir / "config.yaml", [*from_mirror, *(set_ or ())])
+    set_keys = override_keys(set_ or ())
 
     def start() -> int:
         from facetrain.run import training

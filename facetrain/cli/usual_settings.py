@@ -13,6 +13,7 @@ import typer
 
 from facetrain.cli.outputs import echo_choice
 from facetrain.errors import UsageError
+from facetrain.remote.download import is_name
 
 if TYPE_CHECKING:
     from facetrain.config.schema import Config
@@ -24,7 +25,7 @@ class UsualSettings:
     """Settings of the config, each short for one `--set` or several."""
 
     data: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             metavar="DATASET",
             help="Dataset to train on. The numbers of identities and images in the config are ignored, and so are "
@@ -106,9 +107,9 @@ class UsualSettings:
         if batch is not None:
             values["train.global_batch_size"] = None
         if self.data is not None:
-            if not self.data.exists():
+            if not is_name(self.data) and not Path(self.data).exists():
                 raise UsageError(f"--data {self.data}: no such file or folder")
-            values |= {"data.train": str(self.data)}
+            values |= {"data.train": self.data}
             values |= dict.fromkeys(("data.num_classes", "data.num_images"))
         return [f"{key}={json.dumps(value)}" for key, value in values.items()]
 

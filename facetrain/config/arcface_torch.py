@@ -101,7 +101,7 @@ def convert(path: Path) -> str:
     unknown = values.keys() - known
     notes += [f"# {name}: has no equivalent in facetrain" for name in sorted(unknown)]
     head = [f"# Converted from arcface_torch's {path.name}."]
-    # At the end: nobody has to do anything about these, and they would hide the others.
+    # At the end: these need no action, and they would hide the others.
     unneeded = [f"# {name}: {why}" for name, why in _WITHOUT_EQUIVALENT.items() if name in values]
     tail = ["# Left out, because facetrain needs no key for it:", *unneeded] if unneeded else []
     return "\n".join([*head, *notes, yaml.safe_dump(described, sort_keys=False).rstrip("\n"), *tail, ""])

@@ -27,6 +27,12 @@ _CLEAN = "remove it, and clean the dataset with `facetrain data clean`"
 REMOVED_KEYS = {
     "head.drop_sub_centers_epoch": (None, _CLEAN),
     "head.drop_angle": (75.0, _CLEAN),
+    "head.loss": ("softmax", "remove it: the loss is the softmax of head.margin"),
+    "head.negative_weight": (1.0, "remove it"),
+    "optim.layer_decay": (1.0, "remove it, and give learning rates by model.lr_factors"),
+    "optim.ema": (None, "remove it, and average models with `facetrain average`"),
+    "train.loss_spike": (None, "remove it; log.txt and report.html show the loss and the gradient norm"),
+    "data.augment.jpeg": (0.0, "remove it, or compress the images of the dataset beforehand"),
     "data.synthetic": (
         None,
         "remove it, and write the faces once by `facetrain data synth --output FOLDER`, for data.train",

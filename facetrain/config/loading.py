@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,23 @@ from facetrain.config.explain import REMOVED_KEYS, explain
 from facetrain.config.presets import find_config
 from facetrain.config.schema import RECIPES, Config
 from facetrain.errors import ConfigError
+from facetrain.files import printable
+from facetrain.remote.address import has_secrets, is_read_in_place, is_remote, without_secrets
+from facetrain.remote.download import is_name, pinned
 
 MAX_EXTENDS = 16
-_PATHS = ("run.dir", "data.train", "model.init_from", "distill.teacher", "distill.cache", "eval.dir")
+_PATHS = (
+    "run.dir",
+    "data.train",
+    "data.cache",
+    "model.init_from",
+    "distill.teacher",
+    "distill.cache",
+    "eval.dir",
+)
 """Keys that hold a path. `eval.targets` has paths and names."""
+_DOWNLOADED = ("data.train", "model.init_from", "distill.teacher", "distill.cache")
+"""Keys that may hold an address or a name of the catalog."""
 
 
 def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
@@ -46,6 +59,7 @@ def build_config(values: dict[str, Any], where: str, overrides: Iterable[str] = 
     for change in changes:
         _merge(values, change)
     _drop_removed_keys(values)
+    _require_no_secrets(values, where)
     # After --set, which may choose another recipe; below the file, whose keys win over it.
     recipe = values.get("recipe", Config.model_fields["recipe"].default)
     # A deep copy: the merge changes it.
@@ -58,11 +72,31 @@ def build_config(values: dict[str, Any], where: str, overrides: Iterable[str] = 
         raise ConfigError(f"{where}: {explain(error)}") from error
 
 
+def _require_no_secrets(values: Any, where: str, key: str = "") -> None:
+    """Check that no address in the values has a password or a signature: the config is written to many files.
+
+    Raises:
+        ConfigError: one has.
+    """
+    if isinstance(values, str) and has_secrets(values):
+        raise ConfigError(
+            f"{where}: {key}: {printable(without_secrets(values))} has a user, a password or a query, which a config "
+            "must not have; give credentials by the environment, or download the file by `facetrain get`"
+        )
+    items = (
+        values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
+    )
+    for name, value in items:
+        _require_no_secrets(value, where, f"{key}.{name}" if key else str(name))
+
+
 def _drop_removed_keys(values: dict[str, Any]) -> None:
     """Remove the keys of earlier versions that have no effect: the config of each run of such a version has them."""
     for key, (unused, _) in REMOVED_KEYS.items():
-        section, _, name = key.partition(".")
-        keys = values.get(section)
+        *sections, name = key.split(".")
+        keys: Any = values
+        for section in sections:
+            keys = keys.get(section) if isinstance(keys, dict) else None
         if isinstance(keys, dict) and name in keys and keys[name] == unused:
             del keys[name]
 
@@ -82,24 +116,56 @@ def dump_config(config: Config) -> str:
 def eval_dir_of_run(model: Path) -> Path:
     """Return the evaluation folder of a run, or the current folder if `model` is not a run folder."""
     config = model / "config.yaml"
-    return Path(load_config(config).eval_dir) if config.is_file() else Path()
+    folder = load_config(config).eval_dir if config.is_file() else ""
+    return Path() if is_remote(folder) else Path(folder)
 
 
 def with_absolute_paths(config: Config) -> Config:
     """Return the config with absolute paths, so that a run can be continued and evaluated from any folder.
 
     Relative paths are relative to the current folder. The names of evaluation sets in `eval.dir` stay as they are.
+
+    Raises:
+        FacetrainError: as `with_downloads`.
     """
+    config = with_downloads(config)
     plain = plain_config(config)
     for key in _PATHS:
         section, _, name = key.partition(".")
-        if path := _value(plain, key):
+        if (path := _value(plain, key)) and not is_remote(path):
             plain[section][name] = os.path.abspath(path)
     plain["eval"]["targets"] = [_absolute_target(target, config.eval_dir) for target in config.eval.targets]
     return Config.model_validate(plain)
 
 
+def with_downloads(config: Config, pin: Callable[[str], str] = pinned) -> Config:
+    """Return the config with the versions of its addresses, after `pin` has downloaded what is not read in place.
+
+    Args:
+        config: the settings.
+        pin: downloads an address or a name of the catalog; returns the address with its version.
+
+    Raises:
+        FacetrainError: an address cannot be used, or a download failed.
+    """
+    plain = plain_config(config)
+    for key in _DOWNLOADED:
+        section, _, name = key.partition(".")
+        path = _value(plain, key)
+        if path and is_name(path) and not (key == "data.train" and is_read_in_place(path)):
+            plain[section][name] = pin(path)
+    targets: list[str] = plain["eval"]["targets"]
+    if is_remote(folder := config.eval_dir):
+        targets = [
+            each if is_remote(each) else f"{folder}/{each.removesuffix('.bin')}.bin" for each in targets
+        ]
+    plain["eval"]["targets"] = [pin(target) if is_remote(target) else target for target in targets]
+    return Config.model_validate(plain)
+
+
 def _absolute_target(target: str, eval_dir: str) -> str:
+    if is_remote(target):
+        return target
     has_folder = Path(target).name != target
     is_in_eval_dir = (Path(eval_dir) / target).exists()
     is_path = Path(target).exists() and (has_folder or target.endswith(".bin")) and not is_in_eval_dir

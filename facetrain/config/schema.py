@@ -16,6 +16,7 @@ from facetrain.checkpoint.settings import CheckpointSettings
 from facetrain.data.settings import DataSettings
 from facetrain.head.settings import HeadSettings
 from facetrain.optim.settings import OptimSettings
+from facetrain.remote.address import is_remote, without_version
 from facetrain.settings import Settings
 from facetrain.telemetry.settings import LogSettings
 from facetrain.training.settings import DistillSettings, TrainSettings
@@ -69,9 +70,8 @@ class Config(Settings):
             stage.expectations in (None, "off") for stage in self.train.stages
         ):
             return self
-        # The second fraction of the loss is one of softmaxes, and a class has one expectation, which starts from a
-        # single center in the memory of the device.
-        needed = {"loss": "softmax", "sub_centers": 1, "placement": "device"}
+        # A class has one expectation, which starts from a single center in the memory of the device.
+        needed = {"sub_centers": 1, "placement": "device"}
         for key, value in needed.items():
             if getattr(head, key) != value:
                 raise ValueError(
@@ -128,8 +128,10 @@ class Config(Settings):
     @property
     def eval_dir(self) -> str:
         """Folder of the verification sets: `eval.dir`, or the folder of the training data."""
-        is_file = self.data.train.lower().endswith(_DATASET_FILES)
-        return self.eval.dir or (str(Path(self.data.train).parent) if is_file else self.data.train)
+        train = without_version(self.data.train)
+        is_file = train.lower().endswith(_DATASET_FILES)
+        parent = train.rpartition("/")[0] if is_remote(train) else str(Path(train).parent)
+        return self.eval.dir or (parent if is_file else train)
 
 
 _DATASET_FILES = (

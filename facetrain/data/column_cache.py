@@ -70,7 +70,7 @@ def _stamp_of_all(paths: Sequence[Path]) -> str:
 def _stamp(path: Path) -> list[int] | None:
     """Return size, inode, modification time and time of change (ns) of a file; None if it does not exist.
 
-    Inode and time of change tell a file that replaced one of the same size and modification time.
+    Inode and time of change identify a file that replaced one of the same size and modification time.
 
     Raises:
         DataError: it is not a regular file: a pipe would be waited for, a folder cannot be read.

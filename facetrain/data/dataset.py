@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import cached_property
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -22,6 +23,7 @@ class FaceDataset(Protocol):
         prefetch(first, count)   asks the operating system to read neighboring images in advance
         name(index)              path of an image inside the dataset; None if it is unknown
         identity_name(label)     name of an identity; its number if it has none
+        files                    paths of the files that the images are in
         places(index)            first byte and size of images in their files, see `image_places`
         landmarks                float32 (num_images, 5, 2), see `formats/landmark_file.py`; None without any
         skipped                  list of `SkippedFile`: files that are not images of the dataset
@@ -95,6 +97,11 @@ def image_places(dataset: FaceDataset, index: np.ndarray) -> np.ndarray | None:
     return None if places is None else places(index)
 
 
+def image_files(dataset: FaceDataset) -> list[Path]:
+    """Return the paths of the files that the images of a dataset are in; none if they are unknown."""
+    return list(getattr(dataset, "files", ()))
+
+
 def skipped_files(dataset: FaceDataset) -> list[SkippedFile]:
     """Return the files that a dataset leaves out."""
     return getattr(dataset, "skipped", [])
@@ -160,6 +167,11 @@ class ImageSubset(DatasetView):
         """Landmarks of the selected images; None if the other dataset has none."""
         landmarks_N52 = image_landmarks(self._dataset)
         return None if landmarks_N52 is None else landmarks_N52[self._index]
+
+    @property
+    def files(self) -> list[Path]:
+        """Files of the other dataset."""
+        return image_files(self._dataset)
 
     @property
     def skipped(self) -> list[SkippedFile]:

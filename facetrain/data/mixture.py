@@ -6,7 +6,7 @@ datasets:
   - path: glint360k
     weight: 0.5                # half of its images in every epoch, the other half in the next; default: 1
     identities: keep.txt       # only these identities, one number a line; `without:` excludes identities
-  - path: HSFace300k.lmdb
+  - path: s3://bucket/HSFace300k
     mask: mask.npy             # only these images: a NumPy array of their numbers, or of one boolean per image
 """
 
@@ -29,6 +29,7 @@ from facetrain.data.dataset import (
     SubsetDataset,
     has_identity_names,
     identity_name,
+    image_files,
     image_landmarks,
     image_places,
     prefetch_images,
@@ -39,6 +40,7 @@ from facetrain.data.skipped_files import SkippedFile
 from facetrain.data.yaml_file import read_yaml
 from facetrain.errors import DataError
 from facetrain.files import error_reason, os_errors_as, read_regular_text
+from facetrain.remote.address import has_secrets, is_remote, without_secrets
 from facetrain.settings import Settings
 
 MIXTURE_SUFFIXES = (".yaml", ".yml")
@@ -153,6 +155,11 @@ class MixtureDataset(DatasetView):
         return np.concatenate(complete) if len(complete) == len(parts) else None
 
     @property
+    def files(self) -> list[Path]:
+        """Files of the datasets."""
+        return [path for dataset in self.datasets for path in image_files(dataset)]
+
+    @property
     def skipped(self) -> list[SkippedFile]:
         """Files that the datasets leave out."""
         return [file for dataset in self.datasets for file in skipped_files(dataset)]
@@ -170,6 +177,7 @@ def open_mixture(
     path: Path,
     open_dataset: Callable[[Path], FaceDataset],
     drop_small_identities: Callable[[FaceDataset, Path], FaceDataset],
+    path_of: Callable[[str], Path],
 ) -> MixtureDataset:
     """Open the datasets of a YAML file.
 
@@ -178,6 +186,7 @@ def open_mixture(
         open_dataset: opens one dataset.
         drop_small_identities: removes identities with few images; called last, because the numbers in
             `identities:` and `without:` files are labels of the whole dataset.
+        path_of: returns the local path of an address.
 
     Raises:
         DataError: if the file is not as described above, or a dataset cannot be opened.
@@ -185,7 +194,9 @@ def open_mixture(
     content: MixtureFile = read_yaml(path, MixtureFile)
     datasets, chosen = [], list[tuple[Path, np.ndarray]]()
     for entry in content.datasets:
-        place = path.parent / entry.path
+        if has_secrets(entry.path):
+            raise DataError(f"{path}: {without_secrets(entry.path)}: give its credentials by the environment")
+        place = path_of(entry.path) if is_remote(entry.path) else path.parent / entry.path
         if place.suffix in MIXTURE_SUFFIXES:
             raise DataError(f"{path}: {entry.path} is itself a mixture; list its datasets here")
         selected = _select_images(open_dataset(place), entry, path)

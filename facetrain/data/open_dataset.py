@@ -17,15 +17,23 @@ from facetrain.data.formats.image_list import open_list
 from facetrain.data.formats.landmark_file import landmarks_path, open_landmarks
 from facetrain.data.formats.table import FORMATS
 from facetrain.data.mixture import MIXTURE_SUFFIXES, MixtureDataset, open_mixture
+from facetrain.data.remote_dataset import dataset_path
+from facetrain.data.settings import DataSettings
 from facetrain.errors import DataError
 from facetrain.files import listed, os_errors_as, printable
 
+_DEFAULTS = DataSettings(train="")
 DATASET_SUFFIXES = frozenset(MIXTURE_SUFFIXES).union(*(format.suffixes for format in FORMATS))
 """Suffixes of files that are a dataset each."""
 
 
 def open_dataset(
-    path: Path, *, min_images_per_identity: int = 1, root: Path | None = None, with_landmarks: bool = True
+    path: Path,
+    *,
+    min_images_per_identity: int = 1,
+    root: Path | None = None,
+    with_landmarks: bool = True,
+    data: DataSettings | None = None,
 ) -> FaceDataset:
     """Open a dataset in any format of `FORMATS`, or a YAML file that mixes datasets.
 
@@ -33,18 +41,20 @@ def open_dataset(
         path: a folder or a file.
         min_images_per_identity: identities with fewer images are left out.
         root: folder that the paths of a list file are relative to; default: the folder of the list.
+        data: settings with the cache of remote datasets in a mixture; None: the defaults.
         with_landmarks: False: the landmark file is neither read nor checked, because it is about to be replaced.
 
     Raises:
         DataError: if the folder does not exist, contains no dataset, or the dataset is inconsistent.
     """
-    path = Path(path)
+    path = path if isinstance(path, Path) else Path(path)
     if path.suffix in MIXTURE_SUFFIXES and path.is_file():
         try:
             return open_mixture(
                 path,
                 partial(open_dataset, with_landmarks=with_landmarks),
                 lambda dataset, place: drop_small_identities(dataset, place, min_images_per_identity),
+                lambda address: dataset_path((data or _DEFAULTS).model_copy(update={"train": address})),
             )
         except DataError as error:
             # The paths in the file come from other people, and are in the messages of all formats.
@@ -124,7 +134,7 @@ def _format_of_folder(folder: Path) -> tuple[Format, str] | None:
 def is_dataset_folder(folder: Path) -> bool:
     """Return whether a folder is a dataset even with images directly in it: it has a part of one, or two identities.
 
-    One subfolder with images, such as the pictures of a description, is not a folder of identities.
+    One subfolder with images, such as the figures of a description, is not a folder of identities.
 
     Raises:
         DataError: the folder cannot be read.
@@ -135,7 +145,7 @@ def is_dataset_folder(folder: Path) -> bool:
 def _require_no_photos(folder: Path, part: str) -> None:
     """Check that a folder with a part of another dataset is not one of photos: a single backup would hide them all.
 
-    One subfolder with images, such as the pictures of a description, is not a folder of identities.
+    One subfolder with images, such as the figures of a description, is not a folder of identities.
 
     Raises:
         DataError: two subfolders have images.
@@ -159,7 +169,7 @@ def require_landmarks(dataset: FaceDataset, path: Path, backbone: str) -> None:
             place = str(path) if part is dataset else f"{path}: the dataset with {part.location(0)}"
             raise DataError(
                 f"{place} has no landmarks, which backbone {backbone} needs; write them with `facetrain data "
-                "landmarks DATASET --detector face_detection_yunet.onnx`, or train another backbone"
+                "landmarks DATASET --detector yunet`, or train another backbone"
             )
 
 

@@ -1,13 +1,15 @@
-"""File that many threads and processes read at once."""
+"""File or object of a store that many threads and processes read at once."""
 
 from __future__ import annotations
 
+import io
 import os
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, BinaryIO, ClassVar
 
+from facetrain.data.object_blocks import BLOCK_BYTES, ObjectStream, stored_object
 from facetrain.errors import DataError, UnreadableError
 from facetrain.files import error_reason, open_regular, os_errors_as
 
@@ -30,7 +32,8 @@ class PositionalFile:
             self._file = open_regular(path)
         self.close = weakref.finalize(self, os.close, self._file)
         """Close the file; runs by itself when the object is garbage collected."""
-        self.size = os.fstat(self._file).st_size
+        self._object = stored_object(path)
+        self.size = self._object.size if self._object else os.fstat(self._file).st_size
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as the path."""
@@ -41,7 +44,10 @@ class PositionalFile:
 
         Raises:
             UnreadableError: of the subclass's `read_error` type, if the operating system cannot read them.
+            DataError: the store cannot.
         """
+        if self._object:
+            return self._object.bytes_at(offset, count)
         try:
             return os.pread(self._file, count, offset)
         except OSError as error:
@@ -54,6 +60,19 @@ class PositionalFile:
         return lambda position, count: self.bytes_at(offset + position, max(min(count, size - position), 0))
 
     def prefetch_bytes(self, offset: int, count: int) -> None:
-        """Ask the operating system to read a range into its cache, in one request."""
-        if hasattr(os, "posix_fadvise"):
+        """Ask the operating system to read a range into its cache, or threads to fetch that range of an object."""
+        if self._object:
+            self._object.prefetch(offset, count)
+        elif hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._file, offset, count, os.POSIX_FADV_WILLNEED)
+
+
+def open_stream(path: Path) -> BinaryIO:
+    """Open a file, or an object of a remote dataset, for a library that reads archives or tables.
+
+    Raises:
+        OSError: the file cannot be opened.
+        DataError: the store cannot read the object; later, also by `read`.
+    """
+    stored = stored_object(path)
+    return io.BufferedReader(ObjectStream(stored), BLOCK_BYTES) if stored else path.open("rb")

@@ -1,31 +1,33 @@
-"""Cards of the public datasets that the presets train on."""
+"""Public datasets that the presets train on, in the catalog."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from facetrain.data.dataset_card import CARD_SUFFIX, DatasetCard, read_card
 from facetrain.data.settings import DataSettings
 from facetrain.errors import DataError
 from facetrain.files import printable, shell_path
-
-# An installed wheel holds the cards beside this module, a source tree holds them in datasets/.
-_FOLDERS = (Path(__file__).parent / "published_cards", Path(__file__).parents[2] / "datasets")
+from facetrain.remote.address import is_remote
+from facetrain.remote.catalog import Entry, catalog, nearest_available
 
 
 def require_dataset(data: DataSettings) -> None:
     """Check that there is a file or folder at the path of the training data.
 
-    The expected numbers of images and identities tell which public dataset a published run needs.
+    The expected numbers of images and identities show which public dataset a published run needs.
 
     Raises:
         DataError: there is nothing; the message says where to get the dataset and how to give another one.
     """
-    if Path(data.train).exists():
+    if is_remote(data.train) or Path(data.train).exists():
         return
-    card = _find_card(data.num_classes, data.num_images)
-    if card:
-        source = f"download {card.name} from {card.origin} and put it there"
+    entry = published_entry(data.num_classes, data.num_images)
+    if entry and entry.address:
+        source = f"get {entry.about} by `facetrain get {entry.name} --output {shell_path(Path(data.train))}`"
+    elif entry:
+        source = f"get {entry.about} from {entry.origin} ({entry.state}) and put it there"
+        if nearest := nearest_available(entry):
+            source += f"; the nearest that can be had: facetrain get {nearest.name}"
     else:
         synth = f"facetrain data synth --output {shell_path(Path(data.train))} --image-size {data.image_size}"
         source = f"correct data.train, or write synthetic faces there by `{synth}`"
@@ -37,12 +39,11 @@ def require_dataset(data: DataSettings) -> None:
     )
 
 
-def _find_card(num_classes: int | None, num_images: int | None) -> DatasetCard | None:
+def published_entry(num_classes: int | None, num_images: int | None) -> Entry | None:
+    """Return the catalog's entry of the public dataset with these numbers; None if there is none."""
     if num_classes is None or num_images is None:
         return None
-    for folder in _FOLDERS:
-        for path in sorted(folder.glob(f"*{CARD_SUFFIX}")):
-            card = read_card(path.with_name(path.name.removesuffix(CARD_SUFFIX)))
-            if (card.people, card.images) == (num_classes, num_images):
-                return card
-    return None
+    training_sets = (entry for entry in catalog().values() if entry.kind == "training set")
+    return next(
+        (entry for entry in training_sets if (entry.people, entry.images) == (num_classes, num_images)), None
+    )

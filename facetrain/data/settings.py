@@ -27,8 +27,6 @@ class AugmentSettings(Settings):
     """Probability of a random crop, enlarged to the full size."""
     erase: Probability = 0.0
     """Probability of covering a random rectangle."""
-    jpeg: Probability = 0.0
-    """Probability of a JPEG compression with a low quality."""
 
 
 class DataSettings(Settings):
@@ -36,7 +34,13 @@ class DataSettings(Settings):
 
     train: str
     """Path of the training data: a folder with train.rec, with one folder per identity, or with LMDB, tar,
-    Parquet or TFRecord shards; a .zip, .lmdb, .tar or list file; or the YAML file of a mixture of datasets."""
+    Parquet shards; a .zip, .lmdb, .tar or list file; the YAML file of a mixture of datasets; or an address. `s3://`
+    and `gs://` are read in place, see `cache`; others are downloaded."""
+    cache: str | None = None
+    """Folder for the parts of `s3://` and `gs://` datasets that were read last, on a fast disk of each machine. null:
+    the user's cache folder."""
+    cache_bytes: Positive = 16 << 30
+    """Largest size of these parts. `shuffle: blocks` needs two windows of 131,072 images each."""
     image_size: ImageSize = 112
     """Width and height of the network input, in pixels. The first epochs can have smaller images, see
     `train.stages`."""
@@ -51,7 +55,7 @@ class DataSettings(Settings):
     the machine, at most 16. 0: no processes, the training process reads."""
     shuffle: Literal["full", "blocks"] = "full"
     """Order of the images. full: a random permutation of all images. blocks: images are read in contiguous blocks
-    and shuffled within a window, for slow disks."""
+    and shuffled within a window, for slow disks and object stores."""
     bad_records: Literal["error", "skip"] = "error"
     """Action for an image that cannot be read. error: end the run. skip: use the next image instead."""
     decode: Literal["cpu", "gpu"] = "cpu"

@@ -1,1 +1,1 @@
-"""Memory, threads and kernels of the device: page-locked host memory, current device, launches, profiler ranges."""
+"""Parts that depend on the device: its abilities, page-locked memory, current device, launches, profiler ranges."""

@@ -47,8 +47,8 @@ def explain_failures(world: World, timeout_s: float) -> Iterator[None]:
         reason = error_reason(error)
         if is_out_of_memory(error):
             raise RunError(
-                f"rank {world.rank}: too little memory ({reason}); `facetrain plan` names the cheapest change of the "
-                "config that fits; earlier checkpoints are intact"
+                f"rank {world.rank}: too little memory ({reason}); `facetrain plan` lists what needs less memory; "
+                "earlier checkpoints are intact"
             ) from error
         # A fault of the program keeps its traceback; only failures of the group are put into words here.
         if world.size == 1 or not any(word in reason for word in _LOST):

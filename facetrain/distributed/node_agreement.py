@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 LAST_CALL_S = 30.0
 """Time for further nodes to join after the least number has joined."""
 _SILENT_S = 15.0
-"""A node that has given no sign of life for this time is not waited for."""
+"""A node that has sent nothing for this time is not waited for."""
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from typing import NoReturn
 _PR_SET_PDEATHSIG = 1  # from Linux's prctl.h
 _STANDARD_ERROR = 2
 _OWN_LAUNCHER = "FACETRAIN_LAUNCHER"
-"""Environment variable of the ranks that facetrain itself starts. All others that an elastic agent sets are torchrun's
-as well."""
+"""Environment variable with the process id of the facetrain that starts the ranks. All others that an elastic agent
+sets are torchrun's as well."""
 
 _must_exit_at_once = False
 
@@ -33,7 +33,7 @@ def launched_by_torchrun() -> bool:
 
 def mark_own_ranks() -> None:
     """Let the ranks that this process starts know that facetrain is their launcher, and not torchrun."""
-    os.environ[_OWN_LAUNCHER] = "1"
+    os.environ[_OWN_LAUNCHER] = str(os.getpid())
 
 
 def outside_launcher() -> str:
@@ -46,6 +46,11 @@ def outside_launcher() -> str:
         "with RANK, WORLD_SIZE and MASTER_ADDR in the environment, by which another launcher starts the processes "
         "(unset them if there is none)"
     )
+
+
+def is_own_rank() -> bool:
+    """Return whether facetrain's launcher, on this machine, started this rank: it has done what is done once."""
+    return launched_by_torchrun() and _OWN_LAUNCHER in os.environ
 
 
 def ignores_hangup() -> bool:
@@ -76,6 +81,9 @@ def end_with_launcher() -> None:
     """
     if has_agent():
         end_with_parent(signal.SIGKILL)
+        # The kernel sends nothing if the launcher has ended before the call, while this rank started.
+        if os.environ.get(_OWN_LAUNCHER, str(os.getppid())) != str(os.getppid()):
+            signal.raise_signal(signal.SIGKILL)
 
 
 def end_with_parent(number: int) -> None:

@@ -54,6 +54,12 @@ def user_cache_folder() -> Path:
         raise FileNotFoundError(errno.ENOENT, str(error)) from error
 
 
+def is_offline() -> bool:
+    """Return whether the user has switched downloads off, by FACETRAIN_OFFLINE or the variable of huggingface_hub."""
+    values = (os.environ.get(name, "") for name in ("FACETRAIN_OFFLINE", "HF_HUB_OFFLINE"))
+    return any(value.lower() not in ("", "0", "false", "no", "off") for value in values)
+
+
 def keep_compiled_code() -> None:
     """Make torch.compile cache its code in the user's cache folder instead of /tmp, which a reboot empties.
 

@@ -14,6 +14,7 @@ from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.dataset_card import read_cards
 from facetrain.data.images.augment import normalize
+from facetrain.data.remote_dataset import dataset_path
 from facetrain.data.synthetic.dataset_writer import SYNTHETIC_CARD
 from facetrain.distributed.world import World
 from facetrain.doctor.check_result import CheckResult, count_text, errors_as_failures, passed
@@ -27,6 +28,7 @@ from facetrain.doctor.silent_errors import check_alignment, check_images
 from facetrain.doctor.teacher import check_teacher
 from facetrain.models.initialize_from import check_backbone_weights, check_center_count, read_centers
 from facetrain.plan.forecast import forecast_stages
+from facetrain.remote.download import local_path
 from facetrain.run.build.backbone import check_stage_sizes, describe_model, load_initial_weights
 from facetrain.run.build.step_schedule import schedule_steps
 from facetrain.verify.sets.pair_set import PairSet, load_pair_sets
@@ -90,7 +92,7 @@ def _examine_run(
         with errors_as_failures(results, "landmarks"):
             results.append(check_landmarks(source, train, config.model.backbone))
     if config.model.init_from:
-        path = Path(config.model.init_from)
+        path = local_path(config.model.init_from)
         with errors_as_failures(results, "initial weights"):
             results.append(_examine_initial_weights(config, path, num_classes))
         if source is not None:
@@ -154,7 +156,7 @@ def _examine_batch(config: Config, ranks: int, num_images: int) -> Iterator[Chec
         for number, stage in enumerate(schedule.stages, start=1):
             message += f"; stage {number} until step {stage.stop_step:,}: {stage.describe()}"
     yield passed("batch", message)
-    if all(card.origin != SYNTHETIC_CARD.origin for card in read_cards(Path(config.data.train))):
+    if all(card.origin != SYNTHETIC_CARD.origin for card in read_cards(dataset_path(config.data))):
         # Published rates are for photos of many identities; drawn faces are for demonstrations.
         yield check_learning_rate(
             config.optim, schedule.global_batch_size, has_initial_weights=bool(config.model.init_from)

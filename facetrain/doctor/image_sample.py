@@ -8,14 +8,15 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import cv2
 import numpy as np
 
 from facetrain.data.dataset import FaceDataset
-from facetrain.data.images.color import EncodedColor, encoded_color
 from facetrain.data.images.decode import NotAnImageError, decode, decode_rgb, resize_square
 from facetrain.data.images.face_pattern import face_pattern
-from facetrain.data.images.header import jpeg_orientation
+from facetrain.data.images.header import is_cmyk_jpeg, jpeg_orientation
 from facetrain.errors import DataError
 
 SAMPLE_SIZE = 500
@@ -25,6 +26,17 @@ _MAX_SECONDS = 5.0
 """Large photos take longer than face crops: the sample then ends early, and the report has its real size."""
 _GRAY_DIFFERENCE = 2.0
 """Largest mean difference between the channels of an image without color; JPEG rounds chroma to this extent."""
+
+
+class EncodedColor(NamedTuple):
+    """Storage of the colors of an image."""
+
+    model: str
+    """RGB, gray or CMYK."""
+    bits: int
+    """Bits per channel as they are decoded, 8 or 16."""
+    has_alpha: bool
+    """Whether the image has transparency."""
 
 
 @dataclass(frozen=True)
@@ -109,3 +121,14 @@ def draw_sample(num_images: int, read: Callable[[int], bytes]) -> ImageSample:
         counts,
         np.array(patterns, np.float32)[order],
     )
+
+
+def encoded_color(data: bytes) -> EncodedColor:
+    """Return the color storage of an encoded image; RGB with 8 bits for HEIC, which OpenCV does not read."""
+    image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+    if image is None:
+        return EncodedColor("RGB", 8, has_alpha=False)
+    channels = 1 if image.ndim == 2 else image.shape[2]
+    # OpenCV converts CMYK to RGB also if it is asked for the image as it is.
+    model = "CMYK" if is_cmyk_jpeg(data) else "gray" if channels < 3 else "RGB"
+    return EncodedColor(model, 8 * image.itemsize, channels in (2, 4))

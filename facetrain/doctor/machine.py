@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from facetrain.cpu_cores import usable_cores
+from facetrain.device.capability import multiplies_bfloat16
 from facetrain.distributed import collectives
 from facetrain.distributed.process_setup import has_gpu_driver
 from facetrain.doctor.check_result import CheckResult, count_text, failed, passed, warned_if, warning
@@ -24,8 +25,6 @@ from facetrain.plan.device import GIB
 _SHARED_MEMORY = Path("/dev/shm")
 _SHARED_MEMORY_FOR_GPUS = GIB
 """Enough for NCCL's buffers; Docker's default of 64 MiB is not."""
-_BF16_CAPABILITY = (8, 0)
-"""Compute capability from which on GPUs multiply in bf16."""
 _MESSAGE_BYTES = 1 << 25
 _ROUNDS = 5
 _SLOW_BYTES_PER_SECOND = 100e6
@@ -109,8 +108,8 @@ def check_machine(processes: int, precision: str) -> Iterator[CheckResult]:
 def _check_gpu(number: int, precision: str) -> CheckResult:
     free, total = torch.cuda.mem_get_info(number)
     message = f"{torch.cuda.get_device_name(number)}, {free / GIB:.0f} of {total / GIB:.0f} GiB free"
-    if precision == "bf16" and torch.cuda.get_device_capability(number) < _BF16_CAPABILITY:
-        return warning(f"gpu {number}", f"{message}; slow in bf16", "set train.precision: fp16")
+    if precision == "bf16" and not multiplies_bfloat16(torch.device("cuda", number)):
+        return failed(f"gpu {number}", f"{message}; has no bf16", "set train.precision: fp16")
     advice = "another process uses this GPU: `nvidia-smi` lists it"
     return warned_if(free < 0.9 * total, f"gpu {number}", message, advice)
 

@@ -51,17 +51,17 @@ def check_learning_rate(
 
 
 def checkpoint_bytes(needed: Forecast, world_size: int) -> int:
-    """Return the size of one checkpoint: the backbone and its average once, all class centers and their moments."""
+    """Return the size of one checkpoint: the backbone once, all class centers and their moments."""
     # Each rank saves its shard; all else is saved once.
     centers = needed.centers + needed.center_moments + needed.elsewhere
-    return needed.weights + needed.moments + needed.average + centers * world_size
+    return needed.weights + needed.moments + centers * world_size
 
 
 def check_memory(needed: Forecast, memory: int) -> CheckResult:
     """Compare the forecast of a rank's peak of memory with the memory of its device, in bytes."""
     message = f"forecast: {needed.total / GIB:.1f} of {memory / GIB:.0f} GiB"
     if needed.total > memory:
-        advice = "`facetrain plan` prints the cheapest change that makes it fit, and the largest batch"
+        advice = "`facetrain plan` prints the largest batch that fits, and what needs less memory"
         return failed("memory", message, advice)
     advice = "memory lost between blocks may make it fail: `facetrain plan` prints the largest batch"
     return warned_if(needed.total > USABLE * memory, "memory", message, advice)

@@ -171,7 +171,7 @@ def check_alignment(
         return [warning(check, message, advice, "possible")]
     if not _is_moved(moved):
         return [passed(check, f"as {reference_name} (correlation {moved.similarity_in_place:.2f})")]
-    # How much better the faces agree after they are moved tells how certain the difference is.
+    # How much better the faces agree after they are moved shows how certain the difference is.
     gain = moved.similarity - moved.similarity_in_place
     certainty = "likely" if gain > _CLEAR_GAIN and moved.similarity > 0.7 else "possible"
     message = (

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from facetrain.doctor.check_result import CheckResult, failed, passed, warned_if
 from facetrain.doctor.image_sample import read_images
 from facetrain.files import shell_path
 from facetrain.models.model_file import EmbeddingModel, open_model
+from facetrain.remote.download import local_path
 from facetrain.run.build.teacher_embeddings import open_cache
 
 _PAIRS = 24
@@ -41,13 +41,11 @@ def check_teacher(config: Config, source: FaceDataset | None) -> Iterator[CheckR
     """
     distill = config.distill
     assert distill is not None, "the config has no teacher"
-    teacher = open_model(Path(distill.teacher), torch.device("cpu"))
+    teacher = open_model(local_path(distill.teacher), torch.device("cpu"))
     size = _embed(teacher, np.zeros((1, teacher.image_size, teacher.image_size, 3), np.uint8)).shape[1]
     student = config.model.embedding_size
     bridge = f"a learned projection maps the network's {student:,} to them"
-    if distill.loss == "relational":
-        bridge = "relational compares no elements"
-    elif size == student:
+    if size == student:
         bridge = "as the network"
     message = f"{distill.teacher}: {teacher.description}; embeddings of {size:,} elements, {bridge}"
     yield passed("teacher", message)

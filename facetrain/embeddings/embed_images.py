@@ -25,7 +25,7 @@ from facetrain.embeddings.embedding_files import Embeddings
 from facetrain.embeddings.inference import Inference
 from facetrain.embeddings.normalization import l2_normalize, require_finite
 from facetrain.embeddings.photo_check import PhotoCheck
-from facetrain.embeddings.row_files import PartialEmbeddings, RowFile, embedding_key
+from facetrain.embeddings.row_files import RowFile
 from facetrain.errors import DataError
 from facetrain.files import os_errors_as, printable
 from facetrain.models.inference_network import inference_network
@@ -45,16 +45,11 @@ def embed_input(
     *,
     flip: bool = True,
     progress: ProgressCallback | None = None,
-    output: Path | None = None,
-    dtype: str = "float32",
 ) -> Embeddings:
     """Return the unit embeddings of an image, a folder of images, a dataset, a `.rec` or a `.bin`.
 
     More than one chunk of embeddings is kept in a temporary file that is mapped into memory. `progress` is
     called with the number of embedded images and their total.
-
-    With `output`, finished chunks are kept beside this file, so that the same call continues after an interruption.
-    `remove_partial_files` removes them. `dtype` is the type of the numbers in these chunks.
 
     Raises:
         ModelError: the model cannot be opened, or an embedding is not finite.
@@ -65,15 +60,9 @@ def embed_input(
     # After the input, so that a wrong path is reported before the network is loaded.
     with join(inference.device) as world:
         opened = open_model(model, world.device)
-        kept = None
-        if output is not None and len(images) > _CHUNK:
-            with os_errors_as(DataError, model):
-                settings = {"flip": flip, "bf16": inference.bf16}
-                key = embedding_key(model, input, images, labels, settings)
-            kept = PartialEmbeddings(output, key, len(images), dtype)
         embedding = embed_images(
             open_embedder(opened, world, inference), images, str(input),
-            flip=flip, landmarks=input_landmarks(opened, input), progress=progress, kept=kept,
+            flip=flip, landmarks=input_landmarks(opened, input), progress=progress,
         )  # fmt: skip
     return Embeddings(embedding, names, labels, input)
 
@@ -98,13 +87,11 @@ def embed_images(
     flip: bool = True,
     landmarks: Landmarks | None = None,
     progress: ProgressCallback | None = None,
-    kept: RowFile | None = None,
 ) -> np.ndarray:
     """Return the unit embeddings: float32 (N, D), an array in memory or, if there are many, in a temporary file.
 
     Warns if the images look like whole photos. `name` is the input, for messages. `landmarks` are the landmarks of
-    the images, (N, 5, 2), see `ImageEmbedder`. `kept` replaces the temporary file: its rows are not embedded again,
-    and the result has its type.
+    the images, (N, 5, 2), see `ImageEmbedder`.
 
     Raises:
         ModelError: an embedding is not finite.
@@ -118,8 +105,9 @@ def embed_images(
         require_finite(embedding_ND, name, first=indices.start)
         return l2_normalize(embedding_ND)
 
-    for _, chunk in embed_in_chunks(embedder, embed, kept.done if kept else 0, count, _CHUNK, progress):
-        if kept is None and len(chunk) == count:
+    kept = None
+    for _, chunk in embed_in_chunks(embedder, embed, 0, count, _CHUNK, progress):
+        if len(chunk) == count:
             check.warn(name, getattr(images, "location", None))
             return chunk
         kept = kept or RowFile(count)

@@ -221,6 +221,6 @@ class ImageEmbedder:
 
 
 def _location(images: Sequence[EncodedImage], index: int, name: str) -> str:
-    """Return where an image is, for messages: its file, if the sequence tells, or its index in the input."""
+    """Return where an image is, for messages: its file, if the sequence knows it, or its index in the input."""
     locate: Callable[[int], str] | None = getattr(images, "location", None)
     return f"{name}: image {index}" if locate is None else locate(index)

@@ -144,11 +144,8 @@ def load_embeddings(path: Path) -> Embeddings:
     return replace(opened, stored=l2_normalize(opened.rows(0, opened.count)))
 
 
-def save_embeddings(path: Path, embeddings: Embeddings, dtype: str = "float32") -> None:
+def save_embeddings(path: Path, embeddings: Embeddings) -> None:
     """Write a `.npz` or `.parquet` file in blocks, complete or not at all.
-
-    `dtype` is the type of the embeddings in the file: float32, or float16, which needs half the space and changes a
-    cosine by about 0.0002.
 
     Raises:
         DataError: the suffix is unknown, pyarrow is not installed, or the file cannot be written.
@@ -156,7 +153,7 @@ def save_embeddings(path: Path, embeddings: Embeddings, dtype: str = "float32") 
     require_format(path)
     _, write = _FORMATS[path.suffix]
     with new_file(path, DataError) as scratch, scratch.open("wb") as file:
-        write(file, embeddings.stored, embeddings.name, embeddings.label, np.dtype(dtype), _WRITE_ROWS)
+        write(file, embeddings.stored, embeddings.name, embeddings.label, _WRITE_ROWS)
 
 
 def require_format(path: Path) -> None:

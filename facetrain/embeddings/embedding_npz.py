@@ -19,13 +19,11 @@ from facetrain.errors import DataError
 _READ_ROWS = 4096
 
 
-def write_npz(
-    file: BinaryIO, rows: Any, names: Sequence[str], label: np.ndarray, dtype: np.dtype[Any], block: int
-) -> None:
-    """Write what `np.savez` writes, `block` rows at a time, without a second copy of the columns in memory."""
+def write_npz(file: BinaryIO, rows: Any, names: Sequence[str], label: np.ndarray, block: int) -> None:
+    """Write what `np.savez` writes, the embeddings as float32, `block` rows at a time to need no second copy."""
     width = max([1, *map(len, names)])
     columns: dict[str, tuple[Any, np.dtype[Any], tuple[int, ...]]] = {
-        "embedding": (rows, dtype, rows.shape),
+        "embedding": (rows, np.dtype(np.float32), rows.shape),
         "name": (names, np.dtype(f"<U{width}"), label.shape),
         "label": (label, label.dtype, label.shape),
     }

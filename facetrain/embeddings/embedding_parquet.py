@@ -19,21 +19,17 @@ from facetrain.errors import DataError
 _READ_ROWS = 4096
 
 
-def write_parquet(
-    file: BinaryIO, rows: Any, names: Sequence[str], label: np.ndarray, dtype: np.dtype[Any], block: int
-) -> None:
-    """Write embeddings in row groups of `block` rows."""
+def write_parquet(file: BinaryIO, rows: Any, names: Sequence[str], label: np.ndarray, block: int) -> None:
+    """Write embeddings as float32 in row groups of `block` rows."""
     import pyarrow as pa
     import pyarrow.parquet
 
     size = rows.shape[1]
-    schema = pa.schema(
-        {"name": pa.string(), "label": pa.int64(), "embedding": pa.list_(pa.from_numpy_dtype(dtype), size)}
-    )
+    schema = pa.schema({"name": pa.string(), "label": pa.int64(), "embedding": pa.list_(pa.float32(), size)})
     with pyarrow.parquet.ParquetWriter(file, schema) as writer:
         for start in range(0, len(names), block):
             part = slice(start, start + block)
-            flat = pa.array(np.ascontiguousarray(rows[part], dtype).ravel())
+            flat = pa.array(np.ascontiguousarray(rows[part], np.float32).ravel())
             columns = [
                 pa.array(names[part], pa.string()),
                 pa.array(label[part].astype(np.int64)),

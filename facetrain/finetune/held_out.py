@@ -21,7 +21,7 @@ _LEAST_IMAGES = 4
 _SHARE, _LEAST, _MOST = 0.3, 2, 10
 """Share of a person's images that is held out, and the bounds of their number: a genuine pair needs two."""
 LEAST_PAIRS = 10
-"""Genuine pairs without which no result is told from another one: with ten, one pair is 5 points of accuracy."""
+"""Genuine pairs without which no two results can be distinguished: with ten, one pair is 5 points of accuracy."""
 _MOST_PAIRS = 3000
 
 

@@ -111,11 +111,13 @@ def describe(verdict: Verdict, prepared: Prepared) -> list[str]:
         kept = "the fine-tuned model" if verdict.share else "the first model, because no other is better"
     lines = [f"kept: {kept}"]
     for name, by_metric in verdict.compared.differences.items():
+        chose = verdict.share > 0 and name == prepared.place.pairs.stem
         difference = by_metric["accuracy"]
         low, high = difference.interval
         lines.append(
             f"  {name}: accuracy {difference.first:.2%}, before {difference.second:.2%}; difference "
             f"{difference.first - difference.second:+.2%} [{low:+.2%}, {high:+.2%}]"
+            + (", a little optimistic: these images chose the share" if chose else "")
         )
     lines += [
         f"  threshold {each.cosine:.4f} for a false match rate of {each.fmr:g}" for each in verdict.thresholds

@@ -55,13 +55,11 @@ class BaseHead:
         if self.reads_labels:
             self._expected = collectives.GatheredRows(label_B)
 
-    def __call__(
-        self, embedding_BD: Tensor, label_B: Tensor, teacher: collectives.GatheredRows | None = None
-    ) -> Tensor:
+    def __call__(self, embedding_BD: Tensor, label_B: Tensor) -> Tensor:
         """Return the loss of the global batch; a scalar, the same on every rank.
 
-        `label_B` is int64 and counts the classes of all datasets. Centers that follow a `teacher` (of
-        `start_teacher_gather`) move first. Collective: every rank must pass the same number of rows.
+        `label_B` is int64 and counts the classes of all datasets. Collective: every rank must pass the same number of
+        rows.
 
         Raises:
             DataError: a label is outside [0, num_classes). CUDA labels are not checked here, because the host would
@@ -77,11 +75,9 @@ class BaseHead:
             label_G = label_G.cpu()  # waits for the device, unless the labels were expected
         # The embeddings are on their way while the head samples classes and reads their rows: it waits for them when it
         # needs them.
-        return self._loss_of(label_G, _start_gather(embedding_BD, with_norms=self.needs_norms), teacher)
+        return self._loss_of(label_G, _start_gather(embedding_BD, with_norms=self.needs_norms))
 
-    def _loss_of(
-        self, label_G: Tensor, gathered: collectives.GatheredRows, teacher: collectives.GatheredRows | None
-    ) -> Tensor:
+    def _loss_of(self, label_G: Tensor, gathered: collectives.GatheredRows) -> Tensor:
         """Return the loss of a batch whose unit embeddings (G, X) are being gathered, each followed by its norm."""
         raise NotImplementedError
 

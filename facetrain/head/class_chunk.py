@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
+from facetrain.device.capability import can_run_kernels
 from facetrain.head.center_gradient import UnfinishedGradient
 from facetrain.head.losses import Softmax
 from facetrain.head.margins.base import Margin
@@ -180,7 +180,7 @@ class Chunk:
 class FusedChunk(Chunk):
     """The same chunk computed by Triton kernels that never write a logit to memory.
 
-    For CUDA, the softmax loss, and one center per class; see `fused_chunks_available`.
+    For CUDA and one center per class; see `fused_chunks_available`.
     """
 
     # The kernels are imported inside the methods, because Triton may be absent on other devices.
@@ -214,7 +214,6 @@ class FusedChunk(Chunk):
 def fused_chunks_available(
     device: torch.device,
     margin: Margin,
-    loss: Softmax,
     sub_centers: int,
     product_dtype: torch.dtype | None,
 ) -> bool:
@@ -223,13 +222,9 @@ def fused_chunks_available(
     They need products in 16 bits, a margin that leaves negatives alone (except for the filter), tensor cores (compute
     capability 8.0), and Triton. The matrix library is faster at float32 products.
     """
-    plain = not margin.changes_negatives and type(loss) is Softmax and sub_centers == 1
-    if device.type != "cuda" or not plain or product_dtype is None or product_dtype.itemsize != 2:
-        return False
-    return importlib.util.find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (
-        8,
-        0,
-    )
+    plain = not margin.changes_negatives and sub_centers == 1
+    has_factors_in_16_bits = product_dtype is not None and product_dtype.itemsize == 2
+    return plain and has_factors_in_16_bits and can_run_kernels(device)
 
 
 def default_chunk_size(logits_per_class: int, columns: int, device_type: str) -> int:

@@ -68,9 +68,7 @@ class HeadGroup(BaseHead):
         for part in self.parts:
             part.head.begin_step(step, lr=lr, loss_scale=loss_scale)
 
-    def _loss_of(
-        self, label_G: Tensor, gathered: collectives.GatheredRows, teacher: collectives.GatheredRows | None
-    ) -> Tensor:
+    def _loss_of(self, label_G: Tensor, gathered: collectives.GatheredRows) -> Tensor:
         # The composition of the batch is known on the host, so all ranks pass over the same heads.
         label, device = label_G.numpy(), self.parts[0].head.device
         # The dataset of each image: the labels of a dataset are consecutive.
@@ -85,10 +83,6 @@ class HeadGroup(BaseHead):
         # A head without images takes no part, on any rank: its centers neither move nor decay.
         present = [place for place, count in enumerate(counts) if count]
         sampled = {place: self.parts[place].head.sample_classes(labels[place]) for place in present}
-        if teacher is not None:
-            rows_of_part = teacher.wait().index_select(0, order_G).split(counts)
-            for place in present:
-                self.parts[place].head.follow_teacher(labels[place], rows_of_part[place])
         # After the samples are drawn: drawing needs no embeddings, and overlaps with their gather.
         rows_of_part = gathered.wait().index_select(0, order_G).split(counts)
         losses = []

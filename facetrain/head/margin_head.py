@@ -21,7 +21,7 @@ from facetrain.head.class_chunk import Chunk, FusedChunk, default_chunk_size, fu
 from facetrain.head.class_shard import shard_classes
 from facetrain.head.expectations import Expectations
 from facetrain.head.head_run import HeadRun, HeadStage
-from facetrain.head.losses import Softmax, UnifiedThreshold
+from facetrain.head.losses import Softmax
 from facetrain.head.margins.base import build_margin
 from facetrain.head.margins.combined import CombinedMargin
 from facetrain.head.row_file import Layout
@@ -30,7 +30,6 @@ from facetrain.head.sampling import ClassSampler, SampledClasses
 from facetrain.head.settings import HeadSettings, MarginSettings
 from facetrain.head.sharded_softmax import ClassSweep, TakeGradient, sharded_cross_entropy
 from facetrain.head.target import NearestCount
-from facetrain.head.teacher_centers import follow_teacher
 from facetrain.optim.settings import OptimSettings
 
 _ROWS_PER_COPY = 1 << 16
@@ -41,7 +40,7 @@ class MarginHead(BaseHead):
 
     With `update_in_backward` the centers are updated inside the backward pass, chunk by chunk, and the gradient of
     all of them never exists at once. Otherwise the gradient of the step's rows is accumulated, and `step` applies it.
-    Centers that are not trained stay as they are, or follow a teacher.
+    Centers that are not trained stay as they are.
     """
 
     def __init__(
@@ -84,15 +83,10 @@ class MarginHead(BaseHead):
         self._gradient = AccumulatedGradient()
         self._sampler = self._build_sampler()
         self._loss = Softmax()
-        if settings.loss == "unified":
-            negatives = num_classes * self._stage.settings.sample_rate
-            self._loss = UnifiedThreshold(optim, settings, self.device, negatives=negatives)
-        fused = fused_chunks_available(
-            self.device, self.margin, self._loss, settings.sub_centers, run.product_dtype
-        )
+        fused = fused_chunks_available(self.device, self.margin, settings.sub_centers, run.product_dtype)
         self.chunk_type: type[Chunk] = FusedChunk if fused else Chunk
         self._nearest = NearestCount()
-        self._step, self._lr = 0, 0.0
+        self._step = 0
         self._loss_scale: Tensor | None = None
 
     @property
@@ -139,7 +133,7 @@ class MarginHead(BaseHead):
             self._enter(stage)
         # Before the first forward pass that needs them, from the centers as the last step has left them.
         self._expectations.begin_step(step, self._tables)
-        self._step, self._lr, self._loss_scale = step, lr, loss_scale
+        self._step, self._loss_scale = step, loss_scale
         self._optimizer.begin_step(step, self._rank, lr=lr)
         self.margin.begin_step(step)
 
@@ -150,13 +144,9 @@ class MarginHead(BaseHead):
         self._stage = stage
         self._sampler = self._build_sampler()
 
-    def _loss_of(
-        self, label_G: Tensor, gathered: collectives.GatheredRows, teacher: collectives.GatheredRows | None
-    ) -> Tensor:
+    def _loss_of(self, label_G: Tensor, gathered: collectives.GatheredRows) -> Tensor:
         # Sampling and reading rows need no embeddings, so they overlap with the gather.
         sampled = self.sample_classes(label_G)
-        if teacher is not None:
-            self.follow_teacher(label_G, teacher.wait())
         gathered_GX = gathered.wait()
         return self.loss_of_gathered(gathered_GX, sampled, global_batch=len(gathered_GX))
 
@@ -166,10 +156,6 @@ class MarginHead(BaseHead):
         They are on the host, or anywhere if the head does not read them.
         """
         return self._sampler.sample(label_G, self._step)
-
-    def follow_teacher(self, label_G: Tensor, teacher_GX: Tensor) -> None:
-        """Move the centers as `teacher_centers.follow_teacher`; the labels are as for `sample_classes`."""
-        follow_teacher(self._tables.by_name["weight"], self.shard, label_G, teacher_GX)
 
     def loss_of_gathered(self, gathered_GX: Tensor, sampled: SampledClasses, *, global_batch: int) -> Tensor:
         """Return the mean loss over a gathered batch, the same scalar on every rank. Collective.
@@ -189,8 +175,6 @@ class MarginHead(BaseHead):
             chunk_type=self.chunk_type,
             take_gradient=self._take_gradient(sampled),
             count_nearest=self._nearest.add if self.counts_nearest else None,
-            # With several micro-batches, `step` moves the threshold of the unified loss, once for all of them.
-            finish=partial(self._loss.step, self._lr) if self.update_in_backward else None,
             product_dtype=self._run.product_dtype,
             loss_scale=self._loss_scale if self.update_in_backward else None,
             one_pass=self._optimizer.one_pass and self.update_in_backward,
@@ -205,7 +189,6 @@ class MarginHead(BaseHead):
         # update.
         for rows, gradient in self._gradient.take():
             self._optimizer.update(self._tables.by_name, rows, gradient / grad_scale, valid)
-        self._loss.step(self._lr, valid, grad_scale)
 
     def take_nearest(self) -> tuple[int, int]:
         return self._nearest.take()
@@ -217,7 +200,7 @@ class MarginHead(BaseHead):
     @property
     def counts_nearest(self) -> bool:
         """Whether `take_nearest` counts samples: only if the nearest class has the largest logit."""
-        return type(self._loss) is Softmax and not self.margin.changes_negatives
+        return not self.margin.changes_negatives
 
     @property
     def reads_labels(self) -> bool:
@@ -241,7 +224,7 @@ class MarginHead(BaseHead):
                 table[start - self.shard.start : stop - self.shard.start].copy_(read(name, start, stop))
 
     def state(self) -> dict[str, Tensor]:
-        return self.margin.state() | self._loss.state() | self._expectations.state()
+        return self.margin.state() | self._expectations.state()
 
     def _classes_per_chunk(self, global_batch: int) -> int:
         if self._settings.chunk_size != "auto":

@@ -8,13 +8,12 @@ first version of Partial FC.
 
 from __future__ import annotations
 
-import importlib.util
-
 import torch
 from torch import Tensor
 from torch.optim.sgd import sgd
 
 from facetrain.counter_rng import key_of
+from facetrain.device.capability import can_run_kernels
 from facetrain.errors import ConfigError
 from facetrain.head.center_gradient import UnfinishedGradient
 from facetrain.head.class_centers import Rows, RowTable
@@ -177,9 +176,7 @@ def one_pass_available(
     """Return whether the Triton kernel can update these centers: SGD on a GPU of compute capability 8.0 or higher."""
     # A scale of int8 momentum that spans several centers would be computed by several programs.
     shared_scale = head.momentum_dtype == "int8" and head.sub_centers > 1 and embedding_size % INT8_BLOCK != 0
-    if device.type != "cuda" or optim.name != "sgd" or shared_scale:
-        return False
-    if importlib.util.find_spec("triton") is None or torch.cuda.get_device_capability(device) < (8, 0):
+    if optim.name != "sgd" or shared_scale or not can_run_kernels(device):
         return False
     from facetrain.head.kernels.center_update import LARGEST_SIZE
 

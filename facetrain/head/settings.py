@@ -75,11 +75,6 @@ class HeadSettings(Settings):
     must have the same identities. extend: the centers of that model, and random ones for the further identities of
     the dataset."""
     margin: MarginSettings = MarginSettings()
-    loss: Literal["softmax", "unified"] = "softmax"
-    """Loss function. softmax: cross-entropy over the classes. unified: UniFace, with one learned threshold between
-    positive and negative cosines; published with margin cosface and m3 0.4."""
-    negative_weight: Annotated[float, Field(gt=0)] = 1.0
-    """Weight of the negative classes in the loss; only for loss unified."""
     sub_centers: Positive = 1
     """Number of centers per identity, of which the nearest one counts (Sub-center ArcFace, published with 3). Memory
     and time grow with it."""

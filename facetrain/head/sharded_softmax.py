@@ -67,12 +67,10 @@ class ClassSweep:
     """None: the centers are not trained, and have no gradient."""
     one_pass: bool
     """Whether `take_gradient` finishes the gradient itself."""
-    finish: Callable[[Tensor], None] | None
-    """Called at the end of the backward pass with whether the loss is finite."""
     count_nearest: Callable[[Tensor, int], None] | None
     """Called with the number of samples whose target class is on this rank and the nearest of all, and with G.
 
-    Only for a softmax whose negatives keep their cosines."""
+    Only if the negatives keep their cosines."""
     product_dtype: torch.dtype | None
     """Dtype to which the factors of the matrix products are rounded; None: they keep theirs."""
     loss_scale: Tensor | None
@@ -80,7 +78,7 @@ class ClassSweep:
     table: str = "weight"
     """Name of the table with the centers."""
     second_anchor: SecondAnchor | None = None
-    """Pass over the second anchor of each class, whose part is added to the loss; only for the softmax."""
+    """Pass over the second anchor of each class, whose part is added to the loss."""
 
     @property
     def size(self) -> int:
@@ -164,10 +162,10 @@ class _CrossEntropy(torch.autograd.Function):
             # which is exp(z − joined).
             loss_G = torch.logaddexp(loss_G, sweep.second_anchor.log_ratio(unit_GD, factor_GD))
             joined_G = logit_G + loss_G
-        largest_G = sweep.loss.largest_logit(statistics_WPG)
-        if largest_G is not None and sweep.count_nearest:
+        if sweep.count_nearest:
             # A margin only lowers the target logit, so the largest logit belongs to a negative, or to the target.
             # The statistics have the largest logit anyway: the top-1 share costs no further pass.
+            largest_G = sweep.loss.largest_logit(statistics_WPG)
             is_nearest_G = target.is_local_G & (target.cos_G * sweep.margin.scale >= largest_G)
             sweep.count_nearest(is_nearest_G.sum(), len(is_nearest_G))
         loss = (loss_G * (1 / len(loss_G))).sum()
@@ -227,10 +225,6 @@ class _CrossEntropy(torch.autograd.Function):
             del grad_CX
         # This factor is the same for all chunks: once here, instead of once per logit.
         grad_GD.mul_(by_cos).add_(target.center_GD * by_target_G[:, None])
-        # After the last chunk: `finish` may move the threshold of the unified loss, which the slopes use.
-        sweep.loss.accumulate_gradient(joined_G, weight)
-        if sweep.finish is not None:
-            sweep.finish(finite)
         grad_norm_G = _norm_gradient(norm_G, by_margin_G, target, sweep, grad_loss)
         if sweep.loss_scale is not None:
             grad_GD.mul_(sweep.loss_scale)

@@ -70,7 +70,7 @@ def find_target(
     is_local_G = position_G >= 0
     center_GD, inverse_norm_G = torch.zeros_like(unit_GD), unit_GD.new_ones(len(unit_GD))
     cos_G, nearest_G = unit_GD.new_zeros(len(unit_GD)), torch.zeros_like(position_G)
-    # A rank without classes in the step has no row that could stand for the others' targets.
+    # A rank without classes in the step has no row to use in place of the others' targets.
     if len(weight.data if index_S is None else index_S):
         rows = target_rows(position_G, index_S) if sampled.target_row_G is None else sampled.target_row_G
         weight_GND = weight.fetch(rows).to(unit_GD.dtype).unflatten(1, (-1, unit_GD.shape[1]))

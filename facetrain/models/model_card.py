@@ -22,7 +22,12 @@ _HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 
 def model_card(
-    model: EmbeddingModel, name: str, *, results: Mapping[str, Any], file: Mapping[str, str] = _NO_FACTS
+    model: EmbeddingModel,
+    name: str,
+    *,
+    results: Mapping[str, Any],
+    file: Mapping[str, str] = _NO_FACTS,
+    license: str | None = None,
 ) -> str:
     """Return the card as Markdown.
 
@@ -31,11 +36,12 @@ def model_card(
         name: Title of the card.
         results: JSON of the evaluation of each verification set, by the name of the set.
         file: Facts about the exported file, by their names.
+        license: License of the model; None leaves it to the publisher.
     """
     config = model.metadata.get("config")
     lines = [
         f"# {escape_markdown(name)}\n",
-        *_network(model, file),
+        *_network(model, file, license),
         *_training(config if isinstance(config, Mapping) else {}),
         *_datasets(model.metadata.get("datasets")),
         *_results(results),
@@ -44,7 +50,7 @@ def model_card(
     return "\n".join(lines) + "\n"
 
 
-def _network(model: EmbeddingModel, file: Mapping[str, str]) -> Iterator[str]:
+def _network(model: EmbeddingModel, file: Mapping[str, str], license: str | None) -> Iterator[str]:
     given = model.preprocessing
     size = model.image_size
     yield (
@@ -58,7 +64,9 @@ def _network(model: EmbeddingModel, file: Mapping[str, str]) -> Iterator[str]:
     for name, fact in file.items():
         yield f"- {name}: {fact}"
     yield "- comparison: cosine similarity"
-    yield f"- license and intended use: {_TO_FILL_IN}\n"
+    if license is not None:
+        yield f"- license: {escape_markdown(license)}"
+    yield f"- {'license and ' if license is None else ''}intended use: {_TO_FILL_IN}\n"
 
 
 def _training(config: Mapping[str, Any]) -> Iterator[str]:

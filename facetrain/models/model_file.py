@@ -45,8 +45,6 @@ from facetrain.models.weight_files import (
 
 MODEL_FILE = "model.safetensors"
 """Name of the model file that a run writes at its end."""
-AVERAGE_FILE = "model_ema.safetensors"
-"""Name of the file with the average of the weights, beside `MODEL_FILE`."""
 METADATA_KEY = "facetrain"
 CONFIG_KEY = "config"
 """Key of the description: the config of the run."""
@@ -126,12 +124,11 @@ def write_model(path: Path, state: dict[str, Tensor], description: dict[str, Any
     write_tensors(path, tensors, metadata)
 
 
-def open_model(path: Path, device: torch.device, *, average: bool = False) -> EmbeddingModel:
+def open_model(path: Path, device: torch.device) -> EmbeddingModel:
     """Open a network in evaluation mode on a device (ONNX: on the CPU).
 
     `path` is a run folder, a checkpoint, the file `latest` that names one, a .safetensors file, a .pt, .pth or .ckpt
-    file of arcface_torch, AdaFace, CVLface or timm, a .onnx file, or either file of an MXNet network. With `average`,
-    it is one of the first three, of which the moving average of the weights is opened.
+    file of arcface_torch, AdaFace, CVLface or timm, a .onnx file, or either file of an MXNet network.
 
     Raises:
         ModelError: the file is missing or damaged, or its network is unknown.
@@ -139,15 +136,15 @@ def open_model(path: Path, device: torch.device, *, average: bool = False) -> Em
     """
     path = Path(path)
     # A run folder may have any name.
-    if path.suffix in GRAPH_SUFFIXES and not path.is_dir() and not average:
+    if path.suffix in GRAPH_SUFFIXES and not path.is_dir():
         return _open_onnx(path) if path.suffix == ".onnx" else _open_mxnet(path, device)
-    weights, description, origin = read_model(path, average=average)
+    weights, description, origin = read_model(path)
     if not description.keys() - {ORIGIN_KEY}:
         description = identify_backbone(weights, origin) | description
     return _build_model(weights, description, origin, device)
 
 
-def read_model(path: Path, *, average: bool = False) -> tuple[dict[str, Tensor], dict[str, Any], str]:
+def read_model(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
     """Return the state dict of the backbone in any input of `open_model` but a graph, its description, and its origin.
 
     The description of a file of another program is empty, or has `ORIGIN_KEY`. The origin is a path, for messages.
@@ -158,11 +155,7 @@ def read_model(path: Path, *, average: bool = False) -> tuple[dict[str, Tensor],
     """
     if path.name == LATEST and path.is_file():
         path = Checkpoint.open(path).folder
-    if average and not path.is_dir():
-        raise ModelError(
-            f"{path}: has one set of weights; give a run folder or a checkpoint for their average"
-        )
-    if path.is_dir() and (file := newest_model_file(path, AVERAGE_FILE if average else MODEL_FILE)):
+    if path.is_dir() and (file := newest_model_file(path)):
         path = file
     if not path.is_dir():
         weights, metadata = read_weights(path)
@@ -179,23 +172,18 @@ def read_model(path: Path, *, average: bool = False) -> tuple[dict[str, Tensor],
         )
     checkpoint = open_checkpoint(path)
     weights, description = checkpoint.replicated("backbone."), checkpoint.meta.get("model", {})
-    if average:
-        averages = checkpoint.replicated("ema.")
-        if not averages:
-            raise ModelError(f"{path}: has no average of the weights; the run was trained without optim.ema")
-        weights |= averages
     origin = str(checkpoint.folder)
     if not isinstance(description, dict):
         raise ModelError(f"{origin}: has no valid description of its network")
     return merge_adapters(weights, origin), description | {STEP_KEY: checkpoint.step}, origin
 
 
-def newest_model_file(folder: Path, name: str = MODEL_FILE) -> Path | None:
+def newest_model_file(folder: Path) -> Path | None:
     """Return the model file in a folder; None if there is none, or if its run has been continued since.
 
     A continued run has newer weights in its checkpoints, or has gone back to older ones.
     """
-    path, checkpoints = folder / name, folder / CHECKPOINTS
+    path, checkpoints = folder / MODEL_FILE, folder / CHECKPOINTS
     if not path.exists():
         return None
     step, steps = _read_step(path), complete_steps(checkpoints)
@@ -329,7 +317,7 @@ def _open_mxnet(path: Path, device: torch.device) -> EmbeddingModel:
         # The graph does not store the shape of its output.
         with torch.no_grad():
             embedding_size = network(torch.zeros(1, 3, size, size, device=device)).shape[-1]
-    except (RuntimeError, TypeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError, LookupError) as error:
         raise ModelError(
             f"{path}: the graph does not run on images of {size} pixels: {error_reason(error)}"
         ) from error

@@ -87,7 +87,7 @@ def attributes_of(node: Any) -> dict[str, Any]:
 
 
 def _parse(text: str) -> Any:
-    """Return the number, boolean or tuple that a text stands for, or the text."""
+    """Return the number, boolean or tuple that a text represents, or the text."""
     if not _LITERAL.fullmatch(text):
         return text
     try:

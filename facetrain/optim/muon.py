@@ -97,12 +97,11 @@ def orthogonalize(matrix_NRC: Tensor) -> Tensor:
 def hidden_weights(module: nn.Module, layer_prefixes: Sequence[tuple[str, ...]]) -> set[Tensor]:
     """Return the weights that Muon is for: weights of convolutions and linear layers before the last layer.
 
-    `layer_prefixes` has the prefixes of the parameter names of each layer but the last, as for `parameter_groups`.
+    `layer_prefixes` has the prefixes of the parameter names of each layer but the last.
 
     Norms, slopes, biases and positions are no matrices, and the last layer, as Jordan et al. recommend, is left to the
     other optimizer. So are depthwise and grouped convolutions, whose groups share no channels.
     """
-    # All layers but the last, by the names that `optim.layer_decay` uses, too.
     prefixes = tuple(prefix for layer in layer_prefixes for prefix in layer)
     return {
         layer.weight

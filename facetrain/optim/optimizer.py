@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,22 +17,11 @@ ParameterGroup = dict[str, Any]
 """Parameters with the same settings: `params`, `lr`, and `lr_factor`, by which the scheduled rate is multiplied."""
 
 
-def parameter_groups(
-    module: nn.Module,
-    lr_factors: Mapping[str, float],
-    *,
-    layer_decay: float = 1.0,
-    layer_prefixes: Sequence[tuple[str, ...]] = (),
-) -> list[ParameterGroup]:
+def parameter_groups(module: nn.Module, lr_factors: Mapping[str, float]) -> list[ParameterGroup]:
     """Group the trained parameters of a module by learning rate factor.
 
-    The factor of a parameter is the product of two:
-
-    - `lr_factors` maps prefixes of parameter names to factors. The longest prefix that matches wins; the factor is 1 if
-      none does. An adapter (LoRA) has the factor of the weight that it updates.
-    - `layer_decay` ** n for a parameter with n layers behind it (layerwise decay of ELECTRA, arXiv 2003.10555; layers
-      are counted as in BEiT, arXiv 2106.08254). `layer_prefixes` has the prefixes of the parameter names of each
-      layer, from the input on. Parameters without a prefix belong to one more layer, the last.
+    `lr_factors` maps prefixes of parameter names to factors. The longest prefix that matches wins; the factor is 1 if
+    none does. An adapter (LoRA) has the factor of the weight that it updates.
 
     Raises:
         ConfigError: no parameter's name starts with a prefix of `lr_factors`.
@@ -44,9 +33,6 @@ def parameter_groups(
             matching = [prefix for prefix in lr_factors if name.startswith(prefix)]
             # The longest prefix is the most specific one: `layer4.2` wins over `layer4`.
             factor = lr_factors[max(matching, key=len)] if matching else 1.0
-            last = len(layer_prefixes)
-            layer = next((n for n, layer in enumerate(layer_prefixes) if name.startswith(layer)), last)
-            factor *= layer_decay ** (last - layer)
             # Few groups: each is one call of a fused kernel over all of its tensors.
             groups.setdefault(factor, []).append(parameter)
     return [{"params": parameters, "lr_factor": factor} for factor, parameters in groups.items()]

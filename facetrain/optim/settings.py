@@ -42,14 +42,8 @@ class OptimSettings(Settings):
     """Weight decay of all parameters of the backbone, and of the class centers that take part in a step."""
     muon: MuonSettings | None = None
     """Muon; `{}` for its default values. null: the optimizer of `name` updates all parameters."""
-    layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Factor between the learning rates of two neighboring layers of the backbone (stem, blocks, last layer): the last
-    layer has `lr`, the first the smallest rate. 1: the same rate everywhere."""
     clip_grad_norm: Annotated[float, Field(gt=0)] | None = 5.0
     """Largest L2 norm of the backbone gradient; a larger gradient is scaled down. null: no clipping."""
-    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Decay of an exponential moving average of the backbone's weights, per step; 0.999 to 0.9999 are usual. The
-    average is verified and written beside the weights. null: no average."""
     accumulate: Positive = 1
     """Number of micro-batches per step, whose gradients are added up."""
     schedule: Annotated[str, OneOf(SCHEDULES)] = "polynomial"

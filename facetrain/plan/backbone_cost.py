@@ -16,7 +16,6 @@ from facetrain.backbone.prelu import use_torch_backward
 from facetrain.backbone.settings import ModelSettings
 from facetrain.backbone.zoo import build_on_meta
 from facetrain.config.schema import Config
-from facetrain.optim.frozen_parts import trained_buffers
 from facetrain.optim.parameter_names import require_prefixes
 from facetrain.plan.device import Device
 from facetrain.plan.memory_traffic import MemoryTraffic
@@ -34,8 +33,6 @@ class BackboneCost:
 
     parameters: int
     """Number of trainable parameters."""
-    averaged_bytes: int
-    """Bytes of a moving average of all that is trained."""
     state_bytes: int
     """Bytes of parameters and buffers."""
     step: PassCost
@@ -120,10 +117,8 @@ def measure_backbone(
     side = trained_size or image_size
     net = _training_network(model, image_size)
     weights = [weight for weight in net.parameters() if weight.requires_grad]
-    averaged = [*weights, *(buffer for _, buffer in trained_buffers(net) if buffer.is_floating_point())]
     return BackboneCost(
         parameters=sum(weight.numel() for weight in weights),
-        averaged_bytes=sum(tensor.nbytes for tensor in averaged),
         state_bytes=sum(tensor.nbytes for tensor in (*net.parameters(), *net.buffers())),
         step=count_twice(
             lambda images: _count_step(net, images, side, precision, gradients_held, fused),

@@ -64,7 +64,7 @@ def fit_batch(
     if batch < 2:
         raise ConfigError(
             f"--batch auto: not even two images fit into {memory / GIB:.1f} GiB of free memory per process; "
-            "`facetrain plan` names the cheapest change of the config that fits"
+            "`facetrain plan` lists what needs less memory"
         )
     key, value = "train.batch_size", batch
     if config.train.global_batch_size:

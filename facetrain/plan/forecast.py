@@ -12,7 +12,6 @@ from facetrain.plan.head_cost import HeadLoad, head_work, table_bytes
 from facetrain.plan.teacher_cost import teacher_bytes, teacher_cost
 from facetrain.run.build.head import teacher_settings
 from facetrain.run.build.step_schedule import local_batch_size, stage_configs
-from facetrain.training.distillation import CENTER_LOSSES
 
 # Of a batch: two copies in uint8 (the loader prefetches one), and float32 before and after the change of layout.
 _BYTES_PER_PIXEL = 3 * (2 + 4 + 4)
@@ -35,8 +34,6 @@ class Forecast:
     """Class centers on the device, including the centers of a teacher."""
     center_moments: int
     """Moments of the class centers on the device."""
-    average: int
-    """Moving average of the backbone (`optim.ema`)."""
     teacher: int
     """Weights of the teacher, and the projection to the length of its embeddings with its gradient and moments."""
     images: int
@@ -122,7 +119,7 @@ def teacher_load(config: Config, head: HeadLoad) -> HeadLoad | None:
     Raises:
         ModelError, CheckpointError, DataError: as `teacher_cost`.
     """
-    if config.distill is None or config.distill.loss not in CENTER_LOSSES:
+    if config.distill is None or config.distill.loss != "fixed_centers":
         return None
     return replace(
         head,
@@ -168,22 +165,18 @@ def forecast(
     taught_centers, taught_work = (table_bytes(taught)[0], head_work(taught).peak) if taught else (0, 0)
     moments = 4 * cost.parameters * config.optim.moments
     images = batch * image_size**2 * _BYTES_PER_PIXEL
-    average = cost.averaged_bytes if config.optim.ema is not None else 0
     teacher, teacher_work = teacher_bytes(config, batch, config.optim.moments)
     of_head = head_work(head)
     # At the end of the step the activations no longer exist, and leave their memory to the update.
     work = max(of_head.peak, backward + of_head.accumulated, of_head.update - kept, teacher_work, taught_work)
     on_device = config.head.placement == "device"
-    saved = cost.state_bytes + moments + average + (centers + center_moments if on_device else 0)
-    if on_device and config.distill is not None and config.distill.loss == "adaptive_centers":
-        saved += taught_centers
+    saved = cost.state_bytes + moments + (centers + center_moments if on_device else 0)
     return Forecast(
         weights=cost.state_bytes,
         gradients=4 * cost.parameters if gpus > 1 else 0,
         moments=moments,
         centers=centers + taught_centers if on_device else 0,
         center_moments=center_moments if on_device else 0,
-        average=average,
         teacher=teacher,
         images=images,
         activations=kept,

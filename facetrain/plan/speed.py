@@ -88,9 +88,6 @@ def step_time(
     seconds += weight_bytes(cost.parameters, config.optim.moments) / (
         device.memory_bytes * device.memory_reached
     )
-    if config.optim.ema is not None:
-        # Weights and averages are read, and the averages written.
-        seconds += 3 * cost.averaged_bytes / (device.memory_bytes * device.memory_reached)
     head = head_load(config, num_classes, gpus, batch)
     if config.train.precision == "fp16" and not device.has_bf16:
         head = replace(head, product_bytes=4)
@@ -136,7 +133,7 @@ def head_seconds(load: HeadLoad, device: Device) -> float:
     rate = (device.flops_16 if load.product_bytes == 2 else device.flops_32) * _PRODUCT_EFFICIENCY
     memory = device.memory_bytes * _MEMORY_EFFICIENCY
     numbers = load.sampled * load.embedding_size
-    # `head.class_chunk.fused_chunks_available` also requires a margin and a loss for which there are kernels.
+    # `head.class_chunk.fused_chunks_available` also requires a margin for which there are kernels.
     fused = load.product_bytes == 2 and load.settings.sub_centers == 1 and device.has_bf16
     moved = logits * (_BYTES_PER_FUSED_LOGIT if fused else _BYTES_PER_LOGIT)
     one_pass = device.has_bf16 and load.optim.name == "sgd"

@@ -13,6 +13,7 @@ from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.models.onnx_network import OnnxNetwork
 from facetrain.plan.memory_traffic import MemoryTraffic
 from facetrain.plan.pass_cost import PassCost, count_twice, remembered
+from facetrain.remote.download import local_path
 from facetrain.torch_private import LiveBytes
 from facetrain.training.precision import autocast_for
 from facetrain.training.settings import DistillSettings
@@ -43,7 +44,7 @@ def teacher_cost(distill: DistillSettings, precision: str) -> TeacherCost:
     """
     if distill.cache is not None:
         return TeacherCost(cached_embedding_size(Path(distill.cache)))
-    model = open_model(Path(distill.teacher), torch.device("cpu"))
+    model = open_model(local_path(distill.teacher), torch.device("cpu"))
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         size = model.network(_images(model, 1)).shape[1]
     if isinstance(model.network, OnnxNetwork):
@@ -65,7 +66,7 @@ def teacher_bytes(config: Config, batch: int, moments: int) -> tuple[int, int]:
         return 0, 0
     cost = teacher_cost(config.distill, config.train.precision)
     projection = 0
-    if config.distill.loss != "relational" and cost.embedding_size != config.model.embedding_size:
+    if cost.embedding_size != config.model.embedding_size:
         # With its gradient and its moments.
         projection = 4 * cost.embedding_size * config.model.embedding_size * (2 + moments)
     return cost.weight_bytes + projection, cost.forward.peak(batch) if cost.forward else 0

@@ -95,7 +95,6 @@ def fit(
         # The answer to `begin`: it has arrived during the step, and every rank gets the same one.
         agreed = stopping.agree(state)
         if is_last or due(state.step, config.checkpoint.every_steps) or agreed.save or agreed.stop:
-            log.report_spikes(state)  # a run that resumes from this checkpoint does not have them anymore
             checkpoints.save(state)
         else:
             # A thread writes a checkpoint for many steps; once all ranks are done, one of these calls commits it.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from facetrain.backbone.low_rank import trained_share
 from facetrain.data.dataset import skipped_files
 from facetrain.data.dataset_card import card_text, read_cards
+from facetrain.data.remote_dataset import dataset_path
 from facetrain.data.skipped_files import skipped_summary, skipped_table
 from facetrain.files import write_atomically
 from facetrain.run.outputs import RunOutputs
@@ -23,7 +23,7 @@ def report_start(run: PreparedRun, outputs: RunOutputs) -> None:
     _report_config_changes(run, outputs)
     report_skipped_files(run, outputs.print)
     # The cards beside the data may change.
-    write_atomically(run.folder / CARDS_FILE, card_text(read_cards(Path(run.config.data.train))))
+    write_atomically(run.folder / CARDS_FILE, card_text(read_cards(dataset_path(run.config.data))))
 
 
 def _opening_line(run: PreparedRun) -> str:
@@ -60,7 +60,7 @@ def _remark(run: PreparedRun) -> str:
 
 def _report_config_changes(run: PreparedRun, outputs: RunOutputs) -> None:
     """Report every config key that differs from the checkpoint: printed, in log.txt and in metrics.jsonl."""
-    for change in run.changes:
+    for change in run.identity.changes:
         outputs.report(f"config changed since the checkpoint of step {run.state.step}: {change}")
         outputs.recorder.note(
             run.state.step, {"config_key": change.key, "before": change.before, "now": change.now}

@@ -1,4 +1,4 @@
-"""Outputs of a run while it trains: console, metrics.jsonl, loss spikes, TensorBoard and the optional services."""
+"""Outputs of a run while it trains: console, metrics.jsonl, TensorBoard and the optional services."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from facetrain.telemetry.recorder import OptionalSink, Recorder, RunEnd, Sink
 from facetrain.telemetry.tensorboard import TensorBoard
 from facetrain.telemetry.wandb import WandB
 
-DIVERGED_FILE, SKIPPED_FILE, SPIKES_FILE = "diverged.json", "skipped_images.txt", "loss_spikes.jsonl"
+DIVERGED_FILE, SKIPPED_FILE = "diverged.json", "skipped_images.txt"
 AUGMENTED_FILE, PAIRS_FILE, REPORT_FILE = "augmented.png", "hardest_pairs.json", "report.html"
 
 
@@ -30,8 +30,6 @@ class RunOutputs:
 
     recorder: Sink = field(default_factory=Recorder)
     """metrics.jsonl, the console, TensorBoard and the optional services."""
-    spikes: Sink = field(default_factory=Recorder)
-    """loss_spikes.jsonl."""
     console: Console | None = None
 
     def print(self, line: str) -> None:
@@ -59,18 +57,16 @@ class RunOutputs:
             self.console.advance(step, activity)
 
     def sync(self) -> None:
-        """Wait until all metrics and loss spikes are on the disk. For any thread.
+        """Wait until all metrics are on the disk. For any thread.
 
         Raises:
             OSError: they cannot be written.
         """
         self.recorder.sync()
-        self.spikes.sync()
 
     def close(self, end: RunEnd) -> None:
         """Close all outputs but the log. `end` is how the run has ended."""
         self.recorder.close(end)
-        self.spikes.close(end)
 
 
 def open_outputs(
@@ -91,15 +87,13 @@ def open_outputs(
     # A run that failed before its first checkpoint leaves these files, and the new one would seem to have written them.
     if resume_at is None:
         with os_errors_as(RunError, folder):
-            for name in (DIVERGED_FILE, SKIPPED_FILE, SPIKES_FILE, AUGMENTED_FILE, PAIRS_FILE):
+            for name in (DIVERGED_FILE, SKIPPED_FILE, AUGMENTED_FILE, PAIRS_FILE):
                 (folder / name).unlink(missing_ok=True)
     # metrics.jsonl first: it must have a record even if a later sink fails.
     journal = JsonLines(folder / "metrics.jsonl", resume_at=resume_at, run_id=run_id)
     console = Console(total_steps=total_steps, start_step=resume_at or 0)
     sinks = [journal, console, *_optional_sinks(config, folder, resume_at)]
-    if config.train.loss_spike is None:
-        return RunOutputs(Recorder(*sinks), console=console)
-    return RunOutputs(Recorder(*sinks), JsonLines(folder / SPIKES_FILE, resume_at=resume_at), console)
+    return RunOutputs(Recorder(*sinks), console)
 
 
 def _optional_sinks(config: Config, folder: Path, resume_at: int | None) -> Iterator[Sink]:

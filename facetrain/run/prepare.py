@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from facetrain.config.loading import dump_config, with_absolute_paths
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.loading.sampler import epoch_size
+from facetrain.distributed import collectives
 from facetrain.distributed.agreement import fail_together, failing_alike
 from facetrain.distributed.ddp import wrap_in_ddp
 from facetrain.distributed.world import World
@@ -52,6 +53,7 @@ from facetrain.run.folder.create import (
     write_run_files,
 )
 from facetrain.run.folder.data_digests import check_inputs, digest_inputs
+from facetrain.run.folder.hosts import Hosts
 from facetrain.run.folder.lock import RunLock
 from facetrain.run.lr_range_test import RangeTest, run_range_test
 from facetrain.run.start_checks import check_start
@@ -61,6 +63,18 @@ from facetrain.training.fused_trunk import compare_trunks
 from facetrain.training.state import TrainState
 from facetrain.training.step import TrainStep
 from facetrain.verify.sets.pair_set import PairSet
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """Id of a run and what it reads, compared with its checkpoint. Only the leader has it; other ranks have none."""
+
+    run_id: str = ""
+    """Random id of the run."""
+    digests: Mapping[str, Any] = field(default_factory=dict)
+    """Digests of what the run reads, by name (`digest_inputs`)."""
+    changes: Sequence[ConfigChange] = ()
+    """Config keys whose values differ from those in the checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -81,16 +95,13 @@ class PreparedRun:
     """Whether the state comes from a checkpoint."""
     started_at: float
     """Start of the command, by time.perf_counter."""
-    run_id: str
-    """Random id of the run; only the leader has it."""
-    digests: dict[str, Any]
-    """Digests of what the run reads, by name (`digest_inputs`); only the leader has them."""
-    changes: list[ConfigChange]
-    """Config keys whose values differ from those in the checkpoint."""
+    identity: RunIdentity
     check_lock: Callable[[], None]
     """Raises an error if another process writes the run folder; only on the leader."""
     log: LogFile
     """log.txt, as this process writes it."""
+    hosts: Hosts
+    """Disks of the hosts, and the mirror."""
     chosen: tuple[str, ...] = ()
     """What the run has chosen itself and why, a line each."""
 
@@ -106,6 +117,7 @@ def prepare_run(
     folder: Path,
     checkpoint: Checkpoint | None,
     lock: RunLock | None,
+    hosts: Hosts,
     *,
     set_keys: Set[str],
     accept_foreign: bool = False,
@@ -119,6 +131,7 @@ def prepare_run(
         folder: run folder.
         checkpoint: checkpoint to continue from; None for a new run.
         lock: lock of the run folder, on the leader.
+        hosts: disks of the hosts, and the mirror.
         set_keys: config keys that the command line sets.
         accept_foreign: whether the checkpoint of another run becomes one of this run.
         choices: what a new run chooses itself.
@@ -129,11 +142,11 @@ def prepare_run(
     """
     started_at = time.perf_counter()
     # The config in the run folder must lead to the same files from any folder.
-    config = with_absolute_paths(config)
+    with fail_together(world):
+        config = with_absolute_paths(config)
     if checkpoint is not None:
         config = choices.with_recorded(config, checkpoint, set_keys)
-    chosen, test = list[str](), None
-    workers = count_workers(config, world)
+    chosen = list[str]()
     # One block after the other: if the data or the checkpoint is refused, no rank builds a network first.
     with fail_together(world):
         check_decoder(config, world)
@@ -146,26 +159,23 @@ def prepare_run(
         chosen.append(line)
     with fail_together(world):
         schedule = schedule_steps(config, epoch_size(source), world.size)
-    digests, run_id, changes = dict[str, Any](), "", list[ConfigChange]()
+    identity, test = RunIdentity(), None
     with fail_together(world):
         if checkpoint is not None:
-            changes = find_config_changes(checkpoint, config)
             check_compatibility(checkpoint, config, total_steps=schedule.total_steps)
         # Only the leader: it writes what they are compared with, and one rank's error ends all.
         if world.is_leader:
-            digests, run_id = digest_inputs(config, source, sets), _choose_run_id(folder, checkpoint)
-            if checkpoint is not None:
-                check_meaning(checkpoint, changes, set_keys)
-                check_inputs(checkpoint, digests, source.num_classes, set_keys)
+            identity = _identify(config, folder, checkpoint, source, sets, set_keys)
+            if hosts.mirror:
+                hosts.mirror.check_run(identity.run_id)
+    run_id = collectives.broadcast_json(identity.run_id)
     if choices.lr and checkpoint is None:
         with failing_alike(world):
             test = _test_rates(config, world, source, schedule, folder)
         config = with_rate(config, test.lr)
         gc.collect()  # the memory may not hold a second network and its head
-    # A checkpoint has all weights: a run that continues does not need the file of `model.init_from` anymore.
-    init_from = config.model.init_from if checkpoint is None else None
-    model = config.model.model_copy(update={"init_from": init_from})
-    state, network = _build(config.model_copy(update={"model": model}), world, source, schedule, folder)
+    to_build = config if checkpoint is None else _without_init_from(config)
+    state, network = _build(to_build, world, source, schedule, folder)
     with fail_together(world):
         if checkpoint is not None:
             state.restore(checkpoint)
@@ -178,14 +188,22 @@ def prepare_run(
         if world.is_leader:
             warnings += check_start(config, folder, source, state, schedule.total_steps - state.step)
             if checkpoint is not None:
-                warnings += _continue_folder(folder, checkpoint, run_id, accept_foreign=accept_foreign)
+                warnings += _continue_folder(
+                    folder, checkpoint, identity.run_id, accept_foreign=accept_foreign
+                )
                 epoch = schedule.progress(checkpoint.step) / schedule.steps_per_epoch
                 warnings += describe_batch_change(checkpoint, schedule.global_batch_size, epoch)
-            execution = state.describe_execution()
-            write_run_files(folder, world, dump_config(config), run_id, execution=execution)
+                if hosts.mirror:
+                    hosts.mirror.leave_after(checkpoint.step)
             if test is not None:
                 test.write(folder)
                 chosen.append(test.describe())
+        if hosts.is_owner:
+            if checkpoint is not None and not world.is_leader:
+                with os_errors_as(RunError, folder):
+                    rename_later_checkpoints(folder, checkpoint.step)
+            execution = state.describe_execution()
+            write_run_files(folder, world, dump_config(config), run_id, execution=execution)
     # Not earlier: on the other hosts of a refused resume, the folder must remain unchanged too.
     log = log_to(folder / "log.txt", world.rank)
     for warning in warnings:
@@ -198,16 +216,43 @@ def prepare_run(
         schedule=schedule,
         state=state,
         network=network,
-        workers=workers,
+        workers=count_workers(config, world),
         resumed=checkpoint is not None,
         started_at=started_at,
-        run_id=run_id,
-        digests=digests,
-        changes=changes,
+        identity=identity,
         check_lock=lock.require_held if lock else lambda: None,  # only the leader has the lock
         log=log,
+        hosts=hosts,
         chosen=tuple(chosen),
     )
+
+
+def _identify(
+    config: Config,
+    folder: Path,
+    checkpoint: Checkpoint | None,
+    source: FaceDataset,
+    sets: list[PairSet],
+    set_keys: Set[str],
+) -> RunIdentity:
+    """Return the identity of a run.
+
+    Raises:
+        ConfigError: the run has read other data, or was trained with other settings, which `set_keys` do not allow.
+    """
+    # A copied folder of checkpoints has no id: the run goes on under the id of its checkpoint.
+    known = checkpoint and (read_run_id(folder) or run_id_of(checkpoint.manifest))
+    digests, changes = digest_inputs(config, source, sets), list[ConfigChange]()
+    if checkpoint is not None:
+        changes = find_config_changes(checkpoint, config)
+        check_meaning(checkpoint, changes, set_keys)
+        check_inputs(checkpoint, digests, source.num_classes, set_keys)
+    return RunIdentity(known or new_run_id(), digests, changes)
+
+
+def _without_init_from(config: Config) -> Config:
+    """Return the config of a run that continues: its checkpoint has all weights of the file `model.init_from`."""
+    return config.model_copy(update={"model": config.model.model_copy(update={"init_from": None})})
 
 
 def _build(
@@ -253,7 +298,6 @@ def _check_named_metrics(config: Config, sets: list[PairSet], state: TrainState)
     A resumed run may save before that, and would remove the best checkpoint by another metric.
     """
     names = [pairs.name for pairs in sets]
-    names += [f"{name}_ema" for name in names if state.average]
     known = [name for name in state.metrics if name.rpartition("/")[0] in names]
     for key, metric in named_metrics(config.checkpoint.best_metric, config.train.stop_early).items():
         chosen = metric.rpartition("/")[0]
@@ -293,11 +337,3 @@ def _continue_folder(folder: Path, checkpoint: Checkpoint, run_id: str, *, accep
             f"the versions of packages have changed: {', '.join(versions)}; numbers may differ in the last digits"
         )
     return differences
-
-
-def _choose_run_id(folder: Path, checkpoint: Checkpoint | None) -> str:
-    """Return the id of a run: of the folder, else of the checkpoint that it continues from, else a new one."""
-    if checkpoint is None:
-        return new_run_id()
-    # A copied folder of checkpoints has no id: the run goes on under the id of its checkpoint.
-    return read_run_id(folder) or run_id_of(checkpoint.manifest) or new_run_id()

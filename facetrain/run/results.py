@@ -15,11 +15,11 @@ from facetrain.data.dataset_card import read_copied_cards
 from facetrain.data.loading.staged_loader import StagedLoader
 from facetrain.errors import DivergedError, RunError
 from facetrain.files import error_reason, printable, shell_path, write_atomically
-from facetrain.models.model_file import AVERAGE_FILE, MODEL_FILE, STEP_KEY, save_model
+from facetrain.models.model_file import MODEL_FILE, STEP_KEY, save_model
+from facetrain.remote.address import is_remote
 from facetrain.run.build.backbone import describe_model
 from facetrain.run.outputs import DIVERGED_FILE, REPORT_FILE, SKIPPED_FILE
 from facetrain.run.prepare import PreparedRun
-from facetrain.run.report.curves import plot_curves
 from facetrain.run.report.list_runs import formatted, read_metrics
 from facetrain.telemetry.log import warn
 from facetrain.training.state import averaged_state
@@ -49,26 +49,26 @@ def write_divergence(run: PreparedRun, error: DivergedError) -> None:
 
 
 def write_results(
-    run: PreparedRun, skipped: list[str], *, has_learned: bool, was_finished: bool = False
+    run: PreparedRun,
+    skipped: list[str],
+    *,
+    has_learned: bool,
+    was_finished: bool = False,
+    mirror_failure: str = "",
 ) -> None:
     """Write the model file and the plot, and print the summary. Collective.
 
     `has_learned` is false if the check of the first steps has found that the run does not learn. A run that
-    `was_finished` before this command gets one line in place of the summary.
+    `was_finished` before this command gets one line in place of the summary. `mirror_failure` says why the newest
+    checkpoint is not in the mirror.
     """
     # Collective, so before the other ranks return.
     weights = averaged_state(run.state.backbone)
-    average = run.state.average.state() if run.state.average else None
     if not run.world.is_leader:
         return
-    # The average has only what is trained; the weights give the rest.
-    states = {MODEL_FILE: weights} | ({} if average is None else {AVERAGE_FILE: weights | average})
-    metadata = model_metadata(run.config, run.folder) | {STEP_KEY: run.state.step}
-    for name, state in states.items():
-        path = run.folder / name
-        # Adapters are added to the weights, so that the file opens as any other of this network.
-        save_model(path, merge_adapters(state, str(path)), metadata)
-    plot_curves(run.folder / "metrics.jsonl", run.folder / "curves.png")
+    path, metadata = run.folder / MODEL_FILE, model_metadata(run.config, run.folder)
+    # Adapters are added to the weights, so that the file opens as any other of this network.
+    save_model(path, merge_adapters(weights, str(path)), metadata | {STEP_KEY: run.state.step})
     is_cut = run.schedule.total_steps < run.schedule.steps_of_all_epochs
     ended_by = "train.max_steps" if is_cut else "train.epochs"
     if stopped_early := run.state.early_stop.reason(run.config.train.stop_early):
@@ -83,15 +83,18 @@ def write_results(
             run.folder,
             run.config.eval.targets,
             run.config.eval_dir,
+            loss=trained_loss(run.config),
             ended_by=ended_by,
             stopped_early=stopped_early,
             skipped=skipped,
             has_learned=has_learned,
             seconds=time.perf_counter() - run.started_at,
         )
+    if mirror_failure:
+        summary += f"\nthe newest checkpoint is not in checkpoint.mirror: {mirror_failure}"
     try:
         print("\n".join(map(printable, summary.splitlines())), flush=True)
-    except (OSError, RunError) as error:  # the run has ended well, even if nobody reads that
+    except (OSError, RunError) as error:  # the run has ended well, even if the summary is lost
         warn(f"the summary is not printed: {error_reason(error)}")
 
 
@@ -100,6 +103,7 @@ def summarize(
     targets: Sequence[str],
     eval_dir: str,
     *,
+    loss: str = "loss",
     ended_by: str,
     stopped_early: str = "",
     skipped: list[str],
@@ -108,17 +112,17 @@ def summarize(
 ) -> str:
     """Return the summary of a run as text: first and last loss and accuracy, and the commands to run next.
 
-    `ended_by` is the config key that set the last step, and `stopped_early` why it is an early one. `skipped` lists
-    the images that could not be read. `seconds` is the duration of the command. Without `has_learned`, the summary says
-    so.
+    `loss` is the metric of the loss. `ended_by` is the config key that set the last step, and `stopped_early` why it is
+    an early one. `skipped` lists the images that could not be read. `seconds` is the duration of the command. Without
+    `has_learned`, the summary says so.
     """
     records = read_metrics(folder)
     lines = ["", f"{folder}: finished in {seconds:.0f} s"]
-    losses = [record for record in records if "loss" in record]
+    losses = [record for record in records if loss in record]
     if losses:
         first, last = losses[0], losses[-1]
-        before = f"{formatted(first['loss'], '.3f')} at step {first['step']} → " if len(losses) > 1 else ""
-        lines.append(f"  loss      {before}{formatted(last['loss'], '.3f')} at step {last['step']}")
+        before = f"{formatted(first[loss], '.3f')} at step {first['step']} → " if len(losses) > 1 else ""
+        lines.append(f"  loss      {before}{formatted(last[loss], '.3f')} at step {last['step']}")
     for name in sorted({name for record in records for name in record if name.endswith("/accuracy")}):
         lines.append(
             _accuracy_line(name.removesuffix("/accuracy"), [record for record in records if name in record])
@@ -137,6 +141,11 @@ def summarize(
     return "\n".join([*lines, *_next_commands(folder, targets, eval_dir, ended_by)])
 
 
+def trained_loss(config: Config) -> str:
+    """Return the metric of the loss that is trained: the margin loss, or without it the one of the distillation."""
+    return "distill_loss" if config.distill is not None and config.distill.margin_weight == 0 else "loss"
+
+
 def _accuracy_line(name: str, records: list[dict[str, Any]]) -> str:
     first, last = records[0], records[-1]
     before, after = first[f"{name}/accuracy"], last[f"{name}/accuracy"]
@@ -153,7 +162,8 @@ def _next_commands(folder: Path, targets: Sequence[str], eval_dir: str, ended_by
     lines = ["next:"]
     if targets:
         # A path needs no folder.
-        data = "" if Path(targets[0]).is_absolute() else f" --data-dir {shell_path(eval_dir)}"
+        is_found = is_remote(targets[0]) or Path(targets[0]).is_absolute()
+        data = "" if is_found else f" --data-dir {shell_path(eval_dir)}"
         lines.append(f"  facetrain eval {quoted} --target {shell_path(targets[0])}{data}")
     lines += [
         f"  facetrain resume {quoted} --set {ended_by}=MORE",

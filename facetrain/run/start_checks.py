@@ -12,6 +12,7 @@ import numpy as np
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.mixture import MixtureDataset
+from facetrain.data.remote_dataset import remarks_on_reading
 from facetrain.data.tools.photo_shapes import describe_photos
 from facetrain.errors import DataError, RunError
 from facetrain.head.head_group import head_parts
@@ -53,6 +54,7 @@ def check_start(
     return [
         *_check_identities(config, source),
         *(f"{config.data.train}: {photos}" for photos in [describe_photos(source)] if photos),
+        *remarks_on_reading(source, config.data),
         *_check_learning_rate(config),
         *check_free_space(config, folder, checkpoint_bytes(config, state), steps),
     ]
@@ -98,7 +100,7 @@ def count_images(source: FaceDataset) -> tuple[np.ndarray, np.ndarray]:
 
 
 def checkpoint_bytes(config: Config, state: TrainState) -> int:
-    """Return the size of a checkpoint: backbone, optimizer and average once, the class centers of all ranks."""
+    """Return the size of a checkpoint: backbone and optimizer once, the class centers of all ranks."""
     weights = sum(tensor.nbytes for tensor in state.backbone.state_dict().values())
     trained = sum(weight.nbytes for weight in state.backbone.parameters() if weight.requires_grad)
     rows = 0.0
@@ -107,7 +109,7 @@ def checkpoint_bytes(config: Config, state: TrainState) -> int:
         local = sum(table.nbytes for table in part.head.row_state().values())
         # The other ranks' tables are not here, and shards differ by one class at most.
         rows += local / max(stop - start, 1) * part.head.num_classes
-    return weights + trained * (config.optim.moments + (state.average is not None)) + round(rows)
+    return weights + trained * config.optim.moments + round(rows)
 
 
 def _check_identities(config: Config, source: FaceDataset) -> Iterator[str]:
@@ -150,13 +152,13 @@ def check_free_space(config: Config, folder: Path, size: int, steps: int) -> Ite
     advice = "free some space, set run.dir to a larger disk"
     if free < size:
         raise RunError(
-            f"{folder}: a checkpoint takes {size / 1e9:.3g} GB, and the disk has {free / 1e9:.3g} GB free; {advice}"
+            f"{folder}: a checkpoint takes {size / 1e6:,.1f} MB, and the disk has {free / 1e6:,.1f} MB free; {advice}"
         )
     # The next checkpoint is written before the oldest is removed.
     kept = config.checkpoint.keep + (config.checkpoint.best_metric is not None)
     count = min(kept + 1, -(-steps // config.checkpoint.every_steps))
     if free < size * count:
         yield (
-            f"{folder}: {count} checkpoints of {size / 1e9:.3g} GB are written, and the disk has {free / 1e9:.3g} "
-            f"GB free; {advice}, or lower checkpoint.keep"
+            f"{folder}: {count} checkpoints of {size / 1e6:,.1f} MB are written, and the disk has {free / 1e6:,.1f} "
+            f"MB free; {advice}, or lower checkpoint.keep"
         )

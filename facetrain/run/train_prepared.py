@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 
 from torch import Tensor
 
+from facetrain.checkpoint.commit import CHECKPOINTS
 from facetrain.checkpoint.save import CheckpointWriter
+from facetrain.checkpoint.uploads import Uploads
 from facetrain.config.loading import dump_config
 from facetrain.data.loading.staged_loader import StagedLoader
 from facetrain.distributed.agreement import only_leader_reports
+from facetrain.distributed.grace_period import grace_s
 from facetrain.distributed.stop_request import StopRequest
 from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.errors import CheckpointError, ConfigError, DivergedError, SkippedError
@@ -21,6 +26,7 @@ from facetrain.run.callbacks.evaluation import Evaluation
 from facetrain.run.callbacks.live_report import LiveReport, write_first_batch
 from facetrain.run.callbacks.logging import Logging
 from facetrain.run.folder.create import record_execution
+from facetrain.run.folder.lock import LOCK_FILE
 from facetrain.run.loop import Callbacks, fit
 from facetrain.run.opening import report_start
 from facetrain.run.outputs import PAIRS_FILE, RunOutputs, open_outputs
@@ -45,7 +51,7 @@ def train_prepared(run: PreparedRun, *, profile: bool = False, page: LiveReport 
         resume_at = first_step if run.resumed else None
         total_steps = schedule.total_steps
         outputs = open_outputs(
-            config, run.folder, run_id=run.run_id, total_steps=total_steps, resume_at=resume_at
+            config, run.folder, run_id=run.identity.run_id, total_steps=total_steps, resume_at=resume_at
         )
         report_start(run, outputs)
     # The loader first: its processes read the first images while the rest is built and the network is verified.
@@ -83,13 +89,14 @@ def train_prepared(run: PreparedRun, *, profile: bool = False, page: LiveReport 
                     resumed=run.resumed,
                 )
             # The last checkpoint is the run's result, or what a resume continues from: it must not fail in silence.
-            checkpointing.finish()
+            # After a signal there is little time: the local checkpoint is complete, and a resume uploads the next one.
+            checkpointing.finish(grace_s() / 2 if stopping.signal else math.inf)
             if stopping.signal or (_is_finished(run) and state.step > first_step):
                 checkpointing.require_saved(state)
             end = "stopped" if stopping.signal else "finished"
         except (CheckpointError, ConfigError, DivergedError, SkippedError) as error:
             # All ranks raise these together, so they can still commit the checkpoint in flight: it is from before.
-            checkpointing.finish()
+            checkpointing.finish(grace_s() / 2)
             write_skipped_images(run, loader)
             if isinstance(error, DivergedError) and run.world.is_leader:
                 write_divergence(run, error)
@@ -111,8 +118,26 @@ def train_prepared(run: PreparedRun, *, profile: bool = False, page: LiveReport 
         skipped,
         has_learned=callbacks.logging.has_learned,
         was_finished=was_finished,
+        mirror_failure=checkpointing.mirror_failure,
     )
+    if run.hosts.mirror and run.world.is_leader:
+        try:
+            run.hosts.mirror.upload_files(_files_to_upload(run.folder, with_models=True))
+        except CheckpointError as error:  # the run has ended well
+            warn(f"the results of the run were not uploaded: {error}")
     return 0
+
+
+def _files_to_upload(folder: Path, *, with_models: bool = False) -> list[Path]:
+    """Return the files of a run folder that the mirror gets, with every checkpoint or at the end of the run."""
+    return [
+        path
+        for path in sorted(folder.iterdir())
+        if path.is_file()
+        and not path.name.startswith(".")
+        and path.name != LOCK_FILE
+        and (with_models or path.suffix != ".safetensors")
+    ]
 
 
 def _is_finished(run: PreparedRun) -> bool:
@@ -176,20 +201,31 @@ def _build_checkpointing(run: PreparedRun, outputs: RunOutputs, loader: StagedLo
         if run.world.is_leader:
             sync_folder(run.folder)  # the names of these files, which are new in a new run
 
+    uploads = None
+    if run.hosts.mirror:
+        uploads = Uploads(
+            run.hosts.mirror,
+            run.folder / CHECKPOINTS,
+            keep=config.checkpoint.keep,
+            best_metric=config.checkpoint.best_metric,
+            run_files=partial(_files_to_upload, run.folder),
+        )
     writer = CheckpointWriter(
-        run.folder / "checkpoints",
+        run.folder / CHECKPOINTS,
         keep=config.checkpoint.keep,
         asynchronous=config.checkpoint.asynchronous,
         best_metric=config.checkpoint.best_metric,
         sync_run=sync_run,
+        is_owner=run.hosts.is_owner,
+        steps_in_use=lambda: uploads.steps_in_use if uploads else set(),
     )
     meta = {
         "model": model_metadata(config, run.folder),
         "config": dump_config(config),
         # For the warning of a resume with another number of ranks.
         "schedule": {"global_batch_size": run.schedule.global_batch_size},
-        "run_id": run.run_id,
-        **run.digests,
+        "run_id": run.identity.run_id,
+        **run.identity.digests,
     }
     return Checkpointing(
         writer,
@@ -199,6 +235,7 @@ def _build_checkpointing(run: PreparedRun, outputs: RunOutputs, loader: StagedLo
         every_minutes=config.checkpoint.every_minutes,
         skipped=loader.skipped,
         check_lock=run.check_lock,
+        uploads=uploads,
     )
 
 

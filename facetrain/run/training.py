@@ -26,7 +26,9 @@ from facetrain.run.folder.create import (
     launchers_of,
     prepare_checkpoints,
     remove_if_empty,
+    was_restarted,
 )
+from facetrain.run.folder.hosts import continues_from_mirror, fetch_checkpoint, find_hosts
 from facetrain.run.folder.lock import locked
 from facetrain.run.folder.run_state import Start, train_recorded
 from facetrain.run.prepare import PreparedRun, prepare_run
@@ -69,20 +71,29 @@ def train(
             )
         # Before the folder is created, which tells whether a failure may remove it again.
         is_new = run_dir is None or not run_dir.exists()
-        folder, continues = create_run_folder(
-            world, given=run_dir, default=default, may_exist=resume_existing
-        )
+        # With a mirror, the name is the same on all hosts, and in the mirror.
+        given = run_dir or (default if config.checkpoint.mirror else None)
+        folder, continues = create_run_folder(world, given=given, default=default, may_exist=resume_existing)
         on_folder(folder)
         try:
             # From here to the end no other process writes this run: checkpoints are cleaned up, chosen and written
             # under the lock.
             with locked(world, folder, launchers_of(world)) as lock:
+                hosts = find_hosts(world, config, folder)
                 if resume_existing:
                     # With the lock: until then, a command that is ending may save the first checkpoint.
                     continues = collectives.any_rank(has_checkpoint(folder))
-                prepare_checkpoints(world, folder, is_new_run=not continues)
-                checkpoint = open_on_all_ranks(world, folder) if continues else None
-                run = prepare_run(config, world, folder, checkpoint, lock, set_keys=set_keys, choices=choices)
+                if hosts.mirror:
+                    restarted = continues or was_restarted(folder, world, launchers_of(world))
+                    continues = continues_from_mirror(
+                        world, hosts, folder, was_restarted=restarted, resume=resume_existing
+                    )
+                prepare_checkpoints(world, folder, is_new_run=not continues, is_owner=hosts.is_owner)
+                step = fetch_checkpoint(world, hosts, folder, None) if continues else None
+                checkpoint = open_on_all_ranks(world, folder, step) if continues else None
+                run = prepare_run(
+                    config, world, folder, checkpoint, lock, hosts, set_keys=set_keys, choices=choices
+                )
                 return run_prepared(run)
         finally:
             if is_new:
@@ -139,10 +150,12 @@ def _resume(
 ) -> int:
     """Continue a run from the checkpoint of a step on the ranks of a world; return the exit code. Collective."""
     with locked(world, run_dir, launchers_of(world)) as lock:
+        hosts = find_hosts(world, config, run_dir)
         # Before a checkpoint is chosen: a save that a kill has interrupted between two renames is completed first.
-        prepare_checkpoints(world, run_dir, is_new_run=False)
+        prepare_checkpoints(world, run_dir, is_new_run=False, is_owner=hosts.is_owner)
         # After a restart, the run has newer checkpoints than the one that the command line asks for.
         requested = None if is_restart(run_dir, world) else step
+        requested = fetch_checkpoint(world, hosts, run_dir, requested)
         checkpoint = open_on_all_ranks(world, run_dir, requested, accept_foreign=accept_foreign)
         run = prepare_run(
             config,
@@ -150,6 +163,7 @@ def _resume(
             run_dir,
             checkpoint,
             lock,
+            hosts,
             set_keys=set_keys,
             accept_foreign=accept_foreign,
             choices=choices,

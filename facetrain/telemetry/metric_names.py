@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _GROUPS = {
-    "loss": ("loss", "distill_loss", "loss_spike", "grad_norm"),
+    "loss": ("loss", "distill_loss", "grad_norm"),
     "lr": ("lr",),
     "speed": ("images_per_s", "wait_s", "left_s", "peak_memory_gib"),
 }

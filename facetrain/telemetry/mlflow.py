@@ -27,7 +27,7 @@ _REFUSED = re.compile(r"[^\w\-. /]")
 class MLflow(Sink):
     """Writer of scalars to a run of MLflow, under the grouped names of the metrics.
 
-    MLflow allows few characters in names: `tar@1e-03` is `tar_at_1e-03` there, and `_` stands for other characters that
+    MLflow allows few characters in names: `tar@1e-03` is `tar_at_1e-03` there, and `_` replaces other characters that
     it refuses. The id of the run is kept in the run folder, so that a resumed run continues it.
     """
 

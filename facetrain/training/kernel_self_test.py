@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from facetrain.backbone.iresnet import IResNet
+from facetrain.device.kernel_launches import multiprocessors
 from facetrain.distributed.world import World
 from facetrain.head.head_run import HeadRun
 from facetrain.head.margin_head import MarginHead
@@ -33,14 +34,13 @@ largest number."""
 def check_trunk(device: torch.device, dtype: torch.dtype) -> str:
     """Return what is wrong with the fused trunk on a device, "" if nothing is.
 
-    The second stage goes from 64 to 128 channels and, with 17 images of 112 × 112 pixels, reads 53,312 rows, so that
-    each program has several tiles, as in training. The third and fourth stage have numbers of channels that are no
+    The second stage goes from 64 to 128 channels. The third and fourth stage have numbers of channels that are no
     multiple of a tile.
     """
     from facetrain.backbone.fused_iresnet import FusedTrunk
 
     # On a CPU, Triton's interpreter would take hours for the sizes of a GPU.
-    images, side = (17, 112) if device.type == "cuda" else (2, 32)
+    images, side = (_images_for(multiprocessors(device)), 112) if device.type == "cuda" else (2, 32)
     torch.manual_seed(0)
     network = IResNet((2, 1, 1, 1), (64, 128, 72, 24), embedding_size=32, image_size=side)
     for module in network.modules():
@@ -55,6 +55,14 @@ def check_trunk(device: torch.device, dtype: torch.dtype) -> str:
         memory_format=torch.channels_last
     )
     return trunk_difference(network, FusedTrunk(network), image_BCHW, dtype)
+
+
+def _images_for(multiprocessors: int) -> int:
+    """Return so many images of 112 × 112 pixels that each program has several tiles of the rows of the second stage.
+
+    In training it has up to 49. For one tile, Triton compiles other code.
+    """
+    return max(multiprocessors // 7, 13)
 
 
 def check_head(device: torch.device, dtype: torch.dtype) -> str:

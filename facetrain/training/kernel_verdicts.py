@@ -12,6 +12,7 @@ import importlib.util
 import json
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -21,6 +22,7 @@ from typing import NamedTuple
 import torch
 
 import facetrain
+from facetrain.device.capability import multiplies_bfloat16
 from facetrain.distributed import collectives
 from facetrain.distributed.process_setup import user_cache_folder
 from facetrain.distributed.spawn import HelperContext
@@ -29,10 +31,13 @@ from facetrain.files import make_folder, parse_json, read_regular_text, write_at
 LIMIT_S = 300.0
 """Time for a self-test. Triton compiles about 30 kernels in it, which takes most of a minute on a slow machine."""
 _SOURCES = {
-    "trunk": ("backbone/kernels/*.py", "backbone/fused_iresnet.py", "training/trunk_comparison.py"),
-    "head": ("head/kernels/*.py", "head/class_chunk.py", "head/row_optimizer.py"),
+    "trunk": ("backbone/kernels/*.py", "backbone/*iresnet.py", "training/trunk_comparison.py"),
+    "head": ("head/kernels/*.py", "head/*.py", "head/margins/*.py"),
 }
-"""Files whose changes make a verdict out of date, beside the self-test itself, by the part of a run."""
+"""Files whose changes make a verdict out of date, beside `_SHARED_SOURCES`, by the part of a run."""
+_SHARED_SOURCES = ("device/kernel_launches.py", "training/kernel_self_test.py")
+_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
+"""Signals of a process that its own code has ended. A scheduler and a full memory end it by others."""
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 Check = Callable[[str, torch.device, torch.dtype], str]
@@ -95,7 +100,7 @@ def _why_impossible(device: torch.device) -> str:
         return ""
     if device.type != "cuda":
         return f"the kernels need a GPU, and this is {device.type}"
-    if torch.cuda.get_device_capability(device) < (8, 0):
+    if not multiplies_bfloat16(device):
         return "the kernels need a GPU of compute capability 8.0 or higher"
     return ""
 
@@ -103,7 +108,7 @@ def _why_impossible(device: torch.device) -> str:
 def _machine_key(part: str, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
     """Return what a verdict depends on."""
     package = Path(facetrain.__file__).parent
-    patterns = (*_SOURCES[part], "training/kernel_self_test.py")
+    patterns = (*_SOURCES[part], *_SHARED_SOURCES)
     # By content: a version with other kernels, or an edited file, is tested again.
     sources = [path for pattern in patterns for path in sorted(package.glob(pattern))]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
@@ -116,7 +121,8 @@ def _machine_key(part: str, device: torch.device, dtype: torch.dtype) -> dict[st
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "driver": driver,
         "torch": str(torch.__version__),
-        "triton": _version("triton"),
+        # `_why_impossible` has imported it.
+        "triton": getattr(sys.modules.get("triton"), "__version__", ""),
         "kernels": digest,
     }
 
@@ -161,7 +167,7 @@ def _test(check: Check, part: str, device: torch.device, dtype: torch.dtype, lim
         process.join()
         code = process.exitcode or 0
         ended = f"by {signal.Signals(-code).name}" if code < 0 else f"with the exit code {code}"
-        return _Verdict(f"their self-test ended {ended}", is_lasting=code < 0)
+        return _Verdict(f"their self-test ended {ended}", is_lasting=-code in _FAULTS)
     finally:
         # Also on Ctrl-C. SIGKILL, because a kernel that hangs keeps the process from handling another signal.
         process.kill()
@@ -180,12 +186,3 @@ def _report(sender: Connection, check: Check, part: str, device: torch.device, d
         line = " ".join(str(error).split())[:200]
         verdict = [f"their self-test failed ({type(error).__name__}: {line})", False]
     sender.send_bytes(json.dumps(verdict).encode())
-
-
-def _version(package: str) -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(package)
-    except PackageNotFoundError:  # imported from a folder without metadata
-        return ""

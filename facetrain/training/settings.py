@@ -22,12 +22,10 @@ class DistillSettings(Settings):
 
     teacher: str
     """Path of the teacher: a run folder, a checkpoint, or a model file of any format that `facetrain eval` opens."""
-    loss: Literal["cosine", "mse", "relational", "fixed_centers", "adaptive_centers"] = "cosine"
-    """Loss between the embeddings of network and teacher. cosine: 1 − cos of the two. mse: squared difference of their
-    elements. relational: squared difference of the cosines of all pairs of images in the batch. fixed_centers: the
-    margin loss of `head.margin` with the means of the teacher's embeddings as class centers. adaptive_centers: with
-    class centers that follow the teacher's embeddings as the network learns (AdaDistill). Except with relational, a
-    learned projection maps an embedding to the teacher's length if they differ."""
+    loss: Literal["cosine", "fixed_centers"] = "cosine"
+    """Loss between the embeddings of network and teacher. cosine: 1 − cos of the two. fixed_centers: the margin loss of
+    `head.margin` with the means of the teacher's embeddings as class centers. A learned projection maps an embedding to
+    the teacher's length if they differ."""
     cache: str | None = None
     """File with the teacher's embeddings of `data.train`, written by `facetrain embed` with a name that ends in
     .safetensors. They belong to the images before all augmentations but the flip. null: the teacher embeds the
@@ -35,8 +33,7 @@ class DistillSettings(Settings):
     weight: Annotated[float, Field(gt=0)] = 1.0
     """Factor on this loss, which is added to the margin loss."""
     margin_weight: Annotated[float, Field(ge=0)] = 1.0
-    """Factor on the margin loss of the trained class centers. 0: the network learns from the teacher alone, as in the
-    published form of AdaDistill."""
+    """Factor on the margin loss of the trained class centers. 0: the network learns from the teacher alone."""
 
     @model_validator(mode="after")
     def _check_cache(self) -> Self:
@@ -125,9 +122,6 @@ class TrainSettings(Settings):
     """Seconds that a rank waits for the others before it reports them as lost."""
     max_skipped_steps: Positive = 10
     """Number of consecutive steps whose loss or gradient is not finite, after which the run ends."""
-    loss_spike: Annotated[float, Field(gt=0)] | None = None
-    """Number of deviations above the median of the last 128 losses from which a loss is reported as a spike; 10 is a
-    good start. null: no reports."""
 
     @model_validator(mode="after")
     def _check_batch_sizes(self) -> Self:

@@ -20,11 +20,9 @@ from facetrain.errors import CheckpointError, ConfigError
 from facetrain.head.head_group import Head, head_parts
 from facetrain.optim.frozen_parts import trained_buffers
 from facetrain.optim.stepper import Stepper
-from facetrain.optim.weight_average import WeightAverage
 from facetrain.telemetry.meter import Meter
 from facetrain.training.distillation import Distillation
 from facetrain.training.early_stop import EarlyStop
-from facetrain.training.loss_spikes import SpikeDetector
 from facetrain.training.precision import InPrecision
 
 
@@ -36,11 +34,8 @@ class TrainState:
     network: InPrecision
     head: Head
     stepper: Stepper
-    spike_detector: SpikeDetector | None = None
     distillation: Distillation | None = None
     """Teacher and its loss; None without `distill`."""
-    average: WeightAverage | None = None
-    """Moving average of the backbone's weights; None without `optim.ema`."""
     head_remark: str = ""
     """Reason why the head does not use its kernels on a GPU that could run them."""
     meter: Meter = field(default_factory=Meter)
@@ -83,19 +78,12 @@ class TrainState:
             **_prefixed("backbone.", averaged_state(self.backbone)),
             **_prefixed("optimizer.", self._optimizer_state()),
             **_prefixed("distill.", self.distillation.state() if self.distillation else {}),
-            **_prefixed("ema.", self.average.state() if self.average else {}),
             **_prefixed("scale.", self.stepper.scale.state()),
             **_prefixed("head.", self.head.state()),
             **_prefixed("meter.", self.meter.state()),
-            **_prefixed("spikes.", self.spike_detector.state() if self.spike_detector else {}),
             **_prefixed("skipped.", _text_tensor(self.skipped_images)),
         }
-        teacher_rows = self.distillation.row_states() if self.distillation else iter(())
-        # The teacher's centers are split among the ranks as the trained ones are.
-        rows = tuple(
-            ClassRows(*part.shard, part.head.row_state() | next(teacher_rows, {}))
-            for part in head_parts(self.head)
-        )
+        rows = tuple(ClassRows(*part.shard, part.head.row_state()) for part in head_parts(self.head))
         return Snapshot(
             step=self.step,
             replicated=replicated,
@@ -144,18 +132,10 @@ class TrainState:
     def _load(self, checkpoint: Checkpoint) -> None:
         self.backbone.load_state_dict(checkpoint.replicated("backbone."))
         if self.distillation:
-            self.distillation.load_state(
-                checkpoint.replicated("distill."), checkpoint.rows, str(checkpoint.folder)
-            )
+            self.distillation.load_state(checkpoint.replicated("distill."), str(checkpoint.folder))
         self._load_optimizer(checkpoint.replicated("optimizer."), str(checkpoint.folder))
-        if self.average:
-            # A checkpoint from before `optim.ema` was set has none: the average starts from its weights.
-            self.average.restart()
-            self.average.load_state(checkpoint.replicated("ema."))
         self.stepper.scale.load_state(checkpoint.replicated("scale."))
         self.meter.load_state(checkpoint.replicated("meter."), self.world.device)
-        if self.spike_detector:
-            self.spike_detector.load_state(checkpoint.replicated("spikes."))
         self.skipped_images = _texts(checkpoint.replicated("skipped."))
         self.head.load_rows(checkpoint.rows)
         self.head.load_state(checkpoint.replicated("head."))
@@ -204,16 +184,11 @@ class TrainState:
 
     def _rank_state(self) -> dict[str, Tensor]:
         # The batch norm statistics differ between ranks; only with its own does a rank continue bit for bit.
-        state = _prefixed("buffer.", dict(self.backbone.named_buffers()))
-        return state | _prefixed("ema_buffer.", self.average.rank_state() if self.average else {})
+        return _prefixed("buffer.", dict(self.backbone.named_buffers()))
 
     def _load_rank_state(self, state: dict[str, Tensor]) -> None:
         for name, buffer in self.backbone.named_buffers():
             buffer.copy_(state[f"buffer.{name}"])
-        if self.average:
-            prefix = "ema_buffer."
-            saved = {name.removeprefix(prefix): state[name] for name in state if name.startswith(prefix)}
-            self.average.load_state(saved)
 
 
 def averaged_state(module: nn.Module) -> dict[str, Tensor]:

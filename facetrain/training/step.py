@@ -79,8 +79,6 @@ class TrainStep:
             result = state.stepper.finish()
             if restores_statistics:
                 self._statistics.restore_where(result.skipped)
-            if state.average:
-                state.average.update(state.step)
 
         # Metrics: sums on the device, read by the host when a report is due.
         # Counted from 1, as in all reports: `state.step` grows only after this call.
@@ -89,11 +87,6 @@ class TrainStep:
         state.meter.add("grad_norm", result.grad_norm)
         state.meter.add("skipped", result.skipped)
         state.meter.add("lr", lr)
-        if state.spike_detector:
-            spike = state.spike_detector.observe(
-                self._number, torch.as_tensor(loss), result.grad_norm, batches
-            )
-            state.meter.add("loss_spike", spike)
         state.meter.add_images(sum(len(batch.label_B) for batch in batches) * state.world.size)
         # Counted on the device: n skipped steps in a row give n, and a step that was taken gives 0.
         previous = self._consecutive_skips

@@ -12,7 +12,6 @@ import torch
 from facetrain.distributed.world import World, join
 from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.embeddings.embed_images import open_embedder
-from facetrain.embeddings.embedding_files import SUFFIXES as EMBEDDING_SUFFIXES
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import UsageError
 from facetrain.models.model_file import EmbeddingModel, open_model
@@ -22,16 +21,8 @@ from facetrain.verify.evaluated_sets import EvaluatedSets
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.options import EvaluationOptions
 from facetrain.verify.protocols import evaluate_set, scores_result
-from facetrain.verify.score_files import (
-    ScoreTable,
-    is_score_file,
-    read_scored_pairs,
-    read_scores,
-    scores_of_same_pairs,
-    scores_of_set,
-)
+from facetrain.verify.score_files import is_score_file, read_scores, scores_of_same_pairs, scores_of_set
 from facetrain.verify.sets.evaluation_sets import EvaluationSet, open_evaluation_sets
-from facetrain.verify.sets.pair_columns import score_file_and_column
 from facetrain.verify.sets.pair_set import PairSet, doubtful_pairs
 from facetrain.verify.sets.slice_table import SliceTable, read_slice_table
 from facetrain.verify.verifier import evaluation_mode
@@ -56,8 +47,8 @@ def evaluate(
         model: a path that `open_model` reads, or an open model.
         targets: paths or names in `data_dir`, see `open_evaluation_set`.
         data_dir: folder of the sets that are given by name.
-        against: path of the other model; or, with one set of pairs, a file of another system's scores or embeddings
-            in the order of the set, see `score_files`.
+        against: path of the other model; or, with one set of pairs, a file of another system's scores in the order of
+            the set, see `score_files`.
         slices: slice table (CSV) of the only set, which is a set of pairs; the default is the table of groups beside
             each set.
         options: options of the protocols.
@@ -112,30 +103,22 @@ def evaluate(
 def evaluate_scores(
     scores: Path,
     *,
-    pair_list: Path | None = None,
     against: Path | None = None,
     options: EvaluationOptions | None = None,
 ) -> EvaluatedSets:
-    """Evaluate the scores or embeddings of another system, without its images.
+    """Evaluate the scores of another system, without its images.
 
     Args:
-        scores: a score file, or a file of embeddings if `pair_list` is given, see `score_files`.
-        pair_list: CSV file of the pairs of embeddings.
-        against: scores of a second system for the same pairs; or its embeddings if `pair_list` is given.
+        scores: a score file, see `score_files`.
+        against: scores of a second system for the same pairs.
         options: options of the protocols.
 
     Raises:
         DataError: a file cannot be read, or the second system has other pairs.
-        UsageError: embeddings are given without a pair list, or scores with one.
     """
     options = options or EvaluationOptions()
-    if pair_list is not None and scores.suffix not in EMBEDDING_SUFFIXES:
-        raise UsageError(
-            f"{scores}: not a file of embeddings ({', '.join(EMBEDDING_SUFFIXES)}); give scores with --scores, without "
-            "--pairs"
-        )
-    table = _read_score_table(scores, pair_list)
-    name = score_file_and_column(scores)[0].stem
+    table = read_scores(scores)
+    name = scores.stem
     _warn_of_doubtful_pairs(name, table.scored.first_P, table.scored.second_P, table.scored.same_P)
     result = scores_result(table.scored, table.columns, options, table.quality)
     for pairs in (result.hardest_genuine, result.hardest_impostors):
@@ -143,23 +126,13 @@ def evaluate_scores(
     evaluation = EvaluatedSets(f"scores of {scores}", {name: result}, {}, is_leader=True, precision="")
     if against is None:
         return evaluation
-    other = scores_of_same_pairs(table, _read_score_table(against, pair_list))
+    other = scores_of_same_pairs(table, read_scores(against))
     return evaluation.compared_with(str(against), {name: scores_result(other, {}, options)})
 
 
 def _warn_of_doubtful_pairs(name: str, *pairs: np.ndarray) -> None:
     for message in doubtful_pairs(name, *pairs):
         warn(message)
-
-
-def _read_score_table(path: Path, pair_list: Path | None) -> ScoreTable:
-    if path.suffix not in EMBEDDING_SUFFIXES:
-        return read_scores(path)
-    if pair_list is None:
-        raise UsageError(
-            f"{path}: is a file of embeddings, not of scores; evaluate embeddings with --embeddings FILE --pairs CSV"
-        )
-    return read_scored_pairs(path, pair_list)
 
 
 def _only_set_of_pairs(sets: dict[str, EvaluationSet], table: Path) -> PairSet:

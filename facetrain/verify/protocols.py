@@ -13,7 +13,6 @@ from facetrain.distributed import collectives
 from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.embeddings.normalization import is_rejected, l2_normalize, require_finite
-from facetrain.verify.megaface import megaface_result
 from facetrain.verify.metrics.fold_accuracy import fold_order
 from facetrain.verify.metrics.identification import Search, identification_result, search
 from facetrain.verify.metrics.result import Result
@@ -24,7 +23,7 @@ from facetrain.verify.options import EvaluationOptions
 from facetrain.verify.sets.evaluation_sets import EvaluationSet
 from facetrain.verify.sets.ijb import IjbSet, TemplateSubjects
 from facetrain.verify.sets.pair_set import PairSet
-from facetrain.verify.sets.search_sets import DistractorSet, SearchSet
+from facetrain.verify.sets.search_sets import SearchSet
 from facetrain.verify.sets.slice_table import SliceTable
 from facetrain.verify.sets.subjects import connected_subjects, items_of_pairs, subjects_of_items
 from facetrain.verify.verification import verification_result
@@ -67,9 +66,6 @@ def _embed(
         case SearchSet():
             probes = embed(target.probes, name=f"{target.name} probes")
             return probes, embed(target.gallery, name=f"{target.name} gallery")
-        case DistractorSet():
-            probes = embed(target.probes, name=f"{target.name} probes")
-            return probes, embed(target.distractors, name=f"{target.name} distractors")
 
 
 def results_from_embeddings(
@@ -81,7 +77,7 @@ def results_from_embeddings(
     """Return the results of a set by name from its embeddings, float32 (N, D) each, not normalized.
 
     The embeddings belong to the images and to the mirror images for a `PairSet`, to all images for an
-    `IjbSet`, to probes and gallery for a `SearchSet`, to probes and distractors for a `DistractorSet`.
+    `IjbSet`, to probes and gallery for a `SearchSet`.
     """
     match target:
         case PairSet():
@@ -94,11 +90,6 @@ def results_from_embeddings(
             return _ijb_results(target, options, *embeddings)
         case SearchSet():
             return {target.name: _search_set_result(target, options, *embeddings)}
-        case DistractorSet():
-            probe, distractor = map(l2_normalize, embeddings)
-            result = megaface_result(probe, target.subject, distractor, draws=options.draws)
-            result.metrics["excluded_images"] = float(target.excluded_images)
-            return {target.name: result}
 
 
 def scores_result(

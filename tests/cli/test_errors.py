@@ -121,7 +121,7 @@ def test_a_variable_of_the_shell_without_a_value_is_not_the_current_folder(argum
         "eval m --target s --against same --json same",
         "eval m --target s --slices same --json same",
         "eval --scores same --json same",
-        "eval --embeddings e.npz --pairs same --json same",
+        "eval --scores same --json same",
         "export same --format onnx --output same",
         "export same --format safetensors --output same",
         "export same --format onnx --output m.onnx --model-card same",

@@ -21,7 +21,7 @@ from tests.support.command import output_of, refusal
 from tests.support.faces import face
 from tests.support.models import write_model
 from tests.support.mxnet_files import write_iresnet
-from tests.support.protocols import write_ijb, write_megaface, write_tinyface
+from tests.support.protocols import write_ijb, write_tinyface
 
 
 def write_pairs(path, count):
@@ -48,8 +48,7 @@ def test_eval_runs_every_protocol_and_compares_two_models(model, tmp_path):
     (tmp_path / "pairs.groups.csv").write_text("\n".join(["part,subject", *rows]))
     write_ijb(tmp_path / "IJBC")
     write_tinyface(tmp_path / "tinyface")
-    write_megaface(tmp_path / "megaface")
-    options = [part for name in ("pairs", "ijbc", "tinyface", "megaface") for part in ("--target", name)]
+    options = [part for name in ("pairs", "ijbc", "tinyface") for part in ("--target", name)]
     other = tmp_path / "other.safetensors"
     write_model(other)
     shown = output_of(
@@ -58,11 +57,11 @@ def test_eval_runs_every_protocol_and_compares_two_models(model, tmp_path):
         "--report", tmp_path / "report",
     )  # fmt: skip
     page = (tmp_path / "report" / "report.html").read_text()
-    assert all(f"<h2>{name}</h2>" in page for name in ("pairs", "ijbc", "ijbc_1n", "tinyface", "megaface"))
+    assert all(f"<h2>{name}</h2>" in page for name in ("pairs", "ijbc", "ijbc_1n", "tinyface"))
     assert "part = left: 20 pairs" in shown and "against iresnet" in shown
     assert "needs at least 1,000 impostor pairs" in shown
     found = json.loads((tmp_path / "found.json").read_text())
-    assert found["sets"].keys() == {"pairs", "ijbc", "ijbc_1n", "tinyface", "megaface"}
+    assert found["sets"].keys() == {"pairs", "ijbc", "ijbc_1n", "tinyface"}
     assert found["sets"]["pairs"]["tar@1e-02"] is None and found["sets"]["pairs"]["subjects"] == 2
     assert {group["value"] for group in found["sets"]["pairs"]["groups"]} == {"left", "right"}
     for name, result in found["sets"].items():
@@ -162,15 +161,12 @@ def test_a_person_with_more_images_than_can_be_compared_is_refused(model, monkey
 
 def test_one_system_is_evaluated_at_a_time(model):
     for options, message in (
-        ([model, "--scores", "a.csv"], "give one of MODEL, --scores and --embeddings"),
+        ([model, "--scores", "a.csv"], "give one of MODEL and --scores"),
         ([model], "give the evaluation set with --target"),
         (["--scores", "a.csv", "--target", "lfw"], "facetrain eval MODEL --target lfw --against a.csv"),
         (["--scores", "a.csv", "--checkpoint", "best"], "--checkpoint best needs a MODEL, the run"),
         (["--scores", "a.csv", "--slices", "b.csv"], "b.csv needs a MODEL; add its columns to a.csv"),
-        (["--embeddings", "a.npz", "--pairs", "p.csv", "--slices", "b.csv"], "add its columns to p.csv"),
-        (["--embeddings", "a.npz"], "--embeddings and --pairs are used together"),
-        (["--scores", "a.npz"], "a.npz: is a file of embeddings, not of scores; evaluate embeddings with"),
-        (["--embeddings", "a.csv", "--pairs", "p.csv"], "a.csv: not a file of embeddings (.npz, .parquet)"),
+        (["--scores", "a.csv", "--slices", "b.csv"], "add its columns to a.csv"),
     ):
         error = refusal("eval", *options)
         assert isinstance(error, UsageError) and message in str(error)

@@ -6,7 +6,7 @@ from typing import get_args, get_type_hints
 import pytest
 
 from facetrain.backbone.zoo import build_backbone
-from facetrain.cli.export_options import FileOptions, Outputs
+from facetrain.cli.export_options import Outputs
 from facetrain.data.formats.bin import write_bin
 from facetrain.models.model_file import save_model
 from facetrain.models.weight_files import read_weights
@@ -110,7 +110,7 @@ def test_the_rates_of_a_set_without_accuracy_are_reported(model, tmp_path):
         assert f"{name}: {metric} of the file {value:.3%}, of the model {value:.3%} (+0.000%)" in lines
 
 
-def test_the_file_is_compared_on_given_faces_and_its_size_and_speed_are_printed(model, tmp_path):
+def test_the_file_is_compared_on_given_faces_and_its_size_is_printed(model, tmp_path):
     printed = output_of(
         "export", model, "--format", "onnx", "--output", tmp_path / "m.onnx", "--batch", 2, "--from-pixels",
         "--images", tmp_path / "faces.bin", "--model-card", tmp_path / "card.md",
@@ -118,8 +118,7 @@ def test_the_file_is_compared_on_given_faces_and_its_size_and_speed_are_printed(
     first, second = printed.splitlines()
     assert "differs by at most" in first and "40 images)" in first
     size = (tmp_path / "m.onnx").stat().st_size / 1e6
-    assert second.startswith(f"{size:.2f} MB; ") and " ms for 2 images in onnxruntime " in second
-    assert " ms in torch (1 thread)" in second
+    assert second == f"{size:.2f} MB"
     card = (tmp_path / "card.md").read_text()
     assert "- input of the file: uint8 (N, 32, 32, 3)" in card and f"- size: {size:.2f} MB" in card
     (tmp_path / "none").mkdir()
@@ -129,11 +128,9 @@ def test_the_file_is_compared_on_given_faces_and_its_size_and_speed_are_printed(
     assert "neither train.rec nor images" in str(refused) and not (tmp_path / "n.onnx").exists()
 
 
-def test_the_help_names_the_files_and_the_images_per_call_of_each_format():
+def test_the_help_names_the_files_of_each_format():
     output = get_args(get_type_hints(Outputs, include_extras=True)["output"])[1].help
-    batch = get_args(FileOptions)[1]["batch"].help
-    assert "openvino: FILE.xml and FILE.bin. ncnn: FILE.ncnn.param and FILE.ncnn.bin." in output
-    assert batch.endswith("by default any number, in tflite and executorch 1.")
+    assert output.endswith("openvino: FILE.xml and FILE.bin.")
 
 
 def test_options_that_exclude_each_other_are_refused(model, tmp_path):

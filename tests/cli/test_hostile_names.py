@@ -52,7 +52,6 @@ def files(tmp_path_factory):
     "arguments",
     [
         ["data", "inspect", "photos"],
-        ["data", "inspect", "photos", "--identity", "0"],
         ["data", "check", "photos"],
         ["data", "pack", "photos", "--output", "packed"],
         ["eval", "--scores", "scores.csv", "--bootstrap", "10"],

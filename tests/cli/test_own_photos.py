@@ -62,7 +62,7 @@ def test_the_page_leads_from_photos_to_an_exported_model(tmp_path, monkeypatch, 
     (tmp_path / "photos" / "ann" / "notes.txt").write_text("at the beach")
     (tmp_path / "photos" / "ann" / "empty.jpg").write_bytes(b"")
     (tmp_path / "photos" / "bob" / "wall.png").write_bytes(cv2.imencode(".png", np.zeros((90, 90, 3)))[1])
-    write_detector(tmp_path / "face_detection_yunet_2023mar.onnx")
+    write_detector(tmp_path / "yunet.onnx")
     config = re.search(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[1]
     for old, new in SMALLER.items():
         assert old in config
@@ -72,7 +72,8 @@ def test_the_page_leads_from_photos_to_an_exported_model(tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     for arguments in commands():
         # 600 pairs and 20 % of the people are for real datasets; this one has 50 people.
-        arguments = ["0.5" if one == "0.2" else "40" if one == "600" else one for one in arguments]
+        smaller = {"0.2": "0.5", "600": "40", "yunet": "yunet.onnx"}
+        arguments = [smaller.get(one, one) for one in arguments]
         with pytest.raises(SystemExit) as ended:  # in this process: a new one takes seconds to import torch
             app(arguments)
         printed = capsys.readouterr()

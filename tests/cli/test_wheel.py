@@ -53,9 +53,10 @@ def test_the_wheel_has_presets_types_and_metadata(wheel, tmp_path):
     assert (wheel / "facetrain" / "py.typed").is_file()
     (text,) = wheel.glob("*.dist-info/METADATA")
     metadata = Parser().parsestr(text.read_text())
-    assert {"all", "onnx", "parquet", "wandb", "mlflow"} <= set(metadata.get_all("Provides-Extra"))
+    assert {"all", "onnx", "parquet", "remote", "wandb", "mlflow"} <= set(metadata.get_all("Provides-Extra"))
     assert metadata["Summary"] and metadata["Author"] and metadata["Keywords"]
     assert "ms1mv3_r50 " in run(wheel, tmp_path, "config", "list")
+    assert "  yunet " in run(wheel, tmp_path, "get")
     assert "backbone: r100" in run(wheel, tmp_path, "config", "show", "glint360k.yaml")
     cards = {path.name for path in (ROOT / "datasets").glob("*.card.yaml")}
     assert cards == {path.name for path in (wheel / "facetrain/data/published_cards").glob("*.card.yaml")}

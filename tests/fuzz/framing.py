@@ -8,7 +8,6 @@ import zipfile
 import zlib
 
 from facetrain.checkpoint.manifest import FORMAT, checksum
-from tests.support.datasets import tf_record
 
 SEPARATOR = b"\n--\n"
 """Line between the parts of an input that becomes several files."""
@@ -26,11 +25,6 @@ def tar_with_checksums(data: bytes) -> bytes:
             header[_CHECKSUM] = b" " * 8
             archive[start + 148 : start + 156] = b"%06o\0 " % sum(header)
     return bytes(archive)
-
-
-def tf_record_with_checksums(data: bytes) -> bytes:
-    """Return a TFRecord file of a message; after the letter f, take any bytes."""
-    return data[1:] if data[:1] == b"f" else tf_record(data[1:])
 
 
 def zip_of(members: dict[str, bytes]) -> bytes:

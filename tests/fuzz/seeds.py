@@ -29,7 +29,7 @@ from facetrain.embeddings.embedding_files import Embeddings, save_embeddings
 from facetrain.models.model_file import THRESHOLDS_KEY
 from tests.fuzz.framing import SEPARATOR, members_of, zip_of
 from tests.fuzz.target import FOLDER
-from tests.support.datasets import encoded_image, tf_example, tf_record, write_records
+from tests.support.datasets import encoded_image, write_records
 from tests.support.mxnet_files import write_iresnet
 
 _CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -157,25 +157,6 @@ def _lmdb(*, is_pickled: bool) -> bytes:
     return b"".join(struct.pack(layout, n, *tree, n).ljust(512, b"\0") for n in range(2)) + page
 
 
-def tf_records() -> list[bytes]:
-    example = tf_example(image=encoded_image(0, 4), label=1, filename=b"a/1.png")
-    floats = tf_example(image=encoded_image(0, 4), label=1.0)
-    return [b"m" + example, b"m" + floats, b"f" + 2 * tf_record(example)]
-
-
-def saved_datasets() -> list[bytes]:
-    image = {"bytes": encoded_image(0, 4), "path": "a.png"}
-    labels = (pa.array([0, 1], kind) for kind in (pa.int64(), pa.timestamp("us")))
-    return [_arrow(pa.table({"image": [image] * 2, "label": label})) for label in labels]
-
-
-def _arrow(table: pa.Table) -> bytes:
-    file = io.BytesIO()
-    with pa.ipc.new_stream(file, table.schema) as stream:
-        stream.write_table(table)
-    return file.getvalue()
-
-
 def tars() -> list[bytes]:
     return [b"m" + _tar(tarfile.GNU_FORMAT), b"f" + _tar(tarfile.PAX_FORMAT)]
 
@@ -230,8 +211,7 @@ def pair_lists() -> list[bytes]:
     return [b"10 300\nann 1 2\nann 1 bob 3\n", b"ann/1.jpg ann/2.jpg 1\n", b"a.jpg 0\nb.jpg 0\n"]
 
 
-def pair_tables() -> tuple[list[bytes], list[bytes]]:
-    """Return the same sets in Arrow's files and in Parquet's."""
+def pair_tables() -> list[bytes]:
     image = encoded_image(0, 4)
     both = {"image": [image] * 2, "is_same": [True, True]}
     tables = [
@@ -242,16 +222,7 @@ def pair_tables() -> tuple[list[bytes], list[bytes]]:
     files = [io.BytesIO() for _ in tables]
     for table, file in zip(tables, files, strict=True):
         pyarrow.parquet.write_table(table, file, compression=None)
-    return [_arrow(table) for table in tables], [file.getvalue() for file in files]
-
-
-def npy_pairs() -> list[bytes]:
-    return [b"1.0e+00\n" + SEPARATOR + _npy(np.zeros((2, 3, 2, 2), np.uint8))]
-
-
-def memory_file_pairs() -> list[bytes]:
-    layout = b'{"shape": [2, 3, 2, 2], "dtype": "float32"}'
-    return [SEPARATOR.join([layout, _npy(np.array([True])), bytes(4 * 24)])]
+    return [file.getvalue() for file in files]
 
 
 def landmark_files() -> list[bytes]:

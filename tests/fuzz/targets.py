@@ -55,9 +55,8 @@ from facetrain.run.folder.lock import LOCK_FILE, RunLock
 from facetrain.run.folder.run_state import read_state
 from facetrain.telemetry.jsonl import read_jsonl
 from facetrain.verify.calibration import stored_thresholds
-from facetrain.verify.score_files import read_scores, score_pair_list
+from facetrain.verify.score_files import read_scores
 from facetrain.verify.sets.ijb import open_ijb
-from facetrain.verify.sets.search_sets import read_noise_list
 from facetrain.verify.sets.slice_table import read_slice_table
 from tests.fuzz import framing, seeds
 from tests.fuzz.outcome import describe, outcome
@@ -81,8 +80,8 @@ def _read_records(path: Path) -> None:
         for offset in struct.unpack_from("<3q", data.ljust(24, b"\0")):
             size, place = divmod(offset, 2 * len(data) + 1)
             _compare_read_paths(reader, place - 4, size % 256)
-        for _, payload in reader.scan():
-            decode_record(payload, "x")
+        for offset in reader.scan_offsets():
+            decode_record(reader.read_at(offset), "x")
     finally:
         reader.close()
 
@@ -233,10 +232,6 @@ TARGETS = {
     "mxnet_network": Target(ModelError, ["m-symbol.json", "m-0000.params"], _open_mxnet, seeds.mxnet),
     "zip_archive": Target(DataError, ["zip/a.zip"], _read_dataset, seeds.zips),
     "lmdb_database": Target(DataError, ["lmdb/a.lmdb"], _read_dataset, seeds.lmdbs),
-    "tf_records": Target(
-        DataError, ["tf/a.tfrecord"], _read_dataset, seeds.tf_records, framing.tf_record_with_checksums, opened="tf"
-    ),
-    "saved_dataset": Target(DataError, ["hf/a.arrow"], _read_dataset, seeds.saved_datasets, opened="hf"),
     "tar_shard": Target(
         DataError, ["tar/a.tar"], _read_dataset, seeds.tars, framing.tar_with_checksums, opened="tar"
     ),
@@ -246,10 +241,6 @@ TARGETS = {
     "embeddings_parquet": Target(DataError, ["b.parquet"], load_embeddings, seeds.parquet),
     "stored_npz": Target(DataError, ["s.npz"], _read_blocks, seeds.npz, framing.npz_of_arrays),
     "stored_parquet": Target(DataError, ["s.parquet"], _read_blocks, seeds.parquet),
-    "pair_list": Target(
-        DataError, ["list.csv"], lambda path: score_pair_list(seeds.EMBEDDINGS, path, path),
-        lambda: [b"first,second,genuine\na,b,0\nb,c,1\n"],
-    ),
     "bin_subjects": Target(
         PairsError, ["a.subjects.csv"], lambda path: read_subjects(path.with_name("a.bin"), _SAME),
         lambda: [b"subject\nann\nann\nbob\ncarl\n"],
@@ -263,23 +254,11 @@ TARGETS = {
     "listed_pairs": Target(
         PairsError, ["ann_bob/pairs.txt"], lambda path: read_pairs(path, path.parent), seeds.pair_lists
     ),
-    "noise_list": Target(PairsError, ["noise.txt"], read_noise_list, lambda: [b"# noise\na.jpg\n1\tb.jpg\n"]),
     "ijb": Target(
         PairsError, [f"ijb/meta/ijbc_{name}" for name in _IJB_LISTS], lambda path: open_ijb(path, "ijbc"),
         lambda: [seeds.IJB], opened="ijb",
     ),
-    "arrow_pairs": Target(
-        PairsError, ["pairs/a.arrow"], read_pair_archive, lambda: seeds.pair_tables()[0], opened="pairs"
-    ),
-    "parquet_pairs": Target(PairsError, ["p.parquet"], read_pair_archive, lambda: seeds.pair_tables()[1]),
-    "npy_pairs": Target(
-        PairsError, ["pairs_npy/issame.txt", "pairs_npy/pairs_npy.npy"], read_pair_archive, seeds.npy_pairs,
-        opened="pairs_npy",
-    ),
-    "memory_file_pairs": Target(
-        PairsError, ["m/memfile/mem_file.dat.conf", "m_list.npy", "m/memfile/mem_file.dat"], read_pair_archive,
-        seeds.memory_file_pairs, opened="m",
-    ),
+    "parquet_pairs": Target(PairsError, ["p.parquet"], read_pair_archive, seeds.pair_tables),
     "dataset_card": Target(
         DataError, [f"carded/{CARD_FILE}"], lambda path: read_card(path.parent), lambda: seeds.CARDS
     ),
@@ -307,5 +286,3 @@ TARGETS = {
 for _target in TARGETS.values():
     for _file in _target.files:
         (FOLDER / _file).parent.mkdir(parents=True, exist_ok=True)
-for _folder in ("hf", "pairs"):
-    (FOLDER / _folder / "state.json").write_text('{"_data_files": [{"filename": "a.arrow"}]}')

@@ -86,18 +86,6 @@ def read_webdataset(folder):
     return found
 
 
-def write_saved_dataset(folder):
-    import datasets
-
-    features = datasets.Features(
-        {"image": datasets.Image(), "label": datasets.ClassLabel(names=list("abcde"))}
-    )
-    rows = [{"image": {"bytes": data, "path": name}, "label": label} for label, name, data in images()]
-    dataset = datasets.Dataset.from_list(rows, features=features)
-    datasets.DatasetDict({"train": dataset}).save_to_disk(folder, num_shards={"train": 2})
-    return expected()
-
-
 def write_hub_parquet(folder):
     import datasets
 
@@ -119,24 +107,6 @@ def read_hub_parquet(folder):
     found = found.cast_column("image", datasets.Image(decode=False))
     rows = [[row["label"], hashlib.sha256(row["image"]["bytes"]).hexdigest()] for row in found]
     return [names, rows]
-
-
-def write_tfrecord(folder):
-    import tensorflow as tf
-
-    rows = images()
-    for shard in range(2):
-        with tf.io.TFRecordWriter(f"{folder}/TFR-X-{shard:05}.tfrecord") as writer:
-            for label, name, data in rows[shard * 30 : shard * 30 + 30]:
-                feature = {
-                    "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[data])),
-                    "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
-                    "filename": tf.train.Feature(bytes_list=tf.train.BytesList(value=[name.encode()])),
-                    "score": tf.train.Feature(float_list=tf.train.FloatList(value=[0.5])),
-                }
-                example = tf.train.Example(features=tf.train.Features(feature=feature))
-                writer.write(example.SerializeToString())
-    return expected()
 
 
 if __name__ == "__main__":

@@ -14,21 +14,17 @@ from tests.support.datasets import images_of, write_records
 from tests.unit.data.tools.helpers import convert
 
 _ROOT = Path(__file__).resolve().parents[2]
-_PEERS = {
-    "formats": _ROOT / "build" / "interop-formats",
-    "tensorflow": _ROOT / "build" / "interop-tensorflow",
-}
+_PEERS = _ROOT / "build" / "interop-formats"
 
 
-def peer(do, *args, environment="formats"):
+def peer(do, *args):
     """Call a function of formats_peer.py in an environment with the original libraries."""
-    folder = _PEERS[environment]
-    if not (folder / "ready").exists():
-        pytest.skip(f"the libraries of {folder.name} are not installed; run `make interop`")
+    if not (_PEERS / "ready").exists():
+        pytest.skip("the libraries of the formats are not installed; run `make interop`")
     done = subprocess.run(
-        [folder / "bin" / "python", "-W", "ignore", _ROOT / "tests" / "interop" / "formats_peer.py"],
+        [_PEERS / "bin" / "python", "-W", "ignore", _ROOT / "tests" / "interop" / "formats_peer.py"],
         input=json.dumps({"do": do, "with": [str(one) for one in args]}),
-        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "HF_HUB_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"},
+        env=os.environ | {"HF_HUB_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -52,23 +48,10 @@ def test_shards_of_the_webdataset_library_are_read_identically(tmp_path):
     assert len(list(tmp_path.glob("*.tar"))) == 3
 
 
-def test_a_dataset_that_datasets_saved_is_read_identically(tmp_path):
-    expected = peer("write_saved_dataset", tmp_path / "a")
-    dataset = open_dataset(tmp_path / "a")
-    assert digests(dataset) == expected and identity_name(dataset, 3) == "d"
-    assert original_name(dataset, 59) == "059.png"
-
-
 def test_parquet_that_datasets_wrote_is_read_identically(tmp_path):
     expected = peer("write_hub_parquet", tmp_path)
     dataset = open_dataset(tmp_path)
     assert digests(dataset) == expected and identity_name(dataset, 3) == "d"
-
-
-def test_records_of_tensorflow_are_read_identically(tmp_path):
-    expected = peer("write_tfrecord", tmp_path, environment="tensorflow")
-    dataset = open_dataset(tmp_path)
-    assert digests(dataset) == expected and original_name(dataset, 59) == "059.png"
 
 
 def test_the_original_libraries_read_what_we_convert(tmp_path):

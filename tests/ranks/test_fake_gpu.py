@@ -18,7 +18,7 @@ data:
   train: {folder}/data
   image_size: 16
   workers: 0
-  augment: {{blur: 0.5, gray: 0.5, color: 0.5, crop: 0.5, erase: 0.5, jpeg: 0.5, low_resolution: 0.5}}
+  augment: {{blur: 0.5, gray: 0.5, color: 0.5, crop: 0.5, erase: 0.5, low_resolution: 0.5}}
 model: {{backbone: iresnet, layers: [1, 1, 1, 1], widths: [8, 8, 16, 16], embedding_size: 16}}
 head: {{{head}}}
 train: {{batch_size: 2, max_steps: 6, device: cuda, {train}}}
@@ -28,6 +28,9 @@ log: {{every_steps: 4}}
 """
 QUIET_STEPS = (4,)
 """Steps without a report, a verification or a save, after the first ones, in which DDP orders its buckets."""
+
+OF_THE_HEAD = ("_statistics", "_slopes", "_update")
+OF_THE_TRUNK = ("_normalize", "_reduce_gradient", "_border_sums")
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +73,7 @@ def train_rank(rank, size, port, folder, config, kernels):
         code = training.train(load_config(config), folder)
     waits = sorted({place for step in QUIET_STEPS for place in gpu.waits[step]})
     pageable = max(size for step in QUIET_STEPS for size in gpu.pageable[step].values())
-    found = {"code": code, "waits": waits, "pageable": pageable} | {
+    found = {"code": code, "waits": waits, "pageable": pageable, "tunes": torch.backends.cudnn.benchmark} | {
         name: getattr(gpu, name) for name in ("faults", "collectives", "launches")
     }
     Path(folder, f"found_{rank}.json").write_text(json.dumps(found))
@@ -79,14 +82,10 @@ def train_rank(rank, size, port, folder, config, kernels):
 @pytest.mark.parametrize(
     ("size", "train", "head", "kernels"),
     [
-        (
-            1,
-            "fused: on",
-            "",
-            ("_statistics", "_slopes", "_update", "_normalize", "_reduce_gradient", "_border_sums"),
-        ),
-        (2, "precision: fp16", "placement: host, sample_rate: 0.5", ("_statistics", "_slopes", "_update")),
-        (8, "precision: bf16", "", ()),
+        (1, "fused: on", "", OF_THE_HEAD + OF_THE_TRUNK),
+        (2, "precision: fp16, fused: on", "placement: host, sample_rate: 0.5", OF_THE_HEAD + OF_THE_TRUNK),
+        (8, "precision: bf16", "", OF_THE_HEAD),
+        (8, "fused: auto", "", ()),  # the self-test refuses all kernels
     ],
 )
 @pytest.mark.slow
@@ -106,9 +105,12 @@ def test_a_run_with_the_defaults_of_a_gpu_uses_it_rightly(
     )
     ranks = [json.loads((folder / f"found_{rank}.json").read_text()) for rank in range(size)]
     for found in ranks:
-        assert found["code"] == 0 and not found["faults"]
+        assert found["code"] == 0 and not found["faults"] and found["tunes"]
         assert found["collectives"] == ranks[0]["collectives"]
         assert found["launches"].keys() >= set(kernels) and bool(found["launches"]) == bool(kernels)
         assert found["waits"] == ["data/loading/device_prefetch:wait_for_transfers stream.synchronize"]
         # A few numbers for each image, and the tables of JPEG: the driver copies up to 64 KiB without waiting.
         assert found["pageable"] <= 256
+    execution = json.loads((folder / "environment.json").read_text())["execution"]
+    assert ("they are not tested here" in execution) == (not kernels)
+    assert execution in (folder / "log.txt").read_text()

@@ -76,8 +76,8 @@ def train_dense(name, rate):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     oracle = HEADS[name].oracle(CLASSES, rate)
     head = small_head(margin=combined(scale=64.0), sub_centers=HEADS[name].columns)
-    moving = [head.weight.data.clone().requires_grad_(), *oracle.parameters()]
-    momenta = [torch.zeros_like(tensor) for tensor in moving]
+    weight = head.weight.data.clone().requires_grad_()
+    momentum = torch.zeros_like(weight)
     losses = []
     for step in range(STEPS):
         image, label = batch(step)
@@ -85,17 +85,15 @@ def train_dense(name, rate):
         if rate < 1:
             rows = sample_classes(ClassShard(0, CLASSES), label, rate, seed=3, step=step)
         optimizer.zero_grad()
-        loss = oracle.loss(net(image), moving[0][rows], torch.searchsorted(rows, label), rows, step)
+        loss = oracle.loss(net(image), weight[rows], torch.searchsorted(rows, label), rows, step)
         loss.backward()
         optimizer.step()
         with torch.no_grad():
-            for tensor, momentum in zip(moving, momenta, strict=True):
-                of = rows if tensor is moving[0] else ...
-                momentum[of] = 0.9 * momentum[of] + tensor.grad[of] + 0.01 * tensor[of]
-                tensor[of] -= 0.1 * momentum[of]
-                tensor.grad = None
+            momentum[rows] = 0.9 * momentum[rows] + weight.grad[rows] + 0.01 * weight[rows]
+            weight[rows] -= 0.1 * momentum[rows]
+            weight.grad = None
         losses.append(loss.item())
-    return losses, net.state_dict(), moving[0].detach()
+    return losses, net.state_dict(), weight.detach()
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

@@ -10,11 +10,10 @@ from torch.nn.parallel import DistributedDataParallel
 from facetrain.distributed import collectives
 from facetrain.head.class_shard import ClassShard
 from facetrain.head.head_group import HeadGroup, head_parts
-from facetrain.training.distillation import CENTER_LOSSES, Distillation
+from facetrain.training.distillation import Distillation
 from tests.support.dense_head import dense_loss, sample_classes
 from tests.support.heads import combined, head_stage, make_head
 from tests.support.ranks import run_ranks
-from tests.support.teacher_centers import move_plainly
 
 SIZE, TEACHER, BATCH, LR, STEPS, WEIGHT = 4, 6, 12, 0.05, 3, 2.0
 CLASSES, FIRST = (7, 4), (0, 7)
@@ -22,20 +21,15 @@ MARGIN = {"scale": 8.0, "m2": 0.3}
 LOSS_WEIGHTS = (1.0, 0.5)
 ALL, SAMPLED, STAGED = (1.0, 1.0, 1.0), (0.4, 0.4, 0.4), (0.4, 1.0, 0.4)
 """Sample rates of the steps."""
-CASES = [
-    (loss, rates, grouped)
-    for loss in CENTER_LOSSES
-    for rates, grouped in ((ALL, 0), (SAMPLED, 0), (SAMPLED, 1), (STAGED, 0), (STAGED, 1))
-]
+CASES = [(ALL, 0), (SAMPLED, 0), (SAMPLED, 1), (STAGED, 0), (STAGED, 1)]
 
 
 def batch(step, grouped):
     generator = torch.Generator().manual_seed(step)
     image = torch.randn(BATCH, 5, dtype=torch.float64, generator=generator)
-    teacher = torch.randn(BATCH, TEACHER, dtype=torch.float64, generator=generator)
     # Few classes, so that every batch has several images of a class, on several ranks.
     classes = sum(CLASSES) if grouped else CLASSES[0]
-    return image, teacher, torch.randint(0, classes, (BATCH,), generator=generator)
+    return image, torch.randint(0, classes, (BATCH,), generator=generator)
 
 
 def make_centers(rank, world_size, rates, grouped):
@@ -53,12 +47,9 @@ def make_centers(rank, world_size, rates, grouped):
 
 
 class Given:
-    """Teacher with embeddings that the test gives."""
+    """Teacher that gives no embeddings: the loss reads the class centers alone."""
 
     embedding_size, digest = TEACHER, "given"
-
-    def __call__(self, batch, image_BCHW):
-        return batch.teacher_BT
 
 
 def make_net():
@@ -66,8 +57,8 @@ def make_net():
     return nn.Linear(5, SIZE).double()
 
 
-def make_distillation(loss, centers):
-    taught = Distillation(Given(), loss, weight=WEIGHT, embedding_size=SIZE, seed=1, centers=centers)
+def make_distillation(centers):
+    taught = Distillation(Given(), weight=WEIGHT, embedding_size=SIZE, seed=1, centers=centers)
     return taught.double()
 
 
@@ -75,21 +66,20 @@ def train_on_ranks():
     """Train every case; return losses, weights, and this rank's centers by their classes."""
     rank, size = collectives.rank(), collectives.world_size()
     results = []
-    for loss, rates, grouped in CASES:
+    for rates, grouped in CASES:
         net = make_net()
         wrapped = DistributedDataParallel(net) if size > 1 else net
         centers = make_centers(rank, size, rates, grouped)
-        distillation = make_distillation(loss, centers)
+        distillation = make_distillation(centers)
         weights = [*net.parameters(), *distillation.parameters()]
         optimizer = torch.optim.SGD(weights, lr=LR)
         losses = []
         for step in range(STEPS):
-            image, teacher, label = batch(step, grouped)
+            image, label = batch(step, grouped)
             mine = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
             distillation.begin_step(step)
             optimizer.zero_grad()
-            part = SimpleNamespace(label_B=label[mine], teacher_BT=teacher[mine])
-            weighted, value = distillation(part, None, wrapped(image[mine]))
+            weighted, value = distillation(SimpleNamespace(label_B=label[mine]), None, wrapped(image[mine]))
             weighted.backward()
             # As the optimizer step does for parameters that DDP does not wrap.
             collectives.mean_all_(parameter.grad for parameter in distillation.parameters())
@@ -100,23 +90,21 @@ def train_on_ranks():
     return results
 
 
-def train_plainly(loss, rates, grouped):
-    """All logits at once by autograd; the centers move image by image."""
+def train_plainly(rates, grouped):
+    """All logits at once by autograd."""
     net, group = make_net(), make_centers(0, 1, rates, grouped)
     tables = [part.head.weight.data.clone() for part in head_parts(group)]
-    distillation = make_distillation(loss, group)
+    distillation = make_distillation(group)
     weights = [*net.parameters(), *distillation.parameters()]
     optimizer = torch.optim.SGD(weights, lr=LR)
     losses = []
     for step in range(STEPS):
-        image, teacher, label = batch(step, grouped)
+        image, label = batch(step, grouped)
         optimizer.zero_grad()
         student, total = distillation.projection(net(image)), 0.0
         for number, table in enumerate(tables):
             inside = (label >= FIRST[number]) & (label < FIRST[number] + CLASSES[number])
             own, sample = label[inside] - FIRST[number], None
-            if loss == "adaptive_centers":
-                move_plainly(table, student[inside].detach(), teacher[inside], own)
             if rates[step] < 1:
                 shard = ClassShard(0, CLASSES[number])
                 sample = sample_classes(shard, own, rates[step], seed=3 + number, step=step)

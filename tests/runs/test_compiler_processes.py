@@ -36,7 +36,10 @@ def train_with(describe, tmp_path):
 def test_a_run_whose_compiler_is_killed_says_so_and_goes_on(train_with):
     process, stderr = train_with(signal.SIGKILL)
     assert process.returncode == 0, stderr
-    assert len(re.findall("train.compile: the compiler failed, the network runs uncompiled", stderr)) == 1
+    assert (
+        len(re.findall("train.compile: the compiler failed on .*, and the network runs uncompiled", stderr))
+        == 1
+    )
 
 
 @pytest.mark.slow

@@ -30,5 +30,5 @@ def test_a_disk_that_cannot_hold_a_checkpoint_is_refused_before_the_first_step(d
     with small_disk(tmp_path / "disk", size_kib=96):
         done = facetrain("train", "--config", describe(), "--run-dir", folder, "--nproc-per-node", 2)
         assert done.returncode == 1 and done.stderr.count("error:") == 1
-        assert "a checkpoint takes 0.0001" in done.stderr and "set run.dir to a larger disk" in done.stderr
+        assert "a checkpoint takes 0.1 MB" in done.stderr and "set run.dir to a larger disk" in done.stderr
         assert not (folder / "metrics.jsonl").exists()

@@ -73,7 +73,7 @@ def test_it_starts_in_a_default_folder_in_which_a_run_has_ended_before_its_first
     values = values | {"run": {"name": "again", "dir": str(tmp_path)}}
     (tmp_path / "again" / "checkpoints").mkdir(parents=True)
     shutil.copy(folder / "config.yaml", tmp_path / "again")
-    lists = {"diverged.json", "loss_spikes.jsonl", "skipped_images.txt"}
+    lists = {"diverged.json", "skipped_images.txt"}
     for name in lists:
         (tmp_path / "again" / name).write_text("{}\n")
     assert facetrain.train(values, resume=True).folder == tmp_path / "again"

@@ -145,14 +145,19 @@ def commands(folder: Path) -> dict[str, Command]:
     train = ["train", "--config", folder / "config.yaml", "--resume"]
     two = [*train, "--nproc-per-node", 2, "--run-dir"]
     cpu = ["--device", "cpu"]
+    evaluate = ["eval", model, "--target", data / "val.bin", *cpu, "--json"]
+    embed = ["embed", model, data, *cpu, "--output"]
     return {
         "train": Command([*train, "--run-dir"], "run", _check_run),
         "train on two ranks": Command(two, "run_2", _check_run),
         "train under torchrun": Command([*train, "--run-dir"], "run_3", _check_run, program=_TORCHRUN),
-        "eval": Command(
-            ["eval", model, "--target", data / "val.bin", *cpu, "--json"], "eval.json", _check_bytes
+        "eval": Command(evaluate, "eval.json", _check_bytes),
+        # These two have no option for the number of processes.
+        "eval under torchrun": Command(evaluate, "eval_2.json", _check_bytes, program=_TORCHRUN),
+        "embed": Command(embed, "e.npz", _check_embeddings, kept="e.npz*"),
+        "embed under torchrun": Command(
+            embed, "e_2.npz", _check_embeddings, kept="e_2.npz*", program=_TORCHRUN
         ),
-        "embed": Command(["embed", model, data, *cpu, "--output"], "e.npz", _check_embeddings, kept="e.npz*"),
         "pack": Command(["data", "pack", folder / "photos", "--output"], "packed", _check_dataset),
     }
 

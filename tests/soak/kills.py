@@ -33,7 +33,7 @@ from tests.support.processes import adopt_orphans
 _SHARE_IN_SAVES = 0.33
 _SHARE_ON_FULL_DISK = 0.4
 _PORT_TAKEN = ("address already in use", "EADDRINUSE")
-_DISK_FULL = ("No space left on device", "and the disk has 0 GB free")
+_DISK_FULL = ("No space left on device", "and the disk has 0.0 MB free")
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 
 import cv2
@@ -11,7 +10,6 @@ import numpy as np
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.formats.record_dataset import open_records
 from facetrain.data.formats.recordio import RecordHeader, RecordWriter
-from facetrain.data.formats.tfrecord import masked_crc32c
 
 
 def encoded_image(number: int, size: int = 16) -> bytes:
@@ -34,39 +32,6 @@ def write_records(folder: Path, labels: list[int], *, size: int = 16) -> Path:
             header = RecordHeader(flag=2, labels=(float(keys[0]), float(keys[-1] + 1)))
             writer.write(past + number, header, b"")
     return folder
-
-
-def tf_example(**features: bytes | int | float | None) -> bytes:
-    """Return a tf.Example message with one value per feature; None: a list of whole numbers without any."""
-
-    def field(number: int, data: bytes) -> bytes:
-        return _varint(number << 3 | 2) + _varint(len(data)) + data
-
-    entries = b""
-    for name, value in features.items():
-        if isinstance(value, bytes):
-            values = field(1, field(1, value))
-        elif isinstance(value, float):
-            values = field(2, field(1, struct.pack("<f", value)))
-        else:
-            values = field(3, b"" if value is None else field(1, _varint(value)))
-        entries += field(1, field(1, name.encode()) + field(2, values))
-    return field(1, entries)
-
-
-def tf_record(message: bytes) -> bytes:
-    """Return a record of a TFRecord file."""
-    length = len(message).to_bytes(8, "little")
-    parts = [length, message]
-    return b"".join(part + masked_crc32c(part).to_bytes(4, "little") for part in parts)
-
-
-def _varint(value: int) -> bytes:
-    value, out = value % (1 << 64), bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes(out) + bytes([value])
 
 
 def images_of(dataset: FaceDataset) -> list[tuple[int, bytes]]:

@@ -1,4 +1,4 @@
-"""Test oracles of adaptive margins, the unified loss and sub-centers: all logits, float64, autograd."""
+"""Test oracles of adaptive margins and sub-centers: all logits, float64, autograd."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, normalize, one_hot, softplus
+from torch.nn.functional import cross_entropy, normalize, one_hot
 
 from facetrain.counter_rng import key_of, normal
 from tests.support.dense_head import MARGINS, dense_loss
@@ -24,10 +24,6 @@ class DenseVariant:
     def loss(self, embedding: Tensor, weight: Tensor, label: Tensor, classes: Tensor, step: int) -> Tensor:
         """Return the mean loss; `weight` and `label` refer to the sampled `classes` only."""
         raise NotImplementedError
-
-    def parameters(self) -> list[Tensor]:
-        """Return the learned parameters other than the centers."""
-        return []
 
 
 def cosines(embedding: Tensor, weight: Tensor) -> Tensor:
@@ -105,21 +101,6 @@ class DenseElasticFace(DenseVariant):
         return cross_entropy(SCALE * with_target(cos, label, target), label)
 
 
-class DenseUniFace(DenseVariant):
-    def __init__(self, num_classes: int, rate: float) -> None:
-        self.bias = torch.tensor(math.log(num_classes * rate * 10), dtype=torch.float64, requires_grad=True)
-
-    def loss(self, embedding, weight, label, classes, step):
-        cos = cosines(embedding, weight)
-        is_target = one_hot(label, cos.shape[1]).bool()
-        positive = softplus(self.bias - SCALE * (cos - 0.4))
-        negative = 0.7 * softplus(SCALE * cos - self.bias)
-        return torch.where(is_target, positive, negative).sum(1).mean()
-
-    def parameters(self):
-        return [self.bias]
-
-
 class DenseSubCenters(DenseVariant):
     def loss(self, embedding, weight, label, classes, step):
         centers = normalize(weight.view(len(weight), 3, -1), dim=2)
@@ -162,11 +143,6 @@ VARIANTS = {
         lambda classes, rate: DenseElasticFace(False, 0.0),
         {},
     ),
-    "uniface": Variant(
-        {"type": "cosface", "m3": 0.4},
-        lambda classes, rate: DenseUniFace(classes, rate),
-        {"loss": "unified", "negative_weight": 0.7},
-    ),
     "sub-centers": Variant(
         {"type": "arcface", "m2": 0.5},
         lambda classes, rate: DenseSubCenters(),
@@ -184,4 +160,4 @@ HEADS = VARIANTS | {
     for name, margin in MARGINS.items()
 }
 CASES = [(name, rate) for name in HEADS for rate in (1.0, 0.4)] + [(name, 0.0) for name in MARGINS]
-"""Heads and sample rates; the threshold of the unified loss has no first value without negatives."""
+"""Heads and sample rates."""

@@ -534,7 +534,13 @@ def fake_gpu(
         "cudart": lambda: SimpleNamespace(cudaHostRegister=gpu.lock, cudaHostUnregister=gpu.unlock),
         "check_error": lambda code: None,
     }
-    lifted = torch._C._only_lift_cpu_tensors()
+
+    def replace_launch(before: Any, after: Any) -> None:
+        for module in [module for name, module in sys.modules.items() if name.startswith("facetrain.")]:
+            if getattr(module, "launch", None) == before:
+                module.launch = after  # type: ignore[attr-defined]
+
+    launch, lifted = kernel_launches.launch, torch._C._only_lift_cpu_tensors()
     swapped = torch.__future__.get_swap_module_params_on_conversion()
     with ExitStack() as stack:
         for name, value in cuda.items():
@@ -544,10 +550,9 @@ def fake_gpu(
         stack.enter_context(patch.object(Tensor, "is_pinned", gpu.is_pinned))
         stack.enter_context(patch.object(threading.Thread, "run", run_thread))
         stack.enter_context(patch.object(dist, "init_process_group", join_group))
-        for module in [module for name, module in sys.modules.items() if name.startswith("facetrain.")]:
-            if getattr(module, "launch", None) is kernel_launches.launch and module is not kernel_launches:
-                stack.enter_context(patch.object(module, "launch", gpu.launch))
-        stack.enter_context(patch.object(kernel_launches, "launch", gpu.launch))
+        replace_launch(launch, gpu.launch)
+        # A module of kernels that is first imported in the context has the fake's function, too.
+        stack.callback(replace_launch, gpu.launch, launch)
         # torch.tensor(…, device="cuda") then copies the content by an operation, not on its own.
         torch._C._set_only_lift_cpu_tensors(True)
         torch.__future__.set_swap_module_params_on_conversion(True)

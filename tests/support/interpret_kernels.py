@@ -143,13 +143,13 @@ def update_errors(
     data = {name: table.data for name, table in tables.by_name.items()}
     options = {"lr": 0.1, "momentum": momentum, "weight_decay": 0.01, "sub_centers": sub_centers}
     update_centers(data, on, given, ~yes, Noise(5, DEVICE), **options)
-    is_skipped = all(torch.equal(table, before[name]) for name, table in data.items())
+    is_changed_if_skipped = not all(torch.equal(table, before[name]) for name, table in data.items())
     update_centers(data, on, given, yes, Noise(5, DEVICE), **options)
     others = torch.ones(total, dtype=torch.bool)
     others[index] = False
     found = {
-        "skipped": is_skipped,
-        "others": all(torch.equal(data[n][others], before[n][others]) for n in data),
+        "is_changed_if_skipped": is_changed_if_skipped,
+        "changes_others": not all(torch.equal(data[n][others], before[n][others]) for n in data),
     }
     for name, true in expected.items():
         error = (as_centers(name) - true).abs() / true.abs().mean()

@@ -1,4 +1,4 @@
-"""Small evaluation sets in the layouts of IJB, TinyFace and MegaFace, with faces that differ in mean color."""
+"""Small evaluation sets in the layouts of IJB and TinyFace, with faces that differ in mean color."""
 
 from __future__ import annotations
 
@@ -75,16 +75,6 @@ def write_tinyface(folder: Path, *, people: int = 6, distractors: int = 30) -> P
             _write(folder / part / f"{person + 1}_{variation}.png", face(person, variation))
     for distractor in range(distractors):
         _write(folder / "Gallery_Distractor" / f"{distractor}.png", face(1000 + distractor))
-    return folder
-
-
-def write_megaface(folder: Path, *, people: int = 5, images: int = 3, distractors: int = 120) -> Path:
-    """Write MegaFace's probes, one folder per person, and its distractors."""
-    for person in range(people):
-        for image_index in range(images):
-            _write(folder / "probes" / f"person{person}" / f"{image_index}.png", face(person, image_index))
-    for distractor in range(distractors):
-        _write(folder / "distractors" / f"{distractor % 7}" / f"{distractor}.png", face(1000 + distractor))
     return folder
 
 

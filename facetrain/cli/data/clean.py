@@ -13,7 +13,7 @@ import typer
 
 from facetrain.cli.data.options import Dataset, Precision, Sheet, Workers, json_facts, print_written
 from facetrain.cli.option_groups import option_groups
-from facetrain.cli.options import Float32InferenceOptions, Json, Model
+from facetrain.cli.options import Float32InferenceOptions, Json, Model, local_file
 from facetrain.cli.outputs import (
     echo_line,
     require_absent,
@@ -90,6 +90,7 @@ def clean(
         list[Path],
         typer.Argument(
             metavar="[MODEL] DATASET",
+            parser=local_file,
             help="MODEL: run folder, model file or .onnx file; none with --apply. DATASET: a folder with train.rec, a "
             "folder per identity, shards, a zip archive, or a mixture's YAML.",
         ),

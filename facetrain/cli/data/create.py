@@ -112,7 +112,7 @@ def pack(
     for line in (
         "Next, look at the images and search for faults:",
         f"  facetrain data inspect {path} --sheet faces.html",
-        f"  facetrain data check {path} --near-duplicates",
+        f"  facetrain data check {path}",
         "Then train with a config such as this one, CONFIG.yaml:",
         f"    data: {{train: {train}, image_size: {options.image_size}}}",
         "    model: {backbone: mbf}",

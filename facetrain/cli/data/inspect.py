@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from facetrain.cli.data.options import Dataset, Workers
-from facetrain.cli.options import Json
+from facetrain.cli.options import Json, local_dataset
 from facetrain.cli.outputs import echo_line, require_absent, require_sheet
 from facetrain.cli.progress import progress_bar
-from facetrain.errors import UsageError
 
 if TYPE_CHECKING:
     from facetrain.data.dataset import FaceDataset
@@ -24,36 +23,24 @@ def inspect(
     dataset: Annotated[
         Path,
         typer.Argument(
+            metavar="DATASET",
+            parser=local_dataset,
             help="Dataset: a folder with train.rec or the .rec itself, a folder per identity, shards, a zip archive, "
-            "or a mixture's YAML. Or a verification set: a .bin."
+            "or a mixture's YAML. Or a verification set: a .bin. s3:// and gs:// datasets are read in place.",
         ),
     ],
     sheet: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write a contact sheet of eight identities, an .html page."),
     ] = None,
-    identity: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="List or show the images of an identity, by name or number."),
-    ] = None,
-    augment: Annotated[
-        Path | None,
-        typer.Option(metavar="CONFIG", help="With --sheet, show what a config's augmentations do."),
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show the number of identities and images of a dataset, image sizes and formats."""
-    if augment is not None and (sheet is None or identity is not None):
-        raise UsageError("--augment needs --sheet FILE, and cannot be combined with --identity")
     require_sheet(sheet)
     if dataset.suffix == ".bin" and dataset.is_file():
-        if identity is not None or augment is not None:
-            raise UsageError(
-                f"{dataset}: --identity and --augment need a dataset; a .bin has pairs without identities"
-            )
         facts, lines = _inspect_pairs(dataset, sheet)
     else:
-        facts, lines = _inspect_dataset(dataset, sheet, identity, augment)
+        facts, lines = _inspect_dataset(dataset, sheet)
     if as_json:
         typer.echo(json.dumps(facts))
         return
@@ -83,42 +70,19 @@ def _inspect_pairs(path: Path, sheet: Path | None) -> tuple[dict[str, Any], list
     return facts, [line, *_format_lines(facts, len(images))]
 
 
-def _inspect_dataset(
-    path: Path, sheet: Path | None, name: str | None, augment: Path | None
-) -> tuple[dict[str, Any], list[str]]:
-    """Write the sheet of a dataset; return its facts for JSON, and the lines that describe it or one identity."""
+def _inspect_dataset(path: Path, sheet: Path | None) -> tuple[dict[str, Any], list[str]]:
+    """Write the sheet of a dataset; return its facts for JSON, and the lines that describe it."""
     from facetrain.data.dataset import skipped_files
     from facetrain.data.open_dataset import open_dataset
-    from facetrain.data.tools.inspect import count_images, find_identity, image_numbers
+    from facetrain.data.tools.contact_sheet import write_identities_sheet
+    from facetrain.data.tools.inspect import count_images
 
     source = open_dataset(path)
-    skipped = skipped_files(source)
-    facts = {
-        "folder": str(path), **count_images(source), "skipped": [vars(file) for file in skipped]
-    }  # fmt: skip
-    numbers = None if name is None else image_numbers(source, find_identity(source, name, path), path)
+    skipped = [vars(file) for file in skipped_files(source)]
+    facts = {"folder": str(path), **count_images(source), "skipped": skipped}
     if sheet is not None:
-        _write_sheet(source, sheet, numbers, augment)
-    if numbers is None:
-        return facts, _describe(facts, source)
-    locations = [source.location(number) for number in numbers]
-    line = f"{path}: identity {name} has {len(locations):,} images"
-    return facts | {"images": locations}, [line, *(f"  {location}" for location in locations)]
-
-
-def _write_sheet(source: FaceDataset, sheet: Path, numbers: list[int] | None, augment: Path | None) -> None:
-    from facetrain.data.tools import contact_sheet
-
-    if augment is not None:
-        from facetrain.config.loading import load_config
-        from facetrain.run.build.parts import build_augment
-
-        config = load_config(augment)
-        contact_sheet.write_augmented_sheet(source, build_augment(config), sheet, size=config.data.image_size)
-    elif numbers is not None:
-        contact_sheet.write_identity_sheet(source, numbers, sheet)
-    else:
-        contact_sheet.write_identities_sheet(source, sheet)
+        write_identities_sheet(source, sheet)
+    return facts, _describe(facts, source)
 
 
 def _describe(facts: dict[str, Any], source: FaceDataset) -> list[str]:
@@ -151,7 +115,6 @@ def check(
         Path | None,
         typer.Option(metavar="FOLDER", help="Write a copy without the faults; it must not exist."),
     ] = None,
-    near_duplicates: Annotated[bool, typer.Option(help="Search for nearly equal images as well.")] = False,
     show: Annotated[int, typer.Option(min=0, help="Faults of each kind to print; --json has all.")] = 5,
     workers: Workers = None,
     as_json: Json = False,
@@ -161,9 +124,7 @@ def check(
 
     require_absent(repair)
     with progress_bar("checking") as progress:
-        report = tool.check(
-            dataset, near_duplicates=near_duplicates, repair=repair, workers=workers, progress=progress
-        )
+        report = tool.check(dataset, repair=repair, workers=workers, progress=progress)
     if as_json:
         facts = vars(report) | {"damaged": report.damaged, "faults": [vars(fault) for fault in report.faults]}
         typer.echo(json.dumps(facts))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from facetrain.cli.options import Json
+from facetrain.cli.options import Json, local_file
 from facetrain.cli.outputs import echo_line
 from facetrain.cli.progress import progress_bar
 from facetrain.data.images.header import MAX_PIXELS
@@ -28,7 +28,9 @@ _SHOWN_NAMES = 10
 Dataset = Annotated[
     Path,
     typer.Argument(
-        help="Dataset: a folder with train.rec, a folder per identity, shards, a zip archive, or a mixture's YAML."
+        metavar="DATASET",
+        parser=local_file,
+        help="Dataset: a folder with train.rec, a folder per identity, shards, a zip archive, or a mixture's YAML.",
     ),
 ]
 Output = Annotated[Path, typer.Option(help="Folder or file to write the dataset to; it must not exist.")]
@@ -103,7 +105,11 @@ class FaceLandmarks:
     ] = None
     detector: Annotated[
         Path | None,
-        typer.Option(metavar="ONNX", help="Model file of OpenCV's detector YuNet, which finds landmarks."),
+        typer.Option(
+            metavar="ONNX",
+            parser=local_file,
+            help="OpenCV's detector YuNet, which finds landmarks: yunet, which is downloaded, or a model file.",
+        ),
     ] = None
 
     def finder(self, *, center_crop: bool = False) -> LandmarkFinder | None:

@@ -43,9 +43,8 @@ def pairs(
     source: Annotated[
         Path,
         typer.Argument(
-            help="Pair list in the form of LFW, CALFW, CPLFW, SLLFW, AgeDB, MLFW or CFP; the unpacked folder of one of "
-            "these sets, of XQLFW or of RFW; a set as .bin, .xz, .parquet or prepared folder; or a dataset to sample "
-            "pairs from."
+            help="Pair list in the form of LFW, CALFW, CPLFW, AgeDB, MLFW or CFP; a folder with RFW's four .bin; a set "
+            "as .bin or .parquet; or a dataset to sample pairs from."
         ),
     ],
     listed: ListedImages,
@@ -64,9 +63,9 @@ def pairs(
     """Write a verification set from a pair list and its images, from a set of another form, or from a dataset."""
     from facetrain.data.formats.pair_archives import is_pair_archive
     from facetrain.data.skipped_files import skipped_summary
+    from facetrain.data.tools.group_bins import find_group_bins, group_bin_pairs
     from facetrain.data.tools.pair_lists import archive_pairs, is_pair_list, list_pairs
     from facetrain.data.tools.pair_writer import skipped_path, write_pairs
-    from facetrain.data.tools.published_sets import find_group_bins, group_bin_pairs
     from facetrain.data.tools.sample_pairs import sample_pairs
 
     finder, output = listed.finder(center_crop=True), writing.output

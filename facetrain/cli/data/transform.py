@@ -1,20 +1,16 @@
-"""`facetrain data merge | split | shuffle | subset | convert | index`: new datasets from existing ones."""
+"""`facetrain data merge | split | shuffle | convert`: new datasets from existing ones."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from facetrain.cli.data.options import MIN_IMAGES, SEED, Dataset, Seed, Writing, print_written
+from facetrain.cli.data.options import Dataset, Seed, Writing, print_written
 from facetrain.cli.option_groups import option_groups
-from facetrain.cli.options import Json
 from facetrain.cli.outputs import echo_line
 from facetrain.cli.progress import progress_bar
-from facetrain.cli.unused_options import refuse_given
-from facetrain.data.tools.options import SubsetOptions
 from facetrain.errors import UsageError
 
 
@@ -75,30 +71,6 @@ def shuffle(dataset: Dataset, writing: Writing, seed: Seed = 0) -> None:
 
 
 @option_groups
-def subset(
-    context: typer.Context,
-    dataset: Dataset,
-    writing: Writing,
-    options: Annotated[
-        SubsetOptions,
-        {
-            "listed": typer.Option("--list", metavar="FILE", help="Identities to keep, a number per line."),
-            "identities": typer.Option(min=1, help="Number of identities to keep, selected at random."),
-            "min_images": MIN_IMAGES,
-            "max_images": typer.Option(min=1, help="Images to keep of each identity, selected at random."),
-            "seed": SEED,
-        },
-    ],
-) -> None:
-    """Write some identities of a dataset, renumbered without gaps."""
-    from facetrain.data.tools.selection import select_subset
-
-    if options.identities is None and options.max_images is None:
-        refuse_given(context, "seed", when="without --identities and --max-images")
-    writing.write("writing", select_subset(dataset, options))
-
-
-@option_groups
 def convert(
     dataset: Dataset,
     writing: Writing,
@@ -116,19 +88,3 @@ def convert(
             f"  identities without images: {written.empty_identities:,}, left out; the labels after them are "
             f"renumbered, so that a run on {dataset} cannot continue on {writing.output}"
         )
-
-
-def index(
-    rec: Annotated[Path, typer.Argument(help="The .rec file.")],
-    overwrite: Annotated[bool, typer.Option(help="Replace the .idx if it exists.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Write the .idx of a .rec file whose .idx is missing or wrong."""
-    from facetrain.data.formats.record_index import rebuild_index
-
-    with progress_bar("scanning (bytes)") as progress:
-        records = rebuild_index(rec, overwrite=overwrite, progress=progress)
-    path = rec.with_suffix(".idx")
-    typer.echo(
-        json.dumps({"index": str(path), "records": records}) if as_json else f"{path}: {records:,} records"
-    )

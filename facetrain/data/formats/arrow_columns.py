@@ -1,11 +1,10 @@
-"""Columns of Arrow and Parquet tables with images: which they are, and the labels and names in them."""
+"""Columns of Parquet tables with images: which they are, and the labels and names in them."""
 
 # N images
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,13 @@ from facetrain.data.column_cache import Columns
 from facetrain.data.formats.base import columns_of_rows
 from facetrain.data.formats.labels import number_identities, require_labels
 from facetrain.errors import DataError, missing_package
-from facetrain.files import error_reason, listed, open_regular, parse_json, printable
+from facetrain.files import error_reason, listed, parse_json, printable
 
 IMAGE_COLUMNS = ("image", "jpg", "jpeg", "png", "image_bytes", "bytes")
 LABEL_COLUMNS = ("label", "identity", "class", "cls", "id")
 _NUMBERS = ("boolean", "integer", "floating")
 _TEXTS = ("string", "large_string", "string_view")
 _BYTES = ("binary", "large_binary", "binary_view")
-_END = b"\xff\xff\xff\xff\0\0\0\0"
-"""End mark of a stream (Arrow columnar format, "IPC Streaming Format")."""
 _METADATA = b"huggingface"
 """Key of the schema's metadata under which `datasets` stores the types of the columns."""
 LabeledRows = tuple[np.ndarray, np.ndarray, list[str]]
@@ -52,29 +49,6 @@ def arrow_errors(path: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         raise DataError(f"{path}: {printable(error_reason(error))}") from error
-
-
-def arrow_batches(path: Path) -> Iterator[tuple[Any, Any]]:
-    """Yield the batches of a file in Arrow's stream format, and the buffer that is the whole file in memory.
-
-    Raises:
-        DataError: pyarrow is not installed, or the file is damaged.
-    """
-    pa = import_pyarrow(path)
-    with arrow_errors(path):
-        os.close(open_regular(path))
-        with pa.memory_map(str(path)) as mapped:
-            file = mapped.read_buffer()
-            mapped.seek(0)
-            for batch in pa.ipc.open_stream(mapped):
-                # Before any column is used: pyarrow ends the process on lengths and offsets that do not fit.
-                batch.validate(full=True)
-                yield batch, file
-            # pyarrow takes the end of the file for the end of the stream: it may be cut between two batches.
-            if mapped.tell() != file.size or file[-len(_END) :].to_pybytes() != _END:
-                raise DataError(
-                    f"{path}: the stream has no end mark; the file is truncated or damaged: copy it again"
-                )
 
 
 def build_catalog(

@@ -1,4 +1,4 @@
-"""NAME.bin verification sets of InsightFace, and compressed NAME.xz: a pickle of (encoded images, same-person flags).
+"""NAME.bin verification sets of InsightFace: a pickle of (encoded images, same-person flags).
 
 A pickle can call any function, and the files are downloads. `read_bin` therefore runs Python's unpickler with
 a `find_class` that returns the few constructors of byte arrays below, and nothing else. That does not bound the
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import lzma
 import os
 import pickle
 import pickletools
@@ -41,17 +40,11 @@ _ALLOWED_OPCODES = frozenset({
     "GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD",
 })  # fmt: skip
 """Instructions of pickles of lists, tuples, numbers, strings, bytes and arrays; no dicts, sets or objects."""
-COMPRESSED = ".xz"
-"""Suffix of a set that is compressed with LZMA."""
-_MAX_DICTIONARY_BYTES = 1 << 28
-_MAX_RATIO, _SPARE_BYTES = 16, 1 << 20
-"""Largest decompressed size, in units of the file's size, and the bytes that any file may have. JPEG and PNG images
-hardly become smaller, uncompressed images to about a third."""
 _BYTE_DTYPES = frozenset({"u1", "|u1", "b1", "|b1", "i1", "|i1", "bool", "uint8"})
 
 
 def read_bin(path: Path) -> tuple[list[bytes], np.ndarray]:
-    """Read a verification set, compressed if its name ends in `.xz`.
+    """Read a verification set.
 
     Returns:
         The encoded images, two per pair, and whether each pair shows one person: bool (pairs,).
@@ -62,8 +55,6 @@ def read_bin(path: Path) -> tuple[list[bytes], np.ndarray]:
     path = Path(path)
     with os_errors_as(PairsError, path), open(path, "rb", opener=open_regular) as file:
         data = file.read()
-    if path.suffix == COMPRESSED:
-        data = _decompress(data, path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # invalid escapes in text of old protocols
@@ -72,19 +63,6 @@ def read_bin(path: Path) -> tuple[list[bytes], np.ndarray]:
     except _LOAD_ERRORS as error:
         raise PairsError(f"{path}: not a verification set ({error_reason(error)})") from None
     return _check_set(value, path)
-
-
-def _decompress(data: bytes, path: Path) -> bytes:
-    limit = _MAX_RATIO * len(data) + _SPARE_BYTES
-    decompressor = lzma.LZMADecompressor(lzma.FORMAT_AUTO, memlimit=_MAX_DICTIONARY_BYTES)
-    try:
-        content = decompressor.decompress(data, max_length=limit)
-    except lzma.LZMAError as error:
-        raise PairsError(f"{path}: not a valid .xz file ({error_reason(error)})") from None
-    if not decompressor.eof:
-        fault = "is cut off" if len(content) < limit else f"decompresses to more than {limit:,} bytes"
-        raise PairsError(f"{path}: the file {fault}")
-    return content
 
 
 def write_bin(path: Path, images: Iterable[bytes], same: Sequence[bool]) -> None:

@@ -20,7 +20,7 @@ from facetrain.face_landmarks import NORMALIZED_TEMPLATE, normalize_landmarks
 from facetrain.files import error_reason, new_file, os_errors_as
 
 LANDMARKS_FILE, LANDMARKS_SUFFIX = "landmarks.npy", ".landmarks.npy"
-_PAIR_SUFFIXES = (".bin", ".xz", ".parquet")
+_PAIR_SUFFIXES = (".bin", ".parquet")
 _SHAPE = (5, 2)
 _FARTHEST = 10.0
 """Largest coordinate that is accepted. A point may be outside of the image; larger numbers are pixels."""

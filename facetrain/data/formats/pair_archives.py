@@ -1,12 +1,4 @@
-"""Verification sets in any of the forms that are handed out, found by path or by name.
-
-| form | path | module |
-|---|---|---|
-| InsightFace | `NAME.bin` | `bin` |
-| SOTA-Face-Recognition-Train-and-Test, for example Hadrian and Eclipse | `NAME.xz`, a compressed `.bin` | `bin` |
-| the same, prepared; AdaFace's memory files | folder `NAME/` | `pixel_pairs` |
-| CVLface, other sets of Hugging Face's `datasets` | folder `NAME/`, `NAME.parquet` | `arrow_pairs` |
-"""
+"""Verification sets in the forms that are handed out, found by path or by name: `NAME.bin` and `NAME.parquet`."""
 
 # P pairs
 
@@ -16,30 +8,27 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.formats.arrow_pairs import is_arrow_set, read_arrow_set, read_parquet_set
-from facetrain.data.formats.bin import COMPRESSED, read_bin
-from facetrain.data.formats.pixel_pairs import is_pixel_set, read_pixel_set
+from facetrain.data.formats.bin import read_bin
+from facetrain.data.formats.parquet_pairs import read_parquet_set
 from facetrain.data.formats.shard_names import require_all_shards
 from facetrain.errors import DataError, PairsError
 
 _PARQUET = ".parquet"
-SUFFIXES = (".bin", COMPRESSED, _PARQUET)
+SUFFIXES = (".bin", _PARQUET)
 """Suffixes of files, in the order in which they are looked for."""
 
 
 def is_pair_archive(path: Path) -> bool:
-    """Return whether a path is a verification set: a file with the suffix of one, or a folder with its files.
+    """Return whether a path is a file with the suffix of a verification set.
 
     The files `NAME-*.parquet` of a split are the set `NAME.parquet`.
     """
-    if path.is_dir():
-        return is_pixel_set(path) or is_arrow_set(path)
     return (path.is_file() and path.suffix in SUFFIXES) or (path.suffix == _PARQUET and bool(_parts(path)))
 
 
 def find_pair_archive(name: str, folder: Path) -> Path | None:
-    """Return the set of this name in a folder, files before folders; None if there is none."""
-    paths = [*(folder / f"{name}{suffix}" for suffix in SUFFIXES), folder / name]
+    """Return the set of this name in a folder; None if there is none."""
+    paths = (folder / f"{name}{suffix}" for suffix in SUFFIXES)
     return next((path for path in paths if is_pair_archive(path)), None)
 
 
@@ -52,15 +41,12 @@ def read_pair_archive(path: Path) -> tuple[list[bytes], np.ndarray]:
     Raises:
         PairsError: the set cannot be read. No code of a file is run.
     """
-    try:
-        if path.suffix == _PARQUET:
-            if path.is_file():
-                return read_parquet_set([path])
-            require_all_shards(_parts(path))
-            return read_parquet_set(_parts(path))
-        if path.is_dir():
-            return read_arrow_set(path) if is_arrow_set(path) else read_pixel_set(path)
+    if path.suffix != _PARQUET:
         return read_bin(path)
+    parts = [path] if path.is_file() else _parts(path)
+    try:
+        require_all_shards(parts)
+        return read_parquet_set(parts)
     except PairsError:
         raise
     except DataError as error:  # of the readers that datasets of images have, too

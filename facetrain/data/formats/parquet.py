@@ -7,7 +7,7 @@ rows, of which the last used ones stay in memory.
 from __future__ import annotations
 
 import contextlib
-import mmap
+import re
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -19,13 +19,19 @@ from facetrain.data.column_cache import Columns, cached_columns
 from facetrain.data.formats import arrow_columns
 from facetrain.data.formats.base import CatalogDataset, Format, catalog_path, files_in
 from facetrain.data.formats.shard_names import require_all_shards
-from facetrain.data.formats.splits import train_files
+from facetrain.data.object_blocks import ObjectPath
+from facetrain.data.positional_file import PositionalFile, open_stream
+from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import DataError, UnreadableError
-from facetrain.files import printable
+from facetrain.files import listed, printable
 
 _CACHE_BYTES = 1 << 28
 """Decoded row groups in memory per process; one larger group stays alone."""
 _LENGTH_BYTES = 4
+_FIND_BYTES = 1 << 20
+_TRAIN = "train"
+_SHARD = re.compile(r"(train|test|validation|valid|val|dev|eval)(?:\.\w+)*-\d{5}-of-\d{5}.*")
+"""Name of a file of a split on Hugging Face's hub, also of a part of one, such as train.clean."""
 
 
 class ParquetDataset(CatalogDataset):
@@ -93,7 +99,7 @@ def open_parquet(folder: Path) -> CatalogDataset:
     Raises:
         DataError: if pyarrow is not installed, a file is missing or damaged, or a column is missing.
     """
-    files, skipped = train_files(files_in(folder, (".parquet",)))
+    files, skipped = _train_files(files_in(folder, (".parquet",)))
     require_all_shards(files)
     entries = [(file.name, file.kind, file.reason) for file in skipped]
     columns = cached_columns(catalog_path(folder), files, partial(_build_catalog, files, entries))
@@ -101,6 +107,28 @@ def open_parquet(folder: Path) -> CatalogDataset:
 
 
 FORMAT = Format("Parquet", open_parquet, parts=("*.parquet",))
+
+
+def _train_files(paths: list[Path]) -> tuple[list[Path], list[SkippedFile]]:
+    """Return the files of the dataset to train on, and those that are left out: other splits, if there are several.
+
+    A file without the name of a split, such as part1-00000-of-00001.parquet, belongs to the dataset.
+
+    Raises:
+        DataError: they belong to several splits, and none is called train.
+    """
+    split_of = {path: match[1] for path in paths if (match := _SHARD.fullmatch(path.name))}
+    splits = set(split_of.values())
+    if len(splits) < 2:
+        return paths, []
+    if _TRAIN not in splits:
+        raise DataError(
+            f"{paths[0].parent}: has the splits {listed(sorted(splits))}, and none of them is {_TRAIN!r}; give a "
+            "folder with one split"
+        )
+    others = [path for path in paths if split_of.get(path, _TRAIN) != _TRAIN]
+    skipped = [SkippedFile(path.name, "split", f"not a file of the split {_TRAIN!r}") for path in others]
+    return [path for path in paths if path not in others], skipped
 
 
 def _build_catalog(files: Sequence[Path], skipped: list[tuple[str, str, str]]) -> Columns:
@@ -142,21 +170,33 @@ def _places(file: Any, path: Path, image: str) -> np.ndarray:
     """
     places, position = [], 0
     # Not by the metadata of the columns: pyarrow ends the process if they are damaged.
-    with path.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as raw:
-        for group in range(file.metadata.num_row_groups):
-            images = _read_group(file, path, group, image)[0]
-            rows = file.metadata.row_group(group).num_rows
-            values = [None] * rows if images is None else images.to_pylist()
-            for row, value in enumerate(values):
-                start = size = -1
-                if value is not None and position >= 0:
-                    stored = len(value).to_bytes(_LENGTH_BYTES, "little") + value
-                    position = raw.find(stored, position)  # it is there, except at the beginning of a page
-                    if position >= 0:
-                        start, size = position + _LENGTH_BYTES, len(value)
-                        position += len(stored)
-                places.append((start, size, group, row))
+    raw = PositionalFile(path)
+    for group in range(file.metadata.num_row_groups):
+        images = _read_group(file, path, group, image)[0]
+        rows = file.metadata.row_group(group).num_rows
+        values = [None] * rows if images is None else images.to_pylist()
+        for row, value in enumerate(values):
+            start = size = -1
+            if value is not None and position >= 0:
+                stored = len(value).to_bytes(_LENGTH_BYTES, "little") + value
+                position = _find(raw, stored, position)
+                if position >= 0:
+                    start, size = position + _LENGTH_BYTES, len(value)
+                    position += len(stored)
+            places.append((start, size, group, row))
     return np.array(places, np.int64).reshape(-1, 4)
+
+
+def _find(file: PositionalFile, content: bytes, start: int) -> int:
+    """Return the offset of bytes in a file at or after `start`; −1 if they are not there."""
+    count = len(content)  # they are at `start`, except at the beginning of a page
+    while start < file.size:
+        place = file.bytes_at(start, count).find(content)
+        if place >= 0:
+            return start + place
+        start += count - len(content) + 1
+        count = len(content) + _FIND_BYTES
+    return -1
 
 
 def _open(path: Path) -> Any:
@@ -164,7 +204,8 @@ def _open(path: Path) -> Any:
     import pyarrow.parquet
 
     with arrow_columns.arrow_errors(path):
-        return pyarrow.parquet.ParquetFile(path)
+        # Given a path, pyarrow closes the file.
+        return pyarrow.parquet.ParquetFile(open_stream(path) if isinstance(path, ObjectPath) else path)
 
 
 def _read_group(file: Any, path: Path, group: int, column: str) -> tuple[Any, Any]:

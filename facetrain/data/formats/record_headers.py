@@ -99,6 +99,8 @@ def _read_raw(reader: RecordReader, offsets: np.ndarray, keys: np.ndarray) -> np
             position = sorted_offsets[start:stop, None] - first + np.arange(RAW_HEADER.itemsize)
             raw_bytes[order[start:stop]] = block[position]
         else:
+            for row in order[start:stop].tolist():  # at once: an object store needs long for each answer
+                reader.prefetch_bytes(int(offsets[row]), RAW_HEADER.itemsize)
             for row in order[start:stop].tolist():
                 data = reader.bytes_at(int(offsets[row]), RAW_HEADER.itemsize)
                 raw_bytes[row, : len(data)] = np.frombuffer(data, dtype=np.uint8)

@@ -9,7 +9,6 @@ multiples of 2, 4, …; near such a boundary, the label is read from the image's
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,9 +18,7 @@ from facetrain.data.column_cache import Columns
 from facetrain.data.formats.labels import MAX_LABEL
 from facetrain.data.formats.record_headers import Headers, read_headers, require_sound
 from facetrain.data.formats.recordio import RecordReader
-from facetrain.errors import DataError, RecordError
-from facetrain.files import new_file
-from facetrain.progress import ProgressCallback, ignore_progress
+from facetrain.errors import RecordError
 
 _ROWS_PER_CHUNK = 1 << 19
 _EXACT_FLOAT32 = 1 << 24
@@ -238,32 +235,3 @@ def _is_ascending(keys: np.ndarray) -> bool:
     """Return whether keys, int64 (N,), strictly increase; in chunks, without a copy of all keys."""
     starts = range(0, len(keys) - 1, _ROWS_PER_CHUNK)
     return all((np.diff(keys[start : start + _ROWS_PER_CHUNK + 1]) > 0).all() for start in starts)
-
-
-def rebuild_index(
-    rec_path: Path, *, overwrite: bool = False, progress: ProgressCallback = ignore_progress
-) -> int:
-    """Write the .idx next to a .rec: one scan of the file, keys from 0; return the number of records.
-
-    An existing .idx is replaced only when the new one is complete.
-
-    Args:
-        rec_path: the .rec file.
-        overwrite: replace an existing .idx.
-        progress: called after every record, with the byte offset of the record and the size of the file.
-
-    Raises:
-        DataError: an index exists and `overwrite` is false, or the .rec is damaged; the message names the byte.
-    """
-    idx_path = rec_path.with_suffix(".idx")
-    if idx_path.exists() and not overwrite:
-        raise DataError(f"{idx_path}: already exists; replace it with --overwrite")
-    reader = RecordReader(rec_path)
-    count = 0
-    with new_file(idx_path, DataError) as scratch, scratch.open("w", encoding="ascii") as file:
-        for count, offset in enumerate(reader.scan_offsets(), start=1):
-            file.write(f"{count - 1}\t{offset}\n")
-            progress(offset, reader.size)
-        file.flush()
-        os.fsync(file.fileno())
-    return count

@@ -114,7 +114,17 @@ class RecordReader(PositionalFile):
         Raises:
             RecordError: if there is no complete record.
         """
-        return self._read_parts(offset, key)[0]
+        parts: list[bytes] = []
+        start, kind = offset, PART_FIRST
+        while kind not in (PART_WHOLE, PART_LAST):
+            kind, length = self._read_frame(offset, start, key)
+            parts.append(self.bytes_at(offset + _FRAME.size, length))
+            if len(parts[-1]) < length:
+                raise RecordError(
+                    f"{self.location(start, key)}: the file ends inside the record; it was changed while it was read"
+                )
+            offset += _FRAME.size + length + -length % 4
+        return parts[0] if kind == PART_WHOLE else _MAGIC_BYTES.join(parts)
 
     def image_at(self, offset: int, size: int) -> tuple[float, bytes] | None:
         """Return label and image of a record: the fast path of `read_at` and `decode_record`.
@@ -139,14 +149,6 @@ class RecordReader(PositionalFile):
             (label,) = _LABEL.unpack_from(start, _FRAME_AND_HEADER.size)
         return label, start[begin:end]
 
-    def scan(self) -> Iterator[tuple[int, bytes]]:
-        """Yield (offset, payload) of every record, in the order of the file."""
-        offset = 0
-        while offset < self.size:
-            payload, end = self._read_parts(offset, None)
-            yield offset, payload
-            offset = end
-
     def scan_offsets(self) -> Iterator[int]:
         """Yield the offset of every record, without reading payloads."""
         offset = 0
@@ -160,20 +162,6 @@ class RecordReader(PositionalFile):
     def location(self, offset: int, key: int | None) -> str:
         """Return file, key and byte offset of a record for error messages."""
         return f"{self.path}: {'record' if key is None else f'key {key}'} at byte {offset:,}"
-
-    def _read_parts(self, offset: int, key: int | None) -> tuple[bytes, int]:
-        """Return the payload of a record, and the offset of the next record."""
-        parts: list[bytes] = []
-        start, kind = offset, PART_FIRST
-        while kind not in (PART_WHOLE, PART_LAST):
-            kind, length = self._read_frame(offset, start, key)
-            parts.append(self.bytes_at(offset + _FRAME.size, length))
-            if len(parts[-1]) < length:
-                raise RecordError(
-                    f"{self.location(start, key)}: the file ends inside the record; it was changed while it was read"
-                )
-            offset += _FRAME.size + length + -length % 4
-        return (parts[0] if kind == PART_WHOLE else _MAGIC_BYTES.join(parts)), offset
 
     def _read_frame(self, offset: int, start: int, key: int | None) -> tuple[int, int]:
         """Return kind and length of the part at `offset`, in the record that begins at `start`."""

@@ -26,7 +26,7 @@ from facetrain.data.formats.base import (
 from facetrain.data.formats.labels import names_of_folders, number_identities
 from facetrain.data.formats.shard_names import require_all_shards
 from facetrain.data.images.header import IMAGE_SUFFIXES
-from facetrain.data.positional_file import PositionalFile
+from facetrain.data.positional_file import PositionalFile, open_stream
 from facetrain.errors import DataError
 from facetrain.files import error_reason, parse_json, printable, shell_path
 
@@ -100,7 +100,7 @@ def _images(path: Path, skipped: list[tuple[str, str, str]]) -> Iterator[Image]:
         skipped.append((f"{path.name}/{printable(name)}", kind, reason))
 
     try:
-        with tarfile.open(path, "r:") as archive:
+        with open_stream(path) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
             # tarfile takes a damaged header for the end of the archive: `_require_end` finds it.
             for name, member, content in _files(archive):
                 folder, _, file = name.rpartition("/")

@@ -29,7 +29,7 @@ from facetrain.data.formats.base import (
 from facetrain.data.formats.image_list import LIST_SUFFIXES, label_identities, list_entries
 from facetrain.data.formats.labels import names_of_folders
 from facetrain.data.images.header import IMAGE_SUFFIXES
-from facetrain.data.positional_file import PositionalFile
+from facetrain.data.positional_file import PositionalFile, open_stream
 from facetrain.errors import DataError, UnreadableError
 from facetrain.files import error_reason, printable
 
@@ -114,7 +114,7 @@ def _build_catalog(path: Path) -> Columns:
     skipped: list[tuple[str, str, str]] = []
     listed: list[tuple[str, str]] = []
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_stream(path) as stream, zipfile.ZipFile(stream) as archive:
             for member in archive.infolist():
                 name = member_path(member.filename.replace("\\", "/"))
                 stem, suffix = os.path.splitext(name.rpartition("/")[2])

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from facetrain.counter_rng import hash64, key_of, uniform
-from facetrain.data.images.jpeg_compression import recompress
 from facetrain.data.settings import AugmentSettings
 from facetrain.face_landmarks import MIRRORED_ORDER
 
@@ -21,7 +20,7 @@ from facetrain.face_landmarks import MIRRORED_ORDER
 _FLIP, _LOW_RESOLUTION, _LOW_RESOLUTION_SCALE, _BLUR, _BLUR_SIGMA = range(5)
 _GRAY, _COLOR, _BRIGHTNESS, _CONTRAST, _SATURATION = range(5, 10)
 _CROP, _CROP_SIZE, _CROP_X, _CROP_Y, _ERASE, _ERASE_W, _ERASE_H, _ERASE_X, _ERASE_Y = range(10, 19)
-_JPEG, _JPEG_QUALITY, _NETWORK = range(19, 22)
+_NETWORK = 21
 _IMAGES_IN_CACHE = 2
 """Float32 images of 112 × 112 that fit into a core's level-2 cache with room to spare."""
 _LUMA = (0.299, 0.587, 0.114)  # weights of red, green and blue in gray: ITU-R BT.601, as in OpenCV
@@ -119,7 +118,6 @@ class Augment:
                 (settings.blur, _BLUR, self._gaussian_blur),
                 (settings.color, _COLOR, self._color_jitter),
                 (settings.gray, _GRAY, self._to_gray),
-                (settings.jpeg, _JPEG, self._jpeg_artifacts),
                 (settings.erase, _ERASE, self._random_erase),
             )
             if probability > 0
@@ -236,11 +234,6 @@ class Augment:
             for p in (_CROP_X, _CROP_Y)
         )
         return scale, x, y
-
-    def _jpeg_artifacts(self, image: Tensor, sample_S: Tensor, epoch: int) -> Tensor:
-        """Compress as JPEG of quality 30 to 95 and decompress."""
-        quality = self._uniform_between(30, 95, image, sample_S, epoch, _JPEG_QUALITY)
-        return recompress(image, quality[:, 0, 0, 0].round())
 
     def _random_erase(self, image: Tensor, sample_S: Tensor, epoch: int) -> Tensor:
         """Fill a rectangle of 10 to 40 % of each side with gray."""

@@ -21,11 +21,8 @@ FORMAT_SUFFIXES = {
     "HEIC": (".heic", ".heif"),
     "PNM": (".pnm", ".pbm", ".pgm", ".ppm"),
     "TIFF": (".tif", ".tiff"),
-    "JPEG 2000": (".jp2",),
-    "GIF": (".gif",),
-    "Sun raster": (".ras", ".sr"),
 }
-"""Suffixes of the files of each format, in lower case, the usual one first: the formats of OpenCV, and HEIC."""
+"""Suffixes of the files of each format, in lower case, the usual one first: formats of OpenCV, and HEIC."""
 IMAGE_SUFFIXES = frozenset(suffix for suffixes in FORMAT_SUFFIXES.values() for suffix in suffixes)
 
 # JPEG markers before the image size: 0xC0 to 0xCF without DHT, JPG and DAC (ITU-T T.81, table B.1).
@@ -41,7 +38,7 @@ _OS2_BYTES = 12
 _TIFF_WIDTH, _TIFF_HEIGHT, _TIFF_ORIENTATION = 256, 257, 274
 _TIFF_SHORT = 3
 _ISOBMFF_HEADER_BYTES = 1 << 16
-"""Bytes in which the size of a JPEG 2000, AVIF or HEIC image must appear."""
+"""Bytes in which the size of an AVIF or HEIC image must appear."""
 
 
 class ImageHeader(NamedTuple):
@@ -132,21 +129,14 @@ def _format_and_size(data: bytes) -> tuple[str, int, int] | None:
         size = _webp_size(data)
         return None if size is None else ("WebP", *size)
     if data[4:8] == b"ftyp":
-        # The first brand can be mif1, which any coded image may have; the compatible brands tell the codec.
+        # The first brand can be mif1, which any coded image may have; the compatible brands name the codec.
         brands = data[8 : int.from_bytes(data[:4], "big")]
         name = "AVIF" if b"avi" in brands else "HEIC" if b"hei" in brands else ""
-        return _largest_box_size(name, data, b"ispe", skip=4) if name else None
-    if data[:12] == b"\x00\x00\x00\x0cjP  \r\n\x87\n":
-        box = _largest_box_size("JPEG 2000", data, b"ihdr", skip=0)
-        return box and (box[0], box[2], box[1])  # the box has the height first
+        return _largest_box_size(name, data) if name else None
     if data[:4] in (b"II*\x00", b"MM\x00*"):
         tags = _tiff_tags(data)
         known = _TIFF_WIDTH in tags and _TIFF_HEIGHT in tags
         return ("TIFF", tags[_TIFF_WIDTH], tags[_TIFF_HEIGHT]) if known else None
-    if data[:6] in (b"GIF87a", b"GIF89a"):
-        return "GIF", *struct.unpack_from("<HH", data, 6)
-    if data[:4] == b"\x59\xa6\x6a\x95":
-        return "Sun raster", *struct.unpack_from(">II", data, 4)
     match = _PNM.match(data[:_PNM_HEADER_BYTES])
     return None if match is None else ("PNM", int(match[1]), int(match[2]))
 
@@ -179,12 +169,12 @@ def _webp_size(data: bytes) -> tuple[int, int] | None:
     return None
 
 
-def _largest_box_size(name: str, data: bytes, box: bytes, skip: int) -> tuple[str, int, int] | None:
-    """Return the two numbers of the largest box of a kind: an AVIF also has the sizes of tiles and thumbnails."""
-    sizes, position = [], data.find(box, 0, _ISOBMFF_HEADER_BYTES)
+def _largest_box_size(name: str, data: bytes) -> tuple[str, int, int] | None:
+    """Return the largest size in the boxes `ispe`: an AVIF also has the sizes of tiles and thumbnails."""
+    sizes, position = [], data.find(b"ispe", 0, _ISOBMFF_HEADER_BYTES)
     while position >= 0:
-        sizes.append(struct.unpack_from(">II", data, position + 4 + skip))
-        position = data.find(box, position + 4, _ISOBMFF_HEADER_BYTES)
+        sizes.append(struct.unpack_from(">II", data, position + 8))
+        position = data.find(b"ispe", position + 4, _ISOBMFF_HEADER_BYTES)
     return (name, *max(sizes, key=lambda size: size[0] * size[1])) if sizes else None
 
 

@@ -4,19 +4,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from facetrain.data.dataset import FaceDataset, identity_name, image_landmarks
-from facetrain.data.formats.landmark_file import landmarks_path
+from facetrain.data.dataset import FaceDataset, identity_name
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.damaged_records import DamagedRecords, DataFault, is_record_file
-from facetrain.data.tools.near_duplicates import HASH_WORDS, digest, equal_groups, near_pairs, perceptual_hash
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.data.tools.selection import Selection
 from facetrain.data.tools.writing import write_dataset
@@ -31,7 +30,6 @@ FAULT_KINDS = {
     "dataset": "files of the dataset that contradict each other",
     "conflicting_labels": "equal images with different identities",
     "duplicate": "equal images of the same identity",
-    "near_duplicate": "pairs of nearly equal images",
     "empty_identities": "identities without images",
 }
 DAMAGE = frozenset({"index", "record", "label", "image", "dataset"})
@@ -61,7 +59,6 @@ class CheckReport:
 def check(
     folder: Path,
     *,
-    near_duplicates: bool = False,
     repair: Path | None = None,
     workers: int | None = None,
     progress: ProgressCallback = ignore_progress,
@@ -69,12 +66,11 @@ def check(
     """Read and decode every image; with `repair`, write a clean copy.
 
     The copy has no damaged images. Of equal images of one identity it has the first. It has none of the equal images
-    of several identities, because the right identity is unknown. Near-duplicates stay. Identities are renumbered
-    without gaps. The images keep their landmarks; if these cannot be assigned to images, a fault says so.
+    of several identities, because the right identity is unknown. Identities are renumbered without gaps. The copy
+    has no landmarks: those of a damaged dataset may belong to other images.
 
     Args:
         folder: the dataset.
-        near_duplicates: search for near-duplicates as well.
         repair: folder for the clean copy; it must not exist.
         workers: number of threads; one per usable core if None.
         progress: called after every image.
@@ -87,13 +83,10 @@ def check(
     source = DamagedRecords(folder) if is_records else open_dataset(folder, with_landmarks=False)
     count = source.num_images
     faults = list(source.faults) if isinstance(source, DamagedRecords) else []
-    # An array, not objects: 24 bytes per image, and 32 more with perceptual hashes.
-    columns: list[Any] = [("number", np.int64), ("label", np.int64), ("digest", np.uint64)]
-    image_N = np.empty(count, columns + [("hash", np.uint32, HASH_WORDS)] * near_duplicates)
+    # An array, not objects: 24 bytes per image.
+    image_N = np.empty(count, [("number", np.int64), ("label", np.int64), ("digest", np.uint64)])
     decoded = 0
-    checked = map_in_order(
-        lambda number: _check_image(source, number, near_duplicates), range(count), workers
-    )
+    checked = map_in_order(partial(_check_image, source), range(count), workers)
     for result in report_progress(checked, count, progress):
         if isinstance(result, DataFault):
             faults.append(result)
@@ -102,10 +95,8 @@ def check(
             decoded += 1
     image_N = image_N[:decoded]  # without rows for images that have a fault
     keep = np.ones(decoded, bool)
-    for rows in equal_groups(image_N["digest"]):
+    for rows in _equal_groups(image_N["digest"]):
         faults += _check_equal_images(source, image_N, rows, keep)
-    if near_duplicates:
-        faults += _near_duplicates(source, image_N)
     faults += [*_empty_identities(image_N["label"]), *_contradictions(folder, image_N["label"])]
     if repair is not None:
         if not keep.any():
@@ -113,15 +104,14 @@ def check(
         good_N = image_N[keep]
         if isinstance(source, DamagedRecords):
             source.labels[good_N["number"]] = good_N["label"]
-        landmarks_N52 = _landmarks(source, folder, faults)
-        copy = Selection(source, [folder], good_N["number"], good_N["label"], landmarks=landmarks_N52)
+        copy = Selection(source, [folder], good_N["number"], good_N["label"])
         write_dataset(copy, repair, workers=workers)
     return CheckReport(decoded, len(np.unique(image_N["label"])), faults, int(keep.sum()))
 
 
 def _check_image(
-    source: FaceDataset | DamagedRecords, number: int, near_duplicates: bool
-) -> tuple[Any, ...] | DataFault | None:
+    source: FaceDataset | DamagedRecords, number: int
+) -> tuple[int, int, np.uint64] | DataFault | None:
     """Return a row of the table of images, a fault, or None for a record that describes other records."""
     try:
         if isinstance(source, DamagedRecords):
@@ -137,11 +127,22 @@ def _check_image(
     if not (0 <= label < _NUM_LABELS and label == int(label)):
         return DataFault("label", f"{location}: the label is {label}")
     try:
-        image = decode_rgb(data, location=location)
+        decode_rgb(data, location=location)
     except DataError as error:
         return DataFault("image", str(error))
-    hashes = [perceptual_hash(image)] if near_duplicates else []
-    return number, int(label), digest(data), *hashes
+    return number, int(label), _digest(data)
+
+
+def _digest(data: bytes) -> np.uint64:
+    """Hash bytes to 64 bits (BLAKE2b). Among 42 million values, a collision has a probability of 5e-5."""
+    return np.frombuffer(hashlib.blake2b(data, digest_size=8).digest(), np.uint64)[0]
+
+
+def _equal_groups(key: np.ndarray) -> list[np.ndarray]:
+    """Return the ascending rows of each value that occurs more than once in (N,)."""
+    order = np.argsort(key, kind="stable")
+    edges = np.flatnonzero(np.diff(key[order])) + 1
+    return [rows for rows in np.split(order, edges) if len(rows) > 1]
 
 
 def _check_equal_images(
@@ -160,17 +161,6 @@ def _check_equal_images(
     keep[rows[1:]] = False
     for other in others:
         yield DataFault("duplicate", f"{other}: equal to {first}")
-
-
-def _near_duplicates(source: FaceDataset, image_N: np.ndarray) -> Iterator[DataFault]:
-    def described(row: int) -> str:
-        number, label = int(image_N["number"][row]), int(image_N["label"][row])
-        return f"{source.location(number)} (identity {identity_name(source, label)})"
-
-    for one, other in near_pairs(image_N["hash"]).tolist():
-        # Equal images are reported as duplicates or conflicting labels.
-        if image_N["digest"][one] != image_N["digest"][other]:
-            yield DataFault("near_duplicate", f"{described(other)}: nearly equal to {described(one)}")
 
 
 def _empty_identities(label_N: np.ndarray) -> Iterator[DataFault]:
@@ -198,23 +188,3 @@ def _contradictions(folder: Path, label_N: np.ndarray) -> Iterator[DataFault]:
         yield DataFault(
             "dataset", f"{folder}: the identity records contradict the labels of {wrong:,} images"
         )
-
-
-def _landmarks(source: FaceDataset, folder: Path, faults: list[DataFault]) -> np.ndarray | None:
-    """Return the landmarks of all images or records, (count, 5, 2); None, perhaps with a fault, without any."""
-    if isinstance(source, DamagedRecords) and not landmarks_path(folder).is_file():
-        return None
-    try:
-        landmarks_N52 = image_landmarks(open_dataset(folder))
-        if landmarks_N52 is not None and isinstance(source, DamagedRecords):
-            return source.in_file_order(landmarks_N52)
-        return landmarks_N52
-    except DataError as error:
-        faults.append(
-            DataFault(
-                "dataset",
-                f"{folder}: its landmarks are not in the clean copy, because they cannot be assigned to its images; "
-                f"find the landmarks of the copy with `facetrain data landmarks` ({error})",
-            )
-        )
-        return None

@@ -22,7 +22,6 @@ from facetrain.html_page import escape, html_page, image
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from facetrain.data.images.augment import Augment
 
 Row = tuple[str, Sequence[np.ndarray]]
 """Line of text, and the images below it, uint8 RGB (S, S, 3)."""
@@ -54,19 +53,6 @@ def identity_rows(source: FaceDataset, columns: int = 8) -> list[Row]:
     return rows
 
 
-def write_identity_sheet(
-    source: FaceDataset, numbers: Sequence[int], output: Path, *, columns: int = 8
-) -> None:
-    """Write all images of one identity, given by their numbers; the first row has its name and their number."""
-    images = _read(source, numbers)
-    titles = [_title(source, int(source.labels[numbers[0]]), len(numbers)), *[""] * len(numbers)]
-    starts = range(0, len(images), columns)
-    _write_rows(
-        [(title, images[start : start + columns]) for title, start in zip(titles, starts, strict=False)],
-        output,
-    )
-
-
 def write_fault_sheet(
     source: FaceDataset, faults: Sequence[LabelFault], output: Path, *, rows: int = 100
 ) -> list[Path]:
@@ -94,21 +80,6 @@ def write_fault_sheet(
         written.append(output if not start else output.with_stem(f"{output.stem}_{start // rows + 1}"))
         _write_rows(page or [("no faults", [])], written[-1])
     return written
-
-
-def write_augmented_sheet(
-    source: FaceDataset, augment: Augment, output: Path, *, size: int, epochs: int = _EPOCHS
-) -> None:
-    """Write one row for each of eight images: the image, then the network's input in the first epochs."""
-    import torch
-
-    number_R = permute(np.arange(min(_IDENTITIES, source.num_images)), source.num_images, key_of(0))
-    image_RSSC = np.stack(_read(source, number_R.tolist(), size))
-    columns = [image_RSSC]
-    for epoch in range(epochs):
-        augmented_RCSS = augment(torch.from_numpy(image_RSSC), torch.from_numpy(number_R), epoch)
-        columns.append(_pixels(augmented_RCSS))
-    _write_rows([("", row) for row in zip(*columns, strict=True)], output)
 
 
 def write_batch_sheet(image_BCSS: Tensor, output: Path) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.formats.record_dataset import open_records
 from facetrain.data.formats.record_index import read_index
 from facetrain.data.formats.record_names import RecordNames
 from facetrain.data.formats.recordio import RecordReader, decode_record
@@ -58,8 +57,8 @@ class DamagedRecords:
             if len(missing):
                 self._add_fault(
                     "index",
-                    f"{idx_path}: {len(missing):,} of {len(scanned):,} records are not in the index; rebuild it with "
-                    "`facetrain data index --overwrite`",
+                    f"{idx_path}: {len(missing):,} of {len(scanned):,} records are not in the index; remove it: "
+                    "facetrain reads a .rec without an index",
                 )
             self._offset_N = np.union1d(scanned, indexed)
             self._key_N = np.full(len(self._offset_N), -1)
@@ -109,13 +108,6 @@ class DamagedRecords:
             names = self._names.identities if self._names else []
             return names[label] if 0 <= label < len(names) else str(label)
         return str(label)
-
-    def in_file_order(self, landmarks_N52: np.ndarray) -> np.ndarray:
-        """Return landmarks in the order of the records, not of the index; NaN for a record that the index lacks."""
-        of_records = np.full((self.num_images, *landmarks_N52.shape[1:]), np.nan, np.float32)
-        indexed = open_records(self._path).columns.arrays["offset"]
-        of_records[np.searchsorted(self._offset_N, indexed)] = landmarks_N52
-        return of_records
 
     def _key(self, number: int) -> int | None:
         key = int(self._key_N[number])

@@ -49,7 +49,7 @@ def write_dataset_landmarks(
         raise DataError(f"{data}: is a mixture; write the landmarks of each of its datasets")
     read: Callable[[int], bytes]
     name_of: Callable[[int], str] = str
-    if data.suffix in (".bin", ".xz", ".parquet") and is_pair_archive(data):
+    if is_pair_archive(data):
         images, _ = read_pair_archive(data)
         count, read = len(images), lambda number: images[number]
         location_of: Callable[[int], str] = lambda number: f"{data}: image {number}"  # noqa: E731

@@ -29,7 +29,7 @@ class FileNames:
             source: the dataset.
             identities: identity in the dataset of each label that is written.
             has_keys: whether the name up to its first dot is the key of an image.
-            has_true_suffix: whether the suffix tells the format of the bytes, also if the original name has another.
+            has_true_suffix: whether the suffix names the format of the bytes, also if the original name has another.
         """
         self._source, self._has_keys, self._has_true_suffix = source, has_keys, has_true_suffix
         self._folders = _identity_folders(source, identities)

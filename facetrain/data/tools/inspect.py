@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from facetrain.counter_rng import key_of
-from facetrain.data.dataset import FaceDataset, identity_name
+from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.header import read_header
 from facetrain.data.loading.sampler import permute
-from facetrain.errors import DataError
 
 _HISTOGRAM_BOUNDS = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500)
 _SAMPLE = 1000
@@ -53,35 +51,6 @@ def count_formats(images: Sequence[bytes]) -> dict[str, dict[str, int]]:
     sizes = Counter(f"{one.width}×{one.height}" if one else "unreadable" for one in headers)
     formats = Counter(one.format if one else "unknown" for one in headers)
     return {"sizes": dict(sizes.most_common(_LISTED)), "formats": dict(formats.most_common(_LISTED))}
-
-
-def find_identity(source: FaceDataset, name: str, folder: Path) -> int:
-    """Return the identity with a name; if there is none, and `name` is a number, this number.
-
-    Raises:
-        DataError: there is no such identity.
-    """
-    named = [label for label in np.unique(source.labels).tolist() if identity_name(source, label) == name]
-    # In a mixture, the name of one identity can be the number of another one, which has none.
-    if named:
-        return min(named, key=lambda label: name == str(label))
-    if name.isascii() and name.isdigit():
-        return int(name)
-    raise DataError(f"{folder}: no identity is named {name!r}; give its folder name, or its number from 0")
-
-
-def image_numbers(source: FaceDataset, identity: int, folder: Path) -> list[int]:
-    """Return the numbers of an identity's images, at least one.
-
-    Raises:
-        DataError: there is no such identity, or it has no image.
-    """
-    numbers = np.flatnonzero(source.labels == identity).tolist()
-    if not numbers:
-        raise DataError(
-            f"{folder}: identity {identity} has no image; give an identity from 0 to {source.num_classes - 1:,}"
-        )
-    return numbers
 
 
 def _histogram(counts: np.ndarray) -> dict[str, int]:

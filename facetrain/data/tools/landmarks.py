@@ -258,7 +258,7 @@ class YuNet:
             face_F15 = detector.detect(np.ascontiguousarray(resized[:, :, ::-1]))[1]
         except cv2.error as error:
             raise DataError(
-                f"{self._model}: not a YuNet model ({error.err}); take face_detection_yunet from OpenCV's model zoo"
+                f"{self._model}: not a YuNet model ({error.err}); take the file of `facetrain get yunet`"
             ) from error
         if face_F15 is None:
             return None
@@ -269,9 +269,7 @@ class YuNet:
     def _detector(self) -> Any:
         if not hasattr(self._per_thread, "detector"):
             if not self._model.is_file():
-                raise DataError(
-                    f"{self._model}: no such file; download face_detection_yunet from OpenCV's model zoo"
-                )
+                raise DataError(f"{self._model}: no such file; `facetrain get yunet` downloads the model")
             # OpenCV 5 prints a warning for every new detector because it does not set a target device. OpenCV 4 has
             # neither the warning nor this module.
             logging = getattr(cv2.utils, "logging", None)

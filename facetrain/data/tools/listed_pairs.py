@@ -8,8 +8,6 @@ folder, or in one folder per person, which has the name of the image up to its l
 
 AgeDB-30, MLFW and others: `image image 1` is a pair of one person, `image image 0` a pair of two.
 
-SLLFW: two lines `name/name_0001.jpg` are a pair, of one person if the folders are the same.
-
 CFP: a folder Split/FP or Split/FF with 01/same.txt, 01/diff.txt, and so on. Their lines `i,j` refer to line i of
 Pair_list_F.txt and to line j of Pair_list_P.txt (for FF, of Pair_list_F.txt as well). Both lists are in the folder
 that contains Split.
@@ -49,8 +47,6 @@ class ListedPair:
     """Whether both show one person."""
     subjects: tuple[str, str]
     """Names of the two people, as far as the form of the list has them."""
-    group: str | None = None
-    """Group of the two people, for example one of RFW's four; None if the list has no groups."""
 
 
 def read_pairs(path: Path, images: Path | None) -> list[ListedPair]:
@@ -70,14 +66,14 @@ def read_pairs(path: Path, images: Path | None) -> list[ListedPair]:
     else:
         lines = read_lines(path)
         words = lines[0][1] if lines else [""]
-        read = _READERS.get(len(words), read_numbered_pairs) if _is_image(words[0]) else read_numbered_pairs
+        read = _READERS.get(len(words), _read_numbered_pairs) if _is_image(words[0]) else _read_numbered_pairs
         pairs = list(read(lines, images))
     if not pairs:
         raise PairsError(f"{path}: the list has no pairs")
     return pairs
 
 
-def read_numbered_pairs(lines: list[Line], images: Path) -> Iterator[ListedPair]:
+def _read_numbered_pairs(lines: list[Line], images: Path) -> Iterator[ListedPair]:
     """Yield the pairs of lines `name i j` and `name i other j`, as in LFW's list.
 
     Raises:
@@ -122,17 +118,7 @@ def _read_path_pairs(lines: list[Line], images: Path) -> Iterator[ListedPair]:
         yield ListedPair(first, second, words[2] == "1", people)
 
 
-def _read_two_path_lines(lines: list[Line], images: Path) -> Iterator[ListedPair]:
-    for pair in _in_twos(lines):
-        files = []
-        for location, words in pair:
-            require_form(len(words) == 1 and words[0].count("/") == 1, location, words, "`name/image.jpg`")
-            files.append(_find_image(images, [images / words[0]], location))
-        people = (files[0].parent.name, files[1].parent.name)
-        yield ListedPair(files[0], files[1], people[0] == people[1], people)
-
-
-_READERS = {1: _read_two_path_lines, 2: _read_two_line_pairs, 3: _read_path_pairs}
+_READERS = {2: _read_two_line_pairs, 3: _read_path_pairs}
 """Readers of lists whose first word is an image, by the number of words in the first line."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -39,19 +38,3 @@ class PackOptions:
 
 
 DEFAULT_PACK_OPTIONS = PackOptions()
-
-
-@dataclass(frozen=True)
-class SubsetOptions:
-    """Identities and images that a subset keeps."""
-
-    listed: Path | None = None
-    """File with the identities to keep, one number per line; all if None."""
-    identities: int | None = None
-    """Number of identities to keep, selected by the seed; all if None."""
-    min_images: int = 1
-    """Identities with fewer images are left out."""
-    max_images: int | None = None
-    """Number of images to keep of each identity, selected by the seed; all if None."""
-    seed: int = 0
-    """Seed of both selections."""

@@ -13,61 +13,46 @@ from facetrain.data.images.decode import decode_rgb, encode_png, resize_square
 from facetrain.data.tools.aligned_images import AlignedImages
 from facetrain.data.tools.landmarks import LandmarkFinder
 from facetrain.data.tools.listed_pairs import mix_folds, read_pairs
-from facetrain.data.tools.pair_writer import PairsToWrite, group_lines, require_readable
-from facetrain.data.tools.published_sets import find_published_set, find_rfw, read_rfw, read_rfw_landmarks
+from facetrain.data.tools.pair_writer import PairsToWrite, require_readable
 from facetrain.errors import PairsError, UnreadableError
 from facetrain.files import os_errors_as
 
 
 def is_pair_list(path: Path, images: Path | None) -> bool:
-    """Return whether `path` is a pair list and not a dataset.
-
-    It is a list if `images` is given, and if it is a split folder of CFP or the folder of a published set.
-    """
-    if images is not None or (path / "01" / "same.txt").is_file():
-        return True
-    return find_rfw(path) is not None or find_published_set(path) is not None
+    """Return whether `path` is a pair list and not a dataset: if `images` is given, or it is a split folder of CFP."""
+    return images is not None or (path / "01" / "same.txt").is_file()
 
 
 def list_pairs(
     list_path: Path, images: Path | None, *, landmarks: LandmarkFinder | None = None, image_size: int = 112
 ) -> PairsToWrite:
-    """Return the pairs of a list, with the subjects and groups of the images.
+    """Return the pairs of a list, with the subjects of the images.
 
     The order is the order of the list, except for lists whose folds would have pairs of one kind only, see `mix_folds`.
     If the names in the list do not agree with its labels (a list of paths without one folder per person), there are no
     subjects, and evaluation infers them from the genuine pairs.
 
     Args:
-        list_path: the list, a split folder of CFP, or the folder of a published set.
-        images: folder of the images; None is allowed for CFP and published sets.
-        landmarks: if given, faces are aligned to ArcFace's template; otherwise RFW is aligned by the landmarks of its
-            publishers, and other images keep their bytes. The name of an image is its path inside `images` or the
-            image folder of a published set, or person/pose/image for CFP without `images`.
+        list_path: the list, or a split folder of CFP.
+        images: folder of the images; None is allowed for CFP.
+        landmarks: if given, faces are aligned to ArcFace's template; otherwise the images keep their bytes. The name of
+            an image is its path inside `images`, or person/pose/image for CFP without `images`.
         image_size: pixels a side of aligned images.
 
     Raises:
         PairsError: a line has an unknown form, or an image is missing.
     """
-    if images is None and (rfw := find_rfw(list_path)) is not None:
-        pairs, images, landmarks = read_rfw(rfw), rfw, landmarks or read_rfw_landmarks(rfw)
-    else:
-        # Aligned images of the publisher are taken only if nothing else aligns them.
-        if images is None and (found := find_published_set(list_path, originals=landmarks is not None)):
-            list_path, images = found
-        pairs = mix_folds(read_pairs(list_path, images))
+    pairs = mix_folds(read_pairs(list_path, images))
     files = _ListedImages(
         [path for pair in pairs for path in (pair.first, pair.second)], images, landmarks, image_size
     )
     same = [pair.same for pair in pairs]
     subjects = [name for pair in pairs for name in pair.subjects]
-    groups = [pair.group for pair in pairs for _ in range(2) if pair.group is not None]
     return PairsToWrite(
         same,
         files.encoded,
         name=files.name,
         subjects=subjects if subjects_agree(subjects, same) else None,
-        group_lines=group_lines(groups) if groups else None,
     )
 
 

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -105,7 +103,8 @@ def write_pairs(
             yield from outcome
         if not same:
             raise PairsError(f"{output}: no pair is left; {next(iter(skipped.values())).reason}")
-        # Not before: they may belong to the set that is read (LFW.xz and LFW.bin share them), and stay if it fails.
+        # Not before: they may belong to the set that is read (lfw.parquet and lfw.bin share them), and stay if that
+        # fails.
         for path in (subjects_path, groups_path, skipped_path):
             remove_table(path(output))
         remove_landmarks(output)
@@ -133,13 +132,6 @@ def require_readable(data: bytes, location: str) -> bytes:
     """
     decode_rgb(data, location=location)
     return data
-
-
-def group_lines(groups: Sequence[str]) -> list[str]:
-    """Return the lines of a table with the group of each image."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([["group"], *([group] for group in groups)])
-    return text.getvalue().splitlines()
 
 
 def skipped_path(bin_path: Path) -> Path:

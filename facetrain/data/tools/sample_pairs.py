@@ -138,5 +138,5 @@ def _sample_distinct(
             return list(pairs)
     raise DataError(
         f"{folder}: a fold has only {len(pairs):,} different pairs of the {count:,} that are needed; "
-        "ask for fewer pairs"
+        "ask for fewer pairs (--count)"
     )

@@ -1,4 +1,4 @@
-"""Selections of images for a new dataset: all, merged, in random order, a subset, two parts, with new labels."""
+"""Selections of images for a new dataset: all, merged, in random order, two parts, with new labels."""
 
 # N images
 
@@ -15,10 +15,9 @@ from facetrain.counter_rng import key_of
 from facetrain.data.dataset import FaceDataset, image_landmarks
 from facetrain.data.formats.record_names import most_frequent_identities
 from facetrain.data.loading.sampler import permute
-from facetrain.data.mixture import MixtureDataset, read_identities
+from facetrain.data.mixture import MixtureDataset
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.skipped_files import SkippedFile
-from facetrain.data.tools.options import SubsetOptions
 from facetrain.errors import DataError, ImageError
 
 
@@ -97,33 +96,6 @@ def select_shuffled(folder: Path, seed: int) -> Selection:
     return _select(source, [folder], permute(np.arange(source.num_images), source.num_images, key_of(seed)))
 
 
-def select_subset(folder: Path, options: SubsetOptions) -> Selection:
-    """Select some identities of a dataset in their old order, and some images of each.
-
-    Raises:
-        DataError: no identity is left, or the dataset or the list of identities cannot be read.
-    """
-    source = open_dataset(folder)
-    # Not bincount: a damaged label can be so large that the counts of all labels below it fill the memory.
-    present, counts = np.unique(source.labels, return_counts=True)
-    keep = counts >= options.min_images
-    if options.listed is not None:
-        keep &= np.isin(present, read_identities(options.listed, source.num_classes))
-    selected = present[keep]
-    if options.identities is not None and options.identities < len(selected):
-        chosen = permute(np.arange(options.identities), len(selected), key_of(options.seed))
-        selected = np.sort(selected[chosen])
-    if not len(selected):
-        raise DataError(
-            f"{folder}: none of the {source.num_classes:,} identities matches the selection; check the list and the "
-            "limits of images per identity"
-        )
-    numbers = np.flatnonzero(np.isin(source.labels, selected))
-    if options.max_images is not None:
-        numbers = _limit_images(source.labels[numbers], numbers, options.max_images, options.seed)
-    return _select(source, [folder], numbers)
-
-
 def select_parts(folder: Path, *, validation: float, seed: int = 0) -> dict[str, Selection]:
     """Select a training set and a validation set, which have no identity in common, by their names.
 
@@ -164,12 +136,3 @@ def select_relabeled(folder: Path, label_N: np.ndarray) -> Selection:
 
 def _select(source: FaceDataset, paths: Sequence[Path], numbers: np.ndarray) -> Selection:
     return Selection(source, paths, numbers, source.labels[numbers])
-
-
-def _limit_images(label: np.ndarray, numbers: np.ndarray, limit: int, seed: int) -> np.ndarray:
-    """Select at most `limit` numbers of each label at random; return them in ascending order."""
-    random_order = permute(np.arange(len(numbers)), len(numbers), key_of(seed, 1))
-    by_label = np.lexsort((random_order, label))
-    ordered = label[by_label]
-    rank_in_label = np.arange(len(ordered)) - np.searchsorted(ordered, ordered)
-    return np.sort(numbers[by_label[rank_in_label < limit]])

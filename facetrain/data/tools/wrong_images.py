@@ -46,14 +46,14 @@ def find_wrong_images(
     random other identity. An image may be as similar to the other identity of a pair in `same`.
     """
     centers = compute_centers(embedding_ND, label_N, int(label_N.max()) + 1)
-    own_N = nearest_image(embedding_ND, label_N, label_N)
-    genuine_N = np.fmax(leave_one_out_similarity(embedding_ND, label_N, centers), _NEAREST_WEIGHT * own_N)
+    same_N = nearest_image(embedding_ND, label_N, label_N)
+    genuine_N = np.fmax(leave_one_out_similarity(embedding_ND, label_N, centers), _NEAREST_WEIGHT * same_N)
     nearest_N, impostor_N = nearest_other_center(embedding_ND, label_N, centers.unit_KD)
     random_N = random_other_labels(label_N)
     planted_N = similarity_to_center(embedding_ND, random_N, centers.unit_KD)
     random_image_N = nearest_image(embedding_ND, label_N, random_N)
     wrong_N, thresholds = _judge_images(
-        _similarity_to_identity(genuine_N, own_N),
+        _similarity_to_identity(genuine_N, same_N),
         _similarity_to_identity(impostor_N, nearest_image(embedding_ND, label_N, nearest_N)),
         _similarity_to_identity(np.fmax(planted_N, _NEAREST_WEIGHT * random_image_N), random_image_N),
         before.threshold,

@@ -1,12 +1,9 @@
-"""Checks that the export formats share: the kind of network before, the embeddings and the speed of the file after."""
+"""Checks that the export formats share: the kind of network before, the embeddings of the file after."""
 
 # N images   H, W height and width   D embedding size
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -17,19 +14,17 @@ from facetrain.models.export.deployed import Deployed
 from facetrain.models.export.example_inputs import example_pixels, inputs_of_file, split_images
 from facetrain.models.export.formats import ExportOptions, FileComparison, Similarity
 from facetrain.models.export.runtime import Runtime
-from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import EmbeddingModel
 from facetrain.models.onnx_network import OnnxNetwork
 
 _LEAST_COSINE = 0.5
 """An int8 file with a smaller mean cosine to the network is not written."""
+_TOLERANCE = 1e-3
+"""Largest difference from the network to accept. Other kernels round differently: 1e-6 to 1e-5 is usual."""
 _NUM_EXAMPLES = 5
 """Random images for the comparison if no faces are given."""
 _CHUNK = 16
 """Images that are compared at a time; not the number with which a network is traced, to test the free batch size."""
-_ROUNDS = 10
-_MAX_SECONDS = 3.0
-"""Limits of the measurement of the speed."""
 
 
 def require_exportable(model: EmbeddingModel) -> None:
@@ -62,7 +57,7 @@ def compare(path: Path, runtime: Runtime, model: EmbeddingModel, options: Export
         options: The options with which the file was written.
 
     Raises:
-        RunError: the embeddings differ by more than the tolerance of the runtime, or are not numbers.
+        RunError: the embeddings differ by more than the tolerance, or are not numbers.
     """
     if options.int8:
         _, faces = split_images(options, model.image_size)
@@ -75,14 +70,12 @@ def compare(path: Path, runtime: Runtime, model: EmbeddingModel, options: Export
             f"{path}: not written: the mean cosine of its embeddings with the network's is {cosine.mean:.3f}; "
             "give images like the training images with --images"
         )
-    if not options.int8 and not difference < runtime.tolerance:
+    if not options.int8 and not difference < _TOLERANCE:
         raise RunError(
             f"{path}: not written: its embeddings differ from the network's by {difference:.2g} of their size, "
-            f"more than {runtime.tolerance:g}; try another version of torch or {runtime.name.split()[0]}"
+            f"more than {_TOLERANCE:g}; try another version of torch or {runtime.name.split()[0]}"
         )
-    batch = runtime.batch or 1
-    times = _measure(runtime, model, options, batch)
-    return FileComparison(difference, cosine, runtime.name, *times, batch, torch.get_num_threads())
+    return FileComparison(difference, cosine, runtime.name)
 
 
 def _differences(
@@ -100,30 +93,3 @@ def _differences(
     difference = float((found_ND - expected_ND).abs().max() / expected_ND.abs().max())
     cosine_N = torch.nn.functional.cosine_similarity(found_ND, expected_ND)
     return difference, Similarity(float(cosine_N.mean()), float(cosine_N.min()), len(faces))
-
-
-def _measure(
-    runtime: Runtime, model: EmbeddingModel, options: ExportOptions, batch: int
-) -> tuple[float, float]:
-    """Return the median milliseconds per call with `batch` images of the file and of the network, measured in turns."""
-    # In the form that `facetrain embed` runs: the file has to compete with that.
-    network = Deployed(model, options, network=inference_network(model.network, torch.device("cpu"))).eval()
-    inputs = inputs_of_file(model, options, example_pixels(model, batch))
-    arrays = [tensor.numpy() for tensor in inputs]
-    variants: list[tuple[Callable[[], object], list[float]]] = [
-        (lambda: runtime.embed(*arrays), []),
-        (lambda: network(*inputs), []),
-    ]
-    end = time.perf_counter() + _MAX_SECONDS
-    with torch.no_grad():
-        for run, _ in variants:  # the first run allocates memory and chooses kernels
-            run()
-        for _ in range(_ROUNDS):
-            for run, seconds in variants:
-                start = time.perf_counter()
-                run()
-                seconds.append(time.perf_counter() - start)
-            if time.perf_counter() > end:
-                break
-    of_file, of_network = (1000 * statistics.median(seconds) for _, seconds in variants)
-    return of_file, of_network

@@ -15,12 +15,9 @@ from facetrain.models.model_file import CONFIG_KEY, EmbeddingModel
 class Deployed(nn.Module):
     """A network with the normalization of pixels before it, or of embeddings after it, as the options ask."""
 
-    def __init__(
-        self, model: EmbeddingModel, options: ExportOptions, *, network: nn.Module | None = None
-    ) -> None:
-        """Take `network` in place of the model's, for a faster form of it."""
+    def __init__(self, model: EmbeddingModel, options: ExportOptions) -> None:
         super().__init__()
-        self.network = network or model.network
+        self.network = model.network
         self._mean, self._scale = model.preprocessing["mean"], model.preprocessing["scale"]
         self._from_pixels, self._unit = options.from_pixels, options.unit
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from facetrain.errors import ModelError, RunError
+from facetrain.errors import RunError
 from facetrain.files import error_reason, sync_file, sync_folder
 from facetrain.models.export.checks import compare, require_exportable
 from facetrain.models.export.formats import FORMATS, Exported, ExportOptions
@@ -30,10 +30,6 @@ def export(model: EmbeddingModel, format: str, path: Path, options: ExportOption
     row = FORMATS[format]
     write: Writer = row.load()
     require_exportable(model)
-    if model.takes_landmarks and not row.takes_landmarks:
-        raise ModelError(
-            f"{model.description}: takes landmarks and cannot be exported to {format}; use --format onnx or openvino"
-        )
     comparison = None
     with _new_files(row.files(path)) as folder:
         with _quiet():
@@ -90,5 +86,5 @@ def _new_files(files: Sequence[Path]) -> Iterator[Path]:
                 else:
                     file.unlink(missing_ok=True)
             sync_folder(first.parent)
-    except OSError as error:  # it may name the temporary folder, which nobody has given
+    except OSError as error:  # it may name the temporary folder, which the user has not given
         raise RunError(f"{first}: {error_reason(error)}") from error

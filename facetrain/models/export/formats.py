@@ -38,7 +38,7 @@ class ExportOptions:
     opset: int | None = None
     """Version of ONNX's operators; None for the exporter's default."""
     batch: int | None = None
-    """Fixed number of images per call; None for any number, or for one if the format has no free size."""
+    """Fixed number of images per call; None for any number."""
     run_config: bool = False
     """Store the config of the run in the metadata. It names folders of the machine that trained the network."""
     images: Any = None
@@ -57,21 +57,13 @@ class Similarity:
 
 @dataclass(frozen=True)
 class FileComparison:
-    """Comparison of a file with the network: embeddings and speed."""
+    """Comparison of the embeddings of a file with the embeddings of the network."""
 
     difference: float
     """Largest difference of a number, as a share of the largest number in the network's embeddings."""
     cosine: Similarity
     runtime: str
     """Program that ran the file, and its version."""
-    milliseconds: float
-    """Median time of one call for one image, or for a fixed batch."""
-    torch_milliseconds: float
-    """The same for the network in torch, in the form that `facetrain embed` runs."""
-    batch: int
-    """Images of such a call."""
-    threads: int
-    """Threads of torch, which runtimes that can be set use too."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +75,10 @@ class Exported:
     model: Path | EmbeddingModel
     """The file as `facetrain.verify.evaluate.evaluate` takes it, to measure its accuracy."""
     comparison: FileComparison | None
-    """Embeddings and speed of the file beside the network's; None for a file that is not compared."""
+    """Embeddings of the file beside the network's; None for a file that is not compared."""
 
 
-_INPUT_OPTIONS = frozenset({"from_pixels", "unit", "batch"})
+_GRAPH_OPTIONS = frozenset({"from_pixels", "unit", "batch", "run_config"})
 
 
 @dataclass(frozen=True)
@@ -108,8 +100,6 @@ class ExportFormat:
     if there is none."""
     is_compared: bool = True
     """Whether a runtime opens the file, to compare its embeddings with the network."""
-    takes_landmarks: bool = False
-    """Whether a network with a second input for landmarks is tested in this format."""
 
     def files(self, path: Path) -> list[Path]:
         """Return the files that an export to `path` writes."""
@@ -134,36 +124,20 @@ class ExportFormat:
 
 
 FORMATS: dict[str, ExportFormat] = {
-    "safetensors": ExportFormat(
-        "safetensors", suffix=".safetensors", is_compared=False, takes_landmarks=True
-    ),
+    "safetensors": ExportFormat("safetensors", suffix=".safetensors", is_compared=False),
     "onnx": ExportFormat(
         "onnx",
-        _INPUT_OPTIONS | {"int8", "opset", "run_config"},
+        _GRAPH_OPTIONS | {"int8", "opset"},
         packages=("onnx", "onnxruntime", "onnxscript"),  # torch's exporter imports onnxscript
         second_suffix=".data",
-        takes_landmarks=True,
     ),
-    "torch_export": ExportFormat("torch_program", takes_landmarks=True),
+    "torch_export": ExportFormat("torch_program"),
     "openvino": ExportFormat(
         "openvino",
-        _INPUT_OPTIONS | {"run_config"},
+        _GRAPH_OPTIONS,
         packages=("onnx", "onnxscript", "openvino"),
         suffix=".xml",
         second_suffix=".bin",
-        takes_landmarks=True,
-    ),
-    "ncnn": ExportFormat(
-        "ncnn", packages=("onnx", "onnxscript", "ncnn", "pnnx"), suffix=".ncnn.param", second_suffix=".bin"
-    ),
-    "tflite": ExportFormat(
-        "tflite", _INPUT_OPTIONS, packages=("litert_torch", "ai_edge_litert"), suffix=".tflite"
-    ),
-    "executorch": ExportFormat(
-        "executorch",
-        _INPUT_OPTIONS | {"run_config"},
-        packages=("executorch.runtime", "executorch.exir"),
-        suffix=".pte",
     ),
 }
 """All export formats."""

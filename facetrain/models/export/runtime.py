@@ -27,8 +27,6 @@ class Runtime:
     """Maps images, as the file takes them, and landmarks (N, 5, 2) if the network takes them, to embeddings (N, D)."""
     batch: int | None = None
     """Number of images that `run` takes; None for any number."""
-    tolerance: float = 1e-3
-    """Largest difference from the network to accept. Other kernels round differently: 1e-6 to 1e-5 is usual."""
 
     def embed(self, *inputs: np.ndarray) -> np.ndarray:
         """Return the embeddings (N, D) of any number of images, given with their landmarks as `run` takes them."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from facetrain.errors import ConfigError, ModelError
 from facetrain.models.initialize_from import initialize_backbone
 from facetrain.models.model_file import describe_backbone
 from facetrain.optim.frozen_parts import freeze
+from facetrain.remote.download import local_path
 from facetrain.run.build.open_data import evenly_spread_images
 
 
@@ -90,6 +90,6 @@ def restrict_training(backbone: nn.Module, model: ModelSettings) -> None:
 
 def load_initial_weights(config: Config, backbone: Backbone, images: Callable[[], Tensor]) -> list[str]:
     """Load the weights of `model.init_from` into a backbone; see `initialize_backbone` for the result and errors."""
-    path = Path(str(config.model.init_from))
+    path = local_path(str(config.model.init_from))
     options = describe_model(config)["backbone"] if config.model.init_blocks == "first" else None
     return initialize_backbone(backbone, path, images, first_blocks_of=options)

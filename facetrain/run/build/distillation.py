@@ -11,10 +11,11 @@ from facetrain.data.images.augment import Augment
 from facetrain.distributed.world import World
 from facetrain.head.head_group import Head, head_parts
 from facetrain.models.model_file import open_model
+from facetrain.remote.download import local_path
 from facetrain.run.build.head import build_teacher_centers
 from facetrain.run.build.step_schedule import StepSchedule
 from facetrain.run.build.teacher_embeddings import open_cache
-from facetrain.training.distillation import CENTER_LOSSES, Distillation
+from facetrain.training.distillation import Distillation
 from facetrain.training.precision import autocast_for
 from facetrain.training.teacher import LiveTeacher, digest_model
 from facetrain.training.teacher_cache import CachedTeacher
@@ -47,25 +48,24 @@ def build_distillation(
         return None
     teacher: LiveTeacher | CachedTeacher
     if distill.cache is None:
-        path, model = Path(distill.teacher), open_model(Path(distill.teacher), world.device)
+        path = local_path(distill.teacher)
+        model = open_model(path, world.device)
         autocast = autocast_for(config.train.precision, world.device)
         teacher = LiveTeacher(model, digest_model(model, path), world.device, autocast)
     else:
         teacher = open_cache(config, source, augment)
     centers: Head | None = None
-    if distill.loss in CENTER_LOSSES:
+    if distill.loss == "fixed_centers":
+        assert isinstance(teacher, CachedTeacher), "the config requires a cache"
         size = teacher.embedding_size
         centers = build_teacher_centers(
             config, world, num_classes, run_folder, embedding_size=size, schedule=schedule, source=source
         )
-        if distill.loss == "fixed_centers":
-            assert isinstance(teacher, CachedTeacher), "the config requires a cache"
-            # Each rank reads the embeddings of its classes only.
-            for part in head_parts(centers):
-                teacher.mean_embeddings(source.labels, *part.shard, into=part.head.weight.data)
+        # Each rank reads the embeddings of its classes only.
+        for part in head_parts(centers):
+            teacher.mean_embeddings(source.labels, *part.shard, into=part.head.weight.data)
     distillation = Distillation(
         teacher,
-        distill.loss,
         weight=distill.weight,
         margin_weight=distill.margin_weight,
         embedding_size=config.model.embedding_size,

@@ -13,6 +13,7 @@ from facetrain.config.schema import Config
 from facetrain.counter_rng import key_of
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.mixture import DatasetHead, MixtureDataset, images_per_epoch
+from facetrain.device.capability import multiplies_bfloat16
 from facetrain.distributed.world import World
 from facetrain.errors import ConfigError
 from facetrain.head.head_group import Head, HeadGroup
@@ -60,7 +61,7 @@ def build_teacher_centers(
     schedule: StepSchedule,
     source: FaceDataset | None = None,
 ) -> Head:
-    """Build this rank's part of the head whose class centers come from a teacher, with random centers.
+    """Build this rank's part of the head whose class centers come from a teacher; they are random first.
 
     It has the margin, the sampling in all stages and the placement of the trained head, or a head for each dataset as
     that one, but one float32 center per class, which no gradient changes, and no expectations.
@@ -72,7 +73,6 @@ def build_teacher_centers(
     run = replace(
         run,
         folder=run_folder / TEACHER_ROWS,
-        # No gradient updates them. Rows are not prefetched then, so that `follow_teacher` finds each row in its table.
         update_in_backward=False,
         stages=tuple(HeadStage(first_step, teacher_settings(head)) for first_step, head in run.stages),
         trained=False,
@@ -83,7 +83,7 @@ def build_teacher_centers(
 
 def teacher_settings(head: HeadSettings) -> HeadSettings:
     """Return the settings of the class centers of a teacher, beside a trained head with these settings."""
-    changes = {"loss": "softmax", "sub_centers": 1, "expectations": "off", "weight_dtype": "float32"}
+    changes = {"sub_centers": 1, "expectations": "off", "weight_dtype": "float32"}
     return head.model_copy(update=changes)
 
 
@@ -155,6 +155,6 @@ def product_dtype(precision: str, device: torch.device) -> torch.dtype | None:
     """
     if precision == "bf16":
         return torch.bfloat16
-    if precision == "fp16" and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
+    if precision == "fp16" and multiplies_bfloat16(device):
         return torch.bfloat16
     return None

@@ -19,20 +19,20 @@ from facetrain.data.images.device_decode import build_decoder
 from facetrain.data.loading.loader import Loader, LoaderSettings
 from facetrain.data.loading.sampler import SampleOrder, build_sampler
 from facetrain.data.loading.staged_loader import StagedLoader
+from facetrain.device.capability import multiplies_bfloat16
 from facetrain.distributed.sync_batch_norm import use_sync_batch_norm
 from facetrain.distributed.world import World
 from facetrain.errors import ConfigError, DataError
 from facetrain.head.head_group import HeadPart, head_parts
 from facetrain.models.initialize_from import initialize_centers
 from facetrain.optim.loss_scale import LossScale
-from facetrain.optim.weight_average import WeightAverage
+from facetrain.remote.download import local_path
 from facetrain.run.build.backbone import build_initial_backbone
 from facetrain.run.build.distillation import build_distillation
 from facetrain.run.build.head import build_head
 from facetrain.run.build.step_schedule import Stage, StepSchedule
 from facetrain.run.build.stepper import build_stepper
 from facetrain.training.learning_check import LearningCheck, RunConditions, chance_loss
-from facetrain.training.loss_spikes import SpikeDetector
 from facetrain.training.precision import InPrecision, memory_format_for
 from facetrain.training.state import TrainState
 
@@ -79,9 +79,8 @@ def check_precision(config: Config, world: World) -> None:
     """
     if config.train.precision != "bf16" or world.device.type != "cuda":
         return
-    capability = torch.cuda.get_device_capability(world.device)
-    if capability < (8, 0):
-        version = ".".join(map(str, capability))
+    if not multiplies_bfloat16(world.device):
+        version = ".".join(map(str, torch.cuda.get_device_capability(world.device)))
         raise ConfigError(
             f"train.precision: bf16 needs a GPU of compute capability 8.0 or higher, and this one has {version}; set "
             "it to fp16"
@@ -178,16 +177,15 @@ def build_state(
         source=source,
     )
     if config.model.init_from and config.head.init_from != "reinit":
-        initialize_centers(head, Path(config.model.init_from), may_grow=config.head.init_from == "extend")
+        initialize_centers(
+            head, local_path(config.model.init_from), may_grow=config.head.init_from == "extend"
+        )
     distillation = build_distillation(
         config, world, num_classes, folder, schedule, source, build_augment(config)
     )
-    # After the head and the teacher: it takes the projection, and tells the head the rate of each step.
+    # After the head and the teacher: it takes the projection, and sets the rate of the head in each step.
     stepper = build_stepper(config, backbone, head, scale, schedule, distillation)
-    tolerance = config.train.loss_spike
-    detector = None if tolerance is None else SpikeDetector(tolerance, world.device)
-    average = None if config.optim.ema is None else WeightAverage(backbone, config.optim.ema)
-    return TrainState(world, network, head, stepper, detector, distillation, average)
+    return TrainState(world, network, head, stepper, distillation)
 
 
 def build_learning_check(config: Config, state: TrainState, schedule: StepSchedule) -> LearningCheck | None:

@@ -30,15 +30,10 @@ def build_stepper(
     distillation: Distillation | None,
 ) -> Stepper:
     """Build what updates the weights of backbone, distillation and head at the end of a step."""
-    groups = parameter_groups(
-        backbone,
-        config.model.lr_factors,
-        layer_decay=config.optim.layer_decay,
-        layer_prefixes=backbone.layer_prefixes(),
-    )
+    groups = parameter_groups(backbone, config.model.lr_factors)
     projection = [] if distillation is None else list(distillation.parameters())
     if projection:
-        # Outside of the backbone, so without layerwise factors.
+        # Outside of the backbone, so without a factor of `model.lr_factors`.
         groups.append({"params": projection, "lr_factor": 1.0})
     return Stepper(
         backbone,

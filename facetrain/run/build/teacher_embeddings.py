@@ -12,6 +12,7 @@ from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.augment import Augment
 from facetrain.data.open_dataset import images_of_large_identities, open_dataset
+from facetrain.data.remote_dataset import dataset_path
 from facetrain.distributed.world import join
 from facetrain.embeddings.embed_images import embed_in_chunks, input_landmarks, open_embedder, read_input
 from facetrain.embeddings.embedder import ImageEmbedder
@@ -19,6 +20,7 @@ from facetrain.embeddings.inference import Inference
 from facetrain.embeddings.normalization import require_finite
 from facetrain.models.model_file import open_model
 from facetrain.progress import ProgressCallback
+from facetrain.remote.download import local_path
 from facetrain.run.folder.data_digests import digest_labels
 from facetrain.training.teacher import digest_model
 from facetrain.training.teacher_cache import CachedTeacher, new_cache
@@ -77,11 +79,11 @@ def open_cache(config: Config, source: FaceDataset, augment: Augment) -> CachedT
     distill = config.distill
     assert distill is not None, "the config has no teacher"
     assert distill.cache is not None, "the config has no cache"
-    path = Path(distill.teacher)
+    path = local_path(distill.teacher)
     # The cache has the embeddings of the whole dataset, without `data.min_images_per_identity`.
     whole, index = source, None
     if config.data.min_images_per_identity > 1:
-        whole = open_dataset(Path(config.data.train))
+        whole = open_dataset(dataset_path(config.data), data=config.data)
         index = images_of_large_identities(whole, config.data.min_images_per_identity)
     return CachedTeacher(
         Path(distill.cache),

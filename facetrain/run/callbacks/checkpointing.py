@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from facetrain.checkpoint.save import CheckpointWriter, SaveOutcome
+from facetrain.checkpoint.uploads import Uploads
 from facetrain.distributed.grace_period import grace_s
 from facetrain.distributed.stop_request import StopRequest
 from facetrain.errors import CheckpointError
@@ -45,6 +46,10 @@ class Checkpointing:
     """Minutes between two checkpoints; None: no limit."""
     skipped: Sequence[str] = ()
     """Growing list of this rank's messages about images that it could not read."""
+    uploads: Uploads | None = None
+    """Uploads to the mirror; None without one."""
+    mirror_failure: str = field(default="", init=False)
+    """Why the newest checkpoint is not in the mirror; known to the leader after `finish`."""
     check_lock: Callable[[], None] = lambda: None
     """Raises an error if another process writes the run."""
     _began_at: float = field(default_factory=time.monotonic, init=False)
@@ -67,15 +72,20 @@ class Checkpointing:
 
     def poll(self, state: TrainState) -> None:
         """Commit the checkpoint in flight once every rank has written its part. Collective."""
+        if self.uploads:
+            self.uploads.poll()
         if self.writer.in_flight:
             self._record(self.writer.poll())
         elif not self.writer.is_prepared:
             # After the first step, because from then on every tensor exists that is ever saved.
             self.writer.prepare(state.snapshot({}))
 
-    def finish(self) -> None:
-        """Wait for the checkpoint in flight and commit it. Collective."""
+    def finish(self, upload_limit_s: float = math.inf) -> None:
+        """Wait for the checkpoint in flight, commit it, and wait for its upload, up to a time. Collective."""
         self._record(self.writer.finish(), remark="")
+        if self.uploads:
+            self.outputs.advance(self.last_saved or 0, "uploading checkpoints")
+            self.mirror_failure = self.uploads.finish(upload_limit_s)
 
     def require_saved(self, state: TrainState) -> None:
         """Check that the checkpoint of the present step is complete. All ranks decide the same.
@@ -98,6 +108,8 @@ class Checkpointing:
         elif outcome is not None:
             self.last_saved = outcome.step
             logger.info("saved the checkpoint of step %d", outcome.step)
+            if self.uploads:
+                self.uploads.add(outcome)
 
 
 class Stopping:

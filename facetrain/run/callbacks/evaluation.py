@@ -37,8 +37,6 @@ class Evaluation:
     def verify(self, state: TrainState) -> None:
         """Score the network on every verification set. Collective.
 
-        With `optim.ema`, the average of the weights is scored too; its sets are named `lfw_ema`.
-
         If a signal arrives in the meantime, all ranks leave the verification, and `state.unverified` is set, so
         that a resumed run repeats it: the grace period after a signal is short, and a checkpoint matters more.
 
@@ -50,10 +48,6 @@ class Evaluation:
             # `facetrain eval`, whatever train.precision is: both then report the same numbers for the same weights.
             with averaged_buffers(state.backbone):
                 results = dict(self.verifier(state.backbone))
-            if state.average:
-                with state.average.in_use(), averaged_buffers(state.backbone):
-                    averaged = dict(self.verifier(state.backbone))
-                results |= {f"{name}_ema": result for name, result in averaged.items()}
         except Stopped:
             state.unverified = True
             return

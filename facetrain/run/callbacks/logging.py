@@ -18,7 +18,7 @@ from facetrain.training.step import TrainStep
 
 @dataclass
 class Logging:
-    """Reports loss, rates and loss spikes, and ends a run that diverges or whose data is too bad.
+    """Reports loss and rates, and ends a run that diverges or whose data is too bad.
 
     The host waits for the GPU here, and only here: everything that needs a value of the device is done together.
     """
@@ -59,7 +59,6 @@ class Logging:
         self.check_lock()
         # First, because it raises: a report of a network that has diverged would be recorded as one more step.
         self.step.check_divergence(state, batches)
-        self.report_spikes(state)
         state.add_skipped_images(self.loader.skipped)
         values = state.meter.report()
         values |= {
@@ -78,15 +77,6 @@ class Logging:
                 self.outputs.warn(line)
         # Last, so that the report from which the user sees what happened is written.
         self._check_skipped(state)
-
-    def report_spikes(self, state: TrainState) -> None:
-        """Report the loss spikes since the last call. Collective; waits for the device."""
-        for spike in state.spike_detector.report() if state.spike_detector else []:
-            self.outputs.warn(
-                f"loss spike at step {spike['step']}: {spike['loss']:.4g}, where the median is "
-                f"{spike['median']:.4g} (gradient norm {spike['grad_norm']:.3g}); loss_spikes.jsonl lists its images"
-            )
-            self.outputs.spikes.write(spike["step"], spike)
 
     def _check_skipped(self, state: TrainState) -> None:
         """Raise SkippedError on all ranks if all of them together have skipped too many images."""

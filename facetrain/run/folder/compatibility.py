@@ -30,7 +30,6 @@ _SHAPING_KEYS = (
 """Config keys that decide names, shapes and dtypes of the tensors in a checkpoint."""
 _MEANING_KEYS = (
     "seed",
-    "head.loss",
     "head.margin",
     "distill",
     "optim.muon",
@@ -177,7 +176,7 @@ def _differences(before: dict[str, Any], now: dict[str, Any], section: str = "")
 
 
 def _shaping_value(config: Any, key: str) -> Any:
-    """Return the value of a dotted key; the numbers of blocks that `model.layers: null` stands for."""
+    """Return the value of a dotted key; the numbers of blocks that `model.layers: null` means."""
     value = _lookup(config, key)
     if value is None and key == "model.layers":
         architecture = BACKBONES.get(str(_lookup(config, "model.backbone")))

@@ -25,7 +25,7 @@ from facetrain.checkpoint.commit import (
 )
 from facetrain.checkpoint.identity import RUN_ID_FILE
 from facetrain.distributed import collectives
-from facetrain.distributed.agreement import decide_on_leader
+from facetrain.distributed.agreement import decide_on_leader, fail_together
 from facetrain.distributed.world import World
 from facetrain.errors import RunError, UsageError
 from facetrain.files import (
@@ -36,6 +36,7 @@ from facetrain.files import (
     shell_path,
     write_atomically,
 )
+from facetrain.remote.address import without_secrets
 from facetrain.run.folder.leftovers import remove_leftovers
 from facetrain.run.folder.lock import LOCK_FILE
 
@@ -98,25 +99,31 @@ def is_restart(folder: Path, world: World) -> bool:
     return bool(collectives.broadcast_json(_was_used_by(folder, launchers_of(world))))
 
 
-def prepare_checkpoints(world: World, folder: Path, *, is_new_run: bool) -> None:
+def was_restarted(folder: Path, world: World, launchers: list[str]) -> bool:
+    """Return whether the folder that this host sees has checkpoints of this job, which has started again."""
+    has_run = bool(complete_steps(folder / CHECKPOINTS))
+    return has_run and (world.restarts > 0 or _was_used_by(folder, launchers))
+
+
+def prepare_checkpoints(world: World, folder: Path, *, is_new_run: bool, is_owner: bool) -> None:
     """Clean up after a killed process, before a checkpoint is opened. Only with the lock of the folder. Collective.
+
+    `is_owner` says whether this rank writes the folder.
 
     Raises:
         UsageError: a new run is to begin in a folder that has checkpoints.
     """
-
-    def prepare() -> None:
-        if is_new_run and complete_steps(folder / CHECKPOINTS):
+    with fail_together(world):
+        if is_owner and is_new_run and complete_steps(folder / CHECKPOINTS):
             raise _existing_run(folder)
-        with os_errors_as(RunError, folder):
-            remove_unfinished(folder / CHECKPOINTS)
-            remove_leftovers(folder)
-
-    decide_on_leader(world, prepare)
+        if is_owner:
+            with os_errors_as(RunError, folder):
+                remove_unfinished(folder / CHECKPOINTS)
+                remove_leftovers(folder)
 
 
 def write_run_files(folder: Path, world: World, config_text: str, run_id: str, *, execution: str) -> None:
-    """Write the run id, the config and a description of the environment. To be called by the leader only.
+    """Write the run id, the config and a description of the environment. For the owner of the folder only.
 
     `execution` says how training runs the network.
 
@@ -222,7 +229,7 @@ def _environment(folder: Path, world: World) -> dict[str, Any]:
         "packages": package_versions(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "command": sys.argv[1:],
+        "command": [without_secrets(argument) for argument in sys.argv[1:]],
         "world_size": world.size,
         "device": f"{world.device.type} {device}".strip(),
         "threads": torch.get_num_threads(),

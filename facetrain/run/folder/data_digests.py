@@ -17,6 +17,7 @@ from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset, image_landmarks, image_places
 from facetrain.data.mixture import MixtureDataset
+from facetrain.data.remote_dataset import object_versions
 from facetrain.errors import ConfigError
 from facetrain.run.folder.compatibility import is_within
 from facetrain.training.teacher_cache import cache_digest
@@ -46,6 +47,10 @@ _INPUTS = {
         "on images with digest {before}, but they have {now} now: some have another size or place in their files; "
         "restore the dataset",
     ),
+    "objects": _Input(
+        _DATA_KEYS,
+        "on objects with digest {before}, but they have {now} now: the store has others; restore them",
+    ),
     "landmarks": _Input(
         _DATA_KEYS,
         "with landmarks with digest {before}, but those beside the dataset now have {now}; restore the landmark file",
@@ -67,9 +72,9 @@ _INPUTS = {
 def digest_inputs(config: Config, source: FaceDataset, sets: Sequence[PairSet]) -> dict[str, Any]:
     """Return the digests of what a run reads, as a checkpoint stores them.
 
-    `dataset`, `records`, `landmarks` (empty for a backbone that takes none) and `teacher_cache` (empty without one) are
-    texts. `mixture` has the path, the weight and the checksums of the lists of each dataset of a mixture; it is empty
-    for another dataset. `sets` has a text for each verification set.
+    `dataset`, `records`, `objects` (empty for data on a disk), `landmarks` (empty for a backbone that takes none) and
+    `teacher_cache` (empty without one) are texts. `mixture` has the path, the weight and the checksums of the lists of
+    each dataset of a mixture; it is empty for another dataset. `sets` has a text for each verification set.
 
     Raises:
         DataError: the cache of the teacher cannot be read.
@@ -78,6 +83,7 @@ def digest_inputs(config: Config, source: FaceDataset, sets: Sequence[PairSet]) 
     return {
         "dataset": digest_labels(source),
         "records": digest_records(source),
+        "objects": digest_objects(source),
         "landmarks": digest_landmarks(source) if takes_landmarks(config.model.backbone) else "",
         "mixture": source.entries if isinstance(source, MixtureDataset) else [],
         "sets": {pairs.name: digest_set(pairs) for pairs in sets},
@@ -112,6 +118,12 @@ def digest_records(source: FaceDataset) -> str:
             return ""
         digest.update(np.ascontiguousarray(place_N2, "<i8").tobytes())
     return digest.hexdigest()[:32]
+
+
+def digest_objects(source: FaceDataset) -> str:
+    """Return a digest of the addresses and versions of a dataset's objects in a store; empty if it has none."""
+    versions = object_versions(source)
+    return hashlib.sha256(json.dumps(versions).encode()).hexdigest()[:32] if versions else ""
 
 
 def digest_landmarks(source: FaceDataset) -> str:

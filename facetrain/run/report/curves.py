@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from facetrain.run.lr_range_test import RangeTest
-from facetrain.telemetry.jsonl import read_jsonl
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,11 +15,6 @@ _LABELS = {"loss": "loss", "lr": "learning rate", "images_per_s": "images per se
 _ACCURACY = "accuracy"
 """Panel of the accuracies of all verification sets."""
 PANELS = ("loss", _ACCURACY, "lr", "images_per_s")
-
-
-def plot_curves(metrics: Path, output: Path) -> None:
-    """Plot the loss and the accuracies of a metrics.jsonl as a PNG file, with the name of its folder as the title."""
-    draw_curves(read_jsonl(metrics), metrics.resolve().parent.name, PANELS[:2]).savefig(output)
 
 
 def draw_curves(

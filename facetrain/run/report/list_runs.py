@@ -14,7 +14,7 @@ from facetrain.telemetry.log import warn
 
 
 class ListedRun(RunState, frozen=True):
-    """Run of a list: its state, and what its other files tell."""
+    """Run of a list: its state, and what its other files contain."""
 
     folder: str
     step: int

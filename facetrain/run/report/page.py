@@ -19,10 +19,9 @@ from facetrain.html_page import data_table, details_table, escape, html_page, im
 from facetrain.run.folder.create import recorded_environment
 from facetrain.run.folder.run_state import RUNNING, RunState, read_state
 from facetrain.run.lr_range_test import RangeTest
-from facetrain.run.outputs import AUGMENTED_FILE, PAIRS_FILE, SKIPPED_FILE, SPIKES_FILE
+from facetrain.run.outputs import AUGMENTED_FILE, PAIRS_FILE, SKIPPED_FILE
 from facetrain.run.report.curves import PANELS, draw_curves, draw_range_test
 from facetrain.run.report.list_runs import best_accuracies, formatted, is_run, read_metrics
-from facetrain.telemetry.jsonl import read_jsonl
 from facetrain.telemetry.mlflow import flatten
 from facetrain.verify.output.hardest_pairs import VerifiedPairs, pairs_html
 
@@ -30,7 +29,7 @@ _REFRESH_S = 30
 """Seconds after which a browser reads the page of a run that trains again."""
 _JPEG_QUALITY = 88
 _MAX_LINES = 100
-"""Skipped images, warnings and loss spikes that the page lists of each kind."""
+"""Skipped images and warnings that the page lists of each kind."""
 
 
 def write_run_report(folder: Path, output: Path) -> None:
@@ -64,7 +63,6 @@ def run_sections(folder: Path) -> Iterator[str]:
     yield from _speed(records)
     yield "<h2>Config</h2>"
     yield from _config_differences(folder)
-    yield from _spikes(folder)
     yield from _listed("Skipped images", _lines(folder / SKIPPED_FILE))
     yield from _listed("Warnings", [line for line in _lines(folder / "log.txt") if " WARNING " in line])
     yield f"<h2>Starts</h2><p>{max(len(state.starts) - 1, 0)} resumes and restarts</p>"
@@ -168,15 +166,6 @@ def _speed(records: list[dict[str, Any]]) -> Iterator[str]:
                 ("peak memory of rank 0", f"{max(numbers('peak_memory_gib'), default=0.0):.2f} GiB"),
             ]
         )
-
-
-def _spikes(folder: Path) -> Iterator[str]:
-    path, names = folder / SPIKES_FILE, ("step", "epoch", "loss", "median", "grad_norm")
-    spikes = read_jsonl(path) if path.is_file() else []
-    yield from _counted("Loss spikes", len(spikes))
-    if spikes:
-        rows = [[formatted(spike.get(name), ".4g") for name in names] for spike in spikes[-_MAX_LINES:]]
-        yield data_table(names, rows)
 
 
 def _listed(title: str, lines: list[str]) -> Iterator[str]:

@@ -14,8 +14,6 @@ COUNTS = {
     "probes",
     "mated",
     "searches",
-    "distractors",
-    "excluded_images",
 }
 """Metrics that are the size of a set, not a property of the model."""
 _NOT_PERCENT = {"threshold", "xnorm", "auc"}

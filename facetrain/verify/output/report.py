@@ -48,7 +48,7 @@ def require_report(folder: Path) -> None:
         if folder.exists() and not folder.is_dir():
             raise UsageError(f"{folder}: the report needs a folder, this is a file; name another path")
         present = next((parent for parent in (folder, *folder.parents) if parent.exists()), folder)
-        # The flags of a folder do not tell: /proc and some network disks refuse writes that they allow. Not the
+        # The flags of a folder do not show this: /proc and some network disks refuse writes that they allow. Not the
         # folder itself is created, because several ranks check at once.
         with tempfile.TemporaryDirectory(prefix=".facetrain-", dir=present):
             pass

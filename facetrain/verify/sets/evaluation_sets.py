@@ -6,23 +6,27 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from facetrain.data.formats.pair_archives import SUFFIXES, is_pair_archive
+from facetrain.data.formats.pair_archives import SUFFIXES
 from facetrain.errors import PairsError
+from facetrain.remote.address import is_remote
+from facetrain.remote.download import local_path
 from facetrain.verify.sets.ijb import IjbSet, open_ijb
 from facetrain.verify.sets.pair_set import PairSet, load_pair_set, require_distinct_names
-from facetrain.verify.sets.search_sets import DistractorSet, SearchSet, open_megaface, open_tinyface
+from facetrain.verify.sets.search_sets import SearchSet, open_tinyface
 
-EvaluationSet = PairSet | IjbSet | SearchSet | DistractorSet
+EvaluationSet = PairSet | IjbSet | SearchSet
 
 
 def open_evaluation_set(target: str, folder: Path) -> EvaluationSet:
-    """Open a set of pairs in any form of `pair_archives`, or a folder in the layout of IJB, TinyFace or MegaFace.
+    """Open a set of pairs in any form of `pair_archives`, or a folder in the layout of IJB or TinyFace.
 
     `target` is a path, or a name in `folder`; for folders the name in upper case is tried too.
 
     Raises:
         PairsError: there is no such set, or it does not have the layout of its protocol.
     """
+    if is_remote(target):
+        target = str(local_path(target))
     # A name prefers the file of the data folder: a folder ./lfw of images must not hide lfw.bin.
     is_file_name = Path(target).name == target and any(
         (folder / f"{target}{suffix}").is_file() for suffix in SUFFIXES
@@ -33,16 +37,14 @@ def open_evaluation_set(target: str, folder: Path) -> EvaluationSet:
         if path.name in ("", ".."):  # a set has the name of its folder, also of the current one, "."
             path = Path(os.path.abspath(path))
         name = path.name.lower()
-        if is_pair_archive(path):
-            return load_pair_set(path.name, path.parent)
-        for open_layout in (open_ijb, open_tinyface, open_megaface):
+        for open_layout in (open_ijb, open_tinyface):
             found = open_layout(path, name)
             if found is not None:
                 return found
         raise PairsError(
             f"{path}: unknown layout of an evaluation set; expected IJB (meta/ with lists), TinyFace "
-            "(Gallery_Match/, Probe/), MegaFace (probes/, distractors/) or a prepared set of pairs, see "
-            "docs/evaluation.md. To evaluate a pair list and its images, run `facetrain data pairs` first"
+            "(Gallery_Match/, Probe/), see docs/evaluation.md. To evaluate a pair list and "
+            "its images, run `facetrain data pairs` first"
         )
     return load_pair_set(target, folder)
 

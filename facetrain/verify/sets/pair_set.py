@@ -18,6 +18,8 @@ from facetrain.data.formats.pair_archives import (
 )
 from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.errors import PairsError
+from facetrain.remote.address import is_remote
+from facetrain.remote.download import local_path
 from facetrain.verify.sets.known_subjects import known_subjects
 from facetrain.verify.sets.subjects import connected_subjects
 
@@ -49,8 +51,8 @@ def load_pair_set(target: str, folder: Path) -> PairSet:
         PairsError: the set does not exist (the message lists the sets of the folder), cannot be read, or its table of
             subjects does not belong to it.
     """
-    path = Path(target)
-    if path.suffix not in SUFFIXES and not (path.is_dir() and is_pair_archive(path)):
+    path = local_path(target) if is_remote(target) else Path(target)
+    if path.suffix not in SUFFIXES:
         # The name with .bin is for the message, if there is no such set.
         path = find_pair_archive(target, folder) or folder / f"{target}.bin"
     if not is_pair_archive(path):
@@ -59,7 +61,9 @@ def load_pair_set(target: str, folder: Path) -> PairSet:
             if path.parent.is_dir()
             else []
         )
-        hint = f"there are {', '.join(names)}" if names else f"{path.parent} has no .bin files"
+        hint = (
+            f"there are {', '.join(names)}" if names else f"{path.parent.absolute()} has no verification sets"
+        )
         raise PairsError(f"{path}: no such verification set; {hint}")
     images, same = read_pair_archive(path)
     groups = groups_path(path)
@@ -93,7 +97,7 @@ def require_distinct_names(names: list[str]) -> None:
 
 
 def known_or_inferred_subjects(pairs: PairSet) -> np.ndarray:
-    """Return the subject id of every image, int (N,): the ids of the set, or what its pairs tell.
+    """Return the subject id of every image, int (N,): the ids of the set, or what its pairs imply.
 
     Without ids, images with equal bytes are one image, and genuine pairs connect images of one subject.
     """

@@ -1,18 +1,14 @@
-"""Evaluation sets for identification: TinyFace, and MegaFace's probes and distractors.
+"""Evaluation set for identification: TinyFace.
 
 Gallery_Match/  Gallery_Distractor/  Probe/                 TinyFace's Testing_Set, original or aligned images
 gallery_match_img_ID_pairs.mat  probe_img_ID_pairs.mat      subject lists, in that folder or its parent; without
 them, `7_2.jpg` is an image of subject 7
-
-probes/NAME/*.jpg            distractors/**/*.jpg           MegaFace, under these names or the original ones:
-facescrub_images/NAME/*.jpg  megaface_images/**/*.jpg
-facescrub_noises.txt         megaface_noises.txt            InsightFace's noise lists: images to exclude
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,11 +20,8 @@ from facetrain.errors import PairsError
 from facetrain.files import error_reason
 from facetrain.verify.sets.lazy_files import lazy_files
 
-_MEGAFACE_FOLDERS = (("probes", "distractors"), ("facescrub_images", "megaface_images"))
 _SUBJECT_NUMBER = re.compile(r"[0-9]{1,18}")
 """Number of a subject at the beginning of a file name of TinyFace."""
-_NOISE_LIST_FOLDERS = 2
-"""Folders above an image that a noise list may name: MegaFace has images of one name in several folders."""
 
 
 @dataclass(frozen=True)
@@ -42,19 +35,6 @@ class SearchSet:
     gallery: Sequence[bytes]
     gallery_subject: np.ndarray
     """Subject id of each gallery image; −1 for a distractor: matches no probe."""
-
-
-@dataclass(frozen=True)
-class DistractorSet:
-    """Several images of each person, and distractors among which a person's images are searched."""
-
-    name: str
-    probes: Sequence[bytes]
-    subject: np.ndarray
-    """Subject id of each probe, int from 0 without gaps."""
-    distractors: Sequence[bytes]
-    excluded_images: int = 0
-    """Number of probes and distractors that the noise lists exclude."""
 
 
 def open_tinyface(folder: Path, name: str) -> SearchSet | None:
@@ -82,41 +62,13 @@ def open_tinyface(folder: Path, name: str) -> SearchSet | None:
     )
 
 
-def open_megaface(folder: Path, name: str) -> DistractorSet | None:
-    """List the probes, one folder per person, and the distractors of MegaFace, without the images on noise lists.
-
-    Return None for a folder of another layout.
-
-    Raises:
-        PairsError: no person has two images, there are no distractors, or a noise list cannot be read.
-    """
-    names = next((both for both in _MEGAFACE_FOLDERS if _has(folder, *both)), None)
-    if names is None:
-        return None
-    listed = [_images(folder / part) for part in names]
-    lists = (folder / f"{part}_noises.txt" for part in ("facescrub", "megaface"))
-    probes, distractors = (
-        exclude_listed(images, read_noise_list(path)) for images, path in zip(listed, lists, strict=True)
-    )
-    excluded = sum(map(len, listed)) - len(probes) - len(distractors)
-    subject = dense_ids([path.relative_to(folder / names[0]).parts[0] for path in probes])
-    # `rank1@1000` uses the first 1000 distractors: a fixed shuffle makes them a random sample, the same each time.
-    np.random.default_rng(0).shuffle(distractors)
-    if not distractors or len(probes) < 2 or np.bincount(subject).max() < 2:
-        raise PairsError(
-            f"{folder}: found {len(probes):,} probes and {len(distractors):,} distractors; at least one person "
-            "must have two images in a folder of the same name, and there must be a distractor"
-        )
-    return DistractorSet(name, lazy_files(probes), subject, lazy_files(distractors), excluded)
-
-
 def _has(root: Path, *folders: str) -> bool:
     return all((root / folder).is_dir() for folder in folders)
 
 
 def _images(folder: Path) -> list[Path]:
     """Return the images in a folder and the folders inside it, without hidden ones."""
-    # Sorted: file systems list in any order, and the shuffle of the distractors must always give the same one.
+    # Sorted: file systems list in any order.
     return sorted(
         path
         for path in folder.rglob("*")
@@ -163,35 +115,3 @@ def _read_subject_list(path: Path, key: str) -> tuple[list[str], list[int]]:
             f"{path}: {len(names):,} file names and {len(subjects):,} subject numbers, or a name with a folder"
         )
     return names, subjects
-
-
-def read_noise_list(path: Path) -> set[str]:
-    """Return the image names of a noise list, in the normal form of `exclude_listed`; empty if there is no file.
-
-    Lines that begin with # are comments. Of a line with tabs, the second column is the name.
-
-    Raises:
-        PairsError: the file cannot be read as UTF-8 text.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    except (OSError, UnicodeDecodeError) as error:
-        raise PairsError(f"{path}: cannot read the noise list: {error_reason(error)}") from error
-    columns = [line.split("\t") for line in lines if line.strip() and not line.startswith("#")]
-    return {_normal_name((column[1] if len(column) > 1 else column[0]).strip()) for column in columns}
-
-
-def exclude_listed(images: Iterable[Path], listed: set[str]) -> list[Path]:
-    """Return the images that a noise list does not name, either by file name or with the two folders above it."""
-    return [
-        path
-        for path in images
-        if not listed
-        & {_normal_name(path.name), _normal_name("/".join(path.parts[-1 - _NOISE_LIST_FOLDERS :]))}
-    ]
-
-
-def _normal_name(name: str) -> str:
-    """Remove the suffix, blanks and underscores of a file name."""
-    # Alignment tools change the suffix, and FaceScrub exists with blanks and with underscores in its names.
-    return re.sub(r"\.[A-Za-z]+$|[ _]", "", name)

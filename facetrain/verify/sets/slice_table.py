@@ -62,7 +62,7 @@ def read_slice_table(path: Path, same_P: np.ndarray) -> SliceTable:
     columns = {name: slice_values(values) for name, values in texts.items()}
     if rows == 2 * pairs:
         # After the quartiles, which are of all images and not of pairs.
-        columns = {name: pair_values(value[0::2], value[1::2]) for name, value in columns.items()}
+        columns = {name: _pair_values(value[0::2], value[1::2]) for name, value in columns.items()}
     return SliceTable(columns, None if subject is None else _subject_ids(path, subject, same_P), quality)
 
 
@@ -116,7 +116,7 @@ def _numbers(values: list[str]) -> np.ndarray | None:
     return None if np.isinf(number_P).any() else number_P
 
 
-def pair_values(first_P: np.ndarray, second_P: np.ndarray) -> np.ndarray:
+def _pair_values(first_P: np.ndarray, second_P: np.ndarray) -> np.ndarray:
     """Return the common value of both images, or `a / b` in alphabetical order: Python objects (P,)."""
     low, high = np.where(first_P < second_P, (first_P, second_P), (second_P, first_P))
     return np.where(low == high, low, low + " / " + high)

@@ -11,10 +11,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from facetrain.backbone.iresnet import IResNet
+from facetrain.backbone.kernels import launch
 from facetrain.backbone.prelu import use_torch_backward
 from facetrain.backbone.registry import IRESNET_LAYERS
 from facetrain.plan.memory_traffic import MemoryTraffic
 from facetrain.torch_private import LiveBytes
+from facetrain.training.kernel_self_test import _images_for
 from tests.support.command import ROOT, environment, printed_by
 
 triton = pytest.importorskip("triton", reason="Triton is not installed: its kernels are not used either")
@@ -44,7 +46,7 @@ SELF_TEST = """
 import torch, facetrain.head.margin_head as head
 from facetrain.training.kernel_self_test import check_head, check_trunk
 cpu = torch.device("cpu")
-head.fused_chunks_available = lambda _, margin, loss, sub_centers, dtype: dtype is not None and sub_centers == 1
+head.fused_chunks_available = lambda _, margin, sub_centers, dtype: dtype is not None and sub_centers == 1
 head.one_pass_available = lambda *_: True
 print([check_trunk(cpu, torch.float16), check_head(cpu, torch.float16)])
 """
@@ -58,6 +60,15 @@ def test_the_self_test_passes():
         env=environment(TRITON_INTERPRET="1"), cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert done.stdout == "['', '']\n", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("number", [20, 72, 108, 132, 148, 188])
+def test_each_program_of_the_self_test_has_several_tiles_on_gpus_of_any_size(number, monkeypatch):
+    monkeypatch.setattr(launch, "multiprocessors", lambda device: number)
+    # What the second stage reads, whose programs are the most, because all channels are in one tile.
+    x = torch.empty(_images_for(number), 64, 56, 56, device="meta").to(memory_format=torch.channels_last)
+    rows, _ = launch.size_of(x)
+    assert rows > max(40_000, launch.programs_along_rows(x) * launch.BLOCK_ROWS)
 
 
 @pytest.mark.slow

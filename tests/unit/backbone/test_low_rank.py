@@ -120,7 +120,7 @@ def tuned(dataset, tmp_path_factory):  # noqa: F811
     text = (
         f"data: {{train: {dataset}/data, image_size: 32, workers: 0}}\n"
         "model: {backbone: iresnet, layers: [1, 1, 1, 1], widths: [4, 4, 4, 4], embedding_size: 8MORE}\n"
-        "optim: {lr: 0.05, ema: 0.7}\n"
+        "optim: {lr: 0.05}\n"
         "train: {global_batch_size: 24, max_steps: 4, precision: fp32, device: cpu}\n"
         "checkpoint: {every_steps: 2}\neval: {targets: []}\nlog: {tensorboard: false, report: false}\n"
     )
@@ -145,23 +145,18 @@ def test_a_run_trains_the_adapters_alone_and_exports_merged_weights(tuned, capsy
     assert "with adapters of rank 2 (" in (folder / "tuned" / "log.txt").read_text()
 
 
-@pytest.mark.parametrize("average", [False, True])
-def test_a_checkpoint_with_adapters_opens_as_the_model_file_of_its_run(tuned, average):
+def test_a_checkpoint_with_adapters_opens_as_the_model_file_of_its_run(tuned):
     folder = tuned[0] / "tuned"
-    file = load_file(folder / ("model_ema.safetensors" if average else "model.safetensors"))
-    opened = open_model(folder / "checkpoints" / "step_00000004", CPU, average=average).network.state_dict()
+    file = load_file(folder / "model.safetensors")
+    opened = open_model(folder / "checkpoints" / "step_00000004", CPU).network.state_dict()
     assert file.keys() == opened.keys() and all(torch.equal(file[name], opened[name]) for name in file)
 
 
 def test_adapters_resume_bit_for_bit_and_their_checkpoint_can_be_fine_tuned(tuned, tmp_path):
     folder, config = tuned
-    expected = {
-        name: (folder / "tuned" / name).read_bytes()
-        for name in ("model.safetensors", "model_ema.safetensors")
-    }
+    expected = (folder / "tuned" / "model.safetensors").read_bytes()
     assert training.resume(config, folder / "tuned", 2) == 0
-    for name, content in expected.items():
-        assert (folder / "tuned" / name).read_bytes() == content
+    assert (folder / "tuned" / "model.safetensors").read_bytes() == expected
     text = (
         (folder / "tuned.yaml")
         .read_text()

@@ -5,10 +5,13 @@ import os
 import subprocess
 import sys
 import zipfile
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from benchmarks.gpu_session import wheels
+from benchmarks.gpu_session import expected, memory, oracles, wheels
 from benchmarks.gpu_session.jobs import GROUPS, Job, list_jobs
 from benchmarks.gpu_session.memory import largest_that_fits
 from benchmarks.gpu_session.page import write_page
@@ -161,6 +164,19 @@ def test_the_largest_number_that_fits_is_found_near_the_planned_one():
     assert largest_that_fits(1_000_000, lambda number: False) == 0
 
 
+def test_the_peak_of_memory_is_of_the_steps_after_the_first_one(monkeypatch):
+    world, events = SimpleNamespace(device=torch.device("cuda", 0)), []
+    run = SimpleNamespace(take_steps=lambda batches: events.append(len(list(batches))))
+    monkeypatch.setattr(memory, "join", lambda *_, **__: nullcontext(world))
+    monkeypatch.setattr(memory, "build_run", lambda *_: run)
+    monkeypatch.setattr(memory, "repeated_batch", lambda *_: iter(range(9)))
+    monkeypatch.setattr(memory, "synchronize", lambda device: None)
+    monkeypatch.setattr(memory, "peak_gib", lambda device: 2.5)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: events.append("reset"))
+    assert memory._take_steps(expected.run_config({}, "cuda"), 1000, None) == 2.5
+    assert events == [1, "reset", 3]
+
+
 def test_wheels_are_unpacked_without_pip_and_those_of_another_python_are_refused(tmp_path):
     folder = tmp_path / "wheels"
     folder.mkdir()
@@ -193,3 +209,25 @@ def test_the_script_needs_only_the_standard_library_to_list_its_jobs(tmp_path):
     assert done.returncode == 0, done.stderr
     names = done.stdout.splitlines()
     assert names[0] == "self-test bf16" and names[-1].startswith("tests/gpu/test_")
+
+
+@pytest.mark.parametrize(
+    ("errors", "fails"),
+    [
+        ({"error": 1e-6, "different": 0.2, "changes_others": False}, False),
+        ({"error": 1e-6, "different": 0.0, "changes_others": True}, True),
+        ({"error": 0.2, "different": 0.0, "changes_others": False}, True),
+        ([5.0, 5.01], False),
+        ([5.0, 5.1], True),
+        ({"fused": 2.0, "plain": 0.2}, True),
+    ],
+)
+def test_kernels_fail_by_their_errors_and_by_what_they_may_not_change(monkeypatch, errors, fails):
+    errors = (
+        {"plain": {"fused": 0.01, "plain": 0.01}, "case": errors} if "fused" in errors else {"case": errors}
+    )
+    done = SimpleNamespace(returncode=0, stdout=json.dumps({"kernels": errors}))
+    monkeypatch.setattr("benchmarks.gpu_session.oracles.subprocess.run", lambda *args, **options: done)
+    failures = []
+    rows = list(oracles.compare_kernels("cpu", "tests.support.kernels", failures))
+    assert rows and bool(failures) == fails

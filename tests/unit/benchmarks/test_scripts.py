@@ -19,7 +19,7 @@ from tests.support.command import ROOT, environment
 def test_each_format_is_read_into_batches_and_compared_with_the_decoder():
     report = measure_formats(images=4, rounds=1)
     formats = {name: row for name, row in report.items() if name not in ("cv2.imdecode", "zlib")}
-    assert {"recordio", "image folder", "zip, stored", "tfrecord", "webdataset"} <= formats.keys()
+    assert {"recordio", "image folder", "zip, stored", "webdataset"} <= formats.keys()
     decoder, zlib = report["cv2.imdecode"]["microseconds"], report["zlib"]["microseconds"]
     for row in formats.values():
         assert row["share_of_decoder"] == pytest.approx(decoder / row["microseconds"])

@@ -11,7 +11,7 @@ from facetrain.data.dataset_card import (
 from facetrain.data.synthetic.dataset_writer import write_synthetic
 from facetrain.data.tools import pack as pack_tool
 from facetrain.data.tools.check import check
-from facetrain.data.tools.options import SubsetOptions, SyntheticFaces
+from facetrain.data.tools.options import SyntheticFaces
 from facetrain.errors import DataError
 from tests.support.command import ROOT
 from tests.support.datasets import write_records
@@ -89,18 +89,17 @@ def _cards_of(folder):
 def test_every_tool_that_writes_a_dataset_carries_origin_and_license(tmp_path):
     source = write_records(tmp_path / "in", [0, 0, 1, 1, 2, 2], size=112)
     (source / "dataset_card.yaml").write_text(_CARD)
-    helpers.subset(source, tmp_path / "subset", SubsetOptions(identities=2))
     helpers.shuffle(source, tmp_path / "shuffled")
     helpers.split(source, tmp_path / "split", validation=0.34)
     helpers.convert(source, tmp_path / "unpacked", "folder")
     check(source, repair=tmp_path / "repaired")
     helpers.write_cleaned(source, np.array([0, 0, 0, 0, -1, 1]), tmp_path / "cleaned")
-    expected = {"subset": (2, 4), "shuffled": (3, 6), "split/train": (2, 4), "split/validation": (1, 2),
+    expected = {"shuffled": (3, 6), "split/train": (2, 4), "split/validation": (1, 2),
                 "unpacked": (3, 6), "repaired": (3, 6), "cleaned": (2, 5)}  # fmt: skip
     for name, size in expected.items():
         assert _cards_of(tmp_path / name) == [("HSFace10k", "non-commercial research", *size)], name
-    digests = [read_card(tmp_path / name).digest for name in ("subset", "shuffled", "repaired", "cleaned")]
-    assert len(set(digests)) == 4 and all(digest.startswith("sha256:") for digest in digests)
+    digests = [read_card(tmp_path / name).digest for name in ("shuffled", "repaired", "cleaned")]
+    assert len(set(digests)) == 3 and all(digest.startswith("sha256:") for digest in digests)
 
 
 def test_a_merge_lists_the_cards_of_its_sources_and_so_do_copies_of_it(tmp_path):
@@ -108,8 +107,8 @@ def test_a_merge_lists_the_cards_of_its_sources_and_so_do_copies_of_it(tmp_path)
     (sources[0] / "dataset_card.yaml").write_text(_CARD)
     helpers.merge(sources, tmp_path / "merged")
     helpers.convert(tmp_path / "merged", tmp_path / "copy.zip", "zip")
-    helpers.subset(tmp_path / "copy.zip", tmp_path / "subset", SubsetOptions(identities=3))
-    for name in ("merged", "copy.zip", "subset"):
+    helpers.shuffle(tmp_path / "copy.zip", tmp_path / "shuffled")
+    for name in ("merged", "copy.zip", "shuffled"):
         names = [(card.name, card.license) for card in read_cards(tmp_path / name)]
         assert names == [("HSFace10k", "non-commercial research"), ("b", "unknown")], name
 

@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from facetrain.data.dataset import SubsetDataset
+from facetrain.data.dataset import SubsetDataset, identity_name
 from facetrain.data.loading.sampler import MixtureSampler, SampleOrder, build_sampler, epoch_size
 from facetrain.data.mixture import DatasetHead, MixtureDataset
 from facetrain.data.open_dataset import open_dataset
@@ -199,3 +199,15 @@ def test_a_mixture_has_a_head_per_dataset_on_request(tmp_path):
 def test_wrong_heads_of_a_mixture_are_errors(tmp_path, text, message):
     with pytest.raises(DataError, match=message):
         open_dataset(mixture(tmp_path, text))
+
+
+def test_the_name_of_an_identity_without_a_name_is_its_label_in_the_mixture(tmp_path):
+    for name, identities in (("five", 5), ("filtered", 20)):
+        write_records(tmp_path / name, range(identities))
+    (tmp_path / "named" / "007").mkdir(parents=True)
+    (tmp_path / "named" / "007" / "1.png").write_bytes(encoded_image(0))
+    (tmp_path / "keep.txt").write_text("\n".join(map(str, range(9, 20))))
+    entries = ["five", "filtered\n    identities: keep.txt", "named"]
+    (tmp_path / "mix.yaml").write_text("datasets:\n" + "".join(f"  - path: {entry}\n" for entry in entries))
+    source = open_dataset(tmp_path / "mix.yaml")
+    assert [identity_name(source, label) for label in range(17)] == [*map(str, range(16)), "007"]

@@ -13,10 +13,11 @@ def test_a_preset_without_its_dataset_says_where_to_get_it_and_how_to_give_anoth
     with pytest.raises(DataError) as refused:
         open_data(load_config(ROOT / "configs" / "glint360k.yaml"))
     assert str(refused.value) == (
-        "data/glint360k: no such folder or file; download Glint360K from "
-        "https://github.com/deepinsight/insightface/tree/master/recognition/partial_fc and put it there, or give "
-        "another dataset: facetrain train --data FOLDER, for other commands --set data.train=FOLDER --set "
-        "data.num_classes=null --set data.num_images=null"
+        "data/glint360k: no such folder or file; get Glint360K from "
+        "https://github.com/deepinsight/insightface/tree/master/recognition/partial_fc (partly made from "
+        "MS-Celeb-1M, which Microsoft withdrew in 2019) and put it there; the nearest that can be had: facetrain get "
+        "hsface10k, or give another dataset: facetrain train --data FOLDER, for other commands --set "
+        "data.train=FOLDER --set data.num_classes=null --set data.num_images=null"
     )
 
 

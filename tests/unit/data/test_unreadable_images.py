@@ -10,7 +10,7 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.options import PackOptions
 from facetrain.data.tools.pack import pack
 from facetrain.errors import ImageError, UnreadableError
-from tests.support.datasets import encoded_image, tf_example, tf_record, write_records
+from tests.support.datasets import write_records
 from tests.unit.data.tools.helpers import convert
 
 COUNT = 6
@@ -26,12 +26,6 @@ def write_list(folder):
     files = sorted(path.relative_to(folder) for path in write_folder(folder).rglob("*.png"))
     (folder / "list.txt").write_text("".join(f"{file}\t{file.parent.name}\n" for file in files))
     return folder / "list.txt"
-
-
-def write_tfrecords(folder):
-    messages = [tf_example(image=encoded_image(n), label=n % 3) for n in range(COUNT)]
-    (folder / "a.tfrecord").write_bytes(b"".join(map(tf_record, messages)))
-    return folder
 
 
 def converted(to, name):
@@ -54,10 +48,9 @@ def dangle(path, source):
 
 def flip(path, source):
     """Change one byte of the last image."""
-    file = path if path.is_file() else path / "a.tfrecord"
-    data = bytearray(file.read_bytes())
+    data = bytearray(path.read_bytes())
     data[data.rindex(b"IEND") - 30] ^= 1
-    file.write_bytes(data)
+    path.write_bytes(data)
 
 
 def truncate(path, source):
@@ -69,7 +62,6 @@ def truncate(path, source):
 LISTED = {
     "folder": (write_folder, dangle),
     "list": (write_list, remove),
-    "tfrecord": (write_tfrecords, flip),
     "zip": (converted("zip", "a.zip"), flip),
 }
 """Formats whose damaged dataset can be opened again."""

@@ -40,6 +40,6 @@ def refused_by_the_gpu():
 @pytest.mark.parametrize("fail", [refused_by_the_gpu, lambda: torch.empty(10**15), lambda: bytes(1 << 60)])
 def test_too_little_memory_is_an_error_of_the_run_with_advice(fail):
     world = World(rank=3, local_rank=0, size=1, local_size=1, device=torch.device("cpu"))
-    message = "rank 3: too little memory .*; `facetrain plan` names"
+    message = "rank 3: too little memory .*; `facetrain plan` lists"
     with pytest.raises(RunError, match=message), explain_failures(world, 60):
         fail()

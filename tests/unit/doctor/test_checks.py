@@ -72,7 +72,7 @@ def test_a_disk_with_enough_space_is_measured_and_a_full_one_is_a_failure(tmp_pa
             "disk", check_disk, tmp_path / "disk", config, checkpoint_bytes=300 << 20, steps=9
         )
     assert few.status == "warning" and "4 checkpoints" in few.message and "checkpoint.keep" in few.message
-    assert full.status == "failure" and "a checkpoint takes 0.315 GB" in full.message
+    assert full.status == "failure" and "a checkpoint takes 314.6 MB" in full.message
 
 
 def test_a_good_dataset_passes(tmp_path):

@@ -9,14 +9,13 @@ import torch
 from facetrain.backbone.zoo import build_backbone
 from facetrain.data.dataset import image_name
 from facetrain.data.formats.bin import read_bin
-from facetrain.data.images.color import encoded_color
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.settings import DataSettings
 from facetrain.data.synthetic.render import render_jpeg
 from facetrain.doctor import input_normalization
 from facetrain.doctor.dataset import check_dataset
-from facetrain.doctor.image_sample import draw_sample
+from facetrain.doctor.image_sample import draw_sample, encoded_color
 from facetrain.doctor.input_normalization import check_normalization
 from facetrain.doctor.run_checks import check_learning_rate
 from facetrain.doctor.silent_errors import check_alignment, check_images

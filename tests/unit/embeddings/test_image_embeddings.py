@@ -203,24 +203,3 @@ def test_rows_larger_than_the_disk_are_refused_before_anything_is_written():
     assert rows.array().tolist() == [[1] * 5, [1] * 5, [0] * 5] and rows.array().dtype == np.float32
     with pytest.raises(DataError, match="free some space, or set TMPDIR"):
         RowFile(1 << 50).append(np.zeros((1, 64), np.float32))
-
-
-def test_an_interrupted_embedding_does_not_embed_its_finished_chunks_again(model, tmp_path, monkeypatch):
-    write_records(tmp_path / "data", [0, 0, 1, 1, 2, 2, 2])
-    monkeypatch.setattr(image_embeddings, "_CHUNK", 3)
-    reports = []
-
-    def embed(progress, output=tmp_path / "g.npz"):
-        return image_embeddings.embed_input(
-            model, tmp_path / "data", Inference("cpu"), progress=progress, output=output
-        ).embedding
-
-    def interrupt(done, count):
-        if done > 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        embed(interrupt)
-    resumed = embed(lambda done, count: reports.append(done))
-    assert reports == [6, 7]
-    np.testing.assert_allclose(resumed, embed(None, output=None), atol=1e-6)

@@ -1,4 +1,4 @@
-"""Embeddings read from their file in blocks, and the files of an interrupted embedding."""
+"""Embeddings read from their file in blocks."""
 
 import resource
 from pathlib import Path
@@ -8,7 +8,6 @@ import pytest
 
 from facetrain.embeddings import embedding_files, embedding_npz, embedding_parquet
 from facetrain.embeddings.embedding_files import Embeddings, load_embeddings, open_embeddings, save_embeddings
-from facetrain.embeddings.row_files import PartialEmbeddings, embedding_key, remove_partial_files
 from facetrain.errors import DataError
 from tests.support import bombs
 
@@ -19,17 +18,16 @@ def some(count=50, size=8):
     return Embeddings(rows, [f"ä{'x' * (n % 5)} {n // 2}.jpg" for n in range(count)], np.arange(count) - 1)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("suffix", [".npz", ".parquet"])
-def test_rows_names_and_labels_are_those_that_were_written(tmp_path, monkeypatch, suffix, dtype):
+def test_rows_names_and_labels_are_those_that_were_written(tmp_path, monkeypatch, suffix):
     if suffix == ".parquet":
         pytest.importorskip("pyarrow")
     monkeypatch.setattr(embedding_files, "_WRITE_ROWS", 7)
     path = tmp_path / f"e{suffix}"
-    save_embeddings(path, some(), dtype)
+    save_embeddings(path, some())
     found = open_embeddings(path)
     assert (found.count, found.size) == (50, 8)
-    np.testing.assert_array_equal(found.rows(3, 99), some().embedding[3:].astype(dtype).astype(np.float32))
+    np.testing.assert_array_equal(found.rows(3, 99), some().embedding[3:])
     assert list(found.name) == some().name  # some names are equal
     assert [int(found.label[n]) for n in range(50)] == some().label.tolist()
 
@@ -172,41 +170,6 @@ def test_one_row_of_equal_numbers_is_refused_before_it_is_decoded(tmp_path):
     with pytest.raises(DataError, match=r"decompresses to 400,000,000 bytes, more than"):
         load_embeddings(path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
-
-
-def test_an_interrupted_embedding_continues_after_its_last_chunk(tmp_path):
-    output, rows = tmp_path / "gallery.npz", some().embedding
-    first = PartialEmbeddings(output, "key", 50, "float16")
-    first.append(rows[:20])
-    first.append(rows[20:30])
-    again = PartialEmbeddings(output, "key", 50, "float16")
-    assert again.done == 30
-    again.append(rows[30:])
-    np.testing.assert_array_equal(again.array(), rows.astype(np.float16))
-    for other in (("other", 50, "float16"), ("key", 51, "float16"), ("key", 50, "float32")):
-        assert PartialEmbeddings(output, *other).done == 0
-    remove_partial_files(output)
-    assert not list(tmp_path.iterdir())
-
-
-def test_damaged_facts_of_an_interrupted_embedding_are_named(tmp_path):
-    PartialEmbeddings(tmp_path / "g.npz", "key", 50, "float32").append(some().embedding[:9])
-    (tmp_path / ".g.npz.partial.json").write_text("[")
-    with pytest.raises(DataError, match=r"damaged .*remove it"):
-        PartialEmbeddings(tmp_path / "g.npz", "key", 50, "float32")
-
-
-def test_the_key_of_an_embedding_changes_with_its_model_images_and_settings(tmp_path):
-    model = tmp_path / "m.safetensors"
-    model.write_bytes(b"1")
-
-    def key(images=(b"a", b"b"), labels=(0, 1), settings=None, path=Path("in")):
-        return embedding_key(model, path, images, np.array(labels), settings or {"flip": True})
-
-    first = key()
-    others = [key((b"a", b"c")), key(labels=(0, 2)), key(settings={"flip": False}), key(path=Path("out"))]
-    model.write_bytes(b"12")
-    assert len({first, *others, key()}) == 6 and key() == key()
 
 
 def test_a_changed_byte_of_an_embedding_is_found_in_the_first_pass_over_the_rows(tmp_path, monkeypatch):

@@ -38,7 +38,6 @@ def values_of(**facts):
         ({"people": 100, "images": 1400}, {"train.global_batch_size": 32, "train.epochs": 3}),
         ({"people": 9000, "images": 90_000}, {"train.global_batch_size": 128, "train.epochs": 2}),
         ({"has_gpu": False}, {"train.precision": "fp32"}),
-        ({"detail": 20}, {"data.augment": {"flip": 0.5}}),
     ],
 )
 def test_people_images_detail_and_machine_choose_the_settings(facts, expected):

@@ -90,7 +90,9 @@ def test_the_better_of_two_planted_models_is_kept(prepared, is_better, capsys):
     kept = open_model(prepared.place.model, torch.device("cpu"))
     assert bool(kept.network.features.weight.any()), "the blind network was kept"
     assert kept.metadata["thresholds"] or verdict.refused
-    assert describe(verdict, prepared)[0].startswith("kept: the average" if is_better else "kept: the first")
+    kept_line, held_out_line, others_line, *_ = describe(verdict, prepared)
+    assert kept_line.startswith("kept: the average" if is_better else "kept: the first")
+    assert ("optimistic" in held_out_line) == is_better and "optimistic" not in others_line
 
 
 def test_the_network_of_a_model_file_is_found(tmp_path):

@@ -6,10 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from facetrain.config.schema import Config
 from facetrain.distributed.world import World
-from facetrain.head.class_centers import RowTable
 from facetrain.head.class_chunk import Chunk, FusedChunk
-from facetrain.head.class_shard import ClassShard
-from facetrain.head.teacher_centers import follow_teacher
 from facetrain.run.build.head import build_head
 from facetrain.run.build.step_schedule import schedule_steps
 from tests.support.fake_gpu import GPU, fake_gpu
@@ -32,7 +29,6 @@ OPTIONS = {
     "sampled, accumulated": {"sample_rate": 0.2, "update_in_backward": False},
     "not trained": {"trained": False, "update_in_backward": False},
     "sampled, not trained": {"sample_rate": 0.2, "trained": False, "update_in_backward": False},
-    "unified": {"loss": "unified", "update_in_backward": False},
 }
 CASES = [*((name, "arcface") for name in OPTIONS), *(("softmax", margin) for margin in OTHER_MARGINS)]
 
@@ -49,17 +45,6 @@ def test_a_step_mixes_no_devices_and_never_blocks_the_host(name, margin):
         loss, gradient = head_step(head, 1)
     assert loss.device == gradient.device == GPU
     assert not gpu.faults and not gpu.waits[1] and not gpu.pageable[1]
-
-
-@pytest.mark.parametrize("labels", ["device", "host"])
-def test_centers_follow_a_teacher_on_one_device_without_blocking_the_host(labels):
-    with fake_gpu() as gpu:
-        label = (torch.arange(16) * 7 % 40).pin_memory()
-        if labels == "device":
-            label = label.to(GPU, non_blocking=True)
-        centers = RowTable(torch.empty(30, 8, device=GPU), GPU)
-        follow_teacher(centers, ClassShard(5, 35), label, torch.empty(16, 9, device=GPU))
-    assert not gpu.faults and not gpu.waits[-1]
 
 
 class Products(TorchDispatchMode):

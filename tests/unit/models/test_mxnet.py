@@ -113,3 +113,11 @@ def test_a_file_with_another_name_is_refused(tmp_path, name):
         open_model(tmp_path / name, torch.device("cpu"))
     with pytest.raises(ModelError, match="n-symbol.json: no such file"):
         open_model(tmp_path / "n-symbol.json", torch.device("cpu"))
+
+
+@pytest.mark.parametrize("op", sorted(OPERATORS))
+def test_an_operator_without_inputs_is_refused(tmp_path, op):
+    (tmp_path / "m-symbol.json").write_text(NODE % (op, "[]"))
+    (tmp_path / "m-0000.params").write_bytes(params_bytes({}))
+    with pytest.raises(ModelError, match="m-symbol.json"):
+        open_model(tmp_path / "m-symbol.json", torch.device("cpu"))

@@ -8,7 +8,6 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.config.loading import build_config
 from facetrain.errors import ConfigError
 from facetrain.optim.learning_rate import SCHEDULES, cosine_lr, one_cycle_lr, polynomial_lr
-from facetrain.optim.optimizer import parameter_groups
 from facetrain.run.build.step_schedule import schedule_steps
 from facetrain.run.build.stepper import learning_rates
 from tests.support.golden import golden_path
@@ -98,31 +97,6 @@ def test_a_rise_of_more_than_half_of_the_run_is_refused_with_the_longest_one():
         schedule_steps(config, 100, 1)
 
 
-@pytest.mark.parametrize(
-    ("name", "layers"),
-    [
-        ("r18", [["conv1.weight", "bn1.bias", "prelu.weight"], *[[f"layer{s}.{n}.conv1.weight"] for s in range(1, 5)
-         for n in range(2)], ["bn2.weight", "fc.weight", "features.bias"]]),
-        ("vit_t", [["pos_embed", "patch_embed.proj.weight"], *[[f"blocks.{n}.attn.qkv.weight", f"blocks.{n}.norm1.bias"]
-         for n in range(12)], ["norm.weight", "feature.0.weight", "feature.3.bias"]]),
-        ("mbf_small", [*[[f"layers.{n}."] for n in range(8)], ["conv_sep.", "features.layers.3.bias"]]),
-        ("resnet18", [["stem.0.weight", "stem.1.bias"], *[[f"stages.{s}.{n}."] for s in range(4) for n in range(2)],
-         ["fc.weight", "features.bias"]]),
-    ],
-)  # fmt: skip
-def test_layer_decay_gives_each_layer_the_power_of_the_layers_behind_it(name, layers):
-    with torch.device("meta"):
-        network = build_backbone(name)
-    groups = parameter_groups(network, {}, layer_decay=0.75, layer_prefixes=network.layer_prefixes())
-    factors = {id(parameter): group["lr_factor"] for group in groups for parameter in group["params"]}
-    found = {key: factors[id(p)] for key, p in network.named_parameters() if p.requires_grad}
-    assert len(groups) == len(layers)
-    for behind, starts in enumerate(reversed(layers)):
-        for start in starts:
-            matching = [factor for key, factor in found.items() if key.startswith(start)]
-            assert matching and set(matching) == {0.75**behind}, start
-
-
 @pytest.mark.parametrize("name", [name for name in BACKBONES if name not in ("iresnet", "r2060")])
 def test_the_layers_of_every_backbone_have_trained_parameters_and_leave_some_for_the_last(name):
     with torch.device("meta"):
@@ -132,13 +106,3 @@ def test_the_layers_of_every_backbone_have_trained_parameters_and_leave_some_for
     assert all(any(key.startswith(layer) for key in trained) for layer in layers)
     assert not all(key.startswith(tuple(prefix for layer in layers for prefix in layer)) for key in trained)
     assert len({prefix for layer in layers for prefix in layer}) == sum(map(len, layers))
-
-
-def test_layer_decay_multiplies_the_factors_of_prefixes_and_1_keeps_one_group():
-    with torch.device("meta"):
-        network = build_backbone("r18")
-    options = {"layer_prefixes": network.layer_prefixes()}
-    groups = parameter_groups(network, {"layer4.1.": 0.1}, layer_decay=0.5, **options)
-    assert {group["lr_factor"] for group in groups} == {0.1 * 0.5, 1.0, *(0.5**n for n in range(2, 10))}
-    (group,) = parameter_groups(network, {}, **options)
-    assert group["lr_factor"] == 1.0

@@ -4,7 +4,6 @@ import pytest
 
 from facetrain.config.loading import build_config
 from facetrain.plan import device
-from facetrain.plan.changes import cheapest_change
 from facetrain.plan.forecast import forecast
 from facetrain.plan.limits import MemoryBudget
 from facetrain.plan.speed import step_time
@@ -89,16 +88,3 @@ def test_the_limits_fit_and_slightly_more_does_not():
     assert budget.fits(config("glint360k_r50", f"train.batch_size={batch}"), 360_232)
     assert not budget.fits(config("glint360k_r50", f"train.batch_size={batch + 8}"), 360_232)
     assert budget.fits(described, identities) and not budget.fits(described, identities + 10_000)
-
-
-@pytest.mark.slow
-def test_the_cheapest_change_makes_a_run_fit_and_none_is_offered_if_none_does():
-    described = config("glint360k_r50", "train.precision=bf16")
-    budget = MemoryBudget(8, 20 * GIB)
-    change = cheapest_change(described, 29_000_000, budget)
-    assert change is not None and change.keys == {"head.momentum_dtype": "bfloat16"}
-    assert budget.fits(change.applied(described), 29_000_000)
-    far = cheapest_change(described, 200_000_000, MemoryBudget(8, 8 * GIB))
-    assert far is not None and far.keys["head.placement"] == "host"
-    assert "--set head.placement" in far.overrides()
-    assert cheapest_change(described, 1000, MemoryBudget(1, GIB // 2)) is None

@@ -41,7 +41,8 @@ def test_the_centers_of_a_teacher_have_no_expectations(monkeypatch):
     cost = type("Cost", (), {"embedding_size": 8})()
     monkeypatch.setattr("facetrain.plan.forecast.teacher_cost", lambda *_: cost)
     described = small_config(
-        head={"expectations": "moving"}, distill={"teacher": "t.safetensors", "loss": "adaptive_centers"}
+        head={"expectations": "moving"},
+        distill={"teacher": "t.safetensors", "cache": "c.safetensors", "loss": "fixed_centers"},
     )
     trained = head_load(described, CLASSES, 1, 4)
     centers, _ = table_bytes(trained)

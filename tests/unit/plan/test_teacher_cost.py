@@ -1,4 +1,4 @@
-"""Forecast of teachers, frozen parts, adapters and averages."""
+"""Forecast of teachers, frozen parts and adapters."""
 
 import pytest
 import torch
@@ -8,7 +8,6 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.head.settings import HeadSettings
 from facetrain.models.model_file import describe_backbone, save_model
 from facetrain.optim.settings import OptimSettings
-from facetrain.optim.weight_average import WeightAverage
 from facetrain.plan.backbone_cost import measure_backbone, runs_fused
 from facetrain.plan.device import DEVICES
 from facetrain.plan.forecast import forecast
@@ -42,7 +41,6 @@ def test_frozen_parts_and_adapters_are_counted_as_they_train(parts):
     assert cost.step.kept(8) == pytest.approx(kept, rel=0.03)
     assert cost.step.peak(8) == pytest.approx(live.peak, rel=0.05)
     assert cost.parameters == sum(p.numel() for p in network.parameters() if p.requires_grad)
-    assert cost.averaged_bytes == sum(t.nbytes for t in WeightAverage(network, 0.9)._averages.values())
     whole = measure_backbone(MODEL, 32, precision="fp32", batch=8, gradients_held=False)
     assert cost.parameters < whole.parameters and cost.step.kept(8) < 1.2 * whole.step.kept(8)
 
@@ -58,28 +56,21 @@ def test_a_teacher_adds_its_weights_its_centers_and_the_time_of_its_forward_pass
     device, gpus, classes = DEVICES["h100"], 2, 1001
     plain = small_config()
     before, time = forecast(plain, classes, gpus), step_time(plain, classes, gpus, device)
-    assert before.teacher == before.average == 0 and time.teacher == 0
-    distill = {"teacher": str(teacher), "loss": "adaptive_centers"}
+    assert before.teacher == 0 and time.teacher == 0
+    distill = {"teacher": str(teacher)}
     taught = small_config(distill=distill)
     after, slower = forecast(taught, classes, gpus), step_time(taught, classes, gpus, device)
     weights = sum(t.nbytes for t in build_backbone("iresnet", **TINY).state_dict().values())
     assert after.teacher == weights + 4 * 8 * 16 * 3  # projection, its gradient and momentum
-    assert after.centers == before.centers + 501 * 16 * 4 and after.center_moments == before.center_moments
-    assert slower.teacher > 0 and slower.head > time.head
+    assert slower.teacher > 0 and slower.head == time.head
     with new_cache(tmp_path / "c.safetensors", (3, 1, 16), dataset="", teacher=""):
         pass
-    cached = small_config(distill=distill | {"cache": str(tmp_path / "c.safetensors"), "loss": "cosine"})
-    assert step_time(cached, classes, gpus, device).teacher == 0
-    assert forecast(cached, classes, gpus).teacher == 4 * 8 * 16 * 3
-
-
-def test_an_average_adds_a_copy_of_what_is_trained_to_memory_and_checkpoint():
-    plain, averaged = small_config(), small_config(optim={"ema": 0.99})
-    first, second = (forecast(each, 10, 1, cuda=False) for each in (plain, averaged))
-    assert second.average > 0 and second.saving == first.saving + second.average
-    assert (
-        step_time(averaged, 10, 1, DEVICES["h100"]).device > step_time(plain, 10, 1, DEVICES["h100"]).device
+    cached = small_config(
+        distill=distill | {"cache": str(tmp_path / "c.safetensors"), "loss": "fixed_centers"}
     )
+    after, slower = forecast(cached, classes, gpus), step_time(cached, classes, gpus, device)
+    assert after.teacher == 4 * 8 * 16 * 3 and slower.teacher == 0 and slower.head > time.head
+    assert after.centers == before.centers + 501 * 16 * 4 and after.center_moments == before.center_moments
 
 
 def test_the_fused_trunk_is_not_planned_with_frozen_batch_norms():

@@ -1,10 +1,8 @@
 """Curves of a run: labelled, with the name of the run, and without overlaps."""
 
-import cv2
 import pytest
 
-from facetrain.run.report.curves import PANELS, draw_curves, plot_curves
-from facetrain.telemetry.jsonl import JsonLines
+from facetrain.run.report.curves import PANELS, draw_curves
 
 NAMES = ("lfw", "cfp_fp", "agedb_30", "a_set_with_a_rather_long_name")
 
@@ -43,9 +41,3 @@ def test_the_figure_names_the_run_its_axes_and_its_sets():
     assert figure.axes[-1].get_xlabel() == "step"
     texts = [text.get_text() for text in figure.axes[1].get_legend().get_texts()]
     assert texts == sorted(NAMES)
-
-
-def test_a_run_without_a_report_has_an_empty_figure(tmp_path):
-    JsonLines(tmp_path / "metrics.jsonl").close()
-    plot_curves(tmp_path / "metrics.jsonl", tmp_path / "curves.png")
-    assert cv2.imread(str(tmp_path / "curves.png")).std() > 0

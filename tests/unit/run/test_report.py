@@ -52,9 +52,6 @@ def folder(tmp_path):
         lines.write(step + 1, {"loss": 3.0, "lr": 0.1, "images_per_s": 1234.0, "peak_memory_gib": 2.5})
     lines.write(22, {"loss": float("nan"), "lr": 0.1, "images_per_s": 1234.0, "wait_s": 1.5})
     lines.close()
-    spikes = JsonLines(folder / "loss_spikes.jsonl")
-    spikes.write(17, {"epoch": 0, "loss": 98.5, "median": 3.0, "grad_norm": 7.0})
-    spikes.close()
     RangeTest(rates=[0.01, 0.1, 1.0], losses=[3.0, 2.0, float("nan")], lr=0.0321).write(folder)
     (folder / "skipped_images.txt").write_text(f"{EVIL}: damaged\n")
     (folder / "log.txt").write_text(f"1970 rank 0 WARNING {EVIL} warns\n1970 rank 0 INFO quiet\n")
@@ -76,13 +73,13 @@ def text(folder):
 
 def test_the_page_has_every_part_of_the_run(text):
     page = Page(text)
-    parts = ("Config", "Curves", "Verification", "Speed", "Loss spikes", "Skipped images", "Warnings")
+    parts = ("Config", "Curves", "Verification", "Speed", "Skipped images", "Warnings")
     for part in (*parts, "Learning rate test", "Starts", "Environment", NAME):
         assert f"{part}\n" in page.text
     assert re.search(r"optim.lr\n0.\d+\n0.0321\n", page.text), "a key with the preset's value and the run's"
     assert "ms1mv3_r50" in page.text and "run.name" not in page.text
     assert "stopped" in page.text and "22 of 40" in page.text
-    assert "70.00%" in page.text and "0.7500" in page.text and "1,234" in page.text and "98.5" in page.text
+    assert "70.00%" in page.text and "0.7500" in page.text and "1,234" in page.text
     assert "1 resumes and restarts" in page.text and "warns" in page.text and "quiet" not in page.text
     assert page.tags.count("svg") == 5 and "--lr find: optim.lr 0.0321" in page.text
 
@@ -126,7 +123,7 @@ def test_the_page_of_a_run_refreshes_itself_as_long_as_it_trains(folder, text, m
 def test_wide_tables_scroll_on_a_narrow_screen(text):
     assert 'name="viewport" content="width=device-width' in text
     assert ".table{overflow-x:auto}" in text and ".figures svg{width:100%" in text
-    assert text.count('<div class="table"><table>') == 4
+    assert text.count('<div class="table"><table>') == 3
 
 
 def test_a_run_that_has_just_begun_has_a_report(tmp_path):

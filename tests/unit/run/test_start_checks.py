@@ -56,12 +56,12 @@ def test_a_disk_too_small_for_the_kept_checkpoints_is_reported(
     config, size = build_config(sections, "test"), 10**9
     for free, message in (
         (count * size, None),
-        (count * size - 1, f"{count} checkpoints of 1 GB are written"),
+        (count * size - 1, f"{count} checkpoints of 1,000.0 MB are written"),
     ):
         monkeypatch.setattr("shutil.disk_usage", lambda path, free=free: SimpleNamespace(free=free))
         warnings = list(check_free_space(config, tmp_path / "new" / "run", size, steps=60))
         assert [message in line for line in warnings] == ([True] if message else [])
-    with pytest.raises(RunError, match="a checkpoint takes 9 GB, and the disk has"):
+    with pytest.raises(RunError, match="a checkpoint takes 9,000.0 MB, and the disk has"):
         list(check_free_space(config, tmp_path, 9 * size, steps=60))
 
 
@@ -75,7 +75,7 @@ def test_the_forecast_of_a_checkpoint_is_its_size(describe, tmp_path, monkeypatc
         return sizes[-1]
 
     monkeypatch.setattr("facetrain.run.start_checks.checkpoint_bytes", record)
-    settings = [f"optim.name={optimizer}", "optim.ema=0.9", "eval.targets=[]", "data.workers=0"]
+    settings = [f"optim.name={optimizer}", "eval.targets=[]", "data.workers=0"]
     assert training.train(load_config(describe(steps=2), settings), tmp_path / "run") == 0
     written = sum(entry.size for entry in Checkpoint.open(tmp_path / "run").manifest.files)
     assert sizes == [pytest.approx(written, rel=0.25)], "the rest are random states and headers"

@@ -170,7 +170,7 @@ def test_stages_that_do_not_fit_each_other_or_the_run_are_refused(stages, furthe
         build_config({"data": {"train": "x"}, "train": {"stages": stages} | further}, "x")
 
 
-@pytest.mark.parametrize("head", [{"loss": "unified"}, {"sub_centers": 3}, {"placement": "host"}])
+@pytest.mark.parametrize("head", [{"sub_centers": 3}, {"placement": "host"}])
 def test_expectations_in_any_stage_are_refused_where_they_cannot_work(head):
     values = {"data": {"train": "x"}, "head": head}
     stages = {"stages": [{"until_epoch": 2, "expectations": "moving"}]}

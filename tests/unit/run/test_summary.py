@@ -1,6 +1,9 @@
 """Summary of a finished run."""
 
-from facetrain.run.results import summarize
+import pytest
+
+from facetrain.config.loading import build_config
+from facetrain.run.results import summarize, trained_loss
 from facetrain.telemetry.jsonl import JsonLines
 
 
@@ -14,3 +17,23 @@ def test_numbers_that_are_not_finite_are_in_the_summary(tmp_path):
     assert "  loss      nan at step 10 → inf at step 20\n" in text
     assert "  lfw       accuracy 50.00% at step 20 → 50.00% (AUC nan), 600 pairs\n" in text
     assert "  did not learn in its first steps: see the warning in " in text
+
+
+@pytest.mark.parametrize(("margin_weight", "line"), [(0, "9.000 at step 10"), (1, "5.000 at step 10")])
+def test_the_summary_has_the_loss_that_is_trained(tmp_path, margin_weight, line):
+    distill = {"teacher": "x", "loss": "cosine", "margin_weight": margin_weight}
+    config = build_config({"data": {"train": "x"}, "distill": distill}, "test")
+    lines = JsonLines(tmp_path / "metrics.jsonl")
+    lines.write(10, {"loss": 5.0, "distill_loss": 9.0})
+    lines.close()
+    text = summarize(
+        tmp_path,
+        [],
+        "",
+        loss=trained_loss(config),
+        ended_by="train.epochs",
+        skipped=[],
+        has_learned=True,
+        seconds=3.0,
+    )
+    assert f"  loss      {line}\n" in text

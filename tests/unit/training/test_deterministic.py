@@ -101,11 +101,9 @@ HEADS = {
     "sampled on the host, in micro-batches": {
         "sample_rate": 0.3, "accumulate": 2, "head": "placement: host", "precision": "bf16",
     },
-    "sub-centers": {"margin": "adaface", "head": "loss: unified, sub_centers: 2"},
+    "sub-centers": {"margin": "adaface", "head": "sub_centers: 2"},
 }  # fmt: skip
-AUGMENTED = (
-    "data.augment={low_resolution: 0.5, blur: 0.5, gray: 0.5, color: 0.5, crop: 0.5, erase: 0.5, jpeg: 0.5}"
-)
+AUGMENTED = "data.augment={low_resolution: 0.5, blur: 0.5, gray: 0.5, color: 0.5, crop: 0.5, erase: 0.5}"
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -115,7 +113,7 @@ def test_a_deterministic_run_has_the_same_bits(name, describe, tmp_path, monkeyp
     config, found, before = describe(steps=2, **HEADS[name]), {}, flags()
     with _Operations() as operations:
         for deterministic in ("false", "true"):
-            changes = ["eval.targets=[]", "data.workers=0", AUGMENTED, "train.loss_spike=10"]
+            changes = ["eval.targets=[]", "data.workers=0", AUGMENTED]
             changes += [f"train.deterministic={deterministic}"]
             assert run.train(load_config(config, changes), tmp_path / deterministic) == 0
             found[deterministic] = losses(tmp_path / deterministic)

@@ -1,5 +1,6 @@
 """The self-test of the kernels in another process, its verdict, and the cache of verdicts."""
 
+import ast
 import os
 import signal
 import time
@@ -8,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+import facetrain
 from facetrain.training import kernel_verdicts
 from facetrain.training.kernel_verdicts import agree_on_kernels
 
+PACKAGE = Path(facetrain.__file__).parent
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
 
 
@@ -27,12 +30,38 @@ def dies(part, device, dtype):
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
+def is_ended_by_a_scheduler(part, device, dtype):
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def hangs(part, device, dtype):
     time.sleep(600)
 
 
 def lacks_a_compiler(part, device, dtype):
     raise RuntimeError("Failed to find C compiler.\nPlease specify one")
+
+
+def facetrain_modules(path):
+    """Return the modules of facetrain that a file imports, as paths in the package."""
+    names = [
+        name
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("facetrain")
+        for name in [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    ]
+    paths = [Path(*name.split(".")[1:]).with_suffix(".py") for name in names if "." in name]
+    return {path for path in paths if (PACKAGE / path).is_file()}
+
+
+@pytest.mark.parametrize("part", ["trunk", "head"])
+def test_a_verdict_depends_on_every_file_that_the_kernels_import(part):
+    patterns = (*kernel_verdicts._SOURCES[part], *kernel_verdicts._SHARED_SOURCES)
+    sources = {path for pattern in patterns for path in PACKAGE.glob(pattern)}
+    kernels = [path for path in sources if "kernels" in path.parts or path.name == "fused_iresnet.py"]
+    used = {module for path in kernels for module in facetrain_modules(path)}
+    assert len(used) >= 3
+    assert used <= {path.relative_to(PACKAGE) for path in sources} | {Path("torch_private.py")}
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +79,7 @@ def cache(tmp_path, monkeypatch):
         (passes, "", True),
         (disagrees, "their self-test has found that the gradient of conv1.weight differs; /", True),
         (dies, "their self-test ended by SIGSEGV; /", True),
+        (is_ended_by_a_scheduler, "their self-test ended by SIGTERM", False),
         (hangs, "their self-test took longer than 9 s; /", True),
         (lacks_a_compiler, "self-test failed (RuntimeError: Failed to find C compiler. Please", False),
     ],

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from facetrain.data.formats.bin import write_bin
-from facetrain.embeddings.embedding_files import Embeddings, save_embeddings
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import UsageError
 from facetrain.verify.evaluate import evaluate, evaluate_scores
@@ -14,7 +13,6 @@ from facetrain.verify.options import EvaluationOptions
 from facetrain.verify.output.formatting import format_evaluation
 from tests.support.datasets import encoded_image
 from tests.support.models import write_model
-from tests.support.score_files import write
 
 CPU = Inference("cpu", workers=1)
 
@@ -97,11 +95,6 @@ def test_another_system_has_the_folds_of_the_set(model, tmp_path):
 def test_a_set_with_useless_pairs_gives_a_warning(model, tmp_path, capsys, images, same, message):
     write_bin(tmp_path / "set.bin", [encoded_image(number, 32) for number in images], same)
     evaluate(model, ["set"], tmp_path, options=WITHOUT_INTERVALS, inference=CPU)
-    assert f"warning: set: {message}" in capsys.readouterr().err
-    sides = {"first": images[0::2], "second": images[1::2], "genuine": [int(one) for one in same]}
-    save_embeddings(tmp_path / "set.npz", Embeddings(np.eye(4), list("1234"), np.full(4, -1)))
-    pair_list = write(tmp_path / "pairs.csv", sides)
-    evaluate_scores(tmp_path / "set.npz", pair_list=pair_list, options=WITHOUT_INTERVALS)
     assert f"warning: set: {message}" in capsys.readouterr().err
 
 

@@ -22,7 +22,7 @@ from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError, ModelError
 from facetrain.face_landmarks import ARCFACE_TEMPLATE, NORMALIZED_TEMPLATE
 from facetrain.models.export.export import export
-from facetrain.models.export.formats import FORMATS, ExportOptions
+from facetrain.models.export.formats import ExportOptions
 from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.verify.metrics.draws import Draws
@@ -167,12 +167,3 @@ def test_a_vision_transformer_is_not_quantized(opened, tmp_path):
 def test_a_program_takes_landmarks_after_the_images(opened, tmp_path):
     exported = export(opened, "torch_export", tmp_path / "model.pt2", ExportOptions())
     assert exported.comparison.difference < 1e-4 and exported.model.takes_landmarks
-
-
-@pytest.mark.parametrize("name", ["ncnn", "tflite", "executorch"])
-def test_a_format_that_is_not_tested_with_landmarks_refuses_the_network(opened, tmp_path, name, monkeypatch):
-    row = FORMATS[name]
-    monkeypatch.setattr(type(row), "load", lambda row: None)  # its packages may be missing
-    with pytest.raises(ModelError, match=f"cannot be exported to {name}; use --format onnx"):
-        export(opened, name, tmp_path / f"m{row.suffix}", ExportOptions())
-    assert list(tmp_path.iterdir()) == []

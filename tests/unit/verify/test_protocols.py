@@ -13,7 +13,7 @@ from facetrain.verify.options import EvaluationOptions
 from facetrain.verify.protocols import evaluate_set
 from facetrain.verify.sets.evaluation_sets import open_evaluation_set
 from tests.support.faces import embedder, face
-from tests.support.protocols import evaluated, write_ijb, write_megaface, write_tinyface
+from tests.support.protocols import evaluated, write_ijb, write_tinyface
 
 
 def test_a_name_prefers_the_bin_set_to_a_folder_of_the_same_name(tmp_path, monkeypatch):
@@ -25,7 +25,7 @@ def test_a_name_prefers_the_bin_set_to_a_folder_of_the_same_name(tmp_path, monke
         open_evaluation_set("./lfw/", tmp_path / "lfw")
 
 
-@pytest.mark.parametrize("write", [write_ijb, write_tinyface, write_megaface])
+@pytest.mark.parametrize("write", [write_ijb, write_tinyface])
 def test_a_set_in_the_current_folder_has_the_name_of_the_folder(tmp_path, monkeypatch, write):
     folder = write(tmp_path / "Some")
     monkeypatch.chdir(folder)
@@ -34,9 +34,8 @@ def test_a_set_in_the_current_folder_has_the_name_of_the_folder(tmp_path, monkey
     assert open_evaluation_set("..", tmp_path).name == "some"
 
 
-@pytest.mark.parametrize("write", [write_tinyface, write_megaface])
-def test_hidden_files_are_no_images_of_a_set(tmp_path, write):
-    folder = write(tmp_path / "set")
+def test_hidden_files_are_no_images_of_a_set(tmp_path):
+    folder = write_tinyface(tmp_path / "set")
     before = evaluated("set", tmp_path)
     for path in [*folder.rglob("*.png"), *folder.rglob("*.jpg")]:
         path.with_name(f"._{path.name}").write_bytes(b"attributes that macOS keeps beside an image")

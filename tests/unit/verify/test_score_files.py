@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from facetrain.embeddings.embedding_files import Embeddings, save_embeddings
 from facetrain.errors import DataError
 from facetrain.verify.evaluate import evaluate_scores
 from facetrain.verify.metrics.fold_accuracy import fold_order
@@ -187,6 +186,13 @@ def test_scores_that_do_not_fit_a_set_are_refused(tmp_path):
     path = write(tmp_path / "turned.csv", {"score": [1, 0, 1, 0], "genuine": [0, 1, 0, 1]})
     with pytest.raises(DataError, match="differs from the labels of pairs in 4 pairs, first in pair 0"):
         scores_of_set(path, target)
-    save_embeddings(tmp_path / "a.npz", Embeddings(np.eye(3), ["x", "y", "z"], np.arange(3)))
-    with pytest.raises(DataError, match="3 embeddings; pairs has 8 images"):
-        scores_of_set(tmp_path / "a.npz", target)
+
+
+def test_score_and_distance_in_one_file_are_refused_and_a_distance_is_negated(tmp_path):
+    columns = {"score": ["0.9", "0.2"], "distance": ["0.25", "1.5"], "genuine": [1, 0]}
+    with pytest.raises(DataError, match="either a column score or a column distance; the columns are score"):
+        read_scores(write(tmp_path / "a.csv", columns))
+    del columns["score"]
+    found = read_scores(write(tmp_path / "a.csv", columns))
+    assert found.scored.score_P.tolist() == [-0.25, -1.5] and found.scored.scale.low == -1.5
+    assert not found.columns

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from facetrain.data.formats.table import FORMATS
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import DataError
-from tests.support.datasets import encoded_image, images_of, tf_example, tf_record, write_records
+from tests.support.datasets import encoded_image, images_of, write_records
 from tests.unit.data.formats.test_webdataset import write_tar
 from tests.unit.data.tools.helpers import convert
 
@@ -32,8 +31,6 @@ class Kind(NamedTuple):
     """Writes a dataset below a folder; returns its path."""
     checks_labels: bool = False
     """Whether the format has checksums of the labels, or has them twice."""
-    has_end: bool = True
-    """Whether the format has an end mark or a count, so that a cut between two images shows."""
     is_attacked: Callable[[Path], bool] = lambda file: True
     """Whether bytes of a file of the dataset are changed."""
 
@@ -68,11 +65,6 @@ def _tar(path: Path, numbers: list[int]) -> None:
     write_tar(path, {f"p{LABELS[n]}/{n}.png": encoded_image(n) for n in numbers})
 
 
-def _tfrecord(path: Path, numbers: list[int]) -> None:
-    messages = [tf_example(image=encoded_image(n), label=LABELS[n]) for n in numbers]
-    path.write_bytes(b"".join(map(tf_record, messages)))
-
-
 def _table(numbers: list[int]) -> Any:
     pa = pytest.importorskip("pyarrow", reason="the parquet extra is not installed")
     return pa.table({"image": [encoded_image(n) for n in numbers], "label": [LABELS[n] for n in numbers]})
@@ -83,16 +75,6 @@ def _parquet(path: Path, numbers: list[int]) -> None:
     import pyarrow.parquet
 
     pyarrow.parquet.write_table(table, path, compression=None, use_dictionary=False)
-
-
-def _arrow(path: Path, numbers: list[int]) -> None:
-    table = _table(numbers)
-    import pyarrow as pa
-
-    with pa.ipc.new_stream(path, table.schema) as stream:
-        stream.write_table(table, max_chunksize=1)
-    files = [{"filename": file.name} for file in sorted(path.parent.glob("*.arrow"))]
-    (path.parent / "state.json").write_text(json.dumps({"_data_files": files}))
 
 
 def _list(folder: Path) -> Path:
@@ -106,9 +88,7 @@ KINDS = {
     "RecordIO": Kind(_records, checks_labels=True),
     "LMDB": Kind(_converted("lmdb", ".lmdb")),
     "WebDataset": Kind(_shards(".tar", _tar), checks_labels=True),
-    "Hugging Face": Kind(_shards(".arrow", _arrow)),
     "Parquet": Kind(_shards(".parquet", _parquet)),
-    "TFRecord": Kind(_shards(".tfrecord", _tfrecord), checks_labels=True, has_end=False),
     "zip archive": Kind(_converted("zip", ".zip")),
     # A list is a text: a line or a letter less gives another list.
     "list file": Kind(_list, is_attacked=lambda file: file.suffix == ".png"),
@@ -194,9 +174,7 @@ def test_a_cut_at_any_border_is_an_error_or_loses_no_image(target):
     for file, whole, extents in attacked(target):
         around = {edge + step for extent in extents for edge in extent for step in (-32, -12, -8, -4, 0, 4)}
         cuts = around | set(range(0, len(whole), max(8, len(whole) // 2048 * 8)))
-        # The checksum after an image is the end of its record.
-        ends = set() if target.kind.has_end else {end + 4 for _, end in extents}
-        for cut in sorted(cut for cut in cuts - ends if 0 <= cut < len(whole)):
+        for cut in sorted(cut for cut in cuts if 0 <= cut < len(whole)):
             file.write_bytes(whole[:cut])
             target.require_error_or_all_images()
 

@@ -20,13 +20,13 @@ from facetrain.data.open_dataset import open_dataset, require_landmarks
 from facetrain.data.settings import AugmentSettings, DataSettings
 from facetrain.data.tools.detect_landmarks import write_dataset_landmarks
 from facetrain.data.tools.landmarks import read_landmarks
-from facetrain.data.tools.options import PackOptions, SubsetOptions
+from facetrain.data.tools.options import PackOptions
 from facetrain.data.tools.pack import pack
 from facetrain.errors import DataError
 from facetrain.face_landmarks import ARCFACE_TEMPLATE, NORMALIZED_TEMPLATE
 from tests.support.datasets import write_records
 from tests.support.world import ONE_RANK
-from tests.unit.data.tools.helpers import convert, merge, shuffle, subset
+from tests.unit.data.tools.helpers import convert, merge, shuffle
 
 
 def random_landmarks(count, seed=0):
@@ -160,8 +160,6 @@ def test_written_datasets_keep_the_landmarks(folder, tmp_path):
         np.testing.assert_array_equal(image_landmarks(shuffled)[n], landmarks[m])
     merge([folder, tmp_path / "shuffled"], tmp_path / "merged")
     assert image_landmarks(open_dataset(tmp_path / "merged")).shape == (24, 5, 2)
-    subset(folder, tmp_path / "subset", SubsetOptions(identities=2))
-    assert image_landmarks(open_dataset(tmp_path / "subset")).shape == (6, 5, 2)
     pack(folder, tmp_path / "packed", PackOptions(image_size=16))
     np.testing.assert_array_equal(image_landmarks(open_dataset(tmp_path / "packed")), landmarks)
 

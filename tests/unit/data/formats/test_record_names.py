@@ -8,11 +8,10 @@ from facetrain.data.dataset import identity_name, original_name
 from facetrain.data.formats.record_names import write_name_tables
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.check import check
-from facetrain.data.tools.options import SubsetOptions
 from facetrain.data.tools.pack import pack
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, write_records
-from tests.unit.data.tools.helpers import convert, merge, shuffle, split, subset, write_cleaned
+from tests.unit.data.tools.helpers import convert, merge, shuffle, split, write_cleaned
 
 
 @pytest.fixture
@@ -68,8 +67,6 @@ def test_every_transformation_keeps_the_names(photos, tmp_path):
     assert (
         sorted(names_of(tmp_path / "two" / "train") + names_of(tmp_path / "two" / "validation")) == expected
     )
-    subset(data, tmp_path / "few", SubsetOptions(min_images=3))
-    assert {identity for identity, _ in names_of(tmp_path / "few")} == {"Bö"}
     merge([data, data], tmp_path / "merged")
     assert {identity for identity, _ in names_of(tmp_path / "merged")} == {
         "007", "007_3", "Ann Lee", "Ann Lee_4", "Bö", "Bö_5",

@@ -34,7 +34,7 @@ def write(path, payloads):
 def test_a_payload_that_contains_the_magic_is_read_unchanged(tmp_path):
     payloads = [_MAGIC, b"a" + _MAGIC, _MAGIC * 3 + b"xyz", b"1234" + _MAGIC + b"5", b"ab" * 7 + _MAGIC, b""]
     reader = RecordReader(write(tmp_path / "a.rec", payloads))
-    read = [decode_record(payload, "") for _, payload in reader.scan()]
+    read = [decode_record(reader.read_at(offset), "") for offset in reader.scan_offsets()]
     assert [payload for _, payload in read] == payloads
     assert [header.label for header, _ in read] == list(range(6))
 
@@ -47,7 +47,9 @@ def test_a_payload_that_contains_the_magic_is_read_unchanged(tmp_path):
 )
 def test_every_payload_is_read_as_it_was_written(tmp_path_factory, payloads):
     path = write(tmp_path_factory.mktemp("rec") / "a.rec", payloads)
-    assert [decode_record(p, "")[1] for _, p in RecordReader(path).scan()] == payloads
+    reader = RecordReader(path)
+    found = [decode_record(reader.read_at(offset), "")[1] for offset in reader.scan_offsets()]
+    assert found == payloads
 
 
 def test_labels_past_two_to_the_24_are_exact(tmp_path):

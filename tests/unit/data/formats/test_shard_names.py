@@ -9,7 +9,6 @@ from facetrain.errors import DataError
     [(["train-00000-of-00003.parquet"], r"train-00001-of-00003\.parquet is missing .missing in all: 2."),
      (["a-00002-of-00002.tar"], r"a-00001-of-00002\.tar is missing"),
      (["b-00000-of-00001.tar", "a-00000-of-00002.tar"], r"a-00001-of-00002\.tar is missing"),
-     (["f.tfrecord-00001-of-00002"], r"f\.tfrecord-00000-of-00002 is missing|00002-of"),
      (["shard-000000.tar", "shard-000002.tar"], r"folder: shard-000001\.tar is missing .*; download"),
      (["007.tar", "010.tar"], r"008\.tar is missing .missing in all: 2")],
 )  # fmt: skip

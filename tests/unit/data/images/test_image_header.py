@@ -14,7 +14,7 @@ from tests.support.exif import turned_jpeg
 
 FORMATS = {
     ".jpg": "JPEG", ".png": "PNG", ".bmp": "BMP", ".webp": "WebP", ".avif": "AVIF", ".pgm": "PNM", ".ppm": "PNM",
-    ".tif": "TIFF", ".jp2": "JPEG 2000", ".gif": "GIF", ".ras": "Sun raster",
+    ".tif": "TIFF",
 }  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def test_format_and_size_are_read_and_the_image_is_decoded(suffix):
     assert read_header(data) == (FORMATS[suffix], 160, 96)
     decoded = decode_rgb(data, location="x")
     assert decoded.shape == (96, 160, 3)
-    assert np.abs(decoded.mean((0, 1)) - photo().mean((0, 1))).max() < 6  # the palette of GIF adds noise
+    assert np.abs(decoded.mean((0, 1)) - photo().mean((0, 1))).max() < 6
     assert (decoded[:48, :80].mean() > 180) and (decoded[48:].mean() < 100)
     for end in (4, 12, 20):
         assert read_header(data[:end]) is None or end > 10

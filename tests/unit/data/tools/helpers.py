@@ -35,10 +35,6 @@ def shuffle(data, output, *, seed=0, **writing):
     return write_dataset(selection.select_shuffled(data, seed), output, **writing)
 
 
-def subset(data, output, options):
-    return write_dataset(selection.select_subset(data, options), output)
-
-
 def split(data, output, *, validation, seed=0):
     return write_parts(selection.select_parts(data, validation=validation, seed=seed), output)
 

@@ -191,7 +191,7 @@ def test_the_detector_needs_no_functions_of_opencv_5(find, tmp_path, monkeypatch
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "no such file; download face_detection_yunet"), (b"nonsense", "not a model")],
+    [(None, "no such file; `facetrain get yunet` downloads"), (b"nonsense", "not a model")],
 )
 def test_a_file_that_is_not_a_detector_is_refused(tmp_path, content, message):
     if content is not None:

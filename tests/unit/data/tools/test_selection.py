@@ -1,6 +1,5 @@
 import tracemalloc
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,13 +10,12 @@ from facetrain.data.formats.recordio import RecordReader
 from facetrain.data.open_dataset import images_of_large_identities, open_dataset
 from facetrain.data.tools.check import check
 from facetrain.data.tools.contact_sheet import write_fault_sheet
-from facetrain.data.tools.inspect import find_identity
 from facetrain.data.tools.label_faults import LabelFault
-from facetrain.data.tools.options import PackOptions, SubsetOptions
+from facetrain.data.tools.options import PackOptions
 from facetrain.data.tools.pack import pack
 from facetrain.errors import DataError, ImageError
 from tests.support.datasets import encoded_image, write_records
-from tests.unit.data.tools.helpers import convert, grouped_images, merge, shuffle, split, subset
+from tests.unit.data.tools.helpers import convert, grouped_images, merge, shuffle, split
 
 LABELS = [0, 0, 1, 1, 1, 2, 3, 3, 3, 3]
 
@@ -72,32 +70,6 @@ def test_a_split_with_an_empty_side_is_refused(data, tmp_path, fraction):
         split(data, tmp_path / "out", validation=fraction)
 
 
-def test_a_subset_keeps_listed_identities_and_limits_images(data, tmp_path):
-    (tmp_path / "keep.txt").write_text("3\n1\n")
-    subset(data, tmp_path / "listed", SubsetOptions(listed=tmp_path / "keep.txt"))
-    assert open_dataset(tmp_path / "listed").labels.tolist() == [0, 0, 0, 1, 1, 1, 1]
-    subset(data, tmp_path / "few", SubsetOptions(min_images=2, max_images=2))
-    assert open_dataset(tmp_path / "few").labels.tolist() == [0, 0, 1, 1, 2, 2]
-    assert subset(data, tmp_path / "two", SubsetOptions(identities=2, seed=5)).identities == 2
-    assert grouped_images(tmp_path / "two") < grouped_images(data)
-
-
-@pytest.mark.parametrize(
-    ("listed", "message"),
-    [
-        ("7", "no identity 7"),
-        ("-1", "no identity -1"),
-        ("x", "one number of an identity per line"),
-        ("", "none of"),
-    ],
-)
-def test_a_list_with_unknown_identities_is_refused(data, tmp_path, listed, message):
-    (tmp_path / "keep.txt").write_text(listed)
-    with pytest.raises(DataError, match=message):
-        subset(data, tmp_path / "out", SubsetOptions(listed=tmp_path / "keep.txt"))
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_failure_leaves_no_files(data, tmp_path):
     def stop(done, total):
         if done == 5:
@@ -112,10 +84,10 @@ def test_a_failure_leaves_no_files(data, tmp_path):
 
 
 def test_a_written_dataset_has_the_layout_of_mxnet(data, tmp_path):
-    subset(data, tmp_path / "out", SubsetOptions())
-    records = list(RecordReader(tmp_path / "out" / "train.rec").scan())
-    assert len(records) == 1 + 10 + 4
-    assert np.frombuffer(records[0][1][24:32], "<f4").tolist() == [11.0, 15.0]
+    convert(data, tmp_path / "out")
+    reader = RecordReader(tmp_path / "out" / "train.rec")
+    assert len(list(reader.scan_offsets())) == 1 + 10 + 4
+    assert np.frombuffer(reader.read_at(0, 0)[24:32], "<f4").tolist() == [11.0, 15.0]
 
 
 @pytest.mark.parametrize("to", ["recordio", "folder"])
@@ -133,24 +105,18 @@ def test_an_empty_image_is_refused_by_its_name(tmp_path, to):
 
 def test_a_very_large_label_needs_little_memory_and_time(tmp_path):
     data = write_records(tmp_path / "data", [0, 0, 1, 2**31 - 256, 2**31 - 256])
-    (tmp_path / "list.txt").write_text(f"0\n{2**31 - 256}\n")
     tracemalloc.start()
     kept = open_dataset(data, min_images_per_identity=2)
     numbers = images_of_large_identities(open_dataset(data), 2)
-    listed = subset(data, tmp_path / "listed", SubsetOptions(listed=tmp_path / "list.txt"))
-    large = subset(data, tmp_path / "large", SubsetOptions(min_images=2))
     packed = pack(data, tmp_path / "packed", PackOptions(image_size=16, min_images=2))
     merged = merge([data, data], tmp_path / "merged")
-    with pytest.raises(DataError, match="no identity is named 'ann'"):
-        find_identity(open_dataset(data), "ann", data)
     fault = LabelFault("mislabeled_image", 2**31 - 256, 0, 0.5, (3,), 0)
     write_fault_sheet(open_dataset(data), [fault], tmp_path / "faults.html")
     assert tracemalloc.get_traced_memory()[1] < 1 << 28
     tracemalloc.stop()
     assert kept.labels.tolist() == [0, 0, 1, 1] and numbers.tolist() == [0, 1, 3, 4]
-    for written in (listed, large, packed):
-        assert (written.identities, written.images) == (2, 4)
-        assert open_dataset(Path(written.folder)).labels.tolist() == [0, 0, 1, 1]
+    assert (packed.identities, packed.images) == (2, 4)
+    assert open_dataset(tmp_path / "packed").labels.tolist() == [0, 0, 1, 1]
     assert "identity 1 has fewer than 2 images" in (tmp_path / "packed" / "skipped.csv").read_text()
     assert (merged.identities, merged.images) == (6, 10)
     assert (tmp_path / "faults.html").read_text().count("<img ") == 4

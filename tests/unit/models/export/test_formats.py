@@ -49,7 +49,7 @@ def test_a_format_writes_its_files_and_replaces_older_ones(model, tmp_path, name
     assert set(tmp_path.iterdir()) == set(exported.files)
     assert exported.files == files[: 1 if name == "onnx" else 2]
     assert exported.files[-1].stat().st_size > 10_000
-    assert exported.comparison is None or exported.comparison.difference < (5e-3 if name == "ncnn" else 1e-5)
+    assert exported.comparison is None or exported.comparison.difference < 1e-5
 
 
 def test_a_torch_program_gives_the_embeddings_of_the_network_for_any_number_of_images(model, tmp_path):

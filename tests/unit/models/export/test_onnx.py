@@ -81,7 +81,7 @@ def test_the_command_names_the_second_file_and_counts_its_bytes(model, tmp_path,
     app(["export", str(source), "--format", "onnx", "--output", str(graph)], standalone_mode=False)
     first, second, third = capsys.readouterr().out.splitlines()
     size = sum(path.stat().st_size for path in (graph, tmp_path / "m.onnx.data"))
-    assert first.startswith(f"{graph}: iresnet") and second.startswith(f"{size / 1e6:.2f} MB; ")
+    assert first.startswith(f"{graph}: iresnet") and second == f"{size / 1e6:.2f} MB"
     assert third == f"{graph}.data has the weights; keep it in the folder of {graph}."
 
 
@@ -90,9 +90,8 @@ def test_the_opset_and_a_fixed_batch_are_written_and_the_file_opens_again(model,
     pixels = faces(6)
     options = ExportOptions(opset=20, batch=batch, images=pixels)
     comparison = export(model, "onnx", tmp_path / "m.onnx", options).comparison
-    assert comparison.cosine.images == 6 and comparison.batch == (batch or 1)
+    assert comparison.cosine.images == 6
     assert comparison.cosine.lowest > 0.99999 and comparison.runtime.startswith("onnxruntime ")
-    assert comparison.milliseconds > 0 and comparison.torch_milliseconds > 0
     written = onnx.load(tmp_path / "m.onnx")
     assert [entry.version for entry in written.opset_import if entry.domain == ""] == [20]
     assert written.graph.input[0].type.tensor_type.shape.dim[0].dim_value == (batch or 0)

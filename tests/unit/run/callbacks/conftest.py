@@ -16,7 +16,6 @@ from facetrain.optim.loss_scale import LossScale
 from facetrain.optim.optimizer import build_optimizer, parameter_groups
 from facetrain.optim.settings import OptimSettings
 from facetrain.optim.stepper import Stepper
-from facetrain.training.loss_spikes import SpikeDetector
 from facetrain.training.precision import InPrecision
 from facetrain.training.state import TrainState
 from facetrain.training.step import TrainStep
@@ -36,7 +35,7 @@ def state():
     optimizer = build_optimizer(parameter_groups(backbone, {}), OptimSettings(weight_decay=0))
     scale = LossScale(CPU, enabled=False)
     stepper = Stepper(backbone, [optimizer], head, scale, schedule=lambda step: 0.01, clip_grad_norm=5.0)
-    return TrainState(ONE_RANK, network, head, stepper, SpikeDetector(5.0, CPU))
+    return TrainState(ONE_RANK, network, head, stepper)
 
 
 @pytest.fixture

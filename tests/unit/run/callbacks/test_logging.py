@@ -1,24 +1,20 @@
-"""Reports and loss spikes during training."""
+"""Reports during training."""
 
-import logging
 from types import SimpleNamespace
 
 import pytest
-import torch
 
-from facetrain.data.loading.loader import Batch
 from facetrain.errors import SkippedError
 from facetrain.run.callbacks.logging import Logging
 from facetrain.run.outputs import RunOutputs
-from facetrain.telemetry.log import logger
 from tests.support.command import ROOT
 from tests.unit.run.callbacks.helpers import Board, Lines
 
 
-def logging_of(step, loader, board, spikes, lines, max_skipped=None, stages=()):
+def logging_of(step, loader, board, lines, max_skipped=None, stages=()):
     console = Lines()
     console.lines = lines
-    outputs = RunOutputs(board, spikes, console)
+    outputs = RunOutputs(board, console)
     schedule = SimpleNamespace(images_after=lambda step: 8 * (4 - step), stages=stages)
     return Logging(outputs, step, loader, schedule, max_skipped_images=max_skipped)
 
@@ -30,14 +26,14 @@ def test_a_stage_is_announced_before_its_first_step(state, step, loader):
         SimpleNamespace(describe=lambda: "small images", **dict(zip(names, numbers, strict=True)))
         for numbers in ((0, 0, 2), (2, 1, 4))
     ]
-    log = logging_of(step, loader, Board(), Board(), lines, stages=stages)
+    log = logging_of(step, loader, Board(), lines, stages=stages)
     for state.step in range(4):
         log.announce_stage(state)
     assert lines == [
         "stage 1 of 2, from step 0 (epoch 0) to step 2: small images",
         "stage 2 of 2, from step 2 (epoch 1) to step 4: small images",
     ]
-    alone = logging_of(step, loader, Board(), Board(), lines, stages=stages[:1])
+    alone = logging_of(step, loader, Board(), lines, stages=stages[:1])
     state.step = 0
     alone.announce_stage(state)
     assert len(lines) == 2
@@ -45,7 +41,7 @@ def test_a_stage_is_announced_before_its_first_step(state, step, loader):
 
 def test_a_report_holds_the_metrics_of_the_steps_and_of_the_machine(state, step, loader):
     board = Board()
-    log = logging_of(step, loader, board, Board(), [])
+    log = logging_of(step, loader, board, [])
     for batches in loader:
         step(state, batches)
         state.step += 1
@@ -59,7 +55,7 @@ def test_a_report_holds_the_metrics_of_the_steps_and_of_the_machine(state, step,
 
 def test_a_run_with_too_many_skipped_images_ends_after_its_report(state, step, loader):
     board = Board()
-    log = logging_of(step, loader, board, Board(), [], max_skipped=1)
+    log = logging_of(step, loader, board, [], max_skipped=1)
     batches = next(iter(loader))
     step(state, batches)
     loader.skipped += ["key 5 is damaged"]
@@ -68,17 +64,3 @@ def test_a_run_with_too_many_skipped_images_ends_after_its_report(state, step, l
     with pytest.raises(SkippedError, match="2 images could not be read.*rank 0: key 6 is damaged"):
         log.report(state, batches)
     assert [values["skipped_images"] for _, values in board.written] == [1, 2]
-
-
-def test_a_loss_spike_is_printed_logged_and_recorded(state, step, loader, caplog, monkeypatch):
-    monkeypatch.setattr(logger, "propagate", True)
-    sample = torch.tensor([1, 2])
-    batch = Batch(0, 0, torch.zeros(2, 1, 1, 3), sample, sample)
-    for number in range(40):
-        loss = torch.tensor(90.0 if number == 39 else 10.0)
-        state.spike_detector.observe(number, loss, torch.tensor(1.0), (batch,))
-    spikes, lines = Board(), []
-    with caplog.at_level(logging.WARNING, "facetrain"):
-        logging_of(step, loader, Board(), spikes, lines).report_spikes(state)
-    assert [number for number, _ in spikes.written] == [39]
-    assert "loss spike at step 39: 90" in lines[0] and "loss spike at step 39" in caplog.text

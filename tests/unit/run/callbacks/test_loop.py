@@ -27,9 +27,6 @@ class Recording:
     def report(self, state, batches):
         self.calls.append(f"report {state.step}")
 
-    def report_spikes(self, state):
-        self.calls.append(f"spikes {state.step}")
-
     def verify(self, state):
         self.calls.append(f"verify {state.step}")
         state.unverified = self._interrupted
@@ -66,18 +63,18 @@ def test_the_loop_calls_each_callback_at_its_interval_and_all_after_the_last_ste
     assert calls_of(state, loader, step) == [
         "verify 0",
         "poll 1",
-        "report 2", "spikes 2", "save 2",
+        "report 2", "save 2",
         "verify 3", "poll 3",
-        "report 4", "verify 4", "spikes 4", "save 4",
+        "report 4", "verify 4", "save 4",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("options", "part", "calls"),
     [
-        ({"stop_at": 1}, slice(None), ["verify 0", "spikes 1", "save 1"]),
+        ({"stop_at": 1}, slice(None), ["verify 0", "save 1"]),
         # The clock of a rank asks for a save before step 3.
-        ({"overdue_at": 2}, slice(4, 8), ["save 2", "verify 3", "spikes 3", "save 3"]),
+        ({"overdue_at": 2}, slice(3, 6), ["save 2", "verify 3", "save 3"]),
         ({"interrupted": True}, slice(None), ["verify 0", "save 0"]),
         ({"resumed": True}, slice(1), ["poll 1"]),
         ({"resumed": True, "unverified": True}, slice(3), ["verify 0", "save 0", "poll 1"]),

@@ -1,0 +1,271 @@
+"""Copy of a run's checkpoints in an object store, the mirror of the run.
+
+    s3://bucket/runs/NAME/
+      run_id.txt, config.yaml, metrics.jsonl, …      files of the run folder
+      checkpoints/step_00002000/
+        rows_00000_of_00002.5f3a90c2….safetensors    name of a file, with the beginning of its checksum
+        manifest.json                                written last: without it there is no checkpoint
+        left_manifest.json                           instead, if the run went back to an earlier step
+
+A checkpoint appears and disappears by one request, which writes or deletes its manifest. An object with a checksum in
+its name never gets another content. So what an interrupted upload has left is never mistaken for a file of a later one,
+and a checkpoint is saved again under the same step without a moment in which it is incomplete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from facetrain.checkpoint.commit import (
+    CHECKPOINTS,
+    STEP_NAME,
+    best_step,
+    make_scratch_folder,
+    publish,
+    put_aside,
+    step_folder,
+)
+from facetrain.checkpoint.identity import RUN_ID_FILE
+from facetrain.checkpoint.manifest import (
+    MANIFEST,
+    FileEntry,
+    Manifest,
+    is_regular_file,
+    read_manifest,
+    sha256_of,
+)
+from facetrain.errors import CheckpointError, DamagedCheckpointError, NoCheckpointError, UsageError
+from facetrain.files import make_folder, os_errors_as, replacing
+from facetrain.remote.filesystem import open_filesystem, public, with_retries
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+T = TypeVar("T")
+
+_LEFT_MANIFEST = f"left_{MANIFEST}"
+_OBJECT = re.compile(rf"{CHECKPOINTS}/{STEP_NAME.pattern}/(.+)")
+_FILE = re.compile(r"[A-Za-z0-9_]+\.[a-z]+")
+"""Name of a file of the run folder."""
+_CHUNK_BYTES = 1 << 25
+
+
+class Mirror:
+    """The mirror of one run. Every method waits for the store, and repeats what may pass.
+
+    All methods raise a CheckpointError with the address and the reason if the store does not do what is asked.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Take the address of the run: that of the mirror and the name of the run folder."""
+        self.url = url.rstrip("/")
+        self._filesystem, self._root = open_filesystem(self.url)
+
+    def steps(self) -> list[int]:
+        """Return the steps of the complete checkpoints, in ascending order."""
+        return _complete(self._objects())
+
+    def check_run(self, run_id: str) -> None:
+        """Check that the checkpoints in the mirror, if there are any, are of this run.
+
+        Raises:
+            UsageError: they are of another run.
+        """
+        if not self.steps():
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            self._download(RUN_ID_FILE, Path(folder, RUN_ID_FILE))
+            found = Path(folder, RUN_ID_FILE).read_text(errors="replace").strip()
+        if found != run_id:
+            raise UsageError(
+                f"{public(self.url)}: holds the checkpoints of another run (id {found[:16]!r}, and this one has "
+                f"{run_id}); continue that one with `facetrain resume {public(self.url)}`, or set run.name to another "
+                "name"
+            )
+
+    def upload(self, folder: Path, step: int, files: Iterable[FileEntry]) -> None:
+        """Upload files of a checkpoint from its folder, except those that are there already."""
+        present = self._objects()
+        for entry in files:
+            name = _object_name(step, entry)
+            if present.get(name) != entry.size:
+                self._put(folder / entry.name, name)
+
+    def missing(self, manifest: Manifest) -> list[str]:
+        """Return the files of a checkpoint that no rank has uploaded yet."""
+        present = self._objects()
+        return [
+            entry.name
+            for entry in manifest.files
+            if present.get(_object_name(manifest.step, entry)) != entry.size
+        ]
+
+    def commit(self, manifest: Manifest) -> None:
+        """Make a checkpoint complete, all of whose files are there."""
+        path = self._path(_manifest_name(manifest.step))
+        self._do(lambda store: store.pipe_file(path, manifest.dump().encode()))
+
+    def remove_surplus(self, *, keep: int, best_metric: str | None) -> None:
+        """Remove all checkpoints except the newest `keep` and the best one, and what interrupted uploads have left.
+
+        No other rank may upload at the same time.
+        """
+        objects = self._objects()
+        steps = _complete(objects)
+        best = best_step({step: self._manifest(step) for step in steps}, best_metric) if best_metric else None
+        kept = {*steps[-keep:], best}
+        # The manifests first: a checkpoint whose removal is interrupted must not be found.
+        for step in set(steps) - kept:
+            self._remove(_manifest_name(step))
+        for name, step, file in _parsed(objects):
+            is_left = _manifest_name(step, _LEFT_MANIFEST) in objects
+            if step not in kept and not is_left and file != MANIFEST:
+                self._remove(name)
+
+    def leave_after(self, step: int) -> None:
+        """Keep the checkpoints after a step, from which the run continues, but no longer count them."""
+        for later in self.steps():
+            if later > step:
+                source, target = _manifest_name(later), _manifest_name(later, _LEFT_MANIFEST)
+                self._do(partial(_copy, source=self._path(source), target=self._path(target)))
+                self._remove(source)
+
+    def fetch(self, step: int, checkpoints: Path) -> None:
+        """Make a checkpoint of the mirror complete on this disk: download what the folder of checkpoints lacks.
+
+        A local checkpoint of the step with another manifest is put aside.
+
+        Raises:
+            DamagedCheckpointError: a file differs from its checksum.
+            CheckpointError: the step is not in the mirror, or the disk cannot be written to.
+        """
+        with os_errors_as(CheckpointError, checkpoints):
+            make_folder(checkpoints)
+            target, scratch = step_folder(checkpoints, step), make_scratch_folder(checkpoints, step)
+            try:
+                self._download(_manifest_name(step), scratch / MANIFEST)
+                manifest = read_manifest(scratch)
+                is_same = is_regular_file(target / MANIFEST) and sha256_of(target / MANIFEST) == sha256_of(
+                    scratch / MANIFEST
+                )
+                if os.path.lexists(target) and not is_same:
+                    put_aside(target)
+                folder = target if is_same else scratch
+                for entry in manifest.files:
+                    path = folder / entry.name
+                    if not is_regular_file(path) or sha256_of(path) != entry.sha256:
+                        self._download(_object_name(step, entry), path, entry)
+                if not is_same:
+                    publish(scratch, target)
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+
+    def upload_files(self, paths: Iterable[Path]) -> None:
+        """Upload files of the run folder."""
+        for path in paths:
+            self._put(path, path.name)
+
+    def fetch_files(self, folder: Path) -> None:
+        """Download the files of the run folder, except models. Files that exist stay, but records are replaced."""
+        with os_errors_as(CheckpointError, folder):
+            for name in self._find(""):
+                is_wanted = _FILE.fullmatch(name) and not name.endswith(".safetensors")
+                if is_wanted and (name.endswith(".jsonl") or not os.path.lexists(folder / name)):
+                    self._download(name, folder / name)
+
+    def _objects(self) -> dict[str, int]:
+        """Return the sizes in bytes of the objects of all checkpoints, by their names in the mirror."""
+        return self._find(f"/{CHECKPOINTS}")
+
+    def _find(self, place: str) -> dict[str, int]:
+        found = self._do(lambda store: store.find(self._root + place, detail=True))
+        return {path.removeprefix(f"{self._root}/"): info["size"] for path, info in found.items()}
+
+    def _manifest(self, step: int) -> Manifest:
+        with tempfile.TemporaryDirectory() as folder:
+            self._download(_manifest_name(step), Path(folder, MANIFEST))
+            return read_manifest(Path(folder))
+
+    def _put(self, path: Path, name: str) -> None:
+        target = self._path(name)
+        self._do(lambda store: store.put_file(str(path), target))
+
+    def _remove(self, name: str) -> None:
+        self._do(lambda store: store.rm_file(self._path(name)))
+
+    def _download(self, name: str, target: Path, entry: FileEntry | None = None) -> None:
+        """Download an object, and compare it with the checksum of a manifest if there is one."""
+        path, digest = self._path(name), hashlib.sha256()
+        size = self._do(lambda store: int(store.info(path)["size"]))
+        with replacing(target) as scratch, scratch.open("xb") as file:
+            for start in range(0, size, _CHUNK_BYTES):
+                stop = min(start + _CHUNK_BYTES, size)
+                chunk = self._do(partial(_read, path=path, start=start, stop=stop))
+                digest.update(chunk)
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+            if entry is not None and digest.hexdigest() != entry.sha256:
+                raise DamagedCheckpointError(
+                    f"{public(self.url)}/{name}: checksum differs from the one in {MANIFEST}; the checkpoint is "
+                    "damaged: continue from another one with --checkpoint STEP"
+                )
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _do(self, operation: Callable[[AbstractFileSystem], T]) -> T:
+        return with_retries(self.url, lambda: operation(self._filesystem), CheckpointError)
+
+
+def fetch_run(url: str) -> Path:
+    """Return the local folder of a run in a mirror: runs/NAME. If it has no config, download the files of the run.
+
+    Raises:
+        CheckpointError: the mirror has no complete checkpoint of the run, or does not answer.
+    """
+    mirror = Mirror(url)
+    folder = Path("runs", mirror.url.rpartition("/")[2])
+    if not (folder / "config.yaml").is_file():
+        if not mirror.steps():
+            raise NoCheckpointError(f"{public(url)}: contains no complete checkpoint")
+        with os_errors_as(CheckpointError, folder):
+            make_folder(folder)
+        mirror.fetch_files(folder)
+    return folder
+
+
+def _copy(store: AbstractFileSystem, *, source: str, target: str) -> None:
+    store.cp_file(source, target)
+
+
+def _read(store: AbstractFileSystem, *, path: str, start: int, stop: int) -> bytes:
+    return bytes(store.cat_file(path, start=start, end=stop))
+
+
+def _manifest_name(step: int, name: str = MANIFEST) -> str:
+    return f"{CHECKPOINTS}/{step_folder(Path(), step).name}/{name}"
+
+
+def _object_name(step: int, entry: FileEntry) -> str:
+    stem, _, suffix = entry.name.rpartition(".")
+    return _manifest_name(step, f"{stem}.{entry.sha256[:16]}.{suffix}")
+
+
+def _parsed(objects: Iterable[str]) -> Iterator[tuple[str, int, str]]:
+    """Yield the name, the step and the file of each object of a checkpoint."""
+    for name in objects:
+        if found := _OBJECT.fullmatch(name):
+            yield name, int(found[1]), found[2]
+
+
+def _complete(objects: Iterable[str]) -> list[int]:
+    return sorted(step for _, step, file in _parsed(objects) if file == MANIFEST)

@@ -1,0 +1,127 @@
+"""Uploads of a run's checkpoints to its mirror, beside the training."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from facetrain.checkpoint.commit import step_folder
+from facetrain.checkpoint.mirror import Mirror
+from facetrain.checkpoint.save import SaveOutcome
+from facetrain.distributed import collectives
+from facetrain.errors import CheckpointError, FacetrainError
+from facetrain.files import error_reason
+from facetrain.remote.filesystem import public
+from facetrain.telemetry.log import logger, warn
+
+_POLL_S = 0.5
+
+
+class Uploads:
+    """Uploads of saved checkpoints, one after the other, in a thread of each rank.
+
+    Every rank uploads the files that it has written. The leader's thread waits until the store has the files of all
+    ranks, and then writes the manifest. If a checkpoint is saved while another one is uploaded, it waits; a newer one
+    takes its place. An upload that fails is given up, with a warning.
+
+    `add`, `poll` and `finish` are collective, and all ranks begin the same uploads. The threads call no collectives.
+    """
+
+    def __init__(
+        self,
+        mirror: Mirror,
+        checkpoints: Path,
+        *,
+        keep: int,
+        best_metric: str | None,
+        run_files: Callable[[], Iterable[Path]],
+    ) -> None:
+        """Prepare to upload from a folder of checkpoints, of which the mirror keeps as many as the folder.
+
+        `run_files` returns the files of the run folder that are uploaded with each checkpoint, by the leader.
+        """
+        self._mirror, self._checkpoints, self._run_files = mirror, checkpoints, run_files
+        self._keep, self._best_metric = keep, best_metric
+        self._thread: threading.Thread | None = None
+        self._current: SaveOutcome | None = None
+        self._pending: SaveOutcome | None = None
+        self._failure, self._failure_of_others = "", ""
+        self._given_up = threading.Event()
+
+    @property
+    def steps_in_use(self) -> set[int]:
+        """Steps whose local files are needed for an upload."""
+        return {saved.step for saved in (self._current, self._pending) if saved}
+
+    def add(self, saved: SaveOutcome) -> None:
+        """Upload a checkpoint that was saved, now or when the upload of another one has ended. Do not wait."""
+        self._share_failure()
+        if self._pending and collectives.rank() == 0:
+            warn(
+                f"{public(self._mirror.url)}: uploads take longer than the time between two checkpoints: step "
+                f"{self._pending.step} is left out"
+            )
+        self._pending = saved
+        self.poll()
+
+    def poll(self) -> None:
+        """Begin the upload of the checkpoint that waits, if no rank uploads another one."""
+        # One small reduction, and only while a checkpoint waits, which all ranks know alike.
+        if self._pending is None or collectives.any_rank(self._is_busy):
+            return
+        self._current, self._pending = self._pending, None
+        self._failure, self._failure_of_others = "", ""
+        self._given_up.clear()
+        # A daemon: a process that ends must not wait for a store that hangs.
+        self._thread = threading.Thread(
+            target=self._upload, args=(self._current,), name="checkpoint-upload", daemon=True
+        )
+        self._thread.start()
+
+    def finish(self, limit_s: float = math.inf) -> str:
+        """Wait for the uploads, up to a time; return on the leader why the newest checkpoint is not in the mirror."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            self._share_failure()
+            self.poll()
+            # In short collectives: the uploads may take longer than train.timeout_s.
+            if not collectives.any_rank(self._is_busy) and self._pending is None:
+                return self._failure
+            if collectives.any_rank(time.monotonic() > deadline):
+                return "an upload had not ended when the run ended"
+            time.sleep(_POLL_S)
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _share_failure(self) -> None:
+        """Let the leader give up a checkpoint of which another rank cannot upload its files. Collective."""
+        self._failure_of_others = next(filter(None, collectives.gather_json(self._failure)), "")
+        if self._failure_of_others:
+            self._given_up.set()
+
+    def _upload(self, saved: SaveOutcome) -> None:
+        try:
+            folder = step_folder(self._checkpoints, saved.step)
+            self._mirror.upload(folder, saved.step, saved.files)
+            if saved.manifest is None:  # not the leader
+                return
+            self._mirror.upload_files(self._run_files())
+            while self._mirror.missing(saved.manifest):
+                if self._given_up.wait(_POLL_S):
+                    raise CheckpointError(self._failure_of_others)
+            self._mirror.commit(saved.manifest)
+            logger.info("uploaded the checkpoint of step %d", saved.step)
+        except Exception as error:  # a failed upload must not end the training, whatever the reason
+            self._failure = str(error) if isinstance(error, FacetrainError) else error_reason(error)
+            if saved.manifest is not None:
+                warn(f"the checkpoint of step {saved.step} was not uploaded: {self._failure}")
+            return
+        try:
+            self._mirror.remove_surplus(keep=self._keep, best_metric=self._best_metric)
+        except Exception as error:
+            warn(f"old checkpoints were not removed from the mirror: {error_reason(error)}")

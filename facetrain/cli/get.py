@@ -1,0 +1,75 @@
+"""Command `facetrain get`: the catalog of models and datasets, and downloads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from facetrain.cli.options import Json, download
+from facetrain.cli.outputs import echo_line, require_absent
+from facetrain.errors import UsageError
+from facetrain.files import os_errors_as, replacing
+
+
+def get(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="Name in the catalog, or an address. Default: list the catalog.", show_default=False
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Also copy the file or folder here; it must not exist.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Download a model, a detector or a dataset by its name or address, or list what can be had."""
+    from facetrain.remote.address import is_remote
+    from facetrain.remote.catalog import catalog, find_entry
+
+    if name is None:
+        entries = [asdict(entry) for entry in catalog().values()]
+        typer.echo(json.dumps(entries, indent=1, default=str) if as_json else _table())
+        return
+    entry = find_entry(name)
+    if entry is None and not is_remote(name):
+        raise UsageError(
+            f"{name}: not in the catalog; `facetrain get` lists it, or give an address such as hf://org/repo"
+        )
+    require_absent(output)
+    path, address = download(name)
+    if output is not None:
+        with os_errors_as(UsageError, output):
+            if path.is_dir():
+                shutil.copytree(path, output)
+            else:
+                with replacing(output) as scratch:
+                    shutil.copyfile(path, scratch)
+        path = output
+    if as_json:
+        typer.echo(json.dumps({"path": str(path), "address": address}))
+        return
+    echo_line(str(path))
+    if entry and entry.ask:
+        echo_line(f"next: {entry.ask}")
+
+
+def _table() -> str:
+    """Return the catalog as text: a line of numbers for each entry, and below it what it is and its state."""
+    from facetrain.remote.catalog import catalog
+
+    lines = []
+    for entry in catalog().values():
+        size = f"{entry.bytes / 1e6:,.1f} MB" if entry.bytes else ""
+        people = f"{entry.people:,} people" if entry.people else ""
+        images = f"{entry.images:,} images" if entry.images else ""
+        facts = ", ".join(filter(None, (entry.kind, size, people, images)))
+        mark = " " if entry.address else "-"
+        lines.append(f"{mark} {entry.name:24}{entry.about} ({facts})")
+        lines.append(f"{'':26}{entry.advice()}; terms: {entry.terms}")
+    return "\n".join([*lines, "", "- cannot be downloaded by its name. To download: facetrain get NAME"])

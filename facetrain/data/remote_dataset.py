@@ -1,0 +1,139 @@
+"""Training data in an object store: folders on this machine that describe the objects of a dataset.
+
+    CACHE/datasets/VERSION/s3/BUCKET/KEY/train.rec    address, version and size of an object that is read by ranges
+    CACHE/datasets/VERSION/s3/BUCKET/KEY/train.idx    copy of a small object
+
+VERSION is a digest of all objects, so that a folder never changes, and the catalogs in it are of this version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from facetrain.data.dataset import FaceDataset, image_files
+from facetrain.data.loading.sampler import SampleOrder
+from facetrain.data.object_blocks import READ_BY_RANGES, ObjectPath, StoredObject, stored_object
+from facetrain.data.settings import DataSettings
+from facetrain.distributed.process_setup import user_cache_folder
+from facetrain.errors import DataError
+from facetrain.files import make_folder, os_errors_as, write_atomically
+from facetrain.remote.address import is_read_in_place, scheme
+from facetrain.remote.download import local_path, version_token
+from facetrain.remote.filesystem import open_filesystem, public, with_retries
+
+_COPIED = ("property", "names.csv", "identities.csv", "landmarks.npy", "dataset_card.yaml")
+_COPIED_SUFFIXES = (".landmarks.npy", ".card.yaml")
+_CHUNK_BYTES = 1 << 24
+
+
+def dataset_path(data: DataSettings) -> Path:
+    """Return the local path of `data.train`, for `open_dataset`: of an object store, a folder that describes it.
+
+    Raises:
+        FacetrainError: there is no such dataset, the store does not answer, or the cache folder cannot be written.
+    """
+    if not is_read_in_place(data.train):
+        return local_path(data.train)
+    with os_errors_as(DataError, Path(data.cache or "cache"), "set data.cache to another folder"):
+        cache = Path(data.cache).absolute() if data.cache else user_cache_folder() / "objects"
+        for name in ("blocks", "locks", "datasets"):
+            make_folder(cache / name)
+        write_atomically(cache / "limit", str(data.cache_bytes))
+        return _described(data.train.rstrip("/"), cache)
+
+
+def object_versions(source: FaceDataset) -> list[list[str | int]]:
+    """Return address, version and size of the objects of a dataset; empty if it is on a disk."""
+    return [[each.url, each.version, each.size] for each in _objects(source)]
+
+
+def remarks_on_reading(source: FaceDataset, data: DataSettings) -> Iterator[str]:
+    """Yield what makes the reading of a remote dataset slow."""
+    size = sum(each.size for each in _objects(source))
+    if size <= data.cache_bytes:
+        return
+    windows = 2 * SampleOrder.block * SampleOrder.window / source.num_images * size
+    if data.shuffle == "full":
+        yield (
+            f"data.shuffle: full sends a request for almost every image, because the remote dataset has {size:,} bytes "
+            f"and data.cache_bytes is {data.cache_bytes:,}; use data.shuffle: blocks"
+        )
+    elif windows > data.cache_bytes:
+        yield (
+            f"data.cache_bytes ({data.cache_bytes:,}) cannot hold two windows of data.shuffle: blocks, and some images "
+            f"are fetched twice; set it to at least {round(1.5 * windows):,}"
+        )
+
+
+def _objects(source: FaceDataset) -> list[StoredObject]:
+    found = (stored_object(path) for path in image_files(source))
+    return [each for each in found if each is not None]
+
+
+def _described(url: str, cache: Path) -> Path:
+    """Return the folder, or the file in it, that describes the present version of a dataset."""
+    filesystem, path = open_filesystem(url)
+    is_folder = with_retries(url, lambda: filesystem.info(path))["type"] == "directory"
+    root, name = (path, "") if is_folder else path.rpartition("/")[::2]
+    found: list[dict[str, Any]] = with_retries(url, lambda: filesystem.ls(root, detail=True))
+    infos = {info["name"].rpartition("/")[2]: info for info in found if info["type"] != "directory"}
+    chosen = _of_dataset(set(infos), name, url)
+    objects = {
+        each: {
+            "url": f"{scheme(url)}://{infos[each]['name']}",
+            "version": version_token(infos[each]),
+            "size": infos[each]["size"],
+            "cache": str(cache),
+        }
+        for each in sorted(chosen)
+    }
+    version = hashlib.sha256(json.dumps(objects).encode()).hexdigest()[:16]
+    folder = cache / "datasets" / version
+    if not folder.exists():
+        scratch = tempfile.mkdtemp(dir=folder.parent, prefix=".")
+        _describe(objects, Path(scratch, scheme(url), root))
+        try:
+            os.rename(scratch, folder)
+        except OSError:
+            shutil.rmtree(scratch)
+            if not folder.exists():  # another process was faster
+                raise
+    return ObjectPath(folder, scheme(url), root, name)
+
+
+def _of_dataset(names: set[str], name: str, url: str) -> set[str]:
+    """Return which objects of a folder belong to the dataset `name`, or to that of the whole folder.
+
+    Raises:
+        DataError: none does, or a .rec has no index.
+    """
+    images = {each for each in names if each.lower().endswith(READ_BY_RANGES) and name in ("", each)}
+    if not images:
+        raise DataError(
+            f"{public(url)}: not a dataset that is read in place (train.rec, *.tar, *.parquet, .zip); download it, or "
+            "write it in one of these formats by `facetrain data convert`"
+        )
+    indices = {each[: -len(".rec")] + ".idx" for each in images if each.endswith(".rec")}
+    if missing := indices - names:
+        raise DataError(f"{public(url)}: has no {min(missing)}; copy the index of the .rec there")
+    copied = {each for each in names if each in _COPIED or each.endswith(_COPIED_SUFFIXES)}
+    return images | indices | copied
+
+
+def _describe(objects: dict[str, dict[str, Any]], folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for name, values in objects.items():
+        if name.lower().endswith(READ_BY_RANGES):
+            (folder / name).write_text(json.dumps(values), encoding="utf-8")
+            continue
+        stored = StoredObject(**values)
+        with (folder / name).open("wb") as file:
+            for start in range(0, stored.size, _CHUNK_BYTES):
+                file.write(stored.bytes_at(start, _CHUNK_BYTES))

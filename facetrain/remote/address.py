@@ -1,0 +1,104 @@
+"""Addresses of remote files, and their texts without secrets.
+
+| address | place |
+|---|---|
+| `hf://org/repo[/file][@revision]`, `hf://datasets/org/repo…` | Hugging Face Hub |
+| `https://host/path`; `http://` for hosts of this machine only | web server |
+| `s3://bucket/key` | S3, or the store at AWS_ENDPOINT_URL |
+| `gs://bucket/key` | Google Cloud Storage |
+
+Every other text is a local path. A text with `://` must not become a `Path`, which drops one of the slashes.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from urllib.parse import SplitResult, urlsplit
+
+from facetrain.errors import UsageError
+from facetrain.files import printable
+
+SCHEMES = ("hf", "https", "s3", "gs")
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>]*")
+
+
+def is_remote(text: str) -> bool:
+    """Return whether a text is an address and not a local path; `require_supported` says whether it can be used."""
+    return _ADDRESS.match(text) is not None
+
+
+def without_secrets(text: str) -> str:
+    """Return a text whose addresses have no user, password, query and fragment: for files, logs and messages."""
+    return _IN_TEXT.sub(lambda found: _public_part(found[0]), text)
+
+
+def has_secrets(url: str) -> bool:
+    """Return whether an address has a user, a password or a query, which may be the signature of a request."""
+    return is_remote(url) and without_secrets(url) != url.partition("#")[0]
+
+
+def is_read_in_place(text: str) -> bool:
+    """Return whether a training set at this address is read by ranges where it is, and not downloaded first."""
+    return scheme(text) in ("s3", "gs")
+
+
+def require_supported(url: str) -> None:
+    """Check the scheme and the host of an address.
+
+    Raises:
+        UsageError: the scheme is unknown, the host is missing, or `http` is used for a host that is not this machine.
+    """
+    shown = printable(without_secrets(url))
+    parts = _split(url)
+    if parts is None:
+        raise UsageError(f"{shown}: not a valid address")
+    if parts.scheme == "http":
+        if not _is_this_machine(parts.hostname):
+            raise UsageError(f"{shown}: http is not encrypted; use https, or http to a host of this machine")
+    elif parts.scheme not in SCHEMES:
+        known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
+        raise UsageError(f"{shown}: unknown kind of address; the known ones are {known}")
+    if not parts.hostname:
+        raise UsageError(f"{shown}: names no host, bucket or repository")
+
+
+def without_version(text: str) -> str:
+    """Return an address without the revision at its end and without a checksum; another text as it is."""
+    if not is_remote(text):
+        return text
+    name = text.partition("#")[0]
+    path, at, revision = name.rpartition("@")
+    return path if at and scheme(text) == "hf" and "/" in path and "/" not in revision else name
+
+
+def scheme(url: str) -> str:
+    """Return the part of an address before `://`, in small letters."""
+    return url.partition("://")[0].lower()
+
+
+def _split(url: str) -> SplitResult | None:
+    """Return the parts of an address; None if it is malformed, such as one with `/` in a password."""
+    try:
+        parts = urlsplit(url)
+        # The port of `https://user:pass/word@host` would be `pass`.
+        return parts if parts.port is None or parts.port >= 0 else None
+    except ValueError:
+        return None
+
+
+def _public_part(url: str) -> str:
+    parts = _split(url)
+    if parts is None:
+        return url.partition("://")[0] + "://..."
+    return f"{url.partition('://')[0]}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def _is_this_machine(host: str | None) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host or "").is_loopback
+    except ValueError:
+        return False

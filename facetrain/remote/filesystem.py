@@ -1,0 +1,173 @@
+"""File systems of addresses, by fsspec and its libraries, with retries and errors of facetrain.
+
+Endpoints and credentials come from the environment and the files of the libraries only, such as AWS_ENDPOINT_URL,
+AWS_PROFILE, GOOGLE_APPLICATION_CREDENTIALS, HF_ENDPOINT and HF_TOKEN.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from facetrain.errors import DataError, FacetrainError, UsageError, missing_package
+from facetrain.files import printable
+from facetrain.remote.address import require_supported, scheme, without_secrets
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+T = TypeVar("T")
+
+ATTEMPTS = 5
+FIRST_WAIT_S = 0.5
+"""Wait before the second attempt; every further wait is twice as long."""
+_CONNECT_S, _READ_S = 10, 60
+_PACKAGES = {"hf": "huggingface_hub", "http": "aiohttp", "https": "aiohttp", "s3": "s3fs", "gs": "gcsfs"}
+"""Package that each kind of address needs beside fsspec."""
+_TRANSIENT_STATUS = (408, 425, 429)
+_CREDENTIALS = "give credentials by the environment or by the files of the library (docs/remote.md)"
+
+
+def open_filesystem(url: str) -> tuple[AbstractFileSystem, str]:
+    """Return the file system of an address, and the path in it.
+
+    Listings are not cached. Run every operation by `with_retries`. A file system must not be used after a fork:
+    call this function in each process; it returns the same object for the same kind of address.
+
+    Raises:
+        UsageError: the address cannot be used, or a package is missing.
+    """
+    require_supported(url)
+    kind, rest = scheme(url), url.partition("://")[2]
+    try:
+        import_module(_PACKAGES[kind])
+        import fsspec
+    except ImportError as error:
+        raise UsageError(f"{public(url)}: {missing_package(error, 'remote')}") from error
+    if kind in ("http", "https"):
+        return fsspec.filesystem(kind, **_http_options()), url
+    options = _s3_options() if kind == "s3" else {}
+    filesystem = fsspec.filesystem(kind, use_listings_cache=False, **options)
+    if kind == "s3":
+        filesystem.retries = 1  # botocore repeats a request, and `with_retries` the operation
+    return filesystem, _hub_path(rest) if kind == "hf" else rest.rstrip("/")
+
+
+def with_retries(url: str, operation: Callable[[], T], kind: type[FacetrainError] = DataError) -> T:
+    """Return the result of an operation on the file system of `url`; repeat it after errors that may pass.
+
+    Run nothing else in the operation: an error of the local disk would be taken for one of the store. The text of the
+    library's error is dropped, also from tracebacks, because it can have keys and signed addresses.
+
+    Raises:
+        FacetrainError: of type `kind`, with the address without secrets and the reason.
+    """
+    attempt = 1
+    while True:
+        try:
+            return operation()
+        except Exception as error:
+            if not _is_remote_error(error):
+                raise
+            cause = _cause(error)
+            if attempt == ATTEMPTS or not _may_pass(cause):
+                raise kind(f"{public(url)}: {_reason(cause, attempt)}") from None
+        # Half of the wait is random: many ranks would otherwise repeat their requests at the same moment.
+        time.sleep(FIRST_WAIT_S * 2 ** (attempt - 1) * random.uniform(0.5, 1))
+        attempt += 1
+
+
+def public(url: str) -> str:
+    """Return an address for messages: without secrets and without control characters."""
+    return printable(without_secrets(url))
+
+
+def _hub_path(rest: str) -> str:
+    """Return `org/repo@revision/file`, as huggingface_hub has it, of `org/repo/file@revision`."""
+    path, at, revision = rest.rstrip("/").rpartition("@")
+    if not at:
+        return rest.rstrip("/")
+    parts = path.split("/")
+    depth = 3 if parts[0] in ("datasets", "spaces") else 2
+    if len(parts) < depth or ("/" in revision and len(parts) == depth):
+        return rest.rstrip("/")  # the repository already includes the revision
+    return "/".join(["/".join(parts[:depth]) + "@" + revision.replace("/", "%2F"), *parts[depth:]])
+
+
+def _http_options() -> dict[str, Any]:
+    from aiohttp import ClientTimeout
+
+    timeout = ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_READ_S)
+    # Addresses are taken as they are: signatures of a query cover its spelling.
+    return {
+        "encoded": True,
+        "use_listings_cache": False,
+        "client_kwargs": {"timeout": timeout, "trust_env": True},
+    }
+
+
+def _s3_options() -> dict[str, Any]:
+    retries = {"mode": "standard", "total_max_attempts": 3}
+    return {
+        "config_kwargs": {"connect_timeout": _CONNECT_S, "read_timeout": _READ_S, "retries": retries},
+        "default_cache_type": "none",
+    }
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Return the error of the connection or the server that fsspec or s3fs has turned into an OSError."""
+    cause = error.__cause__
+    if cause is None or _is_of_library(error) or not isinstance(error, OSError):
+        return error
+    return cause if _is_of_library(cause) else error
+
+
+def _is_remote_error(error: Exception) -> bool:
+    return isinstance(error, OSError) or _is_of_library(error)
+
+
+def _is_of_library(error: BaseException) -> bool:
+    """Return whether an error is of a package: any may be one that fsspec and its libraries use for connections."""
+    return type(error).__module__.split(".")[0] not in {"facetrain", *sys.stdlib_module_names}
+
+
+def _status(error: BaseException) -> int | None:
+    """Return the status of the HTTP answer that an error of a library is about; None if it is about none."""
+    response: Any = getattr(error, "response", None)
+    if isinstance(response, dict):  # botocore
+        status: Any = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    elif type(error).__module__.startswith("gcsfs"):
+        status = getattr(error, "code", None)
+    else:  # aiohttp, httpx
+        status = getattr(error, "status", None) or getattr(response, "status_code", None)
+    return status if isinstance(status, int) else None
+
+
+def _may_pass(error: BaseException) -> bool:
+    status = _status(error)
+    if status is not None:
+        return status >= 500 or status in _TRANSIENT_STATUS
+    name = type(error).__name__
+    return not isinstance(error, FileNotFoundError | PermissionError | FileExistsError) and not (
+        "Credential" in name or "NotFound" in name or "Offline" in name
+    )
+
+
+def _reason(error: BaseException, attempts: int) -> str:
+    status, name = _status(error), type(error).__name__
+    if "Offline" in name:
+        return "not in the cache, and the offline mode is on (HF_HUB_OFFLINE)"
+    if name in ("RepositoryNotFoundError", "GatedRepoError"):  # 401 and 403, too
+        return f"no such repository, or no access to it; accept its terms on its page, and {_CREDENTIALS}"
+    if status in (401, 403) or isinstance(error, PermissionError) or "Credential" in name:
+        return f"access denied; {_CREDENTIALS}"
+    if status == 404 or isinstance(error, FileNotFoundError) or "NotFound" in name:
+        return "not found"
+    if status is None and "Connect" in name:
+        return f"cannot be reached ({name}, {attempts} attempts); check the address and the network"
+    reason = f"status {status}" if status is not None else name
+    return f"the store did not answer as expected ({reason}, {attempts} attempts); try again later"

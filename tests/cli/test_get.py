@@ -1,0 +1,179 @@
+"""`facetrain get`, and the Hugging Face Hub on the loopback interface."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import output_of, start
+from tests.support.hub_server import running_hub
+
+
+@pytest.fixture
+def hub():
+    with running_hub() as server:
+        yield server
+
+
+@pytest.fixture
+def run(hub, tmp_path):
+    """Run the command with the hub and an empty cache; return exit code, output and error."""
+
+    def call(*arguments, **variables):
+        given = {
+            "HF_ENDPOINT": hub.address,
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+        }
+        process = start(*arguments, **(given | variables))
+        output, error = process.communicate()
+        return process.returncode, output, error
+
+    return call
+
+
+def test_without_a_name_it_lists_the_catalog_with_sizes_terms_and_states():
+    text = output_of("get")
+    assert "  yunet                   OpenCV's face detector" in text and "(detector, 0.2 MB)" in text
+    assert (
+        "- webface42m" in text
+        and "not answered since July 2025" in text
+        and "facetrain get hsface10k" in text
+    )
+    entries = json.loads(output_of("get", "--json"))
+    assert entries[0]["name"] == "yunet" and len(entries[0]["sha256"]) == 64
+
+
+def test_a_model_of_the_hub_is_its_only_model_file_at_a_commit(hub, run, tmp_path):
+    weights = bytes(range(200))
+    hub.repositories["models/org/face"] = {
+        "README.md": b"text",
+        "model.safetensors": weights,
+        "a.py": b"evil()",
+    }
+    hub.cards["models/org/face"] = {"license": "mit"}
+    code, output, error = run("get", "hf://org/face", "--json", "--output", tmp_path / "mine.safetensors")
+    assert code == 0, error
+    assert "terms: mit, see the page of org/face" in error
+    commit = hub.commit("models/org/face")
+    assert json.loads(output) == {
+        "path": str(tmp_path / "mine.safetensors"),
+        "address": f"hf://org/face@{commit}",
+    }
+    assert (tmp_path / "mine.safetensors").read_bytes() == weights
+    hub.requests.clear()
+    code, output, error = run("get", f"hf://org/face@{commit}")
+    assert (code, error) == (0, "") and output.endswith("/model.safetensors\n")
+    assert hub.requests == [], "a commit never changes"
+    code, _, error = run("get", "hf://org/face/README.md", HF_HUB_OFFLINE="1")
+    assert code == 2 and "downloads are switched off" in error
+
+
+def test_a_dataset_of_the_hub_is_a_folder(hub, run, tmp_path):
+    hub.repositories["datasets/org/set"] = {"train.rec": b"r" * 500, "one/lfw.bin": b"l"}
+    assert run("get", "hf://datasets/org/set", "--output", tmp_path / "set")[0] == 0
+    assert {path.name: path.read_bytes() for path in (tmp_path / "set").rglob("*") if path.is_file()} == {
+        "train.rec": b"r" * 500,
+        "lfw.bin": b"l",
+    }
+    code, output, _ = run("get", "hf://datasets/org/set/one")
+    assert code == 0 and output.strip().endswith("/one")
+
+
+def test_a_file_that_is_not_what_the_hub_says_is_refused(hub, run):
+    hub.repositories["models/org/face"] = {"a.onnx": b"x" * 300, "b.onnx": b"y"}
+    right = hub.entry
+    hub.entry = lambda path, content: right(path, b"z" * len(content))
+    for file in ("a.onnx", "b.onnx"):  # in Git LFS, and in Git
+        code, _, error = run("get", f"hf://org/face/{file}")
+        assert code == 2 and "checksum is not the expected one" in error
+    code, _, error = run("get", "hf://org/face")
+    assert code == 2 and "which file is the model? Give hf://org/face" in error
+
+
+def test_the_description_of_a_model_comes_with_its_weights(hub, run):
+    hub.repositories["models/org/cvl"] = {
+        "model.safetensors": b"w" * 300,
+        "config.json": b"{}",
+        "wrapper.py": b"x",
+    }
+    code, output, error = run("get", "hf://org/cvl")
+    assert code == 0, error
+    assert {path.name for path in Path(output.strip()).iterdir()} == {"model.safetensors", "config.json"}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("hf://org/none", "hf://org/none: no such repository, or no access to it"),
+        ("hf://org/face@none", "not found"),
+        ("hf://face", "use the form hf://org/repo"),
+        ("lfv", "lfv: not in the catalog"),
+        ("calfw", "see http://www.whdeng.cn/CALFW/"),
+        ("ftp://host/file", "unknown kind of address"),
+    ],
+)
+def test_a_name_that_cannot_be_had_is_one_line(hub, run, name, message):
+    hub.repositories["models/org/face"] = {"a.onnx": b"x"}
+    code, output, error = run("get", name)
+    assert (code, output) == (2, "") and message in error and error.count("\n") == 1
+
+
+def test_the_token_is_sent_and_never_shown(hub, run, tmp_path):
+    hub.repositories["models/org/face"] = {"a.onnx": b"x" * 300}
+    code, output, error = run("get", "hf://org/face", "--debug", HF_TOKEN="hf_planted")
+    assert code == 0 and "Bearer hf_planted" in hub.tokens
+    _, more, errors = run("get", "hf://org/none", "--debug", HF_TOKEN="hf_planted")
+    assert "planted" not in output + error + more + errors
+    stored = [path.read_bytes() for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert stored and not any(b"planted" in content for content in stored)
+
+
+@pytest.fixture
+def model(tmp_path):
+    from facetrain.backbone.zoo import build_backbone
+    from facetrain.models.model_file import describe_backbone, save_model
+
+    options = {"layers": [1, 1, 1, 1], "widths": [8, 8, 8, 8], "embedding_size": 16, "image_size": 32}
+    weights = build_backbone("iresnet", **options).state_dict()
+    save_model(tmp_path / "m.safetensors", weights, describe_backbone("iresnet", **options))
+    return tmp_path / "m.safetensors"
+
+
+def test_a_model_is_pushed_with_its_card_and_terms_and_read_by_its_name(hub, run, model, tmp_path):
+    output = tmp_path / "o.safetensors"
+    arguments = ["export", model, "--format", "safetensors", "--output", output, "--push", "hf://org/new"]
+    # huggingface_hub uploads by another protocol, Xet, otherwise, and asks no other server whether it has that.
+    given = {"HF_TOKEN": "hf_planted", "HF_HUB_DISABLE_XET": "1"}
+    code, text, error = run(*arguments, "--license", "cc-by-nc-4.0", **given)
+    assert code == 0, error
+    assert f"pushed with its model card: hf://org/new@{hub.commit('models/org/new')}" in text
+    assert "planted" not in text + error and set(hub.tokens) == {"Bearer hf_planted"}
+    files = hub.repositories["models/org/new"]
+    assert files.keys() == {"o.safetensors", "README.md"} and files["o.safetensors"] == output.read_bytes()
+    front, _, card = files["README.md"].decode().partition("---\n\n")
+    assert "license: cc-by-nc-4.0" in front and "- license: cc-by-nc-4.0" in card and "## Limits" in card
+    code, text, error = run(
+        "export", "hf://org/new", "--format", "onnx", "--output", tmp_path / "o.onnx", **given
+    )
+    assert code == 0 and (tmp_path / "o.onnx").is_file(), error
+
+
+@pytest.mark.parametrize(
+    ("options", "variables", "message"),
+    [
+        (["--push", "hf://org/new"], {"HF_TOKEN": "t"}, "give the terms of the model with --license"),
+        (["--push", "hf://org/new", "--license", "mit"], {}, "has no token; set HF_TOKEN"),
+        (["--push", "hf://org", "--license", "mit"], {"HF_TOKEN": "t"}, "hf://ORG/NAME"),
+        (["--push", "s3://org/new", "--license", "mit"], {"HF_TOKEN": "t"}, "hf://ORG/NAME"),
+    ],
+)
+def test_a_push_that_cannot_succeed_is_refused_before_the_export(
+    hub, run, model, tmp_path, options, variables, message
+):
+    output = tmp_path / "o.safetensors"
+    home = {"HF_HOME": str(tmp_path)}  # no token of the user
+    code, _, error = run(
+        "export", model, "--format", "safetensors", "--output", output, *options, **variables, **home
+    )
+    assert code == 2 and message in error and not output.exists() and hub.requests == []

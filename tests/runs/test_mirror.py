@@ -1,0 +1,196 @@
+"""Runs whose checkpoints go to an object store: killed, on a failing store, on a fresh disk, and on separate disks."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from facetrain.checkpoint.load import Checkpoint
+from facetrain.checkpoint.mirror import Mirror
+from facetrain.config.loading import load_config
+from facetrain.errors import CheckpointError, UsageError
+from facetrain.run import training
+from tests.support.command import environment
+from tests.support.object_store import BUCKET
+from tests.support.processes import descendants, kill
+from tests.support.ranks import free_ports
+
+URL = f"s3://{BUCKET}/runs"
+MIRRORED = f"every_steps: 2, keep: 2, mirror: '{URL}'"
+STORE = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION")
+
+
+def start(folder, *arguments):
+    """Start `facetrain ARGUMENTS` in a folder, which stands for the disk of a host."""
+    folder.mkdir(exist_ok=True)
+    variables = environment(**{name: os.environ[name] for name in STORE if name in os.environ})
+    command = [sys.executable, "-m", "facetrain", *map(str, arguments)]
+    with (folder / "output.txt").open("a") as output:
+        return subprocess.Popen(command, env=variables, cwd=folder, stdout=output, stderr=output)
+
+
+def wait_for_step(mirror, step, processes, timeout_s=120):
+    """Wait until the mirror has a checkpoint of this step or a later one."""
+    deadline = time.monotonic() + timeout_s
+    while max(mirror.steps(), default=-1) < step:
+        assert time.monotonic() < deadline and all(process.poll() is None for process in processes)
+        time.sleep(0.05)
+
+
+def wait_for_ranks(mirror, ranks, processes):
+    """Wait until the newest checkpoint of the mirror was written by so many ranks; return its step."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        assert all(process.poll() is None for process in processes)
+        step = mirror.steps()[-1]
+        # A checkpoint may be removed between the two requests.
+        with suppress(CheckpointError):
+            if mirror._manifest(step).world_size == ranks:
+                return step
+        time.sleep(0.1)
+    raise AssertionError(f"no checkpoint of {ranks} ranks")
+
+
+def finish(process, folder):
+    assert process.wait(120) == 0, (folder / "output.txt").read_text()
+
+
+@pytest.fixture
+def expected(describe, tmp_path):
+    """The weights of an undisturbed run without a mirror."""
+    assert (
+        training.train(load_config(describe(steps=24, checkpoint="every_steps: 2")), tmp_path / "plain") == 0
+    )
+    return load_file(tmp_path / "plain" / "model.safetensors")
+
+
+def test_a_run_killed_at_many_moments_continues_on_an_empty_disk_to_the_same_weights(
+    object_store, describe, tmp_path, expected
+):
+    config, mirror = describe(steps=24, checkpoint=MIRRORED), Mirror(f"{URL}/one")
+    object_store.latency_s, resumed = 0.005, []
+    process = start(tmp_path / "host0", "train", "--config", config, "--run-dir", "one")
+    for kills in range(1, 5):
+        # At another request each time, which are those of an upload most of the time.
+        count = len(object_store.requests) + 25 + 7 * kills
+        while process.poll() is None and (len(object_store.requests) < count or not mirror.steps()):
+            time.sleep(0.002)
+        kill([process.pid, *descendants(process.pid)])
+        process.wait()
+        resumed.append(mirror.steps()[-1])
+        process = start(tmp_path / f"host{kills}", "resume", f"{URL}/one")
+    finish(process, tmp_path / "host4")
+    assert resumed == sorted(resumed) and mirror.steps()[-1] == 24 and len(mirror.steps()) == 2
+    folder = tmp_path / "host4" / "runs" / "one"
+    # The tensors only: the header of the file has the config, in which the mirror differs.
+    weights = load_file(folder / "model.safetensors")
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
+    Mirror(f"{URL}/one").fetch(24, tmp_path / "last" / "checkpoints")
+    Checkpoint.open(tmp_path / "last").verify()
+
+
+def test_a_run_ends_well_if_the_store_refuses_every_write(
+    object_store, describe, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("facetrain.remote.filesystem.FIRST_WAIT_S", 0.001)
+    object_store.full = True
+    assert training.train(load_config(describe(checkpoint=MIRRORED)), tmp_path / "one") == 0
+    printed = capsys.readouterr()
+    assert "warning: the checkpoint of step" in printed.err and "testing" not in printed.err
+    assert f"the newest checkpoint is not in checkpoint.mirror: {URL}/one" in printed.out
+    assert Checkpoint.open(tmp_path / "one").step == 12 and Mirror(f"{URL}/one").steps() == []
+
+
+def test_the_results_are_in_the_mirror_and_a_run_goes_on_from_there_on_two_ranks(
+    object_store, describe, tmp_path
+):
+    config = load_config(describe(checkpoint=MIRRORED))
+    assert training.train(config, tmp_path / "one") == 0
+    names = set(Mirror(f"{URL}/one")._find(""))
+    assert {"config.yaml", "metrics.jsonl", "log.txt", "run_id.txt", "model.safetensors"} <= names
+    process = start(
+        tmp_path / "other", "resume", f"{URL}/one", "--checkpoint", Mirror(f"{URL}/one").steps()[0],
+        "--nproc-per-node", 2, "--set", "train.max_steps=14",
+    )  # fmt: skip
+    finish(process, tmp_path / "other")
+    checkpoint = Checkpoint.open(tmp_path / "other" / "runs" / "one")
+    assert checkpoint.step == 14 and checkpoint.manifest.world_size == 2
+    assert Mirror(f"{URL}/one").steps()[-1] == 14
+
+
+def test_a_new_run_under_the_name_of_another_one_is_refused(object_store, describe, tmp_path):
+    config = load_config(describe(checkpoint=MIRRORED, steps=2))
+    assert training.train(config, tmp_path / "one") == 0
+    (tmp_path / "elsewhere").mkdir()
+    with pytest.raises(UsageError, match="another run"):
+        training.train(config, tmp_path / "elsewhere" / "one")
+
+
+def start_hosts(folders, config, *options, port):
+    return [
+        start(
+            folder, "train", "--config", config, "--run-dir", "one", "--nnodes", "1:2", "--nproc-per-node", 1,
+            "--max-restarts", 3, "--rdzv-endpoint", f"127.0.0.1:{port}", *options,
+        )
+        for folder in folders
+    ]  # fmt: skip
+
+
+@pytest.mark.long
+def test_a_lost_host_with_its_own_disk_is_replaced_by_one_with_an_empty_disk(
+    object_store, describe, tmp_path
+):
+    config, mirror = describe(steps=100000, checkpoint=MIRRORED), Mirror(f"{URL}/one")
+    options = ("--set", "train.epochs=100000", "--set", "train.timeout_s=8")
+    hosts, (port,) = [tmp_path / "first", tmp_path / "second"], free_ports(1)
+    # The first host alone until it trains: the agent that starts first hosts the rendezvous, and it must not be lost.
+    agents = start_hosts(hosts[:1], config, *options, port=port)
+    try:
+        wait_for_step(mirror, 4, agents)
+        agents += start_hosts(hosts[1:], config, *options, port=port)
+        wait_for_ranks(mirror, 2, agents)
+        kill([agents[1].pid, *descendants(agents[1].pid)])
+        shutil.rmtree(hosts[1])
+        steps = [wait_for_ranks(mirror, 1, agents[:1])]
+        agents += start_hosts([tmp_path / "third"], config, *options, port=port)
+        steps.append(wait_for_ranks(mirror, 2, [agents[0], agents[2]]))
+        assert steps == sorted(steps)
+        for agent in (agents[0], agents[2]):
+            agent.send_signal(signal.SIGTERM)
+        for agent in (agents[0], agents[2]):
+            agent.wait(60)
+    finally:
+        kill(pid for agent in agents for pid in [agent.pid, *descendants(agent.pid)])
+        for agent in agents:
+            agent.wait()
+    step = mirror.steps()[-1]
+    mirror.fetch(step, tmp_path / "last" / "checkpoints")
+    checkpoint = Checkpoint.open(tmp_path / "last", step)
+    checkpoint.verify()
+    assert checkpoint.manifest.world_size == 2
+    own = {path.name for path in Path(hosts[0], "one", "checkpoints", f"step_{step:08d}").glob("rows_*")}
+    assert len(own) == 1, "a host has the files of its own ranks"
+
+
+def test_hosts_with_separate_disks_need_a_mirror(describe, tmp_path):
+    config, (port,) = describe(), free_ports(1)
+    hosts = [tmp_path / "first", tmp_path / "second"]
+    agents = [
+        start(
+            folder, "train", "--config", config, "--run-dir", "one", "--nnodes", 2, "--nproc-per-node", 1,
+            "--rdzv-endpoint", f"127.0.0.1:{port}",
+        )
+        for folder in hosts
+    ]  # fmt: skip
+    assert [agent.wait(120) for agent in agents] == [2, 2]
+    printed = "".join((folder / "output.txt").read_text() for folder in hosts)
+    assert "does not share the run folder" in printed and "checkpoint.mirror" in printed

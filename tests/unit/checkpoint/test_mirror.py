@@ -1,0 +1,211 @@
+"""Checkpoints in an object store: complete or absent, whatever happens to an upload; training does not wait."""
+
+import threading
+
+import pytest
+
+from facetrain.checkpoint.load import Checkpoint
+from facetrain.checkpoint.mirror import Mirror
+from facetrain.checkpoint.save import CheckpointWriter
+from facetrain.checkpoint.uploads import Uploads
+from facetrain.config.schema import Config
+from facetrain.errors import CheckpointError, DamagedCheckpointError, UsageError
+from facetrain.remote import filesystem
+from facetrain.remote.filesystem import open_filesystem
+from tests.support.object_store import BUCKET
+from tests.support.snapshots import snapshot
+
+URL = f"s3://{BUCKET}/runs/one"
+RUN_ID = "0123456789abcdef"
+
+
+@pytest.fixture(autouse=True)
+def store(object_store, monkeypatch):
+    monkeypatch.setattr(filesystem, "FIRST_WAIT_S", 0.001)
+    return object_store
+
+
+def save(folder, step, *, note="a", **options):
+    """Save a checkpoint on the local disk and return its outcome."""
+    (folder / "run_id.txt").write_text(RUN_ID)
+    writer = CheckpointWriter(folder / "checkpoints", asynchronous=False, keep=99)
+    outcome = writer.save(snapshot(step, meta={"note": note, "run_id": RUN_ID}, **options))
+    writer.finish()
+    assert not outcome.failure
+    return outcome
+
+
+def uploads_of(folder, keep=3, best_metric=None):
+    return Uploads(
+        Mirror(URL),
+        folder / "checkpoints",
+        keep=keep,
+        best_metric=best_metric,
+        run_files=lambda: [folder / "run_id.txt"],
+    )
+
+
+def upload(folder, *outcomes, **options):
+    """Upload saved checkpoints, each to its end; return why the last one is not in the mirror."""
+    uploads = uploads_of(folder, **options)
+    for outcome in outcomes:
+        uploads.add(outcome)
+        failure = uploads.finish()
+    return failure
+
+
+def fetched(folder, step):
+    """Return a checkpoint of the mirror after its download, compared with its checksums."""
+    Mirror(URL).fetch(step, folder / "checkpoints")
+    checkpoint = Checkpoint.open(folder, step)
+    checkpoint.verify()
+    return checkpoint
+
+
+def test_a_checkpoint_comes_back_from_the_mirror_with_the_files_of_its_run(tmp_path):
+    assert upload(tmp_path, save(tmp_path, 2)) == "" and Mirror(URL).steps() == [2]
+    other = tmp_path / "other"
+    other.mkdir()
+    assert fetched(other, 2).manifest == Checkpoint.open(tmp_path).manifest
+    Mirror(URL).fetch_files(other)
+    assert (other / "run_id.txt").read_text() == RUN_ID
+
+
+def test_a_host_downloads_only_the_files_that_it_lacks(tmp_path, store):
+    upload(tmp_path, save(tmp_path, 2))
+    folder = Checkpoint.open(tmp_path).folder
+    (folder / "replicated.safetensors").unlink()
+    store.requests.clear()
+    fetched(tmp_path, 2)
+    files = {path for method, path, _ in store.requests if method == "GET" and "safetensors" in path}
+    assert len(files) == 1 and "replicated" in files.pop()
+    assert not list((tmp_path / "checkpoints").glob(".*")), "nothing is left of the download"
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["a new step", "the same step with other content"])
+def test_an_upload_that_ends_after_any_request_leaves_complete_checkpoints_only(tmp_path, monkeypatch, again):
+    upload(tmp_path, save(tmp_path, 2), keep=1)
+    second = save(tmp_path, 2 if again else 4, note="second")
+    do, left, seen = Mirror._do, [0], []
+
+    def limited(mirror, operation):
+        if left[0] == 0:
+            raise CheckpointError("the process has ended")
+        left[0] -= 1
+        return do(mirror, operation)
+
+    for count in range(100):
+        left[0] = count
+        with monkeypatch.context() as patch:
+            patch.setattr(Mirror, "_do", limited)
+            upload(tmp_path, second, keep=1)
+        newest = fetched(tmp_path / str(count), Mirror(URL).steps()[-1])
+        seen.append((newest.step, newest.meta["note"]))
+        if left[0]:
+            break
+    before, after = (2, "a"), (second.step, "second")
+    assert seen == sorted(seen, key=[before, after].index), "the newest checkpoint never goes back"
+    assert set(seen) == {before, after} and Mirror(URL).steps() == [second.step]
+
+
+def test_the_mirror_keeps_the_newest_checkpoints_and_the_best_and_removes_remains(tmp_path):
+    store, path = open_filesystem(URL)
+    outcomes = [
+        save(tmp_path, step, metrics={"lfw/accuracy": accuracy})
+        for step, accuracy in ((2, 0.5), (4, 0.9), (6, 0.6), (8, 0.7))
+    ]
+    store.pipe_file(f"{path}/checkpoints/step_00000003/rows.0123.safetensors", b"of a killed upload")
+    upload(tmp_path, *outcomes, keep=2, best_metric="lfw/accuracy")
+    assert Mirror(URL).steps() == [4, 6, 8]
+    names = {name.split("/")[-2] for name in store.find(f"{path}/checkpoints")}
+    assert names == {"step_00000004", "step_00000006", "step_00000008"}
+
+
+def test_steps_go_on_while_the_store_is_slow_and_a_newer_checkpoint_takes_the_place_of_one_that_waits(
+    tmp_path, monkeypatch, capsys
+):
+    may_go_on, upload_files = threading.Event(), Mirror.upload
+
+    def slow(mirror, *arguments):
+        may_go_on.wait()
+        upload_files(mirror, *arguments)
+
+    monkeypatch.setattr(Mirror, "upload", slow)
+    uploads = uploads_of(tmp_path)
+    for step in (2, 4, 6):  # none of these calls returns if it waits for the store
+        uploads.add(save(tmp_path, step))
+        uploads.poll()
+    assert uploads.steps_in_use == {2, 6} and Mirror(URL).steps() == []
+    may_go_on.set()
+    assert uploads.finish() == "" and Mirror(URL).steps() == [2, 6]
+    assert capsys.readouterr().err.count("step 4 is left out") == 1
+
+
+def test_an_upload_that_hangs_is_given_up_at_the_end_of_the_time(tmp_path, monkeypatch):
+    may_end = threading.Event()
+    monkeypatch.setattr(Mirror, "upload", lambda *_: may_end.wait())
+    uploads = uploads_of(tmp_path)
+    uploads.add(save(tmp_path, 2))
+    try:
+        assert "had not ended" in uploads.finish(limit_s=0.01)
+    finally:
+        may_end.set()
+
+
+def test_failing_requests_are_repeated(tmp_path, store):
+    store.failing = 0.2
+    assert upload(tmp_path, *[save(tmp_path, step) for step in (2, 4, 6)]) == ""
+    assert fetched(tmp_path / "other", 6).step == 6 and store.failures
+
+
+def test_a_full_store_is_one_warning_and_a_later_upload_succeeds(tmp_path, store, capsys):
+    outcomes = [save(tmp_path, step) for step in (2, 4)]
+    store.full = True
+    assert "507" in upload(tmp_path, outcomes[0])
+    error = capsys.readouterr().err
+    assert error.count("warning") == 1 and f"step 2 was not uploaded: {URL}" in error
+    store.full = False
+    assert upload(tmp_path, outcomes[1]) == "" and Mirror(URL).steps() == [4]
+
+
+def test_a_damaged_object_is_refused_and_leaves_no_checkpoint(tmp_path):
+    upload(tmp_path, save(tmp_path, 2))
+    store, path = open_filesystem(URL)
+    (rows,) = (name for name in store.find(path) if "rows_" in name)
+    content = store.cat_file(rows)
+    store.pipe_file(rows, content[:-1] + b"?")
+    with pytest.raises(DamagedCheckpointError, match=r"rows_.*checksum differs"):
+        Mirror(URL).fetch(2, tmp_path / "other" / "checkpoints")
+    assert not list((tmp_path / "other" / "checkpoints").iterdir())
+
+
+def test_a_local_checkpoint_of_another_course_is_put_aside(tmp_path):
+    upload(tmp_path, save(tmp_path, 2))
+    save(tmp_path, 2, note="another course")
+    assert fetched(tmp_path, 2).meta["note"] == "a"
+    assert Checkpoint(tmp_path / "checkpoints" / "left_step_00000002").meta["note"] == "another course"
+
+
+def test_checkpoints_after_the_step_that_a_run_goes_back_to_do_not_count_but_are_kept(tmp_path):
+    upload(tmp_path, *[save(tmp_path, step) for step in (2, 4, 6)])
+    Mirror(URL).leave_after(2)
+    assert Mirror(URL).steps() == [2]
+    upload(tmp_path, save(tmp_path, 8), keep=1)
+    assert Mirror(URL).steps() == [8]
+    store, path = open_filesystem(URL)
+    assert any("step_00000006/replicated" in name for name in store.find(path))
+
+
+def test_the_checkpoints_of_another_run_are_refused(tmp_path):
+    Mirror(URL).check_run("f" * 16)
+    upload(tmp_path, save(tmp_path, 2))
+    Mirror(URL).check_run(RUN_ID)
+    with pytest.raises(UsageError, match=f"another run.*{RUN_ID}.*facetrain resume {URL}"):
+        Mirror(URL).check_run("f" * 16)
+
+
+@pytest.mark.parametrize("address", ["runs", "https://host/a", "s3://key:secret@bucket/a"])
+def test_other_addresses_are_refused_without_their_secrets(address):
+    with pytest.raises(ValueError, match="without credentials") as caught:
+        Config.model_validate({"data": {"train": "a"}, "checkpoint": {"mirror": address}})
+    assert "secret" not in caught.value.errors(include_input=False)[0]["msg"]

@@ -1,0 +1,276 @@
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+
+import numpy as np
+import pytest
+
+from facetrain.data import object_blocks
+from facetrain.data.dataset import prefetch_images
+from facetrain.data.open_dataset import open_dataset
+from facetrain.data.remote_dataset import dataset_path, object_versions, remarks_on_reading
+from facetrain.data.settings import DataSettings
+from facetrain.errors import DataError
+from facetrain.remote import filesystem
+from facetrain.remote.filesystem import open_filesystem
+from tests.support.datasets import encoded_image, images_of, write_records
+from tests.support.object_store import upload
+
+LABELS = [label for label in range(6) for _ in range(5)]
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch, tmp_path):
+    monkeypatch.setattr(object_blocks, "BLOCK_BYTES", 1 << 11)
+    monkeypatch.setattr(filesystem, "FIRST_WAIT_S", 0.001)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+
+
+def write_tar(folder):
+    folder.mkdir()
+    for shard in range(2):
+        with tarfile.open(folder / f"shard-{shard:06}.tar", "w") as archive:
+            for number in range(shard, len(LABELS), 2):
+                _add(archive, f"{LABELS[number]:02}/{number}.png", encoded_image(number), folder)
+
+
+def _add(archive, name, data, folder):
+    path = folder / "member"
+    path.write_bytes(data)
+    archive.add(path, name)
+    path.unlink()
+
+
+def write_parquet(folder):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    folder.mkdir()
+    images = [encoded_image(number) for number in range(len(LABELS))]
+    for name, options in {"a": {"compression": "none", "use_dictionary": False}, "b": {}}.items():
+        table = pyarrow.table({"image": images, "label": LABELS})
+        parquet.write_table(table, folder / f"{name}.parquet", row_group_size=7, **options)
+
+
+def write_zip(folder):
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "faces.zip", "w") as archive:
+        for number, label in enumerate(LABELS):
+            archive.writestr(f"{label:02}/{number}.png", encoded_image(number))
+
+
+WRITERS = {
+    "records": lambda folder: write_records(folder, LABELS),
+    "tar": write_tar,
+    "parquet": write_parquet,
+    "zip": write_zip,
+}
+
+
+def open_remote(url, cache, **settings):
+    return open_dataset(dataset_path(DataSettings(train=url, cache=str(cache), **settings)))
+
+
+def block_bytes(cache):
+    return sum(path.stat().st_size for path in (cache / "blocks").rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("format", WRITERS)
+def test_a_remote_dataset_is_the_one_on_the_disk(format, object_store, tmp_path):
+    WRITERS[format](tmp_path / "faces")
+    local = tmp_path / "faces" / ("faces.zip" if format == "zip" else "")
+    url = upload(tmp_path / "faces") + ("/faces.zip" if format == "zip" else "")
+    expected = open_dataset(local)
+    remote = open_remote(url, tmp_path / "cache")
+    assert images_of(remote) == images_of(expected)
+    assert images_of(pickle.loads(pickle.dumps(remote))) == images_of(expected)
+    index = np.arange(expected.num_images)
+    assert np.array_equal(remote.places(index), expected.places(index))
+    assert [remote.name(number) for number in index] == [expected.name(number) for number in index]
+
+
+def test_blocks_and_catalog_are_read_once_and_no_more_than_the_images_need(object_store, tmp_path):
+    write_records(tmp_path / "faces", LABELS)
+    url = upload(tmp_path / "faces")
+    images = images_of(open_remote(url, tmp_path / "cache"))
+    object_store.requests.clear()
+    again = open_remote(url, tmp_path / "cache")
+    assert images_of(again) == images
+    assert not [request for request in object_store.requests if request[0] == "GET" and request[2]]
+
+
+def test_an_announced_range_is_fetched_by_few_requests_and_read_without_one(object_store, tmp_path):
+    write_records(tmp_path / "faces", LABELS * 4)
+    remote = open_remote(upload(tmp_path / "faces"), tmp_path / "cache")
+    shutil.rmtree(tmp_path / "cache" / "blocks")
+    (tmp_path / "cache" / "blocks").mkdir()
+    object_store.requests.clear()
+    prefetch_images(remote, 10, 60)
+    stored = remote.opened(0)._object
+    _, start, end = remote._extents(slice(10, 70))
+    needed = range(start[0] // 2048, -(-end[-1] // 2048))
+    while not all(stored._is_cached(number) for number in needed):
+        pass
+    ranges = [request for request in object_store.requests if request[2]]
+    assert len(ranges) == len({number // 16 for number in needed})
+    object_store.requests.clear()
+    assert [remote.read(number) for number in range(10, 70)]
+    assert not object_store.requests
+
+
+def test_the_cache_stays_within_its_bound_and_every_image_is_right(object_store, tmp_path):
+    write_records(tmp_path / "faces", LABELS * 4)
+    expected = images_of(open_dataset(tmp_path / "faces"))
+    limit = 20_000
+    remote = open_remote(upload(tmp_path / "faces"), tmp_path / "cache", cache_bytes=limit)
+    assert remote.opened(0).size > 4 * limit
+    rng, largest = np.random.default_rng(0), 0
+    for number in rng.permutation(remote.num_images).tolist():
+        assert (int(remote.labels[number]), remote.read(number)) == expected[number]
+        largest = max(largest, block_bytes(tmp_path / "cache"))
+    assert limit // 2 < largest <= limit
+
+
+@pytest.mark.parametrize("limit", [100, 10_000])
+def test_many_processes_read_the_same_through_one_small_cache(limit, object_store, tmp_path):
+    write_records(tmp_path / "faces", LABELS)
+    expected = images_of(open_dataset(tmp_path / "faces"))
+    remote = open_remote(upload(tmp_path / "faces"), tmp_path / "cache", cache_bytes=limit)
+    (tmp_path / "pickled").write_bytes(pickle.dumps(remote))
+    script = (
+        "import pickle, sys\n"
+        "from facetrain.data import object_blocks\n"
+        "object_blocks.BLOCK_BYTES = 1 << 11\n"
+        "dataset = pickle.load(open(sys.argv[1], 'rb'))\n"
+        "dataset.prefetch(0, dataset.num_images)\n"
+        "images = [dataset.read(number) for number in range(dataset.num_images)]\n"
+        "assert 'torch' not in sys.modules\n"
+        "sys.stdout.buffer.write(pickle.dumps(images))"
+    )
+    processes = [
+        subprocess.Popen([sys.executable, "-c", script, tmp_path / "pickled"], stdout=subprocess.PIPE)
+        for _ in range(3)
+    ]
+    for process in processes:
+        images = pickle.loads(process.communicate()[0])
+        assert process.returncode == 0 and images == [image for _, image in expected]
+    assert block_bytes(tmp_path / "cache") <= limit
+
+
+def test_failing_requests_change_no_byte(object_store, tmp_path):
+    write_records(tmp_path / "faces", LABELS)
+    expected = images_of(open_dataset(tmp_path / "faces"))
+    url = upload(tmp_path / "faces")
+    object_store.failing = 0.2
+    assert images_of(open_remote(url, tmp_path / "cache", cache_bytes=100)) == expected
+    assert object_store.failures > 3
+
+
+def test_a_changed_object_is_an_error_for_who_reads_it_and_new_for_who_opens_it(object_store, tmp_path):
+    write_records(tmp_path / "faces", LABELS)
+    url = upload(tmp_path / "faces")
+    remote = open_remote(url, tmp_path / "cache", cache_bytes=100)
+    before = remote.read(0), object_versions(remote)
+    write_records(tmp_path / "other", LABELS[::-1])
+    upload(tmp_path / "other")
+    for dataset in (remote, pickle.loads(pickle.dumps(remote))):
+        with pytest.raises(DataError, match=r"^s3://bucket/faces/train.rec: the object was changed"):
+            dataset.read(1)
+    again = open_remote(url, tmp_path / "cache")
+    assert images_of(again) == images_of(open_dataset(tmp_path / "other"))
+    assert object_versions(again) != before[1]
+
+
+def test_a_removed_object_is_an_error(object_store, tmp_path):
+    write_records(tmp_path / "faces", LABELS)
+    remote = open_remote(upload(tmp_path / "faces"), tmp_path / "cache", cache_bytes=100)
+    open_filesystem("s3://bucket")[0].rm_file("bucket/faces/train.rec")
+    with pytest.raises(DataError, match=r"^s3://bucket/faces/train.rec: not found"):
+        remote.read(1)
+
+
+def test_a_missing_shard_is_an_error(object_store, tmp_path):
+    write_tar(tmp_path / "faces")
+    (tmp_path / "faces" / "shard-000001.tar").rename(tmp_path / "faces" / "shard-000002.tar")
+    with pytest.raises(DataError, match=r"shard-000001.tar is missing"):
+        open_remote(upload(tmp_path / "faces"), tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["train.rec"], "has no train.idx"),
+        (["1.jpg", "list.lst"], "not a dataset that is read in place"),
+        ([], "not found"),
+    ],
+)
+def test_what_cannot_be_read_in_place_is_refused_with_one_line(names, message, object_store, tmp_path):
+    for name in names:
+        open_filesystem("s3://bucket")[0].pipe_file(f"bucket/faces/{name}", b"x")
+    with pytest.raises(DataError, match=rf"^s3://bucket/faces: {message}.*") as caught:
+        open_remote("s3://bucket/faces", tmp_path / "cache")
+    assert "\n" not in str(caught.value)
+
+
+def test_small_files_beside_the_objects_count_as_on_a_disk(object_store, tmp_path):
+    folder = write_records(tmp_path / "faces", LABELS)
+    (folder / "property").write_text("9,16,16\n")
+    (folder / "identities.csv").write_text("identity,name\n" + "".join(f"{n},name{n}\n" for n in range(6)))
+    np.save(folder / "landmarks.npy", np.full((len(LABELS), 5, 2), 0.5, np.float32))
+    remote = open_remote(upload(folder), tmp_path / "cache")
+    assert remote.num_classes == 9 and remote.identity_name(3) == "name3"
+    assert remote.landmarks.shape == (len(LABELS), 5, 2)
+
+
+def test_a_mixture_may_have_remote_parts(object_store, tmp_path):
+    write_records(tmp_path / "one", LABELS)
+    write_records(tmp_path / "two", LABELS[:10])
+    url = upload(tmp_path / "two")
+    for name, path in (("local", "two"), ("remote", url)):
+        text = json.dumps({"datasets": [{"path": "one"}, {"path": path}]})
+        (tmp_path / f"{name}.yaml").write_text(text)
+    data = DataSettings(train="x", cache=str(tmp_path / "cache"))
+    remote = open_dataset(tmp_path / "remote.yaml", data=data, min_images_per_identity=2)
+    assert images_of(remote) == images_of(open_dataset(tmp_path / "local.yaml"))
+    assert [each[0] for each in object_versions(remote)] == [f"{url}/train.rec"]
+    assert block_bytes(tmp_path / "cache")
+
+
+def test_a_file_of_other_people_cannot_lead_to_an_object(object_store, tmp_path):
+    write_tar(tmp_path / "faces")
+    path = dataset_path(DataSettings(train=upload(tmp_path / "faces"), cache=str(tmp_path / "cache")))
+    shutil.copytree(path, tmp_path / "copied")
+    with pytest.raises(DataError, match="not a tar archive"):
+        open_dataset(tmp_path / "copied")
+
+
+@pytest.mark.parametrize(
+    ("shuffle", "limit", "word"), [("full", 10, "use data.shuffle"), ("blocks", 10, "two windows")]
+)
+def test_slow_reading_is_remarked(shuffle, limit, word, object_store, tmp_path):
+    write_records(tmp_path / "faces", LABELS)
+    url = upload(tmp_path / "faces")
+    source = open_remote(url, tmp_path / "cache")
+    small = DataSettings(train=url, shuffle=shuffle, cache_bytes=limit)
+    assert [word in line for line in remarks_on_reading(source, small)] == [True]
+    large = DataSettings(train=url, shuffle=shuffle, cache_bytes=1 << 20)
+    assert not list(remarks_on_reading(source, large))
+
+
+def test_a_read_only_cache_folder_is_one_line(object_store, tmp_path):
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(DataError, match=rf"^{tmp_path}/cache.*set data.cache to another folder"):
+        open_remote("s3://bucket/faces", tmp_path / "cache")
+
+
+def test_local_data_import_no_library_of_stores(tmp_path):
+    write_records(tmp_path / "faces", LABELS)
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom facetrain.data.open_dataset import open_dataset\n"
+        "open_dataset(Path(sys.argv[1])).read(0)\n"
+        "sys.exit(bool({'fsspec', 's3fs', 'aiohttp', 'torch'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", script, tmp_path / "faces"], env=os.environ).returncode == 0

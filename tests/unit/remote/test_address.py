@@ -1,0 +1,60 @@
+import pytest
+
+from facetrain.errors import UsageError
+from facetrain.remote.address import has_secrets, is_remote, require_supported, without_secrets
+
+
+@pytest.mark.parametrize(
+    "url", ["hf://org/repo", "https://host/a", "http://127.0.0.1:1/a", "s3://b/k", "gs://b"]
+)
+def test_addresses_are_no_local_paths(url):
+    assert is_remote(url)
+    require_supported(url)
+
+
+@pytest.mark.parametrize(
+    "path", ["runs/one", "/data/a:b", "s3:/bucket", "C:\\faces", "model.onnx", "a b://c"]
+)
+def test_other_texts_are_local_paths(path):
+    assert not is_remote(path)
+
+
+@pytest.mark.parametrize(
+    ("url", "word"),
+    [
+        ("ftp://host/a", "unknown kind"),
+        ("http://example.com/a", "not encrypted"),
+        ("http://127.0.0.1.example.com/a", "not encrypted"),
+        ("https:///a", "names no host"),
+        ("s3://", "names no host"),
+        ("https://user:pass/word@host/a", "not a valid address"),
+        ("https://[::1/a", "not a valid address"),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_refused_without_its_secrets(url, word):
+    with pytest.raises(UsageError, match=word) as caught:
+        require_supported(url)
+    assert "pass" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "public"),
+    [
+        ("https://user:secret@host:80/a%2Fb?sig=secret#secret", "https://host:80/a%2Fb"),
+        ("s3://key:secret@bucket/a", "s3://bucket/a"),
+        ("https://a@b:secret@host/a", "https://host/a"),
+        ("https://user:sec/ret@host/a", "https://..."),
+        ("hf://org/repo/file@main", "hf://org/repo/file@main"),
+        ("read 'https://u:secret@h/a?b' and s3://b/c", "read 'https://h/a' and s3://b/c"),
+        ("a/local/path?x", "a/local/path?x"),
+    ],
+)
+def test_secrets_are_removed_from_texts(text, public):
+    assert without_secrets(text) == public
+
+
+def test_signed_addresses_are_known():
+    assert has_secrets("https://host/a?sig=1") and has_secrets("s3://key:word@bucket/a")
+    assert (
+        not has_secrets("https://host/a") and not has_secrets("hf://org/repo@main") and not has_secrets("a?b")
+    )

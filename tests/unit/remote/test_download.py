@@ -1,0 +1,282 @@
+import errno
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from facetrain.errors import DataError, UsageError
+from facetrain.remote import download, filesystem
+from facetrain.remote.download import fetch, is_name, local_path, pinned
+
+CONTENT = bytes(range(256)) * 20
+CHECKSUM = hashlib.sha256(CONTENT).hexdigest()
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch, tmp_path):
+    """An empty cache, short waits and parts."""
+    monkeypatch.setattr(filesystem, "FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr(download, "_CHUNK", 1000)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("FACETRAIN_OFFLINE", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def url(web_server):
+    web_server.files["/models/a.onnx"] = CONTENT
+    return f"{web_server.address}/models/a.onnx"
+
+
+def ranges(web_server):
+    return [span for method, _, span in web_server.requests if method == "GET"]
+
+
+def files_in_cache(tmp_path):
+    names = {"lock", "newest.json"}
+    return [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.name not in names]
+
+
+def test_a_file_is_downloaded_once_and_looked_for_again(web_server, url):
+    reports, lines = [], []
+    path = local_path(url, progress=lambda *numbers: reports.append(numbers), say=lines.append)
+    assert path.name == "a.onnx" and path.read_bytes() == CONTENT
+    assert reports[0] == (1000, 5120) and reports[-1] == (5120, 5120)
+    assert lines == [f"{url}: 0.01 MB; terms: unknown, see its publisher"]
+    web_server.requests.clear()
+    assert local_path(url, say=lines.append) == path
+    assert web_server.requests == [("HEAD", "/models/a.onnx", "")] and len(lines) == 1
+
+
+def test_a_changed_file_is_downloaded_again_and_the_old_one_stays(web_server, url):
+    old = local_path(url)
+    web_server.files["/models/a.onnx"] = b"new"
+    new = local_path(url)
+    assert (old.read_bytes(), new.read_bytes()) == (CONTENT, b"new")
+    web_server.files["/models/a.onnx"] = CONTENT
+    web_server.requests.clear()
+    assert local_path(url) == old and not ranges(web_server)
+
+
+def test_an_address_with_its_version_needs_no_network(web_server, url):
+    exact = pinned(url)
+    assert exact == f"{url}#sha256={CHECKSUM}" and pinned(exact) == exact
+    web_server.requests.clear()
+    assert local_path(exact).read_bytes() == CONTENT and not web_server.requests
+
+
+def test_a_version_is_found_after_newer_ones(web_server, url):
+    exact = pinned(url)
+    web_server.files["/models/a.onnx"] = b"new"
+    assert local_path(url).read_bytes() == b"new"
+    assert local_path(exact).read_bytes() == CONTENT
+    web_server.requests.clear()
+    with pytest.raises(DataError, match="checksum"):
+        local_path(f"{url}#sha256={'0' * 64}")
+    assert local_path(url).read_bytes() == b"new"
+
+
+def test_a_pinned_file_that_has_changed_is_an_error(web_server, url, tmp_path):
+    exact = pinned(url)
+    web_server.files["/models/a.onnx"] = b"new"
+    shutil.rmtree(tmp_path / "cache")
+    with pytest.raises(DataError, match="checksum is not the expected one"):
+        local_path(exact)
+    assert files_in_cache(tmp_path) == []
+
+
+@pytest.mark.parametrize("takes_ranges", [True, False])
+def test_a_cut_download_leaves_no_file_and_continues(web_server, url, tmp_path, takes_ranges):
+    web_server.takes_ranges = takes_ranges
+    if takes_ranges:
+
+        def cut(done, total):
+            web_server.cut_after = 500 if done == 3000 else None
+
+        with pytest.raises(DataError, match=r"a\.onnx: the store did not answer .* 5 attempts"):
+            local_path(url, progress=cut)
+    else:
+        web_server.cut_after = 500
+        with pytest.raises(DataError):
+            local_path(url)
+    assert all(".partial" in str(path) for path in files_in_cache(tmp_path))
+    web_server.cut_after = None
+    web_server.requests.clear()
+    assert local_path(url).read_bytes() == CONTENT
+    if takes_ranges:
+        assert ranges(web_server)[0] == "bytes=3000-3999"
+
+
+def test_a_rest_is_not_continued_if_the_file_has_changed(web_server, url):
+    def cut(done, total):
+        web_server.cut_after = 500 if done == 3000 else None
+
+    with pytest.raises(DataError):
+        local_path(url, progress=cut)
+    web_server.cut_after = None
+    web_server.files["/models/a.onnx"] = changed = CONTENT[::-1]
+    assert local_path(url).read_bytes() == changed
+
+
+def test_a_file_that_changes_during_the_download_is_not_used(web_server, url, tmp_path):
+    def change(done, total):
+        web_server.files["/models/a.onnx"] = CONTENT[::-1]
+
+    with pytest.raises(DataError, match="was changed during the download"):
+        local_path(url, progress=change)
+    assert files_in_cache(tmp_path) == []
+
+
+def test_a_server_that_is_busy_for_a_while_is_asked_again(web_server, url):
+    web_server.busy = 5
+    assert local_path(url).read_bytes() == CONTENT
+    web_server.busy = 99
+    with pytest.raises(DataError, match=r"did not answer as expected \(status 503, 5 attempts\)"):
+        local_path(f"{url}?again")
+    web_server.busy = 0
+    with pytest.raises(DataError, match=r"/none: not found$"):
+        local_path(f"{web_server.address}/none")
+    with pytest.raises(DataError, match=r"http://localhost:1/a: cannot be reached .*, 5 attempts"):
+        local_path("http://localhost:1/a")
+
+
+def test_without_versions_nothing_is_continued(web_server, url):
+    web_server.has_etags = False
+
+    def cut(done, total):
+        web_server.cut_after = 500 if done == 3000 else None
+
+    with pytest.raises(DataError):
+        local_path(url, progress=cut)
+    web_server.cut_after = None
+    web_server.requests.clear()
+    assert local_path(url).read_bytes() == CONTENT
+    assert ranges(web_server)[0] == "bytes=0-999"
+
+
+def test_two_processes_download_a_file_once(web_server, url, tmp_path):
+    web_server.wait_s = 0.1
+    script = (
+        "import sys\nfrom facetrain.remote.download import local_path\n"
+        "print(local_path(sys.argv[1], say=lambda line: print(line, file=sys.stderr)))"
+    )
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    results = [process.communicate() for process in started]
+    (first, second), errors = zip(*results, strict=True)
+    assert first == second and Path(first.strip()).read_bytes() == CONTENT
+    assert len(ranges(web_server)) == 1 and sum("terms:" in text for text in errors) == 1
+
+
+def test_offline_what_is_there_is_used(web_server, url, monkeypatch):
+    path = local_path(url)
+    web_server.requests.clear()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert local_path(url) == path and not web_server.requests
+    with pytest.raises(DataError, match="not in the cache, and downloads are switched off"):
+        local_path(f"{url}2")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("FACETRAIN_OFFLINE", "1")
+    assert local_path(url) == path
+
+
+def test_ranks_use_what_the_launcher_has_downloaded(web_server, url, monkeypatch):
+    path = local_path(url)
+    web_server.requests.clear()
+    monkeypatch.setattr(download, "is_own_rank", lambda: True)
+    assert local_path(url) == path and not web_server.requests
+
+
+def test_a_disk_without_enough_space_is_an_error_before_the_download(web_server, url, monkeypatch):
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr(download.shutil, "disk_usage", lambda folder: usage(5119))
+    with pytest.raises(DataError, match=r"needs 0\.0 MB, and .* left; .* XDG_CACHE_HOME"):
+        local_path(url)
+    assert not ranges(web_server)
+
+
+def test_a_disk_that_gets_full_leaves_no_file(url, monkeypatch, tmp_path):
+    def full(descriptor, path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(download, "sync_file", full)
+    with pytest.raises(DataError, match=r"No space left on device; set XDG_CACHE_HOME"):
+        local_path(url)
+    assert all(".partial" in str(path) for path in files_in_cache(tmp_path))
+
+
+def test_files_of_objects_and_of_a_run_are_downloaded_without_its_checkpoints(object_store):
+    store, _ = filesystem.open_filesystem("s3://bucket")
+    for name in ("config.yaml", "model.safetensors", "checkpoints/step_1/shard_0.safetensors"):
+        store.pipe_file(f"bucket/run/{name}", name.encode())
+    folder = local_path("s3://bucket/run")
+    assert sorted(path.name for path in folder.rglob("*")) == ["config.yaml", "model.safetensors"]
+    assert local_path("s3://bucket/run/config.yaml").read_bytes() == b"config.yaml"
+    with pytest.raises(DataError, match=r"^s3://bucket/none: not found"):
+        local_path("s3://bucket/none")
+
+
+def test_names_of_a_store_stay_in_the_folder(object_store, tmp_path):
+    store, _ = filesystem.open_filesystem("s3://bucket")
+    store.pipe_file("bucket/set/../../../../evil", b"x")
+    with pytest.raises(DataError, match="leads out of the folder"):
+        local_path("s3://bucket/set")
+    assert not list(tmp_path.rglob("evil"))
+
+
+def test_paths_are_returned_as_they_are_and_win_over_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert is_name("yunet") and not is_name("runs") and not is_name("runs/yunet")
+    (tmp_path / "yunet").touch()
+    assert not is_name("yunet") and local_path("yunet") == Path("yunet")
+    assert local_path(tmp_path) == tmp_path
+
+
+def test_a_name_of_the_catalog_is_downloaded_with_its_checksum_and_terms(web_server, monkeypatch):
+    from dataclasses import replace
+
+    from facetrain.remote.catalog import catalog
+
+    web_server.files["/file/17"] = CONTENT
+    address = f"{web_server.address}/file/17"
+    lfw = replace(catalog()["lfw"], address=address, sha256=CHECKSUM)
+    wrong = replace(lfw, sha256="0" * 64)
+    monkeypatch.setattr(download, "find_entry", {"lfw": lfw, "wrong": wrong}.get)
+    lines = []
+    path, exact = fetch("lfw", lambda done, size: None, lines.append)
+    assert path.name == "lfw.tgz" and exact == f"{address}#sha256={CHECKSUM}"
+    assert lines == [f"{address}: 0.01 MB; terms: {lfw.terms}"]
+    shutil.rmtree(path.parent.parent)
+    with pytest.raises(DataError, match="checksum"):
+        local_path("wrong")
+
+
+def test_what_cannot_be_had_says_what_can():
+    with pytest.raises(UsageError, match=r"^webface42m: .*July 2025.* facetrain get hsface10k$"):
+        local_path("webface42m")
+
+
+def test_the_cache_has_no_secret(web_server, url, tmp_path):
+    secret = url.replace("http://", "http://user:planted@") + "?signature=planted"
+    exact = fetch(secret, lambda done, size: None, lambda line: None)[1]
+    assert exact == f"{url}#sha256={CHECKSUM}"
+    assert "Authorization" in web_server.headers[0] and web_server.requests[0][1].endswith(
+        "?signature=planted"
+    )
+    stored = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert stored and not any(b"planted" in path.read_bytes() for path in stored)
+    assert not any("planted" in str(path) for path in stored)
+    assert (
+        json.loads(next(path for path in stored if path.name == "newest.json").read_text())["address"]
+        == exact
+    )

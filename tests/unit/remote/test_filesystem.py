@@ -1,0 +1,120 @@
+import subprocess
+import sys
+
+import pytest
+
+from facetrain.errors import CheckpointError, DataError, UsageError
+from facetrain.remote import filesystem
+from facetrain.remote.filesystem import open_filesystem, with_retries
+
+
+@pytest.fixture
+def no_wait(monkeypatch):
+    monkeypatch.setattr(filesystem, "FIRST_WAIT_S", 0.001)
+
+
+def read(url):
+    store, path = open_filesystem(url)
+    return with_retries(url, lambda: store.cat_file(path))
+
+
+def test_objects_are_written_read_by_ranges_and_listed(object_store):
+    store, path = open_filesystem("s3://bucket/runs/one")
+    store.pipe_file(path, bytes(range(100)))
+    assert store.cat_file(path, start=10, end=14) == bytes(range(10, 14))
+    assert object_store.requests[-1] == ("GET", "/bucket/runs/one", "bytes=10-13")
+    assert store.ls("bucket/runs", detail=False) == ["bucket/runs/one"]
+    store.rm_file(path)
+    assert store.ls("bucket", detail=False) == [], "a listing was cached"
+
+
+def test_requests_that_fail_now_and_then_are_repeated(object_store, no_wait):
+    store, path = open_filesystem("s3://bucket/a")
+    store.pipe_file(path, b"x" * 1000)
+    object_store.failing = 0.3
+    assert all(read("s3://bucket/a") == b"x" * 1000 for _ in range(12))
+    assert object_store.failures > 3
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("s3://bucket/none", "not found"),
+        ("s3://nobucket/a", "not found"),
+        (
+            "https://key:word@localhost:1/a?sig=word",
+            r"cannot be reached \(Client\w+, 5 attempts\); check the address",
+        ),
+    ],
+)
+def test_errors_have_the_address_without_secrets_and_nothing_of_the_library(
+    object_store, no_wait, url, reason
+):
+    with pytest.raises(DataError, match=reason) as caught:
+        read(url)
+    assert "word" not in str(caught.value) and caught.value.__suppress_context__
+
+
+def test_a_store_that_always_fails_is_an_error_of_the_kind_that_is_asked_for(object_store, no_wait):
+    store, path = open_filesystem("s3://bucket/a")
+    object_store.full = True
+    with pytest.raises(CheckpointError, match=r"^s3://bucket/a: the store did not answer .* 5 attempts"):
+        with_retries("s3://bucket/a", lambda: store.pipe_file(path, b"x"), CheckpointError)
+
+
+def test_wrong_credentials_are_not_tried_again(no_wait):
+    calls = []
+
+    def refused():
+        calls.append(1)
+        raise PermissionError("the key AKIA is wrong")
+
+    with pytest.raises(DataError, match="access denied") as caught:
+        with_retries("s3://bucket/a", refused)
+    assert len(calls) == 1 and "AKIA" not in str(caught.value)
+
+
+def test_an_error_of_any_package_that_a_library_uses_is_one_of_the_store(no_wait):
+    class ConnectError(Exception):
+        __module__ = "httpx_of_another_version"
+
+    def unreachable():
+        raise ConnectError("https://key:word@host")
+
+    with pytest.raises(DataError, match=r"^hf://org/repo: cannot be reached \(ConnectError, 5 attempts\)"):
+        with_retries("hf://org/repo", unreachable)
+
+
+def test_mistakes_of_the_program_are_not_hidden():
+    with pytest.raises(KeyError):
+        with_retries("s3://bucket/a", lambda: {}["a"])
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("hf://org/repo", "org/repo"),
+        ("hf://org/repo@v1", "org/repo@v1"),
+        ("hf://org/repo/a/b.onnx@v1", "org/repo@v1/a/b.onnx"),
+        ("hf://org/repo@v1/a/b.onnx", "org/repo@v1/a/b.onnx"),
+        ("hf://datasets/org/repo/a@refs/pr/1", "datasets/org/repo@refs%2Fpr%2F1/a"),
+    ],
+)
+def test_the_revision_of_a_hub_address_may_stand_at_its_end(url, path):
+    assert filesystem._hub_path(url.removeprefix("hf://")) == path
+
+
+@pytest.mark.parametrize("package", ["fsspec", "s3fs"])
+def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UsageError, match=rf"needs {package}; .*pip install facetrain\[remote\]"):
+        open_filesystem("s3://bucket/a")
+
+
+def test_no_library_is_imported_before_an_address_is_used():
+    script = (
+        "import sys, facetrain.remote.address, facetrain.remote.filesystem as f\n"
+        "f.public('s3://a/b')\n"
+        "sys.exit(bool({'fsspec', 's3fs', 'gcsfs', 'huggingface_hub', 'aiohttp'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
