@@ -27,6 +27,8 @@ class Interrupt:
         if name == "typer":
             {interrupt}
 
+# The shell that runs the tests in the background ignores Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.meta_path.insert(0, Interrupt())
 runpy.run_module("facetrain", run_name="__main__")
 """
