@@ -22,7 +22,8 @@ from facetrain.models.mxnet_network import MxnetNetwork
 
 BLOCK = 32
 """Images that a folded network computes at a time. oneDNN and MKL choose the order of their sums by the shape of the
-batch. With blocks of one size, the embedding of an image depends neither on the batch nor on the number of ranks."""
+batch. With blocks of one size, the embedding of an image does not depend on the number of images beside it. MKL's
+kernels for AVX2 also choose by the place in the block, which then changes the last bits."""
 _FOLDABLE = ("conv", "linear", "norm", "prelu", "add")
 """Kinds of layers of a network that is folded."""
 
