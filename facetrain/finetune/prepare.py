@@ -6,12 +6,14 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from facetrain.backbone.zoo import build_backbone
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.decode import decode_rgb
@@ -28,15 +30,17 @@ from facetrain.files import listed, make_folder, os_errors_as, read_regular_text
 from facetrain.finetune.choices import Choice, Facts, choose, config_text
 from facetrain.finetune.face_detail import face_detail
 from facetrain.finetune.held_out import require_enough, select_held_out, write_held_out_pairs
-from facetrain.models.initialize_from import check_backbone_weights
+from facetrain.models.initialize_from import check_backbone_weights, initialize_backbone
 from facetrain.models.model_file import (
     GRAPH_SUFFIXES,
     describe_backbone,
     identify_backbone,
     open_model,
     read_model,
+    save_model,
 )
 from facetrain.progress import ProgressCallback
+from facetrain.run.build.open_data import evenly_spread_images
 from facetrain.run.build.teacher_embeddings import write_teacher_embeddings
 from facetrain.verify.sets.pair_set import load_pair_sets, require_distinct_names
 
@@ -59,6 +63,8 @@ class Workplace:
         self.train, self.held_out = folder / "data" / "train", folder / "data" / "held_out"
         self.pairs = folder / "held_out.bin"
         """Verification set of the held-out faces."""
+        self.first = folder / "first.safetensors"
+        """Trainable copy of a first model that is an ONNX or MXNet file."""
         self.run = folder / "run"
         self.model = folder / "model.safetensors"
         """The better model."""
@@ -91,6 +97,7 @@ class Prepared:
 
     place: Workplace
     model: Path
+    """First model; of an ONNX or MXNet file the trainable copy."""
     targets: tuple[str, ...]
     choices: list[Choice]
     config: Config
@@ -145,6 +152,10 @@ def prepare(
         f"{held_out.num_images:,} images of {len(np.unique(held_out.labels)):,} people are held out, to compare the "
         "models on images that training does not see"
     )
+    if model.suffix in GRAPH_SUFFIXES and not model.is_dir():
+        if not place.first.exists():
+            _write_trainable_copy(model, backbone, train, place.first)
+        model = place.first
     cache = output / "embeddings.safetensors"
     if not cache.exists():
         with bar("embedding") as progress:
@@ -193,6 +204,17 @@ def backbone_of(model: Path) -> dict[str, Any]:
         f"{model}: is not {listed(_GRAPH_NETWORKS)}, whose weights can be taken from such a file; give a run, a "
         ".safetensors file or arcface_torch's .pt"
     )
+
+
+def _write_trainable_copy(path: Path, options: dict[str, Any], source: FaceDataset, copy: Path) -> None:
+    """Write the network of an ONNX or MXNet file as a model file with batch norm statistics.
+
+    Such a file often has batch norms merged into other layers. Their statistics are measured once, on training images,
+    so that the run, its teacher and the averages with it start from the same weights.
+    """
+    backbone = build_backbone(**options)
+    initialize_backbone(backbone, path, partial(evenly_spread_images, source, options["image_size"]))
+    save_model(copy, backbone.state_dict(), describe_backbone(**options))
 
 
 def _command_of(request: Request) -> str:

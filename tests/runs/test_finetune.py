@@ -1,11 +1,20 @@
 """Fine-tuning from a dataset of faces to the kept model: interrupted, resumed, repeated as an ordinary run."""
 
+from __future__ import annotations
+
 import signal
 import time
 
+import numpy as np
 import pytest
+import torch
 import yaml
+from torch import nn
 
+from facetrain.backbone.zoo import build_backbone
+from facetrain.models.export.export import export
+from facetrain.models.export.formats import ExportOptions
+from facetrain.models.model_file import open_model
 from tests.support.command import facetrain, output_of, refusal, start
 from tests.support.models import write_model
 
@@ -46,3 +55,32 @@ def test_an_interrupted_fine_tuning_is_resumed_and_keeps_a_model(tmp_path):
     assert chosen["distill"]["teacher"] == str(first) and chosen["train"]["max_steps"] == 200
     by_hand = ("--config", output / "finetune.yaml", "--set", "train.max_steps=2")
     assert "at step 2" in output_of("train", *by_hand, "--run-dir", tmp_path / "by_hand")
+
+
+@pytest.mark.slow
+def test_an_onnx_file_with_merged_batch_norms_is_fine_tuned(tmp_path):
+    pytest.importorskip("onnxscript")
+    torch.manual_seed(0)
+    options = {"embedding_size": 16, "image_size": 32}
+    network = build_backbone("mbf_small", **options)
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            module.momentum = 1.0
+    with torch.no_grad():  # statistics with which the embeddings of different images differ
+        network(torch.rand(64, 3, 1, 1).expand(-1, -1, 32, 32) * 2 - 1)
+    write_model(tmp_path / "m.safetensors", "mbf_small", options, network=network)
+    first, output = tmp_path / "first.onnx", tmp_path / "out"
+    export(open_model(tmp_path / "m.safetensors", torch.device("cpu")), "onnx", first, ExportOptions())
+    faces = ("--identities", 20, "--images-per-identity", 10, "--eval-identities", 2, "--eval-pairs", 20)
+    output_of("data", "synth", "--output", tmp_path / "photos", *faces, "--image-size", 32)
+
+    command = ("finetune", tmp_path / "photos", "--model", first, "--output", output)
+    assert "kept: " in output_of(*command, "--set", "train.max_steps=2")
+    # The copy that was compared embeds images as the file does.
+    image_BHWC = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), np.uint8))
+    copy, graph = (open_model(path, torch.device("cpu")) for path in (output / "first.safetensors", first))
+    with torch.no_grad():
+        expected = graph.network(graph.prepare(image_BHWC))
+        torch.testing.assert_close(
+            copy.network(copy.prepare(image_BHWC)), expected, atol=1e-4 * expected.abs().max().item(), rtol=0
+        )
