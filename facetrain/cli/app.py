@@ -158,7 +158,8 @@ def _in_our_words(message: str, cause: Any) -> str:
         if fault["type"] in _EXPECTED:
             expected = _EXPECTED[fault["type"]].format_map(fault.get("ctx", {}))
             message = message.replace(fault["msg"], f"{str(fault['input'])!r}; use {expected}")
-    return message.replace("Value error, ", "")  # pydantic's prefix of a message that is not its own
+    # pydantic's prefix of a message that is not its own, and a guess of click that helps nobody
+    return message.replace("Value error, ", "").replace(" (Possible options: --help)", "")
 
 
 def _stray_config() -> str | None:

@@ -64,7 +64,7 @@ class UsualSettings:
         def load(*more: str) -> Config:
             if config is not None:
                 return load_config(config, [*settings, *more])
-            return build_config({}, "facetrain train", [*settings, *more])
+            return build_config({}, "the defaults", [*settings, *more])
 
         if config is None and self.data is None:
             raise UsageError(

@@ -68,7 +68,7 @@ def build_config(values: dict[str, Any], where: str, overrides: Iterable[str] = 
     try:
         return Config.model_validate(merged)
     except ValidationError as error:
-        where += " with --set" if changes else ""
+        where += " and the command line" if changes else ""
         raise ConfigError(f"{where}: {explain(error)}") from error
 
 
