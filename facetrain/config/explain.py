@@ -32,6 +32,8 @@ REMOVED_KEYS = {
     "optim.layer_decay": (1.0, "remove it, and give learning rates by model.lr_factors"),
     "optim.ema": (None, "remove it, and average models with `facetrain average`"),
     "train.loss_spike": (None, "remove it; log.txt and report.html show the loss and the gradient norm"),
+    "log.mlflow": (None, "remove it; log.wandb, TensorBoard and metrics.jsonl have the same values"),
+    "log.mlflow_experiment": ("facetrain", "remove it"),
     "data.augment.jpeg": (0.0, "remove it, or compress the images of the dataset beforehand"),
     "data.synthetic": (
         None,

@@ -15,7 +15,6 @@ from facetrain.files import os_errors_as
 from facetrain.telemetry.console import Console
 from facetrain.telemetry.jsonl import JsonLines
 from facetrain.telemetry.log import logger
-from facetrain.telemetry.mlflow import MLflow
 from facetrain.telemetry.recorder import OptionalSink, Recorder, RunEnd, Sink
 from facetrain.telemetry.tensorboard import TensorBoard
 from facetrain.telemetry.wandb import WandB
@@ -112,6 +111,3 @@ def _optional_sinks(config: Config, folder: Path, resume_at: int | None) -> Iter
     }
     if log.wandb is not None:
         yield OptionalSink("log.wandb", partial(WandB, folder, project=log.wandb, **described))
-    if log.mlflow is not None:
-        described |= {"uri": log.mlflow, "experiment": log.mlflow_experiment}
-        yield OptionalSink("log.mlflow", partial(MLflow, folder, **described))

@@ -1,1 +1,1 @@
-"""Output of a run: console, log.txt, metrics.jsonl, TensorBoard, Weights & Biases and MLflow."""
+"""Output of a run: console, log.txt, metrics.jsonl, TensorBoard and Weights & Biases."""

@@ -18,8 +18,3 @@ class LogSettings(Settings):
     wandb: str | None = None
     """Project of Weights & Biases that gets the metrics and the config; needs `pip install facetrain[wandb]`. null:
     none."""
-    mlflow: str | None = None
-    """Tracking URI of MLflow that gets the metrics and the config, for example http://host:5000; needs `pip install
-    facetrain[mlflow]`. null: none."""
-    mlflow_experiment: str = "facetrain"
-    """Experiment of MLflow to which the run belongs; with `mlflow`."""

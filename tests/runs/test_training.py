@@ -104,20 +104,14 @@ def test_a_run_leaves_its_folder_and_says_what_to_do_next(describe, tmp_path):
 
 
 @pytest.mark.slow
-def test_wandb_and_mlflow_have_the_metrics_of_a_run_and_of_its_continuation(describe, tmp_path):
+def test_wandb_has_one_run_of_a_run_and_of_its_continuation(describe, tmp_path):
     pytest.importorskip("wandb")
-    pytest.importorskip("mlflow")
-    local = {"WANDB_MODE": "offline", "MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
     folder = tmp_path / "runs" / "tiny"
-    sinks = ("--set", "log.wandb=faces", "--set", f"log.mlflow=file:{tmp_path}/store")
-    first = ("train", "--config", describe(steps=4), *sinks)
+    first = ("train", "--config", describe(steps=4), "--set", "log.wandb=faces")
     for command in (first, ("resume", folder, "--set", "train.max_steps=6")):
-        process = start(*command, **local)
+        process = start(*command, WANDB_MODE="offline")
         _, stderr = process.communicate(timeout=300)
-        assert process.returncode == 0 and "log.wandb" not in stderr and "log.mlflow" not in stderr, stderr
-    run_id = (folder / "mlflow_run_id.txt").read_text().strip()
-    (values,) = tmp_path.glob(f"store/*/{run_id}/metrics/loss/loss")
-    assert [int(line.split()[2]) for line in values.read_text().splitlines()] == [1, 2, 3, 4, 5, 6]
+        assert process.returncode == 0 and "log.wandb" not in stderr, stderr
     files = list((folder / "wandb").glob("offline-run-*/run-*.wandb"))
     assert {path.stem for path in files} == {f"run-{(folder / 'wandb_run_id.txt').read_text().strip()}"}
     state = json.loads((folder / "state.json").read_text())

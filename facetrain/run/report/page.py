@@ -22,7 +22,6 @@ from facetrain.run.lr_range_test import RangeTest
 from facetrain.run.outputs import AUGMENTED_FILE, PAIRS_FILE, SKIPPED_FILE
 from facetrain.run.report.curves import PANELS, draw_curves, draw_range_test
 from facetrain.run.report.list_runs import best_accuracies, formatted, is_run, read_metrics
-from facetrain.telemetry.mlflow import flatten
 from facetrain.verify.output.hardest_pairs import VerifiedPairs, pairs_html
 
 _REFRESH_S = 30
@@ -70,7 +69,7 @@ def run_sections(folder: Path) -> Iterator[str]:
     yield data_table(("time", "from step", "ranks", "device"), starts)
     yield "<h2>Environment</h2>"
     environment = recorded_environment(folder)
-    yield details_table((key, _text(value)) for key, value in flatten(environment))
+    yield details_table((key, _text(value)) for key, value in _flatten(environment))
 
 
 def _summary(folder: Path, records: list[dict[str, Any]], state: RunState) -> Iterator[tuple[str, str]]:
@@ -88,7 +87,7 @@ def _summary(folder: Path, records: list[dict[str, Any]], state: RunState) -> It
 
 def _config_differences(folder: Path) -> Iterator[str]:
     try:
-        values = dict(flatten(plain_config(load_config(folder / "config.yaml"))))
+        values = dict(_flatten(plain_config(load_config(folder / "config.yaml"))))
     except ConfigError as error:
         yield f"<p>The config cannot be read: {escape(str(error))}</p>"
         return
@@ -110,7 +109,7 @@ def _config_differences(folder: Path) -> Iterator[str]:
 @cache
 def _presets() -> dict[str, dict[str, Any]]:
     """Return the values of all presets, which a run that writes many pages reads once."""
-    return {preset.name: dict(flatten(plain_config(load_config(preset.path)))) for preset in presets()}
+    return {preset.name: dict(_flatten(plain_config(load_config(preset.path)))) for preset in presets()}
 
 
 def _range_test(folder: Path) -> Iterator[str]:
@@ -189,3 +188,12 @@ def _lines(path: Path) -> list[str]:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of nested values."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

@@ -1,4 +1,4 @@
-"""Weights & Biases and MLflow behind the recorder: their runs continue after a resume, their failures end nothing."""
+"""Weights & Biases behind the recorder: its runs continue after a resume, its failures end nothing."""
 
 import subprocess
 import sys
@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 
 from facetrain.telemetry import recorder as recorder_module
-from facetrain.telemetry.mlflow import MLflow
 from facetrain.telemetry.recorder import OptionalSink, Recorder
 from facetrain.telemetry.wandb import WandB
 
@@ -78,43 +77,6 @@ def test_a_service_that_hangs_delays_neither_a_step_nor_the_end_beyond_the_limit
     hang.set()
 
 
-@pytest.mark.filterwarnings("ignore")  # of packages that the run does not depend on
-def test_a_folder_that_mlflow_refuses_names_the_way_out(tmp_path, monkeypatch, capfd):
-    pytest.importorskip("mlflow")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
-    options = {"experiment": "faces", "name": "tiny", "config": CONFIG, "resumed": False}
-    OptionalSink("log.mlflow", lambda: MLflow(tmp_path, uri="store", **options)).close()
-    printed = capfd.readouterr().err
-    assert (
-        "run `mlflow server`" in printed and "MLFLOW_ALLOW_FILE_STORE=true; nothing more is sent" in printed
-    )
-
-
-@pytest.mark.filterwarnings("ignore")  # of packages that the run does not depend on
-def test_mlflow_gets_config_and_metrics_and_a_resume_continues_the_same_run(tmp_path, monkeypatch):
-    pytest.importorskip("mlflow")
-    from mlflow.tracking import MlflowClient
-
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    uri = f"file:{tmp_path}/store"
-    client, found = MlflowClient(tracking_uri=uri), []
-    for resumed, step, end in ((False, 5, "failed"), (True, 6, "stopped"), (True, 7, "finished")):
-        options = {"experiment": "faces", "name": "tiny", "config": CONFIG, "resumed": resumed}
-        sink = MLflow(tmp_path, uri=uri, **options)
-        sink.write(step, VALUES)
-        sink.close(end)
-        (run,) = client.search_runs([client.get_experiment_by_name("faces").experiment_id])
-        found.append(run.info.status)
-    assert run.info.run_name == "tiny" and found == ["FAILED", "KILLED", "FINISHED"]
-    assert run.data.params == {"seed": "1", "optim.lr": "0.1"}
-    history = client.get_metric_history(run.info.run_id, "loss/loss")
-    assert [(metric.step, metric.value) for metric in history] == [(5, 2.0), (6, 2.0), (7, 2.0)]
-    assert run.data.metrics["eval/lfw/tar_at_1e-03"] == 0.5
-    assert run.data.metrics["eval/mine _v2__x/auc"] == 0.25
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_wandb_offline_gets_the_metrics_and_a_resume_keeps_the_run_id(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
@@ -147,6 +109,6 @@ def test_wandb_gets_the_end_of_the_run(tmp_path, monkeypatch, end, expected):
     assert calls == expected
 
 
-def test_neither_package_is_imported_if_it_is_off():
-    script = "import sys, facetrain.run.training; sys.exit(bool({'wandb', 'mlflow'} & set(sys.modules)))"
+def test_the_package_is_not_imported_if_it_is_off():
+    script = "import sys, facetrain.run.training; sys.exit('wandb' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[3]).returncode == 0
