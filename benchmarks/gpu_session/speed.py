@@ -39,21 +39,15 @@ def measure_steps(
 ) -> Rows:
     """Yield images/s of whole steps in the mode that users get, and of arcface_torch's recipe.
 
-    It is the command that users call, with one process per GPU; nothing on a machine with fewer GPUs.
+    One process per GPU; nothing on a machine with fewer GPUs.
     """
     if device == "cuda" and gpus > torch.cuda.device_count():
         print(f"this machine has {torch.cuda.device_count()} GPUs", file=sys.stderr)
         return
-    command = ["bench", "train", "--json", "--baseline", "--identities", str(identities)]
-    command += [
-        "--nproc-per-node",
-        str(gpus),
-        "--steps",
-        str(turns["steps"]),
-        "--rounds",
-        str(turns["rounds"]),
-    ]
-    report = json.loads(_run_command(command, {**config, "train.device": device}))
+    command = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus)]
+    command += ["-m", "benchmarks.arcface_torch", "--identities", str(identities)]
+    command += [word for name, value in turns.items() for word in (f"--{name}", str(value))]
+    report = json.loads(_run_module(command, {**config, "train.device": device}))
     described = expected.run_config(config, device)
     what = f"{gpus} × {_label(config)}, {identities:,} identities"
     forecast = expected.expected_step(described, identities, gpus)
@@ -68,7 +62,7 @@ def measure_steps(
         yield row(f"{what}, {name}", "times arcface_torch", report["times_arcface_torch"][name])
         shares = ", ".join(f"{part} {share:.0%}" for part, share in measured["share_of_time"].items())
         yield row(f"{what}, {name}", "parts of a step", shares)
-    yield row(f"{what}, arcface_torch", "images/s", report["arcface_torch"]["images_per_s"])
+    yield row(f"{what}, arcface_torch", "images/s", report["others"]["arcface_torch"]["images_per_s"])
     yield row(what, "products, TFLOP/s", report["matrix_flops"] / 1e12)
     yield row(what, "copies, GB/s", report["copied_bytes"] / 1e9)
 
@@ -83,7 +77,7 @@ def measure_run(config: dict[str, Any], device: str, steps: int, failures: list[
         }  # fmt: skip
         file = Path(scratch) / "run.yaml"
         file.write_text("data: {train: data}\neval: {targets: []}\n")
-        output = _run_command(["train", "--config", str(file)], keys)
+        output = _run_module(["facetrain", "train", "--config", str(file)], keys)
         records = read_jsonl(Path(scratch) / "runs" / "run" / "metrics.jsonl")
     speeds = [record["images_per_s"] for record in records if "images_per_s" in record]
     what = f"{_label(config)}, {steps:,} steps"
@@ -154,14 +148,12 @@ def measure_loader(device: str, decode: str, batch: int, seconds: float, failure
     yield row(f"decode: {decode}, {usable_cores()} cores, batch {batch}", "images/s", rate)
 
 
-def _run_command(words: list[str], keys: dict[str, Any]) -> str:
-    """Run a command of facetrain with values of the config; return what it prints."""
+def _run_module(words: list[str], keys: dict[str, Any]) -> str:
+    """Run a module of Python with values of the config; return what it prints."""
     sets = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
-    done = subprocess.run(
-        [sys.executable, "-m", "facetrain", *words, *sets], stdout=subprocess.PIPE, text=True
-    )
+    done = subprocess.run([sys.executable, "-m", *words, *sets], stdout=subprocess.PIPE, text=True)
     if done.returncode:
-        raise RuntimeError(f"facetrain {' '.join(words)}: exit code {done.returncode}; its message is above")
+        raise RuntimeError(f"{' '.join(words)}: exit code {done.returncode}; its message is above")
     return done.stdout
 
 

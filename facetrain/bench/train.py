@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -15,14 +15,11 @@ from typing import Any
 
 import torch
 
-from facetrain.backbone.zoo import build_backbone
-from facetrain.bench.arcface_torch_step import ArcfaceTorchStep
 from facetrain.bench.generated_dataset import open_or_generate
 from facetrain.bench.machine_peak import MachinePeak, measure_peak, synchronize
 from facetrain.bench.workloads import RunWorkload, Turns, in_turn
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
-from facetrain.data.images.augment import normalize
 from facetrain.data.loading.loader import Batch, Loader, LoaderSettings
 from facetrain.data.loading.sampler import SampleOrder, build_sampler
 from facetrain.distributed import collectives
@@ -31,7 +28,6 @@ from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.world import World, join
 from facetrain.plan.backbone_cost import backbone_cost
 from facetrain.plan.forecast import head_load
-from facetrain.run.build.backbone import describe_model
 from facetrain.run.build.parts import build_augment, build_state, count_workers
 from facetrain.run.build.step_schedule import local_batch_size, schedule_steps
 from facetrain.telemetry.memory import peak_gib
@@ -42,13 +38,14 @@ from facetrain.training.profile import RECORDED_STEPS, Profile, StepProfiler
 from facetrain.training.state import TrainState
 from facetrain.training.step import TrainStep
 
-BASELINE = "arcface_torch"
 _WARM_UP_STEPS = 3
 _ENDLESS = 1 << 40
 _LR = 1e-6
 """Small enough that noise with random labels cannot make the loss diverge."""
 
 Batches = Iterator[tuple[Batch, ...]]
+TakeSteps = Callable[[int], None]
+"""Takes a number of steps, each with the images of a micro-batch of a run."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +78,16 @@ class BenchedRun:
             self.state.step += 1
 
 
-def measure_training(config: Config, workload: RunWorkload, turns: Turns) -> dict[str, Any] | None:
+def measure_training(
+    config: Config,
+    workload: RunWorkload,
+    turns: Turns,
+    others: Mapping[str, Callable[[Config, World, int], TakeSteps]] | None = None,
+) -> dict[str, Any] | None:
     """Train on each kind of input in turn; return the report on the leader, None on other ranks. Collective.
 
-    The learning rate of the config is replaced by a very small one.
+    The learning rate of the config is replaced by a very small one. `others` build further programs, by name, from the
+    config, the rank and the number of classes; they take turns with the inputs.
     """
     config = config.model_copy(update={"optim": config.optim.model_copy(update={"lr": _LR})})
     if config.train.deterministic:
@@ -98,21 +101,18 @@ def measure_training(config: Config, workload: RunWorkload, turns: Turns) -> dic
     ):
         # Each label of the dataset needs a center.
         num_classes = max(workload.identities, source.num_classes)
-        baseline = build_baseline(config, world, num_classes) if workload.baseline else None
+        built = {name: build(config, world, num_classes) for name, build in (others or {}).items()}
         run = build_run(config, world, num_classes, Path(scratch), source)
         with closing(open_loader(run, source)) as loader:
             every = {"synthetic": repeated_batch(run, num_classes), "records": iter(loader)}
             batches = {name: every[name] for name in workload.inputs}
             machine = measure_peak(config.train.precision, world.device)
             speed_of = partial(_images_per_second, world.device, turns.steps)
-            variants = {
+            images = run.local_batch_size * world.size
+            variants = {name: partial(speed_of, images, steps) for name, steps in built.items()} | {
                 name: partial(speed_of, run.global_batch_size, partial(_take_some, run, of_input))
                 for name, of_input in batches.items()
             }
-            if baseline is not None:
-                variants = {
-                    BASELINE: partial(speed_of, run.local_batch_size * world.size, baseline)
-                } | variants
             rates = in_turn(variants, turns.rounds)
             # The best of two: other work on the machine can only slow a measurement down.
             again = measure_peak(config.train.precision, world.device)
@@ -133,27 +133,6 @@ def build_run(
     )
     step = TrainStep(network, build_augment(config), max_skipped_steps=_ENDLESS)
     return BenchedRun(config, state, step)
-
-
-def build_baseline(config: Config, world: World, num_classes: int) -> Callable[[int], None]:
-    """Return a function that takes steps of arcface_torch with one batch of random images and labels.
-
-    The images are already normalized, so the baseline is spared the augmentation of a run. On the CPU it also
-    profits from facetrain's allocator settings, which hold for the whole process.
-    """
-    torch.manual_seed(0)
-    batch, side = local_batch_size(config, world.size), config.data.image_size
-    options = describe_model(config)["backbone"]
-    step = ArcfaceTorchStep(build_backbone(**options), num_classes, config.train.precision, world.device)
-    image_BHWC = torch.randint(256, (batch, side, side, 3), dtype=torch.uint8)
-    image_BCHW = normalize(image_BHWC.to(world.device)).contiguous()
-    label_B = torch.randint(num_classes, (batch,)).to(world.device)
-
-    def take_steps(count: int) -> None:
-        for _ in range(count):
-            step(image_BCHW, label_B)
-
-    return take_steps
 
 
 def repeated_batch(run: BenchedRun, num_classes: int) -> Batches:
@@ -236,7 +215,6 @@ def _report(
         }
         for name in rates
     }
-    baseline = found.pop(BASELINE, None)
     report = {
         "torch": torch.version.__version__,
         "device": next(iter(profiles.values())).device,
@@ -255,12 +233,11 @@ def _report(
         },
         "peak_gib": peak_gib(world.device),
         "inputs": {
-            name: {**values, "share_of_time": profiles[name].shares()} for name, values in found.items()
+            name: {**found[name], "share_of_time": profile.shares()} for name, profile in profiles.items()
         },
     }
-    if baseline is not None:
-        report[BASELINE] = baseline
-        report["times_arcface_torch"] = {name: speed[name] / speed[BASELINE] for name in found}
+    if others := {name: values for name, values in found.items() if name not in profiles}:
+        report["others"] = others
     if {"records", "synthetic"} <= found.keys():
         report["records_over_synthetic"] = speed["records"] / speed["synthetic"]
     return report

@@ -11,6 +11,8 @@ from typing import Any
 from facetrain.errors import FacetrainError, RunError
 from facetrain.files import error_reason
 
+DEFAULT_CONFIG = {"data": {"train": "generated"}, "model": {"backbone": "r18"}, "train": {"batch_size": 64}}
+"""Config of `facetrain bench train`."""
 INPUTS = ("synthetic", "records")
 """One batch that stays on the device; a dataset, through the loader."""
 
@@ -35,8 +37,6 @@ class RunWorkload:
     """Classes of the head, unless the dataset has more."""
     inputs: list[str] = field(default_factory=lambda: [*INPUTS])
     """Some of INPUTS."""
-    baseline: bool = False
-    """Also measure the step of arcface_torch, with the same backbone, batch and precision."""
 
 
 @dataclass(frozen=True)

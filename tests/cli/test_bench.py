@@ -73,7 +73,7 @@ def test_fused_kernels_are_not_measured_with_a_network_that_has_none(monkeypatch
 
 
 @pytest.mark.slow
-def test_whole_steps_are_measured_with_and_without_a_dataset_and_beside_arcface_torch(capsys):
+def test_whole_steps_are_measured_with_and_without_a_dataset(capsys):
     small = (
         "model.backbone=iresnet",
         "model.layers=[1,1,1,1]",
@@ -81,17 +81,13 @@ def test_whole_steps_are_measured_with_and_without_a_dataset_and_beside_arcface_
         "data.image_size=32",
     )
     sets = [word for value in (*small, "train.batch_size=8", "data.workers=1") for word in ("--set", value)]
-    report = bench(
-        "train", *sets, "--identities", 1000, "--steps", 2, "--rounds", 1, "--baseline", "--nproc-per-node", 2
-    )
+    report = bench("train", *sets, "--identities", 1000, "--steps", 2, "--rounds", 1, "--nproc-per-node", 2)
     assert report["ranks"] == 2 and report["identities"] == 1000
-    assert set(report["inputs"]) == set(report["times_arcface_torch"]) == {"synthetic", "records"}
+    assert set(report["inputs"]) == {"synthetic", "records"}
     for found in report["inputs"].values():
         flops = found["images_per_s"] * sum(report["flops_per_image"].values())
         assert found["mfu"] == flops / report["matrix_flops"] < 1
         assert abs(sum(found["share_of_time"].values()) - 1) < 1e-6 and found["share_of_time"]["forward"] > 0
-    speed = report["inputs"]["synthetic"]["images_per_s"]
-    assert report["times_arcface_torch"]["synthetic"] == speed / report["arcface_torch"]["images_per_s"]
     assert report["flops_per_image"]["head"] == 6 * 1000 * 512
     assert report["limits_images_per_s"].keys() == {"products", "copies"}
     print_report(report, as_json=False)

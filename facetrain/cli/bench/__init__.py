@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from facetrain.bench.workloads import INPUTS, BackboneWorkload, HeadWorkload, RunWorkload
+from facetrain.bench.workloads import DEFAULT_CONFIG, INPUTS, BackboneWorkload, HeadWorkload, RunWorkload
 from facetrain.cli.bench.options import (
     DATA_OPTION,
     ROUNDS_OPTION,
@@ -24,11 +24,7 @@ from facetrain.cli.train import Processes
 from facetrain.cli.unused_options import refuse_launch_options
 from facetrain.cpu_cores import usable_cores
 
-if TYPE_CHECKING:
-    from facetrain.config.schema import Config
-
 app = typer.Typer(no_args_is_help=True, help="Measure parts of a run on this machine.")
-_DEFAULT_CONFIG = {"data": {"train": "generated"}, "model": {"backbone": "r18"}, "train": {"batch_size": 64}}
 _MOST_IDENTITIES = 10_000_000_000
 """More than all people: larger numbers are mistakes, and overflow in sizes of tensors."""
 
@@ -55,7 +51,6 @@ def train(
                 metavar="synthetic|records",
                 help="synthetic: one batch that stays on the device; records: a dataset. By default both.",
             ),
-            "baseline": typer.Option("--baseline", help="Also measure the training step of arcface_torch."),
         },
     ],
     turns: TurnsOptions,
@@ -63,12 +58,17 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Measure whole steps of a run: images per second, share of the machine's peak, and where the time goes."""
+    from facetrain.config.loading import build_config, load_config
     from facetrain.distributed.launch import launch
     from facetrain.distributed.process_lifetime import launched_by_torchrun
     from facetrain.distributed.topology import topology
 
     require_known("--input", workload.inputs, INPUTS)
-    described = _load_or_default(config, set_)
+    described = (
+        load_config(config, set_ or ())
+        if config
+        else build_config(DEFAULT_CONFIG, "the defaults", set_ or ())
+    )
 
     def measure() -> int:
         from facetrain.bench.train import measure_training
@@ -83,14 +83,6 @@ def train(
         sys.exit(measure())
     where = topology(nproc_per_node, "1", None, 0, described.train.device)
     sys.exit(launch(measure, where, run_id="facetrain-bench"))
-
-
-def _load_or_default(config: Path | None, set_: list[str] | None) -> Config:
-    from facetrain.config.loading import build_config, load_config
-
-    if config:
-        return load_config(config, set_ or ())
-    return build_config(_DEFAULT_CONFIG, "bench train", set_ or ())
 
 
 @app.command()

@@ -1,4 +1,6 @@
-"""Training step of arcface_torch, as the baseline of `facetrain bench train`.
+"""Whole training steps of facetrain beside steps of arcface_torch, in turn.
+
+On several ranks: `torchrun --nproc-per-node 2 -m benchmarks.arcface_torch`. Of arcface_torch it has:
 
 NCHW, autocast with a GradScaler, DDP with the 16-bit hook, logits of all of a rank's classes at once, the
 margin applied under `no_grad`, softmax over the ranks by two reductions, one dense SGD over backbone and
@@ -15,19 +17,32 @@ it subtracts 1 at the targets instead of a one-hot matrix, and it reads no scala
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
+import typer
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.common import run
 from facetrain.backbone.base import Backbone
 from facetrain.backbone.prelu import use_torch_backward
+from facetrain.backbone.zoo import build_backbone
+from facetrain.bench.train import TakeSteps, measure_training
+from facetrain.bench.workloads import DEFAULT_CONFIG, RunWorkload, Turns
+from facetrain.config.loading import build_config
+from facetrain.config.schema import Config
+from facetrain.data.images.augment import normalize
 from facetrain.distributed import collectives
 from facetrain.distributed.ddp import LOCAL_BUFFERS
+from facetrain.distributed.world import World
 from facetrain.head.class_shard import shard_classes
+from facetrain.run.build.backbone import describe_model
+from facetrain.run.build.step_schedule import local_batch_size
+
+NAME = "arcface_torch"
 
 _SCALE, _MARGIN, _MOMENTUM, _WEIGHT_DECAY, _CLIP_NORM = 64.0, 0.5, 0.9, 5e-4, 5.0
 _LR = 1e-6
@@ -133,3 +148,49 @@ class ArcfaceTorchStep:
             cos_GK[here, label_G[here]] = (cos_GK[here, label_G[here]].arccos() + _MARGIN).cos()
         loss: Tensor = _DistributedCrossEntropy.apply(cos_GK * _SCALE, label_G)
         return loss
+
+
+def measure_steps(
+    identities: int = 10_000,
+    steps: int = 5,
+    rounds: int = 3,
+    set_: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE")] = [],  # noqa: B006
+) -> dict[str, Any] | None:
+    """Return the report of `facetrain bench train` with arcface_torch's speed, and the ratios to it.
+
+    `--set` changes values of the config; both have the same backbone, batch and precision.
+    """
+    config = build_config(DEFAULT_CONFIG, "the defaults", set_)
+    workload = RunWorkload(identities=identities)
+    report = measure_training(config, workload, Turns(steps, rounds), {NAME: build_baseline})
+    if report is not None:
+        baseline = report["others"][NAME]["images_per_s"]
+        report["times_arcface_torch"] = {
+            name: found["images_per_s"] / baseline for name, found in report["inputs"].items()
+        }
+    return report
+
+
+def build_baseline(config: Config, world: World, num_classes: int) -> TakeSteps:
+    """Return a function that takes steps with one batch of random images and labels.
+
+    The images are already normalized, so the baseline is spared the augmentation of a run. On the CPU it also
+    profits from facetrain's allocator settings, which hold for the whole process.
+    """
+    torch.manual_seed(0)
+    batch, side = local_batch_size(config, world.size), config.data.image_size
+    options = describe_model(config)["backbone"]
+    step = ArcfaceTorchStep(build_backbone(**options), num_classes, config.train.precision, world.device)
+    image_BHWC = torch.randint(256, (batch, side, side, 3), dtype=torch.uint8)
+    image_BCHW = normalize(image_BHWC.to(world.device)).contiguous()
+    label_B = torch.randint(num_classes, (batch,)).to(world.device)
+
+    def take_steps(count: int) -> None:
+        for _ in range(count):
+            step(image_BCHW, label_B)
+
+    return take_steps
+
+
+if __name__ == "__main__":
+    run(measure_steps)
