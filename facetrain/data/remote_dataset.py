@@ -23,7 +23,7 @@ from facetrain.data.object_blocks import READ_BY_RANGES, ObjectPath, StoredObjec
 from facetrain.data.settings import DataSettings
 from facetrain.distributed.process_setup import user_cache_folder
 from facetrain.errors import DataError
-from facetrain.files import make_folder, os_errors_as, write_atomically
+from facetrain.files import make_folder, os_errors_as, replacing
 from facetrain.remote.address import is_read_in_place, scheme
 from facetrain.remote.download import local_path, version_token
 from facetrain.remote.filesystem import open_filesystem, public, with_retries
@@ -45,7 +45,8 @@ def dataset_path(data: DataSettings) -> Path:
         cache = Path(data.cache).absolute() if data.cache else user_cache_folder() / "objects"
         for name in ("blocks", "locks", "datasets"):
             make_folder(cache / name)
-        write_atomically(cache / "limit", str(data.cache_bytes))
+        with replacing(cache / "limit") as scratch:  # the ranks of a machine write it at the same time
+            scratch.write_text(str(data.cache_bytes))
         return _described(data.train.rstrip("/"), cache)
 
 

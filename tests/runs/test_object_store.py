@@ -1,6 +1,7 @@
 """Runs whose training data are in an object store."""
 
 import json
+import os
 
 import pytest
 from safetensors.torch import load_file
@@ -10,6 +11,7 @@ from facetrain.config.loading import load_config
 from facetrain.errors import ConfigError
 from facetrain.run import training
 from tests.runs.test_training import losses
+from tests.support.command import start
 from tests.support.datasets import write_records
 from tests.unit.data.test_remote_dataset import upload
 
@@ -57,6 +59,27 @@ def test_a_run_from_a_slow_failing_store_equals_one_from_the_disk_also_after_a_r
     upload(other)
     with pytest.raises(ConfigError, match="was trained on objects with digest"):
         training.resume(load_config(config, remote), tmp_path / "store", 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_that_share_a_small_cache_see_the_images_of_the_disk(ranks, url, dataset, describe, tmp_path):
+    variables = {name: os.environ[name] for name in os.environ if name.startswith(("AWS_", "XDG_CACHE"))}
+    settings = [
+        "data.shuffle=blocks",
+        f"eval.dir={dataset}/data",
+        "train.global_batch_size=24",
+        "data.workers=1",
+    ]
+    remote = [f"data.train={url}", f"data.cache={tmp_path}/cache", "data.cache_bytes=300000"]
+    for name, changes in (("disk", settings), ("store", [*settings, *remote])):
+        sets = [word for change in changes for word in ("--set", change)]
+        arguments = ("--config", describe(), "--run-dir", tmp_path / name, "--nproc-per-node", ranks)
+        process = start("train", *arguments, *sets, **variables)
+        _, error = process.communicate()
+        assert process.returncode == 0, error
+    assert losses(tmp_path / "store") == losses(tmp_path / "disk")
+    assert weights(tmp_path / "store") == weights(tmp_path / "disk")
 
 
 def test_plan_doctor_and_inspect_read_the_numbers_of_a_remote_dataset(url, dataset, describe, capsys):

@@ -88,9 +88,11 @@ def test_keys_are_in_no_file_and_no_output_of_a_run_an_eval_and_a_download(
     web_server.files["/m.safetensors"] = (tmp_path / "first" / "model.safetensors").read_bytes()
     signed = f"http://user:{SECRET}@{web_server.address.removeprefix('http://')}/m.safetensors?sig={SECRET}"
     evaluation = ("eval", signed, "--target", "s3://bucket/sets/far.bin", "--report", tmp_path / "report")
+    mirrored = ("--run-dir", tmp_path / "mirrored", "--set", "checkpoint.mirror=s3://bucket/runs")
     printed = []
     for expected, arguments in (
         (0, ("train", "--config", model, "--run-dir", tmp_path / "run")),
+        (0, ("train", "--config", model, *mirrored)),
         (0, evaluation),
         (0, ("get", signed, "--output", tmp_path / "copy.safetensors")),
         (2, ("get", signed.replace("m.safetensors", "none"), "--debug")),
@@ -105,6 +107,12 @@ def test_keys_are_in_no_file_and_no_output_of_a_run_an_eval_and_a_download(
     assert not [text for text in printed if SECRET in text]
     leaks = [path for path, content in contents(tmp_path).items() if SECRET in f"{path}{content!r}"]
     assert leaks == []
+    store, _ = open_filesystem("s3://bucket")
+    uploaded = {path: store.cat_file(path) for path in store.find("bucket/runs")}
+    assert any(path.endswith("log.txt") for path in uploaded) and any(
+        "checkpoints" in path for path in uploaded
+    )
+    assert not [path for path, content in uploaded.items() if SECRET in f"{path}{content!r}"]
 
 
 def test_without_an_address_nothing_of_the_extra_is_imported(model_file, dataset, tmp_path):
