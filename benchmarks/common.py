@@ -57,7 +57,7 @@ def in_new_process(function: Callable[..., Any], *arguments: object) -> Any:
         return pool.submit(function, *arguments).result()
 
 
-def memory_mib(name: str = "VmHWM") -> int:
-    """Return a line of /proc/self/status in MiB; `VmHWM` is the peak of resident memory of this process."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+def memory_mib(name: str = "VmHWM", process: int | str = "self") -> int:
+    """Return a line of /proc/PROCESS/status in MiB; `VmHWM` is the peak of resident memory."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return next(int(line.split()[1]) >> 10 for line in lines if line.startswith(f"{name}:"))
