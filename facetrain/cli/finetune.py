@@ -10,7 +10,7 @@ import typer
 
 from facetrain.cli.data.options import FaceLandmarks
 from facetrain.cli.option_groups import option_groups
-from facetrain.cli.options import Set, local_file, local_set
+from facetrain.cli.options import Set, download, local_set
 from facetrain.cli.outputs import echo_line, require_existing
 from facetrain.files import shell_path
 
@@ -26,10 +26,9 @@ def finetune(
     ],
     *,
     model: Annotated[
-        Path,
+        str,
         typer.Option(
             metavar="MODEL",
-            parser=local_file,
             help="Model to start from: a run, a model file, or another file that model.init_from takes.",
         ),
     ],
@@ -51,7 +50,10 @@ def finetune(
     resume: Annotated[bool, typer.Option("--resume", help="Continue after an interruption.")] = False,
 ) -> None:
     """Fine-tune a model on photos, and keep the better of the two."""
-    require_existing(photos, model, faces.detector, faces.landmarks)
+    from facetrain.remote.download import is_name
+
+    path, address = download(model) if is_name(model) else (Path(model), None)
+    require_existing(photos, path, faces.detector, faces.landmarks)
     from facetrain.cli.progress import progress_bar
     from facetrain.finetune.judge import describe, judge
     from facetrain.finetune.page import write_page
@@ -60,8 +62,9 @@ def finetune(
 
     request = Request(
         photos,
-        model,
+        path,
         output or Path("runs") / f"finetune-{photos.resolve().name}",
+        address,
         targets=tuple(target or ()),
         overrides=tuple(set_ or ()),
         resume=resume,

@@ -81,6 +81,8 @@ class Request:
     """Any model that `model.init_from` takes."""
     output: Path
     """Folder of the fine-tuning."""
+    address: str | None = None
+    """Address from which `model` was downloaded, for the config."""
     targets: tuple[str, ...] = ()
     """Verification sets of other people."""
     overrides: tuple[str, ...] = ()
@@ -152,16 +154,18 @@ def prepare(
         f"{held_out.num_images:,} images of {len(np.unique(held_out.labels)):,} people are held out, to compare the "
         "models on images that training does not see"
     )
+    name = request.address or str(model)
     if model.suffix in GRAPH_SUFFIXES and not model.is_dir():
         if not place.first.exists():
             _write_trainable_copy(model, backbone, train, place.first)
         model = place.first
+        name = str(model)
     cache = output / "embeddings.safetensors"
     if not cache.exists():
         with bar("embedding") as progress:
             write_teacher_embeddings(model, place.train, cache, progress=progress)
     facts = Facts(
-        model=str(model),
+        model=name,
         backbone=backbone,
         train=str(place.train),
         people=train.num_classes,

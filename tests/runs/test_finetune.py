@@ -20,12 +20,14 @@ from tests.support.models import write_model
 
 
 @pytest.mark.slow
-def test_an_interrupted_fine_tuning_is_resumed_and_keeps_a_model(tmp_path):
+def test_an_interrupted_fine_tuning_is_resumed_and_keeps_a_model(web_server, tmp_path):
     photos, output, first = tmp_path / "photos", tmp_path / "out", tmp_path / "first.safetensors"
     faces = ("--identities", 20, "--images-per-identity", 10, "--eval-identities", 2, "--eval-pairs", 20)
     output_of("data", "synth", "--output", photos, *faces, "--image-size", 32)
     write_model(first)
-    command = ("finetune", photos, "--model", first, "--output", output)
+    web_server.files["/first.safetensors"] = first.read_bytes()
+    address = f"{web_server.address}/first.safetensors"
+    command = ("finetune", photos, "--model", address, "--output", output)
     process = start(*command, "--set", "train.max_steps=200")
     while process.poll() is None and not (output / "run" / "metrics.jsonl").exists():
         time.sleep(0.05)
@@ -52,7 +54,10 @@ def test_an_interrupted_fine_tuning_is_resumed_and_keeps_a_model(tmp_path):
 
     # The config is an ordinary one: the same run by hand.
     chosen = yaml.safe_load((output / "finetune.yaml").read_text())
-    assert chosen["distill"]["teacher"] == str(first) and chosen["train"]["max_steps"] == 200
+    assert chosen["model"]["init_from"] == chosen["distill"]["teacher"]
+    assert (
+        chosen["distill"]["teacher"].startswith(f"{address}#sha256=") and chosen["train"]["max_steps"] == 200
+    )
     by_hand = ("--config", output / "finetune.yaml", "--set", "train.max_steps=2")
     assert "at step 2" in output_of("train", *by_hand, "--run-dir", tmp_path / "by_hand")
 
