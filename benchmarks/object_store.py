@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from statistics import median
@@ -30,25 +33,38 @@ def measure_object_store(
     latency_s: float = 0.05,
     workers: int = 1,
     cache_share: float = 2.0,
+    parts: int = 16,
+    pace: float = math.inf,
 ) -> dict[str, list[float]]:
     """Return images per second of each round, both datasets in turn, the ratio of the medians, and sizes in MiB.
 
-    `cache_share` is the bound of the cache as a share of the dataset; two windows of 1,024 images must fit.
+    The dataset is a mixture of `parts` RecordIO datasets. `cache_share` is the bound of the cache as a share of the
+    dataset; two windows of 1,024 images must fit. `pace` is the images per second that the consumer takes at most, as
+    a network does.
     """
     steps = images // batch_size
     with tempfile.TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as patch:
-        folder = write_records(Path(scratch, "faces"), [n // 20 for n in range(images)], size=112)
+        # Parts, because moto reads a whole object to answer a request for a range of it.
+        labels = [n // 20 for n in range(images // parts)]
+        folders = [write_records(Path(scratch, f"part_{n}"), labels, size=112) for n in range(parts)]
+        size = sum((folder / "train.rec").stat().st_size for folder in folders)
         with running_object_store(patch) as store:
-            size = (folder / "train.rec").stat().st_size
-            remote = DataSettings(
-                train=upload(folder),
-                cache=f"{scratch}/cache",
-                cache_bytes=int(cache_share * size),
-                shuffle="blocks",
+            urls = [upload(folder, folder.name) for folder in folders]
+            local, remote = (
+                DataSettings(
+                    train=_write_mixture(Path(scratch, name), paths),
+                    cache=f"{scratch}/cache",
+                    cache_bytes=int(cache_share * size),
+                    shuffle="blocks",
+                )
+                for name, paths in (("disk.yaml", folders), ("store.yaml", urls))
             )
             store.latency_s = latency_s
             start = time.perf_counter()
-            sources = {"disk": open_dataset(folder), "store": open_dataset(dataset_path(remote))}
+            sources = {
+                name: open_dataset(dataset_path(data), data=data)
+                for name, data in (("disk", local), ("store", remote))
+            }
             report = {"opening_s": [time.perf_counter() - start], "disk": [], "store": []}
             order = SampleOrder(seed=1, global_batch_size=batch_size, mode="blocks", window=8)
             settings = LoaderSettings(remote, batch_size, workers=workers)
@@ -63,8 +79,9 @@ def measure_object_store(
                 for _ in range(rounds):
                     for name, batches in iterators.items():
                         start = time.perf_counter()
-                        for _ in range(steps):
+                        for step in range(1, steps + 1):
                             next(batches)
+                            time.sleep(max(start + step * batch_size / pace - time.perf_counter(), 0))
                         report[name].append(steps * batch_size / (time.perf_counter() - start))
                 memory = max(memory_mib(process=each) for each in descendants(os.getpid()))
             blocks = Path(scratch, "cache", "blocks").rglob("*")
@@ -77,6 +94,11 @@ def measure_object_store(
         # The first round fetches all blocks.
         report["ratio_after_the_first"] = [median(report["store"][1:]) / median(report["disk"][1:])]
         return report
+
+
+def _write_mixture(path: Path, datasets: Sequence[Path | str]) -> str:
+    path.write_text(json.dumps({"datasets": [{"path": str(dataset)} for dataset in datasets]}))
+    return str(path)
 
 
 if __name__ == "__main__":
