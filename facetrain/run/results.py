@@ -18,9 +18,11 @@ from facetrain.files import error_reason, printable, shell_path, write_atomicall
 from facetrain.models.model_file import MODEL_FILE, STEP_KEY, save_model
 from facetrain.remote.address import is_remote
 from facetrain.run.build.backbone import describe_model
+from facetrain.run.folder.run_state import read_state
 from facetrain.run.outputs import DIVERGED_FILE, REPORT_FILE, SKIPPED_FILE
 from facetrain.run.prepare import PreparedRun
 from facetrain.run.report.list_runs import formatted, read_metrics
+from facetrain.run.report.published_curve import published_curve_of
 from facetrain.telemetry.log import warn
 from facetrain.training.state import averaged_state
 
@@ -127,6 +129,8 @@ def summarize(
         lines.append(
             _accuracy_line(name.removesuffix("/accuracy"), [record for record in records if name in record])
         )
+    if published := published_curve_of(folder, read_state(folder).total_steps):
+        lines += [f"  {line}" for line in published.describe(records)]
     if stopped_early:
         lines.append(f"  {stopped_early}")
     if not has_learned:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from facetrain.errors import ConfigError
 
 # An installed wheel holds the files beside this module, a source tree holds them in configs/.
-_FOLDERS = (Path(__file__).parent, Path(__file__).parents[3] / "configs")
+PRESET_FOLDERS = (Path(__file__).parent, Path(__file__).parents[3] / "configs")
 _FOLDERS_IN_NAMES = (Path(), Path("configs"))
 _SUFFIXES = ("", ".yaml", ".yml")
 _EXTENDS = re.compile(r"^extends: (\S+)$", re.MULTILINE)
@@ -31,7 +31,7 @@ class Preset(NamedTuple):
 
 def presets() -> list[Preset]:
     """Return all presets, sorted by name."""
-    paths = {path.stem: path for folder in _FOLDERS for path in folder.glob("*.yaml")}
+    paths = {path.stem: path for folder in PRESET_FOLDERS for path in folder.glob("*.yaml")}
     return [_preset(paths[name]) for name in sorted(paths)]
 
 

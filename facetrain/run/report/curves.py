@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from facetrain.run.lr_range_test import RangeTest
+from facetrain.run.report.published_curve import PublishedCurve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,11 +19,17 @@ PANELS = ("loss", _ACCURACY, "lr", "images_per_s")
 
 
 def draw_curves(
-    records: Iterable[dict[str, Any]], title: str, panels: Sequence[str] = PANELS, *, width: float = 7.0
+    records: Iterable[dict[str, Any]],
+    title: str,
+    panels: Sequence[str] = PANELS,
+    *,
+    published: PublishedCurve | None = None,
+    width: float = 7.0,
 ) -> Figure:
     """Return a figure with one panel above the other, over a common axis of steps; `width` is in inches.
 
-    A value that is not finite is a gap. Metrics that no record has are left out, but their panel is drawn.
+    A value that is not finite is a gap. Metrics that no record has are left out, but their panel is drawn. The
+    accuracies of a published training are dashed lines in the colors of the verification sets.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -36,12 +43,12 @@ def draw_curves(
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
         if panel == _ACCURACY:
-            _draw_accuracies(axes, records)
+            _draw_accuracies(axes, records, published)
         else:
             axes.plot(*_points(records, panel), color="tab:gray")
             axes.set_ylabel(_LABELS[panel])
     rows[-1].set_xlabel("step")
-    rows[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    rows[-1].xaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
     return figure
 
 
@@ -59,13 +66,16 @@ def draw_range_test(test: RangeTest, *, width: float = 7.0) -> Figure:
     return figure
 
 
-def _draw_accuracies(axes: Any, records: list[dict[str, Any]]) -> None:
+def _draw_accuracies(axes: Any, records: list[dict[str, Any]], published: PublishedCurve | None) -> None:
     axes.set_ylabel("accuracy (%)")
     names = sorted({name for record in records for name in record if name.endswith("/accuracy")})
     for name in names:
         steps, values = _points(records, name)
         label = name.removesuffix("/accuracy")
-        axes.plot(steps, [100 * value for value in values], marker="o", markersize=4, label=label)
+        (line,) = axes.plot(steps, [100 * value for value in values], marker="o", markersize=4, label=label)
+        if published and label in published.accuracies:
+            percent = 100 * published.accuracies[label]
+            axes.plot(published.steps, percent, "--", color=line.get_color(), linewidth=1)
     if names:
         legend = axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
         for text in legend.get_texts():

@@ -22,6 +22,7 @@ from facetrain.run.lr_range_test import RangeTest
 from facetrain.run.outputs import AUGMENTED_FILE, PAIRS_FILE, SKIPPED_FILE
 from facetrain.run.report.curves import PANELS, draw_curves, draw_range_test
 from facetrain.run.report.list_runs import best_accuracies, formatted, is_run, read_metrics
+from facetrain.run.report.published_curve import PublishedCurve, published_curve_of
 from facetrain.verify.output.hardest_pairs import VerifiedPairs, pairs_html
 
 _REFRESH_S = 30
@@ -50,11 +51,16 @@ def write_run_report(folder: Path, output: Path) -> None:
 def run_sections(folder: Path) -> Iterator[str]:
     """Yield the sections of the report of a run as HTML, for this page or another one."""
     records, state = read_metrics(folder), read_state(folder)
-    yield details_table(_summary(folder, records, state))
+    published = published_curve_of(folder, state.total_steps)
+    yield details_table(_summary(folder, records, state, published))
     yield '<h2>Curves</h2><div class="figures">'
     # One small figure per panel: in one large figure, the text would be too small on a narrow screen.
-    yield from (svg(draw_curves(records, "", (panel,), width=4.5), f"curve-{panel}") for panel in PANELS)
+    for panel in PANELS:
+        figure = draw_curves(records, "", (panel,), published=published, width=4.5)
+        yield svg(figure, f"curve-{panel}")
     yield "</div>"
+    if published:
+        yield f"<p>Dashed: the published training of {published.preset}.</p>"
     yield from _range_test(folder)
     yield from _verifications(records)
     yield from _hardest_pairs(folder)
@@ -72,7 +78,9 @@ def run_sections(folder: Path) -> Iterator[str]:
     yield details_table((key, _text(value)) for key, value in _flatten(environment))
 
 
-def _summary(folder: Path, records: list[dict[str, Any]], state: RunState) -> Iterator[tuple[str, str]]:
+def _summary(
+    folder: Path, records: list[dict[str, Any]], state: RunState, published: PublishedCurve | None
+) -> Iterator[tuple[str, str]]:
     losses = [formatted(record["loss"], ".4g") for record in records if "loss" in record]
     total = "" if state.total_steps is None else f" of {state.total_steps:,}"
     yield "folder", str(folder.resolve())
@@ -82,6 +90,8 @@ def _summary(folder: Path, records: list[dict[str, Any]], state: RunState) -> It
         yield "loss", f"{losses[0]} at first, {losses[-1]} at last"
     for name, accuracy in best_accuracies(records).items():
         yield f"best accuracy on {name}", f"{accuracy:.2%}"
+    for line in published.describe(records) if published else ():
+        yield "warning", line
     yield "report written", datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 

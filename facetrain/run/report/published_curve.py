@@ -1,0 +1,114 @@
+"""Accuracy of published trainings over their steps, beside the accuracy of a run of the same preset."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from facetrain.config.loading import load_config
+from facetrain.config.presets import PRESET_FOLDERS, presets
+from facetrain.config.schema import Config
+from facetrain.errors import ConfigError
+
+_FILE = "published_curves.csv"
+"""Table beside the presets: preset, fraction of the training, and the accuracy in percent on each set."""
+_DEVIATIONS = 3.0
+"""Standard deviations of the difference of two accuracies by which a run must be below the published one.
+
+On published logs, two trainings with one recipe and different batch sizes are never below each other by this rule, and
+MobileFaceNet is below r50 on WebFace4M at every verification but the first.
+"""
+
+
+@dataclass(frozen=True)
+class PublishedCurve:
+    """Accuracies of a published training, at steps of a run with the same recipe."""
+
+    preset: str
+    steps: np.ndarray
+    """Steps of the run at which the same part of the training is done, (N,), float, increasing."""
+    accuracies: dict[str, np.ndarray]
+    """Accuracy from 0 to 1 at these steps, (N,), by verification set."""
+
+    def below_since(self, records: Iterable[dict[str, Any]]) -> dict[str, int]:
+        """Return the step since which a run is below this training, by verification set.
+
+        A set is listed if at least the last two verifications were lower than the published accuracy, interpolated
+        between its verifications, by three standard deviations of the difference of two rates over the pairs of the
+        set. Verifications before the first published one are not compared.
+
+        Args:
+            records: records of the metrics.jsonl of the run.
+        """
+        below: dict[str, list[int]] = {name: [] for name in self.accuracies}
+        for record in records:
+            step = record["step"]
+            for name, published in self.accuracies.items():
+                accuracy, pairs = record.get(f"{name}/accuracy"), record.get(f"{name}/pairs")
+                if step < self.steps[0] or not isinstance(accuracy, float) or not pairs:
+                    continue
+                expected = np.interp(step, self.steps, published)
+                deviation = np.sqrt(2 * expected * (1 - expected) / pairs)
+                is_below = accuracy < expected - _DEVIATIONS * deviation
+                below[name] = [*below[name], step] if is_below else []
+        return {name: steps[0] for name, steps in below.items() if len(steps) > 1}
+
+    def describe(self, records: Iterable[dict[str, Any]]) -> list[str]:
+        """Return a line for each verification set on which a run is below this training."""
+        return [
+            f"{name}: below the published training of {self.preset} since step {step:,}"
+            for name, step in self.below_since(records).items()
+        ]
+
+
+def published_curve_of(folder: Path, total_steps: int | None) -> PublishedCurve | None:
+    """Return the published training with the recipe of a run folder, or None.
+
+    The recipe is the dataset, the network, the margin, the sample rate, the epochs and the warm-up. Stages and
+    `train.max_steps` change the learning rate over the run: a run that has them is not compared.
+
+    Args:
+        folder: run folder, whose config.yaml is read.
+        total_steps: steps of the whole run; None if they are not known yet.
+    """
+    try:
+        config = load_config(folder / "config.yaml")
+    except ConfigError:  # of another version, or damaged; the commands that need it say so
+        return None
+    if total_steps is None or config.train.stages or config.train.max_steps is not None:
+        return None
+    for preset, (recipe, fractions, accuracies) in _published_runs().items():
+        if recipe == _recipe(config):
+            return PublishedCurve(preset, fractions * total_steps, accuracies)
+    return None
+
+
+def _recipe(config: Config) -> tuple[Any, ...]:
+    data, head, train = config.data, config.head, config.train
+    margin = (head.margin.type, head.margin.m2, head.margin.m3, head.sample_rate)
+    schedule = (train.epochs, config.optim.name, config.optim.warmup_epochs)
+    return data.num_classes, data.num_images, config.model.backbone, margin, schedule
+
+
+@cache
+def _published_runs() -> dict[str, tuple[tuple[Any, ...], np.ndarray, dict[str, np.ndarray]]]:
+    """Return recipe, fractions of the training and accuracies of the published trainings by preset."""
+    path = next(folder / _FILE for folder in PRESET_FOLDERS if (folder / _FILE).is_file())
+    rows: dict[str, list[dict[str, str]]] = {}
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(line for line in file if not line.startswith("#")):
+            rows.setdefault(row.pop("preset"), []).append(row)
+    runs = {}
+    for preset in presets():
+        if points := rows.get(preset.name):
+            columns = {name: np.array([float(point[name]) for point in points]) for name in points[0]}
+            fractions = columns.pop("fraction")
+            accuracies = {name: percent / 100 for name, percent in columns.items()}
+            runs[preset.name] = (_recipe(load_config(preset.path)), fractions, accuracies)
+    return runs

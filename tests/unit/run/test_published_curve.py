@@ -1,0 +1,92 @@
+"""Comparison of a run with the published training of its preset."""
+
+import numpy as np
+import pytest
+
+from facetrain.config.loading import dump_config, load_config
+from facetrain.run.folder.run_state import Start, train_recorded
+from facetrain.run.report.page import write_run_report
+from facetrain.run.report.published_curve import published_curve_of
+from facetrain.run.results import summarize
+from facetrain.telemetry.jsonl import JsonLines
+from tests.support.command import ROOT
+
+TOTAL = 101_160
+PAIRS = {"lfw": 6000.0, "cfp_fp": 7000.0, "agedb_30": 6000.0}
+
+
+def run_folder(folder, preset="ms1mv3_r50", changes=(), records=()):
+    (folder / "config.yaml").write_text(dump_config(load_config(preset, list(changes))))
+    (folder / "environment.json").write_text("{}")
+    lines = JsonLines(folder / "metrics.jsonl")
+    for record in records:
+        lines.write(record["step"], {name: value for name, value in record.items() if name != "step"})
+    lines.close()
+    train_recorded(folder, Start(step=0, ranks=8, device="cpu"), TOTAL, lambda: 0)
+    return folder
+
+
+def records_of(curve, step, lower_by=0.0):
+    for name, pairs in PAIRS.items():
+        accuracy = float(np.interp(step, curve.steps, curve.accuracies[name]))
+        yield {"step": step, f"{name}/accuracy": accuracy - lower_by, f"{name}/pairs": pairs}
+
+
+def test_the_curve_of_a_preset_has_the_published_accuracies(tmp_path):
+    curve = published_curve_of(run_folder(tmp_path), TOTAL)
+    assert curve.preset == "ms1mv3_r50"
+    # arcface_torch's log of this training at steps 2,000, 10,000 and 100,000 of 101,160.
+    for step, expected in (
+        (2000, (98.23, 78.84, 88.08)),
+        (10_000, (99.48, 92.46, 96.05)),
+        (100_000, (99.83, 98.54, 98.17)),
+    ):
+        at = int(np.abs(curve.steps - step).argmin())
+        assert curve.steps[at] == pytest.approx(step, abs=1)
+        found = [100 * curve.accuracies[name][at] for name in PAIRS]
+        assert found == pytest.approx(expected, abs=0.006)
+
+
+def test_every_curve_belongs_to_a_preset_and_ends_with_its_published_result(tmp_path):
+    table = (ROOT / "configs" / "published_curves.csv").read_text().splitlines()
+    names = {line.split(",")[0] for line in table if not line.startswith(("#", "preset,"))}
+    assert len(names) > 10
+    for name in names:
+        curve = published_curve_of(run_folder(tmp_path, name), TOTAL)
+        assert curve.preset == name
+        assert np.all(np.diff(curve.steps) > 0) and curve.steps[-1] <= TOTAL
+        last = " / ".join(f"{100 * accuracies[-1]:.2f}" for accuracies in curve.accuracies.values())
+        assert last in (ROOT / "configs" / f"{name}.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    "changes", [["train.epochs=10"], ["train.max_steps=100"], ["data.num_classes=7"], ["model.backbone=r18"]]
+)
+def test_a_run_with_another_recipe_is_not_compared(tmp_path, changes):
+    assert published_curve_of(run_folder(tmp_path, changes=changes), TOTAL) is None
+
+
+def test_only_a_run_that_stays_clearly_below_is_called_so(tmp_path):
+    curve = published_curve_of(run_folder(tmp_path), TOTAL)
+    steps = (1000, 4000, 30_000, 60_000, 90_000)
+    as_published = [record for step in steps for record in records_of(curve, step)]
+    assert curve.below_since(as_published) == {}
+    # 0.05 points are less than the deviation of a rate of 6,000 pairs.
+    assert curve.below_since(record for step in steps for record in records_of(curve, step, 0.0005)) == {}
+    below = [record for step in steps for record in records_of(curve, step, 0.03)]
+    # At step 1,000 the published training was not verified yet, so the first verification is not compared.
+    assert curve.below_since(below) == dict.fromkeys(PAIRS, 4000)
+    assert curve.below_since([*below, *records_of(curve, 95_000)]) == {}, "it has caught up"
+    assert curve.below_since([*as_published, *records_of(curve, 95_000, 0.03)]) == {}, "a single verification"
+
+
+def test_summary_and_report_name_the_step_since_which_a_run_is_below(tmp_path):
+    curve = published_curve_of(run_folder(tmp_path), TOTAL)
+    records = [record for step in (30_000, 60_000) for record in records_of(curve, step, 0.03)]
+    folder = run_folder(tmp_path, records=records)
+    line = "lfw: below the published training of ms1mv3_r50 since step 30,000"
+    text = summarize(folder, [], "", ended_by="train.epochs", skipped=[], has_learned=True, seconds=3.0)
+    assert f"  {line}\n" in text
+    write_run_report(folder, folder / "report.html")
+    page = (folder / "report.html").read_text()
+    assert line in page and "Dashed: the published training of ms1mv3_r50" in page
