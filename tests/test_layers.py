@@ -78,20 +78,25 @@ def test_readme_contributing_and_package_name_the_same_rooms():
     assert sum(len(names) for names in LAYERS) == len(rooms) - 1, "a room is listed twice"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_go_downward(path):
-    here = room(path)
-    for name in imported(path):
-        parts = name.split(".")
-        if parts[0] != "facetrain" or len(parts) < 2 or parts[1] == here or here in ("__main__", "__init__"):
-            continue
-        there = "settings" if is_settings(parts) else parts[1]
-        if there == "config":
-            assert here in CONFIG_KNOWN_BY, f"{path}: {here} must not import the config"
-        elif here == "config":
-            assert there in CONFIG_IMPORTS, f"{path}: config must not import {name}"
-        elif there in {room for rooms in LAYERS for room in rooms}:
-            assert layer(there) < layer(here), f"{path}: {here} must not import {name}"
+def test_imports_go_downward():
+    for path in MODULES:
+        here = room(path)
+        for name in imported(path):
+            parts = name.split(".")
+            if (
+                parts[0] != "facetrain"
+                or len(parts) < 2
+                or parts[1] == here
+                or here in ("__main__", "__init__")
+            ):
+                continue
+            there = "settings" if is_settings(parts) else parts[1]
+            if there == "config":
+                assert here in CONFIG_KNOWN_BY, f"{path}: {here} must not import the config"
+            elif here == "config":
+                assert there in CONFIG_IMPORTS, f"{path}: config must not import {name}"
+            elif there in {room for rooms in LAYERS for room in rooms}:
+                assert layer(there) < layer(here), f"{path}: {here} must not import {name}"
 
 
 def test_no_modules_import_each_other_in_a_circle():
@@ -106,66 +111,70 @@ def test_no_modules_import_each_other_in_a_circle():
     assert not rest, f"these modules import each other in a circle: {sorted(rest)}"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_environment_and_the_process_group_are_known_in_one_place(path):
-    text = path.read_text()
-    if room(path) != "distributed":
-        assert "os.environ" not in text and "getenv" not in text, f"{path}: reads the environment"
-        assert "import torch.distributed as" not in text and "from torch import distributed" not in text, path
+def test_the_environment_and_the_process_group_are_known_in_one_place():
+    for path in MODULES:
+        text = path.read_text()
+        if room(path) != "distributed":
+            assert "os.environ" not in text and "getenv" not in text, f"{path}: reads the environment"
+            assert (
+                "import torch.distributed as" not in text and "from torch import distributed" not in text
+            ), path
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_nothing_that_is_loaded_can_run(path):
-    for node in nodes(path):
-        if isinstance(node, ast.ClassDef) and "Unpickler" in " ".join(map(ast.unparse, node.bases)):
-            # The one exception: its find_class returns our own constructors only (tests/unit/data/formats/test_bin.py).
-            methods = {method.name for method in node.body if isinstance(method, ast.FunctionDef)}
-            assert path == ROOT / "data" / "formats" / "bin.py" and "find_class" in methods, path
-        if isinstance(node, ast.ImportFrom):
-            assert node.module != "pickle", f"{path}: write `import pickle`, so that this test sees its calls"
-        if not isinstance(node, ast.Call):
+def test_nothing_that_is_loaded_can_run():
+    for path in MODULES:
+        for node in nodes(path):
+            if isinstance(node, ast.ClassDef) and "Unpickler" in " ".join(map(ast.unparse, node.bases)):
+                # The one exception: its find_class returns our own constructors only (tests/unit/data/formats/test_bin.py).
+                methods = {method.name for method in node.body if isinstance(method, ast.FunctionDef)}
+                assert path == ROOT / "data" / "formats" / "bin.py" and "find_class" in methods, path
+            if isinstance(node, ast.ImportFrom):
+                assert node.module != "pickle", (
+                    f"{path}: write `import pickle`, so that this test sees its calls"
+                )
+            if not isinstance(node, ast.Call):
+                continue
+            called = ast.unparse(node.func)
+            assert called not in {
+                "pickle.load",
+                "pickle.loads",
+                "pickle.Unpickler",
+                "eval",
+                "exec",
+                "yaml.unsafe_load",
+            }, path
+            if called == "torch.load":
+                assert "weights_only=True" in ast.unparse(node), path
+            if called in {"np.load", "numpy.load"}:
+                assert "allow_pickle=True" not in ast.unparse(node), path
+
+
+def test_only_torch_private_uses_private_torch_apis():
+    for path in MODULES:
+        if path == ROOT / "torch_private.py":
             continue
-        called = ast.unparse(node.func)
-        assert called not in {
-            "pickle.load",
-            "pickle.loads",
-            "pickle.Unpickler",
-            "eval",
-            "exec",
-            "yaml.unsafe_load",
-        }, path
-        if called == "torch.load":
-            assert "weights_only=True" in ast.unparse(node), path
-        if called in {"np.load", "numpy.load"}:
-            assert "allow_pickle=True" not in ast.unparse(node), path
+        used = {ast.unparse(node) for node in nodes(path) if isinstance(node, ast.Attribute)}
+        for name in imported(path) | used:
+            if not re.fullmatch(r"torch[\w.]*", name):
+                continue
+            # Dunder names, such as torch.__version__, are public.
+            private = [part for part in name.split(".") if part.startswith("_") and not part.startswith("__")]
+            assert not private, f"{path}: {name} is private; see facetrain/torch_private.py"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_only_torch_private_uses_private_torch_apis(path):
-    if path == ROOT / "torch_private.py":
-        return
-    used = {ast.unparse(node) for node in nodes(path) if isinstance(node, ast.Attribute)}
-    for name in imported(path) | used:
-        if not re.fullmatch(r"torch[\w.]*", name):
-            continue
-        # Dunder names, such as torch.__version__, are public.
-        private = [part for part in name.split(".") if part.startswith("_") and not part.startswith("__")]
-        assert not private, f"{path}: {name} is private; see facetrain/torch_private.py"
-
-
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_docstrings_name_a_thing_or_command_an_action(path):
-    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    for node in nodes(path):
-        # A property is named like a field: `Whether …` describes one that is true or false.
-        is_property = "property" in map(ast.unparse, getattr(node, "decorator_list", ()))
-        is_described = isinstance(node, kinds) and not is_property
-        words = (ast.get_docstring(node) or "-").split() if is_described else ["-"]
-        assert words[0] not in QUESTIONS, f"{path}: {' '.join(words[:8])} …"
-        if isinstance(node, ast.FunctionDef) and words[0] in THIRD_PERSON:
-            raise AssertionError(
-                f"{path}: {node.name}: write `{words[0].removesuffix('s')}`, not `{words[0]}`"
-            )
+def test_docstrings_name_a_thing_or_command_an_action():
+    for path in MODULES:
+        kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        for node in nodes(path):
+            # A property is named like a field: `Whether …` describes one that is true or false.
+            is_property = "property" in map(ast.unparse, getattr(node, "decorator_list", ()))
+            is_described = isinstance(node, kinds) and not is_property
+            words = (ast.get_docstring(node) or "-").split() if is_described else ["-"]
+            assert words[0] not in QUESTIONS, f"{path}: {' '.join(words[:8])} …"
+            if isinstance(node, ast.FunctionDef) and words[0] in THIRD_PERSON:
+                raise AssertionError(
+                    f"{path}: {node.name}: write `{words[0].removesuffix('s')}`, not `{words[0]}`"
+                )
 
 
 def test_the_settings_of_all_parts_are_read_without_torch():
