@@ -125,7 +125,7 @@ def test_nothing_that_is_loaded_can_run():
     for path in MODULES:
         for node in nodes(path):
             if isinstance(node, ast.ClassDef) and "Unpickler" in " ".join(map(ast.unparse, node.bases)):
-                # The one exception: its find_class returns our own constructors only (tests/unit/data/formats/test_bin.py).
+                # The one exception: its find_class returns our own constructors only (test_bin.py).
                 methods = {method.name for method in node.body if isinstance(method, ast.FunctionDef)}
                 assert path == ROOT / "data" / "formats" / "bin.py" and "find_class" in methods, path
             if isinstance(node, ast.ImportFrom):
