@@ -137,9 +137,8 @@ def _memory(sizes: Sizes) -> Iterator[Job]:
 
 def _others(sizes: Sizes) -> Iterator[Job]:
     batch = sizes.step_batches[-1]
-    for decode in ("cpu", "gpu"):
-        options = {"decode": decode, "batch": max(batch, 32), "seconds": sizes.loader_seconds}
-        yield Job(f"loader {decode}", "loader", 240, options)
+    options = {"batch": max(batch, 32), "seconds": sizes.loader_seconds}
+    yield Job("loader", "loader", 240, options)
     config = sizes.config(sizes.step_backbones[0], batch)
     yield Job("limit identities", "limit", 480, {"config": config})
     yield Job(

@@ -139,13 +139,11 @@ def measure_head(
         yield row(what, "GB at most", report["peak_bytes"] / 1e9, size and size / 1e9)
 
 
-def measure_loader(device: str, decode: str, batch: int, seconds: float, failures: list[str]) -> Rows:
+def measure_loader(device: str, batch: int, seconds: float, failures: list[str]) -> Rows:
     """Yield images/s of the loader with batches on the device."""
-    if device == "cpu":
-        decode = "cpu"
     with open_or_generate(None) as source:
-        rate = loader_rate(source, usable_cores(), batch, seconds, torch.device(device), None, decode=decode)
-    yield row(f"decode: {decode}, {usable_cores()} cores, batch {batch}", "images/s", rate)
+        rate = loader_rate(source, usable_cores(), batch, seconds, torch.device(device), None)
+    yield row(f"{usable_cores()} cores, batch {batch}", "images/s", rate)
 
 
 def _run_module(words: list[str], keys: dict[str, Any]) -> str:

@@ -101,13 +101,11 @@ def loader_rate(
     seconds: float,
     device: torch.device,
     augment: Augment | None,
-    *,
-    decode: str = "cpu",
 ) -> float:
-    """Return the images per second of facetrain's loader; `decode` as in `data.decode`."""
+    """Return the images per second of facetrain's loader."""
     order = GlobalSampler(source.num_images, SampleOrder(seed=0, global_batch_size=batch_size))
     settings = LoaderSettings(
-        DataSettings.model_validate({"train": "", "decode": decode}),
+        DataSettings(train=""),
         local_batch_size=batch_size,
         workers=workers,
     )

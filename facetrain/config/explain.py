@@ -34,6 +34,7 @@ REMOVED_KEYS = {
     "train.loss_spike": (None, "remove it; log.txt and report.html show the loss and the gradient norm"),
     "log.mlflow": (None, "remove it; log.wandb, TensorBoard and metrics.jsonl have the same values"),
     "log.mlflow_experiment": ("facetrain", "remove it"),
+    "data.decode": ("cpu", "remove it: OpenCV decodes the images on the CPU"),
     "data.augment.jpeg": (0.0, "remove it, or compress the images of the dataset beforehand"),
     "data.synthetic": (
         None,

@@ -100,15 +100,6 @@ class Config(Settings):
         return self
 
     @model_validator(mode="after")
-    def _check_deterministic_decoder(self) -> Self:
-        if self.train.deterministic and self.data.decode != "cpu":
-            raise ValueError(
-                f"train.deterministic: true cannot be combined with data.decode: {self.data.decode}, because nvJPEG "
-                "does not promise the same pixels in every run"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _check_compile(self) -> Self:
         if self.train.compile != "reduce-overhead":
             return self

@@ -58,8 +58,6 @@ class DataSettings(Settings):
     and shuffled within a window, for slow disks and object stores."""
     bad_records: Literal["error", "skip"] = "error"
     """Action for an image that cannot be read. error: end the run. skip: use the next image instead."""
-    decode: Literal["cpu", "gpu"] = "cpu"
-    """Decoder of the images. cpu: OpenCV. gpu: nvJPEG on CUDA, whose pixels may differ by rounding."""
     max_skipped: NotNegative | None = None
     """Largest number of images that all ranks together may skip with `bad_records: skip`; the run ends if there are
     more. null: no limit."""

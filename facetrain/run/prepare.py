@@ -31,7 +31,6 @@ from facetrain.run.build.parts import (
     build_augment,
     build_loader,
     build_state,
-    check_decoder,
     check_precision,
     count_workers,
 )
@@ -149,7 +148,6 @@ def prepare_run(
     chosen = list[str]()
     # One block after the other: if the data or the checkpoint is refused, no rank builds a network first.
     with fail_together(world):
-        check_decoder(config, world)
         check_precision(config, world)
         check_stage_sizes(config)
         source, sets = open_data(config)

@@ -25,7 +25,6 @@ WRONG = [
     ),
     (["--set", "eval.targets=[lfw]"], "no such verification set; there are val"),
     (["--run-dir", __file__], "is a file or not writable; give another --run-dir or run.dir"),
-    (["--set", "data.decode=gpu"], "data.decode: gpu needs CUDA, and this run is on cpu"),
     (["--nproc-per-node", "none"], "give a number of processes, or auto"),
     (["--nnodes", "2"], "needs --rdzv-endpoint"),
 ]

@@ -61,22 +61,19 @@ class BatchSlots:
 
     index: np.ndarray
     """Dataset index of each image, int64 (slots, rows)."""
-    jpeg_bytes: np.ndarray
-    """Length of the JPEG at the start of the row; 0 if the row holds pixels. int64 (slots, rows)."""
     image: np.ndarray
-    """Pixels or JPEG data, uint8 (slots, rows, image_size, image_size, 3)."""
+    """Pixels, uint8 (slots, rows, image_size, image_size, 3)."""
 
     def __init__(self, slots: int, rows: int, image_size: int) -> None:
         self._shape = (slots, rows, image_size, image_size, 3)
-        # Two int64 for each image, then the pixels.
-        self._memory = SharedMemory(16 * slots * rows + math.prod(self._shape))
+        # An int64 for each image, then the pixels.
+        self._memory = SharedMemory(8 * slots * rows + math.prod(self._shape))
         self._map_arrays()
 
     def _map_arrays(self) -> None:
         slots, rows = self._shape[:2]
         self.index = self._memory.array((slots, rows), np.int64)
-        self.jpeg_bytes = self._memory.array((slots, rows), np.int64, offset=8 * slots * rows)
-        self.image = self._memory.array(self._shape, np.uint8, offset=16 * slots * rows)
+        self.image = self._memory.array(self._shape, np.uint8, offset=8 * slots * rows)
 
     def __getstate__(self) -> tuple[tuple[int, ...], SharedMemory]:
         """Return the shape and the shared memory."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from contextlib import suppress
 
 import numpy as np
@@ -27,10 +26,6 @@ class HostPrefetcher:
 
     def wait_for_transfers(self) -> None:
         """Do nothing: there are no transfers."""
-
-    def run(self, work: Callable[[], Tensor]) -> Tensor:
-        """Return the tensor that `work` computes."""
-        return work()
 
     def to_device(self, array: np.ndarray) -> Tensor:
         """Return an array as a tensor that shares its memory."""
@@ -72,18 +67,14 @@ class DevicePrefetcher:
         """Wait until all transfers have ended, so that the slots of earlier steps can be filled again."""
         self._stream.synchronize()
 
-    def run(self, work: Callable[[], Tensor]) -> Tensor:
-        """Return the tensor that `work` computes on the device, on the transfer stream."""
+    def to_device(self, array: np.ndarray) -> Tensor:
+        """Copy an array to the device on the transfer stream, asynchronously if it is page-locked."""
         with torch.cuda.stream(self._stream):
-            tensor = work()
+            tensor = torch.from_numpy(array).to(self._device, non_blocking=True)
         current = torch.cuda.current_stream(self._device)
         current.wait_stream(self._stream)
         tensor.record_stream(current)  # otherwise the allocator may reuse its memory too early
         return tensor
-
-    def to_device(self, array: np.ndarray) -> Tensor:
-        """Copy an array to the device, asynchronously if it is page-locked."""
-        return self.run(lambda: torch.from_numpy(array).to(self._device, non_blocking=True))
 
     def slot_to_device(self, slot: int) -> Tensor:
         """Copy the images of a slot to the device: uint8 (rows, H, W, 3)."""

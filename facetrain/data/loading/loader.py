@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -17,10 +16,8 @@ from torch import Tensor
 
 from facetrain.data.dataset import FaceDataset, image_landmarks, prefetch_images
 from facetrain.data.formats.landmark_file import without_gaps
-from facetrain.data.images.device_decode import DeviceDecoder, build_decoder
 from facetrain.data.loading.batch_slots import BatchSlots
 from facetrain.data.loading.device_prefetch import EXTRA_SLOTS, build_prefetcher
-from facetrain.data.loading.reader import ImageReader
 from facetrain.data.loading.reader_pool import REQUEST_ROWS, ReaderPool
 from facetrain.data.loading.sampler import GlobalSampler
 from facetrain.data.settings import DataSettings
@@ -85,9 +82,6 @@ class Loader:
         start_step: first step, after a resume the step of the checkpoint.
         stop_step: step to stop before; None: endless.
         skipped: list to which messages about replaced bad images are added, each once; None: a new one.
-
-    Raises:
-        DataError: if `data.decode` cannot work on the device.
     """
 
     def __init__(
@@ -116,14 +110,8 @@ class Loader:
             _STEPS_AHEAD, math.ceil(_REQUESTS_AHEAD * settings.workers * REQUEST_ROWS / rows)
         )
         self._slots = BatchSlots(self._steps_ahead + EXTRA_SLOTS, rows, settings.data.image_size)
-        skip_bad, keep_jpeg = settings.data.bad_records == "skip", settings.data.decode != "cpu"
-        self._decoder: DeviceDecoder | None = None
-        if keep_jpeg:
-            fallback = ImageReader(dataset, self._slots, skip_bad=skip_bad)
-            self._decoder = DeviceDecoder(self._slots, fallback, world.device, build_decoder(world.device))
-        self._pool = ReaderPool(
-            dataset, self._slots, workers=settings.workers, skip_bad=skip_bad, keep_jpeg=keep_jpeg
-        )
+        skip_bad = settings.data.bad_records == "skip"
+        self._pool = ReaderPool(dataset, self._slots, workers=settings.workers, skip_bad=skip_bad)
         self._prefetcher = build_prefetcher(self._slots.image, world.device)
         self._free = deque(range(len(self._slots.image)))
         self._pending: deque[tuple[int, int, np.ndarray]] = deque()
@@ -142,7 +130,7 @@ class Loader:
                 step, slot, sample = self._pending.popleft()
                 self._add_skipped(self._pool.wait(slot))
                 self._prefetcher.wait_for_transfers()  # of earlier steps, whose slots are filled again below
-                image = self._slot_to_device(slot)
+                image = self._prefetcher.slot_to_device(slot)
                 # Labels of the images in the slot: a replacement may show another identity than the bad image.
                 read = self._slots.index[slot].copy()  # the slot is filled again while the batch is in use
                 label = self._dataset.labels[read].astype(np.int64)
@@ -182,14 +170,6 @@ class Loader:
     def _read_landmarks(self, index: np.ndarray) -> Tensor | None:
         """Return the landmarks of the images in a slot, if they are loaded."""
         return None if self._landmarks is None else torch.from_numpy(without_gaps(self._landmarks[index]))
-
-    def _slot_to_device(self, slot: int) -> Tensor:
-        if self._decoder is None:
-            return self._prefetcher.slot_to_device(slot)
-        image_BHWC = self._prefetcher.run(partial(self._decoder, slot))
-        self._add_skipped(self._decoder.skipped)
-        self._decoder.skipped.clear()
-        return image_BHWC
 
     def _add_skipped(self, messages: Sequence[str]) -> None:
         new = dict.fromkeys(message for message in messages if message not in self._known_skipped)

@@ -12,8 +12,7 @@ import cv2
 import numpy as np
 
 from facetrain.data.dataset import FaceDataset
-from facetrain.data.images.decode import NotAnImageError, decode, is_upright_jpeg, resize_square
-from facetrain.data.images.header import encoded_image_size
+from facetrain.data.images.decode import NotAnImageError, decode, resize_square
 from facetrain.data.loading.batch_slots import BatchSlots
 from facetrain.errors import DataError, FacetrainError, ImageError, RunError, UnreadableError
 
@@ -46,31 +45,22 @@ decides how to stop, and it needs batches until its last checkpoint."""
 class ImageReader:
     """Reads images of a dataset into batch slots, as RGB of the slots' size.
 
-    With `skip_bad`, the next readable image of the dataset replaces a bad one. With `keep_jpeg`, a JPEG of
-    the right size is stored as it is; the device decodes it.
+    With `skip_bad`, the next readable image of the dataset replaces a bad one.
     """
 
-    def __init__(
-        self, dataset: FaceDataset, slots: BatchSlots, *, skip_bad: bool, keep_jpeg: bool = False
-    ) -> None:
-        self._dataset, self._slots, self._skip_bad, self._keep_jpeg = dataset, slots, skip_bad, keep_jpeg
+    def __init__(self, dataset: FaceDataset, slots: BatchSlots, *, skip_bad: bool) -> None:
+        self._dataset, self._slots, self._skip_bad = dataset, slots, skip_bad
         self._size = slots.image.shape[2]
 
     def read(self, request: ReadRequest) -> ReadResult:
         """Fill the rows of a request; an exception is returned in the result, never raised."""
         skipped: list[str] = []
         image, index_of_row = self._slots.image[request.slot], self._slots.index[request.slot]
-        jpeg_bytes = self._slots.jpeg_bytes[request.slot]
         index_of_row[request.row : request.row + len(request.indices)] = request.indices
-        jpeg_bytes[request.row : request.row + len(request.indices)] = 0
         try:
             for row, index in enumerate(request.indices, request.row):
                 try:
-                    if self._keep_jpeg and (data := self._decodable_jpeg(index)):
-                        image[row].reshape(-1)[: len(data)] = np.frombuffer(data, np.uint8)
-                        jpeg_bytes[row] = len(data)
-                    else:
-                        image[row] = self._load(index)
+                    image[row] = self._load(index)
                 except UnreadableError as error:
                     if not self._skip_bad:
                         raise
@@ -79,12 +69,6 @@ class ImageReader:
         except Exception as error:  # of any kind: the training process raises it
             return ReadResult(request, _picklable(error), skipped)
         return ReadResult(request, None, skipped)
-
-    def _decodable_jpeg(self, index: int) -> bytes | None:
-        """Return the encoded image if it is a complete, upright JPEG of the slots' size that fits into a row."""
-        data = self._dataset.read(index)
-        fits = encoded_image_size(data) == (self._size, self._size) and len(data) <= 3 * self._size**2
-        return data if fits and is_upright_jpeg(data) else None
 
     def _load(self, index: int) -> np.ndarray:
         try:
@@ -107,14 +91,12 @@ class ImageReader:
         )
 
 
-def run_reader(
-    connection: Connection, dataset: FaceDataset, slots: BatchSlots, skip_bad: bool, keep_jpeg: bool
-) -> None:
+def run_reader(connection: Connection, dataset: FaceDataset, slots: BatchSlots, skip_bad: bool) -> None:
     """Answer read requests until the training process closes the connection; the main function of a process."""
     for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     cv2.setNumThreads(0)  # there is one process per core already
-    reader = ImageReader(dataset, slots, skip_bad=skip_bad, keep_jpeg=keep_jpeg)
+    reader = ImageReader(dataset, slots, skip_bad=skip_bad)
     try:
         while True:
             connection.send(reader.read(connection.recv()))

@@ -37,17 +37,9 @@ class ReaderPool:
     With `workers=0`, `wait` reads in the calling process.
     """
 
-    def __init__(
-        self,
-        dataset: FaceDataset,
-        slots: BatchSlots,
-        *,
-        workers: int,
-        skip_bad: bool,
-        keep_jpeg: bool = False,
-    ) -> None:
+    def __init__(self, dataset: FaceDataset, slots: BatchSlots, *, workers: int, skip_bad: bool) -> None:
         self._dataset = dataset
-        self._reader = ImageReader(dataset, slots, skip_bad=skip_bad, keep_jpeg=keep_jpeg)
+        self._reader = ImageReader(dataset, slots, skip_bad=skip_bad)
         self._num_open: dict[int, int] = {}
         self._results: dict[int, list[ReadResult]] = {}
         self._in_process: dict[int, list[ReadRequest]] = {}
@@ -63,7 +55,7 @@ class ReaderPool:
             connection, remote = context.Pipe()
             process = context.Process(
                 target=run_reader,
-                args=(remote, dataset, slots, skip_bad, keep_jpeg),
+                args=(remote, dataset, slots, skip_bad),
                 name=f"reader-{number}",
                 daemon=True,
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import socket
 from functools import partial
 from pathlib import Path
 
@@ -15,14 +14,13 @@ from facetrain.counter_rng import key_of
 from facetrain.cpu_cores import usable_cores
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.augment import Augment
-from facetrain.data.images.device_decode import build_decoder
 from facetrain.data.loading.loader import Loader, LoaderSettings
 from facetrain.data.loading.sampler import SampleOrder, build_sampler
 from facetrain.data.loading.staged_loader import StagedLoader
 from facetrain.device.capability import multiplies_bfloat16
 from facetrain.distributed.sync_batch_norm import use_sync_batch_norm
 from facetrain.distributed.world import World
-from facetrain.errors import ConfigError, DataError
+from facetrain.errors import ConfigError
 from facetrain.head.head_group import HeadPart, head_parts
 from facetrain.models.initialize_from import initialize_centers
 from facetrain.optim.loss_scale import LossScale
@@ -49,26 +47,6 @@ def count_workers(config: Config, world: World) -> int:
     if config.data.workers != "auto":
         return config.data.workers
     return min(max(usable_cores() // world.local_size, 1), _MAX_AUTO_WORKERS)
-
-
-def check_decoder(config: Config, world: World) -> None:
-    """Check that the decoder of the config can run on this machine.
-
-    Raises:
-        ConfigError: it needs CUDA, and the run is on another device.
-        DataError: this host lacks nvJPEG, which others may have. The message names the host.
-    """
-    if config.data.decode != "gpu":
-        return
-    if world.device.type != "cuda":
-        raise ConfigError(
-            f"data.decode: gpu needs CUDA, and this run is on {world.device.type}; set data.decode to cpu"
-        )
-    try:
-        # Built and dropped: nothing else shows that the library can be loaded.
-        build_decoder(world.device)
-    except DataError as error:
-        raise DataError(f"{error} (on {socket.gethostname()})") from error
 
 
 def check_precision(config: Config, world: World) -> None:

@@ -70,7 +70,6 @@ def test_cublas_gets_a_workspace_of_fixed_size(monkeypatch):
     [
         ({"train": {"compile": "on"}}, "compile: on, because the compiler may choose other code"),
         ({"train": {"compress_gradients": "fp16"}}, "compress_gradients: fp16, because a restarted process"),
-        ({"data": {"decode": "gpu"}}, "data.decode: gpu, because nvJPEG does not promise the same pixels"),
     ],
 )
 def test_a_setting_that_is_not_deterministic_is_refused_with_the_reason(values, reason):
