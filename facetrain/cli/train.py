@@ -58,13 +58,6 @@ Profile = Annotated[
         "--profile", help="Profile five steps from the sixth on; write the trace to RUN_DIR/profile."
     ),
 ]
-OpenPage = Annotated[
-    bool,
-    typer.Option(
-        "--open",
-        help="Show RUN_DIR/report.html, which is kept up to date, in a browser after the first step.",
-    ),
-]
 
 
 @option_groups
@@ -100,7 +93,6 @@ def train(
     ] = False,
     launch_options: LaunchOptions,
     profile: Profile = False,
-    open_page: OpenPage = False,
 ) -> None:
     """Train a backbone and its head as a config describes."""
     loaded, set_keys = settings.load(config, set_ or ())
@@ -114,7 +106,6 @@ def train(
             run_dir,
             resume_existing=resume_existing,
             profile=profile,
-            open_page=open_page,
             set_keys=set_keys,
             choices=settings.choices(set_keys),
         )
@@ -146,7 +137,6 @@ def resume(
     set_: Set = None,
     launch_options: LaunchOptions,
     profile: Profile = False,
-    open_page: OpenPage = False,
 ) -> None:
     """Continue a run from a checkpoint, on any number of processes."""
     from facetrain.config.loading import load_config, override_keys
@@ -173,7 +163,6 @@ def resume(
             run_dir,
             choice,
             profile=profile,
-            open_page=open_page,
             set_keys=set_keys,
             accept_foreign=accept_foreign,
         )

@@ -43,16 +43,16 @@ _WITHOUT_EQUIVALENT = {
     "num_workers": "data.workers is set to auto",
     "dali": "facetrain's reader is used",
     "output": "run.dir and run.name give the run folder",
-    "wandb_key": "`wandb login` stores the key",
-    "wandb_resume": "`facetrain resume` continues the same run of Weights & Biases",
+    "using_wandb": "TensorBoard's files can be sent there by `wandb sync`",
+    "wandb_project": "see using_wandb",
+    "wandb_key": "see using_wandb",
+    "wandb_resume": "see using_wandb",
 }
 _TRANSLATED = DEFAULTS.keys() | {
     "rec",
     "dali_aug",
     "num_classes",
     "num_image",
-    "using_wandb",
-    "wandb_project",
 }
 _MARGINS_OF_LOSSES = {"arcface": (1.0, 0.5, 0.0), "cosface": (1.0, 0.0, 0.4)}
 """Values of `config.loss`, arcface_torch's setting of 2021, as a margin_list. The scale was 64 then too."""
@@ -224,8 +224,6 @@ def _translate(values: dict[str, Any], path: Path) -> dict[str, Any]:
     described["data"] |= {
         ours: values[theirs] for theirs, ours in _SIZES.items() if isinstance(values.get(theirs), int)
     }
-    if values.get("using_wandb") and isinstance(values.get("wandb_project"), str):
-        described["log"]["wandb"] = values["wandb_project"]
     if values.get("dali") and values.get("dali_aug"):
         described["data"]["augment"] = {"low_resolution": 0.1, "blur": 0.2, "color": 0.2, "gray": 0.1}
     return described
@@ -271,8 +269,6 @@ def _notes_on_values(values: dict[str, Any]) -> list[str]:
             "# rec: the synthetic data of arcface_torch has no equivalent in facetrain; `facetrain data synth` writes "
             "a dataset to train on, `facetrain bench` measures the speed without one"
         )
-    if values.get("using_wandb") and not isinstance(values.get("wandb_project"), str):
-        notes.append("# using_wandb: names no project; set log.wandb to one")
     notes += [
         f"# {name}: is not an integer and is left out"
         for name in _SIZES

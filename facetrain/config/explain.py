@@ -23,25 +23,22 @@ _PATTERNS = {NAME_PATTERN: "letters, digits, '.', '_' and '-', beginning with a 
 _SYNONYMS = {"learning_rate": "lr", "network": "backbone", "wd": "weight_decay"}
 """Names of keys in other projects, with ours where difflib does not find it."""
 
-_CLEAN = "remove it, and clean the dataset with `facetrain data clean`"
 REMOVED_KEYS = {
-    "head.drop_sub_centers_epoch": (None, _CLEAN),
-    "head.drop_angle": (75.0, _CLEAN),
-    "head.loss": ("softmax", "remove it: the loss is the softmax of head.margin"),
-    "head.negative_weight": (1.0, "remove it"),
-    "optim.layer_decay": (1.0, "remove it, and give learning rates by model.lr_factors"),
-    "optim.ema": (None, "remove it, and average models with `facetrain average`"),
-    "train.loss_spike": (None, "remove it; log.txt and report.html show the loss and the gradient norm"),
-    "log.mlflow": (None, "remove it; log.wandb, TensorBoard and metrics.jsonl have the same values"),
-    "log.mlflow_experiment": ("facetrain", "remove it"),
-    "data.decode": ("cpu", "remove it: OpenCV decodes the images on the CPU"),
-    "data.augment.jpeg": (0.0, "remove it, or compress the images of the dataset beforehand"),
-    "data.synthetic": (
-        None,
-        "remove it, and write the faces once by `facetrain data synth --output FOLDER`, for data.train",
-    ),
+    "head.drop_sub_centers_epoch": None,
+    "head.drop_angle": 75.0,
+    "head.loss": "softmax",
+    "head.negative_weight": 1.0,
+    "optim.layer_decay": 1.0,
+    "optim.ema": None,
+    "train.loss_spike": None,
+    "log.mlflow": None,
+    "log.mlflow_experiment": "facetrain",
+    "log.wandb": None,
+    "data.decode": "cpu",
+    "data.augment.jpeg": 0.0,
+    "data.synthetic": None,
 }
-"""Keys of earlier versions, with the value that had no effect, and what to do instead of any other one."""
+"""Keys of earlier versions, with the value that had no effect: the config of a run of such a version has it."""
 
 Schema = dict[str, Any]
 
@@ -109,7 +106,7 @@ def _explain_fault(fault: Any) -> str:
         section, schema = _locate(tuple(parents))
         name = f"{section}.{unknown}".lstrip(".")
         if name in REMOVED_KEYS:
-            return f"{name} is not a key anymore; {REMOVED_KEYS[name][1]}"
+            return f"{name} is not a key anymore; remove it, and see CHANGELOG.md for what replaces it"
         return f"{name} is not a key{_similar_key(str(unknown), schema)}"
     key, schema = _locate(fault["loc"])
     if fault["type"] == "missing":

@@ -92,7 +92,7 @@ def _require_no_secrets(values: Any, where: str, key: str = "") -> None:
 
 def _drop_removed_keys(values: dict[str, Any]) -> None:
     """Remove the keys of earlier versions that have no effect: the config of each run of such a version has them."""
-    for key, (unused, _) in REMOVED_KEYS.items():
+    for key, unused in REMOVED_KEYS.items():
         *sections, name = key.split(".")
         keys: Any = values
         for section in sections:

@@ -87,8 +87,8 @@ def fit(
         if is_last or due(state.step, config.eval.every_steps):
             evaluation.verify(state)
             is_last = is_last or bool(state.early_stop.reason(config.train.stop_early))
-        # Here and not after the first verification, so that the first step does not wait for matplotlib.
-        evaluation.draw(state)
+        # Here and not after the first verification, so that the first step does not wait for it.
+        evaluation.write_pairs(state)
         if callbacks.page:
             callbacks.page.update(state)
 
@@ -112,6 +112,6 @@ def _verify_first(state: TrainState, callbacks: Callbacks, *, resumed: bool) -> 
         return agreed.stop
     if resumed:
         # Save that the verification is done: a further resume from this step must not repeat it.
-        callbacks.evaluation.draw(state)
+        callbacks.evaluation.write_pairs(state)
         callbacks.checkpointing.save(state)
     return False

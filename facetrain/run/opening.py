@@ -62,9 +62,9 @@ def _report_config_changes(run: PreparedRun, outputs: RunOutputs) -> None:
     """Report every config key that differs from the checkpoint: printed, in log.txt and in metrics.jsonl."""
     for change in run.identity.changes:
         outputs.report(f"config changed since the checkpoint of step {run.state.step}: {change}")
-        outputs.recorder.note(
-            run.state.step, {"config_key": change.key, "before": change.before, "now": change.now}
-        )
+        values = {"config_key": change.key, "before": change.before, "now": change.now}
+        if outputs.journal:
+            outputs.journal.write(run.state.step, values)
 
 
 def report_skipped_files(run: PreparedRun, print_message: Callable[[str], None]) -> None:

@@ -1,23 +1,18 @@
-"""Outputs of a run while it trains: console, metrics.jsonl, TensorBoard and the optional services."""
+"""Outputs of a run while it trains: console, log.txt, metrics.jsonl and TensorBoard."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from facetrain.config.loading import dump_config, plain_config
 from facetrain.config.schema import Config
 from facetrain.errors import RunError
 from facetrain.files import os_errors_as
 from facetrain.telemetry.console import Console
 from facetrain.telemetry.jsonl import JsonLines
 from facetrain.telemetry.log import logger
-from facetrain.telemetry.recorder import OptionalSink, Recorder, RunEnd, Sink
 from facetrain.telemetry.tensorboard import TensorBoard
-from facetrain.telemetry.wandb import WandB
 
 DIVERGED_FILE, SKIPPED_FILE = "diverged.json", "skipped_images.txt"
 AUGMENTED_FILE, PAIRS_FILE, REPORT_FILE = "augmented.png", "hardest_pairs.json", "report.html"
@@ -27,9 +22,16 @@ AUGMENTED_FILE, PAIRS_FILE, REPORT_FILE = "augmented.png", "hardest_pairs.json",
 class RunOutputs:
     """Outputs of this rank while a run trains. Only the leader has metrics and a console; every rank has a log."""
 
-    recorder: Sink = field(default_factory=Recorder)
-    """metrics.jsonl, the console, TensorBoard and the optional services."""
+    journal: JsonLines | None = None
+    """metrics.jsonl."""
     console: Console | None = None
+    board: TensorBoard | None = None
+
+    def write(self, step: int, values: dict[str, Any]) -> None:
+        """Write the metrics of a step."""
+        for sink in (self.journal, self.console, self.board):
+            if sink:
+                sink.write(step, values)
 
     def print(self, line: str) -> None:
         """Print a line to the console, or write it to the log of a rank that has no console."""
@@ -61,11 +63,14 @@ class RunOutputs:
         Raises:
             OSError: they cannot be written.
         """
-        self.recorder.sync()
+        if self.journal:
+            self.journal.sync()
 
-    def close(self, end: RunEnd) -> None:
-        """Close all outputs but the log. `end` is how the run has ended."""
-        self.recorder.close(end)
+    def close(self) -> None:
+        """Close all outputs but the log."""
+        for sink in (self.journal, self.console, self.board):
+            if sink:
+                sink.close()
 
 
 def open_outputs(
@@ -78,7 +83,7 @@ def open_outputs(
 
     Args:
         config: config of the run.
-        folder: run folder. TensorBoard and the services get its name as the name of the run.
+        folder: run folder. TensorBoard gets its name as the name of the run.
         run_id: id of the run, for every record of metrics.jsonl.
         total_steps: last step of the run.
         resume_at: step from which the run continues; None for a new run.
@@ -91,23 +96,8 @@ def open_outputs(
     # metrics.jsonl first: it must have a record even if a later sink fails.
     journal = JsonLines(folder / "metrics.jsonl", resume_at=resume_at, run_id=run_id)
     console = Console(total_steps=total_steps, start_step=resume_at or 0)
-    sinks = [journal, console, *_optional_sinks(config, folder, resume_at)]
-    return RunOutputs(Recorder(*sinks), console)
-
-
-def _optional_sinks(config: Config, folder: Path, resume_at: int | None) -> Iterator[Sink]:
-    """Open TensorBoard and the services that the config has."""
-    log, name = config.log, folder.resolve().name
-    if log.tensorboard:
-        # In a folder with the name of the run, because TensorBoard names a run after its folder below --logdir.
-        board = TensorBoard(folder / "tensorboard" / name, resume_at=resume_at)
-        board.show_text(resume_at or 0, "config", dump_config(config))
-        yield board
-    # The run appears in the services under the name of its folder, with its whole config.
-    described: dict[str, Any] = {
-        "name": name,
-        "config": plain_config(config),
-        "resumed": resume_at is not None,
-    }
-    if log.wandb is not None:
-        yield OptionalSink("log.wandb", partial(WandB, folder, project=log.wandb, **described))
+    if not config.log.tensorboard:
+        return RunOutputs(journal, console)
+    # In a folder with the name of the run, because TensorBoard names a run after its folder below --logdir.
+    board = TensorBoard(folder / "tensorboard" / folder.resolve().name, resume_at=resume_at)
+    return RunOutputs(journal, console, board)

@@ -33,7 +33,6 @@ from facetrain.run.outputs import PAIRS_FILE, RunOutputs, open_outputs
 from facetrain.run.prepare import PreparedRun
 from facetrain.run.results import model_metadata, write_divergence, write_results, write_skipped_images
 from facetrain.telemetry.log import warn
-from facetrain.telemetry.recorder import RunEnd
 from facetrain.training.fused_trunk import compare_trunks
 from facetrain.training.profile import RECORDED_STEPS, WARM_UP_STEPS, Profile, StepProfiler
 from facetrain.training.step import TrainStep
@@ -64,7 +63,6 @@ def train_prepared(run: PreparedRun, *, profile: bool = False, page: LiveReport 
     )
     profiler = _build_profiler(run, outputs) if profile else None
     was_finished = run.resumed and _is_finished(run)
-    end: RunEnd = "failed"
     # From here on a signal does not end the process at once: the ranks agree on it after a step, and save.
     with StopRequest() as stop_request:
         stopping = Stopping(stop_request, outputs.report)
@@ -93,7 +91,6 @@ def train_prepared(run: PreparedRun, *, profile: bool = False, page: LiveReport 
             checkpointing.finish(grace_s() / 2 if stopping.signal else math.inf)
             if stopping.signal or (_is_finished(run) and state.step > first_step):
                 checkpointing.require_saved(state)
-            end = "stopped" if stopping.signal else "finished"
         except (CheckpointError, ConfigError, DivergedError, SkippedError) as error:
             # All ranks raise these together, so they can still commit the checkpoint in flight: it is from before.
             checkpointing.finish(grace_s() / 2)
@@ -103,7 +100,7 @@ def train_prepared(run: PreparedRun, *, profile: bool = False, page: LiveReport 
             raise only_leader_reports(run.world, error) from error
         finally:
             loader.close()  # ends the reading processes, which would otherwise wait for requests
-            outputs.close(end)
+            outputs.close()
     if profiler is not None and not profiler.is_over:
         outputs.print(f"nothing was profiled: that takes {WARM_UP_STEPS + RECORDED_STEPS + 1} steps")
     skipped = write_skipped_images(run, loader)
@@ -184,7 +181,7 @@ def _build_evaluation(run: PreparedRun, outputs: RunOutputs, stop_request: StopR
     )
     return Evaluation(
         verifier,
-        outputs.recorder,
+        outputs.write,
         best_metric=run.config.checkpoint.best_metric,
         stop_early=run.config.train.stop_early,
         pairs_file=run.folder / PAIRS_FILE if run.world.is_leader else None,

@@ -44,7 +44,6 @@ def train(
     *,
     resume_existing: bool = False,
     profile: bool = False,
-    open_page: bool = False,
     set_keys: Set[str] = frozenset(),
     choices: Choices = NO_CHOICES,
     on_folder: Callable[[Path], None] = lambda folder: None,
@@ -53,11 +52,10 @@ def train(
 
     If torch's elastic launcher has restarted the workers, the run continues from its newest checkpoint; so it does if
     another rank resumes it. `resume_existing` also continues the run of an earlier command, if there is one in the
-    folder. `profile` records a few steps in the run folder. `open_page` shows the report in a browser. `set_keys` are
-    the config keys that the command line sets. `choices` says what a new run chooses itself. `on_folder` is called with
-    the folder of the run.
+    folder. `profile` records a few steps in the run folder. `set_keys` are the config keys that the command line sets.
+    `choices` says what a new run chooses itself. `on_folder` is called with the folder of the run.
     """
-    run_prepared = partial(_run, profile=profile, open_page=open_page)
+    run_prepared = partial(_run, profile=profile)
     with _joined_world(config) as world:
         default = Path(config.run.dir) / config.run.name
         if _some_rank_resumes(this_rank=False):
@@ -106,7 +104,6 @@ def resume(
     step: CheckpointChoice = None,
     *,
     profile: bool = False,
-    open_page: bool = False,
     set_keys: Set[str] = frozenset(),
     accept_foreign: bool = False,
 ) -> int:
@@ -123,7 +120,7 @@ def resume(
             world,
             run_dir,
             step,
-            run_prepared=partial(_run, profile=profile, open_page=open_page),
+            run_prepared=partial(_run, profile=profile),
             set_keys=set_keys,
             accept_foreign=accept_foreign,
         )
@@ -194,13 +191,13 @@ def _joined_world(config: Config) -> Iterator[World]:
         yield world
 
 
-def _run(run: PreparedRun, *, profile: bool, open_page: bool) -> int:
+def _run(run: PreparedRun, *, profile: bool) -> int:
     """Train a prepared run, with its state in the run folder; return the exit code."""
     try:
         # One file for all ranks: `facetrain runs` reads it, and only the leader writes it.
         if not run.world.is_leader:
             return train_prepared(run, profile=profile)
-        page = LiveReport(run.folder, opens_browser=open_page) if run.config.log.report else None
+        page = LiveReport(run.folder) if run.config.log.report else None
         start = Start(step=run.state.step, ranks=run.world.size, device=run.world.device.type)
         try:
             return train_recorded(
@@ -212,6 +209,6 @@ def _run(run: PreparedRun, *, profile: bool, open_page: bool) -> int:
             )
         finally:
             if page:
-                page.finish()
+                page.write()
     finally:
         stop_logging(run.log)

@@ -1,1 +1,1 @@
-"""Output of a run: console, log.txt, metrics.jsonl, TensorBoard and Weights & Biases."""
+"""Output of a run: console, log.txt, metrics.jsonl and TensorBoard."""

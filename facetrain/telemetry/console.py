@@ -11,14 +11,13 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from facetrain.files import printable
 from facetrain.telemetry.log import logger
-from facetrain.telemetry.recorder import RunEnd, Sink
 
 _SHOWN_TAR = "tar@1e-03"
 """True accept rate that a line shows. LFW's 3,000 impostor pairs measure a FAR of 1 in 1,000 from three pairs, and a
 stricter one from a single pair or none."""
 
 
-class Console(Sink):
+class Console:
     """Progress on standard error, and the same lines in log.txt. Standard output is for results, which scripts read."""
 
     def __init__(self, *, total_steps: int, start_step: int = 0) -> None:
@@ -56,7 +55,7 @@ class Console(Sink):
         # Without markup: a name in brackets would be read as a style.
         self._terminal.print(printable(line), markup=False, soft_wrap=True)
 
-    def close(self, end: RunEnd = "finished") -> None:
+    def close(self) -> None:
         """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()

@@ -21,10 +21,9 @@ from facetrain.files import (
     write_atomically,
 )
 from facetrain.telemetry.log import warn
-from facetrain.telemetry.recorder import RunEnd, Sink
 
 
-class JsonLines(Sink):
+class JsonLines:
     """Writer that appends records to a file. On a full disk it keeps them and writes them later."""
 
     def __init__(self, path: Path, *, resume_at: int | None = None, run_id: str | None = None) -> None:
@@ -59,10 +58,6 @@ class JsonLines(Sink):
                 self._pending += line.encode()
                 self._write_pending()
 
-    def note(self, step: int, values: dict[str, Any]) -> None:
-        """Write one record, as `write` does."""
-        self.write(step, values)
-
     def sync(self) -> None:
         """Wait until all records are on the disk. For any thread.
 
@@ -77,7 +72,7 @@ class JsonLines(Sink):
                 reason = f"{os.strerror(errno.ENOSPC)}: some records are not written yet"
                 raise OSError(errno.ENOSPC, reason, self._file.name)
 
-    def close(self, end: RunEnd = "finished") -> None:
+    def close(self) -> None:
         """Close the file, with a warning if records could not be written."""
         with self._lock:
             self._write_pending()

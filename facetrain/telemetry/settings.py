@@ -14,7 +14,4 @@ class LogSettings(Settings):
     """Keep `report.html` in the run folder up to date while the run trains. From the second page on, this takes at most
     0.5 % of the run's time."""
     tensorboard: bool = True
-    """Write metrics for TensorBoard and the figures of each verification."""
-    wandb: str | None = None
-    """Project of Weights & Biases that gets the metrics and the config; needs `pip install facetrain[wandb]`. null:
-    none."""
+    """Write the metrics for TensorBoard, too."""

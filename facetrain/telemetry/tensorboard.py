@@ -1,4 +1,4 @@
-"""Event files for TensorBoard: the numbers of metrics.jsonl, images, and the config as text.
+"""Event files for TensorBoard: the numbers of metrics.jsonl.
 
 Not `torch.utils.tensorboard` (torch 2.13, tensorboard 2.x): on a full disk the thread of its SummaryWriter ends
 with a traceback on standard error, every later call raises OSError, and half a record may stay in the file
@@ -15,22 +15,22 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import cv2
-import numpy as np
-
 from facetrain.files import error_reason
 from facetrain.telemetry.log import warn
-from facetrain.telemetry.metric_names import grouped_name
-from facetrain.telemetry.recorder import RunEnd, Sink
+
+_GROUPS = {
+    "loss": ("loss", "distill_loss", "grad_norm"),
+    "lr": ("lr",),
+    "speed": ("images_per_s", "wait_s", "left_s", "peak_memory_gib"),
+}
+"""Metrics of a training step by group. The group of the others, such as the epoch, is `run`."""
 
 
-class TensorBoard(Sink):
-    """Writer of scalars and images, under the grouped names of the metrics, and of text.
+class TensorBoard:
+    """Writer of scalars under the grouped names of the metrics.
 
     A record that a full disk does not take is missing in TensorBoard's graphs. Later records are written again.
     """
-
-    shows_images = True
 
     def __init__(self, folder: Path, *, resume_at: int | None = None) -> None:
         """Open a new file. TensorBoard hides what earlier files have for steps after `resume_at` (None: for all steps).
@@ -53,33 +53,11 @@ class TensorBoard(Sink):
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Write the numbers of a step."""
-        self._add(
-            step, [{"tag": grouped_name(name), "simple_value": value} for name, value in values.items()]
-        )
-
-    def show(self, step: int, images: dict[str, np.ndarray]) -> None:
-        """Write images by name, uint8 (H, W, 3) in RGB."""
-        self._add(
-            step, [{"tag": grouped_name(name), "image": _image(pixels)} for name, pixels in images.items()]
-        )
-
-    def show_text(self, step: int, name: str, text: str) -> None:
-        """Write a text, which TensorBoard shows as it is."""
-        # Indented by four spaces, because TensorBoard renders Markdown.
-        block = "\n".join(f"    {line}" for line in text.splitlines())
-        shown_as_text = {"plugin_data": {"plugin_name": "text"}}
-        tensor = {"dtype": "DT_STRING", "string_val": [block.encode()]}
-        self._add(step, [{"tag": name, "metadata": shown_as_text, "tensor": tensor}])
-
-    def close(self, end: RunEnd = "finished") -> None:
-        """Close the file."""
-        self._file.close()
-
-    def _add(self, step: int, values: list[dict[str, Any]]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        record = _framed(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        numbers = [{"tag": grouped_name(name), "simple_value": value} for name, value in values.items()]
+        record = _framed(Event(wall_time=time.time(), step=step, summary=Summary(value=numbers)))
         # The header goes with the first record: if the disk refuses one of them, both are tried again.
         data, end = self._header + record, self._file.seek(0, os.SEEK_END)
         try:
@@ -96,6 +74,18 @@ class TensorBoard(Sink):
         else:
             self._header, self._has_warned = b"", False
 
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def grouped_name(name: str) -> str:
+    """Return the name of a metric with its group in front: "loss/loss", "speed/wait_s", "eval/lfw/accuracy"."""
+    if "/" in name:  # the metric of a verification set
+        return f"eval/{name}"
+    group = next((group for group, names in _GROUPS.items() if name in names), "run")
+    return f"{group}/{name}"
+
 
 def _framed(event: Any) -> bytes:
     """Return an event in the record format of TensorFlow: length, data and checksums."""
@@ -104,9 +94,3 @@ def _framed(event: Any) -> bytes:
     framed = BytesIO()
     RecordWriter(framed).write(event.SerializeToString())
     return framed.getvalue()
-
-
-def _image(pixels_HWC: np.ndarray) -> dict[str, Any]:
-    height, width, _ = pixels_HWC.shape
-    _, encoded = cv2.imencode(".png", pixels_HWC[:, :, ::-1])  # OpenCV expects BGR
-    return {"height": height, "width": width, "colorspace": 3, "encoded_image_string": encoded.tobytes()}

@@ -53,7 +53,7 @@ def test_the_wheel_has_presets_types_and_metadata(wheel, tmp_path):
     assert (wheel / "facetrain" / "py.typed").is_file()
     (text,) = wheel.glob("*.dist-info/METADATA")
     metadata = Parser().parsestr(text.read_text())
-    assert {"all", "onnx", "parquet", "remote", "wandb"} <= set(metadata.get_all("Provides-Extra"))
+    assert {"all", "onnx", "parquet", "remote"} <= set(metadata.get_all("Provides-Extra"))
     assert metadata["Summary"] and metadata["Author"] and metadata["Keywords"]
     assert "ms1mv3_r50 " in run(wheel, tmp_path, "config", "list")
     assert "  yunet " in run(wheel, tmp_path, "get")

@@ -78,15 +78,13 @@ def test_a_run_leaves_its_folder_and_says_what_to_do_next(describe, tmp_path):
     assert len(losses(folder)) == 12
     assert [r["step"] for r in metrics(folder) if "val/accuracy" in r] == [0, 6, 12]
     events = read_events(folder / "tensorboard" / "tiny")  # TensorBoard names the run after this folder
-    drawn = {f"eval/val/{kind}" for kind in ("roc", "det", "scores", "discard")}
     log = (folder / "log.txt").read_text()
     state = json.loads((folder / "state.json").read_text())
     assert (state["state"], state["total_steps"], len(state["starts"])) == ("finished", 12, 1)
     assert "step 12/12  loss" in log and "step 12: verification of val  accuracy" in log
-    assert set(events.Tags()["images"]) == drawn
-    assert all([event.step for event in events.Images(name)] == [0, 6, 12] for name in drawn)
+    assert [event.step for event in events.Scalars("eval/val/accuracy")] == [0, 6, 12]
     page = (folder / "report.html").read_text()
-    assert f"report    {folder}/report.html" in process.stdout and "wrote report.html" in log
+    assert f"report    {folder}/report.html" in process.stdout
     assert "finished" in page and "refresh" not in page and "Hardest pairs of val at step 12" in page
     assert page.count("<img") > 1 and (folder / "augmented.png").exists()
     again = checked(facetrain("train", "--config", describe()))
@@ -101,21 +99,6 @@ def test_a_run_leaves_its_folder_and_says_what_to_do_next(describe, tmp_path):
 
     taken = facetrain("train", "--config", describe(), "--run-dir", folder)
     assert taken.returncode == 2 and "facetrain resume" in taken.stderr
-
-
-@pytest.mark.slow
-def test_wandb_has_one_run_of_a_run_and_of_its_continuation(describe, tmp_path):
-    pytest.importorskip("wandb")
-    folder = tmp_path / "runs" / "tiny"
-    first = ("train", "--config", describe(steps=4), "--set", "log.wandb=faces")
-    for command in (first, ("resume", folder, "--set", "train.max_steps=6")):
-        process = start(*command, WANDB_MODE="offline")
-        _, stderr = process.communicate(timeout=300)
-        assert process.returncode == 0 and "log.wandb" not in stderr, stderr
-    files = list((folder / "wandb").glob("offline-run-*/run-*.wandb"))
-    assert {path.stem for path in files} == {f"run-{(folder / 'wandb_run_id.txt').read_text().strip()}"}
-    state = json.loads((folder / "state.json").read_text())
-    assert [start["step"] for start in state["starts"]] == [0, 4]
 
 
 @pytest.mark.slow

@@ -7,8 +7,8 @@ from typing import Any
 
 
 def read_events(folder: Path) -> Any:
-    """Return an EventAccumulator with all scalars and images of a folder's event files."""
+    """Return an EventAccumulator with all scalars of a folder's event files."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(folder), size_guidance={"images": 0, "scalars": 0})
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     return events.Reload()

@@ -104,7 +104,7 @@ class Checkpointing:
         if outcome is not None and outcome.failure:
             self._failure = outcome.failure
             self.outputs.warn(f"checkpoint of step {outcome.step} was not saved: {outcome.failure}{remark}")
-            self.outputs.recorder.write(outcome.step, {"save_failed": 1.0})
+            self.outputs.write(outcome.step, {"save_failed": 1.0})
         elif outcome is not None:
             self.last_saved = outcome.step
             logger.info("saved the checkpoint of step %d", outcome.step)

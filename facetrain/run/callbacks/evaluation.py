@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from facetrain.distributed.stop_request import Stopped
 from facetrain.errors import ConfigError
 from facetrain.files import error_reason
-from facetrain.telemetry.log import logger, warn
-from facetrain.telemetry.recorder import Sink
+from facetrain.telemetry.log import warn
 from facetrain.training.settings import StopEarlySettings
 from facetrain.training.state import TrainState, averaged_buffers
 from facetrain.verify.metrics.result import Result
-from facetrain.verify.output.figures import figure_images
 from facetrain.verify.output.hardest_pairs import write_hardest_pairs
 from facetrain.verify.verifier import Verifier
 
 
 @dataclass
 class Evaluation:
-    """Scores the network on the verification sets, records the metrics and draws the figures."""
+    """Scores the network on the verification sets, records the metrics and writes the hardest pairs."""
 
     verifier: Verifier
-    recorder: Sink
-    """Gets the metrics, and the figures if it shows images."""
+    write: Callable[[int, dict[str, float]], None]
+    """Writes the metrics of a step."""
     best_metric: str | None = None
     """Metric that chooses the best checkpoint (`checkpoint.best_metric`)."""
     stop_early: StopEarlySettings | None = None
     """When the run ends before its last step."""
     pairs_file: Path | None = None
     """File that gets the hardest pairs of the last verification; None on ranks that write none."""
-    _undrawn: list[tuple[int, dict[str, Result]]] = field(default_factory=list, init=False)
+    _unwritten: tuple[int, dict[str, Result]] | None = field(default=None, init=False)
 
     def verify(self, state: TrainState) -> None:
         """Score the network on every verification set. Collective.
@@ -59,9 +57,9 @@ class Evaluation:
                 for name, result in results.items()
                 for metric, value in result.available_metrics.items()
             }
-            self.recorder.write(state.step, state.metrics)
-            # Drawn later by `draw`: the first step must not wait for the plotting library.
-            self._undrawn.append((state.step, results))
+            self.write(state.step, state.metrics)
+            # Written later by `write_pairs`: the first step must not wait for it.
+            self._unwritten = state.step, results
         if state.step == 0:
             for key, metric in named_metrics(self.best_metric, self.stop_early).items():
                 require_metric(key, metric, state.metrics)
@@ -69,24 +67,15 @@ class Evaluation:
             state.early_stop = state.early_stop.after(state.step, state.metrics, self.stop_early)
         state.meter.restart_clock()  # images per second count training alone
 
-    def draw(self, state: TrainState) -> None:
-        """Write the hardest pairs of the last verification, and draw the figures of all since the last call."""
-        undrawn, self._undrawn = self._undrawn, []
-        if not undrawn or not (self.pairs_file or self.recorder.shows_images):
-            return
-        if self.pairs_file:
+    def write_pairs(self, state: TrainState) -> None:
+        """Write the hardest pairs of the last verification, if they are not written yet."""
+        verified, self._unwritten = self._unwritten, None
+        if verified and self.pairs_file:
             try:
-                write_hardest_pairs(self.pairs_file, *undrawn[-1], self.verifier.sets)
+                write_hardest_pairs(self.pairs_file, *verified, self.verifier.sets)
             except OSError as error:
                 warn(f"{self.pairs_file}: {error_reason(error)}; training continues")
-        for step, results in undrawn if self.recorder.shows_images else []:
-            try:
-                for name, result in results.items():
-                    images = figure_images(result)
-                    self.recorder.show(step, {f"{name}/{kind}": pixels for kind, pixels in images.items()})
-            except Exception:  # any error of a plotting library: it must not end days of training
-                logger.warning("the figures of step %d were not drawn", step, exc_info=True)
-        state.meter.restart_clock()
+            state.meter.restart_clock()
 
 
 def named_metrics(best_metric: str | None, stop_early: StopEarlySettings | None) -> Mapping[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import webbrowser
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,8 +19,6 @@ _SHARE = 0.005
 """Largest share of the run's time that its pages take from the second one on."""
 _SECOND_AFTER_S = 30.0
 """Seconds from the first page, which has no curves, to the second one."""
-_TEXT_BROWSERS = ("GenericBrowser", "Elinks")
-"""Classes of `webbrowser`."""
 
 
 @dataclass
@@ -29,49 +26,24 @@ class LiveReport:
     """Writes report.html after the first step, then as often as a small share of the time allows, and at the end."""
 
     folder: Path
-    opens_browser: bool = False
-    """Whether the first page is shown in a browser."""
-    _began_at: float = field(default=0.0, init=False)
     _next_at: float = field(default=0.0, init=False)
-    _pages: int = field(default=0, init=False)
-    _cost_s: float = field(default=0.0, init=False)
-
-    def __post_init__(self) -> None:
-        self._began_at = time.monotonic()
 
     def update(self, state: TrainState) -> None:
         """Write the page if it is due. Called after every step."""
-        if time.monotonic() < self._next_at:
-            return
-        self._write()
-        if self.opens_browser:
-            self.opens_browser = False
-            _open_in_browser(self.folder / REPORT_FILE)
-        state.meter.restart_clock()  # images per second count training alone
+        if time.monotonic() >= self._next_at:
+            self.write()
+            state.meter.restart_clock()  # images per second count training alone
 
-    def finish(self) -> None:
-        """Write the last page, after the state of the run has been recorded, and log what the pages have cost."""
-        self._write()
-        run_s = time.monotonic() - self._began_at
-        logger.info(
-            "wrote %s %d times in %.1f s, %.2f %% of the time of the run",
-            REPORT_FILE,
-            self._pages,
-            self._cost_s,
-            100 * self._cost_s / run_s,
-        )
-
-    def _write(self) -> None:
+    def write(self) -> None:
+        """Write the page; also called at the end, after the state of the run has been recorded."""
         began_at, is_first = time.monotonic(), not self._next_at
         try:
             write_run_report(self.folder, self.folder / REPORT_FILE)
-            self._pages += 1
         except FacetrainError as error:
             warn(f"{error}; training continues")
         except Exception:  # any error of a plotting library: it must not end days of training
             logger.warning("%s was not written", REPORT_FILE, exc_info=True)
         now = time.monotonic()
-        self._cost_s += now - began_at
         # Not by the cost of the first page, which imports matplotlib.
         self._next_at = now + (_SECOND_AFTER_S if is_first else (now - began_at) / _SHARE)
 
@@ -85,15 +57,3 @@ def write_first_batch(folder: Path, image_BCHW: Tensor) -> None:
         write_batch_sheet(image_BCHW, path)
     except FacetrainError as error:
         warn(f"{error}; training continues")
-
-
-def _open_in_browser(page: Path) -> None:
-    address = page.resolve().as_uri()
-    try:
-        browser = webbrowser.get()
-        # A browser for text, the choice without a display, would take over the terminal.
-        opened = type(browser).__name__ not in _TEXT_BROWSERS and browser.open(address)
-    except (webbrowser.Error, OSError):
-        opened = False
-    if not opened:
-        warn(f"no browser was found; open {address}")

@@ -69,7 +69,7 @@ class Logging:
             "peak_memory_gib": peak_gib(state.world.device),
             "skipped_images": float(len(state.skipped_images)),
         }
-        self.outputs.recorder.write(state.step, values)
+        self.outputs.write(state.step, values)
         if self.learning_check is not None and not self.learning_check.is_finished:
             line = self.learning_check.observe(state.step, values, *state.head.take_nearest())
             if line:

@@ -49,18 +49,6 @@ def result_figures(result: Result, other: Result | None = None) -> dict[str, Fig
     return figures
 
 
-def figure_images(result: Result) -> dict[str, np.ndarray]:
-    """Return the figures of a result as pixels, uint8 (H, W, 3) by name."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    images = {}
-    for name, figure in result_figures(result).items():
-        canvas = FigureCanvasAgg(figure)
-        canvas.draw()
-        images[name] = np.asarray(canvas.buffer_rgba())[:, :, :3]
-    return images
-
-
 def _curves(result: Result, other: Result | None) -> list[tuple[dict[str, list[float]], dict[str, str]]]:
     """Return the points of the curve of one or two models, and their style; a single curve needs no label."""
     assert result.curve is not None

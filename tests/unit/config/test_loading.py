@@ -129,11 +129,11 @@ def test_an_invalid_file_gives_one_line_that_names_the_place(tmp_path, text, mes
         ),
         (
             "head: {drop_angle: 60}",
-            "head.drop_angle is not a key anymore; remove it, and clean the dataset with `facetrain data clean`",
+            "head.drop_angle is not a key anymore; remove it",
         ),
         (
             "data: {train: x, synthetic: {identities: 3}}",
-            "data.synthetic is not a key anymore; remove it, and write the faces once by `facetrain data synth --o",
+            "data.synthetic is not a key anymore; remove it",
         ),
         ("head: {sub_centres: 3}", "head.sub_centres is not a key; did you mean sub_centers?"),
         ("head: {x: 3}", "head.x is not a key; the keys are init_from, margin, "),

@@ -144,10 +144,8 @@ CONVERSIONS = [
         "rec: the synthetic data of arc",
     ),
     ("num_image = 'forget'", SIZES, (2059906, None), "num_image: is not an integer and is left out"),
-    ("suffix_run_name = 'a'", "log.wandb", None, "suffix_run_name: has no equivalent in facetrain"),
-    ("wandb_project = 'faces'", "log.wandb", None, None),
-    ("wandb_project = 'faces'; using_wandb = True", "log.wandb", "faces", None),
-    ("using_wandb = True", "log.wandb", None, "using_wandb: names no project"),
+    ("suffix_run_name = 'a'", "seed", 2048, "suffix_run_name: has no equivalent in facetrain"),
+    ("wandb_project = 'faces'; using_wandb = True", "seed", 2048, None),
 ]
 
 

@@ -18,14 +18,12 @@ from facetrain.errors import (
     CheckpointError,
     ConfigError,
     DamagedCheckpointError,
-    DivergedError,
     ForeignCheckpointError,
     UsageError,
 )
 from facetrain.models.model_file import open_model, read_model
 from facetrain.run import training
 from facetrain.telemetry.jsonl import read_jsonl
-from facetrain.telemetry.recorder import Recorder
 from tests.runs.conftest import dataset  # noqa: F401
 from tests.support.command import refusal
 from tests.support.datasets import write_records
@@ -285,21 +283,6 @@ def test_a_run_that_was_continued_is_opened_with_its_newest_weights(run, step, l
     expected = first_layer(checkpoint(run, last))
     assert torch.equal(first_layer(run), expected) and not torch.equal(first_layer(model), expected)
     assert torch.equal(read_model(run)[0]["conv1.weight"], expected)
-
-
-def test_the_services_of_a_run_learn_how_it_has_ended(run, monkeypatch):
-    ends, close = [], Recorder.close
-
-    def record_end(self, end):
-        ends.append(end)
-        close(self, end)
-
-    monkeypatch.setattr(Recorder, "close", record_end)
-    assert go_on(run, changes=["train.max_steps=5"]) == 0
-    wild = ["train.max_steps=50", "train.max_skipped_steps=1", "optim.lr=1e30", "optim.clip_grad_norm=null"]
-    with pytest.raises(DivergedError):
-        go_on(run, changes=wild)
-    assert ends == ["finished", "failed"]
 
 
 def test_other_versions_of_packages_are_named_when_a_run_continues(run, capfd):

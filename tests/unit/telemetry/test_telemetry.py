@@ -3,16 +3,14 @@ import re
 import subprocess
 import sys
 
-import cv2
-import numpy as np
 import pytest
 import torch
 
+from facetrain.run.outputs import RunOutputs
 from facetrain.telemetry.console import Console
 from facetrain.telemetry.jsonl import JsonLines, read_jsonl
 from facetrain.telemetry.log import log_to, logger, stop_logging
 from facetrain.telemetry.meter import Meter
-from facetrain.telemetry.recorder import Recorder
 from facetrain.telemetry.tensorboard import TensorBoard
 from tests.support.command import environment
 from tests.support.events import read_events
@@ -128,9 +126,8 @@ def test_a_line_has_the_distillation_loss_and_no_auc_without_impostor_pairs(capf
     assert verification == "step 3: verification of mine  accuracy 50.00%"
 
 
-def test_tensorboard_groups_the_metrics_and_has_the_config_as_text(tmp_path):
+def test_tensorboard_groups_the_metrics(tmp_path):
     board = TensorBoard(tmp_path)
-    board.show_text(0, "config", "seed: 1\nrun: {name: x}\n")
     board.write(1, {**STEP, **VERIFICATION, "distill_loss": 0.3, "epoch": 0.0})
     board.close()
     events = read_events(tmp_path)
@@ -144,23 +141,7 @@ def test_tensorboard_groups_the_metrics_and_has_the_config_as_text(tmp_path):
         "eval/lfw/accuracy",
         "eval/lfw/auc",
     } <= set(events.Tags()["scalars"])
-    (text,) = events.Tensors("config")
-    assert text.tensor_proto.string_val[0] == b"    seed: 1\n    run: {name: x}"
-    assert events.SummaryMetadata("config").plugin_data.plugin_name == "text"
-
-
-def test_images_in_an_event_file_keep_every_pixel(tmp_path):
-    image = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
-    recorder = Recorder(TensorBoard(tmp_path))
-    recorder.write(7, {"loss": 1.5})
-    recorder.show(7, {"lfw/roc": image})
-    recorder.close()
-    events = read_events(tmp_path)
-    assert [(event.step, event.value) for event in events.Scalars("loss/loss")] == [(7, 1.5)]
-    (event,) = events.Images("eval/lfw/roc")
-    decoded = cv2.imdecode(np.frombuffer(event.encoded_image_string, np.uint8), cv2.IMREAD_COLOR)
-    assert event.step == 7
-    np.testing.assert_array_equal(decoded[:, :, ::-1], image)
+    assert [(event.step, event.value) for event in events.Scalars("loss/loss")] == [(1, 1.5)]
 
 
 @pytest.mark.parametrize(
@@ -184,26 +165,21 @@ def test_a_warning_outside_a_run_is_printed_once():
     assert done.stderr == "warning: the disk is slow\n"
 
 
-def test_without_tensorboard_images_are_not_wanted():
-    assert not Recorder().shows_images
-    Recorder().show(1, {"lfw/roc": np.zeros((2, 2, 3), np.uint8)})
-
-
 def test_a_full_disk_is_reported_once_per_file_and_metrics_lose_no_record(tmp_path, capfd):
     disk = tmp_path / "disk"
     with small_disk(disk, size_kib=64):
         log = log_to(disk / "log.txt", 0)
         lines, board = JsonLines(disk / "metrics.jsonl"), TensorBoard(disk / "tensorboard")
-        recorder = Recorder(lines, board)
-        recorder.write(1, {"loss": 1.0})
+        outputs = RunOutputs(lines, board=board)
+        outputs.write(1, {"loss": 1.0})
         with full(disk):
             for step in range(2, 40):
-                recorder.write(step, {"loss": float(step)} | {f"number_{n}": 0.0 for n in range(50)})
+                outputs.write(step, {"loss": float(step)} | {f"number_{n}": 0.0 for n in range(50)})
                 logger.info("x" * 200)
             assert len(read_jsonl(disk / "metrics.jsonl")) < 39
-        recorder.write(40, {"loss": 40.0})
+        outputs.write(40, {"loss": 40.0})
         assert [record["step"] for record in read_jsonl(disk / "metrics.jsonl")] == list(range(1, 41))
-        recorder.close()
+        outputs.close()
         stop_logging(log)
         steps = [event.step for event in read_events(disk / "tensorboard").Scalars("loss/loss")]
         assert steps[0] == 1 and steps[-1] == 40 and len(steps) < 40

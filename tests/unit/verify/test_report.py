@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from facetrain.verify.evaluated_sets import EvaluatedSets
 from facetrain.verify.metrics.draws import Draws
-from facetrain.verify.output.figures import figure_images, result_figures
+from facetrain.verify.output.figures import result_figures
 from facetrain.verify.output.report import write_report
 from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.verification import verification_result
@@ -91,10 +91,12 @@ def test_axes_are_named_after_the_protocol(found):
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.3, 50.0])
-def test_figure_images_are_drawn_for_good_and_bad_models(spread):
+def test_figures_are_drawn_for_good_and_bad_models(spread):
     pairs = PairSet("lfw", [], np.arange(40) % 2 == 0, subject=np.arange(80))
-    images_of = figure_images(verified(pairs, spread=spread, draws=0))
-    assert set(images_of) == FIGURES
-    for pixels in images_of.values():
-        assert pixels.shape == (432, 600, 3) and pixels.dtype == np.uint8
-        assert (pixels[0, 0] == 255).all() and len(np.unique(pixels.reshape(-1, 3), axis=0)) > 20
+    figures = result_figures(verified(pairs, spread=spread, draws=0))
+    assert set(figures) == FIGURES
+    for figure in figures.values():
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        pixels = np.asarray(canvas.buffer_rgba())
+        assert pixels.shape == (432, 600, 4) and len(np.unique(pixels.reshape(-1, 4), axis=0)) > 20

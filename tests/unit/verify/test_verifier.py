@@ -8,7 +8,7 @@ from torch import nn
 from facetrain.data.formats.bin import write_bin
 from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.errors import ImageError, PairsError
-from facetrain.verify.output.figures import figure_images
+from facetrain.verify.output.figures import result_figures
 from facetrain.verify.sets.pair_set import PairSet, load_pair_sets
 from facetrain.verify.verification import verification_result
 from facetrain.verify.verifier import Verifier
@@ -76,7 +76,7 @@ def test_a_diverged_network_has_accuracy_zero():
     nn.init.constant_(net.fc.weight, float("nan"))
     result = dict(make_verifier(pair_set())(net))["set"]
     assert result.metrics == {"accuracy": 0.0, "accuracy_std": 0.0, "pairs": 20.0}
-    assert figure_images(result) == {}
+    assert result_figures(result) == {}
 
 
 def test_a_damaged_image_is_named_by_set_and_index():

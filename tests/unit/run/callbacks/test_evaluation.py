@@ -10,8 +10,6 @@ from facetrain.distributed.stop_request import Stopped
 from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.errors import ConfigError
 from facetrain.run.callbacks.evaluation import Evaluation
-from facetrain.telemetry.log import logger
-from facetrain.telemetry.recorder import Recorder
 from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.output.hardest_pairs import SHOWN_PAIRS, VerifiedPairs
 from facetrain.verify.sets.pair_set import PairSet
@@ -37,31 +35,24 @@ def raise_stopped():
     raise Stopped
 
 
-def test_a_verification_is_recorded_at_once_and_drawn_later(state, pairs):
-    board = Board()
-    evaluation = Evaluation(verifier_of(pairs), board)
-    state.step = 3
-    evaluation.verify(state)
-    assert board.written == [(3, state.metrics)] and not board.shown, (
-        "the first step must not wait for figures"
-    )
-    evaluation.draw(state)
-    evaluation.draw(state)
-    assert board.shown == [(3, {"lfw/roc", "lfw/det", "lfw/scores", "lfw/discard"})]
-    assert 0 <= state.metrics["lfw/accuracy"] <= 1
-    assert "lfw/tar@1e-06" not in state.metrics, "20 pairs cannot measure this rate"
-
-
-def test_two_verifications_before_a_drawing_are_both_drawn(state, pairs, tmp_path):
-    board = Board()
-    evaluation = Evaluation(verifier_of(pairs), board, pairs_file=tmp_path / "pairs.json")
+def test_a_verification_is_recorded_at_once_and_the_hardest_pairs_of_the_last_one_later(
+    state, pairs, tmp_path
+):
+    board, path = Board(), tmp_path / "pairs.json"
+    evaluation = Evaluation(verifier_of(pairs), board.write, pairs_file=path)
     for state.step in (0, 1):
         evaluation.verify(state)
+        assert board.written[-1] == (state.step, state.metrics)
+    assert not path.exists(), "the first step must not wait for it"
+    assert 0 <= state.metrics["lfw/accuracy"] <= 1
+    assert "lfw/tar@1e-06" not in state.metrics, "20 pairs cannot measure this rate"
     result = evaluation.verifier.score(state.backbone.eval(), pairs)
-    evaluation.draw(state)
-    assert [step for step, _ in board.shown] == [0, 1]
-    shown = VerifiedPairs.model_validate_json((tmp_path / "pairs.json").read_bytes())
+    evaluation.write_pairs(state)
+    shown = VerifiedPairs.model_validate_json(path.read_bytes())
     assert shown.step == 1 and list(shown.sets) == ["lfw"]
+    path.unlink()
+    evaluation.write_pairs(state)
+    assert not path.exists(), "once for each verification"
     for found, hardest in (
         (shown.sets["lfw"].genuine, result.hardest_genuine),
         (shown.sets["lfw"].impostors, result.hardest_impostors),
@@ -74,14 +65,6 @@ def test_two_verifications_before_a_drawing_are_both_drawn(state, pairs, tmp_pat
         assert np.abs(second.astype(float) - source).mean() < 8, "the image of this pair, as JPEG"
 
 
-def test_a_drawing_that_fails_is_logged_and_does_not_end_the_run(state, pairs, caplog, monkeypatch):
-    monkeypatch.setattr(logger, "propagate", True)  # an earlier run in this process may have switched it off
-    evaluation = Evaluation(verifier_of(pairs), Board(broken=True))
-    evaluation.verify(state)
-    evaluation.draw(state)
-    assert "figures of step 0 were not drawn" in caplog.text
-
-
 def test_the_recorded_metrics_are_those_of_the_protocol(state, pairs):
     class Fixed:
         def __call__(self, model):
@@ -90,17 +73,17 @@ def test_the_recorded_metrics_are_those_of_the_protocol(state, pairs):
             return [("lfw", self.result)]
 
     verifier, board = Fixed(), Board()
-    Evaluation(verifier, board).verify(state)
+    Evaluation(verifier, board.write).verify(state)
     assert state.metrics["lfw/accuracy"] == verifier.result.metrics["accuracy"]
     assert board.written == [(0, state.metrics)]
 
 
 def test_an_interrupted_verification_is_marked_and_records_nothing(state, pairs):
     board = Board()
-    evaluation = Evaluation(verifier_of(pairs, check_stop=raise_stopped), board)
+    evaluation = Evaluation(verifier_of(pairs, check_stop=raise_stopped), board.write)
     evaluation.verify(state)
     assert state.unverified and not board.written and state.metrics == {}
-    Evaluation(verifier_of(pairs), board).verify(state)
+    Evaluation(verifier_of(pairs), board.write).verify(state)
     assert not state.unverified and board.written
 
 
@@ -111,9 +94,9 @@ def test_an_interrupted_verification_is_marked_and_records_nothing(state, pairs)
 def test_the_first_verification_must_measure_the_metric_of_the_best_checkpoint(
     state, pairs, metric, measured
 ):
-    evaluation = Evaluation(verifier_of(pairs), Recorder(), best_metric=metric)
+    evaluation = Evaluation(verifier_of(pairs), Board().write, best_metric=metric)
     with pytest.raises(ConfigError, match=f"^checkpoint.best_metric: {metric} is not measured; .*{measured}"):
         evaluation.verify(state)
     state.step = 1
     evaluation.verify(state)  # after a resume, days of training are worth more
-    Evaluation(verifier_of(pairs), Recorder(), best_metric="lfw/accuracy").verify(state)
+    Evaluation(verifier_of(pairs), Board().write, best_metric="lfw/accuracy").verify(state)

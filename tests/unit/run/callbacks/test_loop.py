@@ -31,7 +31,7 @@ class Recording:
         self.calls.append(f"verify {state.step}")
         state.unverified = self._interrupted
 
-    def draw(self, state):
+    def write_pairs(self, state):
         pass
 
     def is_overdue(self):
