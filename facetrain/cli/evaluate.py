@@ -28,7 +28,7 @@ from facetrain.remote.address import without_secrets
 if TYPE_CHECKING:
     from facetrain.verify.evaluated_sets import EvaluatedSets
 
-_OPTIONS_OF_MODELS = ("data_dir", "flip", "detector_score", "device", "batch_size", "bf16")
+_OPTIONS_OF_MODELS = ("data_dir", "flip", "device", "batch_size", "bf16")
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def evaluate(
             f"--against {against}: the difference is tested on bootstrap draws; remove --bootstrap 0"
         )
     results.check()
-    path = system.find_model()
+    path = system.given
     inputs = (path, against, system.slices, *map(Path, system.targets))
     require_no_input(inputs, results.json_file)
     require_existing(system.model, against if system.model else None, system.slices)

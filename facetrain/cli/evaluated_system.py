@@ -10,12 +10,10 @@ import typer
 
 from facetrain.cli.options import (
     MODEL_HELP,
-    CheckpointOption,
     DataDir,
     find_run,
     local_file,
     local_set,
-    parse_checkpoint,
 )
 from facetrain.cli.outputs import echo_choice
 from facetrain.errors import UsageError
@@ -51,7 +49,6 @@ class EvaluatedSystem:
         ),
     ] = None
     data_dir: DataDir = None
-    checkpoint: CheckpointOption = None
     slices: Annotated[
         Path | None,
         typer.Option(
@@ -95,7 +92,7 @@ class EvaluatedSystem:
         """Check that exactly one system is given, with the options that fit it.
 
         Raises:
-            UsageError: not exactly one is given, or --target, --pairs, --checkpoint or --slices does not fit it.
+            UsageError: not exactly one is given, or --target or --slices does not fit it.
         """
         if (self.model is None) == (self.scores is None):
             raise UsageError("give one of MODEL and --scores: the system to evaluate")
@@ -108,25 +105,8 @@ class EvaluatedSystem:
                 f"{self.given}: --target {self.targets[0]} needs a MODEL; to compare one with these scores: facetrain "
                 f"eval MODEL --target {self.targets[0]} --against {self.given}"
             )
-        if self.checkpoint is not None:
-            raise UsageError(
-                f"{self.given}: --checkpoint {self.checkpoint} needs a MODEL, the run; remove it"
-            )
         if self.slices:
             raise UsageError(
                 f"{self.given}: --slices {self.slices} needs a MODEL; add its columns to {self.given}:"
                 " unknown columns become slices"
             )
-
-    def find_model(self) -> Path:
-        """Return the model, or the folder of its checkpoint.
-
-        Raises:
-            UsageError: --checkpoint is neither a step nor newest-sound.
-            CheckpointError: the run has no such checkpoint.
-        """
-        if self.checkpoint is None:
-            return self.given
-        from facetrain.checkpoint.load import Checkpoint
-
-        return Checkpoint.open(self.given, parse_checkpoint(self.checkpoint)).folder

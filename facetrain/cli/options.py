@@ -145,7 +145,6 @@ ProtocolOptions = Annotated[
         "flip": typer.Option(
             help="Add the embedding of the mirror image. Sets of pairs are always scored with and without it."
         ),
-        "detector_score": typer.Option(help="Weight the images of an IJB template by their detector scores."),
     },
 ]
 RunDir = Annotated[

@@ -1,19 +1,12 @@
-"""L2 normalization of embeddings, and the cosine of an embedding of zeros.
+"""L2 normalization of embeddings, and the check of what a network has computed."""
 
-Many systems write zeros for an image in which they find no face. Such an image is rejected: it matches nobody, so its
-cosine is the lowest one, with every other image and with another rejected one.
-"""
-
-# N rows   Q, G rows of two arrays   D embedding
+# N rows   D embedding
 
 from __future__ import annotations
 
 import numpy as np
 
 from facetrain.errors import ModelError
-
-REJECTED = -1.0
-"""Cosine of a rejected image with every other."""
 
 
 def l2_normalize(embedding_ND: np.ndarray) -> np.ndarray:
@@ -27,32 +20,14 @@ def l2_normalize(embedding_ND: np.ndarray) -> np.ndarray:
 def require_finite(embedding_ND: np.ndarray, name: str, *, first: int = 0) -> None:
     """Check the embeddings (N, D) that a network has computed; `first` is the number of the first image in `name`.
 
+    An embedding of zeros has no direction: as a point, it would be near every other one.
+
     Raises:
-        ModelError: an embedding is not finite.
+        ModelError: an embedding is not finite, or all its numbers are 0.
     """
-    bad = np.flatnonzero(~np.isfinite(embedding_ND).all(1))
+    bad = np.flatnonzero(~np.isfinite(embedding_ND).all(1) | ~embedding_ND.any(1))
     if len(bad):
         raise ModelError(
-            f"{name}: the embedding of image {first + bad[0]} is not finite; the network has diverged, "
+            f"{name}: the embedding of image {first + bad[0]} is not finite, or zero; the network has diverged, "
             "use an earlier checkpoint"
         )
-
-
-def is_rejected(embedding_ND: np.ndarray) -> np.ndarray:
-    """Return which rows are embeddings of zeros: bool (N,)."""
-    return ~np.any(embedding_ND, axis=1)
-
-
-def cosines(
-    unit_QD: np.ndarray, unit_GD: np.ndarray, rejected_Q: np.ndarray, rejected_G: np.ndarray
-) -> np.ndarray:
-    """Return the cosine of each unit embedding of one array with each of another: float (Q, G).
-
-    The last two arguments are `is_rejected` of the first two.
-    """
-    cosine_QG = unit_QD @ unit_GD.T
-    if rejected_Q.any():
-        cosine_QG[rejected_Q] = REJECTED
-    if rejected_G.any():
-        cosine_QG[:, rejected_G] = REJECTED
-    return cosine_QG

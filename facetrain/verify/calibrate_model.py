@@ -36,9 +36,6 @@ from facetrain.verify.calibration import (
 from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.sets.pair_set import load_pair_set
 
-_LEAST_SPREAD = 1e-6
-"""Smallest range of an element of the unit embeddings, above the rounding of equal ones."""
-
 
 def calibrate_model(
     model: Path,
@@ -88,12 +85,6 @@ def calibrate_model(
     with join(inference.device) as world:
         opened = open_model(model, world.device)
         unit_ND = embed_images(open_embedder(opened, world, inference), images, target, progress=progress)
-    # A network that maps all faces to one point would get thresholds, too.
-    if np.ptp(unit_ND, axis=0).max() < _LEAST_SPREAD:
-        raise ModelError(
-            f"{model}: gives the same embedding for all images of {target}; its weights are zeros, or training has "
-            "diverged: use an earlier checkpoint"
-        )
     name = os.path.basename(os.path.abspath(target))  # also of the current folder, "."
     thresholds = calibrate(unit_ND, labels, fmrs, data=name, draws=Draws(seed=seed))
     stored = {THRESHOLDS_KEY: [asdict(threshold) for threshold in thresholds]}

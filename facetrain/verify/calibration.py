@@ -4,7 +4,7 @@ All images of different people in a dataset are compared with each other. A publ
 measures an FMR of 1e-3; its 7,000 images compared with each other give 24 million pairs, which measure 1e-6.
 """
 
-# N images   D embedding   S subjects   P pairs   R draws of subjects
+# N images   D embedding   S subjects   P pairs of one kind   R draws of subjects
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ from facetrain.errors import DataError, ModelError, UsageError
 from facetrain.models.model_file import THRESHOLDS_KEY
 from facetrain.verify.metrics import bootstrap
 from facetrain.verify.metrics.draws import DRAWS, Draws
-from facetrain.verify.metrics.operating_points import FMRS
 from facetrain.verify.metrics.result import Interval
-from facetrain.verify.metrics.roc import ROUNDING
+from facetrain.verify.metrics.roc import FMRS, ROUNDING
 
-MAX_IMAGES = 50_000
-"""Most images that are compared with each other; the people of a larger dataset are sampled."""
-_BLOCK = 1 << 24
-"""Similarities that are computed at a time: 64 MiB."""
+MAX_IMAGES = 8_000
+"""Most images that are compared with each other; the people of a larger dataset are sampled.
+
+Their 32 million pairs have 30 false matches at an FMR of 1e-6, as `roc.RULE_OF_30` asks for, and need 256 MB."""
 _MOST_REJECTED = 0.5
 """A threshold with a false non-match rate of at least this is used only if its false match rate is given."""
 
@@ -78,31 +77,33 @@ def calibrate(
     """
     subject_N = dense_ids(list(labels))
     image_S = np.bincount(subject_N)
-    impostors = _pairs_between(image_S[None])[0]
+    impostors = int(_pairs_between(image_S[None])[0])
     for fmr in fmrs:
         if impostors * fmr < 1 - 1e-9:
             raise DataError(
                 f"{data}: an FMR of {fmr:g} needs {round(1 / fmr):,} impostor pairs; {len(subject_N):,} images of "
-                f"{len(image_S):,} people have {impostors:,.0f}"
+                f"{len(image_S):,} people have {impostors:,}"
             )
-    # Only the highest scores decide about the thresholds; the one after the last accepted pair shows ties.
-    kept = int(impostors * max(fmrs) * ROUNDING) + 1
-    score_P, first_P, second_P = _highest_impostors(unit_ND, subject_N, kept)
-    genuine_P, person_P = _genuine_scores(unit_ND, subject_N)
+    score_NN = unit_ND @ unit_ND.T
+    # The upper triangle has each pair once.
+    is_pair_NN, same_NN = np.triu(np.ones(score_NN.shape, bool), 1), subject_N[:, None] == subject_N
+    genuine_NN, impostor_NN = is_pair_NN & same_NN, is_pair_NN & ~same_NN
+    person_P = subject_N[np.nonzero(genuine_NN)[0]]
+    highest_P = np.sort(score_NN[impostor_NN])[::-1]
     thresholds = []
     for fmr in fmrs:
-        cosine = _lowest_threshold(score_P, int(impostors * fmr * ROUNDING))
-        accepted_P = score_P >= cosine
-        fnmr, fnmr_interval = _fnmr(genuine_P < cosine, person_P, len(image_S), draws)
+        cosine = _lowest_threshold(highest_P, int(impostors * fmr * ROUNDING))
+        first_P, second_P = (subject_N[side] for side in np.nonzero(impostor_NN & (score_NN >= cosine)))
+        fnmr, fnmr_interval = _fnmr(score_NN[genuine_NN] < cosine, person_P, len(image_S), draws)
         thresholds.append(
             Threshold(
                 fmr=fmr,
                 cosine=cosine,
-                fmr_interval=_fmr_interval(first_P[accepted_P], second_P[accepted_P], image_S, draws),
+                fmr_interval=_fmr_interval(first_P, second_P, image_S, draws),
                 fnmr=fnmr,
                 fnmr_interval=fnmr_interval,
                 data=data,
-                impostors=int(impostors),
+                impostors=impostors,
                 subjects=len(image_S),
             )
         )
@@ -174,35 +175,6 @@ def _pairs_between(image_RS: np.ndarray) -> np.ndarray:
     return (image.sum(1) ** 2 - np.square(image).sum(1)) / 2
 
 
-def _highest_impostors(
-    unit_ND: np.ndarray, subject_N: np.ndarray, count: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the `count` highest impostor scores, descending, and the subjects of both sides: (P,) each."""
-    columns: list[tuple[np.ndarray, ...]] = []
-    size, lowest = 0, -np.inf
-    step = max(1, _BLOCK // len(unit_ND))
-    for start in range(0, len(unit_ND), step):
-        rows = np.arange(start, min(start + step, len(unit_ND)))
-        score_nN = unit_ND[rows] @ unit_ND.T
-        # The upper triangle has each pair once.
-        is_pair = (subject_N[rows, None] != subject_N) & (rows[:, None] < np.arange(len(unit_ND)))
-        row, column = np.nonzero(is_pair & (score_nN > lowest))
-        columns.append((score_nN[row, column], subject_N[rows][row], subject_N[column]))
-        # Sorted only when twice as many are held: a sort for each block would dominate.
-        size += len(row)
-        if size > 2 * count:
-            columns = [_top(columns, count)]
-            size, lowest = count, columns[0][0][-1]
-    score_P, first_P, second_P = _top(columns, count)
-    return score_P, first_P, second_P
-
-
-def _top(columns: list[tuple[np.ndarray, ...]], count: int) -> tuple[np.ndarray, ...]:
-    score, *subjects = (np.concatenate(column) for column in zip(*columns, strict=True))
-    order = np.argsort(-score, kind="stable")[:count]
-    return score[order], *(subject[order] for subject in subjects)
-
-
 def _lowest_threshold(score_P: np.ndarray, accepted: int) -> float:
     """Return the lowest score, of scores in descending order, that at most `accepted` of them reach."""
     # Equal scores are accepted together: scores equal to the first rejected one are rejected too.
@@ -211,17 +183,6 @@ def _lowest_threshold(score_P: np.ndarray, accepted: int) -> float:
     if not accepted:
         return float(np.nextafter(score_P[0], np.float32(2)))
     return float(score_P[accepted - 1])
-
-
-def _genuine_scores(unit_ND: np.ndarray, subject_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the scores of all pairs of images of one subject, and the subject of each: (P,) each."""
-    order = np.argsort(subject_N, kind="stable")
-    scores, subjects = [np.empty(0, np.float32)], [np.empty(0, np.int64)]
-    for subject, members in enumerate(np.split(order, np.cumsum(np.bincount(subject_N))[:-1])):
-        upper = np.triu_indices(len(members), 1)
-        scores.append((unit_ND[members] @ unit_ND[members].T)[upper])
-        subjects.append(np.full(len(upper[0]), subject))
-    return np.concatenate(scores), np.concatenate(subjects)
 
 
 def _fmr_interval(first_P: np.ndarray, second_P: np.ndarray, image_S: np.ndarray, draws: Draws) -> Interval:

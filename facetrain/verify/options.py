@@ -19,8 +19,6 @@ class EvaluationOptions:
     """Seed of the draws."""
     flip: bool = True
     """Add the embedding of the mirror image. Sets of pairs always use both, as their protocol prescribes."""
-    detector_score: bool = True
-    """Weight the images of an IJB template by their detector scores."""
 
     @property
     def draws(self) -> Draws:

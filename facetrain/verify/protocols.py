@@ -12,7 +12,7 @@ import numpy as np
 from facetrain.distributed import collectives
 from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.embeddings.embedder import ImageEmbedder
-from facetrain.embeddings.normalization import is_rejected, l2_normalize, require_finite
+from facetrain.embeddings.normalization import l2_normalize, require_finite
 from facetrain.verify.metrics.fold_accuracy import fold_order
 from facetrain.verify.metrics.identification import Search, identification_result, search
 from facetrain.verify.metrics.result import Result
@@ -122,25 +122,15 @@ def scores_result(
 
 
 def _ijb_results(ijb: IjbSet, options: EvaluationOptions, embedding_ND: np.ndarray) -> dict[str, Result]:
-    weight_N = ijb.detection if options.detector_score else None
-    template, unit_TD = pool_templates(embedding_ND, ijb.template, ijb.medium, weight_N)
+    template, unit_TD = pool_templates(embedding_ND, ijb.template, ijb.medium, ijb.detection)
     # Ids become rows of the pooled templates, which are sorted by id.
     first, second = np.searchsorted(template, ijb.first), np.searchsorted(template, ijb.second)
     subject = _template_subjects(template, first, second, ijb)
-    # Templates of no pair do not count.
-    rejected = int(is_rejected(unit_TD[subject >= 0]).sum())
-    score_P = score_pairs(unit_TD, first, second)
-    pairs = ScoredPairs(score_P, ijb.same, first, second, subject, rejected=rejected)
+    pairs = ScoredPairs(score_pairs(unit_TD, first, second), ijb.same, first, second, subject)
     results = {ijb.name: pair_result(pairs, protocol="templates", draws=options.draws)}
     if ijb.probes is not None:
         searches, subjects = _search_galleries(template, unit_TD, ijb.galleries, ijb.probes)
-        listed = np.concatenate([part.template for part in (ijb.probes, *ijb.galleries.values())])
-        results[f"{ijb.name}_1n"] = identification_result(
-            searches,
-            subjects=subjects,
-            rejected=int(is_rejected(unit_TD[np.isin(template, listed)]).sum()),
-            draws=options.draws,
-        )
+        results[f"{ijb.name}_1n"] = identification_result(searches, subjects=subjects, draws=options.draws)
     return results
 
 
@@ -192,5 +182,4 @@ def _search_set_result(
     probe, gallery = l2_normalize(probe_ND), l2_normalize(gallery_ND)
     searched = search(probe, target.probe_subject, gallery, target.gallery_subject)
     subjects = int(target.probe_subject.max()) + 1
-    rejected = int(is_rejected(probe).sum() + is_rejected(gallery).sum())
-    return identification_result([searched], subjects=subjects, rejected=rejected, draws=options.draws)
+    return identification_result([searched], subjects=subjects, draws=options.draws)

@@ -2,7 +2,7 @@
 
 A score file is a CSV file with a header line and one row for each pair. Columns:
 
-    score        similarity of the pair; higher means more similar, on any scale. Or `distance`: lower is more similar.
+    score        similarity of the pair; higher means more similar, on any scale
     genuine      1 or true for two images of one person, 0 or false for two people
     pair         name of the pair, unique; without it, the number of the row from 0
     subject_1    person on the first image, and `subject_2` on the second, for the bootstrap; both or neither
@@ -25,11 +25,11 @@ from facetrain.data.formats.bin_tables import contradicting_pair
 from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.errors import DataError
 from facetrain.files import listed
-from facetrain.verify.metrics.score_scale import range_scale, scale_of
+from facetrain.verify.metrics.score_scale import scale_of
 from facetrain.verify.metrics.scored_pairs import ScoredPairs
 from facetrain.verify.sets.csv_columns import finite_numbers, read_columns
 from facetrain.verify.sets.pair_set import PairSet, known_or_inferred_subjects
-from facetrain.verify.sets.slice_table import QUALITY, slice_values
+from facetrain.verify.sets.slice_table import QUALITY, slice_columns
 from facetrain.verify.sets.subjects import connected_subjects
 
 _SUBJECTS = ("subject_1", "subject_2")
@@ -65,27 +65,19 @@ def read_scores(path: Path) -> ScoreTable:
         DataError: the file cannot be read, lacks a column, or a row has a value that is not allowed.
     """
     texts = read_columns(path)
-    scores = {"score", "distance"} & texts.keys()
-    if len(scores) != 1:
+    if "score" not in texts:
         raise DataError(
-            f"{path}: a score file needs either a column score or a column distance; the columns are {listed(texts)}"
+            f"{path}: a score file needs a column score, higher for more similar (a negated distance); the columns "
+            f"are {listed(texts)}"
         )
-    (name,) = scores
-    is_distance = name == "distance"
-    least = "highest distance" if is_distance else "lowest score"
     # Removed from the table: the texts of millions of numbers take seven times their memory.
     score_P = finite_numbers(
         path,
-        name,
-        texts.pop(name),
-        f". Give pairs that the system could not process the {least} of the other rows",
+        "score",
+        texts.pop("score"),
+        ". Give pairs that the system could not process the lowest score of the other rows",
     )
-    if is_distance:
-        score_P = 0.0 - score_P  # not −0.0 for a distance of 0
-    table = _score_table(path, texts, score_P)
-    # Distances up to 1 are scores from −1 to 0, but no cosines.
-    scale = range_scale(score_P) if is_distance else scale_of(score_P)
-    return replace(table, scored=replace(table.scored, scale=scale))
+    return _score_table(path, texts, score_P)
 
 
 def scores_of_set(path: Path, target: PairSet) -> ScoredPairs:
@@ -126,12 +118,11 @@ def _score_table(path: Path, texts: dict[str, list[str]], score_P: np.ndarray) -
         raise DataError(f"{path}: the pair {twice!r} occurs more than once in the column pair")
     index_P = np.arange(len(same_P))
     # Scores do not say which images two pairs share: each pair has two images of its own.
-    scored = ScoredPairs(score_P, same_P, 2 * index_P, 2 * index_P + 1, _subjects(path, texts, same_P))
+    subject_N = _subjects(path, texts, same_P)
+    scored = ScoredPairs(score_P, same_P, 2 * index_P, 2 * index_P + 1, subject_N, scale_of(score_P))
     texts = {name: values for name, values in texts.items() if name not in _NO_SLICES}
     quality = finite_numbers(path, QUALITY, texts.pop(QUALITY)) if QUALITY in texts else None
-    return ScoreTable(
-        path, pair, scored, {name: slice_values(values) for name, values in texts.items()}, quality
-    )
+    return ScoreTable(path, pair, scored, slice_columns(path, texts), quality)
 
 
 def _subjects(path: Path, texts: dict[str, list[str]], same_P: np.ndarray) -> np.ndarray:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from facetrain.embeddings.normalization import is_rejected
 from facetrain.verify.metrics import bootstrap
 from facetrain.verify.metrics.discard import pair_quality
 from facetrain.verify.metrics.draws import DRAWS, Draws
@@ -84,5 +83,4 @@ def score_pairs(embedding_ND: np.ndarray, same_P: np.ndarray, subject_N: np.ndar
     # uses the distance, then order all pairs in the same way to the last bit.
     score_P = 1 - squared_distances(np.asarray(embedding_ND, np.float64)) / 2
     pair_P = np.arange(len(same_P))
-    rejected = int(is_rejected(embedding_ND).sum())
-    return ScoredPairs(score_P, same_P, 2 * pair_P, 2 * pair_P + 1, subject_N, rejected=rejected)
+    return ScoredPairs(score_P, same_P, 2 * pair_P, 2 * pair_P + 1, subject_N)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from facetrain.embeddings.normalization import REJECTED, is_rejected, l2_normalize
+from facetrain.embeddings.normalization import l2_normalize
 from facetrain.verify.metrics.bootstrap import share
 from facetrain.verify.metrics.pair_blocks import PairBlocks, every_subject_once
 
@@ -122,14 +122,9 @@ def mean_over_folds(accuracy_RF: np.ndarray) -> np.ndarray:
 
 
 def squared_distances(embedding: np.ndarray) -> np.ndarray:
-    """Return the squared Euclidean distance of rows 2i and 2i+1 after L2 normalization: (2P, D) -> (P,).
-
-    It is 2 − 2 times the cosine also for a rejected image, see `normalization`.
-    """
-    unit, rejected = l2_normalize(embedding), is_rejected(embedding)
-    distance = np.square(unit[0::2] - unit[1::2]).sum(1)
-    distance[rejected[0::2] | rejected[1::2]] = 2 - 2 * REJECTED
-    return distance
+    """Return the squared Euclidean distance of rows 2i and 2i+1 after L2 normalization: (2P, D) -> (P,)."""
+    unit = l2_normalize(embedding)
+    return np.square(unit[0::2] - unit[1::2]).sum(1)
 
 
 def fold_accuracy(distance_P: np.ndarray, same_P: np.ndarray, *, folds: int = FOLDS) -> FoldAccuracy:

@@ -12,7 +12,7 @@ import numpy as np
 
 from facetrain.verify.metrics.bootstrap import share
 
-RATES = ("accuracy", "fmr", "fnmr", "fold_accuracy")
+RATES = ("accuracy", "fmr", "fnmr")
 """Rates of a group that the summary is made of."""
 
 
@@ -20,8 +20,8 @@ RATES = ("accuracy", "fmr", "fnmr", "fold_accuracy")
 class Group:
     """Metrics of the pairs of one group, or of the differences between all groups of a column.
 
-    The metrics of a group are `accuracy`, `fmr`, `fnmr`, `fold_accuracy`, `pairs`, `genuine` and `impostors`. Those of
-    the differences are in `summarize_groups`; a ratio is None if the lowest rate is 0.
+    The metrics of a group are `accuracy`, `fmr`, `fnmr`, `pairs`, `genuine` and `impostors`. Those of the
+    differences are in `summarize_groups`; a ratio is None if the lowest rate is 0.
     """
 
     column: str
@@ -46,32 +46,24 @@ def summarize_groups(rates: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
       tables of RFW (Wang and Deng, "Mitigating bias in face recognition using skewness-aware reinforcement
       learning", CVPR 2020).
     - `skewed_error_ratio`: highest error by lowest error, error being 1 − accuracy (same paper).
-    - `fold_accuracy_mean`, `fold_accuracy_std`, `fold_skewed_error_ratio`: the same of the 10-fold accuracies, with
-      thresholds of each group by itself. The tables of RFW have these.
-    - `fmr_worst_to_best`, `fnmr_worst_to_best`: highest rate by lowest rate.
     - `fmr_worst_to_mean`, `fnmr_worst_to_mean`: highest rate by the geometric mean of all groups, the measure of
       NIST's FRTE demographics report and of ISO/IEC 19795-10:2024.
 
     A ratio is not defined if the lowest rate is 0: the groups have too few pairs for this threshold.
 
     Args:
-        rates: `accuracy`, `fmr`, `fnmr` and `fold_accuracy` of each of V >= 2 groups in each draw, float (R, V); NaN
-            where a draw has no pairs of a group.
+        rates: `accuracy`, `fmr` and `fnmr` of each of V >= 2 groups in each draw, float (R, V); NaN where a draw has
+            no pairs of a group.
     """
-    accuracy_RV, fmr_RV, fnmr_RV, fold_accuracy_RV = (rates[name] for name in RATES)
-    summary = {}
-    for prefix, rate_RV in (("", accuracy_RV), ("fold_", fold_accuracy_RV)):
-        summary[f"{prefix}accuracy_mean"] = rate_RV.mean(1)
-        summary[f"{prefix}accuracy_std"] = rate_RV.std(1, ddof=1)
-        summary[f"{prefix}skewed_error_ratio"] = _worst_to_best(1 - rate_RV)
-    for name, rate_RV in (("fmr", fmr_RV), ("fnmr", fnmr_RV)):
-        summary[f"{name}_worst_to_best"] = _worst_to_best(rate_RV)
-        summary[f"{name}_worst_to_mean"] = _worst_to_mean(rate_RV)
-    return summary
-
-
-def _worst_to_best(rate_RV: np.ndarray) -> np.ndarray:
-    return share(rate_RV.max(1), rate_RV.min(1))
+    accuracy_RV = rates["accuracy"]
+    error_RV = 1 - accuracy_RV
+    return {
+        "accuracy_mean": accuracy_RV.mean(1),
+        "accuracy_std": accuracy_RV.std(1, ddof=1),
+        "skewed_error_ratio": share(error_RV.max(1), error_RV.min(1)),
+        "fmr_worst_to_mean": _worst_to_mean(rates["fmr"]),
+        "fnmr_worst_to_mean": _worst_to_mean(rates["fnmr"]),
+    }
 
 
 def _worst_to_mean(rate_RV: np.ndarray) -> np.ndarray:

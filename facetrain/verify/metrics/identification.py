@@ -18,12 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from facetrain.embeddings.normalization import cosines, is_rejected
 from facetrain.verify.metrics import bootstrap
 from facetrain.verify.metrics.draws import DRAWS, Draws
-from facetrain.verify.metrics.operating_points import FPIRS
 from facetrain.verify.metrics.result import Result
-from facetrain.verify.metrics.roc import Roc, roc, tar_at_far
+from facetrain.verify.metrics.roc import FPIRS, Roc, roc, tar_at_far
 from facetrain.verify.metrics.scored_pairs import add_replicates
 
 RANKS = (1, 5, 10, 20)
@@ -94,17 +92,15 @@ def _rank_mates(
 def _similarity_blocks(probe_QD: np.ndarray, gallery_GD: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
     """Yield slices of the probes with their similarities to the whole gallery, float (q, G)."""
     step = max(1, _MAX_SIMILARITIES // max(len(gallery_GD), 1))
-    rejected_Q, rejected_G = is_rejected(probe_QD), is_rejected(gallery_GD)
     for start in range(0, len(probe_QD), step):
         block = slice(start, start + step)
-        yield block, cosines(probe_QD[block], gallery_GD, rejected_Q[block], rejected_G)
+        yield block, probe_QD[block] @ gallery_GD.T
 
 
 def identification_result(
     searches: list[Search],
     *,
     subjects: int,
-    rejected: int = 0,
     draws: Draws = DRAWS,
 ) -> Result:
     """Return `rankK` for each rank and `tpir@FPIR` for each of `FPIRS`, with their intervals.
@@ -112,10 +108,9 @@ def identification_result(
     With several galleries (IJB has two), each metric is the mean over the galleries, and the curve belongs to
     the first one. `subjects` is the number of subject ids of the probes; the bootstrap draws probes by subject and
     keeps the galleries. All metrics are rates of mated probes, so their intervals rest on the subjects with a mate.
-    `rejected` is the number of probes and entries with an embedding of zeros.
     """
     counts: dict[str, float | None] = {"probes": float(len(searches[0].subject_Q))}
-    result = Result("identification", counts, subjects=subjects, rejected=rejected)
+    result = Result("identification", counts, subjects=subjects)
     result.metrics["mated"] = float(np.mean([search.mated_Q.sum() for search in searches]))
     for fpir in FPIRS:
         _add_tpir(result, searches, fpir)

@@ -12,8 +12,7 @@ import numpy as np
 from facetrain.verify.metrics.discard import DiscardCurve
 from facetrain.verify.metrics.fold_accuracy import FoldAccuracy, GridRoc
 from facetrain.verify.metrics.group_summary import Group
-from facetrain.verify.metrics.operating_points import OperatingPoint, operating_points
-from facetrain.verify.metrics.roc import Roc
+from facetrain.verify.metrics.roc import RULE_OF_30, Roc
 from facetrain.verify.metrics.score_scale import COSINE, ScoreScale
 
 Interval = tuple[float, float]
@@ -82,8 +81,6 @@ class Result:
     """Number of subjects that the bootstrap draws from."""
     metric_subjects: dict[str, int] = field(default_factory=dict)
     """Number of subjects of each metric that is a rate of some of them only, such as those with a mate."""
-    rejected: int = 0
-    """Number of images or templates with an embedding of zeros, whose score is −1 with every other."""
     scale: ScoreScale = COSINE
     """Range and name of the scores."""
 
@@ -96,13 +93,18 @@ class Result:
         """Return the number of subjects that the interval of a metric rests on."""
         return self.metric_subjects.get(metric, self.subjects)
 
-    @property
-    def operating_points(self) -> list[OperatingPoint]:
-        """FNMR at FMR, or FNIR at FPIR of a search; empty without a curve."""
-        if self.curve is None:
-            return []
-        return operating_points(
-            self.protocol, self.metrics, self.interval, self.threshold, self.curve.impostors
+    def remark(self, metric: str) -> str:
+        """Return a warning if a rate at a limit, such as `tar@1e-04`, rests on few false accepts; usually empty."""
+        name, _, limit = metric.partition("@")
+        # A small tolerance for the product of two floats: 30,000 pairs are enough for 1e-3.
+        if (
+            name not in ("tar", "tpir")
+            or not self.curve
+            or self.curve.impostors * float(limit) > RULE_OF_30 - 1e-9
+        ):
+            return ""
+        return (
+            f"rests on {round(self.curve.impostors * float(limit))} false accepts, fewer than 30 (rule of 30)"
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -113,9 +115,7 @@ class Result:
             "needs": self.needs,
             "intervals": self.interval,
             "thresholds": self.threshold,
-            "operating_points": [asdict(point) for point in self.operating_points],
             "subjects": self.subjects,
-            "rejected": self.rejected,
             "curve": thin_curve(self.curve) if self.curve else None,
             "grid": _lists(self.grid),
             "folds": _lists(self.folds),

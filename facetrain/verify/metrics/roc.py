@@ -20,6 +20,13 @@ import numpy as np
 
 FARS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 """False accept rates at which the true accept rate is reported: the six of InsightFace's IJB tables."""
+FMRS = (1e-3, 1e-4, 1e-5, 1e-6)
+"""False match rates for which thresholds are calibrated."""
+FPIRS = (1e-1, 1e-2)
+"""False positive identification rates at which TPIR is reported; IJB-B and IJB-C report these two."""
+RULE_OF_30 = 30
+"""With fewer false accepts, a rate is not known to ± 30 % with 90 % confidence (Doddington's rule of 30; ISO/IEC
+19795-1:2006, annex B)."""
 ROUNDING = 1 + 1e-12
 """Factor on a FAR limit: a rate that equals the limit up to float64 rounding is allowed."""
 

@@ -46,8 +46,6 @@ class ScoredPairs:
     """Subject id of each image or template, int (N,) from 0 without gaps; −1 if it is in no pair."""
     scale: ScoreScale = COSINE
     """Range of the scores."""
-    rejected: int = 0
-    """Number of images or templates with an embedding of zeros, see `normalization`."""
 
     @property
     def subjects(self) -> int:
@@ -73,7 +71,7 @@ def pair_result(pairs: ScoredPairs, *, protocol: str, draws: Draws = DRAWS) -> R
     genuine = int(pairs.same_P.sum())
     counts = {"pairs": len(pairs.same_P), "genuine": genuine, "impostors": len(pairs.same_P) - genuine}
     metrics: dict[str, float | None] = {name: float(count) for name, count in counts.items()}
-    result = Result(protocol, metrics, subjects=pairs.subjects, scale=pairs.scale, rejected=pairs.rejected)
+    result = Result(protocol, metrics, subjects=pairs.subjects, scale=pairs.scale)
     result.histogram = histogram(pairs)
     result.hardest_genuine, result.hardest_impostors = hardest_pairs(pairs)
     if curve is None:

@@ -11,7 +11,6 @@ import numpy as np
 from facetrain.verify.metrics import bootstrap
 from facetrain.verify.metrics.discard import discard_curve
 from facetrain.verify.metrics.draws import DRAWS, Draws
-from facetrain.verify.metrics.fold_accuracy import FOLDS, FoldSearch, fold_order, mean_over_folds
 from facetrain.verify.metrics.group_summary import RATES, Group, summarize_groups
 from facetrain.verify.metrics.pair_blocks import PairBlocks, every_subject_once
 from facetrain.verify.metrics.result import Result
@@ -70,8 +69,6 @@ def slice_groups(
 ) -> tuple[list[Group], list[Group]]:
     """Return accuracy, FMR and FNMR for every value of every column, at one threshold for all, and their spread.
 
-    `fold_accuracy` is the 10-fold accuracy of the value by itself, as published for the groups of RFW.
-
     FMR is the share of impostor pairs that are accepted, FNMR the share of genuine pairs that are rejected
     (ISO/IEC 19795-1). A rate without pairs is None. One threshold for all groups is what NIST's demographic
     report compares (Grother, Ngan and Hanaoka, NISTIR 8280, 2019): a threshold per group would hide differences.
@@ -92,10 +89,9 @@ def _slice_column(
     wrong_P = (pairs.score_P >= threshold) != pairs.same_P
     block_P = value_index_P * _OUTCOMES + 2 * pairs.same_P + wrong_P
     blocks = PairBlocks(block_P, len(values) * _OUTCOMES, *pairs.sides)
-    folds = GroupFolds(pairs, value_index_P, len(values))
 
     def rates_in(drawn_RS: np.ndarray) -> dict[str, np.ndarray]:
-        return _rates(blocks.counts(drawn_RS)) | {"fold_accuracy": folds.accuracy(drawn_RS)}
+        return _rates(blocks.counts(drawn_RS))
 
     # The rates of the set are the rates of the draw that has every subject once: one computation for both.
     everybody = every_subject_once(pairs.subjects)
@@ -164,40 +160,3 @@ def _rates(count_RB: np.ndarray) -> dict[str, np.ndarray]:
 
 def _none_if_nan(rate: float) -> float | None:
     return None if np.isnan(rate) else float(rate)
-
-
-class GroupFolds:
-    """Search for the thresholds of the folds of each group by itself, over all draws of subjects at once.
-
-    This is the protocol of RFW's tables. The folds of a group are runs of its consecutive pairs, as in a set that has
-    only this group. A draw is one of all subjects of the set, so that differences between the groups have intervals.
-    """
-
-    def __init__(self, pairs: ScoredPairs, group_P: np.ndarray, groups: int) -> None:
-        """Sort the pairs of each group; `group_P`, int (P,), is its number from 0."""
-        self._searches: list[FoldSearch | None] = []
-        distance_P, (first_P, second_P) = pairs.scale.distance(pairs.score_P), pairs.sides
-        for group in range(groups):
-            index = np.flatnonzero(group_P == group)
-            same = pairs.same_P[index]
-            # Such a group has no threshold that separates the two kinds of pairs.
-            if len(index) < FOLDS or same.all() or not same.any():
-                self._searches.append(None)
-                continue
-            index = index[fold_order(same)]
-            self._searches.append(
-                FoldSearch(distance_P[index], pairs.same_P[index], FOLDS, first_P[index], second_P[index])
-            )
-
-    def accuracy(self, drawn_RS: np.ndarray) -> np.ndarray:
-        """Return the mean accuracy of the folds of each group in every draw: float64 (R, V).
-
-        It is NaN for a group with fewer pairs than folds or without pairs of both kinds, and in a draw without its
-        pairs.
-        """
-        missing_R = np.full(len(drawn_RS), np.nan)
-        means = [
-            missing_R if search is None else mean_over_folds(search.accuracy(drawn_RS)[0])
-            for search in self._searches
-        ]
-        return np.stack(means, axis=1)

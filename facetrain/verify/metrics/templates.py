@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from facetrain.embeddings.normalization import REJECTED, is_rejected, l2_normalize
+from facetrain.embeddings.normalization import l2_normalize
 
 _MAX_IMAGES = 1 << 15
 """Images that are pooled at once: 64 MiB of embeddings with 512 float32 numbers."""
@@ -17,7 +17,7 @@ _MAX_PRODUCTS = 1 << 24
 
 
 def pool_templates(
-    embedding_ND: np.ndarray, template_N: np.ndarray, media_N: np.ndarray, weight_N: np.ndarray | None = None
+    embedding_ND: np.ndarray, template_N: np.ndarray, media_N: np.ndarray, weight_N: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Pool the embeddings of each template: return its id, int (T,) ascending, and unit embedding, float32 (T, D).
 
@@ -30,7 +30,7 @@ def pool_templates(
         embedding_ND: embeddings, float32 (N, D).
         template_N: template id of each image, int (N,).
         media_N: medium id of each image within its template, int (N,).
-        weight_N: factor of each image, such as the detector's score, float (N,); None for 1.
+        weight_N: factor of each image, the detector's score, float (N,).
     """
     # Sorted by template and medium, so that sums over neighbors pool both.
     order = np.lexsort((media_N, template_N))
@@ -39,9 +39,7 @@ def pool_templates(
     ends_T = np.append(starts_T[1:], len(order))
     for first, end in _template_ranges(ends_T, _MAX_IMAGES):
         rows = order[starts_T[first] : ends_T[end - 1]]
-        embedding = embedding_ND[rows]
-        if weight_N is not None:
-            embedding = embedding * weight_N[rows, None].astype(np.float32)
+        embedding = embedding_ND[rows] * weight_N[rows, None].astype(np.float32)
         pooled_TD[first:end] = _pool(embedding, template_N[rows], media_N[rows])
     return template, l2_normalize(pooled_TD)
 
@@ -84,6 +82,4 @@ def score_pairs(unit_TD: np.ndarray, first_P: np.ndarray, second_P: np.ndarray) 
         product = unit_TD[block] @ other_DC
         row, column = np.searchsorted(block, first_P[kept]), np.searchsorted(columns, second_P[kept])
         score_P[kept] = product[row, column]
-    rejected_T = is_rejected(unit_TD)
-    score_P[rejected_T[first_P] | rejected_T[second_P]] = REJECTED
     return score_P

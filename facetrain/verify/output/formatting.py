@@ -18,13 +18,12 @@ COUNTS = {
 """Metrics that are the size of a set, not a property of the model."""
 _NOT_PERCENT = {"threshold", "xnorm", "auc"}
 """Metrics that are no rates, and the AUC, which needs more digits because it is close to 1."""
-_RATIOS = ("_ratio", "_to_best", "_to_mean")
+_RATIOS = ("_ratio", "_to_mean")
 """Ends of the names of metrics that are quotients of two rates."""
 
 if TYPE_CHECKING:
     from facetrain.verify.evaluated_sets import EvaluatedSets
     from facetrain.verify.metrics.group_summary import Group
-    from facetrain.verify.metrics.operating_points import OperatingPoint
     from facetrain.verify.metrics.result import Result
     from facetrain.verify.model_comparison import Difference
 
@@ -48,21 +47,10 @@ def format_value(name: str, value: float | None, interval: tuple[float, float] |
     return f"{format_number(name, value)}  {format_interval(name, interval)}".rstrip()
 
 
-def headline(result: Result) -> tuple[list[tuple[str, float | None]], list[tuple[str, float | None]]]:
-    """Return the accuracies, and the other metrics without sizes; last those that the set is too small for.
-
-    The operating points of the result belong between the two.
-    """
+def shown_metrics(result: Result) -> list[tuple[str, float | None]]:
+    """Return the metrics without sizes: first the accuracies, last those that the set is too small for."""
     metrics = [(name, value) for name, value in result.metrics.items() if name not in COUNTS]
-    accuracies = [metric for metric in metrics if metric[0].startswith("accuracy") and metric[1] is not None]
-    others = [metric for metric in metrics if metric not in accuracies]
-    return accuracies, sorted(others, key=lambda metric: metric[1] is None)
-
-
-def format_point(point: OperatingPoint) -> str:
-    """Return the rate of an operating point with its interval and remark, or why the set has none."""
-    value = "" if point.rate is None else format_value(point.name, point.rate, point.interval)
-    return f"{value}  {point.remark}".strip()
+    return sorted(metrics, key=lambda metric: (metric[1] is None, not metric[0].startswith("accuracy")))
 
 
 def format_differences(differences: dict[str, Difference]) -> Iterator[tuple[str, ...]]:
@@ -82,9 +70,7 @@ def format_counts(result: Result) -> str:
 
 
 def format_warnings(result: Result) -> Iterator[str]:
-    """Yield warnings of embeddings of zeros, and of scores that are reversed."""
-    if result.rejected:
-        yield f"warning: embeddings of zeros: {result.rejected:,}; their score is −1 with every other image"
+    """Yield a warning of scores that are reversed."""
     auc = result.metrics.get("auc")
     if auc is not None and auc < 0.5:
         yield (
@@ -98,14 +84,11 @@ def format_evaluation(evaluation: EvaluatedSets) -> Iterator[str]:
     for name, result in evaluation.results.items():
         yield f"{name}: {format_counts(result)}"
         yield from (f"  {warning}" for warning in format_warnings(result))
-        accuracies, others = headline(result)
-        points = result.operating_points
-        yield from (_format_metric(metric, value, result) for metric, value in accuracies)
-        yield from (f"  {each.name:16} {format_point(each)}" for each in points if each.rate is not None)
-        yield from (_format_metric(metric, value, result) for metric, value in others if value is not None)
-        absent = {point.name: format_point(point) for point in points if point.rate is None}
-        absent |= {name: result.needs.get(name, "not available") for name, value in others if value is None}
-        yield from _format_absent(absent)
+        for metric, value in shown_metrics(result):
+            if value is not None:
+                shown = format_value(metric, value, result.interval.get(metric))
+                yield f"  {metric:16} {shown}  {result.remark(metric)}".rstrip()
+        yield from _format_absent(result.needs)
         yield from (f"  {_format_group(group)}" for group in result.groups)
         for curve in result.discards:
             if curve.area_ratio is not None:
@@ -119,10 +102,6 @@ def format_evaluation(evaluation: EvaluatedSets) -> Iterator[str]:
         yield from (f"  {warning}" for warning in format_warnings(evaluation.other_results[name]))
         for metric, first, second, gap, interval, p in format_differences(differences):
             yield f"  {metric:16} {first} − {second} = {gap} {interval}  p {p}"
-
-
-def _format_metric(metric: str, value: float | None, result: Result) -> str:
-    return f"  {metric:16} {format_value(metric, value, result.interval.get(metric))}"
 
 
 def _format_absent(reasons: dict[str, str]) -> Iterator[str]:
@@ -144,6 +123,5 @@ def _format_group(group: Group) -> str:
     rates = [
         f"{name} {format_number(name, group.metrics[name])} {format_interval(name, group.interval.get(name))}".rstrip()
         for name in RATES
-        if name != "fold_accuracy" or group.metrics[name] is not None
     ]
     return f"{group.column} = {group.value}: {group.metrics['pairs']:,.0f} pairs  {'  '.join(rates)}"

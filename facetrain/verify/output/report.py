@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import json
 import os
 import tempfile
@@ -23,10 +22,9 @@ from facetrain.verify.output.formatting import (
     format_differences,
     format_interval,
     format_number,
-    format_point,
     format_value,
     format_warnings,
-    headline,
+    shown_metrics,
 )
 from facetrain.verify.output.hardest_pairs import SHOWN_PAIRS, TITLES, hardest_pairs_of, pairs_html
 from facetrain.verify.sets.evaluation_sets import EvaluationSet
@@ -110,7 +108,6 @@ def _body(
         yield f"<h2>{escape(name)}</h2>"
         yield f"<p>{format_counts(result)}</p>"
         yield from (f"<p>{warning}</p>" for warning in format_warnings(result))
-        yield from _headline_table(result, evaluation.other_results.get(name))
         threshold = f"threshold ({result.scale.name})"
         yield data_table(["metric", "value", "95 % interval", threshold], _metric_rows(result))
         yield '<div class="figures">'
@@ -135,29 +132,15 @@ def _body(
         yield from _hardest_pairs(result, evaluation.sets.get(name))
 
 
-def _headline_table(result: Result, other: Result | None) -> Iterator[str]:
-    """Yield the table of accuracy and FNMR at FMR, with a column for each model."""
-    shown = [result] if other is None else [result, other]
-    rows = []
-    if "accuracy" in result.metrics:
-        values = ((model.metrics["accuracy"], model.interval.get("accuracy")) for model in shown)
-        rows.append(["accuracy", *(format_value("accuracy", *value) for value in values)])
-    for points in zip(*(model.operating_points for model in shown), strict=True):
-        missed, kind = ("FNIR", "FPIR") if points[0].name.startswith("fnir") else ("FNMR", "FMR")
-        rows.append([f"{missed} at {kind} {points[0].limit:.0e}", *map(format_point, points)])
-    if result.curve is not None:
-        yield data_table(["", "this model", "other model"][: 1 + len(shown)], rows)
-
-
 def _metric_rows(result: Result) -> Iterator[list[str]]:
-    for name, value in itertools.chain(*headline(result)):
+    for name, value in shown_metrics(result):
         if name == "threshold":
             continue  # a squared distance; the last column has it as a score
         if value is None:
             yield [name, result.needs.get(name, "not available"), "", ""]
             continue
         threshold = result.threshold.get(name.removeprefix("tar@"))
-        interval = format_interval(name, result.interval.get(name))
+        interval = f"{format_interval(name, result.interval.get(name))}  {result.remark(name)}".strip()
         yield [name, format_number(name, value), interval, "" if threshold is None else f"{threshold:.4f}"]
 
 

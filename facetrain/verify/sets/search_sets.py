@@ -1,8 +1,7 @@
 """Evaluation set for identification: TinyFace.
 
-Gallery_Match/  Gallery_Distractor/  Probe/                 TinyFace's Testing_Set, original or aligned images
-gallery_match_img_ID_pairs.mat  probe_img_ID_pairs.mat      subject lists, in that folder or its parent; without
-them, `7_2.jpg` is an image of subject 7
+The folders Gallery_Match/, Gallery_Distractor/ and Probe/ of its Testing_Set, with original or aligned images;
+`7_2.jpg` is an image of subject 7.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import numpy as np
 from facetrain.data.images.header import IMAGE_SUFFIXES
 from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.errors import PairsError
-from facetrain.files import error_reason
 from facetrain.verify.sets.lazy_files import lazy_files
 
 _SUBJECT_NUMBER = re.compile(r"[0-9]{1,18}")
@@ -43,14 +41,14 @@ def open_tinyface(folder: Path, name: str) -> SearchSet | None:
     Return None for a folder of another layout.
 
     Raises:
-        PairsError: a list cannot be read, or a file name does not begin with a subject number.
+        PairsError: a folder has no images, or a file name does not begin with a subject number.
     """
     roots = (folder, folder / "Testing_Set", folder / "tinyface" / "Testing_Set")
     root = next((one for one in roots if _has(one, "Gallery_Match", "Probe")), None)
     if root is None:
         return None
-    matches, match_subjects = _labeled_images(root, "Gallery_Match", "gallery_match", "gallery")
-    probes, probe_subjects = _labeled_images(root, "Probe", "probe", "probe")
+    matches, match_subjects = _labeled_images(root / "Gallery_Match")
+    probes, probe_subjects = _labeled_images(root / "Probe")
     distractors = _images(root / "Gallery_Distractor")
     subject = dense_ids([*probe_subjects, *match_subjects])
     return SearchSet(
@@ -77,41 +75,17 @@ def _images(folder: Path) -> list[Path]:
     )
 
 
-def _labeled_images(root: Path, folder: str, list_name: str, key: str) -> tuple[list[Path], list[int]]:
-    """Return the images of a folder and their subject numbers, from the official list or from the file names."""
-    for place in (root, root.parent):
-        path = place / f"{list_name}_img_ID_pairs.mat"
-        if path.is_file():
-            names, subjects = _read_subject_list(path, key)
-            return [root / folder / name for name in names], subjects
-    paths = _images(root / folder)
+def _labeled_images(folder: Path) -> tuple[list[Path], list[int]]:
+    """Return the images of a folder, and their subject numbers from the file names."""
+    paths = _images(folder)
     subjects = []
     for path in paths:
         number = path.name.split("_")[0]
         if not _SUBJECT_NUMBER.fullmatch(number):
             raise PairsError(
-                f"{path}: the file name does not begin with a subject number and `_`; rename it, or put "
-                f"{list_name}_img_ID_pairs.mat into {root}"
+                f"{path}: the file name does not begin with a subject number and `_`, such as 7_2.jpg; rename it"
             )
         subjects.append(int(number))
     if not paths:
-        raise PairsError(f"{root / folder}: the folder has no images")
+        raise PairsError(f"{folder}: the folder has no images")
     return paths, subjects
-
-
-def _read_subject_list(path: Path, key: str) -> tuple[list[str], list[int]]:
-    """Read file names and subject numbers from TinyFace's MATLAB file."""
-    from scipy.io import loadmat
-
-    try:
-        content = loadmat(path, variable_names=[f"{key}_set", f"{key}_ids"])
-        names = [str(np.asarray(cell).item()) for cell in content[f"{key}_set"].ravel()]
-        subjects = [int(number) for number in content[f"{key}_ids"].ravel()]
-    except Exception as error:  # scipy raises many types for a file that is not a MATLAB file
-        raise PairsError(f"{path}: not a subject list of TinyFace ({error_reason(error)})") from error
-    # A name with a folder could lead out of the set.
-    if len(names) != len(subjects) or any(Path(name).name != name for name in names):
-        raise PairsError(
-            f"{path}: {len(names):,} file names and {len(subjects):,} subject numbers, or a name with a folder"
-        )
-    return names, subjects

@@ -9,8 +9,8 @@ for the bootstrap. A column `quality` is not a slice: it gives the error-versus-
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +20,8 @@ from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.errors import DataError
 from facetrain.verify.sets.csv_columns import finite_numbers, read_columns
 
-_MAX_VALUES = 12
-"""A column with more different numbers than this is divided into its quartiles."""
-_NO_NUMBERS = {"", "nan", "na", "n/a", "none", "null"}
-"""Texts, in lower case, in place of a number that is not known."""
-_MISSING = "missing"
-"""Slice of the pairs or people without a number, in a column that is divided into quartiles."""
+_MAX_VALUES = 500
+"""Largest number of different values in a column; each is a slice."""
 _SUBJECT = "subject"
 QUALITY = "quality"
 """Name of the column with a quality measure, which is a curve and not a slice."""
@@ -59,9 +55,8 @@ def read_slice_table(path: Path, same_P: np.ndarray) -> SliceTable:
     quality = finite_numbers(path, QUALITY, texts.pop(QUALITY)) if QUALITY in texts else None
     if quality is not None and rows == 2 * pairs:
         quality = np.minimum(quality[0::2], quality[1::2])
-    columns = {name: slice_values(values) for name, values in texts.items()}
+    columns = slice_columns(path, texts)
     if rows == 2 * pairs:
-        # After the quartiles, which are of all images and not of pairs.
         columns = {name: _pair_values(value[0::2], value[1::2]) for name, value in columns.items()}
     return SliceTable(columns, None if subject is None else _subject_ids(path, subject, same_P), quality)
 
@@ -81,39 +76,20 @@ def _subject_ids(path: Path, subject: list[str], same_P: np.ndarray) -> np.ndarr
     return dense_ids(subject)
 
 
-def slice_values(values: list[str]) -> np.ndarray:
-    """Return the values, or the quartiles that they belong to if there are many different numbers: str objects (P,)."""
+def slice_columns(path: Path, texts: Mapping[str, list[str]]) -> dict[str, np.ndarray]:
+    """Return the columns of a table as arrays of str objects (P,).
+
+    Raises:
+        DataError: a column has too many different values, such as ages or names.
+    """
+    for name, values in texts.items():
+        if (count := len(set(values))) > _MAX_VALUES:
+            raise DataError(
+                f"{path}: the column {name} has {count:,} different values, the limit is {_MAX_VALUES}; write ranges "
+                "instead, such as 20-29, or remove the column"
+            )
     # Objects: an array of str has the length of the longest value in every place, and one value could fill the memory.
-    value_P, number_P = np.array(values, object), _numbers(values)
-    if number_P is None:
-        return value_P
-    is_known = np.isfinite(number_P)
-    if len(np.unique(number_P[is_known])) <= _MAX_VALUES:
-        return value_P
-    # unique: several quartiles of a column with many equal numbers are the same.
-    edge = np.unique(np.quantile(number_P[is_known], [0, 0.25, 0.5, 0.75, 1]))
-    quartile = np.clip(np.searchsorted(edge, number_P, side="right") - 1, 0, len(edge) - 2)
-    names = np.array(
-        [*(f"{low} to {high}" for low, high in pairwise(_distinct_texts(edge))), _MISSING], object
-    )
-    return names[np.where(is_known, quartile, len(names) - 1)]
-
-
-def _distinct_texts(edge: np.ndarray) -> list[str]:
-    """Return the text of each of different numbers: with six digits, or with all if these are not enough."""
-    texts = [f"{number:g}" for number in edge]
-    if len(set(texts)) < len(texts):
-        texts = [repr(number).removesuffix(".0") for number in edge.tolist()]
-    return texts
-
-
-def _numbers(values: list[str]) -> np.ndarray | None:
-    """Return the numbers of a column, float64 (P,), NaN for one that is not known; None for a column of texts."""
-    try:
-        number_P = np.array([np.nan if value.lower() in _NO_NUMBERS else float(value) for value in values])
-    except ValueError:
-        return None
-    return None if np.isinf(number_P).any() else number_P
+    return {name: np.array(values, object) for name, values in texts.items()}
 
 
 def _pair_values(first_P: np.ndarray, second_P: np.ndarray) -> np.ndarray:

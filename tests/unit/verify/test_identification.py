@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from facetrain.embeddings.normalization import REJECTED, is_rejected, l2_normalize
 from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.metrics.identification import Search, identification_result, search
 
@@ -15,7 +14,6 @@ def small_set(seed, *, probes=40, entries=25, people=12):
     """
     random = np.random.default_rng(seed)
     probe, entry = (random.integers(-4, 5, (count, 3)).astype(np.float64) for count in (probes, entries))
-    probe[is_rejected(probe)] = entry[is_rejected(entry)] = 1
     return probe, random.integers(0, people, probes), entry, random.integers(-1, people - 4, entries)
 
 
@@ -54,25 +52,6 @@ def test_ranks_rates_and_every_point_of_the_open_set_curve_equal_counting(seed, 
     allowed = [t for t in [*thresholds, np.inf] if np.mean(alarms >= t) <= 0.1]
     tpir = None if len(alarms) < 10 else pytest.approx(np.mean(mates >= min(allowed)))
     assert metrics["tpir@1e-01"] == tpir
-
-
-def test_rejected_probes_and_entries_match_nobody_in_blocks_of_any_size(monkeypatch):
-    probe, sought, entry, owner = small_set(0)
-    probe, entry = l2_normalize(probe), l2_normalize(entry)
-    probe[[3, 20]] = entry[[0, 7]] = 0
-    expected = probe @ entry.T
-    expected[[3, 20]] = expected[:, [0, 7]] = REJECTED
-    expected[sought[:, None] == owner] = -np.inf
-    for at_once in (7, 100, 1 << 24):
-        monkeypatch.setattr("facetrain.verify.metrics.identification._MAX_SIMILARITIES", at_once)
-        np.testing.assert_allclose(search(probe, sought, entry, owner).other_Q, expected.max(1))
-
-
-def test_a_probe_or_entry_of_zeros_matches_nobody():
-    unit = np.array([[1.0, 0], [0, 0], [-1, 0]])
-    found = search(unit, np.arange(3), unit[[1, 0]], np.array([1, 0]))
-    assert found.rank_Q.tolist()[:2] == [0, 1] and found.mate_Q.tolist() == [1, -1, -np.inf]
-    assert found.other_Q.tolist() == [-1, -1, -1]
 
 
 def test_the_intervals_of_ranks_rest_on_the_people_with_a_mate():

@@ -24,13 +24,11 @@ def colors(folder, names, landmarks, size=16):
     return 2 * np.array(rows)
 
 
-def templates_by_loops(folder, *, detection=True):
+def templates_by_loops(folder):
     """Return the template embeddings by InsightFace's procedure, with loops over the lines of the lists."""
     rows = [line.split() for line in (folder / "meta/ijbc_name_5pts_score.txt").read_text().splitlines()]
     numbers = np.array([row[1:] for row in rows], float)
-    seen = colors(folder, [row[0] for row in rows], numbers[:, :10].reshape(-1, 5, 2))
-    if detection:
-        seen *= numbers[:, 10:]
+    seen = colors(folder, [row[0] for row in rows], numbers[:, :10].reshape(-1, 5, 2)) * numbers[:, 10:]
     members = {}
     for row, line in zip(seen, (folder / "meta/ijbc_face_tid_mid.txt").read_text().splitlines(), strict=True):
         _, template, medium = line.split()
@@ -39,11 +37,10 @@ def templates_by_loops(folder, *, detection=True):
     return {t: vector / np.linalg.norm(vector) for t, vector in pooled.items()}
 
 
-@pytest.mark.parametrize("detection", [True, False])
-def test_ijb_one_to_one_equals_loops_over_its_files(tmp_path, detection):
+def test_ijb_one_to_one_equals_loops_over_its_files(tmp_path):
     folder = write_ijb(tmp_path / "IJBC")
-    found = evaluated("ijbc", tmp_path, detector_score=detection)["ijbc"]
-    unit = templates_by_loops(folder, detection=detection)
+    found = evaluated("ijbc", tmp_path)["ijbc"]
+    unit = templates_by_loops(folder)
     lines = np.loadtxt(folder / "meta/ijbc_template_pair_label.txt", int)
     score, label = zip(*((unit[a] @ unit[b], same) for a, b, same in lines), strict=True)
     assert found.metrics["auc"] == pytest.approx(roc_auc_score(label, score), abs=1e-6)

@@ -45,11 +45,8 @@ def test_the_scale_of_the_scores_does_not_change_the_rates(tmp_path, pairs):
     one = evaluated(tmp_path / "cosines.csv", columns_of(pairs))
     columns = columns_of(pairs, score=[repr(float(50 + 50 * score)) for score in pairs.score_P])
     other = evaluated(tmp_path / "percent.csv", columns)
-    columns = columns_of(pairs, distance=[repr(float(2 - 2 * score)) for score in pairs.score_P])
-    del columns["score"]
-    third = evaluated(tmp_path / "distance.csv", columns)
     for name in ("auc", "eer", "tar@1e-01"):
-        assert one.metrics[name] == other.metrics[name] == third.metrics[name]
+        assert one.metrics[name] == other.metrics[name]
         assert one.interval[name] == pytest.approx(other.interval[name])
     # The grid of 400 thresholds lies between the lowest and the highest score instead of −1 and 1.
     assert other.metrics["accuracy"] == pytest.approx(one.metrics["accuracy"], abs=0.02)
@@ -60,12 +57,10 @@ def test_the_scale_of_the_scores_does_not_change_the_rates(tmp_path, pairs):
     assert other.histogram.genuine.sum() == pairs.same_P.sum()
 
 
-@pytest.mark.parametrize("column", ["distance", "score"])
-def test_distances_below_1_are_not_taken_for_cosines(tmp_path, column):
+def test_negated_distances_below_1_are_not_taken_for_cosines(tmp_path):
     genuine = np.arange(200) % 2
     distance = np.where(genuine, 0.0064, 0.0072) + 0.0003 * np.random.default_rng(0).normal(size=200)
-    values = distance if column == "distance" else -distance
-    result = evaluated(tmp_path / "small.csv", {column: values, "genuine": genuine})
+    result = evaluated(tmp_path / "small.csv", {"score": -distance, "genuine": genuine})
     assert result.scale.high == -distance.min() and "threshold" not in result.metrics
     assert result.metrics["accuracy"] > 0.85, "the thresholds lie between the distances"
 
@@ -153,10 +148,8 @@ TWO = {"score": [1, 2], "genuine": [1, 0]}
     ("columns", "message"),
     [
         ({"score": [1], "same": [1]}, "no column genuine"),
-        ({"genuine": [1], "pair": ["a"]}, "either a column score or a column distance"),
-        ({"score": [1], "distance": [1], "genuine": [1]}, "either a column score or a column distance"),
+        ({"genuine": [1], "pair": ["a"]}, r"needs a column score, .* the columns are genuine, pair"),
         ({"score": [1, "?"], "genuine": [1, 0]}, r"row 3: score is '\?', not a finite number; 1 of 2 rows have no"),
-        ({"distance": [1, "nan"], "genuine": [1, 0]}, "row 3: distance is 'nan'.* the highest distance of the"),
         ({"score": [1, 2], "genuine": [1, "maybe"]}, "row 3: genuine is 'maybe'"),
         (TWO | {"subject_1": ["a", "b"]}, "has only one of the columns subject_1 and subject_2"),
         (TWO | {"subject_1": "ab", "subject_2": "ab"}, "row 3: genuine is 0, but the people are 'b' and 'b'"),
@@ -186,13 +179,3 @@ def test_scores_that_do_not_fit_a_set_are_refused(tmp_path):
     path = write(tmp_path / "turned.csv", {"score": [1, 0, 1, 0], "genuine": [0, 1, 0, 1]})
     with pytest.raises(DataError, match="differs from the labels of pairs in 4 pairs, first in pair 0"):
         scores_of_set(path, target)
-
-
-def test_score_and_distance_in_one_file_are_refused_and_a_distance_is_negated(tmp_path):
-    columns = {"score": ["0.9", "0.2"], "distance": ["0.25", "1.5"], "genuine": [1, 0]}
-    with pytest.raises(DataError, match="either a column score or a column distance; the columns are score"):
-        read_scores(write(tmp_path / "a.csv", columns))
-    del columns["score"]
-    found = read_scores(write(tmp_path / "a.csv", columns))
-    assert found.scored.score_P.tolist() == [-0.25, -1.5] and found.scored.scale.low == -1.5
-    assert not found.columns
