@@ -9,8 +9,6 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -21,13 +19,7 @@ import numpy as np
 from benchmarks.common import in_turn, run
 from facetrain.bench.generated_dataset import open_or_generate
 from facetrain.data.dataset import FaceDataset
-from facetrain.data.formats.image_writers import (
-    LabeledImage,
-    write_lmdb,
-    write_parquet,
-    write_webdataset,
-    write_zip,
-)
+from facetrain.data.formats.image_writers import LabeledImage, write_parquet, write_webdataset
 from facetrain.data.formats.recordio import RecordHeader, RecordWriter
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.loading.batch_slots import BatchSlots
@@ -36,7 +28,7 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import DataError
 
 _BATCH = 128
-_DECODER, _ZLIB, _DEFLATED = "cv2.imdecode", "zlib", "zip, deflated"
+_DECODER = "cv2.imdecode"
 Images = list[LabeledImage]
 
 
@@ -45,8 +37,7 @@ def measure_formats(
 ) -> dict[str, dict[str, float]]:
     """Return, for each format, the CPU time per image in µs and the rate as a share of the decoder's.
 
-    For a deflated zip, `share_of_zlib_and_decoder` counts the decompression of the images as part of decoding. Formats
-    whose package is not installed are left out.
+    Formats whose package is not installed are left out.
 
     Args:
         data: dataset whose images are written in each format; generated images of about 8 kB if None.
@@ -63,16 +54,14 @@ def measure_formats(
         slots = BatchSlots(1, _BATCH, side)
         datasets = dict(_written(Path(scratch), chosen))
         readers = {name: ImageReader(dataset, slots, skip_bad=False) for name, dataset in datasets.items()}
-        packed = [_deflated(image.data) for image in chosen]
         order = np.random.default_rng(0).permutation(count)
-        rounds_of: dict[str, list[float]] = {name: [] for name in (_DECODER, _ZLIB, *readers)}
+        rounds_of: dict[str, list[float]] = {name: [] for name in (_DECODER, *readers)}
         for _ in range(rounds):
             spent = dict.fromkeys(rounds_of, 0.0)
             for start in range(0, count, _BATCH):
                 batch = order[start : start + _BATCH].tolist()
                 calls: dict[str, Callable[[], object]] = {
-                    _DECODER: partial(_decode, [chosen[n].data for n in batch]),
-                    _ZLIB: partial(_inflate, [packed[n] for n in batch]),
+                    _DECODER: partial(_decode, [chosen[n].data for n in batch])
                 }
                 calls |= {name: partial(_read, reader, batch) for name, reader in readers.items()}
                 for name, (seconds,) in in_turn(calls, rounds=1, clock=time.thread_time).items():
@@ -83,23 +72,12 @@ def measure_formats(
     report = {name: {"microseconds": 1e6 * seconds} for name, seconds in time_of.items()}
     for name in datasets:
         report[name]["share_of_decoder"] = time_of[_DECODER] / time_of[name]
-    report[_DEFLATED]["share_of_zlib_and_decoder"] = (time_of[_ZLIB] + time_of[_DECODER]) / time_of[_DEFLATED]
     return report
 
 
 def _decode(images: list[bytes]) -> None:
     for image in images:
         cv2.imdecode(np.frombuffer(image, np.uint8), cv2.IMREAD_COLOR)
-
-
-def _deflated(data: bytes) -> bytes:
-    packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
-    return packer.compress(data) + packer.flush()
-
-
-def _inflate(images: list[bytes]) -> None:
-    for image in images:
-        zlib.decompressobj(-zlib.MAX_WBITS).decompress(image)
 
 
 def _read(reader: ImageReader, numbers: list[int]) -> None:
@@ -111,9 +89,9 @@ def _read(reader: ImageReader, numbers: list[int]) -> None:
 
 def _written(folder: Path, images: Images) -> Iterator[tuple[str, FaceDataset]]:
     """Write the images in each format, and open the datasets."""
-    for number, (name, (file, write)) in enumerate(_WRITERS.items()):
-        path = folder / str(number) / file
-        (path.parent if path.suffix else path).mkdir(parents=True)
+    for number, (name, write) in enumerate(_WRITERS.items()):
+        path = folder / str(number)
+        path.mkdir()
         try:
             write(path, images)
             yield name, open_dataset(path)
@@ -125,12 +103,6 @@ def _write_recordio(folder: Path, images: Images) -> None:
     with RecordWriter(folder / "train.rec") as writer:
         for key, image in enumerate(images):
             writer.write(key, RecordHeader.of_image(image.label, key), image.data)
-
-
-def _write_deflated(path: Path, images: Images) -> None:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for image in images:
-            archive.writestr(str(image.name), image.data)
 
 
 def _write_compressed_parquet(folder: Path, images: Images) -> None:
@@ -148,17 +120,14 @@ def _write_folder(folder: Path, images: Images) -> None:
         path.write_bytes(image.data)
 
 
-_WRITERS: dict[str, tuple[str, Callable[[Path, Images], None]]] = {
-    "recordio": ("folder", _write_recordio),
-    "image folder": ("folder", _write_folder),
-    "zip, stored": ("a.zip", lambda path, images: write_zip(path, images, [])),
-    _DEFLATED: ("a.zip", _write_deflated),
-    "lmdb": ("a.lmdb", lambda path, images: write_lmdb(path, images, sorted({str(i.label) for i in images}))),
-    "webdataset": ("folder", lambda path, images: write_webdataset(path, images, [])),
-    "parquet, plain": ("folder", lambda path, images: write_parquet(path, images, [])),
-    "parquet, snappy": ("folder", _write_compressed_parquet),
+_WRITERS: dict[str, Callable[[Path, Images], None]] = {
+    "recordio": _write_recordio,
+    "image folder": _write_folder,
+    "webdataset": lambda path, images: write_webdataset(path, images, []),
+    "parquet, plain": lambda path, images: write_parquet(path, images, []),
+    "parquet, snappy": _write_compressed_parquet,
 }
-"""Name of the file or folder of each format, and its writer."""
+"""Writer of each format."""
 
 if __name__ == "__main__":
     run(measure_formats)

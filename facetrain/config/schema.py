@@ -126,7 +126,7 @@ class Config(Settings):
 
 
 _DATASET_FILES = (
-    *(".yaml", ".yml", ".zip", ".lmdb", ".tar", ".tar.gz", ".tgz", ".rec"),
+    *(".yaml", ".yml", ".lmdb", ".tar", ".tar.gz", ".tgz", ".rec"),
     *(".lst", ".txt", ".csv", ".tsv"),
 )
 """Ends of names of datasets that are one file."""

@@ -116,11 +116,7 @@ def card_text(cards: Iterable[DatasetCard]) -> str:
 
 
 def carry_cards(
-    sources: Sequence[Path],
-    dataset: Path,
-    place: Path,
-    size: tuple[int, int],
-    digest: ImageDigest | None = None,
+    sources: Sequence[Path], folder: Path, size: tuple[int, int], digest: ImageDigest | None = None
 ) -> None:
     """Write the cards of the datasets from which another one was written.
 
@@ -129,8 +125,7 @@ def carry_cards(
 
     Args:
         sources: the datasets that were read.
-        dataset: where the new one will be.
-        place: where it is now.
+        folder: the new one.
         size: its numbers of people and images.
         digest: digest of its images and labels.
 
@@ -141,13 +136,12 @@ def carry_cards(
     if len(cards) == 1:
         text = digest.text if digest else None
         cards = [cards[0].model_copy(update={"people": size[0], "images": size[1], "digest": text})]
-    write_cards(dataset, place, list(dict.fromkeys(cards)))
+    write_cards(folder, list(dict.fromkeys(cards)))
 
 
-def write_cards(dataset: Path, place: Path, cards: Sequence[DatasetCard]) -> None:
-    """Write the cards of a dataset that is still at `place`, and will be at `dataset`."""
-    path = place / CARD_FILE if place.is_dir() else dataset.with_name(dataset.name + CARD_SUFFIX)
-    path.write_text(card_text(cards), encoding="utf-8")
+def write_cards(folder: Path, cards: Sequence[DatasetCard]) -> None:
+    """Write the cards of a dataset."""
+    (folder / CARD_FILE).write_text(card_text(cards), encoding="utf-8")
 
 
 class ImageDigest:

@@ -36,7 +36,7 @@ _THREADS = 8
 _LOCKS = 1024
 _JOIN_S = 5
 """Seconds that a thread may take at the end of the process for the request that it waits for."""
-READ_BY_RANGES = (".rec", ".tar", ".tar.gz", ".tgz", ".parquet", ".zip")
+READ_BY_RANGES = (".rec", ".tar", ".tar.gz", ".tgz", ".parquet")
 """Ends of the names of objects that are read by ranges; other files of a remote dataset are copied."""
 
 

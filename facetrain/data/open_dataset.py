@@ -20,7 +20,7 @@ from facetrain.data.mixture import MIXTURE_SUFFIXES, MixtureDataset, open_mixtur
 from facetrain.data.remote_dataset import dataset_path
 from facetrain.data.settings import DataSettings
 from facetrain.errors import DataError
-from facetrain.files import listed, os_errors_as, printable
+from facetrain.files import listed, os_errors_as, printable, shell_path
 
 _DEFAULTS = DataSettings(train="")
 DATASET_SUFFIXES = frozenset(MIXTURE_SUFFIXES).union(*(format.suffixes for format in FORMATS))
@@ -102,6 +102,10 @@ def _format_of(path: Path) -> Format:
         for format in FORMATS:
             if name.endswith(format.suffixes):
                 return format
+        if name.endswith(".zip"):
+            raise DataError(
+                f"{path}: a zip archive; unpack it, and give the folder: unzip {shell_path(path)} -d FOLDER"
+            )
     if not path.is_dir():
         if not path.exists():
             raise DataError(f"{printable(str(path))}: no such folder or file")

@@ -118,7 +118,7 @@ def _of_dataset(names: set[str], name: str, url: str) -> set[str]:
     images = {each for each in names if each.lower().endswith(READ_BY_RANGES) and name in ("", each)}
     if not images:
         raise DataError(
-            f"{public(url)}: not a dataset that is read in place (train.rec, *.tar, *.parquet, .zip); download it, or "
+            f"{public(url)}: not a dataset that is read in place (train.rec, *.tar, *.parquet); download it, or "
             "write it in one of these formats by `facetrain data convert`"
         )
     indices = {each[: -len(".rec")] + ".idx" for each in images if each.endswith(".rec")}

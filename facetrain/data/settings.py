@@ -34,7 +34,7 @@ class DataSettings(Settings):
 
     train: str
     """Path of the training data: a folder with train.rec, with one folder per identity, or with LMDB, tar,
-    Parquet shards; a .zip, .lmdb, .tar or list file; the YAML file of a mixture of datasets; or an address. `s3://`
+    Parquet shards; a .lmdb, .tar or list file; the YAML file of a mixture of datasets; or an address. `s3://`
     and `gs://` are read in place, see `cache`; others are downloaded."""
     cache: str | None = None
     """Folder for the parts of `s3://` and `gs://` datasets that were read last, on a fast disk of each machine. null:

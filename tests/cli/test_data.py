@@ -75,13 +75,13 @@ def test_a_pair_list_becomes_a_bin(tmp_path):
 
 def test_convert_says_that_it_renumbers_labels_with_gaps(data, tmp_path):
     gaps = write_records(tmp_path / "gaps", [0, 3, 3, 6])
-    first, second = run("convert", gaps, "--to", "zip", "--output", tmp_path / "a.zip").splitlines()
-    assert first == f"{tmp_path / 'a.zip'}: 4 images of 3 identities"
+    first, second = run("convert", gaps, "--to", "webdataset", "--output", tmp_path / "a").splitlines()
+    assert first == f"{tmp_path / 'a'}: 4 images of 3 identities"
     assert second.startswith("  identities without images: 4, left out; the labels after them are renumbered")
-    assert open_dataset(tmp_path / "a.zip").labels.tolist() == [0, 1, 1, 2]
+    assert open_dataset(tmp_path / "a").labels.tolist() == [0, 1, 1, 2]
     facts = json.loads(run("convert", gaps, "--to", "recordio", "--output", tmp_path / "b", "--json"))
     assert facts["empty_identities"] == 4
-    assert len(run("convert", data, "--to", "zip", "--output", tmp_path / "c.zip").splitlines()) == 1
+    assert len(run("convert", data, "--to", "webdataset", "--output", tmp_path / "c").splitlines()) == 1
 
 
 def test_a_check_of_a_damaged_dataset_exits_with_2_and_can_repair_it(data, tmp_path):

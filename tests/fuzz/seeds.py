@@ -7,7 +7,6 @@ import json
 import pickle
 import struct
 import tarfile
-import zipfile
 from functools import lru_cache
 from pathlib import Path
 
@@ -119,19 +118,6 @@ def mxnet() -> list[bytes]:
     return [
         SEPARATOR.join((FOLDER / name).read_bytes() for name in ("model-symbol.json", "model-0000.params"))
     ]
-
-
-def zips() -> list[bytes]:
-    archives = []
-    for method, listed in ((zipfile.ZIP_STORED, True), (zipfile.ZIP_DEFLATED, False)):
-        file = io.BytesIO()
-        with zipfile.ZipFile(file, "w", method) as archive:
-            for number in range(2):
-                archive.writestr(f"p{number}/{number}.png", encoded_image(number, 4))
-            if listed:
-                archive.writestr("labels.csv", "path,label\np1/1.png,0\np0/0.png,1\n")
-        archives.append(file.getvalue())
-    return archives
 
 
 def lmdbs() -> list[bytes]:

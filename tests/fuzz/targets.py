@@ -230,7 +230,6 @@ TARGETS = {
     "peer_config": Target(ConfigError, ["peer.py"], convert, lambda: [seeds.PEER]),
     "mixture": Target(DataError, ["mix.yaml", "keep.txt"], _open_mixture, seeds.mixtures, separator=b"\n\n"),
     "mxnet_network": Target(ModelError, ["m-symbol.json", "m-0000.params"], _open_mxnet, seeds.mxnet),
-    "zip_archive": Target(DataError, ["zip/a.zip"], _read_dataset, seeds.zips),
     "lmdb_database": Target(DataError, ["lmdb/a.lmdb"], _read_dataset, seeds.lmdbs),
     "tar_shard": Target(
         DataError, ["tar/a.tar"], _read_dataset, seeds.tars, framing.tar_with_checksums, opened="tar"

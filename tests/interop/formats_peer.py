@@ -49,21 +49,6 @@ def write_lmdb(path):
     return expected()
 
 
-def read_lmdb(path):
-    """Read as the loader of HaiyuWu's trainers does."""
-    import lmdb
-    import msgpack
-
-    database = lmdb.open(path, subdir=False, readonly=True, lock=False, readahead=False, meminit=False)
-    with database.begin(write=False) as transaction:
-        count = msgpack.loads(transaction.get(b"__len__"))
-        keys = msgpack.loads(transaction.get(b"__keys__"))
-        classes = msgpack.loads(transaction.get(b"__classnum__"))
-        rows = [msgpack.loads(transaction.get(key)) for key in keys]
-    assert count == len(rows) and classes == max(row[1] for row in rows) + 1
-    return [[row[1], hashlib.sha256(row[0]).hexdigest()] for row in rows]
-
-
 def write_webdataset(folder):
     import webdataset
 

@@ -92,7 +92,7 @@ def clean(
             metavar="[MODEL] DATASET",
             parser=local_file,
             help="MODEL: run folder, model file or .onnx file; none with --apply. DATASET: a folder with train.rec, a "
-            "folder per identity, shards, a zip archive, or a mixture's YAML.",
+            "folder per identity, shards, or a mixture's YAML.",
         ),
     ],
     files: CleanFiles,

@@ -61,7 +61,7 @@ def pack(
     source: Annotated[
         Path,
         typer.Argument(
-            help="Dataset: a folder per identity, tar or Parquet shards, a zip archive, a list file, or a folder with "
+            help="Dataset: a folder per identity, tar or Parquet shards, a list file, or a folder with "
             "train.rec."
         ),
     ],

@@ -25,7 +25,7 @@ def inspect(
         typer.Argument(
             metavar="DATASET",
             parser=local_dataset,
-            help="Dataset: a folder with train.rec or the .rec itself, a folder per identity, shards, a zip archive, "
+            help="Dataset: a folder with train.rec or the .rec itself, a folder per identity, shards, "
             "or a mixture's YAML. Or a verification set: a .bin. s3:// and gs:// datasets are read in place.",
         ),
     ],

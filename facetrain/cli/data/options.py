@@ -30,10 +30,10 @@ Dataset = Annotated[
     typer.Argument(
         metavar="DATASET",
         parser=local_file,
-        help="Dataset: a folder with train.rec, a folder per identity, shards, a zip archive, or a mixture's YAML.",
+        help="Dataset: a folder with train.rec, a folder per identity, shards, or a mixture's YAML.",
     ),
 ]
-Output = Annotated[Path, typer.Option(help="Folder or file to write the dataset to; it must not exist.")]
+Output = Annotated[Path, typer.Option(help="Folder to write the dataset to; it must not exist.")]
 # At most the largest square image that facetrain decodes.
 IMAGE_SIZE = typer.Option(min=16, max=math.isqrt(MAX_PIXELS), help="Width and height of images, in pixels.")
 SEED = typer.Option(min=0, help="Seed of the random selection or order.")

@@ -75,8 +75,8 @@ def convert(
     dataset: Dataset,
     writing: Writing,
     to: Annotated[
-        Literal["recordio", "webdataset", "parquet", "lmdb", "zip", "folder"],
-        typer.Option(help="Format to write. lmdb and zip are files, OUTPUT.lmdb and OUTPUT.zip."),
+        Literal["recordio", "webdataset", "parquet", "folder"],
+        typer.Option(help="Format to write."),
     ],
 ) -> None:
     """Write a dataset in another format, with the same bytes, order and names; labels lose their gaps."""

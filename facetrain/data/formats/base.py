@@ -85,8 +85,6 @@ class CatalogDataset:
     """
 
     file_type: ClassVar[type[PositionalFile]] = PositionalFile
-    stored_as: ClassVar[str] = "image"
-    """What begins at an offset, in messages."""
 
     def __init__(self, path: Path, files: Sequence[Path], columns: Columns) -> None:
         self.path, self.files, self.columns = path, files, columns
@@ -195,9 +193,7 @@ class CatalogDataset:
         return lru_cache(maxsize=_MAX_OPEN_FILES)(lambda number: self.file_type(self.files[number]))
 
     def _place(self, index: int) -> str:
-        return (
-            f"{self.file_of(index).path}: {self.stored_as} at byte {self.columns.arrays['offset'][index]:,}"
-        )
+        return f"{self.file_of(index).path}: image at byte {self.columns.arrays['offset'][index]:,}"
 
     def _extents(self, rows: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the number of the file, the first byte and the end of each of R images: int64 (R,) each."""

@@ -1,8 +1,7 @@
 """LMDB databases of images, as written for HaiyuWu's SOTA-Face-Recognition-Train-and-Test and its relatives.
 
 Each value is (encoded image, label), as msgpack or pickle. The key __keys__ holds the list of all keys, in order.
-Without it, the keys are in the order of their numbers, or sorted if they are not numbers. facetrain's own writer uses
-the images' names as keys, and stores the identities' names as a list in __identities__.
+Without it, the keys are in the order of their numbers, or sorted if they are not numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from facetrain.data.formats.serialized_values import image_and_label, list_items
 from facetrain.errors import DataError
 from facetrain.files import printable
 
-KEYS, LENGTH, NUM_CLASSES, IDENTITIES = b"__keys__", b"__len__", b"__classnum__", b"__identities__"
+_KEYS = b"__keys__"
 _DATA_FILE = "data.mdb"
 
 
@@ -53,24 +52,19 @@ FORMAT = Format("LMDB", open_lmdb, parts=(_DATA_FILE,), suffixes=(".lmdb",))
 def _build_catalog(path: Path) -> Columns:
     file = LmdbFile(path)
     value_of = {value.key: value for value in file.values()}
-    special = {key: value_of.pop(key) for key in (KEYS, LENGTH, NUM_CLASSES, IDENTITIES) if key in value_of}
+    # Keys in underscores are of programs; any other key would be an image that is left out.
+    images = {key for key in value_of if not key.startswith(b"__")}
     try:
-        keys, identities = (_listed(file, special.get(key)) for key in (KEYS, IDENTITIES))
-        # Other keys in underscores are of programs; any other one would be an image that is left out.
-        unlisted = [key for key in value_of.keys() - set(keys) if not key.startswith(b"__")]
-        if KEYS not in special:
-            keys = _in_key_order(value_of)
-        elif unlisted:
-            raise ValueError(f"{unlisted[0]!r} is not in the list")
+        keys = _listed(file, value_of[_KEYS]) if _KEYS in value_of else _in_key_order(images)
+        if unlisted := images.difference(keys):
+            raise ValueError(f"{min(unlisted)!r} is not in the list")
         values = [value_of[key] for key in keys]
     except (ValueError, KeyError) as error:
         raise DataError(
-            f"{path}: {KEYS.decode()} is not the list of the {len(value_of):,} keys, or {IDENTITIES.decode()} no list "
-            f"of names: {error}; write the database again"
+            f"{path}: {_KEYS.decode()} is not the list of the {len(images):,} keys: {error}; write the database again"
         ) from None
     rows = [(*_parse(file, value), value.key_offset, len(value.key)) for value in values]
-    columns = columns_of_rows("offset size label name_offset name_size", rows)
-    return Columns.of(**columns, identities=[name.decode("utf-8", "replace") for name in identities])
+    return Columns.of(**columns_of_rows("offset size label name_offset name_size", rows))
 
 
 def _parse(file: LmdbFile, value: Value) -> tuple[int, int, int]:
@@ -89,10 +83,8 @@ def _parse(file: LmdbFile, value: Value) -> tuple[int, int, int]:
     return value.offset + start, end - start, label
 
 
-def _listed(file: LmdbFile, value: Value | None) -> list[bytes]:
-    """Return the byte strings of a list; none without a list."""
-    if value is None:
-        return []
+def _listed(file: LmdbFile, value: Value) -> list[bytes]:
+    """Return the byte strings of a list."""
     data = file.bytes_at(value.offset, value.size)
     items = list_items(lambda start, count: data[start : start + count], len(data), most=len(data))
     return [data[item.start : item.end] for item in items]

@@ -11,7 +11,6 @@ _MODULES = (
     "lmdb_dataset",
     "webdataset",
     "parquet",
-    "zip_archive",
     "image_list",
     "image_folder",
 )

@@ -72,7 +72,7 @@ def write_synthetic(
         card = SYNTHETIC_CARD.model_copy(
             update={"people": len(counts), "images": sum(counts), "digest": digest.text}
         )
-        write_cards(folder, scratch, [card])
+        write_cards(scratch, [card])
         write_bin(scratch / "synth.bin", _sample_pairs(list(images_of), same, faces.seed), same)
     return WrittenDataset(folder=str(folder), images=sum(counts), identities=len(counts))
 

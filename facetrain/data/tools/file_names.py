@@ -1,4 +1,4 @@
-"""Names IDENTITY/FILE for the images of a dataset in a folder, an archive or shards."""
+"""Names IDENTITY/FILE for the images of a dataset in a folder or shards."""
 
 from __future__ import annotations
 

@@ -11,15 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.dataset import identity_name, image_landmarks, original_name
-from facetrain.data.dataset_card import ImageDigest, card_path, carry_cards
-from facetrain.data.formats.image_writers import (
-    LabeledImage,
-    write_lmdb,
-    write_parquet,
-    write_webdataset,
-    write_zip,
-)
-from facetrain.data.formats.landmark_file import LANDMARKS_FILE, landmarks_path, write_landmarks
+from facetrain.data.dataset_card import ImageDigest, carry_cards
+from facetrain.data.formats.image_writers import LabeledImage, write_parquet, write_webdataset
+from facetrain.data.formats.landmark_file import LANDMARKS_FILE, write_landmarks
 from facetrain.data.formats.record_names import write_name_tables
 from facetrain.data.formats.recordio import write_identities
 from facetrain.data.images.header import encoded_image_size
@@ -27,8 +21,8 @@ from facetrain.data.skipped_files import SkippedFile, skipped_table
 from facetrain.data.tools.file_names import FileNames
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.data.tools.selection import Selection
-from facetrain.errors import DataError, UsageError
-from facetrain.files import make_folder, new_file, new_folder, os_errors_as
+from facetrain.errors import DataError
+from facetrain.files import make_folder, new_folder, os_errors_as
 from facetrain.progress import ProgressCallback, ignore_progress
 
 SKIPPED_FILE = "skipped.csv"
@@ -58,8 +52,6 @@ class OutputFormat:
     write: Callable[[Path, Iterable[LabeledImage], list[str]], None] | None
     """Takes the output, the images and the names of the identities. None: RecordIO, whose writer needs the counts in
     advance."""
-    suffix: str = ""
-    """Suffix of the output if it is one file; empty for a folder."""
     needs_folders: bool = False
     """Whether every image is named IDENTITY/FILE, also one without a name."""
     has_keys: bool = False
@@ -72,8 +64,6 @@ FORMATS = {
     "recordio": OutputFormat(None),
     "webdataset": OutputFormat(write_webdataset, needs_folders=True, has_keys=True),
     "parquet": OutputFormat(write_parquet),
-    "lmdb": OutputFormat(write_lmdb, ".lmdb"),
-    "zip": OutputFormat(write_zip, ".zip", needs_folders=True),
     "folder": OutputFormat(write_folders, needs_folders=True, keeps_order=False),
 }
 """Formats by their names on the command line."""
@@ -109,24 +99,23 @@ def write_dataset(
 
     Args:
         selection: the images.
-        output: the folder, .lmdb or .zip file to write; it must not exist.
+        output: the folder to write; it must not exist.
         to: a key of `FORMATS`.
         workers: number of threads that read; one per usable core if None.
         progress: called after every image.
 
     Raises:
-        UsageError: the output has the wrong suffix.
         ImageError: an image is empty; or its name has no suffix of an image and its format is unknown.
-        DataError: an image cannot be read, or the output or a file beside it exists or cannot be written.
+        DataError: an image cannot be read, or the output exists or cannot be written.
     """
-    require_free(output, to)
+    require_free(output)
     chosen, source, numbers = FORMATS[to], selection.source, selection.numbers
     names = [identity_name(source, identity) for identity in selection.identities]
     digest = ImageDigest()
     images = report_progress(_labeled_images(selection, chosen, digest, workers), len(numbers), progress)
     with os_errors_as(DataError, output):
         make_folder(output.parent)
-    with new_file(output, DataError) if chosen.suffix else new_folder(output) as place:
+    with new_folder(output) as place:
         if chosen.write is None:
             # The first record has the counts, and `property` one size: both are needed before the images are read.
             size = encoded_image_size(selection.read_image(0))
@@ -140,11 +129,10 @@ def write_dataset(
             (place / SKIPPED_FILE).write_text(skipped_table(selection.skipped), encoding="utf-8")
         counted = (len(names), len(numbers))
         # Readers of a folder sort its files: neither a digest nor rows of landmarks would fit their order.
-        carry_cards(selection.paths, output, place, counted, digest if chosen.keeps_order else None)
+        carry_cards(selection.paths, place, counted, digest if chosen.keeps_order else None)
         landmarks_N52 = image_landmarks(source) if selection.landmarks is None else selection.landmarks
         if landmarks_N52 is not None and chosen.keeps_order:
-            inside = landmarks_path(output) if chosen.suffix else place / LANDMARKS_FILE
-            write_landmarks(inside, landmarks_N52[numbers])
+            write_landmarks(place / LANDMARKS_FILE, landmarks_N52[numbers])
     return WrittenDataset(
         folder=str(output),
         images=len(numbers),
@@ -175,24 +163,14 @@ def write_parts(
     return [replace(one, folder=str(output / name)) for name, one in zip(parts, written, strict=True)]
 
 
-def require_free(output: Path, to: str = "recordio") -> None:
-    """Check the suffix of an output, and that neither it nor a file that would belong to it exists.
+def require_free(output: Path) -> None:
+    """Check that there is nothing at the path of an output.
 
     Raises:
-        UsageError: the output has the wrong suffix.
-        DataError: one of the files exists.
+        DataError: there is.
     """
-    suffix = FORMATS[to].suffix
-    if suffix and output.suffix != suffix:
-        raise UsageError(f"--output {output}: the format {to} is one file; its name must end in {suffix}")
     if output.exists():
         raise DataError(f"{output}: already exists; remove it or choose another name")
-    for beside, content in ((landmarks_path(output), "landmarks"), (card_path(output), "dataset card")):
-        if suffix and beside.exists():
-            raise DataError(
-                f"{beside}: already exists, and would become the {content} of the new dataset; remove it or choose "
-                "another name for the output"
-            )
 
 
 def _labeled_images(

@@ -28,10 +28,10 @@ kind: synthetic
 def test_pack_and_convert_keep_the_card_and_write_one_digest(tmp_path):
     source = write_records(tmp_path / "in", [1, 0, 1], size=112)
     (source / "dataset_card.yaml").write_text(_CARD)
-    helpers.convert(source, tmp_path / "a.zip", "zip")
-    helpers.convert(tmp_path / "a.zip", tmp_path / "b", "webdataset")
+    helpers.convert(source, tmp_path / "a", "webdataset")
+    helpers.convert(tmp_path / "a", tmp_path / "b", "recordio")
     helpers.convert(tmp_path / "b", tmp_path / "c", "recordio")
-    cards = [read_card(tmp_path / name) for name in ("a.zip", "b", "c")]
+    cards = [read_card(tmp_path / name) for name in ("a", "b", "c")]
     assert cards[0] == cards[1] == cards[2]
     assert (cards[0].license, cards[0].people, cards[0].images) == ("non-commercial research", 2, 3)
     assert cards[0].digest.startswith("sha256:") and len(cards[0].digest) == 71
@@ -106,9 +106,9 @@ def test_a_merge_lists_the_cards_of_its_sources_and_so_do_copies_of_it(tmp_path)
     sources = [write_records(tmp_path / name, [0, 1], size=112) for name in ("a", "b")]
     (sources[0] / "dataset_card.yaml").write_text(_CARD)
     helpers.merge(sources, tmp_path / "merged")
-    helpers.convert(tmp_path / "merged", tmp_path / "copy.zip", "zip")
-    helpers.shuffle(tmp_path / "copy.zip", tmp_path / "shuffled")
-    for name in ("merged", "copy.zip", "shuffled"):
+    helpers.convert(tmp_path / "merged", tmp_path / "copy", "webdataset")
+    helpers.shuffle(tmp_path / "copy", tmp_path / "shuffled")
+    for name in ("merged", "copy", "shuffled"):
         names = [(card.name, card.license) for card in read_cards(tmp_path / name)]
         assert names == [("HSFace10k", "non-commercial research"), ("b", "unknown")], name
 

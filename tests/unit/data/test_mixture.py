@@ -156,7 +156,7 @@ def test_an_invalid_mixture_file_is_refused(tmp_path, text, message):
     "entry",
     [
         {"path": "no\nsuch\x1b[2J"},
-        {"path": "bad\n.zip"},
+        {"path": "bad\n.tar"},
         {"path": "bad\n.yaml"},
         {"path": "one", "mask": "no\nsuch.npy"},
         {"path": "one", "without": "no\nsuch.txt"},
@@ -164,7 +164,7 @@ def test_an_invalid_mixture_file_is_refused(tmp_path, text, message):
 )
 def test_a_path_in_a_mixture_cannot_break_the_line_of_a_message(tmp_path, entry):
     path = mixture(tmp_path, json.dumps({"datasets": [entry]}))
-    (tmp_path / "bad\n.zip").write_bytes(b"nonsense")
+    (tmp_path / "bad\n.tar").write_bytes(b"nonsense")
     with pytest.raises(DataError) as caught:
         open_dataset(path)
     assert str(caught.value).isprintable() and "\\n" in str(caught.value)

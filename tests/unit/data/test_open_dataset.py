@@ -83,6 +83,14 @@ def test_a_path_without_a_dataset_is_refused(tmp_path):
         open_dataset(tmp_path)
 
 
+def test_a_zip_archive_is_refused_with_the_command_that_unpacks_it(tmp_path):
+    (tmp_path / "my faces.ZIP").write_bytes(b"PK")
+    with pytest.raises(
+        DataError, match=r"my faces\.ZIP: a zip archive; .*: unzip '.*/my faces\.ZIP' -d FOLDER"
+    ):
+        open_dataset(tmp_path / "my faces.ZIP")
+
+
 def test_property_may_announce_more_identities_than_labels_but_not_fewer(tmp_path):
     write_records(tmp_path, [0, 2])
     (tmp_path / "property").write_text("5,112,112\n")

@@ -11,6 +11,7 @@ from facetrain.data.tools.options import PackOptions
 from facetrain.data.tools.pack import pack
 from facetrain.errors import ImageError, UnreadableError
 from tests.support.datasets import write_records
+from tests.support.lmdb_files import trainer_values, write_lmdb
 from tests.unit.data.tools.helpers import convert
 
 COUNT = 6
@@ -28,10 +29,10 @@ def write_list(folder):
     return folder / "list.txt"
 
 
-def converted(to, name):
+def converted(to):
     def write(folder):
-        convert(write_records(folder / "source", [n % 3 for n in range(COUNT)]), folder / name, to=to)
-        return folder / name
+        convert(write_records(folder / "source", [n % 3 for n in range(COUNT)]), folder / to, to=to)
+        return folder / to
 
     return write
 
@@ -46,29 +47,18 @@ def dangle(path, source):
     file.symlink_to("absent.png")
 
 
-def flip(path, source):
-    """Change one byte of the last image."""
-    data = bytearray(path.read_bytes())
-    data[data.rindex(b"IEND") - 30] ^= 1
-    path.write_bytes(data)
-
-
 def truncate(path, source):
     file = path if path.is_file() else max([*path.glob("*.tar"), *path.glob("*.parquet")])
     with file.open("r+b") as data:
         data.truncate(int(source.columns.arrays["offset"].max()) + 30)
 
 
-LISTED = {
-    "folder": (write_folder, dangle),
-    "list": (write_list, remove),
-    "zip": (converted("zip", "a.zip"), flip),
-}
+LISTED = {"folder": (write_folder, dangle), "list": (write_list, remove)}
 """Formats whose damaged dataset can be opened again."""
 TRUNCATED = {
-    "webdataset": (converted("webdataset", "tar"), truncate),
-    "lmdb": (converted("lmdb", "a.lmdb"), truncate),
-    "parquet": (converted("parquet", "parquet"), truncate),
+    "webdataset": (converted("webdataset"), truncate),
+    "lmdb": (lambda folder: write_lmdb(folder / "a.lmdb", trainer_values([0] * COUNT)), truncate),
+    "parquet": (converted("parquet"), truncate),
 }
 
 

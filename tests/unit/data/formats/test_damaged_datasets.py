@@ -17,6 +17,7 @@ from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, images_of, write_records
+from tests.support.lmdb_files import trainer_values, write_lmdb
 from tests.unit.data.formats.test_webdataset import write_tar
 from tests.unit.data.tools.helpers import convert
 
@@ -39,13 +40,10 @@ def _records(folder: Path) -> Path:
     return write_records(folder / "data", sorted(LABELS))
 
 
-def _converted(to: str, suffix: str = "") -> Callable[[Path], Path]:
-    def write(folder: Path) -> Path:
-        convert(write_records(folder / "source", sorted(LABELS)), folder / f"data{suffix}", to=to)
-        shutil.rmtree(folder / "source")
-        return folder / f"data{suffix}"
-
-    return write
+def _folders(folder: Path) -> Path:
+    convert(write_records(folder / "source", sorted(LABELS)), folder / "data", to="folder")
+    shutil.rmtree(folder / "source")
+    return folder / "data"
 
 
 def _shards(suffix: str, write: Callable[[Path, list[int]], None]) -> Callable[[Path], Path]:
@@ -86,13 +84,12 @@ def _list(folder: Path) -> Path:
 
 KINDS = {
     "RecordIO": Kind(_records, checks_labels=True),
-    "LMDB": Kind(_converted("lmdb", ".lmdb")),
+    "LMDB": Kind(lambda folder: write_lmdb(folder / "data.lmdb", trainer_values(LABELS))),
     "WebDataset": Kind(_shards(".tar", _tar), checks_labels=True),
     "Parquet": Kind(_shards(".parquet", _parquet)),
-    "zip archive": Kind(_converted("zip", ".zip")),
     # A list is a text: a line or a letter less gives another list.
     "list file": Kind(_list, is_attacked=lambda file: file.suffix == ".png"),
-    "image folder": Kind(_converted("folder")),
+    "image folder": Kind(_folders),
 }
 PLACEMENTS = {"pipe": os.mkfifo, "folder": os.mkdir, "loop": lambda path: os.symlink(path, path)}
 

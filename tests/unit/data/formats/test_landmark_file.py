@@ -164,10 +164,10 @@ def test_written_datasets_keep_the_landmarks(folder, tmp_path):
     np.testing.assert_array_equal(image_landmarks(open_dataset(tmp_path / "packed")), landmarks)
 
 
-@pytest.mark.parametrize(("to", "name"), [("recordio", "out"), ("zip", "out.zip"), ("lmdb", "out.lmdb")])
-def test_converted_datasets_keep_the_landmarks(folder, tmp_path, to, name):
-    convert(folder, tmp_path / name, to)
-    converted, before = open_dataset(tmp_path / name), open_dataset(folder)
+@pytest.mark.parametrize("to", ["recordio", "webdataset"])
+def test_converted_datasets_keep_the_landmarks(folder, tmp_path, to):
+    convert(folder, tmp_path / "out", to)
+    converted, before = open_dataset(tmp_path / "out"), open_dataset(folder)
     landmarks = image_landmarks(converted)
     for n in range(12):
         (m,) = (m for m in range(12) if before.read(m) == converted.read(n))

@@ -3,13 +3,12 @@ from pathlib import PurePath
 import numpy as np
 import pytest
 
-from facetrain.data.dataset import identity_name, image_landmarks, original_name
-from facetrain.data.formats.landmark_file import write_landmarks
+from facetrain.data.dataset import identity_name, original_name
 from facetrain.data.formats.recordio import RecordHeader, RecordWriter
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.check import check
 from facetrain.data.tools.writing import FORMATS
-from facetrain.errors import DataError, ImageError, UsageError
+from facetrain.errors import DataError, ImageError
 from tests.support.datasets import encoded_image, images_of, write_records
 from tests.unit.data.tools.helpers import convert, grouped_images
 
@@ -17,11 +16,9 @@ ORDERED = [name for name, chosen in FORMATS.items() if chosen.keeps_order]
 
 
 def converted(source, tmp_path, to):
-    if to in ("parquet", "lmdb"):
-        pytest.importorskip(
-            "pyarrow" if to == "parquet" else "lmdb", reason=f"the {to} extra is not installed"
-        )
-    output = tmp_path / f"out_{to}{FORMATS[to].suffix}"
+    if to == "parquet":
+        pytest.importorskip("pyarrow", reason="the parquet extra is not installed")
+    output = tmp_path / f"out_{to}"
     convert(source, output, to, workers=2)
     return output
 
@@ -71,24 +68,18 @@ def test_several_shards_and_equal_names_are_written(tmp_path, monkeypatch):
     monkeypatch.setattr("facetrain.data.formats.image_writers._TAR_IMAGES", 3)
     (tmp_path / "names.csv").write_text("key,name\n" + "".join(f"{n},x/1.png\n" for n in range(1, 8)))
     write_records(tmp_path, [0, 0, 0, 1, 1, 1, 1])
-    for to in ("webdataset", "zip"):
-        output = converted(tmp_path, tmp_path / "new", to)
-        assert images_of(open_dataset(output)) == images_of(open_dataset(tmp_path))
-    assert sorted(one.name for one in (tmp_path / "new" / "out_webdataset").glob("*.tar")) == [
-        "000000.tar", "000001.tar", "000002.tar",
-    ]  # fmt: skip
+    output = converted(tmp_path, tmp_path / "new", "webdataset")
+    assert images_of(open_dataset(output)) == images_of(open_dataset(tmp_path))
+    assert sorted(one.name for one in output.glob("*.tar")) == ["000000.tar", "000001.tar", "000002.tar"]
 
 
-def test_an_output_that_exists_or_has_another_suffix_is_refused(tmp_path):
+def test_an_output_that_exists_is_refused(tmp_path):
     write_records(tmp_path / "in", [0, 1])
-    with pytest.raises(UsageError, match=r"must end in \.zip"):
-        convert(tmp_path / "in", tmp_path / "out", "zip")
     (tmp_path / "out").mkdir()
     with pytest.raises(DataError, match="already exists"):
         convert(tmp_path / "in", tmp_path / "out", "parquet")
 
 
-@pytest.mark.parametrize("to", ["webdataset", "zip"])
 @pytest.mark.parametrize(
     "names",
     [
@@ -99,56 +90,19 @@ def test_an_output_that_exists_or_has_another_suffix_is_refused(tmp_path):
         ["q", "q.png", "q.data", "q.data.png"],
     ],
 )
-def test_no_image_takes_the_name_of_another_one(tmp_path, to, names):
+def test_no_image_takes_the_name_of_another_one(tmp_path, names):
     source = write_named_records(tmp_path, names)
-    dataset = open_dataset(converted(tmp_path, tmp_path, to))
+    dataset = open_dataset(converted(tmp_path, tmp_path, "webdataset"))
     assert images_of(dataset) == images_of(source)
     written = [PurePath(original_name(dataset, number)) for number in range(len(names))]
     # A folder of a file system may ignore case, and a key of a shard has no suffix.
-    assert len(
-        {str(name.with_suffix("") if to == "webdataset" else name).lower() for name in written}
-    ) == len(names)
+    assert len({str(name.with_suffix("")).lower() for name in written}) == len(names)
     assert [name.suffix for name in written] == [
         PurePath(name).suffix.replace(".data", "") or ".png" for name in names
     ]
 
 
-@pytest.mark.parametrize("kind", ["landmarks.npy", "card.yaml"])
-@pytest.mark.parametrize("to", ["zip", "lmdb"])
-def test_files_of_a_removed_dataset_are_neither_taken_nor_replaced(tmp_path, to, kind):
-    write_records(tmp_path / "in", [0, 1])
-    stale = tmp_path / f"out_{to}.{to}.{kind}"
-    stale.write_bytes(b"of another dataset")
-    with pytest.raises(DataError, match=rf"out_{to}\.{to}\.{kind}: already exists"):
-        converted(tmp_path / "in", tmp_path, to)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", stale.name]
-    assert stale.read_bytes() == b"of another dataset"
-    stale.unlink()
-    assert (
-        image_landmarks(open_dataset(converted(tmp_path / "in", tmp_path / "missing" / "folders", to)))
-        is None
-    )
-
-
-@pytest.mark.parametrize("to", ["zip", "lmdb"])
-def test_landmarks_of_a_dataset_in_one_file_are_beside_it(tmp_path, to):
-    landmarks = np.arange(20, dtype=np.float32).reshape(2, 5, 2) / 20
-    write_landmarks(write_records(tmp_path / "in", [0, 1]) / "landmarks.npy", landmarks)
-    dataset = open_dataset(converted(tmp_path / "in", tmp_path, to))
-    np.testing.assert_array_equal(image_landmarks(dataset), landmarks)
-
-
-def test_names_that_repeat_stay_names_in_lmdb(tmp_path):
-    names = ["x/1.png", "x/1.png", "x/1_1.png", "X/1.png", "7", "a.b/c", "a.b/c", "y" * 600]
-    source = write_named_records(tmp_path, names)
-    dataset = open_dataset(converted(tmp_path, tmp_path, "lmdb"))
-    assert images_of(dataset) == images_of(source)
-    assert [original_name(dataset, number) for number in range(len(names))] == [
-        "x/1.png", "x/1_1.png", "x/1_1_2.png", "X/1.png", None, "a.b/c", "a.b/c_6", None,
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("to", ["webdataset", "zip", "folder"])
+@pytest.mark.parametrize("to", ["webdataset", "folder"])
 def test_identities_named_by_numbers_keep_their_names(tmp_path, to):
     names = sorted(str(number) for number in range(12))
     source = open_dataset(write_folder(tmp_path / "in", [f"{name}/a.png" for name in names]))
@@ -157,9 +111,9 @@ def test_identities_named_by_numbers_keep_their_names(tmp_path, to):
     assert [identity_name(dataset, label) for label in range(12)] == names
 
 
-def test_names_with_outer_white_space_are_found_again_in_a_zip_archive(tmp_path):
+def test_names_with_outer_white_space_are_found_again_in_shards(tmp_path):
     source = open_dataset(write_folder(tmp_path / "in", [" ann/ 1.png", "\u3000bob/ 1.png", "cid / 1.png"]))
-    dataset = open_dataset(converted(tmp_path / "in", tmp_path, "zip"))
+    dataset = open_dataset(converted(tmp_path / "in", tmp_path, "webdataset"))
     assert images_of(dataset) == images_of(source)
     assert sorted(map(dataset.name, range(3))) == ["_ann/_1.png", "_bob/_1.png", "cid_/_1.png"]
 
@@ -206,7 +160,7 @@ def test_images_of_a_dataset_with_some_names_keep_apart(tmp_path):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("to", ["folder", "webdataset", "zip"])
+@pytest.mark.parametrize("to", ["folder", "webdataset"])
 def test_bytes_without_a_format_are_written_only_under_the_name_of_an_image(tmp_path, to):
     with RecordWriter(tmp_path / "train.rec") as writer:
         for key in range(1, 4):
@@ -216,10 +170,10 @@ def test_bytes_without_a_format_are_written_only_under_the_name_of_an_image(tmp_
     with pytest.raises(
         ImageError, match=r"key 2 at byte .*neither the name nor the bytes are those of an image; .*--repair"
     ):
-        convert(tmp_path / "train.rec", tmp_path / "out.zip", to)
+        convert(tmp_path / "train.rec", tmp_path / "out", to)
     assert not [path.name for path in tmp_path.iterdir() if "out" in path.name]
     (tmp_path / "names.csv").write_text("key,name\n1,a.png\n2,b.JPG\n3,c.png\n")
-    convert(tmp_path / "train.rec", tmp_path / "out.zip", to)
-    written = open_dataset(tmp_path / "out.zip")
+    convert(tmp_path / "train.rec", tmp_path / "out", to)
+    written = open_dataset(tmp_path / "out")
     assert images_of(written) == images_of(source)
     assert [PurePath(written.name(number)).name for number in range(3)] == ["a.png", "b.JPG", "c.png"]
