@@ -123,7 +123,5 @@ def _number(option: str, text: str | None, kind: type[int | float], word: str) -
 
 
 def _exists(target: str, folder: Path) -> bool:
-    from facetrain.data.formats.pair_archives import find_pair_archive
-
-    paths = (Path(target), folder / target, folder / target.upper())
-    return any(path.exists() for path in paths) or find_pair_archive(target, folder) is not None
+    names = (target, target.upper(), f"{target}.bin")
+    return Path(target).exists() or any((folder / name).exists() for name in names)

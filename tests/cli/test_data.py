@@ -109,7 +109,7 @@ def test_errors_are_one_line(data, tmp_path):
         (("pairs", data, "--output", tmp_path / "x.txt"), "a verification set is a .bin file"),
         (
             ("pairs", data, "--output", tmp_path / "x.bin", "--reduce-to", 16),
-            "--reduce-to needs a set of pairs",
+            "--reduce-to needs a .bin set",
         ),
         (("pairs", data, "--output", tmp_path / "x.bin", "--count", 30), "multiple of 20"),
         (("pack", data, "--output", tmp_path / "x", "--image-size", 6325), "use a number of at most 6324"),

@@ -11,8 +11,6 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet
 import torch
 from safetensors.torch import save
 
@@ -195,20 +193,6 @@ def pair_lists() -> list[bytes]:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"image")
     return [b"10 300\nann 1 2\nann 1 bob 3\n", b"ann/1.jpg ann/2.jpg 1\n", b"a.jpg 0\nb.jpg 0\n"]
-
-
-def pair_tables() -> list[bytes]:
-    image = encoded_image(0, 4)
-    both = {"image": [image] * 2, "is_same": [True, True]}
-    tables = [
-        pa.table({"image1": [image] * 2, "image2": [{"bytes": image, "path": "a"}] * 2, "target": [0, 1]}),
-        pa.table(both | {"index": [1, 0]}),
-        pa.table(both | {"index": pa.array([1, 0], pa.timestamp("us"))}),
-    ]
-    files = [io.BytesIO() for _ in tables]
-    for table, file in zip(tables, files, strict=True):
-        pyarrow.parquet.write_table(table, file, compression=None)
-    return [file.getvalue() for file in files]
 
 
 def landmark_files() -> list[bytes]:

@@ -25,7 +25,6 @@ from facetrain.data.dataset_card import CARD_FILE, read_card
 from facetrain.data.formats.bin import read_bin
 from facetrain.data.formats.bin_tables import read_subjects
 from facetrain.data.formats.landmark_file import landmarks_path, read_landmarks_beside
-from facetrain.data.formats.pair_archives import read_pair_archive
 from facetrain.data.formats.record_index import build_catalog
 from facetrain.data.formats.record_names import IDENTITIES_FILE, NAMES_FILE, RecordNames
 from facetrain.data.formats.recordio import RecordReader, decode_record
@@ -257,7 +256,6 @@ TARGETS = {
         PairsError, [f"ijb/meta/ijbc_{name}" for name in _IJB_LISTS], lambda path: open_ijb(path, "ijbc"),
         lambda: [seeds.IJB], opened="ijb",
     ),
-    "parquet_pairs": Target(PairsError, ["p.parquet"], read_pair_archive, seeds.pair_tables),
     "dataset_card": Target(
         DataError, [f"carded/{CARD_FILE}"], lambda path: read_card(path.parent), lambda: seeds.CARDS
     ),

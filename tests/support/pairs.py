@@ -1,6 +1,6 @@
-"""Verification sets written from pair lists and from sets of other forms."""
+"""Verification sets written from pair lists and from other sets."""
 
-from facetrain.data.tools.pair_lists import archive_pairs, list_pairs
+from facetrain.data.tools.pair_lists import bin_pairs, list_pairs
 from facetrain.data.tools.pair_writer import write_pairs
 
 
@@ -10,6 +10,6 @@ def convert_pair_list(list_path, images, output, *, workers=None, skip_bad=False
     return write_pairs(pairs, output, workers=workers, skip_bad=skip_bad)[:2]
 
 
-def convert_pair_archive(path, output, *, skip_bad=False, **options):
-    """Write a set of another form as .bin; return the number of pairs and of genuine pairs."""
-    return write_pairs(archive_pairs(path, **options), output, skip_bad=skip_bad)[:2]
+def convert_bin(path, output, *, skip_bad=False, **options):
+    """Write a .bin set from another one; return the number of pairs and of genuine pairs."""
+    return write_pairs(bin_pairs(path, **options), output, skip_bad=skip_bad)[:2]

@@ -1,4 +1,4 @@
-"""`facetrain data pairs`: verification sets, from pair lists, from sets of other forms and from datasets."""
+"""`facetrain data pairs`: verification sets, from pair lists, from other sets and from datasets."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def pairs(
     source: Annotated[
         Path,
         typer.Argument(
-            help="Pair list in the form of LFW, CALFW, CPLFW, AgeDB, MLFW or CFP; a folder with RFW's four .bin; a set "
-            "as .bin or .parquet; or a dataset to sample pairs from."
+            help="Pair list in the form of LFW, CALFW, CPLFW, AgeDB, MLFW or CFP; a folder with RFW's four .bin; a "
+            ".bin set; or a dataset to sample pairs from."
         ),
     ],
     listed: ListedImages,
@@ -54,17 +54,16 @@ def pairs(
         typer.Option(
             min=4,
             metavar="PIXELS",
-            help="With a set as .bin or in another form, shrink its images to this width and height, for an "
-            "evaluation on small faces.",
+            help="With a .bin set, shrink its images to this width and height, for an evaluation on small faces.",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a verification set from a pair list and its images, from a set of another form, or from a dataset."""
-    from facetrain.data.formats.pair_archives import is_pair_archive
+    """Write a verification set from a pair list and its images, from other sets, or from a dataset."""
+    from facetrain.data.formats.bin import is_bin
     from facetrain.data.skipped_files import skipped_summary
     from facetrain.data.tools.group_bins import find_group_bins, group_bin_pairs
-    from facetrain.data.tools.pair_lists import archive_pairs, is_pair_list, list_pairs
+    from facetrain.data.tools.pair_lists import bin_pairs, is_pair_list, list_pairs
     from facetrain.data.tools.pair_writer import skipped_path, write_pairs
     from facetrain.data.tools.sample_pairs import sample_pairs
 
@@ -74,13 +73,13 @@ def pairs(
         raise UsageError(
             "--landmarks and --detector need a pair list; to align a dataset, use `facetrain data pack`"
         )
-    if reduce_to is not None and not is_pair_archive(source):
+    if reduce_to is not None and not is_bin(source):
         raise UsageError(
-            "--reduce-to needs a set of pairs; write it first without --reduce-to, then reduce the .bin"
+            "--reduce-to needs a .bin set; write it first without --reduce-to, then reduce the .bin"
         )
     if not is_list:
         refuse_given(context, "image_size", when=f"on {source}: only a pair list is aligned")
-    if is_list or is_pair_archive(source):
+    if is_list or is_bin(source):
         refuse_given(context, "count", "seed", when=f"on {source}, which has its own pairs")
     if output.suffix != ".bin":
         raise UsageError(f"{output}: a verification set is a .bin file; change the suffix")
@@ -90,8 +89,8 @@ def pairs(
         selected = list_pairs(source, listed.images, landmarks=finder, image_size=listed.image_size)
     elif find_group_bins(source):
         selected = group_bin_pairs(source)
-    elif is_pair_archive(source):
-        selected = archive_pairs(source, reduce_to=reduce_to)
+    elif is_bin(source):
+        selected = bin_pairs(source, reduce_to=reduce_to)
     else:
         selected = sample_pairs(source, writing.count, seed=writing.seed, skip_bad=writing.skip_bad)
     with progress_bar("reading pairs") as progress:

@@ -5,14 +5,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from facetrain.data.column_cache import Columns
-from facetrain.data.formats.base import columns_of_rows
 from facetrain.data.formats.labels import number_identities, require_labels
 from facetrain.errors import DataError, missing_package
 from facetrain.files import error_reason, listed, parse_json, printable
@@ -24,8 +22,6 @@ _TEXTS = ("string", "large_string", "string_view")
 _BYTES = ("binary", "large_binary", "binary_view")
 _METADATA = b"huggingface"
 """Key of the schema's metadata under which `datasets` stores the types of the columns."""
-LabeledRows = tuple[np.ndarray, np.ndarray, list[str]]
-"""Places of the images of a file, int64 (N, columns); their labels, (N,); the names of the numbers among them."""
 
 
 def import_pyarrow(path: Path) -> Any:
@@ -51,43 +47,6 @@ def arrow_errors(path: Path) -> Iterator[None]:
         raise DataError(f"{path}: {printable(error_reason(error))}") from error
 
 
-def build_catalog(
-    files: Sequence[Path], names_of_columns: str, read_file: Callable[[Path], LabeledRows], **others: Any
-) -> Columns:
-    """Return the catalog of the rows of all files.
-
-    Args:
-        files: the files in the order of their images.
-        names_of_columns: names of the columns of numbers that `read_file` returns, separated by spaces.
-        read_file: reads a file.
-        others: further columns of the catalog.
-
-    Raises:
-        DataError: a label is negative, too large or not whole, or two files have different names for the numbers.
-    """
-    read = []
-    for path in files:
-        with arrow_errors(path):
-            read.append(read_file(path))
-    names = read[0][2]
-    for path, (places, values, other) in zip(files, read, strict=True):
-        if len(places) != len(values):
-            raise DataError(f"{path}: {len(places):,} images and {len(values):,} labels; the file is damaged")
-        if other != names:
-            raise DataError(
-                f"{files[0]} and {path}: their labels have different names ({listed(names)} and {listed(other)}); "
-                "write them as one dataset, or put them into two folders and train on a mixture of them"
-            )
-    rows = np.concatenate([np.insert(places, 0, number, axis=1) for number, (places, *_) in enumerate(read)])
-    labels = np.concatenate([values for _, values, _ in read])
-    if labels.dtype.kind in "iuf":
-        label = require_labels(labels, files[0].parent)
-    else:
-        label, names = number_identities([_text(value) for value in labels], files[0].parent)
-    columns = columns_of_rows(f"file {names_of_columns}", rows)
-    return Columns.of(**columns, label=label, identities=names, **others)
-
-
 def image_fields(column: Any) -> tuple[Any, Any]:
     """Return the columns of the images and of their paths of an image column: bytes, or a struct {bytes, path}.
 
@@ -98,8 +57,6 @@ def image_fields(column: Any) -> tuple[Any, Any]:
     if types.is_struct(column.type):
         fields = dict(zip((field.name for field in column.type), column.flatten(), strict=True))
     images, paths = fields.get("bytes"), fields.get("path")
-    if images is not None and types.is_dictionary(images.type):
-        images = images.cast(images.type.value_type)
     if images is not None and not (types.is_binary(images.type) or types.is_large_binary(images.type)):
         images = None
     return images, paths if paths is not None and _is_any(paths.type, _TEXTS) else None
@@ -176,12 +133,27 @@ def decoded_bytes(column: Any) -> int:
     return int(size[column.indices.drop_null().to_numpy(zero_copy_only=False)].sum())
 
 
+def number_labels(values: np.ndarray, names: list[str], place: object) -> tuple[np.ndarray, list[str]]:
+    """Return values of `label_values` as labels, int32 (N,), and the names of the labels.
+
+    Args:
+        values: numbers or texts, (N,).
+        names: names of the numbers, if the values are numbers.
+        place: beginning of messages.
+
+    Raises:
+        DataError: a label is negative, too large or not whole.
+    """
+    if values.dtype.kind in "iuf":
+        return require_labels(values, place), names
+    texts = [
+        value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value for value in values
+    ]
+    return number_identities(texts, place)
+
+
 def _is_any(kind: Any, names: tuple[str, ...]) -> bool:
     """Return whether values of a type of pyarrow, in a dictionary or not, are of one of these kinds."""
     types = import_pyarrow(Path()).types
     values = kind.value_type if types.is_dictionary(kind) else kind
     return any(getattr(types, f"is_{name}")(values) for name in names)
-
-
-def _text(value: Any) -> str:
-    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)

@@ -43,6 +43,11 @@ _ALLOWED_OPCODES = frozenset({
 _BYTE_DTYPES = frozenset({"u1", "|u1", "b1", "|b1", "i1", "|i1", "bool", "uint8"})
 
 
+def is_bin(path: Path) -> bool:
+    """Return whether a path is a verification set."""
+    return path.suffix == ".bin" and path.is_file()
+
+
 def read_bin(path: Path) -> tuple[list[bytes], np.ndarray]:
     """Read a verification set.
 

@@ -20,7 +20,6 @@ from facetrain.face_landmarks import NORMALIZED_TEMPLATE, normalize_landmarks
 from facetrain.files import error_reason, new_file, os_errors_as
 
 LANDMARKS_FILE, LANDMARKS_SUFFIX = "landmarks.npy", ".landmarks.npy"
-_PAIR_SUFFIXES = (".bin", ".parquet")
 _SHAPE = (5, 2)
 _FARTHEST = 10.0
 """Largest coordinate that is accepted. A point may be outside of the image; larger numbers are pixels."""
@@ -34,7 +33,7 @@ def landmarks_path(data: Path) -> Path:
         return data / LANDMARKS_FILE
     if data.name == "train.rec":
         return data.parent / LANDMARKS_FILE
-    if data.suffix in _PAIR_SUFFIXES:
+    if data.suffix == ".bin":
         return data.with_suffix(LANDMARKS_SUFFIX)
     return data.with_name(data.name + LANDMARKS_SUFFIX)
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from facetrain.data.column_cache import Columns, cached_columns
 from facetrain.data.formats import arrow_columns
-from facetrain.data.formats.base import CatalogDataset, Format, catalog_path, files_in
+from facetrain.data.formats.base import CatalogDataset, Format, catalog_path, columns_of_rows, files_in
 from facetrain.data.formats.shard_names import require_all_shards
 from facetrain.data.object_blocks import ObjectPath
 from facetrain.data.positional_file import PositionalFile, open_stream
@@ -133,32 +133,43 @@ def _train_files(paths: list[Path]) -> tuple[list[Path], list[SkippedFile]]:
 
 def _build_catalog(files: Sequence[Path], skipped: list[tuple[str, str, str]]) -> Columns:
     with arrow_columns.arrow_errors(files[0]):
-        names = _open(files[0]).schema_arrow.names
-    image = arrow_columns.pick_column(names, arrow_columns.IMAGE_COLUMNS, "image", files[0])
-    label = arrow_columns.pick_column(names, arrow_columns.LABEL_COLUMNS, "identity", files[0])
-    group_bytes = 0
-
-    def read_file(path: Path) -> arrow_columns.LabeledRows:
-        nonlocal group_bytes
-        file = _open(path)
-        if missing := {image, label}.difference(file.schema_arrow.names):
+        columns = _open(files[0]).schema_arrow.names
+    image = arrow_columns.pick_column(columns, arrow_columns.IMAGE_COLUMNS, "image", files[0])
+    label = arrow_columns.pick_column(columns, arrow_columns.LABEL_COLUMNS, "identity", files[0])
+    rows, labels, names, group_bytes = list[np.ndarray](), list[np.ndarray](), list[list[str]](), 0
+    for number, path in enumerate(files):
+        with arrow_columns.arrow_errors(path):
+            file = _open(path)
+            if missing := {image, label}.difference(file.schema_arrow.names):
+                raise DataError(
+                    f"{path}: has no column {', '.join(missing)}, unlike {files[0]}; rename its columns"
+                )
+            names.append(arrow_columns.class_names(file.schema_arrow, label))
+            groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+            group_bytes = max([group_bytes, *(group.total_byte_size for group in groups)])
+            labels.append(arrow_columns.label_values(file.read([label]).column(label), label, path))
+            places = _places(file, path, image)
+        if not len(places) == len(labels[-1]) == file.metadata.num_rows:
             raise DataError(
-                f"{path}: has no column {', '.join(missing)}, unlike {files[0]}; rename its columns"
+                f"{path}: {len(places):,} images and {len(labels[-1]):,} labels in {file.metadata.num_rows:,} rows; "
+                "the file is damaged"
             )
-        groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
-        group_bytes = max([group_bytes, *(group.total_byte_size for group in groups)])
-        labels = arrow_columns.label_values(file.read([label]).column(label), label, path)
-        places = _places(file, path, image)
-        if len(places) != file.metadata.num_rows:
+        if names[-1] != names[0]:
             raise DataError(
-                f"{path}: {len(places):,} of {file.metadata.num_rows:,} rows; the file is damaged"
+                f"{files[0]} and {path}: their labels have different names ({listed(names[0])} and "
+                f"{listed(names[-1])}); write them as one dataset, or put them into two folders and train on a mixture "
+                "of them"
             )
-        return places, labels, arrow_columns.class_names(file.schema_arrow, label)
-
-    columns = arrow_columns.build_catalog(
-        files, "offset size group row", read_file, skipped=skipped, column=image
+        rows.append(np.insert(places, 0, number, axis=1))
+    numbered, identities = arrow_columns.number_labels(np.concatenate(labels), names[0], files[0].parent)
+    return Columns.of(
+        **columns_of_rows("file offset size group row", np.concatenate(rows)),
+        label=numbered,
+        identities=identities,
+        skipped=skipped,
+        column=image,
+        group_bytes=group_bytes,
     )
-    return Columns.of(**columns.arrays, group_bytes=group_bytes)
 
 
 def _places(file: Any, path: Path, image: str) -> np.ndarray:

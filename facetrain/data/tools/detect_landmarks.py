@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.dataset import image_name
+from facetrain.data.formats.bin import is_bin, read_bin
 from facetrain.data.formats.landmark_file import landmarks_path, square_landmarks, write_landmarks
-from facetrain.data.formats.pair_archives import is_pair_archive, read_pair_archive
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.mixture import MIXTURE_SUFFIXES
 from facetrain.data.open_dataset import open_dataset
@@ -49,8 +49,8 @@ def write_dataset_landmarks(
         raise DataError(f"{data}: is a mixture; write the landmarks of each of its datasets")
     read: Callable[[int], bytes]
     name_of: Callable[[int], str] = str
-    if is_pair_archive(data):
-        images, _ = read_pair_archive(data)
+    if is_bin(data):
+        images, _ = read_bin(data)
         count, read = len(images), lambda number: images[number]
         location_of: Callable[[int], str] = lambda number: f"{data}: image {number}"  # noqa: E731
     else:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from facetrain.data.formats.bin import read_bin
 from facetrain.data.formats.bin_tables import read_group_table, read_subjects, subjects_agree
 from facetrain.data.formats.landmark_file import read_landmarks_beside
-from facetrain.data.formats.pair_archives import read_pair_archive
 from facetrain.data.images.decode import decode_rgb, encode_png, resize_square
 from facetrain.data.tools.aligned_images import AlignedImages
 from facetrain.data.tools.landmarks import LandmarkFinder
@@ -56,8 +56,8 @@ def list_pairs(
     )
 
 
-def archive_pairs(path: Path, *, reduce_to: int | None = None) -> PairsToWrite:
-    """Return the pairs of a set in any form of `pair_archives`, with the tables and landmarks beside it.
+def bin_pairs(path: Path, *, reduce_to: int | None = None) -> PairsToWrite:
+    """Return the pairs of a `.bin` set, with the tables and landmarks beside it.
 
     With `reduce_to`, each image is shrunk to so many pixels a side, by the mean of the pixels of each area, and stored
     as PNG: evaluation enlarges it bilinearly. Equal images stay equal, so the people of a published set are still
@@ -67,7 +67,7 @@ def archive_pairs(path: Path, *, reduce_to: int | None = None) -> PairsToWrite:
         PairsError: the set or a table cannot be read.
         DataError: the landmarks cannot be read.
     """
-    images, same_P = read_pair_archive(path)
+    images, same_P = read_bin(path)
     subject_N, table = read_subjects(path, same_P), read_group_table(path)
 
     def read(number: int) -> bytes:

@@ -103,8 +103,7 @@ def write_pairs(
             yield from outcome
         if not same:
             raise PairsError(f"{output}: no pair is left; {next(iter(skipped.values())).reason}")
-        # Not before: they may belong to the set that is read (lfw.parquet and lfw.bin share them), and stay if that
-        # fails.
+        # Tables of a removed set of this name. Not before: they stay if the reading fails.
         for path in (subjects_path, groups_path, skipped_path):
             remove_table(path(output))
         remove_landmarks(output)

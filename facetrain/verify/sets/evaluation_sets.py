@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from facetrain.data.formats.pair_archives import SUFFIXES
+from facetrain.data.formats.bin import is_bin
 from facetrain.errors import PairsError
 from facetrain.remote.address import is_remote
 from facetrain.remote.download import local_path
@@ -18,7 +18,7 @@ EvaluationSet = PairSet | IjbSet | SearchSet
 
 
 def open_evaluation_set(target: str, folder: Path) -> EvaluationSet:
-    """Open a set of pairs in any form of `pair_archives`, or a folder in the layout of IJB or TinyFace.
+    """Open a `.bin` set of pairs, or a folder in the layout of IJB or TinyFace.
 
     `target` is a path, or a name in `folder`; for folders the name in upper case is tried too.
 
@@ -28,9 +28,7 @@ def open_evaluation_set(target: str, folder: Path) -> EvaluationSet:
     if is_remote(target):
         target = str(local_path(target))
     # A name prefers the file of the data folder: a folder ./lfw of images must not hide lfw.bin.
-    is_file_name = Path(target).name == target and any(
-        (folder / f"{target}{suffix}").is_file() for suffix in SUFFIXES
-    )
+    is_file_name = Path(target).name == target and is_bin(folder / f"{target}.bin")
     for path in (Path(target), folder / target, folder / target.upper()):
         if is_file_name or not path.is_dir():
             continue

@@ -8,14 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from facetrain.data.formats.bin import is_bin, read_bin
 from facetrain.data.formats.bin_tables import groups_path, read_subjects
 from facetrain.data.formats.landmark_file import read_landmarks_beside
-from facetrain.data.formats.pair_archives import (
-    SUFFIXES,
-    find_pair_archive,
-    is_pair_archive,
-    read_pair_archive,
-)
 from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.errors import PairsError
 from facetrain.remote.address import is_remote
@@ -43,7 +38,7 @@ class PairSet:
 
 
 def load_pair_set(target: str, folder: Path) -> PairSet:
-    """Read a set in any form of `pair_archives`, by its path or by its name in `folder`, and the tables beside it.
+    """Read a `.bin` set, by its path or by its name in `folder`, and the tables beside it.
 
     Without a table of subjects, a published list gives the subjects if the set is published, see `known_subjects`.
 
@@ -52,20 +47,15 @@ def load_pair_set(target: str, folder: Path) -> PairSet:
             subjects does not belong to it.
     """
     path = local_path(target) if is_remote(target) else Path(target)
-    if path.suffix not in SUFFIXES:
-        # The name with .bin is for the message, if there is no such set.
-        path = find_pair_archive(target, folder) or folder / f"{target}.bin"
-    if not is_pair_archive(path):
-        names = (
-            sorted(p.stem for p in path.parent.glob("*") if is_pair_archive(p))
-            if path.parent.is_dir()
-            else []
-        )
+    if path.suffix != ".bin":
+        path = folder / f"{target}.bin"
+    if not is_bin(path):
+        names = sorted(other.stem for other in path.parent.glob("*.bin"))
         hint = (
             f"there are {', '.join(names)}" if names else f"{path.parent.absolute()} has no verification sets"
         )
         raise PairsError(f"{path}: no such verification set; {hint}")
-    images, same = read_pair_archive(path)
+    images, same = read_bin(path)
     groups = groups_path(path)
     subjects = read_subjects(path, same)
     # A table beside the set wins over the published list.

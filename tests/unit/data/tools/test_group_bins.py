@@ -4,7 +4,7 @@ from facetrain.data.tools.pair_writer import write_pairs
 from facetrain.verify.sets.pair_set import load_pair_set
 from facetrain.verify.sets.slice_table import read_slice_table
 from tests.support.datasets import encoded_image
-from tests.support.pairs import convert_pair_archive
+from tests.support.pairs import convert_bin
 
 GROUPS = ("African", "Asian", "Caucasian", "Indian")
 
@@ -21,7 +21,7 @@ def test_the_bins_of_the_groups_of_rfw_become_one_set(tmp_path):
     first_fold = [100 * number + image for number in range(4) for image in range(4)]
     assert loaded.images[:16] == [encoded_image(image) for image in first_fold]
     # A new set of this name drops the old groups.
-    assert convert_pair_archive(tmp_path / "Asian_test.bin", tmp_path / "rfw.bin") == (20, 10)
+    assert convert_bin(tmp_path / "Asian_test.bin", tmp_path / "rfw.bin") == (20, 10)
     assert load_pair_set("rfw", tmp_path).groups is None
     (tmp_path / "Asian_test.bin").unlink()
     assert not find_group_bins(tmp_path)

@@ -13,7 +13,7 @@ from facetrain.errors import ImageError, PairsError
 from facetrain.verify.sets.pair_set import load_pair_set
 from tests.support.datasets import encoded_image
 from tests.support.detector import write_detector
-from tests.support.pairs import convert_pair_archive, convert_pair_list
+from tests.support.pairs import convert_bin, convert_pair_list
 
 
 @pytest.fixture
@@ -195,22 +195,20 @@ def test_pairs_with_an_image_that_evaluation_cannot_read_are_refused_or_left_out
 
 
 def test_a_set_with_an_unreadable_image_loses_this_pair_in_all_its_tables(tmp_path):
-    pa = pytest.importorskip("pyarrow", reason="the parquet extra is not installed")
-    import pyarrow.parquet
-
-    columns = {"image1": [encoded_image(0), encoded_image(1)], "image2": [b"no image", encoded_image(2)]}
-    pyarrow.parquet.write_table(pa.table(columns | {"target": [1, 0]}), tmp_path / "set.parquet")
+    write_bin(
+        tmp_path / "set.bin", [encoded_image(0), b"no image", *map(encoded_image, (1, 2))], [True, False]
+    )
     (tmp_path / "set.groups.csv").write_text("group\nAsian\nAsian\nIndian\nAfrican\n")
     (tmp_path / "set.subjects.csv").write_text("subject\nann\nann\nbob\ncy\n")
     np.save(tmp_path / "set.landmarks.npy", np.arange(40, dtype=np.float32).reshape(4, 5, 2) / 40)
     before = sorted(path.name for path in tmp_path.glob("set.*"))
     with pytest.raises(ImageError, match="image 1"):
-        convert_pair_archive(tmp_path / "set.parquet", tmp_path / "set.bin")
+        convert_bin(tmp_path / "set.bin", tmp_path / "new.bin")
     assert sorted(path.name for path in tmp_path.glob("set.*")) == before
-    assert convert_pair_archive(tmp_path / "set.parquet", tmp_path / "set.bin", skip_bad=True) == (1, 0)
-    assert (tmp_path / "set.groups.csv").read_text() == "group\nIndian\nAfrican\n"
-    assert load_pair_set("set", tmp_path).subject.tolist() == [0, 1]
-    assert np.load(tmp_path / "set.landmarks.npy")[0, 0, 0] == 0.5
+    assert convert_bin(tmp_path / "set.bin", tmp_path / "new.bin", skip_bad=True) == (1, 0)
+    assert (tmp_path / "new.groups.csv").read_text() == "group\nIndian\nAfrican\n"
+    assert load_pair_set("new", tmp_path).subject.tolist() == [0, 1]
+    assert np.load(tmp_path / "new.landmarks.npy")[0, 0, 0] == 0.5
 
 
 def test_a_list_with_all_genuine_pairs_first_gets_mixed_folds(tmp_path):
