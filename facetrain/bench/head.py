@@ -112,7 +112,7 @@ class MarginHeadStep:
         self, num_classes: int, embedding_size: int, device: str, folder: Path, **options: Any
     ) -> None:
         dtype = product_dtype(options.pop("precision", "fp32"), torch.device(device))
-        margin = MarginSettings(scale=SCALE, m2=MARGIN, gradient="straight_through", beyond_pi="none")
+        margin = MarginSettings(scale=SCALE, m2=MARGIN, gradient="straight_through")
         ranks = collectives.world_size()
         self._head = MarginHead(
             HeadSettings(margin=margin, **options),

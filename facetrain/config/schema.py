@@ -39,8 +39,7 @@ class Config(Settings):
 
     recipe: Literal["arcface2022", "head"] = "arcface2022"
     """Defaults of keys that the config does not give. arcface2022: the recipe of arcface_torch's published results
-    (power 2, exact margin gradient, beyond_pi linear). head: its present code (power 1, straight-through gradient,
-    beyond_pi none)."""
+    (power 2, exact margin gradient). head: its present code (power 1, straight-through gradient)."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 2048
     """Seed of all random numbers."""
     run: RunSettings = RunSettings()
@@ -151,10 +150,10 @@ def file_schema() -> dict[str, Any]:
 RECIPES: dict[str, dict[str, object]] = {
     "arcface2022": {
         "optim": {"power": 2.0},
-        "head": {"margin": {"gradient": "exact", "beyond_pi": "linear"}},
+        "head": {"margin": {"gradient": "exact"}},
     },
     "head": {
         "optim": {"power": 1.0},
-        "head": {"margin": {"gradient": "straight_through", "beyond_pi": "none"}},
+        "head": {"margin": {"gradient": "straight_through"}},
     },
 }

@@ -108,7 +108,7 @@ class DiskRows:
 
     def _transfer(self, call: Callable[..., int], rows: Tensor, index: Tensor) -> None:
         """Move rows between the buffer and the file by os.preadv or os.pwritev, on several threads."""
-        # Neighbors in one transfer: a sample of blocks (`head.sample_block`) then needs one for each block, not for
+        # Neighbors in one transfer: a sample of blocks (`classes_per_block`) then needs one for each block, not for
         # each row.
         content, runs = rows.numpy(), list(_runs(index))
         descriptor = self._descriptor if self._direct is None else self._direct

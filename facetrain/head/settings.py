@@ -9,15 +9,18 @@ from pydantic import Field, model_validator
 from facetrain.head.margins.registry import MARGINS
 from facetrain.settings import Expectations, OneOf, Positive, Probability, Settings
 
+CLASSES_PER_READ = 8
+"""Consecutive classes that are sampled together with placement disk, which reads neighbors at once."""
+
 
 class MarginSettings(Settings):
     """Margin of the softmax loss."""
 
     type: Annotated[str, OneOf(MARGINS)] = "arcface"
     """Formula of the target logit. arcface: cos(θ + m2). cosface: cos θ − m3. combined: cos(m1·θ + m2) − m3.
-    softmax: cos θ, no margin. adaface: m2 scaled by the image quality. magface: m2 by the norm of the embedding, see
-    `norms` and `margins`. curricularface: arcface with a growing weight on hard negatives. elastic_arcface,
-    elastic_cosface: m2 or m3 drawn at random for each image."""
+    softmax: cos θ, no margin. adaface: m2 scaled by the image quality. magface: a margin that grows with the norm of
+    the embedding. curricularface: arcface with a growing weight on hard negatives. elastic_arcface, elastic_cosface: m2
+    or m3 drawn at random for each image. Further parameters have the published values."""
     scale: Annotated[float, Field(gt=0)] = 64.0
     """Factor s on the cosines."""
     m1: Annotated[float, Field(ge=1)] = 1.0
@@ -28,24 +31,11 @@ class MarginSettings(Settings):
     m3: Annotated[float, Field(ge=0)] | None = None
     """Margin subtracted from the target cosine; only for types cosface, combined and elastic_cosface. null: the
     published value (cosface 0.4, elastic_cosface 0.35, combined 0)."""
-    h: Annotated[float, Field(gt=0)] = 0.333
-    """Width to which image qualities are scaled within [−1, 1]; only for type adaface."""
-    average: Annotated[float, Field(gt=0, le=1)] = 0.01
-    """Weight of each batch in the running averages; only for types adaface and curricularface."""
-    sigma: Annotated[float, Field(ge=0)] = 0.0125
-    """Standard deviation of the random margin; only for types elastic_arcface and elastic_cosface."""
-    norms: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] = (10.0, 110.0)
-    """Smallest and largest norm of the embedding, between which the margin grows; only for type magface."""
-    margins: tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]] = (0.45, 0.8)
-    """Margins at the two norms, in radians; only for type magface."""
-    norm_weight: Annotated[float, Field(ge=0)] = 35.0
-    """Weight of the regularizer that rewards large norms; only for type magface."""
     gradient: Literal["exact", "straight_through"] = "exact"
-    """Gradient of the margin. exact: the derivative of the formula. straight_through: as in arcface_torch's present
-    code, which does not differentiate the margin. Only for types arcface, cosface and combined."""
-    beyond_pi: Literal["none", "linear"] = "linear"
-    """Target logit where θ + m2 > π. none: cos(θ + m2), which grows again. linear: cos θ − m2·sin m2, as in the code
-    of the ArcFace paper. Only for types arcface, cosface and combined, with m1 = 1; curricularface is always linear."""
+    """Margin's derivative and its form beyond π; only for types arcface, cosface and combined. exact: the derivative of
+    the formula, and, with m1 = 1, cos θ − m2·sin m2 where θ + m2 > π, as in the code of the ArcFace paper.
+    straight_through: as in arcface_torch's present code, which does not differentiate the margin, and where
+    cos(θ + m2) grows again."""
     filter_threshold: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Cosine above which a negative class counts as label noise; its logit is set to 0. 0: no filter."""
 
@@ -62,8 +52,6 @@ class MarginSettings(Settings):
             raise ValueError(
                 "filter_threshold cannot be used with curricularface: both change the hard negatives"
             )
-        if self.norms[0] >= self.norms[1]:
-            raise ValueError("norms must be in increasing order")
         return self
 
 
@@ -81,9 +69,6 @@ class HeadSettings(Settings):
     sample_rate: Probability = 1.0
     """Fraction of the classes that take part in a step (Partial FC). 1: all classes. 0: only the classes of the
     batch."""
-    sample_block: Positive | Literal["auto"] = "auto"
-    """Number of consecutive classes that are sampled together. auto: 8 with placement disk, where they are read at
-    once; otherwise 1."""
     expectations: Expectations = "off"
     """Second anchor of each class in the loss: the expectation of its embeddings (progressive cluster optimization of
     LVFace). moving: it follows the embeddings. fixed: it stays as an earlier stage (`train.stages`) has left it. off:
@@ -103,8 +88,5 @@ class HeadSettings(Settings):
 
     @property
     def classes_per_block(self) -> int:
-        """Number of consecutive classes that are sampled together; `auto` is resolved."""
-        if self.sample_block != "auto":
-            return self.sample_block
-        # A disk reads neighbors at once.
-        return 8 if self.placement == "disk" else 1
+        """Number of consecutive classes that are sampled together."""
+        return CLASSES_PER_READ if self.placement == "disk" else 1

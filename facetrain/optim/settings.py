@@ -48,20 +48,16 @@ class OptimSettings(Settings):
     """Number of micro-batches per step, whose gradients are added up."""
     schedule: Annotated[str, OneOf(SCHEDULES)] = "polynomial"
     """Learning rate schedule. polynomial: linear warm-up, then a polynomial down to 0. cosine: linear warm-up, then
-    half a period of a cosine (SGDR without restarts). one_cycle: linear warm-up from `start_factor`, an equally long
-    descent to the same rate, and a further descent in the rest of the run (Super-Convergence)."""
+    half a period of a cosine (SGDR without restarts)."""
     power: Annotated[float, Field(gt=0)] = 2.0
     """Exponent of the polynomial schedule."""
-    start_factor: Annotated[float, Field(gt=0, le=1)] = 0.04
-    """Learning rate of the first step as a fraction of `lr`; only for schedule one_cycle."""
     final_factor: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Learning rate at the end of the run as a fraction of `lr`; only for schedules cosine and one_cycle."""
+    """Learning rate at the end of the run as a fraction of `lr`; only for schedule cosine."""
     batch_scaling: Literal["auto", "linear", "sqrt", "none"] = "auto"
     """Learning rate in stages with another global batch (`train.stages`). linear: `lr` times the ratio of the global
     batch to that without stages. sqrt: times its square root. none: `lr`. auto: linear with sgd, sqrt with adamw."""
     warmup_epochs: Annotated[float, Field(ge=0)] = 0.0
-    """Number of epochs of warm-up; may be a fraction. With schedule one_cycle: at most half of the run; 45 % leave a
-    tenth of the run for the last descent."""
+    """Number of epochs of warm-up; may be a fraction."""
 
     @property
     def moments(self) -> int:
@@ -71,12 +67,5 @@ class OptimSettings(Settings):
     @model_validator(mode="after")
     def _check_schedule(self) -> Self:
         if self.schedule == "polynomial" and self.final_factor:
-            raise ValueError(
-                "final_factor needs schedule cosine or one_cycle, because the polynomial schedule ends at 0"
-            )
-        if self.schedule == "one_cycle" and not self.warmup_epochs:
-            raise ValueError(
-                "schedule: one_cycle needs warmup_epochs, the epochs in which the learning rate grows; use for example "
-                "45 % of train.epochs"
-            )
+            raise ValueError("final_factor needs schedule cosine, because the polynomial schedule ends at 0")
         return self

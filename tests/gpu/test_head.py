@@ -19,7 +19,7 @@ def train(margin, device, dtype, scale=None, **options):
     """Return the head, and losses, gradients of the embeddings and centers of three steps."""
     head = make_head(
         embedding_size=SIZE, num_classes=CLASSES, margin=combined(**MARGINS[margin]), weight_decay=5e-4, seed=1,
-        weight_dtype=dtype, momentum_dtype=dtype, chunk_size=1500, sample_block=1,
+        weight_dtype=dtype, momentum_dtype=dtype, chunk_size=1500,
         device=torch.device(device), **options,
     )  # fmt: skip
     generator = torch.Generator().manual_seed(0)
@@ -38,7 +38,8 @@ def train(margin, device, dtype, scale=None, **options):
 @pytest.mark.parametrize("placement", ["device", "host", "disk"])
 @pytest.mark.parametrize("rate", [1.0, 0.2])
 @pytest.mark.parametrize("margin", ["arcface", "combined", "filtered"])
-def test_training_in_float32_equals_float64_on_the_cpu(margin, rate, placement, tmp_path):
+def test_training_in_float32_equals_float64_on_the_cpu(margin, rate, placement, tmp_path, monkeypatch):
+    monkeypatch.setattr("facetrain.head.settings.CLASSES_PER_READ", 1)
     options = {"sample_rate": rate}
     _, losses, gradients, centers = train(margin, "cpu", torch.float64, **options)
     _, *found = train(margin, "cuda", torch.float32, **options, placement=placement, folder=tmp_path)

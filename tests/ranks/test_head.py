@@ -24,7 +24,8 @@ MORE_BYTES = {"adaface": NORM_BYTES, "magface": NORM_BYTES, "curricularface": BA
 
 def batch(step):
     generator = torch.Generator().manual_seed(step)
-    image = torch.randn(BATCH, 5, dtype=torch.float64, generator=generator)
+    # Norms of the embeddings on both sides of MagFace's smallest one, 10.
+    image = 10 * torch.randn(BATCH, 5, dtype=torch.float64, generator=generator)
     return image, torch.randint(0, CLASSES, (BATCH,), generator=generator)
 
 

@@ -16,9 +16,10 @@ def margin_logits(cos: Tensor, label: Tensor, margin: dict) -> Tensor:
     theta = torch.arccos(cos)
     m1, m2, m3 = margin.get("m1", 1.0), margin.get("m2", 0.0), margin.get("m3", 0.0)
     target = torch.cos(m1 * theta + m2) - m3
-    if margin.get("beyond_pi") == "linear" and m1 == 1 and m2:
+    straight_through = margin.get("gradient") == "straight_through"
+    if m1 == 1 and not straight_through:
         target = torch.where(theta + m2 > math.pi, cos - m2 * math.sin(m2) - m3, target)
-    if margin.get("gradient") == "straight_through":
+    if straight_through:
         target = cos + (target - cos).detach()
     is_target = torch.nn.functional.one_hot(label, cos.shape[1]).bool()
     negatives = cos
@@ -47,7 +48,7 @@ MARGINS = {
     "softmax": {"scale": 16.0},
     "cosface": {"scale": 64.0, "m3": 0.4},
     "arcface": {"scale": 64.0, "m2": 0.5},
-    "arcface past pi": {"scale": 16.0, "m2": 1.3, "beyond_pi": "linear"},
+    "arcface past pi": {"scale": 16.0, "m2": 1.3},
     "arcface straight through": {"scale": 64.0, "m2": 0.5, "gradient": "straight_through"},
     "combined": {"scale": 32.0, "m1": 1.2, "m2": 0.3, "m3": 0.2},
     "filtered": {"scale": 64.0, "m3": 0.4, "filter_threshold": 0.15},

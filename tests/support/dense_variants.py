@@ -53,8 +53,8 @@ class DenseAdaFace(DenseVariant):
 
     def loss(self, embedding, weight, label, classes, step):
         norm = embedding.detach().norm(dim=1).clip(0.001, 100)
-        self.mean = 0.3 * norm.mean().item() + 0.7 * self.mean
-        self.deviation = 0.3 * norm.std().item() + 0.7 * self.deviation
+        self.mean = 0.01 * norm.mean().item() + 0.99 * self.mean
+        self.deviation = 0.01 * norm.std().item() + 0.99 * self.deviation
         quality = ((norm - self.mean) / (self.deviation + 1e-3) * 0.333).clip(-1, 1)
         cos = cosines(embedding, weight)
         angle = (torch.arccos(target_of(cos, label)) - 0.4 * quality).clip(1e-3, math.pi - 1e-3)
@@ -64,12 +64,12 @@ class DenseAdaFace(DenseVariant):
 
 class DenseMagFace(DenseVariant):
     def loss(self, embedding, weight, label, classes, step):
-        norm = embedding.norm(dim=1).clamp(1.5, 3.0)
-        margin = (0.8 - 0.45) / (3.0 - 1.5) * (norm - 1.5) + 0.45
+        norm = embedding.norm(dim=1).clamp(10, 110)
+        margin = (0.8 - 0.45) / (110 - 10) * (norm - 10) + 0.45
         cos = cosines(embedding, weight)
         target_cos = target_of(cos, label)
         target = torch.where(target_cos > 0, torch.cos(torch.arccos(target_cos) + margin), target_cos)
-        regular = 2.0 * (norm / 3.0**2 + 1 / norm).mean()
+        regular = 35 * (norm / 110**2 + 1 / norm).mean()
         return cross_entropy(SCALE * with_target(cos, label, target), label) + regular
 
 
@@ -80,7 +80,7 @@ class DenseCurricularFace(DenseVariant):
     def loss(self, embedding, weight, label, classes, step):
         cos = cosines(embedding, weight)
         target_cos = target_of(cos, label)
-        self.t = 0.3 * target_cos.mean().item() + 0.7 * self.t
+        self.t = 0.01 * target_cos.mean().item() + 0.99 * self.t
         shifted = torch.cos(torch.arccos(target_cos) + 0.5)
         target = torch.where(
             torch.arccos(target_cos) + 0.5 > math.pi, target_cos - 0.5 * math.sin(0.5), shifted
@@ -95,7 +95,7 @@ class DenseElasticFace(DenseVariant):
 
     def loss(self, embedding, weight, label, classes, step):
         cos = cosines(embedding, weight)
-        margin = self.margin + 0.2 * normal(torch.arange(len(label)), key_of(9, step, 0))
+        margin = self.margin + 0.0125 * normal(torch.arange(len(label)), key_of(9, step, 0))
         target_cos = target_of(cos, label)
         target = torch.cos(torch.arccos(target_cos) + margin) if self.arc else target_cos - margin
         return cross_entropy(SCALE * with_target(cos, label, target), label)
@@ -120,26 +120,22 @@ class Variant:
     """Centers per class."""
 
     def margin_arguments(self) -> dict[str, Any]:
-        margin = {"scale": SCALE, "beyond_pi": "none"} | self.margin
+        margin = {"scale": SCALE} | self.margin
         return {"margin": margin_settings(**margin), "margin_seed": 9}
 
 
 VARIANTS = {
-    "adaface": Variant({"type": "adaface", "average": 0.3}, lambda classes, rate: DenseAdaFace(), {}),
-    "magface": Variant(
-        {"type": "magface", "norms": (1.5, 3.0), "norm_weight": 2.0}, lambda classes, rate: DenseMagFace(), {}
-    ),
-    "curricularface": Variant(
-        {"type": "curricularface", "average": 0.3}, lambda classes, rate: DenseCurricularFace(), {}
-    ),
+    "adaface": Variant({"type": "adaface"}, lambda classes, rate: DenseAdaFace(), {}),
+    "magface": Variant({"type": "magface"}, lambda classes, rate: DenseMagFace(), {}),
+    "curricularface": Variant({"type": "curricularface"}, lambda classes, rate: DenseCurricularFace(), {}),
     "elastic arcface": Variant(
-        {"type": "elastic_arcface", "sigma": 0.2}, lambda classes, rate: DenseElasticFace(True, 0.5), {}
+        {"type": "elastic_arcface"}, lambda classes, rate: DenseElasticFace(True, 0.5), {}
     ),
     "elastic cosface": Variant(
-        {"type": "elastic_cosface", "sigma": 0.2}, lambda classes, rate: DenseElasticFace(False, 0.35), {}
+        {"type": "elastic_cosface"}, lambda classes, rate: DenseElasticFace(False, 0.35), {}
     ),
     "elastic cosface around 0": Variant(
-        {"type": "elastic_cosface", "m3": 0.0, "sigma": 0.2},
+        {"type": "elastic_cosface", "m3": 0.0},
         lambda classes, rate: DenseElasticFace(False, 0.0),
         {},
     ),

@@ -23,8 +23,8 @@ def margin_settings(type: str = "arcface", **given: Any) -> MarginSettings:
 
 
 def combined(**given: Any) -> MarginSettings:
-    """Return the settings of cos(m1·θ + m2) − m3 with m1 = 1, m2 = m3 = 0 and no linear part, unless `given`."""
-    return margin_settings("combined", **{"m2": 0.0, "m3": 0.0, "beyond_pi": "none"} | given)
+    """Return the settings of cos(m1·θ + m2) − m3 with m1 = 1, m2 = m3 = 0, unless `given`."""
+    return margin_settings("combined", **{"m2": 0.0, "m3": 0.0} | given)
 
 
 def make_margin(type: str = "arcface", *, seed: int = 0, **given: Any) -> Margin:

@@ -25,11 +25,13 @@ class AdaFace(Margin):
 
         ẑ = clip((‖z‖ − μ) / (σ / h), −1, 1)      target = cos(θ − m2·ẑ) − (m2·ẑ + m2)
 
-    No gradient passes through ẑ. The angle is clipped to [ε, π − ε], ε = 0.001, as in the authors' code. `average`, the
-    weight of a batch in the running averages, is `t_alpha` there.
+    No gradient passes through ẑ. The angle is clipped to [ε, π − ε], ε = 0.001, as in the authors' code.
     """
 
     needs_norms: ClassVar[bool] = True
+    h: ClassVar[float] = 0.333
+    average: ClassVar[float] = 0.01
+    """Weight of a batch in the running averages; `t_alpha` in the authors' code."""
 
     def __init__(self, settings: MarginSettings, seed: int = 0) -> None:
         super().__init__(settings)
@@ -45,7 +47,7 @@ class AdaFace(Margin):
         norm_G = norm_G.clamp(1e-3, 100)
         # A head per dataset can have a single image in a step, which has no deviation.
         spread = {"deviation": norm_G.std()} if len(norm_G) > 1 else {}
-        self._averages.update(self.settings.average, mean=norm_G.mean(), **spread)
+        self._averages.update(self.average, mean=norm_G.mean(), **spread)
 
     def apply(self, cos_G: Tensor, norm_G: Tensor | None) -> TargetCosine:
         assert norm_G is not None
@@ -63,4 +65,4 @@ class AdaFace(Margin):
         """Return ẑ."""
         mean, deviation = (self._averages.values[name].to(norm_G) for name in ("mean", "deviation"))
         standard_G = (norm_G.clamp(1e-3, 100) - mean) / (deviation + _EPSILON)
-        return (standard_G * self.settings.h).clamp(-1, 1)
+        return (standard_G * self.h).clamp(-1, 1)

@@ -45,7 +45,6 @@ class Margin:
 
     def __init__(self, settings: MarginSettings, seed: int = 0) -> None:
         """Take the settings; a margin ignores those that its formula does not have."""
-        self.settings = settings
         self.scale, self.filter_threshold = settings.scale, settings.filter_threshold
 
     @property

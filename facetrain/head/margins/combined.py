@@ -16,9 +16,9 @@ from facetrain.head.settings import MarginSettings
 class CombinedMargin(Margin):
     """cos(m1·θ + m2) − m3 (ArcFace, arXiv 1801.07698, equation 4); ArcFace has m2 alone, CosFace m3 alone.
 
-    With `beyond_pi: linear`, for θ + m2 > π, where cos(θ + m2) would rise again, the target is cos θ − m2·sin m2, as in
-    the paper's code. With `gradient: straight_through`, the margin's derivative is replaced by 1, as in arcface_torch,
-    which computes the margin under no_grad.
+    With m1 = 1, for θ + m2 > π, where cos(θ + m2) would rise again, the target is cos θ − m2·sin m2, as in the paper's
+    code. With `gradient: straight_through`, it rises there, and the margin's derivative is replaced by 1, as in
+    arcface_torch, which computes the margin under no_grad.
     """
 
     def __init__(
@@ -27,7 +27,6 @@ class CombinedMargin(Margin):
         """Take the margins that the formula has; the settings give the rest."""
         super().__init__(settings)
         self.m1, self.m2, self.m3 = m1, m2, m3
-        self.linear_beyond_pi = settings.beyond_pi == "linear"
         self.straight_through = settings.gradient == "straight_through"
 
     def chance_cosine(self) -> float:
@@ -40,11 +39,13 @@ class CombinedMargin(Margin):
         angle_G = self.m1 * torch.arccos(cos_G) + self.m2
         # d cos(m1·θ + m2) / d cos θ = m1 · sin(m1·θ + m2) / sin θ.
         value_G, slope_G = torch.cos(angle_G), self.m1 * torch.sin(angle_G) / sine(cos_G)
-        if self.linear_beyond_pi and self.m1 == 1:
+        if self.straight_through:
+            return TargetCosine(value_G - self.m3, torch.ones_like(cos_G))
+        if self.m1 == 1:
             beyond_G = angle_G > math.pi
             value_G = torch.where(beyond_G, cos_G - self.m2 * math.sin(self.m2), value_G)
             slope_G = torch.where(beyond_G, 1.0, slope_G)
-        return TargetCosine(value_G - self.m3, torch.ones_like(cos_G) if self.straight_through else slope_G)
+        return TargetCosine(value_G - self.m3, slope_G)
 
 
 def arcface(settings: MarginSettings, seed: int) -> Margin:

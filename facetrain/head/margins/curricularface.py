@@ -23,18 +23,20 @@ class CurricularFace(CombinedMargin):
         N(t, cos θ_j) = cos θ_j·(t + cos θ_j)
 
     with t the running average of the batch's target cosines (equation 7): hard negatives weigh little at the
-    start of training, and more as t grows. `average` is the weight of a batch in it.
+    start of training, and more as t grows.
     """
 
     needs_all_target_cosines: ClassVar[bool] = True
+    average: ClassVar[float] = 0.01
+    """Weight of a batch in t."""
 
     def __init__(self, settings: MarginSettings, seed: int = 0) -> None:
         super().__init__(settings, m2=published(settings.m2, 0.5))
-        self.linear_beyond_pi, self.straight_through = True, False
+        self.straight_through = False
         self._averages = RunningAverages(t=0.0)
 
     def update_averages(self, norm_G: Tensor | None, cos_G: Tensor) -> None:
-        self._averages.update(self.settings.average, t=cos_G.mean())
+        self._averages.update(self.average, t=cos_G.mean())
 
     def change_negatives_(self, logit_GC: Tensor, target_cos_G: Tensor) -> Tensor | None:
         t = self._averages.values["t"].to(logit_GC)

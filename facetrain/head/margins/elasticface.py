@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ class ElasticFace(Margin):
 
     A draw depends only on (seed, step, micro-batch, row of the global batch), so all ranks draw the same margins.
     """
+
+    sigma: ClassVar[float] = 0.0125
 
     def __init__(self, settings: MarginSettings, seed: int, mean: float, *, of_angle: bool) -> None:
         """Take the mean m; `of_angle`: add the margin to the angle, and do not subtract it from the cosine."""
@@ -41,7 +44,7 @@ class ElasticFace(Margin):
         # By row and not by identity: all ranks gather the same rows in the same order, and two images of a person
         # differ.
         row_G = torch.arange(len(cos_G), device=cos_G.device)
-        drawn_G = (normal(row_G, key) * self.settings.sigma).to(cos_G.dtype)
+        drawn_G = (normal(row_G, key) * self.sigma).to(cos_G.dtype)
         if not self._of_angle:
             return TargetCosine(cos_G - self._mean - drawn_G, torch.ones_like(cos_G))
         angle_G = torch.arccos(cos_G) + self._mean + drawn_G

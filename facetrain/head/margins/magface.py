@@ -16,8 +16,8 @@ from facetrain.head.margins.base import Margin, TargetCosine, sine
 class MagFace(Margin):
     """Magnitude-aware margin (Meng et al., "MagFace", arXiv 2103.06627, equations 4 to 6).
 
-    With a = ‖z‖ clipped to `norms` = [l_a, u_a], the margin m(a) rises linearly from the first to the second
-    of `margins`, and a regularizer with the weight λ = `norm_weight` rewards long embeddings:
+    With a = ‖z‖ clipped to [l_a, u_a], the margin m(a) rises linearly from l_m to u_m, and a regularizer with the
+    weight λ rewards long embeddings:
 
         target = cos(θ + m(a))      loss + λ·g(a),  g(a) = a/u_a² + 1/a
 
@@ -26,13 +26,19 @@ class MagFace(Margin):
 
     needs_norms: ClassVar[bool] = True
     penalizes_norms: ClassVar[bool] = True
+    norms: ClassVar[tuple[float, float]] = 10.0, 110.0
+    """l_a and u_a."""
+    margins: ClassVar[tuple[float, float]] = 0.45, 0.8
+    """l_m and u_m, in radians."""
+    norm_weight: ClassVar[float] = 35.0
+    """λ."""
 
     def chance_cosine(self) -> float:
-        return -math.sin(self.settings.margins[0]) / 2  # half of the cosines are below 0 and keep their value
+        return -math.sin(self.margins[0]) / 2  # half of the cosines are below 0 and keep their value
 
     def apply(self, cos_G: Tensor, norm_G: Tensor | None) -> TargetCosine:
         assert norm_G is not None
-        (low, high), (least, most) = self.settings.norms, self.settings.margins
+        (low, high), (least, most) = self.norms, self.margins
         rise = (most - least) / (high - low)
         clipped_G = norm_G.clamp(low, high)
         angle_G = torch.arccos(cos_G) + (clipped_G - low) * rise + least
@@ -46,7 +52,7 @@ class MagFace(Margin):
         )
 
     def norm_penalty(self, norm_G: Tensor) -> tuple[Tensor, Tensor] | None:
-        (low, high), weight = self.settings.norms, self.settings.norm_weight
+        (low, high), weight = self.norms, self.norm_weight
         clipped_G = norm_G.clamp(low, high)
         slope_G = torch.where(clipped_G == norm_G, 1 / high**2 - clipped_G**-2, 0.0)
         return weight * (clipped_G / high**2 + 1 / clipped_G), weight * slope_G

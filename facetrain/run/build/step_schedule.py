@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from facetrain.config.schema import Config
@@ -148,7 +148,7 @@ def schedule_steps(config: Config, num_images: int, world_size: int) -> StepSche
     """Compute the batch sizes and step counts of a run.
 
     Raises:
-        ConfigError: the global batch cannot be divided among the ranks, or the warm-up is too long for the schedule.
+        ConfigError: the global batch cannot be divided among the ranks.
         DataError: the dataset is smaller than one global batch.
     """
     local = local_batch_size(config, world_size)
@@ -178,7 +178,7 @@ def schedule_steps(config: Config, num_images: int, world_size: int) -> StepSche
             )
         )
         first_step, first_epoch = stop_step, until_epoch
-    schedule = StepSchedule(
+    return StepSchedule(
         local,
         global_batch,
         steps,
@@ -189,7 +189,6 @@ def schedule_steps(config: Config, num_images: int, world_size: int) -> StepSche
         stages=tuple(stage for stage in stages if stage.first_step < stage.stop_step),
         steps_of_all_epochs=first_step,
     )
-    return _fit_one_cycle(config, schedule) if config.optim.schedule == "one_cycle" else schedule
 
 
 def _steps_per_epoch(config: Config, num_images: int, global_batch: int) -> int:
@@ -211,20 +210,3 @@ def lr_factor(config: Config, ratio: float) -> float:
     if rule == "auto":
         rule = "linear" if config.optim.name == "sgd" else "sqrt"
     return {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}[rule]
-
-
-def _fit_one_cycle(config: Config, schedule: StepSchedule) -> StepSchedule:
-    """Return the schedule with a warm-up that, after it is rounded to steps, takes at most half of the run."""
-    warmup, total = schedule.warmup_steps, schedule.progress(schedule.total_steps)
-    if not warmup:
-        raise ConfigError(
-            f"optim.warmup_epochs: {config.optim.warmup_epochs:g} epochs are less than a step, and one_cycle needs a "
-            f"warm-up; use at least {1 / schedule.steps_per_epoch:g}"
-        )
-    if 2 * config.optim.warmup_epochs * schedule.steps_per_epoch > total:
-        raise ConfigError(
-            f"optim.warmup_epochs: {config.optim.warmup_epochs:g} epochs ({warmup:,} steps) are more than half of the "
-            f"run ({total:,.0f} steps), and one_cycle needs equal warm-up and cool-down; use at most "
-            f"{total / 2 / schedule.steps_per_epoch:g}"
-        )
-    return replace(schedule, warmup_steps=min(warmup, math.floor(total / 2)))

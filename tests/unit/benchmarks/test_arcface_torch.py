@@ -38,7 +38,7 @@ def test_the_step_has_the_loss_of_the_head_and_learns():
     head = make_head(
         embedding_size=16,
         num_classes=CLASSES,
-        margin=margin_settings("arcface", scale=64, m2=0.5, gradient="straight_through", beyond_pi="none"),
+        margin=margin_settings("arcface", scale=64, m2=0.5, gradient="straight_through"),
     )
     image, label = torch.randn(BATCH, 3, 32, 32), torch.arange(BATCH)
     # Centers close to the embeddings: the loss of an image cannot exceed 69, as the log of 1e-30 is taken at most.

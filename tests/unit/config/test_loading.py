@@ -29,9 +29,8 @@ def test_the_recipe_gives_the_defaults_of_its_keys_only(tmp_path):
     assert (published.optim.power, published.head.margin.gradient) == (2.0, "exact")
     present = load_config(write(tmp_path, "data: {train: x}"), ["recipe=head"])
     assert (present.optim.power, present.head.margin.gradient) == (1.0, "straight_through")
-    assert present.head.margin.beyond_pi == "none"
     own = load_config(write(tmp_path, "{data: {train: x}, recipe: head, optim: {power: 3}}"))
-    assert (own.optim.power, own.head.margin.beyond_pi) == (3.0, "none")
+    assert (own.optim.power, own.head.margin.gradient) == (3.0, "straight_through")
 
 
 def test_all_faults_are_reported_together_with_value_and_allowed_values(tmp_path):
@@ -58,8 +57,7 @@ INVALID_TOGETHER = {
     "model: {init_blocks: first}": "init_blocks: first needs init_from",
     "train: {batch_size: 1, global_batch_size: 2}": "not both",
     "head: {margin: {type: arcface, m1: 1.35}}": "use type combined",
-    "optim: {schedule: one_cycle}": "optim: schedule: one_cycle needs warmup_epochs",
-    "optim: {final_factor: 0.1}": "optim: final_factor needs schedule cosine or one_cycle",
+    "optim: {final_factor: 0.1}": "optim: final_factor needs schedule cosine",
     "model: {backbone: r51}": 'backbone: "r51" does not exist; did you mean r50?',
     "model: {backbone: swin}": 'backbone: "swin" is invalid; use one of r18, r34, ',
 }
@@ -111,7 +109,7 @@ def test_an_invalid_file_gives_one_line_that_names_the_place(tmp_path, text, mes
         ),
         (
             "optim: {schedule: step}",
-            'optim.schedule: "step" is invalid; use one of polynomial, cosine, one_cycle',
+            'optim.schedule: "step" is invalid; use one of polynomial, cosine',
         ),
         ("optim: 3", "optim: 3 is invalid; use a section of `key: value` lines"),
         ("train: {epochs: 1.5}", "train.epochs: 1.5 is invalid; use a whole number greater than 0"),
@@ -124,8 +122,8 @@ def test_an_invalid_file_gives_one_line_that_names_the_place(tmp_path, text, mes
             "model.lr_factors: [3] is invalid; use `name: value` lines, each value a number",
         ),
         (
-            "head: {sample_block: all}",
-            'head.sample_block: "all" is invalid; use a whole number greater than 0, or',
+            "head: {chunk_size: all}",
+            'head.chunk_size: "all" is invalid; use a whole number greater than 0, or',
         ),
         (
             "head: {drop_angle: 60}",

@@ -23,7 +23,8 @@ def small_head(margin="arcface", **options):
 def batch(number=0):
     """Return random embeddings and labels."""
     generator = torch.Generator().manual_seed(number)
-    embedding = torch.randn(BATCH, SIZE, dtype=torch.float64, generator=generator)
+    # Norms on both sides of MagFace's smallest one, 10.
+    embedding = 4 * torch.randn(BATCH, SIZE, dtype=torch.float64, generator=generator)
     return embedding.requires_grad_(), torch.randint(0, CLASSES, (BATCH,), generator=generator)
 
 

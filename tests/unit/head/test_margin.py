@@ -20,7 +20,7 @@ def test_the_slope_is_the_derivative_of_the_value(name):
     numeric = (margin.apply(cos + step, None)[0] - margin.apply(cos - step, None)[0]) / (2 * step)
     # The derivative is discontinuous where the linear part begins.
     smooth = (numeric - slope).abs() < 1e-4 * (1 + slope.abs())
-    assert smooth.sum() >= len(cos) - (2 if margin.linear_beyond_pi else 0)
+    assert smooth.sum() >= len(cos) - 2
     assert value.max() <= 1 + 1e-9
 
 
@@ -29,7 +29,7 @@ def test_value_and_slope_are_finite_at_cosines_of_1_and_minus_1(dtype):
     for settings in (
         combined(m2=0.5),
         combined(m1=1.35, m2=0.2, m3=0.1),
-        combined(m2=0.5, beyond_pi="linear"),
+        combined(m2=0.5, gradient="straight_through"),
     ):
         value, slope = build_margin(settings).apply(torch.tensor([-1.0, 1.0], dtype=dtype), None)[:2]
         assert torch.isfinite(value).all() and torch.isfinite(slope).all()
@@ -37,7 +37,7 @@ def test_value_and_slope_are_finite_at_cosines_of_1_and_minus_1(dtype):
 
 def test_beyond_pi_the_linear_margin_is_monotonic_and_the_plain_one_is_not():
     cos = torch.linspace(-1, -0.95, 50, dtype=torch.float64)
-    linear, plain = build_margin(combined(m2=0.5, beyond_pi="linear")), build_margin(combined(m2=0.5))
+    linear, plain = (build_margin(combined(m2=0.5, gradient=name)) for name in ("exact", "straight_through"))
     assert (linear.apply(cos, None).value_G.diff() > 0).all()
     assert (plain.apply(cos, None).value_G.diff() < 0).any()
 
@@ -47,8 +47,8 @@ def test_beyond_pi_the_linear_margin_is_monotonic_and_the_plain_one_is_not():
     [("arcface", {"m2": 0.5}), ("cosface", {"m3": 0.4}), ("combined", {"m1": 1.2, "m2": 0.5, "m3": 0.4})],
 )
 def test_a_margin_ignores_settings_that_its_formula_does_not_have(name, used):
-    margin = make_margin(name, m1=1.2, m2=0.5, m3=0.4, scale=30.0, beyond_pi="none")
-    cos = torch.linspace(-0.9, 0.9, 19, dtype=torch.float64)
+    margin = make_margin(name, m1=1.2, m2=0.5, m3=0.4, scale=30.0)
+    cos = torch.linspace(-0.85, 0.85, 18, dtype=torch.float64)
     torch.testing.assert_close(margin.apply(cos, None).value_G, combined_cosine(cos, **used))
     assert margin.scale == 30
 

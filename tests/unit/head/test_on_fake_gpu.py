@@ -24,7 +24,7 @@ OPTIONS = {
     "expectations": {"stages": (head_stage(0, 1.0, "moving"),)},
     "sampled, expectations": {"stages": (head_stage(0, 0.2, "moving"),)},
     "sampled": {"sample_rate": 0.2},
-    "sampled, 16 bits": {"sample_rate": 0.2, "sample_block": 4, "weight_dtype": torch.bfloat16},
+    "sampled, 16 bits": {"sample_rate": 0.2, "weight_dtype": torch.bfloat16},
     "sampled sub-centers": {"sample_rate": 0.2, "sub_centers": 3},
     "sampled, accumulated": {"sample_rate": 0.2, "update_in_backward": False},
     "not trained": {"trained": False, "update_in_backward": False},

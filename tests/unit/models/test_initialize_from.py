@@ -44,7 +44,7 @@ def head_of(classes, rank=0, world_size=1, width=WIDTH):
     return make_head(
         embedding_size=width,
         num_classes=classes,
-        margin=margin_settings("arcface", beyond_pi="none"),
+        margin=margin_settings("arcface"),
         rank=rank,
         world_size=world_size,
     )

@@ -6,8 +6,7 @@ import torch
 from facetrain.backbone.registry import BACKBONES
 from facetrain.backbone.zoo import build_backbone
 from facetrain.config.loading import build_config
-from facetrain.errors import ConfigError
-from facetrain.optim.learning_rate import SCHEDULES, cosine_lr, one_cycle_lr, polynomial_lr
+from facetrain.optim.learning_rate import SCHEDULES, cosine_lr, polynomial_lr
 from facetrain.run.build.step_schedule import schedule_steps
 from facetrain.run.build.stepper import learning_rates
 from tests.support.golden import golden_path
@@ -60,27 +59,9 @@ def test_the_cosine_equals_that_of_torch_after_the_warm_up(final):
     assert ours[57:] == [0.4 * final] * 3
 
 
-def test_one_cycle_equals_that_of_torch_with_three_linear_phases():
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.4, momentum=0.9)
-    # torch places the corners one step earlier: its last step has the final rate, ours is the first after the end.
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, 0.4, total_steps=101, pct_start=46 / 101, three_phase=True, anneal_strategy="linear",
-        div_factor=25, final_div_factor=100,
-    )  # fmt: skip
-    run = {"base": 0.4, "warmup_steps": 45, "total_steps": 100, "start_factor": 1 / 25}
-    ours = [one_cycle_lr(step, **run, final_factor=1 / 2500) for step in range(103)]
-    assert ours[:101] == pytest.approx(rates_of(scheduler, optimizer, 101), rel=1e-9)
-    assert ours[101:] == [0.4 / 2500] * 2
-
-
-def test_one_cycle_of_half_the_run_has_no_last_descent():
-    assert one_cycle_lr(9, base=1.0, warmup_steps=5, total_steps=10) == pytest.approx(0.04 + 0.96 / 5)
-    assert one_cycle_lr(10, base=1.0, warmup_steps=5, total_steps=10) == 0
-
-
 @pytest.mark.parametrize("name", list(SCHEDULES))
 def test_a_run_uses_the_schedule_that_its_config_names_with_the_keys_of_optim(name):
-    keys = {"lr": 0.4, "warmup_epochs": 4, "power": 3.0, "start_factor": 0.1}
+    keys = {"lr": 0.4, "warmup_epochs": 4, "power": 3.0}
     keys |= {} if name == "polynomial" else {"final_factor": 0.01}
     values = {"data": {"train": "x"}, "optim": keys | {"schedule": name}}
     config = build_config(values | {"train": {"epochs": 12, "batch_size": 10}}, "x")
@@ -88,13 +69,6 @@ def test_a_run_uses_the_schedule_that_its_config_names_with_the_keys_of_optim(na
     function, names = SCHEDULES[name]
     run = {"base": 0.4, "warmup_steps": 4, "total_steps": 12} | {key: keys[key] for key in names}
     assert [rate_at(step) for step in range(14)] == [function(step, **run) for step in range(14)]
-
-
-def test_a_rise_of_more_than_half_of_the_run_is_refused_with_the_longest_one():
-    text = {"data": {"train": "x"}, "optim": {"schedule": "one_cycle", "warmup_epochs": 6}}
-    config = build_config(text | {"train": {"epochs": 10, "batch_size": 10}}, "x")
-    with pytest.raises(ConfigError, match=r"6 epochs \(60 steps\) are more than half .* use at most 5"):
-        schedule_steps(config, 100, 1)
 
 
 @pytest.mark.parametrize("name", [name for name in BACKBONES if name not in ("iresnet", "r2060")])

@@ -19,22 +19,6 @@ def config_of(stages=STAGES, images=12, epochs=5, optim=None, **train):
     return build_config({"data": {"train": "x"}, "train": values, "optim": optim or {}}, "x")
 
 
-@pytest.mark.parametrize(("images", "epochs"), [(103, 5), (106, 3), (60, 1), (84, 1)])
-def test_one_cycle_accepts_half_of_the_run_and_the_numbers_of_its_messages(images, epochs):
-    def schedule(warmup_epochs):
-        optim = {"schedule": "one_cycle", "warmup_epochs": warmup_epochs}
-        return schedule_steps(config_of([], epochs=epochs, optim=optim), images, 1)
-
-    half = schedule(epochs / 2)
-    assert half.warmup_steps == half.total_steps // 2
-    with pytest.raises(ConfigError, match="more than half of the run") as too_long:
-        schedule(epochs / 2 + 0.1)
-    assert schedule(float(str(too_long.value).rpartition(" ")[2])) == half
-    with pytest.raises(ConfigError, match="less than a step") as too_short:
-        schedule(0.01)
-    assert schedule(float(str(too_short.value).rpartition(" ")[2])).warmup_steps == 1
-
-
 def test_every_stage_has_the_steps_of_its_epochs_and_its_batch():
     schedule = schedule_steps(config_of(), IMAGES, 2)
     facts = [
