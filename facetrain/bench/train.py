@@ -205,7 +205,10 @@ def _report(
     cost = backbone_cost(config, world.size, cuda=world.device.type == "cuda")
     head = head_load(config, num_classes, world.size, batch, cuda=world.device.type == "cuda")
     # Three products of an embedding with each sampled class: the logits and two gradients. A multiply-add is two.
-    flops = {"backbone": cost.step.flops_per_image, "head": 6 * head.width * head.sampled * world.size}
+    flops = {
+        "backbone": cost.step.flops_per_image,
+        "head": 6 * head.embedding_size * head.sampled * world.size,
+    }
     speed = {name: statistics.median(of_rounds) for name, of_rounds in rates.items()}
     found = {
         name: {

@@ -36,6 +36,7 @@ REMOVED_KEYS = {
     "head.margin.margins": [0.45, 0.8],
     "head.margin.norm_weight": 35.0,
     "head.margin.beyond_pi": "linear",
+    "head.sub_centers": 1,
     "head.sample_block": "auto",
     "optim.start_factor": 0.04,
     "optim.ema": None,

@@ -69,14 +69,11 @@ class Config(Settings):
             stage.expectations in (None, "off") for stage in self.train.stages
         ):
             return self
-        # A class has one expectation, which starts from a single center in the memory of the device.
-        needed = {"sub_centers": 1, "placement": "device"}
-        for key, value in needed.items():
-            if getattr(head, key) != value:
-                raise ValueError(
-                    f"head.expectations cannot be combined with head.{key}: {getattr(head, key)}; use {value}, or set "
-                    "expectations to off in the section head and in all stages"
-                )
+        if head.placement != "device":
+            raise ValueError(
+                f"head.expectations cannot be combined with head.placement: {head.placement}; use device, or set "
+                "expectations to off in the section head and in all stages"
+            )
         return self
 
     @model_validator(mode="after")

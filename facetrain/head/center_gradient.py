@@ -1,6 +1,6 @@
 """Gradient of the class centers: of one chunk, as the backward pass leaves it, or summed over micro-batches."""
 
-# S rows of a step   D columns of a row   R centers: S times the sub-centers   G gathered batch
+# S rows of a step   C classes of a chunk   D embedding   G gathered batch
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class UnfinishedGradient(NamedTuple):
     The update in one pass adds the contributions of the target classes and removes the component along each center.
     """
 
-    product_RD: Tensor
+    product_CD: Tensor
     """In float32 or bfloat16."""
     target_grad_GD: Tensor
     """Contribution of each sample to the gradient of its target center; float32."""
     sample_G: Tensor
     """Samples in the order of their target centers, int64."""
-    first_R1: Tensor
-    """Samples `sample_G[first_R1[r] : first_R1[r + 1]]` have the target center r; int32 (R + 1,)."""
+    first_C1: Tensor
+    """Samples `sample_G[first_C1[c] : first_C1[c + 1]]` have the target center c; int32 (C + 1,)."""
 
 
 class AccumulatedGradient:

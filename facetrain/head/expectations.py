@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from facetrain.head import softmax
 from facetrain.head.class_centers import RowTables
 from facetrain.head.head_run import HeadStage
 from facetrain.head.margins.base import Margin
@@ -86,7 +87,7 @@ class ExpectationPass:
     def __init__(self, sweep: ClassSweep, *, moving: bool) -> None:
         """Take the sweep over the table of the expectations; `moving`: they follow the embeddings."""
         self._sweep, self._moving = sweep, moving
-        self._inverse_norm_R: Tensor
+        self._inverse_norm_S: Tensor
         self._target: TargetClass
         self._factor_GD: Tensor
         self._logit_G: Tensor
@@ -98,14 +99,14 @@ class ExpectationPass:
         `factor_GD` are the unit embeddings in the dtype of the matrix products.
         """
         sweep = self._sweep
-        # Without norms and sub-centers: a class has one expectation, and the margin on it is a constant.
+        # Without norms: the margin on the expectation is a constant.
         target = find_target(unit_GD, None, sweep.sampled, sweep.weight, sweep.margin)
         # Without the target's logit: the sum is over the negatives.
-        begin_PG = sweep.loss.begin(torch.full_like(target.cos_G, -torch.inf))
-        statistics_PG, self._inverse_norm_R = sweep.statistics(begin_PG, factor_GD, target)
+        begin_PG = softmax.begin(torch.full_like(target.cos_G, -torch.inf))
+        statistics_PG, self._inverse_norm_S = sweep.statistics(begin_PG, factor_GD, target)
         logit_G, statistics_WPG = exchange_statistics(statistics_PG, target.logit(sweep.margin.scale))
         self._target, self._factor_GD, self._logit_G = target, factor_GD, logit_G
-        self._log_ratio_G = sweep.loss.join(statistics_WPG, logit_G)[0]
+        self._log_ratio_G = softmax.join(statistics_WPG, logit_G)[0]
         return self._log_ratio_G
 
     def embedding_gradient(self, loss_G: Tensor) -> Tensor:
@@ -115,8 +116,8 @@ class ExpectationPass:
         slope_G = -(self._log_ratio_G - loss_G).exp() * target.with_margin.by_cos_G
         grad_GD = target.center_GD * torch.where(target.is_local_G, slope_G, 0)[:, None]
         # By a negative's logit z it is exp(z − z_y) / (1 + A + B), and the loss is the logarithm of the denominator.
-        for _, chunk in sweep.chunks(self._factor_GD, target, self._inverse_norm_R):
-            grad_GD += chunk.embedding_gradient(chunk.slopes(sweep.loss, self._logit_G + loss_G))
+        for _, chunk in sweep.chunks(self._factor_GD, target, self._inverse_norm_S):
+            grad_GD += chunk.embedding_gradient(chunk.slopes(self._logit_G + loss_G))
             del chunk
         return grad_GD
 

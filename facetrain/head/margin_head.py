@@ -21,7 +21,6 @@ from facetrain.head.class_chunk import Chunk, FusedChunk, default_chunk_size, fu
 from facetrain.head.class_shard import shard_classes
 from facetrain.head.expectations import Expectations
 from facetrain.head.head_run import HeadRun, HeadStage
-from facetrain.head.losses import Softmax
 from facetrain.head.margins.base import build_margin
 from facetrain.head.margins.combined import CombinedMargin
 from facetrain.head.row_file import Layout
@@ -77,13 +76,11 @@ class MarginHead(BaseHead):
             optim,
             self.device,
             seed=key_of(run.seed, 1),
-            one_pass=one_pass_available(optim, settings, self.device, embedding_size),
-            sub_centers=settings.sub_centers,
+            one_pass=one_pass_available(optim, self.device, embedding_size),
         )
         self._gradient = AccumulatedGradient()
         self._sampler = self._build_sampler()
-        self._loss = Softmax()
-        fused = fused_chunks_available(self.device, self.margin, settings.sub_centers, run.product_dtype)
+        fused = fused_chunks_available(self.device, self.margin, run.product_dtype)
         self.chunk_type: type[Chunk] = FusedChunk if fused else Chunk
         self._nearest = NearestCount()
         self._step = 0
@@ -102,7 +99,7 @@ class MarginHead(BaseHead):
     def _allocate_tables(self) -> RowTables:
         """Return the tables of the centers and of the optimizer's moments."""
         settings, run = self._settings, self._run
-        columns, dtype = settings.sub_centers * self.embedding_size, getattr(torch, settings.weight_dtype)
+        columns, dtype = self.embedding_size, getattr(torch, settings.weight_dtype)
         moments: Layout = {}
         if run.trained:
             moments = moment_layout(self._optim, columns, getattr(torch, settings.momentum_dtype))
@@ -170,7 +167,6 @@ class MarginHead(BaseHead):
         sweep = ClassSweep(
             sampled=sampled,
             margin=self.margin,
-            loss=self._loss,
             classes_per_chunk=self._classes_per_chunk(global_batch),
             chunk_type=self.chunk_type,
             take_gradient=self._take_gradient(sampled),
@@ -230,10 +226,7 @@ class MarginHead(BaseHead):
         if self._settings.chunk_size != "auto":
             return self._settings.chunk_size
         # By the global batch and not by the rows that this head has got: accumulated chunks must have the same bounds.
-        sub_centers = self._settings.sub_centers
-        return default_chunk_size(
-            global_batch * sub_centers, self.embedding_size * sub_centers, self.device.type
-        )
+        return default_chunk_size(global_batch, self.embedding_size, self.device.type)
 
     def _take_gradient(self, sampled: SampledClasses) -> TakeGradient | None:
         """Return the function that takes the gradient of a chunk's centers; None if they are not trained."""

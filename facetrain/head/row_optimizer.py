@@ -18,7 +18,6 @@ from facetrain.errors import ConfigError
 from facetrain.head.center_gradient import UnfinishedGradient
 from facetrain.head.class_centers import Rows, RowTable
 from facetrain.head.row_file import Layout
-from facetrain.head.settings import HeadSettings
 from facetrain.head.stochastic_rounding import INT8_BLOCK, Noise
 from facetrain.optim.settings import OptimSettings
 
@@ -62,11 +61,10 @@ class RowOptimizer:
         *,
         seed: int = 0,
         one_pass: bool = False,
-        sub_centers: int = 1,
     ) -> None:
         """Take the settings; `one_pass`: update by the kernel that `one_pass_available` has checked."""
         self._settings, self._device, self._seed = settings, device, seed
-        self.one_pass, self._sub_centers = one_pass, sub_centers
+        self.one_pass = one_pass
         self.begin_step(0, 0, lr=0.0)
 
     def begin_step(self, step: int, rank: int, *, lr: float) -> None:
@@ -117,7 +115,6 @@ class RowOptimizer:
             lr=self._lr,
             momentum=self._settings.momentum,
             weight_decay=self._settings.weight_decay,
-            sub_centers=self._sub_centers,
         )
         if copied:
             for name, table in tables.items():
@@ -170,13 +167,9 @@ class RowOptimizer:
             weight.add_(direction, alpha=-self._lr)
 
 
-def one_pass_available(
-    optim: OptimSettings, head: HeadSettings, device: torch.device, embedding_size: int
-) -> bool:
+def one_pass_available(optim: OptimSettings, device: torch.device, embedding_size: int) -> bool:
     """Return whether the Triton kernel can update these centers: SGD on a GPU of compute capability 8.0 or higher."""
-    # A scale of int8 momentum that spans several centers would be computed by several programs.
-    shared_scale = head.momentum_dtype == "int8" and head.sub_centers > 1 and embedding_size % INT8_BLOCK != 0
-    if optim.name != "sgd" or shared_scale or not can_run_kernels(device):
+    if optim.name != "sgd" or not can_run_kernels(device):
         return False
     from facetrain.head.kernels.center_update import LARGEST_SIZE
 

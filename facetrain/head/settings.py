@@ -63,9 +63,6 @@ class HeadSettings(Settings):
     must have the same identities. extend: the centers of that model, and random ones for the further identities of
     the dataset."""
     margin: MarginSettings = MarginSettings()
-    sub_centers: Positive = 1
-    """Number of centers per identity, of which the nearest one counts (Sub-center ArcFace, published with 3). Memory
-    and time grow with it."""
     sample_rate: Probability = 1.0
     """Fraction of the classes that take part in a step (Partial FC). 1: all classes. 0: only the classes of the
     batch."""

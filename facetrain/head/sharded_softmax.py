@@ -13,7 +13,7 @@ products only. The target cosine, to which the margin is applied, is always comp
 """
 
 # G gathered batch   D embedding   K this rank's classes   S sampled of K   C classes of a chunk
-# N sub-centers of a class   W world size   P statistics per sample
+# W world size   P statistics per sample
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from torch import Tensor
 
 from facetrain.device.profiler_ranges import profiler_range
 from facetrain.distributed import collectives
+from facetrain.head import softmax
 from facetrain.head.center_gradient import UnfinishedGradient
 from facetrain.head.class_centers import Rows, RowTable
-from facetrain.head.class_chunk import BackwardInputs, Chunk, order_targets
-from facetrain.head.losses import Softmax
+from facetrain.head.class_chunk import BackwardInputs, Chunk
 from facetrain.head.margins.base import Margin
 from facetrain.head.sampling import SampledClasses
 from facetrain.head.target import TargetClass, find_target
@@ -37,7 +37,7 @@ from facetrain.head.target import TargetClass, find_target
 TakeGradient = Callable[[Rows, Tensor | UnfinishedGradient, Tensor], None]
 """Called in the backward pass with a chunk's rows, their gradient, and whether the loss is finite.
 
-The gradient is (C, N·D), or with `ClassSweep.one_pass` what the update in one pass makes it from.
+The gradient is (C, D), or with `ClassSweep.one_pass` what the update in one pass makes it from.
 """
 
 
@@ -60,7 +60,6 @@ class ClassSweep:
 
     sampled: SampledClasses
     margin: Margin
-    loss: Softmax
     classes_per_chunk: int
     chunk_type: type[Chunk]
     take_gradient: TakeGradient | None
@@ -92,43 +91,34 @@ class ClassSweep:
         """Table of the centers."""
         return self.sampled.tables.by_name[self.table]
 
-    def sub_centers(self, unit_GD: Tensor) -> int:
-        """Return the number of centers in a row of the table, N."""
-        return self.weight.data.shape[1] // unit_GD.shape[1]
-
     def chunks(
-        self, unit_GD: Tensor, target: TargetClass, inverse_norm_R: Tensor | None = None
+        self, unit_GD: Tensor, target: TargetClass, inverse_norm_S: Tensor | None = None
     ) -> Iterator[tuple[Rows, Chunk]]:
         """Yield each chunk with its rows of the table.
 
-        `inverse_norm_R` has 1 / |w| of all centers in the backward pass; it is None in the forward pass.
+        `inverse_norm_S` has 1 / |w| of all centers in the backward pass; it is None in the forward pass.
         """
         for start in range(0, self.size, self.classes_per_chunk):
+            stop, index_S = min(start + self.classes_per_chunk, self.size), self.sampled.index_S
+            rows: Rows = slice(start, stop) if index_S is None else index_S[start:stop]
+            inverse_norm_C = None if inverse_norm_S is None else inverse_norm_S[start:stop]
             # Not assigned to a name here: it would keep the chunk's memory until the next one exists.
-            yield self._chunk(start, unit_GD, target, inverse_norm_R)
-
-    def _chunk(
-        self, start: int, unit_GD: Tensor, target: TargetClass, inverse_norm_R: Tensor | None
-    ) -> tuple[Rows, Chunk]:
-        stop, index_S = min(start + self.classes_per_chunk, self.size), self.sampled.index_S
-        rows: Rows = slice(start, stop) if index_S is None else index_S[start:stop]
-        if inverse_norm_R is not None:
-            sub_centers = self.sub_centers(unit_GD)
-            inverse_norm_R = inverse_norm_R[start * sub_centers : stop * sub_centers]
-        weight_CX = self.weight.fetch(rows)
-        return rows, self.chunk_type(unit_GD, weight_CX, target, self.margin, start, inverse_norm_R)
+            yield (
+                rows,
+                self.chunk_type(unit_GD, self.weight.fetch(rows), target, self.margin, start, inverse_norm_C),
+            )
 
     def statistics(
         self, statistics_PG: Tensor, factor_GD: Tensor, target: TargetClass
     ) -> tuple[Tensor, Tensor]:
         """Return the loss's statistics (P, G) with all classes of this rank added, and 1 / |w| of all centers."""
-        # Kept for the backward pass: R numbers save it a pass over the centers.
-        inverse_norm_R = target.cos_G.new_empty(self.size * self.sub_centers(factor_GD))
+        # Kept for the backward pass: S numbers save it a pass over the centers.
+        inverse_norm_S = target.cos_G.new_empty(self.size)
         for _, chunk in self.chunks(factor_GD, target):
-            statistics_PG = chunk.add_to(statistics_PG, self.loss)
-            chunk.store_inverse_norms(inverse_norm_R)
+            statistics_PG = chunk.add_to(statistics_PG)
+            chunk.store_inverse_norms(inverse_norm_S)
             del chunk  # or its memory would be held while the next chunk is made
-        return statistics_PG, inverse_norm_R
+        return statistics_PG, inverse_norm_S
 
 
 def sharded_cross_entropy(unit_GD: Tensor, norm_G: Tensor | None, sweep: ClassSweep) -> Tensor:
@@ -151,11 +141,11 @@ class _CrossEntropy(torch.autograd.Function):
         factor_GD = unit_GD.to(sweep.product_dtype or unit_GD.dtype)
         logit_G = target.logit(sweep.margin.scale)
         # One pass over the classes of this rank. A chunk's logits are reduced to two numbers per sample, and freed.
-        statistics_PG, inverse_norm_R = sweep.statistics(sweep.loss.begin(logit_G), factor_GD, target)
+        statistics_PG, inverse_norm_S = sweep.statistics(softmax.begin(logit_G), factor_GD, target)
         # The message of the loss: a few numbers per sample, instead of logits to all classes. From here on every
         # rank computes the same from the same numbers, and no loss has to be sent.
         logit_G, statistics_WPG = exchange_statistics(statistics_PG, logit_G)
-        loss_G, joined_G = sweep.loss.join(statistics_WPG, logit_G)
+        loss_G, joined_G = softmax.join(statistics_WPG, logit_G)
         first_loss_G = loss_G
         if sweep.second_anchor is not None:
             # log(1 + A + B) from log(1 + A) and log B. The slope of a negative is then exp(z − z_y) / (1 + A + B),
@@ -165,7 +155,7 @@ class _CrossEntropy(torch.autograd.Function):
         if sweep.count_nearest:
             # A margin only lowers the target logit, so the largest logit belongs to a negative, or to the target.
             # The statistics have the largest logit anyway: the top-1 share costs no further pass.
-            largest_G = sweep.loss.largest_logit(statistics_WPG)
+            largest_G = softmax.largest_logit(statistics_WPG)
             is_nearest_G = target.is_local_G & (target.cos_G * sweep.margin.scale >= largest_G)
             sweep.count_nearest(is_nearest_G.sum(), len(is_nearest_G))
         loss = (loss_G * (1 / len(loss_G))).sum()
@@ -173,7 +163,7 @@ class _CrossEntropy(torch.autograd.Function):
             loss += penalty[0].mean()
         # The finite flag stays on the device, where the update reads it.
         ctx.save_for_backward(unit_GD, norm_G, factor_GD, logit_G, joined_G, torch.isfinite(loss))
-        ctx.sweep, ctx.target, ctx.inverse_norm_R = sweep, target, inverse_norm_R
+        ctx.sweep, ctx.target, ctx.inverse_norm_S = sweep, target, inverse_norm_S
         ctx.losses = None if sweep.second_anchor is None else (first_loss_G, loss_G)
         return loss
 
@@ -190,7 +180,7 @@ class _CrossEntropy(torch.autograd.Function):
         # Derivatives of the step's loss: by a sample's cosines with slope 1, by its target cosine after the margin,
         # and by its target cosine before it.
         by_cos = weight * sweep.margin.scale
-        slope_G = sweep.loss.target_slope(logit_G, joined_G)
+        slope_G = softmax.target_slope(logit_G, joined_G)
         if ctx.losses is not None:
             # The target center's fraction of log(1 + A + B) alone: −A / (1 + A + B), with 1 + A = exp(first loss).
             first_loss_G, loss_G = ctx.losses
@@ -201,28 +191,29 @@ class _CrossEntropy(torch.autograd.Function):
             weighted_GD=(unit_GD * by_cos).to(factor_GD.dtype),
             # Apart from the product: the target's slope has the margin's derivative, and is not rounded to 16 bits.
             target_grad_GD=(by_target_G * target.inverse_norm_G)[:, None] * unit_GD,
-            target_order=order_targets(target, sweep.sub_centers(unit_GD)) if sweep.one_pass else None,
+            # Stable, so that samples of one center are always added in the same order.
+            target_order=target.position_G.sort(stable=True) if sweep.one_pass else None,
         )
         # The logits of the forward pass are computed again: all of them at once would need G · S numbers.
         grad_GD = torch.zeros_like(unit_GD)
         if sweep.second_anchor is not None:
             grad_GD += sweep.second_anchor.embedding_gradient(ctx.losses[1])
             sweep.second_anchor.update(unit_GD, finite)
-        for rows, chunk in sweep.chunks(factor_GD, target, ctx.inverse_norm_R):
+        for rows, chunk in sweep.chunks(factor_GD, target, ctx.inverse_norm_S):
             if sweep.take_gradient is None:
-                grad_GD += chunk.embedding_gradient(chunk.slopes(sweep.loss, joined_G))
+                grad_GD += chunk.embedding_gradient(chunk.slopes(joined_G))
                 del chunk
                 continue
             gradients = chunk.unfinished_gradients if sweep.one_pass else chunk.gradients
             # Both gradients are of the centers as the forward pass has seen them.
-            added_GD, grad_CX = gradients(chunk.slopes(sweep.loss, joined_G), inputs)
+            added_GD, grad_CD = gradients(chunk.slopes(joined_G), inputs)
             grad_GD += added_GD
             del chunk, gradients, added_GD  # or their memory would be held while the next chunk is made
             # Now the centers of this chunk may change: no later chunk reads them, and `target` holds copies of the
             # target centers. Their gradient is freed at once; the gradient of all centers never exists, if the head
             # updates here.
-            sweep.take_gradient(rows, grad_CX, finite)
-            del grad_CX
+            sweep.take_gradient(rows, grad_CD, finite)
+            del grad_CD
         # This factor is the same for all chunks: once here, instead of once per logit.
         grad_GD.mul_(by_cos).add_(target.center_GD * by_target_G[:, None])
         grad_norm_G = _norm_gradient(norm_G, by_margin_G, target, sweep, grad_loss)

@@ -1,6 +1,6 @@
 """Target class of each sample: its center, its cosine in full precision, the margin on it, how often it is nearest."""
 
-# G gathered batch   D embedding   K this rank's classes   S sampled of K   N sub-centers of a class
+# G gathered batch   D embedding   K this rank's classes   S sampled of K
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ class TargetClass:
     """Position of the target class among the S classes that take part; −1 if it is on another rank."""
     is_local_G: Tensor
     """True if this rank holds the target class."""
-    nearest_G: Tensor
-    """Nearest sub-center of the target class; 0 with one center per class."""
     cos_G: Tensor
     """Target cosine before the margin; 0 if it is on another rank, unless the margin needs all of them."""
     center_GD: Tensor
@@ -61,30 +59,25 @@ def find_target(
 ) -> TargetClass:
     """Compute the cosine of each unit embedding to its target center, and apply the margin.
 
-    With sub-centers the nearest one is the target center. Collective if the margin needs all target cosines: an
-    all-reduce of one number per sample.
+    Collective if the margin needs all target cosines: an all-reduce of one number per sample.
     """
     position_G, index_S = sampled.position_G, sampled.index_S
     # Everything below is computed for the whole batch, also where another rank has the class: to select the samples
     # of this rank, the host would have to wait for the device to count them.
     is_local_G = position_G >= 0
     center_GD, inverse_norm_G = torch.zeros_like(unit_GD), unit_GD.new_ones(len(unit_GD))
-    cos_G, nearest_G = unit_GD.new_zeros(len(unit_GD)), torch.zeros_like(position_G)
+    cos_G = unit_GD.new_zeros(len(unit_GD))
     # A rank without classes in the step has no row to use in place of the others' targets.
     if len(weight.data if index_S is None else index_S):
         rows = target_rows(position_G, index_S) if sampled.target_row_G is None else sampled.target_row_G
-        weight_GND = weight.fetch(rows).to(unit_GD.dtype).unflatten(1, (-1, unit_GD.shape[1]))
+        weight_GD = weight.fetch(rows).to(unit_GD.dtype)
         # In the precision of the embeddings, whatever the dtype of the large products: the slope of an angular margin
         # grows without bound near a cosine of 1.
-        inverse_GN = torch.linalg.vector_norm(weight_GND, dim=2).clamp_min(1e-12).reciprocal()
-        cos_GN = torch.einsum("gd,gnd->gn", unit_GD, weight_GND) * inverse_GN
-        nearest_G = cos_GN.argmax(1)
-        # The nearest sub-center gives the cosine, its center and its norm; the gradient goes to it alone.
-        nearest = torch.arange(len(unit_GD), device=unit_GD.device), nearest_G
-        inverse_norm_G = inverse_GN[nearest]
-        center_GD = torch.where(is_local_G[:, None], weight_GND[nearest] * inverse_norm_G[:, None], 0)
+        inverse_norm_G = torch.linalg.vector_norm(weight_GD, dim=1).clamp_min(1e-12).reciprocal()
+        center_GD = torch.where(is_local_G[:, None], weight_GD * inverse_norm_G[:, None], 0)
         # Rounding can leave [−1, 1], where arccos is NaN.
-        cos_G = torch.where(is_local_G, cos_GN[nearest].clamp(-1, 1), 0)
+        cos_G = (torch.linalg.vecdot(unit_GD, weight_GD) * inverse_norm_G).clamp(-1, 1)
+        cos_G = torch.where(is_local_G, cos_G, 0)
     if margin.needs_all_target_cosines:
         # All ranks but one add 0.
         cos_G = collectives.sum_(cos_G)
@@ -93,7 +86,6 @@ def find_target(
     return TargetClass(
         position_G,
         is_local_G,
-        nearest_G,
         cos_G,
         center_GD,
         inverse_norm_G,

@@ -160,7 +160,7 @@ def _initialize_part(part: HeadPart, centers: SavedCenters, path: Path) -> None:
         if rows.shape[1] != weight.shape[1]:
             raise ModelError(
                 f"{path}: its centers have {rows.shape[1]:,} numbers, the centers of the head {weight.shape[1]:,}; "
-                "set model.embedding_size and head.sub_centers as in the other run"
+                "set model.embedding_size as in the other run"
             )
         weight[start - first : stop - first].copy_(rows)
 

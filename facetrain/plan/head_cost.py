@@ -62,17 +62,12 @@ class HeadLoad:
         return min(round(rate * self.rows + (1 - rate) * positive), self.rows)
 
     @property
-    def width(self) -> int:
-        """Numbers of all centers of one class."""
-        return self.embedding_size * self.settings.sub_centers
-
-    @property
     def chunk(self) -> int:
         """Classes whose logits exist at a time."""
         if self.settings.chunk_size != "auto":
             return min(self.settings.chunk_size, self.sampled)
-        logits = self.global_batch * self.settings.sub_centers
-        return min(default_chunk_size(logits, self.width, "cuda" if self.cuda else "cpu"), self.sampled)
+        chunk = default_chunk_size(self.global_batch, self.embedding_size, "cuda" if self.cuda else "cpu")
+        return min(chunk, self.sampled)
 
 
 class HeadWork(NamedTuple):
@@ -124,11 +119,11 @@ def head_work(load: HeadLoad) -> HeadWork:
     held = _gathered_embeddings(load) + (16 * load.sampled if samples else 0)
     accumulated = update = 0
     if load.trained and not load.updates_in_backward:
-        numbers, per_number = load.sampled * load.width, 4 + _update_bytes_per_number(load)
+        numbers, per_number = load.sampled * load.embedding_size, 4 + _update_bytes_per_number(load)
         # Micro-batches differ in their positive classes. With sampling, the gradient of each is kept until the end of
         # the step and joined there; otherwise they are added up.
         accumulated = 4 * numbers * (micro_batches if samples else 1)
-        update = 4 * numbers + load.chunk * load.width * per_number
+        update = 4 * numbers + load.chunk * load.embedding_size * per_number
         if samples:
             update = numbers * max(4 * (2 * micro_batches + 1), 4 + per_number)
     return HeadWork(held + _chunk_peak(load) + accumulated, accumulated, update)
@@ -170,12 +165,9 @@ def _gathered_embeddings(load: HeadLoad) -> int:
 def _chunk_peak(load: HeadLoad) -> int:
     """Return the peak of one chunk: in its products, in its gradient, or in its update."""
     logit_count = load.global_batch * load.chunk
-    slopes = logit_count * load.settings.sub_centers * (_narrow_bytes(load) or 4)
-    logits = logit_count * load.settings.sub_centers * (4 + _narrow_bytes(load))
-    if load.settings.sub_centers > 1:
-        # int64: the nearest sub-center; float32: its logit.
-        logits += logit_count * (8 + 4)
-    numbers = load.chunk * load.width
+    slopes = logit_count * (_narrow_bytes(load) or 4)
+    logits = logit_count * (4 + _narrow_bytes(load))
+    numbers = load.chunk * load.embedding_size
     factor = _narrow_bytes(load) if load.settings.weight_dtype == "float32" else 0
     converted = 4 if load.settings.weight_dtype == "bfloat16" else 0
     # With sampling, a gradient that waits for the end of the step is kept as it is; without, it
@@ -185,7 +177,7 @@ def _chunk_peak(load: HeadLoad) -> int:
     # The product of gradient and center, before it is summed over each row.
     product = 4 if load.trained else 0
     held = numbers * (_copied_bytes(load) + factor)
-    # A product in float32 on a CPU copies its first factor if that is transposed, see `head.products`.
+    # A product in float32 on a CPU copies its first factor if that is transposed, see `head.class_chunk`.
     transposed = slopes if load.trained and not load.cuda and not _narrow_bytes(load) else 0
     # Random bits for stochastic rounding, drawn once per step for the largest chunk.
     noise = 0 if load.settings.weight_dtype == load.settings.momentum_dtype == "float32" else 4 * numbers

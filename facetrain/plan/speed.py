@@ -134,7 +134,7 @@ def head_seconds(load: HeadLoad, device: Device) -> float:
     memory = device.memory_bytes * _MEMORY_EFFICIENCY
     numbers = load.sampled * load.embedding_size
     # `head.class_chunk.fused_chunks_available` also requires a margin for which there are kernels.
-    fused = load.product_bytes == 2 and load.settings.sub_centers == 1 and device.has_bf16
+    fused = load.product_bytes == 2 and device.has_bf16
     moved = logits * (_BYTES_PER_FUSED_LOGIT if fused else _BYTES_PER_LOGIT)
     one_pass = device.has_bf16 and load.optim.name == "sgd"
     moved += numbers * moved_per_number(load, one_pass=one_pass)

@@ -23,7 +23,6 @@ _HEADS: tuple[dict[str, Any], ...] = (
     {"sample_rate": 0.3},
     {"weight_dtype": "bfloat16", "momentum_dtype": "bfloat16"},
     {"weight_dtype": "bfloat16", "momentum_dtype": "int8", "sample_rate": 0.3},
-    {"sub_centers": 3},
 )
 """Settings with which the update of the centers is another variant of its kernel."""
 _MOST_TIMES, _ROUNDING = 4.0, 2e-3

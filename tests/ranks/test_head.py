@@ -76,7 +76,7 @@ def train_dense(name, rate):
     net = make_net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     oracle = HEADS[name].oracle(CLASSES, rate)
-    head = small_head(margin=combined(scale=64.0), sub_centers=HEADS[name].columns)
+    head = small_head(margin=combined(scale=64.0))
     weight = head.weight.data.clone().requires_grad_()
     momentum = torch.zeros_like(weight)
     losses = []

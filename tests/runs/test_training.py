@@ -141,7 +141,7 @@ def interrupt(folder, describe, step, options):
     [
         {"sample_rate": 0.3, "head": "placement: host"},
         {"sample_rate": 0.3, "head": "placement: disk, momentum_dtype: int8, weight_dtype: bfloat16"},
-        {"margin": "adaface", "head": "sub_centers: 2"},
+        {"margin": "adaface"},
     ],
 )
 def test_a_run_killed_anywhere_and_resumed_records_what_the_uninterrupted_one_does(

@@ -49,7 +49,6 @@ SETTINGS = [
     Setting("CurricularFace", changes={_MARGIN: "curricularface"}),
     Setting("MagFace", changes={_MARGIN: "magface"}),
     Setting("elastic margins", changes={_MARGIN: "elastic_arcface"}),
-    Setting("sub-centers", changes={"head.sub_centers": 3}),
     Setting("ViT, AdamW, dropout", changes=_VIT | {"optim.name": "adamw", "optim.lr": 0.001, "model.dropout": 0.2}),
     Setting("host placement, sampling", changes=_SAMPLED | {"head.placement": "host"}),
     Setting("disk placement, sampling", changes=_SAMPLED | {"head.placement": "disk"}),

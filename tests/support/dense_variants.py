@@ -1,4 +1,4 @@
-"""Test oracles of adaptive margins and sub-centers: all logits, float64, autograd."""
+"""Test oracles of adaptive margins: all logits, float64, autograd."""
 
 from __future__ import annotations
 
@@ -101,14 +101,6 @@ class DenseElasticFace(DenseVariant):
         return cross_entropy(SCALE * with_target(cos, label, target), label)
 
 
-class DenseSubCenters(DenseVariant):
-    def loss(self, embedding, weight, label, classes, step):
-        centers = normalize(weight.view(len(weight), 3, -1), dim=2)
-        cos = torch.einsum("gd,knd->gkn", normalize(embedding), centers).amax(2)
-        target = torch.cos(torch.arccos(target_of(cos, label)) + 0.5)
-        return cross_entropy(SCALE * with_target(cos, label, target), label)
-
-
 @dataclass(frozen=True)
 class Variant:
     """Variant of the head: the options to build it, and its oracle."""
@@ -116,8 +108,6 @@ class Variant:
     margin: dict[str, Any]
     oracle: Callable[[int, float], DenseVariant]
     head: dict[str, Any]
-    columns: int = 1
-    """Centers per class."""
 
     def margin_arguments(self) -> dict[str, Any]:
         margin = {"scale": SCALE} | self.margin
@@ -138,12 +128,6 @@ VARIANTS = {
         {"type": "elastic_cosface", "m3": 0.0},
         lambda classes, rate: DenseElasticFace(False, 0.0),
         {},
-    ),
-    "sub-centers": Variant(
-        {"type": "arcface", "m2": 0.5},
-        lambda classes, rate: DenseSubCenters(),
-        {"sub_centers": 3},
-        columns=3,
     ),
 }
 

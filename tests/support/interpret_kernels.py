@@ -84,7 +84,6 @@ UPDATES = {
     "float32, sampled": {"sampled": True},
     "float32, complete gradient": {"finished": True},
     "float32, no momentum": {"momentum": 0.0},
-    "float32, sub-centers": {"sub_centers": 3, "sampled": True, "size": 40},
     "bfloat16": {"dtypes": (torch.bfloat16, torch.bfloat16), "product": torch.bfloat16, "size": 512},
     "bfloat16, sampled": {"dtypes": (torch.bfloat16, torch.bfloat16), "sampled": True},
     "float32 and bfloat16": {"dtypes": (torch.float32, torch.bfloat16), "product": torch.bfloat16},
@@ -95,14 +94,14 @@ UPDATES = {
 
 
 def update_errors(
-    *, dtypes=(torch.float32, torch.float32), product=torch.float32, size=24, sub_centers=1, momentum=0.9,
+    *, dtypes=(torch.float32, torch.float32), product=torch.float32, size=24, momentum=0.9,
     sampled=False, finished=False,
 ):  # fmt: skip
     """Update centers by the kernel, by PyTorch's operations and in float64, and return the differences."""
     generator = torch.Generator().manual_seed(size)
-    total, samples, width = 41, 9, sub_centers * size
+    total, samples = 41, 9
     settings = OptimSettings(momentum=momentum, weight_decay=0.01)
-    layout = {"weight": (width, dtypes[0]), **moment_layout(settings, width, dtypes[1])}
+    layout = {"weight": (size, dtypes[0]), **moment_layout(settings, size, dtypes[1])}
     tables = allocate_tables(layout, total, DEVICE)
     for name, table in tables.by_name.items():
         drawn = torch.randn(table.data.shape, generator=generator)
@@ -110,7 +109,7 @@ def update_errors(
         table.data.copy_(drawn.clamp(-127, 127))
     rows = torch.tensor([0, 2, 3, 7, 11, 12, 30, 40]) if sampled else slice(5, 36)
     index = rows if sampled else torch.arange(5, 36)
-    centers = len(index) * sub_centers
+    centers = len(index)
     raw = torch.randn(centers, size, generator=generator).to(product)
     target_grad = torch.randn(samples, size, generator=generator)
     # Some samples share a center, some have theirs in another chunk or on another rank.
@@ -119,14 +118,14 @@ def update_errors(
     first = torch.searchsorted(center, torch.arange(centers + 1), out_int32=True)
 
     def as_centers(name):
-        return tables.by_name[name].fetch(index.to(DEVICE)).cpu().double().view(centers, size)
+        return tables.by_name[name].fetch(index.to(DEVICE)).cpu().double()
 
     before = {name: table.data.clone() for name, table in tables.by_name.items()}
     w, g = as_centers("weight"), raw.double()
     inside = (target >= 0) & (target < centers)
     g = g.index_add(0, target[inside], target_grad[inside].double())
     g -= w * ((g * w).sum(1) / w.square().sum(1))[:, None]
-    complete = g.float().view(len(index), width)
+    complete = g.float()
     g += 0.01 * w
     if momentum:
         g += momentum * as_centers("momentum")
@@ -141,7 +140,7 @@ def update_errors(
     plain._noise = Noise(5, DEVICE)
     plain.update(by_torch.by_name, on, complete.to(DEVICE), yes)
     data = {name: table.data for name, table in tables.by_name.items()}
-    options = {"lr": 0.1, "momentum": momentum, "weight_decay": 0.01, "sub_centers": sub_centers}
+    options = {"lr": 0.1, "momentum": momentum, "weight_decay": 0.01}
     update_centers(data, on, given, ~yes, Noise(5, DEVICE), **options)
     is_changed_if_skipped = not all(torch.equal(table, before[name]) for name, table in data.items())
     update_centers(data, on, given, yes, Noise(5, DEVICE), **options)

@@ -1,7 +1,7 @@
 """Triton kernel that updates a chunk of class centers in one pass over their memory.
 
 A tile holds whole centers, so everything that an update needs of a center happens in registers: the gradient of the
-matrix product (R, D) gets the contributions of the samples whose target the center is, loses its component along the
+matrix product (C, D) gets the contributions of the samples whose target the center is, loses its component along the
 center (cos = e·w/|w| does not depend on |w|), and enters SGD with momentum and weight decay:
 
     g ← h − w (w·h)/|w|² + λ·w      m ← μ·m + g      w ← w − lr·m
@@ -11,7 +11,7 @@ stochastic rounding, by the same random integers as `stochastic_rounding`, compu
 two runs give equal bits.
 """
 
-# K rows of a table   R centers of a chunk   D embedding   N sub-centers of a row   G gathered batch
+# K rows of a table   C classes of a chunk   D embedding   G gathered batch
 
 from __future__ import annotations
 
@@ -41,31 +41,29 @@ def update_centers(
     lr: float,
     momentum: float,
     weight_decay: float,
-    sub_centers: int = 1,
 ) -> None:
     """Update centers in place by SGD.
 
     Args:
-        tables: contiguous tables (K, N·D) on the device: "weight" in float32 or bfloat16; with momentum "momentum" in
+        tables: contiguous tables (K, D) on the device: "weight" in float32 or bfloat16; with momentum "momentum" in
             float32, bfloat16 or int8, and for int8 "momentum_scale" (K, blocks), float32.
-        rows: rows of the tables, as a slice or an ascending index without repetitions; R = rows · N.
-        gradient: complete, float32 (rows, N·D), or unfinished.
+        rows: rows of the tables, as a slice or an ascending index without repetitions.
+        gradient: complete, float32 (C, D), or unfinished.
         valid: bool scalar on the device. If it is false, nothing changes.
         noise: random integers for stochastic rounding.
         lr: learning rate.
         momentum: factor on the momentum, without effect if there is no such table.
         weight_decay: factor on the centers in their gradient.
-        sub_centers: centers of a row, N.
     """
     weight, velocity, scale = (tables.get(name) for name in ("weight", "momentum", "momentum_scale"))
     assert weight is not None, "a table of centers is required"
-    size = weight.shape[1] // sub_centers
+    size = weight.shape[1]
     if isinstance(gradient, Tensor):
-        gradient_RD = gradient.contiguous().view(-1, size)
-        targets = [gradient_RD] * 3  # not read
+        gradient_CD = gradient.contiguous()
+        targets = [gradient_CD] * 3  # not read
     else:
-        gradient_RD, *targets = gradient
-    assert all(table.is_contiguous() for table in (*tables.values(), gradient_RD)), (
+        gradient_CD, *targets = gradient
+    assert all(table.is_contiguous() for table in (*tables.values(), gradient_CD)), (
         "the kernel knows no strides"
     )
     block = triton.next_power_of_2(size)
@@ -78,16 +76,16 @@ def update_centers(
     ]
     launch(
         _update,
-        (ceil_divide(len(gradient_RD), tile),),
+        (ceil_divide(len(gradient_CD), tile),),
         _bits(weight),
         _bits(weight if velocity is None else velocity),
         weight if scale is None else scale,
-        _bits(gradient_RD),
-        gradient_RD if index is None else index,
+        _bits(gradient_CD),
+        gradient_CD if index is None else index,
         *targets,
         valid.view(torch.uint8),
         rows.start if isinstance(rows, slice) else 0,
-        len(gradient_RD),
+        len(gradient_CD),
         # Triton compiles again for an integer.
         float(lr),
         float(momentum),
@@ -95,8 +93,7 @@ def update_centers(
         *noise.keys,
         *constants,
         D=size,
-        N=sub_centers,
-        B=1 if scale is None else scale.shape[1] // sub_centers,
+        B=1 if scale is None else scale.shape[1],
         # Numbers that share a scale of int8 momentum: a block, or a whole center.
         W=INT8_BLOCK if size % INT8_BLOCK == 0 else block,
         has_momentum=velocity is not None,
@@ -105,7 +102,7 @@ def update_centers(
         BR=tile,
         BD=block,
         num_warps=_WARPS,
-        moved=_bytes_moved(tables, index, gradient, len(gradient_RD) // sub_centers),
+        moved=_bytes_moved(tables, index, gradient, len(gradient_CD)),
     )
 
 
@@ -156,7 +153,7 @@ def _write(table, place, exists, value, noise):
 @triton.jit(
     do_not_specialize=[
         "start",
-        "R",
+        "C",
         "key_1",
         "key_2",
         "momentum_constant",
@@ -164,28 +161,28 @@ def _write(table, place, exists, value, noise):
     ]  # compiled once
 )
 def _update(
-    weight, momentum, scale, gradient, index, target_gradient, sample, first, valid, start, R, lr, momentum_factor,
+    weight, momentum, scale, gradient, index, target_gradient, sample, first, valid, start, C, lr, momentum_factor,
     weight_decay, key_1, key_2, momentum_constant, weight_constant,
-    D: tl.constexpr, N: tl.constexpr, B: tl.constexpr, W: tl.constexpr, has_momentum: tl.constexpr,
+    D: tl.constexpr, B: tl.constexpr, W: tl.constexpr, has_momentum: tl.constexpr,
     has_index: tl.constexpr, is_unfinished: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     if tl.load(valid) == 0:
         return
     center = tl.program_id(0) * BR + tl.arange(0, BR)
     column = tl.arange(0, BD)
-    exists = (center[:, None] < R) & (column[None, :] < D)
+    exists = (center[:, None] < C) & (column[None, :] < D)
     place = center.to(tl.int64)[:, None] * D + column[None, :]
     if has_index:
-        table_center = tl.load(index + center // N, mask=center < R, other=0) * N + center % N
+        table_center = tl.load(index + center, mask=center < C, other=0)
     else:
-        table_center = center.to(tl.int64) + start.to(tl.int64) * N
+        table_center = center.to(tl.int64) + start.to(tl.int64)
     table_place = table_center[:, None] * D + column[None, :]
     g = _read(gradient, place, exists)
     w = _read(weight, table_place, exists)
 
     if is_unfinished:
-        begin = tl.load(first + center, mask=center < R, other=0)
-        end = tl.load(first + center + 1, mask=center < R, other=0)
+        begin = tl.load(first + center, mask=center < C, other=0)
+        end = tl.load(first + center + 1, mask=center < C, other=0)
         # Few tiles have a target center: the others take no turn of this loop.
         for number in range(tl.max(end - begin, axis=0)):
             present = begin + number < end
@@ -206,7 +203,7 @@ def _update(
             # Blocks of W numbers share a scale: (BR, BD) seen as (BR, BD / W, W).
             block = tl.arange(0, BD // W)
             scale_place = table_center[:, None] * B + block[None, :]
-            scale_exists = (center[:, None] < R) & (block[None, :] < B)
+            scale_exists = (center[:, None] < C) & (block[None, :] < B)
             unit = tl.load(scale + scale_place, mask=scale_exists, other=0.0)
             units = tl.load(momentum + table_place, mask=exists, other=0).to(tl.float32)
             old = tl.reshape(tl.reshape(units, (BR, BD // W, W)) * unit[:, :, None], (BR, BD))

@@ -64,7 +64,7 @@ def build_teacher_centers(
     """Build this rank's part of the head whose class centers come from a teacher; they are random first.
 
     It has the margin, the sampling in all stages and the placement of the trained head, or a head for each dataset as
-    that one, but one float32 center per class, which no gradient changes, and no expectations.
+    that one, but float32 centers, which no gradient changes, and no expectations.
 
     Raises:
         ConfigError: a dataset of a mixture has an invalid margin.
@@ -83,7 +83,7 @@ def build_teacher_centers(
 
 def teacher_settings(head: HeadSettings) -> HeadSettings:
     """Return the settings of the class centers of a teacher, beside a trained head with these settings."""
-    changes = {"sub_centers": 1, "expectations": "off", "weight_dtype": "float32"}
+    changes = {"expectations": "off", "weight_dtype": "float32"}
     return head.model_copy(update=changes)
 
 

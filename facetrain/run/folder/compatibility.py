@@ -23,7 +23,6 @@ _SHAPING_KEYS = (
     "model.widths",
     "model.embedding_size",
     "model.lora",
-    "head.sub_centers",
     "head.momentum_dtype",
     "optim.name",
 )

@@ -133,7 +133,7 @@ def test_an_invalid_file_gives_one_line_that_names_the_place(tmp_path, text, mes
             "data: {train: x, synthetic: {identities: 3}}",
             "data.synthetic is not a key anymore; remove it",
         ),
-        ("head: {sub_centres: 3}", "head.sub_centres is not a key; did you mean sub_centers?"),
+        ("head: {placment: disk}", "head.placment is not a key; did you mean placement?"),
         ("head: {x: 3}", "head.x is not a key; the keys are init_from, margin, "),
         ("optim: {learning_rate: 1}", "optim.learning_rate is not a key; did you mean optim.lr?"),
         ("lr: 1", "lr is not a key; did you mean optim.lr?"),

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from facetrain.errors import DataError
-from facetrain.head.products import product, product_with_transposed, transposed_product
+from facetrain.head.class_chunk import product, product_with_transposed, transposed_product
 from tests.support.dense_head import MARGINS, dense_loss
 from tests.support.heads import combined, head_stage, make_head, make_margin, margin_settings
 from tests.unit.head.helpers import BATCH, CLASSES, SIZE, batch, sample_of, small_head

@@ -1,4 +1,4 @@
-"""Adaptive margins and sub-centers against their papers' equations, in float64."""
+"""Adaptive margins against their papers' equations, in float64."""
 
 import pytest
 import torch
@@ -69,7 +69,7 @@ def test_a_head_with_loaded_state_continues_like_the_saved_one(name):
     assert torch.equal(saved.weight.data, loaded.weight.data)
 
 
-@pytest.mark.parametrize("name", ["sub-centers", "magface"])
+@pytest.mark.parametrize("name", ["arcface", "magface"])
 def test_accumulated_micro_batches_equal_an_update_in_the_backward_pass(name):
     whole, parts = small_head(name), small_head(name, update_in_backward=False)
     for step in range(2):

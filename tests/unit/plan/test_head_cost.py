@@ -22,10 +22,8 @@ SETTINGS = [
     ({"momentum_dtype": "int8"}, {}, 4),
     ({"sample_rate": 0.2}, {"accumulate": 2}, 4),
     ({}, {"accumulate": 2}, 4),
-    ({"sub_centers": 3}, {}, 4),
-    ({"sub_centers": 3, "sample_rate": 0.2}, {}, 2),
     ({"chunk_size": "auto"}, {}, 4),
-    ({"chunk_size": "auto", "sub_centers": 3}, {}, 2),
+    ({"chunk_size": "auto"}, {}, 2),
 ]
 
 
@@ -43,7 +41,6 @@ def test_the_heads_bytes_are_forecast_within_five_percent(settings, optim, produ
         embedding_size=64,
         num_classes=CLASSES,
         margin=margin_settings("cosface", scale=64, m3=0.4),
-        sub_centers=load.settings.sub_centers,
         sample_rate=load.settings.sample_rate,
         optimizer=load.optim.name,
         weight_decay=5e-4,

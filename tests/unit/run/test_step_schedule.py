@@ -154,13 +154,12 @@ def test_stages_that_do_not_fit_each_other_or_the_run_are_refused(stages, furthe
         build_config({"data": {"train": "x"}, "train": {"stages": stages} | further}, "x")
 
 
-@pytest.mark.parametrize("head", [{"sub_centers": 3}, {"placement": "host"}])
-def test_expectations_in_any_stage_are_refused_where_they_cannot_work(head):
+def test_expectations_in_any_stage_are_refused_where_they_cannot_work():
+    head = {"placement": "host"}
     values = {"data": {"train": "x"}, "head": head}
     stages = {"stages": [{"until_epoch": 2, "expectations": "moving"}]}
-    (key,) = head
     for changes in ({"head": head | {"expectations": "fixed"}}, {"train": stages}):
-        with pytest.raises(ConfigError, match=f"head.expectations cannot be combined with head.{key}"):
+        with pytest.raises(ConfigError, match="head.expectations cannot be combined with head.placement"):
             build_config(values | changes, "x")
     # YAML reads the word off as false.
     off = build_config(values | {"head": head | {"expectations": False}}, "x")

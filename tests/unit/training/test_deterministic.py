@@ -100,7 +100,7 @@ HEADS = {
     "sampled on the host, in micro-batches": {
         "sample_rate": 0.3, "accumulate": 2, "head": "placement: host", "precision": "bf16",
     },
-    "sub-centers": {"margin": "adaface", "head": "sub_centers: 2"},
+    "adaface": {"margin": "adaface"},
 }  # fmt: skip
 AUGMENTED = "data.augment={low_resolution: 0.5, blur: 0.5, gray: 0.5, color: 0.5, crop: 0.5, erase: 0.5}"
 
