@@ -45,6 +45,7 @@ REMOVED_KEYS = {
     "log.mlflow_experiment": "facetrain",
     "log.wandb": None,
     "data.decode": "cpu",
+    "data.augment.erase": 0.0,
     "data.augment.jpeg": 0.0,
     "data.synthetic": None,
 }

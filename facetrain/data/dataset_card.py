@@ -70,15 +70,6 @@ def card_path(dataset: Path) -> Path:
     return dataset.with_name(dataset.name + CARD_SUFFIX)
 
 
-def read_card(dataset: Path) -> DatasetCard:
-    """Return the card of a dataset, the first one of several.
-
-    Raises:
-        DataError: the card is not as described above.
-    """
-    return _read_cards_beside(dataset)[0]
-
-
 def _read_cards_beside(dataset: Path) -> list[DatasetCard]:
     """Return the cards in the file of a dataset; without a file, a card with the name of the path."""
     for path in (card_path(dataset), dataset.with_name(dataset.name + CARD_SUFFIX)):

@@ -25,8 +25,6 @@ class AugmentSettings(Settings):
     """Probability of a change of brightness, contrast and saturation."""
     crop: Probability = 0.0
     """Probability of a random crop, enlarged to the full size."""
-    erase: Probability = 0.0
-    """Probability of covering a random rectangle."""
 
 
 class DataSettings(Settings):

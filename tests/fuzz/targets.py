@@ -21,7 +21,7 @@ from facetrain.config.arcface_torch import convert
 from facetrain.config.loading import load_config
 from facetrain.data import column_cache
 from facetrain.data.dataset import identity_name, image_name
-from facetrain.data.dataset_card import CARD_FILE, read_card
+from facetrain.data.dataset_card import CARD_FILE, read_cards
 from facetrain.data.formats.bin import read_bin
 from facetrain.data.formats.bin_tables import read_subjects
 from facetrain.data.formats.landmark_file import landmarks_path, read_landmarks_beside
@@ -257,7 +257,7 @@ TARGETS = {
         lambda: [seeds.IJB], opened="ijb",
     ),
     "dataset_card": Target(
-        DataError, [f"carded/{CARD_FILE}"], lambda path: read_card(path.parent), lambda: seeds.CARDS
+        DataError, [f"carded/{CARD_FILE}"], lambda path: read_cards(path.parent), lambda: seeds.CARDS
     ),
     "clean_report": Target(DataError, ["report.json"], _read_report, seeds.clean_reports),
     "cached_columns": Target((), ["cache/a.catalog"], _load_columns, seeds.catalogs, framing.catalog_with_checksum),

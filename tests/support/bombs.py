@@ -51,19 +51,6 @@ def _jpeg(width: int, height: int) -> bytes:
     return bytes(data)
 
 
-def _progressive(side: int, scans: int) -> bytes:
-    """Return a progressive JPEG whose first scan is repeated: a decoder passes over the whole image each time."""
-    import cv2
-    import numpy as np
-
-    flags = [cv2.IMWRITE_JPEG_PROGRESSIVE, 1, cv2.IMWRITE_JPEG_OPTIMIZE, 1]
-    data = cv2.imencode(".jpg", np.zeros((side, side, 3), np.uint8), flags)[1].tobytes()
-    first = data.index(b"\xff\xda")
-    # The last scan refines one coefficient: the decoder accepts it again and again.
-    last = data.rindex(b"\xff\xda")
-    return data[:last] + data[last:-2] * scans + data[-2:] if last > first else data
-
-
 def _png(width: int, height: int, *, bits: int = 8, kind: int = 2) -> bytes:
     def chunk(name: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
@@ -237,8 +224,6 @@ def _bombs(folder: Path) -> dict[str, tuple[Callable[[], Path], Callable[[Path],
         "MXNet: nested symbol": (lambda: _symbol(f / "m1", nested), _open),
         "MXNet: an array of 2^62 numbers": (lambda: _symbol(f / "m2", '{"nodes": [], "heads": [[0]]}', _params((1 << 62,))), _open),
         "MXNet: an empty array of 0 by 2^62 numbers": (lambda: _symbol(f / "m3", '{"nodes": [], "heads": [[0]]}', _params((0, 1 << 62))), _open),
-        "JPEG: 5,000 scans of 4 megapixels": (lambda: _file(f / "p.jpg", _progressive(2000, 5000)), _decode),
-        "JPEG: more than 80 scans of 39 megapixels": (lambda: _file(f / "q.jpg", _progressive(6250, 80)), _decode),
         "embeddings: .npz of 2 GiB of zeros": (lambda: _npz(f / "e1.npz", rows=1 << 20), load_embeddings),
         "embeddings: .npz that claims 2^40 rows": (lambda: _npz(f / "e2.npz", claimed="{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776, 512)}"), load_embeddings),
         "embeddings: .npz with a header of 300 MiB": (lambda: _npz(f / "e3.npz", claimed=" " * (300 << 20)), load_embeddings),

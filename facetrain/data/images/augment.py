@@ -19,7 +19,7 @@ from facetrain.face_landmarks import MIRRORED_ORDER
 # One number per random draw: a new augmentation does not change the draws of the others.
 _FLIP, _LOW_RESOLUTION, _LOW_RESOLUTION_SCALE, _BLUR, _BLUR_SIGMA = range(5)
 _GRAY, _COLOR, _BRIGHTNESS, _CONTRAST, _SATURATION = range(5, 10)
-_CROP, _CROP_SIZE, _CROP_X, _CROP_Y, _ERASE, _ERASE_W, _ERASE_H, _ERASE_X, _ERASE_Y = range(10, 19)
+_CROP, _CROP_SIZE, _CROP_X, _CROP_Y = range(10, 14)
 _NETWORK = 21
 _IMAGES_IN_CACHE = 2
 """Float32 images of 112 × 112 that fit into a core's level-2 cache with room to spare."""
@@ -118,7 +118,6 @@ class Augment:
                 (settings.blur, _BLUR, self._gaussian_blur),
                 (settings.color, _COLOR, self._color_jitter),
                 (settings.gray, _GRAY, self._to_gray),
-                (settings.erase, _ERASE, self._random_erase),
             )
             if probability > 0
         ]
@@ -234,19 +233,6 @@ class Augment:
             for p in (_CROP_X, _CROP_Y)
         )
         return scale, x, y
-
-    def _random_erase(self, image: Tensor, sample_S: Tensor, epoch: int) -> Tensor:
-        """Fill a rectangle of 10 to 40 % of each side with gray."""
-        height, width = image.shape[2:]
-        erased = torch.ones((), dtype=torch.bool, device=image.device)
-        for length, axis, size, start in ((width, 3, _ERASE_W, _ERASE_X), (height, 2, _ERASE_H, _ERASE_Y)):
-            extent = self._uniform_between(0.1, 0.4, image, sample_S, epoch, size) * length
-            begin = self._uniform_between(0, 1, image, sample_S, epoch, start) * (length - extent)
-            coordinate = torch.arange(length, device=image.device).view(
-                [-1 if d == axis else 1 for d in range(4)]
-            )
-            erased = erased & (coordinate >= begin) & (coordinate < begin + extent)
-        return image.masked_fill(erased, 0.0)
 
 
 def _luma(image: Tensor) -> Tensor:

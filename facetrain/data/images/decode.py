@@ -10,15 +10,10 @@ from facetrain.data.images.header import (
     MAX_PIXELS,
     is_complete_jpeg,
     jpeg_orientation,
-    pnm_largest_value,
     read_header,
 )
 from facetrain.errors import ImageError, missing_package
 from facetrain.files import error_reason
-
-_MAX_SCANS = 100
-"""Passes over the image of a progressive JPEG, which has about ten. Each takes up to 0.1 s and needs a few bytes."""
-_START_OF_SCAN = b"\xff\xda"
 
 
 def decode_rgb(data: bytes, *, location: str) -> np.ndarray:
@@ -58,18 +53,9 @@ def decode(data: bytes) -> np.ndarray:
         )
     if header.format == "HEIC":  # after the check of the size, which libheif would allocate
         return _decode_heic(data)
-    white = _unscaled_white(data) if header.format == "PNM" else None
-    encoded = np.frombuffer(data, np.uint8)
-    # Its second byte first: bytes.count() takes 5 % of the time of decoding, and few images have that many of it.
-    if (
-        header.format == "JPEG"
-        and np.count_nonzero(encoded == _START_OF_SCAN[1]) > _MAX_SCANS
-        and (scans := data.count(_START_OF_SCAN)) > _MAX_SCANS
-    ):
-        raise NotAnImageError(f"the JPEG has {scans:,} scans; the limit is {_MAX_SCANS}")
     try:
         # Without IMREAD_IGNORE_ORIENTATION, OpenCV turns the image upright: photos of telephones are stored turned.
-        image = cv2.imdecode(encoded, cv2.IMREAD_COLOR_RGB | (cv2.IMREAD_ANYDEPTH if white else 0))
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)
     except cv2.error as error:
         raise NotAnImageError(f"the image cannot be decoded ({error.err})") from error
     if image is None:
@@ -82,7 +68,7 @@ def decode(data: bytes) -> np.ndarray:
     # OpenCV decodes the existing part of a truncated JPEG and fills the rest with gray.
     if header.format == "JPEG" and not is_complete_jpeg(data):
         raise NotAnImageError(f"the JPEG is truncated: its {len(data):,} bytes have no end marker")
-    return cv2.convertScaleAbs(image, alpha=255 / white) if white else image
+    return image
 
 
 def _decode_heic(data: bytes) -> np.ndarray:
@@ -99,13 +85,6 @@ def _decode_heic(data: bytes) -> np.ndarray:
     return (
         cv2.cvtColor(image, cv2.COLOR_GRAY2RGB) if image.ndim == 2 else np.ascontiguousarray(image[:, :, :3])
     )
-
-
-def _unscaled_white(data: bytes) -> int | None:
-    """Return the value of white in a PNM image whose values OpenCV does not scale; it scales text up to 255."""
-    white = pnm_largest_value(data)
-    is_scaled = white in (0, 255, 65535) or (white < 255 and data[1:2] in b"1234")
-    return None if is_scaled else white
 
 
 def resize_square(image: np.ndarray, size: int) -> np.ndarray:

@@ -5,8 +5,10 @@ The size must be known before decoding: the header of a tiny file can claim a si
 
 from __future__ import annotations
 
+import contextlib
 import re
 import struct
+from collections.abc import Iterator
 from typing import NamedTuple
 
 MAX_PIXELS = 40_000_000
@@ -30,11 +32,10 @@ _START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_SEGMENT, _JPEG_SIZE = struct.Struct(">BBH"), struct.Struct(">HH")
 _EXIF_MARKER, _START_OF_SCAN = 0xE1, 0xDA
 _END_OF_IMAGE = b"\xff\xd9"
-_PNM = re.compile(rb"P[1-6](?:\s|#[^\n]*\n)+(\d{1,9})(?:\s|#[^\n]*\n)+(\d{1,9})\s")
-_PNM_LARGEST = re.compile(rb"P[2356](?:(?:\s|#[^\n]*\n)+\d{1,9}){2}(?:\s|#[^\n]*\n)+(\d{1,9})\s")
+_PNM = re.compile(rb"P([1-6])" + 2 * rb"(?:\s|#[^\n]*\n)+(\d{1,9})" + rb"(?:(?:\s|#[^\n]*\n)+(\d{1,9}))?\s")
 _PNM_HEADER_BYTES = 4096
-_OS2_BYTES = 12
-"""Size of the BMP header of OS/2 1.x, which has the width and the height in 16 bits each."""
+_PNM_WHITE = (b"255", b"65535")
+"""Values of white in a gray or color PNM image: OpenCV takes others for shades of gray."""
 _TIFF_WIDTH, _TIFF_HEIGHT, _TIFF_ORIENTATION = 256, 257, 274
 _TIFF_SHORT = 3
 _ISOBMFF_HEADER_BYTES = 1 << 16
@@ -68,17 +69,11 @@ def jpeg_orientation(data: bytes) -> int:
     """Return the EXIF orientation of a JPEG, 1 to 8; 1 (upright) if it has none."""
     if data.find(b"Exif\0\0", 0, 1 << 16) < 0:  # most images of datasets: no need to walk the segments
         return 1
-    position = 2
-    try:
-        while data[position] == 0xFF and data[position + 1] != _START_OF_SCAN:
-            length = int.from_bytes(data[position + 2 : position + 4], "big")
-            payload = data[position + 4 : position + 2 + length]
-            if data[position + 1] == _EXIF_MARKER and payload.startswith(b"Exif\0\0"):
-                orientation = _tiff_tags(payload[6:]).get(_TIFF_ORIENTATION, 1)
+    for position, marker in _jpeg_segments(data):
+        if marker == _EXIF_MARKER and data.startswith(b"Exif\0\0", position + 4):
+            with contextlib.suppress(struct.error):
+                orientation = _tiff_tags(data[position + 10 :]).get(_TIFF_ORIENTATION, 1)
                 return orientation if 1 <= orientation <= 8 else 1
-            position += 2 + length
-    except (struct.error, IndexError):
-        pass
     return 1
 
 
@@ -90,26 +85,25 @@ def is_cmyk_jpeg(data: bytes) -> bool:
 
 def is_complete_jpeg(data: bytes) -> bool:
     """Return whether a JPEG has an end marker after the start of its image; a thumbnail in its header has its own."""
-    return data.endswith(_END_OF_IMAGE) or data.rfind(_END_OF_IMAGE) > _start_of_scan(data)
+    if data.endswith(_END_OF_IMAGE):
+        return True
+    scan = next(
+        (position for position, marker in _jpeg_segments(data) if marker == _START_OF_SCAN), len(data)
+    )
+    return data.rfind(_END_OF_IMAGE) > scan
 
 
-def _start_of_scan(data: bytes) -> int:
-    """Return the position of a JPEG's image; 0 if bytes between the segments hide it, the end if it is cut off."""
-    position = 2
-    while position + _JPEG_SEGMENT.size <= len(data):
+def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int]]:
+    """Yield the position and the marker of the segments of a JPEG up to its image, or to bytes between them."""
+    position, last, marker = 2, len(data) - _JPEG_SEGMENT.size, 0
+    while position <= last and marker != _START_OF_SCAN:
         first, marker, length = _JPEG_SEGMENT.unpack_from(data, position)
         if first != 0xFF:
-            return 0
-        if marker == _START_OF_SCAN:
-            return position
+            return
+        # A byte 0xFF may fill the space before a marker (ITU-T T.81, B.1.1.2).
+        if marker != 0xFF:
+            yield position, marker
         position += 1 if marker == 0xFF else 2 + length
-    return len(data)
-
-
-def pnm_largest_value(data: bytes) -> int:
-    """Return the value of white in a gray or color PNM image; 1 for other data, as for black and white."""
-    match = _PNM_LARGEST.match(data[:_PNM_HEADER_BYTES])
-    return 1 if match is None else int(match[1])
 
 
 def _format_and_size(data: bytes) -> tuple[str, int, int] | None:
@@ -122,8 +116,7 @@ def _format_and_size(data: bytes) -> tuple[str, int, int] | None:
     if data[:8] == b"\x89PNG\r\n\x1a\n":
         return "PNG", *struct.unpack_from(">II", data, 16)
     if data[:2] == b"BM":
-        (header_bytes,) = struct.unpack_from("<I", data, 14)
-        width, height = struct.unpack_from("<HH" if header_bytes == _OS2_BYTES else "<ii", data, 18)
+        width, height = struct.unpack_from("<ii", data, 18)
         return "BMP", abs(width), abs(height)
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         size = _webp_size(data)
@@ -138,21 +131,13 @@ def _format_and_size(data: bytes) -> tuple[str, int, int] | None:
         known = _TIFF_WIDTH in tags and _TIFF_HEIGHT in tags
         return ("TIFF", tags[_TIFF_WIDTH], tags[_TIFF_HEIGHT]) if known else None
     match = _PNM.match(data[:_PNM_HEADER_BYTES])
-    return None if match is None else ("PNM", int(match[1]), int(match[2]))
+    is_known = match is not None and (match[1] in b"14" or match[4] in _PNM_WHITE)
+    return ("PNM", int(match[2]), int(match[3])) if match is not None and is_known else None
 
 
 def _start_of_frame(data: bytes) -> int | None:
     """Return the position of a JPEG's marker that the size and the number of channels follow; None without one."""
-    position, last = 2, len(data) - 9
-    while position <= last:
-        first, marker, length = _JPEG_SEGMENT.unpack_from(data, position)
-        if first != 0xFF:
-            return None
-        if marker in _START_OF_FRAME:
-            return position
-        # A byte 0xFF may fill the space before a marker (ITU-T T.81, B.1.1.2).
-        position += 1 if marker == 0xFF else 2 + length
-    return None
+    return next((position for position, marker in _jpeg_segments(data) if marker in _START_OF_FRAME), None)
 
 
 def _webp_size(data: bytes) -> tuple[int, int] | None:

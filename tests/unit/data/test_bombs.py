@@ -6,9 +6,8 @@ import sys
 
 import pytest
 
-from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
-from facetrain.errors import DataError, ImageError, ModelError
+from facetrain.errors import DataError, ModelError
 from facetrain.models.onnx_network import open_onnx
 from facetrain.models.weight_files import read_weights
 from facetrain.verify.sets.slice_table import slice_columns
@@ -17,7 +16,6 @@ from tests.support.bombs import (
     SPARE_MIB,
     _constant_of_shape,
     _onnx,
-    _progressive,
 )
 from tests.support.command import environment
 from tests.unit.data.formats.test_webdataset import write_tar
@@ -44,12 +42,6 @@ def test_a_nested_label_in_a_tar_is_an_error_of_the_dataset(tmp_path):
     with pytest.raises(DataError, match="contains no identity"):
         write_tar(tmp_path / "a.tar", {"a.jpg": b"x", "a.json": b"[" * 1_000_000})
         open_dataset(tmp_path)
-
-
-def test_a_jpeg_of_more_than_a_hundred_scans_is_refused():
-    with pytest.raises(ImageError, match=r"the JPEG has 3\d\d scans; the limit is 100"):
-        decode_rgb(_progressive(64, 300), location="x")
-    assert decode_rgb(_progressive(64, 0), location="x").shape == (64, 64, 3)
 
 
 def test_a_graph_that_declares_or_computes_huge_values_is_refused_before_it_is_loaded(tmp_path):

@@ -4,7 +4,6 @@ import pytest
 from facetrain.config.loading import load_config
 from facetrain.data.dataset_card import (
     card_text,
-    read_card,
     read_cards,
     read_copied_cards,
 )
@@ -16,6 +15,11 @@ from facetrain.errors import DataError
 from tests.support.command import ROOT
 from tests.support.datasets import write_records
 from tests.unit.data.tools import helpers
+
+
+def read_card(dataset):
+    return read_cards(dataset)[0]
+
 
 _CARD = """name: HSFace10k
 origin: https://example.org/hsface

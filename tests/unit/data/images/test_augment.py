@@ -25,7 +25,7 @@ def images(count=6):
     )
 
 
-ALL = {name: 0.5 for name in ("flip", "low_resolution", "blur", "gray", "color", "crop", "erase")}
+ALL = {name: 0.5 for name in ("flip", "low_resolution", "blur", "gray", "color", "crop")}
 
 
 def test_normalized_pixels_lie_between_minus_one_and_one_in_channels_last():
