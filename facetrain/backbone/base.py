@@ -46,6 +46,8 @@ class Backbone(nn.Module):
         super().__init__()
         self.embedding_size, self.image_size = embedding_size, image_size
         self._dropout, self._recompute = dropout, checkpoint_activations
+        self.new_layers: tuple[str, ...] = ()
+        """Prefixes of the parameters that the published weights lack; they are trained whole beside adapters."""
 
     @property
     def draws_by_sample(self) -> bool:

@@ -22,8 +22,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from facetrain.backbone.settings import LoraSettings
 from facetrain.errors import ConfigError, ModelError
 
+_PROJECTIONS = ("q", "k", "v")
+"""Order of the projections in the rows of the weight of an attention's `qkv`."""
 _MARK = ".parametrizations."
 """Part of a parameter's name that torch adds to the name of a layer with a parametrization."""
 
@@ -53,6 +56,21 @@ class LowRankUpdate(nn.Module):
             return _updated(weight, self.up, self.core, self.down, self.scale)
 
 
+class ProjectionUpdate(nn.Module):
+    """Parametrization of the joint weight of queries, keys and values (3·W, I) with a low-rank update of some."""
+
+    def __init__(self, weight: Tensor, rank: int, scale: float, projections: Collection[str]) -> None:
+        """Take the projections to update: some of "q", "k" and "v"."""
+        super().__init__()
+        parts = dict(zip(_PROJECTIONS, weight.chunk(3), strict=True))
+        self.parts = nn.ModuleDict({name: LowRankUpdate(parts[name], rank, scale) for name in projections})
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """Map the frozen weight (3·W, I) to the updated one."""
+        parts = zip(_PROJECTIONS, weight.chunk(3), strict=True)
+        return torch.cat([self.parts[name](part) if name in self.parts else part for name, part in parts])
+
+
 def _updated(weight: Tensor, up: Tensor, core: Tensor | None, down: Tensor, scale: Tensor) -> Tensor:
     """Return the sum of a weight and its update."""
     if core is None:
@@ -62,36 +80,46 @@ def _updated(weight: Tensor, up: Tensor, core: Tensor | None, down: Tensor, scal
     return weight + scale * change.view_as(weight)
 
 
-def add_adapters(network: nn.Module, rank: int, *, alpha: float | None, targets: Collection[str]) -> None:
+def add_adapters(network: nn.Module, lora: LoraSettings, *, new_layers: tuple[str, ...] = ()) -> None:
     """Freeze a network, and add a trained low-rank update to convolutions and linear layers.
 
     Args:
         network: network in training mode. Its batch norms are frozen with it.
-        rank: number of inner channels of an update.
-        alpha: numerator of the factor alpha / rank on the updates; None: the rank.
-        targets: prefixes of the names of the layers that get an update; none: all layers get one.
+        lora: settings of the updates.
+        new_layers: prefixes of parameters that have no published weights: they get no update and are trained.
 
     Raises:
-        ConfigError: no layer's name starts with one of the targets.
+        ConfigError: no layer's name starts with one of the targets, or the network has no attentions to update.
     """
-    network.requires_grad_(False)
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(name.startswith(new_layers))
     for norm in network.modules():
         if isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d):
             norm.eval()
     layers = {
         name: layer for name, layer in network.named_modules() if isinstance(layer, nn.Conv2d | nn.Linear)
     }
-    for target in targets:
+    for target in lora.targets:
         if not any(name.startswith(target) for name in layers):
             names = ", ".join(sorted({name.split(".")[0] for name in layers}))
             raise ConfigError(
                 f"model.lora.targets: no convolution or linear layer has a name that starts with {target!r}; names "
                 f"start with one of: {names}"
             )
-    scale = 1.0 if alpha is None else alpha / rank
+    if lora.projections:
+        layers = {name: layer for name, layer in layers.items() if name.endswith(".qkv")}
+        if not layers:
+            raise ConfigError("model.lora.projections: only a ViT has queries, keys and values; use targets")
+    scale = 1.0 if lora.alpha is None else lora.alpha / lora.rank
     for name, layer in layers.items():
-        if not targets or name.startswith(tuple(targets)):
-            update = LowRankUpdate(layer.weight, rank, scale)
+        if lora.targets and not name.startswith(lora.targets):
+            continue
+        if not f"{name}.".startswith(new_layers):
+            update = (
+                ProjectionUpdate(layer.weight, lora.rank, scale, lora.projections)
+                if lora.projections
+                else LowRankUpdate(layer.weight, lora.rank, scale)
+            )
             # unsafe: no trial computation, which autocast refuses on the meta device.
             parametrize.register_parametrization(layer, "weight", update, unsafe=True)
 
@@ -114,12 +142,25 @@ def merge_adapters(state: dict[str, Tensor], origin: str) -> dict[str, Tensor]:
         elif rest == "weight.original":
             prefix = f"{layer}{_MARK}weight.0."
             try:
-                up, down, scale = (state[prefix + key] for key in ("up", "down", "scale"))
-                updated = _updated(value, up, state.get(prefix + "core"), down, scale.view(()))
-            except (KeyError, RuntimeError, IndexError) as error:
+                if any(name.startswith(f"{prefix}parts.") for name in state):
+                    parts = zip(_PROJECTIONS, value.chunk(3), strict=True)
+                    updated = torch.cat(
+                        [_merged(state, f"{prefix}parts.{name}.", part) for name, part in parts]
+                    )
+                else:
+                    updated = _merged(state, prefix, value)
+            except (KeyError, RuntimeError, IndexError, ValueError) as error:
                 raise ModelError(f"{origin}: the adapter of {layer} does not fit its weight") from error
             merged[f"{layer}.weight"] = updated
     return merged
+
+
+def _merged(state: dict[str, Tensor], prefix: str, weight: Tensor) -> Tensor:
+    """Return a weight with the update whose tensors have names with this prefix; a projection may have none."""
+    if "parts" in prefix and f"{prefix}up" not in state:
+        return weight
+    up, down, scale = (state[prefix + key] for key in ("up", "down", "scale"))
+    return _updated(weight, up, state.get(prefix + "core"), down, scale.view(()))
 
 
 def trained_share(network: nn.Module) -> float:

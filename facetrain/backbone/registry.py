@@ -9,6 +9,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 
+class ChannelStatistics(NamedTuple):
+    """Mean and standard deviation of the channels of RGB images, for pixels from 0 to 1."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
 class Architecture(NamedTuple):
     """Class of a backbone, and the arguments that its name implies."""
 
@@ -67,6 +74,20 @@ def _mobile(layers: tuple[int, int, int, int], scale: int) -> Architecture:
     return Architecture(_MOBILE, {"layers": layers, "scale": scale}, changeable=("layers",))
 
 
+def _dino(width: int, depth: int) -> Architecture:
+    """Return DINOv2's network with patches of 14 pixels (Oquab et al., arXiv 2304.07193)."""
+    imagenet = ChannelStatistics((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    arguments = {"patch": 14, "layer_scale": True, "pretrained_on": imagenet}
+    return _vit(_TIMM_VIT, width, depth, **arguments)._replace(is_published=False)
+
+
+def _clip(width: int, depth: int, patch: int, activation: str = "gelu") -> Architecture:
+    """Return CLIP's image encoder (Radford et al., arXiv 2103.00020)."""
+    pixels = ChannelStatistics((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+    arguments = {"patch": patch, "norm_before": True, "eps": 1e-5, "activation": activation}
+    return _vit(_TIMM_VIT, width, depth, **arguments, pretrained_on=pixels)._replace(is_published=False)
+
+
 def _ir(layers: str) -> Architecture:
     return Architecture(_IRESNET, {"layers": IRESNET_LAYERS[layers], "subsample_shortcut": True})
 
@@ -95,6 +116,14 @@ BACKBONES: dict[str, Architecture] = {
     # timm, in the sizes of gau-nernst/timm-face
     "timm_vit_t_patch8": _vit(_TIMM_VIT, 192, 12),
     "timm_vit_s_patch8_gap": _vit(_TIMM_VIT, 384, 12, class_token=False),
+    # Image encoders under timm's names, to be fine-tuned. is_published is false: their files are no face networks.
+    "vit_small_patch14_dinov2": _dino(384, 12),
+    "vit_base_patch14_dinov2": _dino(768, 12),
+    "vit_large_patch14_dinov2": _dino(1024, 24),
+    "vit_base_patch16_clip_224": _clip(768, 12, 16),
+    "vit_large_patch14_clip_224": _clip(1024, 24, 14),
+    "vit_base_patch16_clip_quickgelu_224": _clip(768, 12, 16, "quick_gelu"),
+    "vit_large_patch14_clip_quickgelu_224": _clip(1024, 24, 14, "quick_gelu"),
     # torchvision
     **{
         name: Architecture(_RESNET, {"name": name}, is_published=False)

@@ -19,6 +19,9 @@ class LoraSettings(Settings):
     """Numerator of the factor `alpha` / `rank` on the updates. null: the rank, so that the factor is 1."""
     targets: tuple[str, ...] = ()
     """Prefixes of the names of convolutions and linear layers that get an update. []: all of them."""
+    projections: tuple[Literal["q", "k", "v"], ...] = ()
+    """Projections of the attentions of a ViT that get an update, each its own, such as [q, v]; no other layer gets one.
+    []: the layers of `targets`."""
 
 
 class ModelSettings(Settings):

@@ -18,15 +18,18 @@ import torch
 from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone
+from facetrain.backbone.timm_vit import TimmVisionTransformer
 from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError
 from facetrain.head.head_group import Head, HeadPart, head_parts
+from facetrain.models.image_encoder import adapt_image_encoder
 from facetrain.models.layer_graph import LayerGraph
 from facetrain.models.match_weights import calibrate_norms, match_weights
 from facetrain.models.model_file import GRAPH_SUFFIXES, open_checkpoint, read_model
 from facetrain.models.mxnet_network import open_mxnet
 from facetrain.models.mxnet_symbol import read_symbol
 from facetrain.models.onnx_layers import read_onnx_layers
+from facetrain.models.published_weights import is_image_encoder
 from facetrain.models.weight_files import load_weights_into, load_without_code
 
 _ROWS_PER_COPY = 1 << 16
@@ -75,7 +78,9 @@ def initialize_backbone(
     """
     merged: list[str] = []
     if path.is_dir() or path.suffix not in GRAPH_SUFFIXES:
-        weights, _, _ = read_model(path)
+        weights, description, _ = read_model(path)
+        if isinstance(backbone, TimmVisionTransformer) and not description and is_image_encoder(weights):
+            weights = adapt_image_encoder(backbone, weights, path)
     else:
         # A graph is compared with a network of as many blocks; the first ones are selected below.
         whole = backbone if first_blocks_of is None else _build_published(path, first_blocks_of)

@@ -36,6 +36,7 @@ from facetrain.files import error_reason, listed, new_file, parse_json
 from facetrain.models.checksum import CHECKSUM_KEY, checksum_of
 from facetrain.models.mxnet_network import open_mxnet
 from facetrain.models.onnx_network import open_onnx
+from facetrain.models.published_weights import is_image_encoder
 from facetrain.models.weight_files import (
     ORIGIN_KEY,
     load_weights_into,
@@ -228,6 +229,10 @@ def identify_backbone(weights: dict[str, Tensor], origin: str) -> dict[str, Any]
     Raises:
         ModelError: no known network at 112 pixels has such weights.
     """
+    if is_image_encoder(weights):
+        raise ModelError(
+            f"{origin}: is an image encoder (DINOv2, CLIP), not a face network; train one from it with model.init_from"
+        )
     names = [name for name, architecture in BACKBONES.items() if architecture.is_published]
     embedding_size = next(
         (len(weights[name]) for name in _LAST_WEIGHTS if name in weights), DEFAULT_EMBEDDING_SIZE

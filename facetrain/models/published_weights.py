@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from facetrain.backbone.registry import ChannelStatistics
 from facetrain.errors import ModelError
 from facetrain.files import error_reason, listed, parse_json, parse_yaml
 
@@ -45,6 +46,10 @@ _IR_PARAMETER = re.compile(
 )
 
 
+_HALF = ChannelStatistics((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+"""Statistics with which the normalized pixels are (pixels − 127.5) / 127.5, the input of all our backbones."""
+
+
 @dataclass(frozen=True)
 class ConvertedWeights:
     """State dict of one of our backbones, which takes RGB images."""
@@ -67,7 +72,13 @@ def convert_published(weights: Mapping[str, Tensor], path: Path) -> ConvertedWei
     program, inner = _backbone_of(weights)
     if not program:
         if any(name.startswith("fc_norm.") or name == "cls_token" for name in weights):
-            _require_half_normalization(path)
+            stated = stated_statistics(path)
+            if not is_image_encoder(weights) and stated not in (None, _HALF):
+                raise ModelError(
+                    f"{path}: config.json beside it states mean {listed(map(str, stated.mean))} and std "
+                    f"{listed(map(str, stated.std))}; face networks of timm that facetrain reads take "
+                    "(pixels − 127.5) / 127.5, that is 0.5 for each channel"
+                )
         return ConvertedWeights(dict(weights), "")
     _require_known_variant(inner, path)
     channels = "BGR" if program == "AdaFace" else _read_color_order(path)
@@ -167,21 +178,28 @@ def _read_color_order(path: Path) -> str:
     )
 
 
-def _require_half_normalization(path: Path) -> None:
-    """Check the normalization that timm's config.json states, if it is beside the weights."""
+def is_image_encoder(weights: Mapping[str, Tensor]) -> bool:
+    """Return whether weights without a description are DINOv2's or CLIP's; see `image_encoder.py`."""
+    return "blocks.0.ls1.gamma" in weights or "norm_pre.weight" in weights
+
+
+def stated_statistics(path: Path) -> ChannelStatistics | None:
+    """Return the mean and standard deviation that timm's config.json beside the weights states; None without one."""
     file = path.parent / "config.json"
     if not file.is_file():
-        return
+        return None
     stated = _read_settings(file).get("pretrained_cfg") or {}
     if not isinstance(stated, dict):
         raise ModelError(f"{file}: pretrained_cfg is not a list of settings")
-    for name in ("mean", "std"):
-        values = stated.get(name) or []
-        if not isinstance(values, list) or any(value != 0.5 for value in values):
-            raise ModelError(
-                f"{file}: pretrained_cfg.{name} is {listed([str(values)])}; face networks of timm that facetrain reads "
-                "take (pixels − 127.5) / 127.5, that is 0.5 for each channel"
-            )
+    values = {name: stated.get(name) or [0.5] * 3 for name in ChannelStatistics._fields}
+    for name, value in values.items():
+        if (
+            not isinstance(value, list)
+            or len(value) != 3
+            or not all(isinstance(x, int | float) for x in value)
+        ):
+            raise ModelError(f"{file}: pretrained_cfg.{name} is {listed([str(value)])}, not three numbers")
+    return ChannelStatistics(*(tuple(map(float, value)) for value in values.values()))
 
 
 def _read_settings(file: Path) -> dict[str, Any]:

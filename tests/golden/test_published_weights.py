@@ -233,7 +233,9 @@ def test_other_objects_in_a_lightning_checkpoint_are_refused_by_name(tmp_path, w
 
 def test_a_hugging_face_folder_of_timm_opens_and_initializes_a_run(tmp_path):
     save_file(original_weights("timm_vit_t_patch8"), tmp_path / "model.safetensors", {"format": "pt"})
-    (tmp_path / "config.json").write_text('{"pretrained_cfg": {"mean": [0.5, 0.5, 0.5], "std": [0.5]}}')
+    (tmp_path / "config.json").write_text(
+        '{"pretrained_cfg": {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}}'
+    )
     opened = open_model(tmp_path, CPU)
     assert opened.description == "timm_vit_t_patch8, 5,512,640 parameters"
     assert_embeddings_are_the_originals("timm_vit_t_patch8", opened.network)
@@ -244,8 +246,8 @@ def test_a_hugging_face_folder_of_timm_opens_and_initializes_a_run(tmp_path):
     assert_embeddings_are_the_originals("timm_vit_t_patch8", backbone)
     for stated, message in (
         ('{"mean": [0.485, 0.456, 0.406]}', "takes? .pixels − 127.5"),
-        ('{"mean": 0.5}', "takes? .pixels − 127.5"),
-        ('{"mean": "a\\nb"}', r"pretrained_cfg\.mean is a\\nb; face networks"),
+        ('{"mean": 0.5}', r"pretrained_cfg\.mean is 0\.5, not three numbers"),
+        ('{"mean": "a\\nb"}', r"pretrained_cfg\.mean is a\\nb, not three numbers"),
         ("[0.5]", "pretrained_cfg is not a list of settings"),
     ):
         (tmp_path / "config.json").write_text(f'{{"pretrained_cfg": {stated}}}')

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from facetrain.backbone.base import Backbone
 from facetrain.backbone.low_rank import add_adapters
@@ -76,7 +76,7 @@ def build_initial_backbone(config: Config, source: FaceDataset) -> Backbone:
     return backbone
 
 
-def restrict_training(backbone: nn.Module, model: ModelSettings) -> None:
+def restrict_training(backbone: Backbone, model: ModelSettings) -> None:
     """Freeze the parts of a backbone that are not trained, and add the adapters.
 
     Raises:
@@ -85,7 +85,7 @@ def restrict_training(backbone: nn.Module, model: ModelSettings) -> None:
     freeze(backbone, model.freeze, train_batch_norm=model.train_batch_norm)
     if (lora := model.lora) is not None:
         # After the freeze: the adapters of a frozen layer are trained.
-        add_adapters(backbone, lora.rank, alpha=lora.alpha, targets=lora.targets)
+        add_adapters(backbone, lora, new_layers=backbone.new_layers)
 
 
 def load_initial_weights(config: Config, backbone: Backbone, images: Callable[[], Tensor]) -> list[str]:

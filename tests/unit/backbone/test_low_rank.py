@@ -3,12 +3,16 @@
 import copy
 import shutil
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from facetrain.backbone.low_rank import LowRankUpdate, add_adapters, merge_adapters, trained_share
+from facetrain.backbone.settings import LoraSettings
+from facetrain.backbone.timm_vit import TimmVisionTransformer
 from facetrain.backbone.vit import VisionTransformer
 from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.load import Checkpoint
@@ -31,7 +35,7 @@ SIDES = {"iresnet": 16, "mbf_small": 32, "vit": 18}
 
 
 def with_random_adapters(network, rank=3):
-    add_adapters(network, rank, alpha=1.5, targets=())
+    add_adapters(network, LoraSettings(rank=rank, alpha=1.5))
     with torch.no_grad():
         for name, value in network.named_parameters():
             if name.endswith(".0.up"):
@@ -89,21 +93,58 @@ def test_an_update_has_the_rank_and_starts_at_zero():
 def test_adapters_of_an_r50_have_less_than_a_hundredth_of_its_parameters(rank, trained):
     with torch.device("meta"):
         network = build_backbone("r50")
-    add_adapters(network, rank, alpha=None, targets=())
+    add_adapters(network, LoraSettings(rank=rank))
     assert sum(value.numel() for value in network.parameters() if value.requires_grad) == trained
     assert trained_share(network) <= 0.01
 
 
 def test_only_targets_get_adapters_and_all_else_is_frozen():
     network = NETWORKS["iresnet"]()
-    add_adapters(network, 2, alpha=None, targets=["layer3", "fc"])
+    add_adapters(network, LoraSettings(rank=2, targets=("layer3", "fc")))
     trained = {
         name.split(".parametrizations")[0] for name, p in network.named_parameters() if p.requires_grad
     }
     assert trained == {"fc", "layer3.0.conv1", "layer3.0.conv2", "layer3.0.downsample.0"}
     assert has_frozen_batch_norm(network)
     with pytest.raises(ConfigError, match=r"model\.lora\.targets: .* starts with 'bn1'"):
-        add_adapters(NETWORKS["iresnet"](), 2, alpha=None, targets=["bn1"])
+        add_adapters(NETWORKS["iresnet"](), LoraSettings(rank=2, targets=("bn1",)))
+
+
+def test_queries_and_values_are_updated_and_keys_are_not():
+    torch.manual_seed(0)
+    network = TimmVisionTransformer(64, 2, embedding_size=8, image_size=32)
+    plain = {name: value.clone() for name, value in network.state_dict().items()}
+    add_adapters(network, LoraSettings(rank=3, projections=("q", "v")), new_layers=("head.",))
+    trained = {name for name, parameter in network.named_parameters() if parameter.requires_grad}
+    parts = [
+        f"blocks.{block}.attn.qkv.parametrizations.weight.0.parts.{part}.{name}"
+        for block, part, name in product("01", "qv", ("up", "down"))
+    ]
+    assert trained == {*parts, "head.weight", "head.bias"}
+    for name, parameter in network.named_parameters():
+        if name.endswith(".up"):
+            nn.init.normal_(parameter)
+    merged = merge_adapters(network.state_dict(), "test")
+    assert merged.keys() == plain.keys()
+    for block in network.blocks:
+        update = block.attn.qkv.parametrizations.weight[0].parts
+        change = [
+            update[part].up @ update[part].down if part in "qv" else torch.zeros(64, 64) for part in "qkv"
+        ]
+        original = block.attn.qkv.parametrizations.weight.original
+        torch.testing.assert_close(block.attn.qkv.weight - original, torch.cat(change), rtol=0, atol=1e-5)
+    changed = {name for name in plain if not torch.equal(merged[name], plain[name])}
+    assert changed == {"blocks.0.attn.qkv.weight", "blocks.1.attn.qkv.weight"}
+    image = torch.randn(2, 3, 32, 32)
+    expected = network.eval()(image)
+    loaded = TimmVisionTransformer(64, 2, embedding_size=8, image_size=32).eval()
+    loaded.load_state_dict(merged)
+    torch.testing.assert_close(loaded(image), expected)
+
+
+def test_a_network_without_attentions_has_no_projections():
+    with pytest.raises(ConfigError, match=r"model\.lora\.projections: only a ViT"):
+        add_adapters(NETWORKS["iresnet"](), LoraSettings(rank=2, projections=("q",)))
 
 
 def test_autocast_does_not_round_the_update():

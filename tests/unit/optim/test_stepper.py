@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from facetrain.backbone.low_rank import add_adapters
+from facetrain.backbone.settings import LoraSettings
 from facetrain.errors import ConfigError
 from facetrain.optim.frozen_parts import freeze
 from facetrain.optim.loss_scale import LossScale
@@ -194,7 +195,7 @@ def test_a_factor_for_no_parameter_is_refused_with_the_names_that_there_are():
 
 def test_adapters_have_the_factor_of_the_weight_that_they_update():
     net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 3, 1), nn.Linear(3, 3))
-    add_adapters(net, 2, alpha=None, targets=("0", "1"))
+    add_adapters(net, LoraSettings(rank=2, targets=("0", "1")))
     groups = parameter_groups(net, {"0.weight": 0.5, "1": 2.0, "1.bias": 3.0, "2.weight": 4.0})
     factors = {parameter: group["lr_factor"] for group in groups for parameter in group["params"]}
     trained = {
