@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-import zlib
 
 from facetrain.checkpoint.manifest import FORMAT, checksum
 
@@ -13,7 +12,6 @@ SEPARATOR = b"\n--\n"
 """Line between the parts of an input that becomes several files."""
 _BLOCK = 512
 _CHECKSUM = slice(148, 156)
-_CATALOG_HEADER_BYTES = 4096
 
 
 def tar_with_checksums(data: bytes) -> bytes:
@@ -57,17 +55,3 @@ def signed_manifest(data: bytes) -> bytes:
         return json.dumps({"format": FORMAT, "sha256": checksum(body)} | body).encode()
     except (ValueError, AttributeError, KeyError, RecursionError):
         return data
-
-
-def catalog_with_checksum(data: bytes) -> bytes:
-    """Join the header and the arrays of cached columns, which are separated by a line; or take any bytes."""
-    header, separator, arrays = data.partition(SEPARATOR)
-    if not separator:
-        return data
-    try:
-        fields = json.loads(header)
-        fields["crc"] = zlib.crc32(arrays)
-        header = json.dumps(fields).encode()
-    except (ValueError, TypeError, RecursionError):
-        pass
-    return header.ljust(_CATALOG_HEADER_BYTES) + arrays

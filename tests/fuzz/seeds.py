@@ -16,7 +16,6 @@ from safetensors.torch import save
 
 from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.manifest import FORMAT
-from facetrain.data.column_cache import Columns, cached_columns
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.formats.recordio import MAGIC, RecordHeader, RecordWriter
 from facetrain.data.open_dataset import open_dataset
@@ -218,13 +217,6 @@ def clean_reports() -> list[bytes]:
     }  # fmt: skip
     report = {"format": REPORT_FORMAT, "images": 3, "fingerprint": fingerprint(cleaned_dataset())}
     return [json.dumps(report | {"decisions": [decision]}).encode()]
-
-
-def catalogs() -> list[bytes]:
-    columns = Columns.of(label=np.arange(5), size=np.ones(5, np.float32), prefix=3)
-    cached_columns(FOLDER / "seed.catalog", [], lambda: columns)
-    data = (FOLDER / "seed.catalog").read_bytes()
-    return [data, data[:4096].strip() + SEPARATOR + data[4096:]]
 
 
 def described_model() -> bytes:

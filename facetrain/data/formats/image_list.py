@@ -32,7 +32,8 @@ from facetrain.errors import DataError
 LIST_SUFFIXES = (".lst", ".txt", ".csv", ".tsv")
 _BYTE_ORDER_MARK = "\ufeff"
 """First character of a text file that some programs of Windows write."""
-_SUFFIX = re.compile(r"[a-z][a-z0-9]{1,4}", re.IGNORECASE | re.ASCII)
+_NO_HEADER = re.compile(r"[^#].*[\d\\].*")
+"""First line that is neither a comment nor names of columns, which have no digits: a path of an unknown format."""
 _INSIGHTFACE_FLAGS = ("0", "1")
 """First field of InsightFace's lists: whether the image is aligned."""
 _WHOLE_NUMBER = re.compile(r"\d+(\.0*)?", re.ASCII)
@@ -99,7 +100,7 @@ def list_entries(lines: Iterable[bytes], place: str) -> Iterator[tuple[int, str,
                     "quotes, a tab, and the identity"
                 )
             yield start + offset, fields[column], identity
-        elif text and (number > 1 or not _is_header(text, fields)):
+        elif text and (number > 1 or _NO_HEADER.fullmatch(text)):
             raise DataError(
                 f"{place}, line {number}: {text[:60]!r} does not name an image "
                 f"({', '.join(sorted(IMAGE_SUFFIXES))}) and its identity"
@@ -119,21 +120,6 @@ def _fields(text: str) -> list[str]:
     words = text.split()
     is_im2rec = len(words) > 2 and all(map(_WHOLE_NUMBER.fullmatch, words[:-1]))
     return words if is_im2rec else text.rsplit(maxsplit=1)  # a path may contain spaces
-
-
-def _is_header(text: str, fields: list[str]) -> bool:
-    """Return whether the first line, which names no image, is a comment or has the names of columns.
-
-    It is no header if a field has a suffix and before it a slash or a digit, or a slash and a whole number beside it.
-    """
-    has_path = any("/" in field or "\\" in field for field in fields)
-    is_entry = has_path and any(map(_WHOLE_NUMBER.fullmatch, fields))
-    return text.startswith("#") or not (is_entry or any(map(_is_file, fields)))
-
-
-def _is_file(field: str) -> bool:
-    stem, _, suffix = field.rpartition(".")
-    return _SUFFIX.fullmatch(suffix) is not None and re.search(r"[/\\\d]", stem) is not None
 
 
 def _is_image_path(field: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import mmap
 import os
-import tempfile
 from collections.abc import Callable
 from multiprocessing import reduction
 from typing import Any
@@ -22,7 +21,7 @@ class SharedMemory:
 
     def __init__(self, size: int, file: int | None = None) -> None:
         if file is None:
-            file = _anonymous_file()
+            file = os.memfd_create("facetrain-batches")
             os.ftruncate(file, size)
         self._file = file
         self._size = size
@@ -44,13 +43,6 @@ class SharedMemory:
 
 def _attach(handle: Any, size: int) -> SharedMemory:
     return SharedMemory(size, handle.detach())
-
-
-def _anonymous_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("facetrain-batches")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
 
 
 class BatchSlots:

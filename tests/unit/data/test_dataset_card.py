@@ -7,10 +7,8 @@ from facetrain.data.dataset_card import (
     read_cards,
     read_copied_cards,
 )
-from facetrain.data.synthetic.dataset_writer import write_synthetic
 from facetrain.data.tools import pack as pack_tool
 from facetrain.data.tools.check import check
-from facetrain.data.tools.options import SyntheticFaces
 from facetrain.errors import DataError
 from tests.support.command import ROOT
 from tests.support.datasets import write_records
@@ -139,12 +137,3 @@ def test_the_cards_of_public_datasets_load_and_agree_with_the_presets():
         "arc2face",
         "ms1mv3",
     } <= loaded.keys() & presets.keys()
-
-
-def test_a_rendered_dataset_has_a_card(tmp_path):
-    faces = SyntheticFaces(
-        identities=2, images_per_identity=1, eval_identities=2, eval_pairs=20, image_size=32
-    )
-    write_synthetic(tmp_path / "s", faces, workers=1)
-    card = read_card(tmp_path / "s")
-    assert (card.kind, card.people, card.images) == ("synthetic", 2, 2)

@@ -1,7 +1,5 @@
 """Verification sets as `.bin`, with the tables beside them."""
 
-import pickle
-
 import numpy as np
 import pytest
 
@@ -16,14 +14,6 @@ from tests.support.pairs import convert_bin
 
 SAME = [True, False, True]
 IMAGES = [encoded_image(number) for number in range(6)]
-
-
-@pytest.mark.parametrize("protocol", [2, 4, 5])
-def test_images_and_labels_can_be_arrays(tmp_path, protocol):
-    content = ([np.frombuffer(image, np.uint8) for image in IMAGES], np.array(SAME))
-    (tmp_path / "a.bin").write_bytes(pickle.dumps(content, protocol))
-    loaded = load_pair_set("a", tmp_path)
-    assert loaded.images == IMAGES and loaded.same.tolist() == SAME
 
 
 def test_a_set_is_reduced_to_few_pixels_and_keeps_its_tables_and_landmarks(tmp_path):

@@ -27,7 +27,9 @@ def test_every_pickle_protocol_and_type_of_bytes_reads_the_same(tmp_path, protoc
     assert same.tolist() == [True, False]
 
 
-@pytest.mark.parametrize("flags", [[1, 0], [np.bool_(True), np.bool_(False)], (True, False)])
+@pytest.mark.parametrize(
+    "flags", [[1, 0], [np.bool_(True), np.bool_(False)], (True, False), np.array([True, False])]
+)
 def test_every_type_of_flags_is_understood(tmp_path, flags):
     (tmp_path / "a.bin").write_bytes(pickle.dumps((IMAGES, flags)))
     assert read_bin(tmp_path / "a.bin")[1].tolist() == [True, False]

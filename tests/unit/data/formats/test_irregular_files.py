@@ -7,24 +7,9 @@ import pytest
 from facetrain.data.formats.bin import read_bin
 from facetrain.data.mixture import read_identities
 from facetrain.data.npy_file import map_npy
-from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import DataError
-from tests.support.datasets import write_records
 
 PLACEMENTS = {"pipe": os.mkfifo, "folder": os.mkdir, "loop": lambda path: os.symlink(path, path)}
-
-
-@pytest.mark.parametrize("kind", PLACEMENTS)
-@pytest.mark.parametrize(
-    "name",
-    ["train.idx", "property"],
-)
-def test_a_dataset_with_something_else_than_a_file_is_refused(tmp_path, kind, name):
-    write_records(tmp_path, [0, 0, 1])
-    (tmp_path / name).unlink(missing_ok=True)
-    PLACEMENTS[kind](tmp_path / name)
-    with pytest.raises(DataError, match=f"{name}: .*(not a regular file|Too many levels of symbolic links)"):
-        open_dataset(tmp_path)
 
 
 @pytest.mark.parametrize("kind", PLACEMENTS)

@@ -31,14 +31,6 @@ def write(path, payloads):
     return path
 
 
-def test_a_payload_that_contains_the_magic_is_read_unchanged(tmp_path):
-    payloads = [_MAGIC, b"a" + _MAGIC, _MAGIC * 3 + b"xyz", b"1234" + _MAGIC + b"5", b"ab" * 7 + _MAGIC, b""]
-    reader = RecordReader(write(tmp_path / "a.rec", payloads))
-    read = [decode_record(reader.read_at(offset), "") for offset in reader.scan_offsets()]
-    assert [payload for _, payload in read] == payloads
-    assert [header.label for header, _ in read] == list(range(6))
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(
@@ -48,8 +40,8 @@ def test_a_payload_that_contains_the_magic_is_read_unchanged(tmp_path):
 def test_every_payload_is_read_as_it_was_written(tmp_path_factory, payloads):
     path = write(tmp_path_factory.mktemp("rec") / "a.rec", payloads)
     reader = RecordReader(path)
-    found = [decode_record(reader.read_at(offset), "")[1] for offset in reader.scan_offsets()]
-    assert found == payloads
+    found = [decode_record(reader.read_at(offset), "") for offset in reader.scan_offsets()]
+    assert [(header.label, image) for header, image in found] == list(enumerate(payloads))
 
 
 def test_labels_past_two_to_the_24_are_exact(tmp_path):
@@ -96,14 +88,10 @@ def damaged(path, at, data):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda rec, idx: damaged(rec, 56, b"\0\0\0\0"), "no record starts"),
-        (lambda rec, idx: rec.write_bytes(rec.read_bytes()[:-5]), "the file ends inside"),
         (lambda rec, idx: rec.write_bytes(rec.read_bytes()[:70]), "past the end|truncated"),
         (lambda rec, idx: idx.write_text("0\t0\n1\t99999999\n"), "key 1 at byte 99,999,999"),
         (lambda rec, idx: idx.write_text("0\t0\n1\t-4\n"), "not an index"),
         (lambda rec, idx: idx.write_text("0\t0\n0\t64\n"), "a key occurs more than once"),
-        (lambda rec, idx: idx.write_text("0\t0\n1\n"), "not an index"),
-        (lambda rec, idx: idx.write_text("0\tzero\n"), "not an index"),
         (lambda rec, idx: damaged(rec, 4, struct.pack("<I", 1 << 28)), "the file ends inside"),
         (lambda rec, idx: damaged(rec, 8, struct.pack("<I", 1 << 30)), "labels"),
     ],

@@ -50,17 +50,11 @@ def test_tar_shards_without_images_or_identities_are_refused(tmp_path, members, 
         open_dataset(tmp_path)
 
 
-def _overwrite(data, start, content):
-    return data[:start] + content + data[start + len(content) :]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [(lambda d: d[:3072], "no member begins at byte 3,072"),  # between two members
-     (lambda d: d[:3100], "no member begins at byte 3,072"),
      (lambda d: d[:2800], "unexpected end of data"),
-     (lambda d: _overwrite(d, 3072, b"X"), "no member begins at byte 3,072"),
-     (lambda d: _overwrite(d, 3072, bytes(512)), "no member begins at byte 3,072"),
+     (lambda d: d[:3072] + bytes(512) + d[3584:], "no member begins at byte 3,072"),
      (lambda d: d + d, "byte 6,144.* several archives were joined")],
 )  # fmt: skip
 def test_a_truncated_damaged_or_joined_shard_loses_no_image_in_silence(tmp_path, change, message):
@@ -163,17 +157,11 @@ def test_members_that_are_not_read_are_listed_as_skipped(tmp_path):
         ]  # fmt: skip
 
 
-def test_an_error_about_shards_without_images_names_a_member_that_was_left_out(tmp_path):
-    write_tar(tmp_path / "a.tar", {"bob/photo.2019.jpg": encoded_image(0)})
-    with pytest.raises(
-        DataError, match=r"no images; a\.tar/bob/photo\.2019\.jpg is left out: no image: its suffix begins at"
-    ):
-        open_dataset(tmp_path)
-
-
-def test_a_member_that_was_left_out_cannot_break_the_line_of_a_message(tmp_path):
+def test_an_error_about_shards_without_images_names_a_member_that_was_left_out_in_one_line(tmp_path):
     write_tar(tmp_path / "a.tar", {"bob/1.npy\n\x1b[2J": b""})
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(
+        DataError, match=r"no images; a\.tar/bob/1\.npy.* is left out: no image: its suffix"
+    ) as caught:
         open_dataset(tmp_path)
     assert str(caught.value).isprintable() and str(caught.value).count("1.npy") == 1
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from facetrain.data.dataset_card import read_cards
 from facetrain.data.formats.bin import read_bin
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
@@ -25,6 +26,8 @@ def test_the_bytes_depend_on_the_seed_and_not_on_the_number_of_workers(tmp_path)
     two = write(tmp_path / "two", workers=2)
     write(tmp_path / "other", seed=1)
     assert (one.images, one.identities) == (two.images, two.identities) == (12, 3)
+    (card,) = read_cards(tmp_path / "one")
+    assert (card.kind, card.people, card.images) == ("synthetic", 3, 12)
     for name in ("train.rec", "train.idx", "property", "synth.bin"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     assert (tmp_path / "one" / "train.rec").read_bytes() != (tmp_path / "other" / "train.rec").read_bytes()
