@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -85,15 +85,12 @@ def train(
 
 def resume(
     run_dir: PathLike,
-    checkpoint: int | Literal["newest-sound"] | None = None,
-    *,
-    accept_foreign: bool = False,
+    checkpoint: int | None = None,
     **overrides: Any,
 ) -> Run:
     """Continue a run from a checkpoint, by default the newest, and return the run.
 
-    `checkpoint` is a step, or "newest-sound": the newest one whose files all have their checksums. `accept_foreign`
-    accepts a checkpoint of another run, or one whose folder was renamed.
+    `checkpoint` is its step.
 
     Examples:
         >>> run = facetrain.resume("runs/quickstart", train={"epochs": 10})
@@ -110,9 +107,7 @@ def resume(
     built = _build_config(folder / "config.yaml", overrides)
     _require_main_thread()
     set_keys = _keys_of(overrides)
-    return _finished(
-        folder, training.resume(built, folder, checkpoint, set_keys=set_keys, accept_foreign=accept_foreign)
-    )
+    return _finished(folder, training.resume(built, folder, checkpoint, set_keys=set_keys))
 
 
 def _build_config(config: PathLike | Mapping[str, Any], overrides: Mapping[str, Any]) -> Config:

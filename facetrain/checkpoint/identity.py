@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from dataclasses import replace
 from pathlib import Path
 
-from facetrain.checkpoint.commit import CHECKPOINTS, put_aside, step_folder
+from facetrain.checkpoint.commit import CHECKPOINTS, step_folder
 from facetrain.checkpoint.manifest import MANIFEST, Manifest, is_regular_file
 from facetrain.errors import CheckpointError, ForeignCheckpointError
-from facetrain.files import os_errors_as, sync_folder, write_atomically
+from facetrain.files import os_errors_as
 
 RUN_ID_FILE = "run_id.txt"
 _RUN_ID = re.compile(r"[0-9a-f]{16}")
@@ -67,7 +66,7 @@ def check_identity(folder: Path, manifest: Manifest) -> None:
     if folder.name != expected:
         raise ForeignCheckpointError(
             f"{folder}: step: {MANIFEST} has {manifest.step}, but the folder is named {folder.name}; it was renamed: "
-            f"rename it back to {expected}, or use it on purpose with `facetrain resume --accept-foreign`"
+            f"rename it back to {expected}"
         )
     # A checkpoint that was copied out of its run belongs to none.
     if folder.parent.name != CHECKPOINTS:
@@ -77,28 +76,6 @@ def check_identity(folder: Path, manifest: Manifest) -> None:
     if run_id is not None and written_by != run_id:
         raise ForeignCheckpointError(
             f"{folder}: run_id: {MANIFEST} has {written_by or 'none'}, but {RUN_ID_FILE} of {run_folder} has {run_id}; "
-            "this is the checkpoint of another run: move it out of the folder, or use it on purpose with "
-            "`facetrain resume --accept-foreign`"
+            "this is the checkpoint of another run: move it out of the folder, or start a run from its weights with "
+            "model.init_from"
         )
-
-
-def adopt_checkpoint(folder: Path, manifest: Manifest, run_id: str) -> None:
-    """Make a checkpoint one of this run: write the run id into its manifest, and name its folder after its step.
-
-    A checkpoint that has this name already is put aside. Does nothing to a checkpoint of this run.
-
-    Raises:
-        OSError: the folder cannot be written to.
-    """
-    written_by = run_id_of(manifest)
-    # The manifest before the rename: a checkpoint with the right name must already have the right id.
-    if written_by != run_id:
-        # The former id stays readable: it says where the weights come from.
-        meta = manifest.meta | {"run_id": run_id, "adopted_from": written_by}
-        write_atomically(folder / MANIFEST, replace(manifest, meta=meta).dump())
-    target = step_folder(folder.parent, manifest.step)
-    if folder.name != target.name:
-        if os.path.lexists(target):
-            put_aside(target)
-        os.rename(folder, target)
-        sync_folder(folder.parent)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -32,13 +32,8 @@ from facetrain.distributed.agreement import decide_on_leader, fail_together
 from facetrain.distributed.world import World
 from facetrain.errors import CheckpointError, DamagedCheckpointError, NoCheckpointError
 from facetrain.files import os_errors_as, shell_path
-from facetrain.telemetry.log import warn
 
 _HASHING_THREADS = 4
-NEWEST_SOUND: Literal["newest-sound"] = "newest-sound"
-"""Choice of the newest checkpoint whose files all have their checksums."""
-CheckpointChoice = int | Literal["newest-sound"] | None
-"""Step of a checkpoint, the newest sound one, or None for the newest."""
 
 
 class Checkpoint:
@@ -60,23 +55,23 @@ class Checkpoint:
         self._verified: set[str] = set()
 
     @classmethod
-    def open(cls, path: Path, step: CheckpointChoice = None, *, accept_foreign: bool = False) -> Checkpoint:
+    def open(cls, path: Path, step: int | None = None) -> Checkpoint:
         """Open the checkpoint in a run folder, a checkpoints folder, its `latest` file, or a checkpoint folder.
 
-        From a folder with several checkpoints, open the one of a step, the newest sound one, or by default the
-        newest. The newest is found by its folder's name and not by `latest`, which a crash can leave one checkpoint
-        behind. A checkpoint that is found in a folder must have been written by its run, at the step in its name,
-        unless `accept_foreign` is set. One that is given by its path may be of any run.
+        From a folder with several checkpoints, open the one of a step, or by default the newest. The newest is found by
+        its folder's name and not by `latest`, which a crash can leave one checkpoint behind. A checkpoint that is found
+        in a folder must have been written by its run, at the step in its name. One that is given by its path may be of
+        any run.
 
         Raises:
-            NoCheckpointError: there is no checkpoint, none of this step, or no sound one.
+            NoCheckpointError: there is no checkpoint, or none of this step.
             DamagedCheckpointError: the manifest is damaged. The message names the newest sound checkpoint.
             ForeignCheckpointError: the checkpoint is one of another run or of another step.
             CheckpointError: `latest` names no checkpoint.
         """
         path = Path(path)
         if path.name == LATEST and is_regular_file(path):
-            return cls._open_member(path.parent / _read_latest(path), accept_foreign)
+            return cls._open_member(path.parent / _read_latest(path))
         is_run = (path / CHECKPOINTS).is_dir()  # it may be named like a checkpoint
         if not is_run and ((path / MANIFEST).exists() or (STEP_NAME.fullmatch(path.name) and path.is_dir())):
             with _next_step_named(path):
@@ -86,32 +81,20 @@ class Checkpoint:
         if not steps:
             missing = f"; the one that {LATEST} names is missing" if (folder / LATEST).exists() else ""
             raise NoCheckpointError(f"{path}: contains no checkpoint{missing}")
-        if step == NEWEST_SOUND:
-            return cls._open_newest_sound(folder, accept_foreign)
         if step is not None and step not in steps:
             raise NoCheckpointError(
                 f"{path}: no checkpoint of step {step}; choose one of {', '.join(map(str, steps))}"
             )
-        return cls._open_member(step_folder(folder, step if step is not None else steps[-1]), accept_foreign)
+        return cls._open_member(step_folder(folder, step if step is not None else steps[-1]))
 
     @classmethod
-    def _open_member(cls, folder: Path, accept_foreign: bool) -> Checkpoint:
+    def _open_member(cls, folder: Path) -> Checkpoint:
         """Open a checkpoint of a run."""
         with _next_step_named(folder):
             checkpoint = cls(folder)
         # A checkpoint that is found in a folder could have got there by a copy; one that is given by its path is meant.
-        if not accept_foreign:
-            check_identity(folder, checkpoint.manifest)
+        check_identity(folder, checkpoint.manifest)
         return checkpoint
-
-    @classmethod
-    def _open_newest_sound(cls, folder: Path, accept_foreign: bool) -> Checkpoint:
-        """Open the newest checkpoint of a run whose files are sound, with a warning for each newer one."""
-        for found in _verified(folder, accept_foreign=accept_foreign):
-            if isinstance(found, Checkpoint):
-                return found
-            warn(f"{found}; looking for an older checkpoint")
-        raise NoCheckpointError(f"{folder}: no checkpoint is sound; start a new run")
 
     @property
     def step(self) -> int:
@@ -212,9 +195,7 @@ class Checkpoint:
         self._verified.add(entry.name)
 
 
-def open_on_all_ranks(
-    world: World, path: Path, step: CheckpointChoice = None, *, accept_foreign: bool = False
-) -> Checkpoint:
+def open_on_all_ranks(world: World, path: Path, step: int | None = None) -> Checkpoint:
     """Open the checkpoint that the leader finds, on every rank. Collective.
 
     The leader decides, because the ranks may see different checkpoints: machines do not see changes of
@@ -225,7 +206,7 @@ def open_on_all_ranks(
     """
 
     def open_on_leader() -> list[str]:
-        checkpoint = Checkpoint.open(path, step, accept_foreign=accept_foreign)
+        checkpoint = Checkpoint.open(path, step)
         return [str(checkpoint.folder), checkpoint.manifest.dump()]
 
     folder, manifest = decide_on_leader(world, open_on_leader)
@@ -240,24 +221,18 @@ def open_on_all_ranks(
     return checkpoint
 
 
-def _verified(
-    folder: Path, *, accept_foreign: bool = False, without: str = ""
-) -> Iterator[Checkpoint | CheckpointError]:
-    """Yield the checkpoints of a folder from the newest on, each verified, or the error of one that is not sound."""
+def _newest_sound(folder: Path, without: str) -> Checkpoint | None:
+    """Return the newest checkpoint of a run, except for one, whose files all have their checksums; None without one."""
     for step in reversed(complete_steps(folder)):
         path = step_folder(folder, step)
-        # The damaged one, which would be read and hashed again.
         if path.name == without:
             continue
-        try:
+        with suppress(CheckpointError):
             checkpoint = Checkpoint(path)
-            if not accept_foreign:
-                check_identity(path, checkpoint.manifest)
+            check_identity(path, checkpoint.manifest)
             checkpoint.verify()
-        except CheckpointError as error:
-            yield error
-        else:
-            yield checkpoint
+            return checkpoint
+    return None
 
 
 @contextmanager
@@ -272,8 +247,7 @@ def _next_step_named(folder: Path) -> Iterator[None]:
         if not STEP_NAME.fullmatch(folder.name):
             raise DamagedCheckpointError(f"{error}; copy it again from its run") from error
         run_folder = folder.parent.parent if folder.parent.name == CHECKPOINTS else folder.parent
-        others = _verified(folder.parent, without=folder.name)
-        sound = next((each for each in others if isinstance(each, Checkpoint)), None)
+        sound = _newest_sound(folder.parent, without=folder.name)
         advice = "no other checkpoint of the run is sound: start a new run"
         if sound is not None:
             command = f"facetrain resume {shell_path(run_folder)} --checkpoint {sound.step}"

@@ -16,7 +16,6 @@ from facetrain.remote.address import is_read_in_place, is_remote
 from facetrain.verify.options import EvaluationOptions
 
 if TYPE_CHECKING:
-    from facetrain.checkpoint.load import CheckpointChoice
     from facetrain.config.schema import Config as RunConfig
 
 
@@ -79,7 +78,6 @@ def with_downloaded_inputs(config: RunConfig) -> RunConfig:
 
 
 DEVICES = ("auto", "cpu", "cuda")
-_NEWEST_SOUND = "newest-sound"
 
 
 def _check_device(name: str) -> str:
@@ -151,11 +149,9 @@ RunDir = Annotated[
     Path | None, typer.Argument(help="Folder of a run. Default: the newest run in the folder runs.")
 ]
 CheckpointOption = Annotated[
-    str | None,
+    int | None,
     typer.Option(
-        metavar="STEP|newest-sound",
-        help="Checkpoint of the run to use: its step, or newest-sound, the newest one whose files all have their "
-        "checksums. Default: the newest.",
+        metavar="STEP", min=0, help="Step of the checkpoint of the run to use. Default: the newest."
     ),
 ]
 
@@ -194,16 +190,3 @@ def find_run(given: Path | None, *, err: bool = False) -> Path:
     newest = max(runs, key=lambda run: (run / "environment.json").stat().st_mtime)
     echo_choice(f"{newest}: the newest run", err=err)
     return newest
-
-
-def parse_checkpoint(value: str | None) -> CheckpointChoice:
-    """Return the choice that a value of `--checkpoint` makes.
-
-    Raises:
-        UsageError: it is neither a step nor newest-sound.
-    """
-    if value is None or value == _NEWEST_SOUND:
-        return value  # type: ignore[return-value]
-    if not (value.isascii() and value.isdigit()):
-        raise UsageError(f"--checkpoint {value}: give the step of a checkpoint, or {_NEWEST_SOUND}")
-    return int(value)

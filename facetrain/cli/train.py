@@ -18,7 +18,6 @@ from facetrain.cli.options import (
     RunDir,
     Set,
     find_run,
-    parse_checkpoint,
     with_downloaded_inputs,
 )
 from facetrain.cli.outputs import echo_line, require_existing, require_writable
@@ -126,14 +125,6 @@ def resume(
         ),
     ] = None,
     checkpoint: CheckpointOption = None,
-    accept_foreign: Annotated[
-        bool,
-        typer.Option(
-            "--accept-foreign",
-            help="Make a checkpoint of another run, or one whose folder was renamed, a checkpoint of this run. "
-            "Without the option such a checkpoint is refused.",
-        ),
-    ] = False,
     set_: Set = None,
     launch_options: LaunchOptions,
     profile: Profile = False,
@@ -142,7 +133,7 @@ def resume(
     from facetrain.config.loading import load_config, override_keys
     from facetrain.errors import UsageError
 
-    choice, from_mirror = parse_checkpoint(checkpoint), list[str]()
+    from_mirror = list[str]()
     if run is not None and is_remote(run):
         from facetrain.checkpoint.mirror import fetch_run
 
@@ -161,10 +152,9 @@ def resume(
         return training.resume(
             loaded,
             run_dir,
-            choice,
+            checkpoint,
             profile=profile,
             set_keys=set_keys,
-            accept_foreign=accept_foreign,
         )
 
     _run(context, start, loaded, launch_options)

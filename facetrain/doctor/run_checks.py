@@ -88,7 +88,7 @@ def _verify_checkpoint(folder: Path) -> CheckResult:
         check_identity(folder, checkpoint.manifest)
         checkpoint.verify()
     except ForeignCheckpointError as error:
-        return failed("checkpoint", str(error), "no run resumes from it without --accept-foreign")
+        return failed("checkpoint", str(error), "move this checkpoint: no run resumes from it")
     except (CheckpointError, OSError) as error:
         return failed("checkpoint", str(error), "remove this checkpoint: no run can resume from it")
     manifest = checkpoint.manifest

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from facetrain.checkpoint.identity import adopt_checkpoint, new_run_id, read_run_id, run_id_of
+from facetrain.checkpoint.identity import new_run_id, read_run_id, run_id_of
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import dump_config, with_absolute_paths
 from facetrain.config.schema import Config
@@ -119,7 +119,6 @@ def prepare_run(
     hosts: Hosts,
     *,
     set_keys: Set[str],
-    accept_foreign: bool = False,
     choices: Choices = NO_CHOICES,
 ) -> PreparedRun:
     """Build every part that does not depend on the training loop, and restore the checkpoint. Collective.
@@ -132,7 +131,6 @@ def prepare_run(
         lock: lock of the run folder, on the leader.
         hosts: disks of the hosts, and the mirror.
         set_keys: config keys that the command line sets.
-        accept_foreign: whether the checkpoint of another run becomes one of this run.
         choices: what a new run chooses itself.
 
     Raises:
@@ -186,9 +184,7 @@ def prepare_run(
         if world.is_leader:
             warnings += check_start(config, folder, source, state, schedule.total_steps - state.step)
             if checkpoint is not None:
-                warnings += _continue_folder(
-                    folder, checkpoint, identity.run_id, accept_foreign=accept_foreign
-                )
+                warnings += _continue_folder(folder, checkpoint.step)
                 epoch = schedule.progress(checkpoint.step) / schedule.steps_per_epoch
                 warnings += describe_batch_change(checkpoint, schedule.global_batch_size, epoch)
                 if hosts.mirror:
@@ -303,14 +299,12 @@ def _check_named_metrics(config: Config, sets: list[PairSet], state: TrainState)
             require_metric(key, metric, known or [f"{name}/…" for name in names])
 
 
-def _continue_folder(folder: Path, checkpoint: Checkpoint, run_id: str, *, accept_foreign: bool) -> list[str]:
-    """Make a checkpoint the newest of the run folder; return what differs from the run's last command."""
-    environment, step = recorded_environment(folder), checkpoint.step
+def _continue_folder(folder: Path, step: int) -> list[str]:
+    """Make the checkpoint of a step the newest of the run folder; return what differs from the run's last command."""
+    environment = recorded_environment(folder)
     recorded, threads = environment.get("threads"), torch.get_num_threads()
     with os_errors_as(RunError, folder):
         missing = missing_newest(folder)
-        if accept_foreign:
-            adopt_checkpoint(checkpoint.folder, checkpoint.manifest, run_id)
         # Newer checkpoints belong to the course that this run leaves: they are kept under names that no resume finds.
         renamed = rename_later_checkpoints(folder, step)
     differences = []

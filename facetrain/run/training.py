@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from facetrain.checkpoint.load import CheckpointChoice, open_on_all_ranks
+from facetrain.checkpoint.load import open_on_all_ranks
 from facetrain.config.schema import Config
 from facetrain.distributed import collectives
 from facetrain.distributed.agreement import explain_failures
@@ -101,16 +101,14 @@ def train(
 def resume(
     config: Config,
     run_dir: Path,
-    step: CheckpointChoice = None,
+    step: int | None = None,
     *,
     profile: bool = False,
     set_keys: Set[str] = frozenset(),
-    accept_foreign: bool = False,
 ) -> int:
     """Continue a run from the checkpoint of a step, by default the newest; return the exit code. Collective.
 
-    `accept_foreign` makes a checkpoint of another run, or one that was renamed, one of this run. The other options
-    are as in `train`.
+    The other options are as in `train`.
     """
     with _joined_world(config) as world:
         # The answer is known here; ranks that began with `train` wait for it.
@@ -122,7 +120,6 @@ def resume(
             step,
             run_prepared=partial(_run, profile=profile),
             set_keys=set_keys,
-            accept_foreign=accept_foreign,
         )
 
 
@@ -138,11 +135,10 @@ def _resume(
     config: Config,
     world: World,
     run_dir: Path,
-    step: CheckpointChoice = None,
+    step: int | None = None,
     *,
     run_prepared: Callable[[PreparedRun], int],
     set_keys: Set[str],
-    accept_foreign: bool = False,
     choices: Choices = NO_CHOICES,
 ) -> int:
     """Continue a run from the checkpoint of a step on the ranks of a world; return the exit code. Collective."""
@@ -153,7 +149,7 @@ def _resume(
         # After a restart, the run has newer checkpoints than the one that the command line asks for.
         requested = None if is_restart(run_dir, world) else step
         requested = fetch_checkpoint(world, hosts, run_dir, requested)
-        checkpoint = open_on_all_ranks(world, run_dir, requested, accept_foreign=accept_foreign)
+        checkpoint = open_on_all_ranks(world, run_dir, requested)
         run = prepare_run(
             config,
             world,
@@ -162,7 +158,6 @@ def _resume(
             lock,
             hosts,
             set_keys=set_keys,
-            accept_foreign=accept_foreign,
             choices=choices,
         )
         return run_prepared(run)

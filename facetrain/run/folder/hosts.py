@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from facetrain.checkpoint.commit import CHECKPOINTS, complete_steps, step_folder
-from facetrain.checkpoint.load import NEWEST_SOUND, CheckpointChoice
 from facetrain.checkpoint.manifest import read_manifest
 from facetrain.checkpoint.mirror import Mirror
 from facetrain.config.schema import Config
@@ -103,7 +102,7 @@ def continues_from_mirror(
     return False
 
 
-def fetch_checkpoint(world: World, hosts: Hosts, folder: Path, choice: CheckpointChoice) -> CheckpointChoice:
+def fetch_checkpoint(world: World, hosts: Hosts, folder: Path, choice: int | None) -> int | None:
     """Download what the disks lack of the checkpoint to continue from; return the choice among the local ones then.
 
     From hosts that share the folder, the newest checkpoint of folder and mirror is taken. Collective.
@@ -112,13 +111,13 @@ def fetch_checkpoint(world: World, hosts: Hosts, folder: Path, choice: Checkpoin
         CheckpointError: there is no such checkpoint, or it cannot be downloaded.
     """
     mirror = hosts.mirror
-    if mirror is None or (choice == NEWEST_SOUND and not hosts.are_separate):
+    if mirror is None:
         return choice
 
     def choose() -> tuple[int, bool]:
         stored = mirror.steps()
         local = _whole_steps(hosts, folder)
-        step = choice if isinstance(choice, int) else max([*stored, *local], default=None)
+        step = choice if choice is not None else max([*stored, *local], default=None)
         if step not in {*stored, *local}:
             missing = "no checkpoint" if step is None else f"no checkpoint of step {step}"
             raise NoCheckpointError(f"{public(mirror.url)}: {missing}")
