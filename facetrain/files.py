@@ -136,37 +136,6 @@ def parse_json(text: str) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-def parse_yaml(text: str) -> Any:
-    """Return the value of a YAML text of plain values.
-
-    Raises:
-        ValueError: the text is not YAML, nested too deeply, has a key twice, or a value does not have the type of its
-            tag.
-    """
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        """SafeLoader that refuses a key that is given twice; YAML's would drop the first value."""
-
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-            keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-            if len({key.value for key in keys}) < len(keys):
-                names = [key.value for key in keys]
-                repeated = next(name for name in names if names.count(name) > 1)
-                line = node.start_mark.line + 1
-                raise ValueError(
-                    f"the key {printable(repeated)} occurs twice in the entry at line {line}; remove one"
-                )
-            return super().construct_mapping(node, deep)
-
-    try:
-        return yaml.load(text, Loader)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    except (yaml.YAMLError, AttributeError, KeyError, TypeError, OverflowError) as error:
-        raise ValueError(error_reason(error)) from error
-
-
 def write_atomically(path: Path, text: str) -> None:
     """Write a small text file. After a crash, the file holds the old text or the new text, never a mixture."""
     scratch = path.with_name(f".{path.name}.writing")

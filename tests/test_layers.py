@@ -22,7 +22,7 @@ def layers() -> list[set[str]]:
 
 
 LAYERS = layers()
-CONFIG_IMPORTS = {"errors", "files", "remote", "settings"}
+CONFIG_IMPORTS = {"errors", "files", "remote", "settings", "strict_yaml"}
 CONFIG_KNOWN_BY = set().union(*LAYERS[next(i for i, names in enumerate(LAYERS) if "run" in names) :])
 QUESTIONS = {"What", "Which", "How", "Where", "Who", "Whether", "When", "Why"}
 THIRD_PERSON = {

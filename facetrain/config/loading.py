@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml as pyyaml
+import yaml
 from pydantic import ValidationError
 
-from facetrain.config import strict_yaml as yaml
 from facetrain.config.explain import REMOVED_KEYS, explain
 from facetrain.config.presets import find_config
 from facetrain.config.schema import RECIPES, Config
 from facetrain.errors import ConfigError
-from facetrain.files import printable
+from facetrain.files import error_reason, printable, shell_path
 from facetrain.remote.address import has_secrets, is_read_in_place, is_remote, without_secrets
 from facetrain.remote.download import is_name, pinned
+from facetrain.strict_yaml import parse_yaml
 
 MAX_EXTENDS = 16
+_MAX_BYTES = 1 << 20
+_KINDS = {list: "a list", bool: "a truth value", int: "a number", float: "a number"}
 _PATHS = (
     "run.dir",
     "data.train",
@@ -110,7 +113,7 @@ def plain_config(config: Config) -> dict[str, Any]:
 
 def dump_config(config: Config) -> str:
     """Return a YAML text with all keys, from which the same config is loaded."""
-    return pyyaml.safe_dump(plain_config(config), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(plain_config(config), sort_keys=False, allow_unicode=True)
 
 
 def eval_dir_of_run(model: Path) -> Path:
@@ -191,7 +194,7 @@ def read_merged(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     if real in _seen or len(_seen) >= MAX_EXTENDS:
         chain = " → ".join(str(seen) for seen in _seen)
         raise ConfigError(f"{path}: extends itself ({chain}); remove one `extends`")
-    values = yaml.read(path)
+    values = _read(path)
     parent = values.pop("extends", None)
     if parent is None:
         return values
@@ -203,6 +206,53 @@ def read_merged(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     base = read_merged(path.parent / parent, (*_seen, real))
     _merge(base, values)
     return base
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return the mapping in a YAML file.
+
+    Raises:
+        ConfigError: the file does not exist, is too large for a config, or does not hold a mapping.
+    """
+    try:
+        if path.exists() and not path.is_file():  # reading a device would not end
+            raise ConfigError(f"{path}: is not a file; give the path of a YAML file, or the name of a preset")
+        if path.suffix == ".py" and path.is_file():
+            command = f"facetrain config convert {shell_path(path)} > {shell_path(f'{path.stem}.yaml')}"
+            raise ConfigError(f"{path}: is a Python file; `{command}` converts a config of arcface_torch")
+        if (size := path.stat().st_size) > _MAX_BYTES:
+            raise ConfigError(f"{path}: has {size:,} bytes, too many for a config (at most {_MAX_BYTES:,})")
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{path}: no such file{_similar_files(path)}; `facetrain config list` shows the presets"
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"{path}: {error_reason(error)}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not a text file in UTF-8 (byte {error.start})") from error
+    value = _parse(text, str(path))
+    if value is None:
+        raise ConfigError(f"{path}: is empty; a config needs `key: value` lines, and at least data.train")
+    if not isinstance(value, dict):
+        raise ConfigError(
+            f"{path}: is {_KINDS.get(type(value), 'text')}, but a config has `key: value` lines"
+        )
+    return value
+
+
+def _parse(text: str, where: str) -> Any:
+    try:
+        return parse_yaml(text)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _similar_files(path: Path) -> str:
+    """Return a hint with the files of the same folder that have similar names."""
+    names = [other.name for other in sorted(path.parent.glob("*.yaml"))]
+    similar = difflib.get_close_matches(path.name, names, n=3)
+    return f"; did you mean {' or '.join(str(path.parent / name) for name in similar)}?" if similar else ""
 
 
 def override_keys(overrides: Iterable[str]) -> frozenset[str]:
@@ -230,8 +280,7 @@ def _parse_override(override: str) -> dict[str, Any]:
     key, equals, text = override.partition("=")
     if not equals or not all(part.isidentifier() for part in key.strip().split(".")):
         raise ConfigError(f"--set {override}: use the form KEY=VALUE, for example --set optim.lr=0.2")
-    value = yaml.parse(text, f"--set {key}")
-    return _nested(key.strip(), value)
+    return _nested(key.strip(), _parse(text, f"--set {key}"))
 
 
 def _nested(key: str, value: Any) -> dict[str, Any]:

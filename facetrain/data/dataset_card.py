@@ -27,8 +27,9 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from facetrain.data.mixture import MIXTURE_SUFFIXES, MixtureFile
 from facetrain.data.yaml_file import read_yaml
-from facetrain.files import parse_yaml, printable
+from facetrain.files import printable
 from facetrain.settings import Settings
+from facetrain.strict_yaml import parse_yaml
 
 CARD_FILE, CARD_SUFFIX = "dataset_card.yaml", ".card.yaml"
 UNKNOWN = "unknown"

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from facetrain.backbone.registry import ChannelStatistics
 from facetrain.errors import ModelError
-from facetrain.files import error_reason, listed, parse_json, parse_yaml
+from facetrain.files import error_reason, listed, parse_json
+from facetrain.strict_yaml import parse_yaml
 
 _CVLFACE_PREFIXES = ("model.net.", "net.")
 """Prefixes of parameter names in CVLface's model.safetensors and in its model.pt."""

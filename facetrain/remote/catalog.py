@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from facetrain.errors import UsageError
-from facetrain.files import parse_yaml
+from facetrain.strict_yaml import parse_yaml
 
 # An installed wheel holds the cards in the folder of `data`, a source tree holds them in datasets/.
 CARD_FOLDERS = (

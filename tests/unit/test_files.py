@@ -11,7 +11,6 @@ from facetrain.files import (
     new_file,
     new_folder,
     os_errors_as,
-    parse_yaml,
     write_atomically,
 )
 from tests.support.faults import small_disk
@@ -41,23 +40,6 @@ def test_a_reason_fits_on_one_line():
 def test_names_of_a_file_are_listed_without_control_characters_and_only_the_first_of_many():
     assert listed(["a", "b\x1b[2J", "c" * 99]) == "a, b\\x1b[2J, " + "c" * 60 + "..."
     assert listed(map(str, range(1000))).endswith(", 18, 19 and 980 more")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{",
-        "[" * 5000,
-        "a: !!timestamp x",
-        "a: !!bool x",
-        "a: 2001-13-01",
-        "!!python/name:os.system ''",
-        "a: \x00",
-    ],
-)
-def test_a_text_that_is_not_yaml_of_plain_values_is_a_value_error(text):
-    with pytest.raises(ValueError, match="."):
-        parse_yaml(text)
 
 
 def test_a_failed_write_leaves_the_old_text(tmp_path):

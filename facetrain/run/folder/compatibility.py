@@ -11,10 +11,10 @@ from typing import Any
 
 from facetrain.backbone.registry import BACKBONES
 from facetrain.checkpoint.load import Checkpoint
-from facetrain.config import strict_yaml as yaml
 from facetrain.config.loading import build_config, plain_config
 from facetrain.config.schema import Config
 from facetrain.errors import ConfigError
+from facetrain.strict_yaml import parse_yaml
 
 _SHAPING_KEYS = (
     "data.image_size",
@@ -156,12 +156,12 @@ def _saved_config(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the config in a checkpoint; empty if it has none that can be read."""
     text = checkpoint.meta.get("config")
     try:
-        values = yaml.parse(text, "config") if isinstance(text, str) else {}
+        values = parse_yaml(text) if isinstance(text, str) else {}
         if not isinstance(values, dict):
             return {}
         # Keys that this version has added get their defaults.
         return plain_config(build_config(values, "config"))
-    except ConfigError:
+    except (ConfigError, ValueError):
         return {}
 
 

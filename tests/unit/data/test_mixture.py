@@ -133,7 +133,7 @@ def test_a_batch_of_a_mixture_depends_on_seed_and_step_only():
         ("datasets: [{path: mix.yaml}]", "is itself a mixture"),
         ("datasets: [{path: one}, {path: two}, {path: ./one, identities: two.txt}]",
          "./one is listed twice with the same identities"),
-        ("datasets:\n- path: one\n  path: two\n", "the key path occurs twice in the entry at line 2; remove one"),
+        ("datasets:\n- path: one\n  path: two\n", "line 3: duplicate key path; remove one"),
         ("datasets: [{path: one, weight: -1}]", r"datasets\.0\.weight is -1: Input should be greater"),
         ("datasets: [{path: two}, {path: one, weight: 0.08}]",
          "with weight 0.08, an epoch shows none of the 6 images of one; take at least 0.17, or leave out"),

@@ -5,19 +5,11 @@ A subclass of PyYAML's SafeLoader. Its errors are translated, because PyYAML's s
 
 from __future__ import annotations
 
-import difflib
 import re
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-from facetrain.errors import ConfigError
-from facetrain.files import error_reason, shell_path
-
-MAX_BYTES = 1 << 20
-
-_KINDS = {list: "a list", bool: "a truth value", int: "a number", float: "a number"}
 _MESSAGES = (
     (r"found character '\\t'", "a tab is not allowed here; indent with spaces"),
     (r"found character '(.)' that cannot start", r"a value cannot start with {0}; put it in quotes"),
@@ -72,61 +64,26 @@ _Loader.add_implicit_resolver(
 )
 
 
-def parse(text: str, where: str) -> Any:
-    """Return the value of a YAML text as dicts, lists, strings and numbers; `where` names the text in errors.
+def parse_yaml(text: str) -> Any:
+    """Return the value of a YAML text as dicts, lists, strings, numbers and dates.
 
     Raises:
-        ConfigError: the text is not valid YAML, or uses tags, aliases or duplicate keys; the message has the line.
+        ValueError: the text is not valid YAML, or uses tags, aliases or duplicate keys; the message has the line.
     """
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        line = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{where}{line}: {_translate(error.problem or '')}") from error
+        line = f"line {mark.line + 1}: " if mark else ""
+        raise ValueError(f"{line}{_translate(error.problem or '')}") from error
     except yaml.reader.ReaderError as error:
         code = f"#x{error.character:04x}"
-        raise ConfigError(f"{where}: contains a character that YAML does not allow ({code})") from error
+        raise ValueError(f"contains a character that YAML does not allow ({code})") from error
     except RecursionError as error:
-        raise ConfigError(f"{where}: nested too deeply") from error
-    except (yaml.YAMLError, ValueError) as error:
-        # For example a date with a 13th month: the resolver recognizes it, and the constructor fails.
-        raise ConfigError(
-            f"{where}: contains a value that is not valid YAML ({error_reason(error)})"
-        ) from error
-
-
-def read(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file.
-
-    Raises:
-        ConfigError: the file does not exist, is too large for a config, or does not hold a mapping.
-    """
-    try:
-        if path.exists() and not path.is_file():  # reading a device would not end
-            raise ConfigError(f"{path}: is not a file; give the path of a YAML file, or the name of a preset")
-        if path.suffix == ".py" and path.is_file():
-            command = f"facetrain config convert {shell_path(path)} > {shell_path(f'{path.stem}.yaml')}"
-            raise ConfigError(f"{path}: is a Python file; `{command}` converts a config of arcface_torch")
-        if (size := path.stat().st_size) > MAX_BYTES:
-            raise ConfigError(f"{path}: has {size:,} bytes, too many for a config (at most {MAX_BYTES:,})")
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise ConfigError(
-            f"{path}: no such file{_similar_files(path)}; `facetrain config list` shows the presets"
-        ) from error
-    except OSError as error:
-        raise ConfigError(f"{path}: {error_reason(error)}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not a text file in UTF-8 (byte {error.start})") from error
-    value = parse(text, str(path))
-    if value is None:
-        raise ConfigError(f"{path}: is empty; a config needs `key: value` lines, and at least data.train")
-    if not isinstance(value, dict):
-        raise ConfigError(
-            f"{path}: is {_KINDS.get(type(value), 'text')}, but a config has `key: value` lines"
-        )
-    return value
+        raise ValueError("nested too deeply") from error
+    except (yaml.YAMLError, ValueError, AttributeError, KeyError, TypeError, OverflowError) as error:
+        # For example a date with a 13th month, or `!!bool x`: the resolver recognizes it, and the constructor fails.
+        raise ValueError(f"contains a value that is not valid YAML ({error})") from error
 
 
 def _translate(problem: str) -> str:
@@ -135,10 +92,3 @@ def _translate(problem: str) -> str:
             return message.format(*match.groups())
     # The loader's own problems are plain, and the rest of PyYAML's rare.
     return problem
-
-
-def _similar_files(path: Path) -> str:
-    """Return a hint with the files of the same folder that have similar names."""
-    names = [other.name for other in sorted(path.parent.glob("*.yaml"))]
-    similar = difflib.get_close_matches(path.name, names, n=3)
-    return f"; did you mean {' or '.join(str(path.parent / name) for name in similar)}?" if similar else ""
