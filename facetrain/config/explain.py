@@ -41,6 +41,7 @@ REMOVED_KEYS = {
     "optim.start_factor": 0.04,
     "optim.ema": None,
     "train.loss_spike": None,
+    "train.stop_early": None,
     "log.mlflow": None,
     "log.mlflow_experiment": "facetrain",
     "log.wandb": None,

@@ -200,7 +200,6 @@ def _run(run: PreparedRun, *, profile: bool) -> int:
                 start,
                 run.schedule.total_steps,
                 lambda: train_prepared(run, profile=profile, page=page),
-                lambda: run.state.early_stop.reason(run.config.train.stop_early),
             )
         finally:
             if page:
