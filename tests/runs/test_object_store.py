@@ -57,7 +57,7 @@ def test_a_run_from_a_slow_failing_store_equals_one_from_the_disk_also_after_a_r
     other = write_records(tmp_path / "other", [n // 6 for n in range(120)], size=32)
     (other / "train.rec").write_bytes((other / "train.rec").read_bytes()[:-1] + b"1")
     upload(other)
-    with pytest.raises(ConfigError, match="was trained on objects with digest"):
+    with pytest.raises(ConfigError, match="was trained with other objects in the store"):
         training.resume(load_config(config, remote), tmp_path / "store", 4)
 
 

@@ -75,7 +75,7 @@ def test_another_head_in_the_mixture_is_refused_when_the_run_continues(describe,
     text = mixture.read_text()
     mixture.write_text(text.replace("loss_weight: 0.5", "loss_weight: 0.6"))
     longer = load_config(describe(steps=4), settings_of(mixture))
-    with pytest.raises(ConfigError, match="was trained on a dataset with digest"):
+    with pytest.raises(ConfigError, match="trained with other images, another order of them, or other heads"):
         training.resume(longer, tmp_path / "run", None)
     mixture.write_text(text)
     assert training.resume(longer, tmp_path / "run", None) == 0

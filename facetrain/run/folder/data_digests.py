@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import asdict
-from itertools import zip_longest
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -26,47 +26,18 @@ from facetrain.verify.sets.pair_set import PairSet
 _CHUNK_IMAGES = 1 << 20
 
 
-class _Input(NamedTuple):
-    """Something that a run reads, by the name of its digest."""
-
-    keys: tuple[str, ...]
-    """Config keys and sections that choose it: --set changes it on purpose. The first one begins the message."""
-    difference: str
-    """How a run continues with another one, as the end of a sentence."""
-
-
 _DATA_KEYS = ("data.train", "data.min_images_per_identity")
 _INPUTS = {
-    "dataset": _Input(
-        _DATA_KEYS,
-        "on a dataset with digest {before}, but this one has {now}: other images, or another order of them; restore "
-        "the dataset",
-    ),
-    "records": _Input(
-        _DATA_KEYS,
-        "on images with digest {before}, but they have {now} now: some have another size or place in their files; "
-        "restore the dataset",
-    ),
-    "objects": _Input(
-        _DATA_KEYS,
-        "on objects with digest {before}, but they have {now} now: the store has others; restore them",
-    ),
-    "landmarks": _Input(
-        _DATA_KEYS,
-        "with landmarks with digest {before}, but those beside the dataset now have {now}; restore the landmark file",
-    ),
-    "mixture": _Input(
-        _DATA_KEYS, "with the values before the arrows: {difference}; restore them in the mixture"
-    ),
-    "sets": _Input(
-        ("eval.targets", "eval.dir"),
-        "with other verification sets: {difference}, so that its metrics cannot be compared; restore the files",
-    ),
-    "teacher_cache": _Input(
-        ("distill.cache", "distill.teacher"),
-        "with a cache with digest {before}, but this one has {now}; restore the file",
-    ),
+    "dataset": (_DATA_KEYS, "images, another order of them, or other heads"),
+    "records": (_DATA_KEYS, "images: some have another size or place in their files"),
+    "objects": (_DATA_KEYS, "objects in the store"),
+    "landmarks": (_DATA_KEYS, "landmarks beside the dataset"),
+    "mixture": (_DATA_KEYS, "datasets, weights or lists in the mixture"),
+    "sets": (("eval.targets", "eval.dir"), "verification sets"),
+    "teacher_cache": (("distill.cache", "distill.teacher"), "embeddings of the teacher"),
 }
+"""What a run reads, by the name of its digest: the config keys and sections that choose it (`--set` changes it on
+purpose, and the first one begins the message), and what differs, in words."""
 
 
 def digest_inputs(config: Config, source: FaceDataset, sets: Sequence[PairSet]) -> dict[str, Any]:
@@ -93,16 +64,17 @@ def digest_inputs(config: Config, source: FaceDataset, sets: Sequence[PairSet]) 
 
 def digest_labels(source: FaceDataset) -> str:
     """Return a digest of a dataset: number and order of its images, their identities, and its separate heads."""
-    digest = hashlib.sha256(f"{source.num_images} {source.num_classes}".encode())
-    for start in range(0, source.num_images, _CHUNK_IMAGES):
-        # Piece by piece: the labels of 100 million images are 800 MB as int64. The type is fixed, so that the digest
-        # does not depend on the format that stores them.
-        digest.update(source.labels[start : start + _CHUNK_IMAGES].astype(np.int64).tobytes())
-    if isinstance(source, MixtureDataset) and source.heads is not None:
-        digest.update(
-            json.dumps([asdict(head) for head in source.heads], sort_keys=True, default=str).encode()
-        )
-    return digest.hexdigest()[:32]
+    # Piece by piece: the labels of 100 million images are 800 MB as int64. The type is fixed, so that the digest does
+    # not depend on the format that stores them.
+    labels = (
+        source.labels[start : start + _CHUNK_IMAGES].astype(np.int64).tobytes()
+        for start in range(0, source.num_images, _CHUNK_IMAGES)
+    )
+    heads = source.heads if isinstance(source, MixtureDataset) else None
+    described = (
+        [] if heads is None else [json.dumps([*map(asdict, heads)], sort_keys=True, default=str).encode()]
+    )
+    return _digest([f"{source.num_images} {source.num_classes}".encode()], labels, described)
 
 
 def digest_records(source: FaceDataset) -> str:
@@ -110,20 +82,19 @@ def digest_records(source: FaceDataset) -> str:
 
     The images themselves are not read: that would take hours.
     """
-    digest = hashlib.sha256()
-    for start in range(0, source.num_images, _CHUNK_IMAGES):
-        index = np.arange(start, min(start + _CHUNK_IMAGES, source.num_images))
-        place_N2 = image_places(source, index)
-        if place_N2 is None:
-            return ""
-        digest.update(np.ascontiguousarray(place_N2, "<i8").tobytes())
-    return digest.hexdigest()[:32]
+    if image_places(source, np.arange(min(source.num_images, 1))) is None:
+        return ""
+    places = (
+        image_places(source, np.arange(start, min(start + _CHUNK_IMAGES, source.num_images)))
+        for start in range(0, source.num_images, _CHUNK_IMAGES)
+    )
+    return _digest(np.ascontiguousarray(place_N2, "<i8").tobytes() for place_N2 in places)
 
 
 def digest_objects(source: FaceDataset) -> str:
     """Return a digest of the addresses and versions of a dataset's objects in a store; empty if it has none."""
     versions = object_versions(source)
-    return hashlib.sha256(json.dumps(versions).encode()).hexdigest()[:32] if versions else ""
+    return _digest([json.dumps(versions).encode()]) if versions else ""
 
 
 def digest_landmarks(source: FaceDataset) -> str:
@@ -131,18 +102,22 @@ def digest_landmarks(source: FaceDataset) -> str:
     landmarks_N52 = image_landmarks(source)
     if landmarks_N52 is None:
         return ""
-    digest = hashlib.sha256()
-    for start in range(0, len(landmarks_N52), _CHUNK_IMAGES):
-        digest.update(np.ascontiguousarray(landmarks_N52[start : start + _CHUNK_IMAGES], "<f4").tobytes())
-    return digest.hexdigest()[:32]
+    return _digest(
+        np.ascontiguousarray(landmarks_N52[start : start + _CHUNK_IMAGES], "<f4").tobytes()
+        for start in range(0, len(landmarks_N52), _CHUNK_IMAGES)
+    )
 
 
 def digest_set(pairs: PairSet) -> str:
     """Return a digest of the images and the labels of a verification set."""
-    digest = hashlib.sha256(np.packbits(pairs.same).tobytes())
-    for image in pairs.images:
-        digest.update(f"{len(image)} ".encode())
-        digest.update(image)
+    images = (part for image in pairs.images for part in (f"{len(image)} ".encode(), image))
+    return _digest([np.packbits(pairs.same).tobytes()], images)
+
+
+def _digest(*parts: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for part in chain(*parts):
+        digest.update(part)
     return digest.hexdigest()[:32]
 
 
@@ -162,35 +137,18 @@ def check_inputs(
     """
     for name, now in digests.items():
         keys, words = _INPUTS[name]
+        before = checkpoint.meta.get(name)
         # Another number of identities has another message, when the centers are loaded.
         is_other_dataset = keys is _DATA_KEYS and num_classes != checkpoint.manifest.num_classes
         is_set = any(is_within(key, one) or is_within(one, key) for key in set_keys for one in keys)
-        before = checkpoint.meta.get(name)
-        if is_other_dataset or is_set or before in (None, now):
+        if is_other_dataset or is_set or before is None:
             continue
-        difference = ""
-        if name == "mixture":
-            difference = _mixture_difference(before, now)
-        if name == "sets":
-            before = before if isinstance(before, dict) else {}
-            changed = [target for target in now if before.get(target, now[target]) != now[target]]
-            difference = ", ".join(changed)
-            if not changed:  # other targets, which a changed config names
-                continue
-        words = words.format(before=before or "none", now=now or "none", difference=difference)
-        raise ConfigError(
-            f"{keys[0]}: {checkpoint.folder} was trained {words}, or change it on purpose with --set {keys[0]}=VALUE"
-        )
-
-
-def _mixture_difference(before: Any, now: list[dict[str, Any]]) -> str:
-    """Return how the entries of a mixture differ in path, weight, list or mask."""
-    # The metadata of a checkpoint may have any shape.
-    saved = [entry if isinstance(entry, dict) else {} for entry in before] if isinstance(before, list) else []
-    absent: dict[str, Any] = {}
-    return "; ".join(
-        f"{key} of dataset {number}: {json.dumps(old.get(key))} → {json.dumps(new.get(key))}"
-        for number, (old, new) in enumerate(zip_longest(saved, now, fillvalue=absent), start=1)
-        for key in dict.fromkeys([*new, *old])
-        if old.get(key) != new.get(key)
-    )
+        if name == "sets" and isinstance(before, dict):
+            # A changed config may name others.
+            before = {target: digest for target, digest in before.items() if target in now}
+            now = {target: digest for target, digest in now.items() if target in before}
+        if before != now:
+            raise ConfigError(
+                f"{keys[0]}: {checkpoint.folder} was trained with other {words}: {json.dumps(before)} → "
+                f"{json.dumps(now)}; restore them, or change them on purpose with --set {keys[0]}=VALUE"
+            )

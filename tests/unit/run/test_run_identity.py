@@ -169,7 +169,7 @@ def test_all_refused_changes_are_named_at_once_with_the_options_that_allow_them(
 def test_another_dataset_of_as_many_identities_is_refused_unless_it_is_set(run, dataset, tmp_path):  # noqa: F811
     other = write_records(tmp_path / "other", [n // 5 for n in range(100)], size=32)
     edit(run, f"train: {dataset}/data", f"train: {other}")
-    with pytest.raises(ConfigError, match="data.train: .* dataset with digest .*--set data.train=VALUE"):
+    with pytest.raises(ConfigError, match="data.train: .* other images, .*--set data.train=VALUE"):
         go_on(run, 2)
     assert go_on(run, 2, [f"data.train={other}"]) == 0
     moved = other.rename(tmp_path / "moved")
