@@ -148,12 +148,6 @@ ProtocolOptions = Annotated[
 RunDir = Annotated[
     Path | None, typer.Argument(help="Folder of a run. Default: the newest run in the folder runs.")
 ]
-CheckpointOption = Annotated[
-    int | None,
-    typer.Option(
-        metavar="STEP", min=0, help="Step of the checkpoint of the run to use. Default: the newest."
-    ),
-]
 
 
 def resolve_device(name: str) -> str:

@@ -13,7 +13,6 @@ import typer
 
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import (
-    CheckpointOption,
     Json,
     RunDir,
     Set,
@@ -124,7 +123,9 @@ def resume(
             "newest run in the folder runs.",
         ),
     ] = None,
-    checkpoint: CheckpointOption = None,
+    checkpoint: Annotated[
+        int | None, typer.Option(metavar="STEP", min=0, help="Step of the checkpoint. Default: the newest.")
+    ] = None,
     set_: Set = None,
     launch_options: LaunchOptions,
     profile: Profile = False,

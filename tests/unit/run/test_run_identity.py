@@ -242,11 +242,11 @@ def test_a_checkpoint_that_was_copied_elsewhere_is_of_no_run(runs, tmp_path):
         open_model(copied, torch.device("cpu"))
 
 
-def test_eval_uses_the_checkpoint_that_the_command_line_names(run, dataset, capfd):  # noqa: F811
+def test_eval_refuses_a_damaged_checkpoint_and_takes_another_by_its_path(run, dataset, capfd):  # noqa: F811
     (checkpoint(run, 4) / "manifest.json").unlink()
-    command = ["eval", run, "--target", dataset / "data" / "val.bin", "--bootstrap", 0, "--device", "cpu"]
-    assert f"facetrain resume {run} --checkpoint 2" in str(refusal(*command))
-    app([str(each) for each in (*command, "--checkpoint", 2)], standalone_mode=False)
+    options = ["--target", dataset / "data" / "val.bin", "--bootstrap", 0, "--device", "cpu"]
+    assert f"facetrain resume {run} --checkpoint 2" in str(refusal("eval", run, *options))
+    app(["eval", *map(str, (checkpoint(run, 2), *options))], standalone_mode=False)
     assert f"{checkpoint(run, 2)}: " in capfd.readouterr().out
 
 
