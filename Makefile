@@ -16,7 +16,7 @@ LARGE ?=
 # Without compiled modules every process that a test starts would compile those it imports: five seconds for torch.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup quickstart test test-slow unit check format ranks gpu golden fuzz interop long soak clock bench real-faces speedrun config-docs docs lock clean
+.PHONY: help setup quickstart test test-slow unit check format ranks gpu golden fuzz interop long soak bench real-faces speedrun config-docs docs lock clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -59,13 +59,9 @@ interop: $(READY)  ## exchange files with MXNet 1.9.1 and other programs in buil
 long: $(READY)  ## run the tests that take minutes: lost ranks and hosts, cut networks, memory of whole runs
 	$(BIN)/pytest -m long
 
-soak: $(READY)  ## KILLS (1,000) of runs in all settings, DAMAGES (10,000) of run folders, Ctrl-C at 200 moments
+soak: $(READY)  ## KILLS (1,000) of runs in all settings, DAMAGES (10,000) of run folders
 	$(BIN)/python -m tests.soak.kills --kills $(KILLS)
 	$(BIN)/python -m tests.soak.damages --damages $(DAMAGES)
-	$(BIN)/python -m tests.soak.interrupts --moments 200
-
-clock: $(READY)  ## measure how soon the other ranks end after each kind of failure of one, about 30 minutes
-	$(BIN)/python -m tests.soak.clock
 
 bench: $(READY)  ## run every benchmark in a short form, about 15 minutes (docs/benchmarks.md)
 	VENV=$(VENV) ./scripts/bench

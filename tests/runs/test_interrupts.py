@@ -1,13 +1,16 @@
 """Ctrl-C before a command has begun, after its end, and while reading processes start."""
 
+import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 from tests.runs.test_lost_ranks import LONG
-from tests.soak.interrupts import interrupt
-from tests.support.command import environment
+from tests.support.command import environment, restore_signals
+from tests.support.processes import adopt_orphans, descendants, kill, wait_until_gone
 
 INTERRUPTED_IMPORT = """
 import runpy, signal, sys
@@ -70,9 +73,24 @@ def test_ctrl_c_while_reading_processes_start_is_an_interruption_and_no_lack_of_
     describe, tmp_path, ranks
 ):
     command = [
-        "train", "--config", describe(), "--run-dir", tmp_path / "run", *LONG, "--set", "data.workers=3",
-        "--nproc-per-node", ranks,
+        sys.executable, "-m", "facetrain", "train", "--config", describe(), "--run-dir", tmp_path / "run", *LONG,
+        "--set", "data.workers=3", "--nproc-per-node", ranks,
     ]  # fmt: skip
     # One rank: its first readers and multiprocessing's tracker. Two: also the ranks and their watchdogs.
     readers = 2 if ranks == 1 else 7
-    assert interrupt(command, moment_s=0.3, processes=readers) == []
+    adopt_orphans()
+    process = subprocess.Popen(
+        list(map(str, command)), env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        start_new_session=True, preexec_fn=restore_signals,
+    )  # fmt: skip
+    while len(descendants(process.pid)) < readers and process.poll() is None:
+        time.sleep(0.01)
+    time.sleep(0.3)
+    pids = [process.pid, *descendants(process.pid)]
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    try:
+        _, stderr = process.communicate(timeout=120)
+        assert process.returncode == 130 and "Traceback" not in stderr and "memory" not in stderr, stderr
+        assert wait_until_gone(pids, 10) == []
+    finally:
+        kill(pids)
