@@ -10,7 +10,7 @@ import pytest
 
 from tests.runs.test_lost_ranks import LONG
 from tests.support.command import environment, restore_signals
-from tests.support.processes import adopt_orphans, descendants, kill, wait_until_gone
+from tests.support.processes import descendants, kill, wait_until_gone
 
 INTERRUPTED_IMPORT = """
 import runpy, signal, sys
@@ -78,7 +78,6 @@ def test_ctrl_c_while_reading_processes_start_is_an_interruption_and_no_lack_of_
     ]  # fmt: skip
     # One rank: its first readers and multiprocessing's tracker. Two: also the ranks and their watchdogs.
     readers = 2 if ranks == 1 else 7
-    adopt_orphans()
     process = subprocess.Popen(
         list(map(str, command)), env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         start_new_session=True, preexec_fn=restore_signals,
