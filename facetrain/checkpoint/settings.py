@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from pydantic import Field, field_validator
 
 from facetrain.remote.address import has_secrets
@@ -15,8 +13,6 @@ class CheckpointSettings(Settings):
 
     every_steps: Positive = 2000
     """Number of steps between two checkpoints. The last step is always saved."""
-    every_minutes: Annotated[float, Field(gt=0)] | None = None
-    """Minutes after which a checkpoint is saved, in addition to `every_steps`. null: no limit."""
     keep: Positive = 3
     """Number of newest checkpoints that are kept."""
     best_metric: str | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import operator
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,18 +35,11 @@ DEFAULTS: dict[str, Any] = {
 }
 """Values of arcface_torch's configs/base.py, for configs that come without that file."""
 
-_WITHOUT_EQUIVALENT = {
-    "resume": "`facetrain resume` continues a run",
-    "save_all_states": "every checkpoint holds everything",
-    "momentum": "arcface_torch ignores it and uses 0.9",
-    "num_workers": "data.workers is set to auto",
-    "dali": "facetrain's reader is used",
-    "output": "run.dir and run.name give the run folder",
-    "using_wandb": "TensorBoard's files can be sent there by `wandb sync`",
-    "wandb_project": "see using_wandb",
-    "wandb_key": "see using_wandb",
-    "wandb_resume": "see using_wandb",
+_NOT_NEEDED = {
+    *("resume", "save_all_states", "momentum", "num_workers", "dali", "output"),
+    *("using_wandb", "wandb_project", "wandb_key", "wandb_resume"),
 }
+"""Settings that need no key: facetrain does the same, or arcface_torch ignores them."""
 _TRANSLATED = DEFAULTS.keys() | {
     "rec",
     "dali_aug",
@@ -58,8 +50,6 @@ _MARGINS_OF_LOSSES = {"arcface": (1.0, 0.5, 0.0), "cosface": (1.0, 0.0, 0.4)}
 """Values of `config.loss`, arcface_torch's setting of 2021, as a margin_list. The scale was 64 then too."""
 _SIZES = {"num_classes": "num_classes", "num_image": "num_images"}
 _LISTS = ("margin_list", "val_targets")
-_MASKED = "the masking of patches in training has no equivalent in facetrain"
-_VIT_VARIANT = re.compile(r"(vit_[a-z]+)_(\w+)")
 _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -93,17 +83,12 @@ def convert(path: Path) -> str:
         ) from error
     build_config(described, str(path))  # check the result
     notes = _notes_on_values(values)
-    known = _TRANSLATED | _WITHOUT_EQUIVALENT.keys()
-    if margin:
-        known |= {"loss"}
-    if margin and "margin_list" in assigned:
-        notes.append("# loss: margin_list gives the margin")
-    unknown = values.keys() - known
+    unknown = values.keys() - _TRANSLATED - _NOT_NEEDED - ({"loss"} if margin else set())
     notes += [f"# {name}: has no equivalent in facetrain" for name in sorted(unknown)]
     head = [f"# Converted from arcface_torch's {path.name}."]
     # At the end: these need no action, and they would hide the others.
-    unneeded = [f"# {name}: {why}" for name, why in _WITHOUT_EQUIVALENT.items() if name in values]
-    tail = ["# Left out, because facetrain needs no key for it:", *unneeded] if unneeded else []
+    left_out = sorted(_NOT_NEEDED & values.keys())
+    tail = [f"# Left out, because facetrain needs no key for it: {', '.join(left_out)}"] if left_out else []
     return "\n".join([*head, *notes, yaml.safe_dump(described, sort_keys=False).rstrip("\n"), *tail, ""])
 
 
@@ -251,24 +236,11 @@ def _notes_on_values(values: dict[str, Any]) -> list[str]:
         notes.append(
             "# margin_list: m1 and m2 are left out, because arcface_torch ignores them where m3 is above 0"
         )
-    if "dali_aug" in values:
-        used = values.get("dali") or not values["dali_aug"]
-        why = "converted to data.augment" if used else "is left out, because it has no effect without dali"
-        notes.append(f"# dali_aug: {why}")
-    if values["gradient_acc"] > 1:
-        notes.append("# verbose, frequent: divided by gradient_acc, because facetrain counts whole steps")
-    variant = _VIT_VARIANT.fullmatch(values["network"])
-    if variant and variant[2] not in ("dp005_mask0", "dp005_mask_0"):
-        notes.append(f"# network: `{variant[2]}` is left out; {_MASKED}")
-    elif values["network"] in ("vit_t", "vit_s", "vit_b"):
-        notes.append(f"# network: {_MASKED}, whose drop path is 0.05 instead of 0.1")
-    elif values["network"] == "vit_h":
-        notes.append("# network: the drop path is 0.05 instead of 0.1")
-    if values["rec"] == "synthetic":
-        notes.append(
-            "# rec: the synthetic data of arcface_torch has no equivalent in facetrain; `facetrain data synth` writes "
-            "a dataset to train on, `facetrain bench` measures the speed without one"
-        )
+    if values.get("dali_aug") and not values.get("dali"):
+        notes.append("# dali_aug: is left out, because it has no effect without dali")
+    network = values["network"]
+    if network.startswith("vit_") and not network.endswith(("_dp005_mask0", "_dp005_mask_0")):
+        notes.append("# network: the drop path is 0.05, and no patches are masked in training")
     notes += [
         f"# {name}: is not an integer and is left out"
         for name in _SIZES

@@ -42,6 +42,7 @@ REMOVED_KEYS = {
     "optim.ema": None,
     "train.loss_spike": None,
     "train.stop_early": None,
+    "checkpoint.every_minutes": None,
     "log.mlflow": None,
     "log.mlflow_experiment": "facetrain",
     "log.wandb": None,

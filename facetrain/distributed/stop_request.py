@@ -53,21 +53,15 @@ class StopRequest:
         for number in list(self._before):
             signal.signal(number, self._before.pop(number))
 
-    def ask(self, also: bool = False) -> Callable[[], tuple[int, bool]]:
-        """Start to ask all ranks for the signals that they have received until now, and for `also`. Collective.
+    def ask(self) -> Callable[[], int]:
+        """Start to ask all ranks for the signals that they have received until now. Collective.
 
-        Return a function that waits for the answer: the signal that any rank has received (0: none), and whether
-        `also` was set on any rank.
+        Return a function that waits for the answer: the signal that any rank has received; 0: none.
         """
         # On the host: the answer must not wait for the kernels of the step. Of different signals all ranks take the
         # largest.
-        wait = collectives.start_max_(torch.tensor([self.signal, also], dtype=torch.int32))
-
-        def answer() -> tuple[int, bool]:
-            number, any_also = wait().tolist()
-            return number, bool(any_also)
-
-        return answer
+        wait = collectives.start_max_(torch.tensor(self.signal, dtype=torch.int32))
+        return lambda: int(wait())
 
     def raise_if_requested(self) -> None:
         """Leave a long operation if any rank has received a signal. Collective.
@@ -75,7 +69,7 @@ class StopRequest:
         Raises:
             Stopped: on all ranks.
         """
-        if self.ask()()[0]:
+        if self.ask()():
             raise Stopped
 
     def _record(self, number: int, frame: FrameType | None) -> None:

@@ -65,9 +65,9 @@ def fit(
             callbacks.profiler.begin_step()
         log.announce_stage(state)
 
-        # Signals and clocks differ between ranks, and all ranks must take the same branches below. The ranks exchange
-        # them during the step: with many ranks a reduction over gloo takes milliseconds.
-        stopping.begin(save=checkpoints.is_overdue())
+        # Signals differ between ranks, and all ranks must take the same branches below. The ranks exchange them during
+        # the step: with many ranks a reduction over gloo takes milliseconds.
+        stopping.begin()
 
         # On a GPU, this returns when all kernels are queued: from here on the host runs ahead of the device.
         step(state, micro_batches)
@@ -89,13 +89,13 @@ def fit(
             callbacks.page.update(state)
 
         # The answer to `begin`: it has arrived during the step, and every rank gets the same one.
-        agreed = stopping.agree(state)
-        if is_last or due(state.step, config.checkpoint.every_steps) or agreed.save or agreed.stop:
+        stops = stopping.agree(state)
+        if is_last or stops or due(state.step, config.checkpoint.every_steps):
             checkpoints.save(state)
         else:
             # A thread writes a checkpoint for many steps; once all ranks are done, one of these calls commits it.
             checkpoints.poll(state)
-        if agreed.stop or is_last:
+        if stops or is_last:
             return
 
 
@@ -103,9 +103,9 @@ def _verify_first(state: TrainState, callbacks: Callbacks, *, resumed: bool) -> 
     """Verify the network before the first step; return whether the ranks agreed to stop. Collective."""
     callbacks.evaluation.verify(state)
     if state.unverified:  # a signal interrupted the verification
-        agreed = callbacks.stopping.agree(state)
+        stops = callbacks.stopping.agree(state)
         callbacks.checkpointing.save(state)
-        return agreed.stop
+        return stops
     if resumed:
         # Save that the verification is done: a further resume from this step must not repeat it.
         callbacks.evaluation.write_pairs(state)

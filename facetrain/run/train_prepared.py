@@ -227,7 +227,6 @@ def _build_checkpointing(run: PreparedRun, outputs: RunOutputs, loader: StagedLo
         outputs,
         meta,
         last_saved=run.state.step if run.resumed else None,
-        every_minutes=config.checkpoint.every_minutes,
         skipped=loader.skipped,
         check_lock=run.check_lock,
         uploads=uploads,

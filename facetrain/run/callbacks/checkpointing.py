@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import signal
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from facetrain.checkpoint.save import CheckpointWriter, SaveOutcome
 from facetrain.checkpoint.uploads import Uploads
@@ -17,15 +16,6 @@ from facetrain.errors import CheckpointError
 from facetrain.run.outputs import RunOutputs
 from facetrain.telemetry.log import logger
 from facetrain.training.state import TrainState
-
-
-class Agreement(NamedTuple):
-    """Decision that all ranks took together after a step."""
-
-    stop: bool
-    """A signal reached one of the ranks: save a checkpoint and end the run."""
-    save: bool
-    """The time since the last checkpoint is over on one of the ranks."""
 
 
 @dataclass
@@ -42,8 +32,6 @@ class Checkpointing:
     """JSON that every checkpoint holds beside the tensors."""
     last_saved: int | None
     """Step of the newest checkpoint that is complete; None if there is none."""
-    every_minutes: float | None = None
-    """Minutes between two checkpoints; None: no limit."""
     skipped: Sequence[str] = ()
     """Growing list of this rank's messages about images that it could not read."""
     uploads: Uploads | None = None
@@ -52,18 +40,11 @@ class Checkpointing:
     """Why the newest checkpoint is not in the mirror; known to the leader after `finish`."""
     check_lock: Callable[[], None] = lambda: None
     """Raises an error if another process writes the run."""
-    _began_at: float = field(default_factory=time.monotonic, init=False)
     _failure: str = field(default="", init=False)
-
-    def is_overdue(self) -> bool:
-        """Return whether `every_minutes` have passed on this rank since the last checkpoint began."""
-        return time.monotonic() - self._began_at > 60 * (self.every_minutes or math.inf)
 
     def save(self, state: TrainState) -> None:
         """Begin to save a checkpoint, after the one in flight has ended. Collective."""
         self.check_lock()
-        # From the beginning of a save and not from its end: a slow disk must not stretch the interval.
-        self._began_at = time.monotonic()
         self.outputs.advance(state.step, "saving a checkpoint")
         # Also the images that were skipped since the last report: a resumed run does not read them again.
         state.add_skipped_images(self.skipped)
@@ -113,34 +94,33 @@ class Checkpointing:
 
 
 class Stopping:
-    """Lets the ranks agree, once per step, whether to stop and whether to save by the clock."""
+    """Lets the ranks agree, once per step, whether to stop."""
 
     def __init__(self, request: StopRequest, print_message: Callable[[str], None]) -> None:
         """Take the signal handler, and a function that shows the user a line."""
         self._request, self._print = request, print_message
         self.signal = 0
         """Signal that the ranks have agreed to stop for; 0 as long as there is none."""
-        self._pending: Callable[[], tuple[int, bool]] | None = None
+        self._pending: Callable[[], int] | None = None
 
-    def begin(self, *, save: bool) -> None:
-        """Send this rank's signal, and its wish for a checkpoint, to the others; do not wait. Collective.
+    def begin(self) -> None:
+        """Send this rank's signal to the others; do not wait. Collective.
 
-        Both share one reduction, because this is called before every step. A signal that arrives during the step is
-        sent before the next one.
+        A signal that arrives during the step is sent before the next one.
         """
-        self._pending = self._request.ask(save)
+        self._pending = self._request.ask()
 
-    def agree(self, state: TrainState) -> Agreement:
-        """Return what the ranks decide together, by what each of them knew at the last `begin`. Collective."""
+    def agree(self, state: TrainState) -> bool:
+        """Return whether all ranks save and stop, by what each of them knew at the last `begin`. Collective."""
         pending, self._pending = self._pending, None
         if pending is None or state.unverified:
             # A signal has interrupted the verification after `begin`: the run stops after this step.
             pending = self._request.ask()
-        self.signal, save = pending()
+        self.signal = pending()
         if self.signal:
             self._print(
                 f"{signal.Signals(self.signal).name} received: saving step {state.step} and stopping, within "
                 f"{grace_s()} s of the signal"
                 + ("; `facetrain resume` will verify it" if state.unverified else "")
             )
-        return Agreement(stop=self.signal != 0, save=save)
+        return self.signal != 0

@@ -94,7 +94,8 @@ def test_a_converted_config_describes_the_same_run(tmp_path):
     assert (config.train.batch_size, config.train.precision, config.train.epochs) == (512, "fp16", 20)
     assert (config.optim.lr, config.optim.warmup_epochs, config.data.num_classes) == (0.4, 2, 2059906)
     assert config.eval.targets == ("lfw", "cfp_fp", "agedb_30")
-    assert "# momentum: arcface_torch ignores it" in (tmp_path / "wf42m.yaml").read_text()
+    text = (tmp_path / "wf42m.yaml").read_text()
+    assert text.endswith("needs no key for it: dali, momentum, output, resume\n")
 
 
 USUAL_NOTES = ("Converted",)
@@ -113,32 +114,17 @@ CONVERSIONS = [
     # arcface_torch subtracts m3 alone then.
     ("margin_list = (1.0, 0.5, 0.2)", MARGIN, ("cosface", 64, 1, 0, 0.2), LEFT_OUT),
     ("margin_list = (1.35, 0.0, 0.2)", MARGIN, ("cosface", 64, 1, 0, 0.2), LEFT_OUT),
-    ("loss = 'arcface'", MARGIN, ("cosface", 64, 1, 0, 0.4), "loss: margin_list gives the margin"),
+    ("loss = 'arcface'", MARGIN, ("cosface", 64, 1, 0, 0.4), None),
     ("loss = 'curricularface'", MARGIN, ("cosface", 64, 1, 0, 0.4), "loss: has no equivalent in facetrain"),
-    (
-        "dali = True; dali_aug = True",
-        AUGMENTATION,
-        (0.1, 0.2, 0.2, 0.1),
-        "dali_aug: converted to data.augment",
-    ),
+    ("dali = True; dali_aug = True", AUGMENTATION, (0.1, 0.2, 0.2, 0.1), None),
     ("dali_aug = True", AUGMENTATION, (0, 0, 0, 0), "dali_aug: is left out"),
-    ("gradient_acc = 4; frequent = 3", INTERVALS, (4, 500, 1), "verbose, frequent: divided by gradient_acc"),
+    ("gradient_acc = 4; frequent = 3", INTERVALS, (4, 500, 1), None),
     ("network = 'vit_t_dp005_mask0'", "model.backbone", "vit_t", None),
     ("network = 'vit_s_dp005_mask_0'", "model.backbone", "vit_s", None),
-    ("network = 'vit_b_dp005_mask_005'", "model.backbone", "vit_b", "network: `dp005_mask_005` is left out"),
-    (
-        "network = 'vit_b'",
-        "model.backbone",
-        "vit_b",
-        "network: the masking of patches in training has no equiv",
-    ),
+    ("network = 'vit_b_dp005_mask_005'", "model.backbone", "vit_b", "network: the drop path is 0.05"),
+    ("network = 'vit_b'", "model.backbone", "vit_b", "network: the drop path is 0.05"),
     # Synthetic data keeps its size, for `facetrain plan`.
-    (
-        "rec = 'synthetic'; num_classes = 300 * 10000",
-        SIZES,
-        (3_000_000, 42474557),
-        "rec: the synthetic data of arc",
-    ),
+    ("rec = 'synthetic'; num_classes = 300 * 10000", SIZES, (3_000_000, 42474557), None),
     ("num_image = 'forget'", SIZES, (2059906, None), "num_image: is not an integer and is left out"),
     ("suffix_run_name = 'a'", "seed", 2048, "suffix_run_name: has no equivalent in facetrain"),
     ("wandb_project = 'faces'; using_wandb = True", "seed", 2048, None),
@@ -152,7 +138,7 @@ def test_each_setting_is_converted_or_named_in_a_note(tmp_path, lines, keys, val
     text, _, unneeded = (
         (tmp_path / "wf42m.yaml").read_text().partition("# Left out, because facetrain needs no key")
     )
-    assert "momentum: arcface_torch ignores it" in unneeded, "below the config, so that the others are seen"
+    assert "momentum" in unneeded, "below the config, so that the others are seen"
     notes = [line[2:] for line in text.splitlines() if line[0] == "#"]
     others = [line for line in notes if not line.startswith(USUAL_NOTES)]
     assert len(others) == (note is not None) and "".join(others).startswith(note or "")

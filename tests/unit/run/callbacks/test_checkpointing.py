@@ -12,12 +12,12 @@ from facetrain.run.outputs import RunOutputs
 from tests.unit.run.callbacks.helpers import Board, Lines
 
 
-def checkpointing_of(folder, board, lines, every_minutes=None, last_saved=None):
+def checkpointing_of(folder, board, lines, last_saved=None):
     writer = CheckpointWriter(folder, keep=3, asynchronous=True, best_metric=None)
     console = Lines()
     console.lines = lines
     outputs = RunOutputs(board, console=console)
-    return Checkpointing(writer, outputs, {"model": {}}, last_saved=last_saved, every_minutes=every_minutes)
+    return Checkpointing(writer, outputs, {"model": {}}, last_saved=last_saved)
 
 
 def test_a_checkpoint_is_committed_by_a_later_poll(state, tmp_path):
@@ -51,11 +51,3 @@ def test_a_checkpoint_that_cannot_be_written_is_reported_and_refused_as_the_last
     assert len(lines) == 1 and lines[0].startswith("warning: checkpoint of step 9 was not saved: rank 0: ")
     with pytest.raises(CheckpointError, match=f"of step 9 was not saved [(]rank 0: .*{advice}"):
         checkpointing.require_saved(state)
-
-
-def test_a_checkpoint_is_overdue_after_the_given_minutes_until_one_begins(state, tmp_path):
-    checkpointing = checkpointing_of(tmp_path, Board(), [], every_minutes=1e-6)
-    time.sleep(0.001)
-    assert checkpointing.is_overdue()
-    patient = checkpointing_of(tmp_path, Board(), [])
-    assert not patient.is_overdue()

@@ -3,7 +3,6 @@
 import pytest
 
 from facetrain.config.loading import build_config
-from facetrain.run.callbacks.checkpointing import Agreement
 from facetrain.run.loop import Callbacks, fit
 
 EVERY_STEPS = {"log": 2, "eval": 3, "checkpoint": 2}
@@ -14,9 +13,9 @@ CONFIG = build_config({"data": {"train": "x"}} | SECTIONS, "test")
 class Recording:
     """Callbacks of the loop that record their calls. The signal comes after step `stop_at`."""
 
-    def __init__(self, state, stop_at=None, interrupted=False, overdue_at=None):
+    def __init__(self, state, stop_at=None, interrupted=False):
         self.calls, self._state, self._stop_at = [], state, stop_at
-        self._interrupted, self._overdue_at, self._save = interrupted, overdue_at, False
+        self._interrupted = interrupted
 
     def announce_stage(self, state):
         pass
@@ -34,21 +33,17 @@ class Recording:
     def write_pairs(self, state):
         pass
 
-    def is_overdue(self):
-        return self._state.step == self._overdue_at
-
     def save(self, state):
         self.calls.append(f"save {state.step}")
 
     def poll(self, state):
         self.calls.append(f"poll {state.step}")
 
-    def begin(self, *, save):
-        self._save = save
+    def begin(self):
+        pass
 
     def agree(self, state):
-        save, self._save = self._save, False
-        return Agreement(stop=state.step == self._stop_at or self._interrupted, save=save)
+        return state.step == self._stop_at or self._interrupted
 
 
 def calls_of(state, loader, step, *, resumed=False, unverified=False, **options):
@@ -73,13 +68,11 @@ def test_the_loop_calls_each_callback_at_its_interval_and_all_after_the_last_ste
     ("options", "part", "calls"),
     [
         ({"stop_at": 1}, slice(None), ["verify 0", "save 1"]),
-        # The clock of a rank asks for a save before step 3.
-        ({"overdue_at": 2}, slice(3, 6), ["save 2", "verify 3", "save 3"]),
         ({"interrupted": True}, slice(None), ["verify 0", "save 0"]),
         ({"resumed": True}, slice(1), ["poll 1"]),
         ({"resumed": True, "unverified": True}, slice(3), ["verify 0", "save 0", "poll 1"]),
     ],
-    ids=["signal", "overdue save", "signal in the first verification", "resumed", "verification repeated"],
+    ids=["signal", "signal in the first verification", "resumed", "verification repeated"],
 )
 def test_the_loop_saves_where_it_is_asked_to_and_a_resumed_run_verifies_only_what_was_interrupted(
     state, loader, step, options, part, calls

@@ -6,22 +6,20 @@ import pytest
 
 from facetrain.distributed.stop_request import StopRequest
 from facetrain.errors import UsageError
-from facetrain.run.callbacks.checkpointing import Agreement, Stopping
+from facetrain.run.callbacks.checkpointing import Stopping
 
 
 def test_a_signal_is_agreed_on_and_shown_with_the_step(state):
     lines = []
     with StopRequest() as request:
         stopping = Stopping(request, lines.append)
-        stopping.begin(save=True)
+        stopping.begin()
         signal.raise_signal(signal.SIGTERM)
-        assert stopping.agree(state) == Agreement(stop=False, save=True), (
-            "what was known before the step counts"
-        )
+        assert not stopping.agree(state), "what was known before the step counts"
         assert stopping.signal == 0 and not lines
-        stopping.begin(save=False)
+        stopping.begin()
         state.step, state.unverified = 7, True
-        assert stopping.agree(state) == Agreement(stop=True, save=False)
+        assert stopping.agree(state)
     assert stopping.signal == signal.SIGTERM
     assert "SIGTERM received: saving step 7" in lines[0] and "`facetrain resume` will verify it" in lines[0]
 
@@ -29,10 +27,10 @@ def test_a_signal_is_agreed_on_and_shown_with_the_step(state):
 def test_a_signal_that_interrupts_the_verification_after_a_step_stops_the_run_there(state):
     with StopRequest() as request:
         stopping = Stopping(request, [].append)
-        stopping.begin(save=False)
+        stopping.begin()
         signal.raise_signal(signal.SIGTERM)
         state.unverified = True
-        assert stopping.agree(state).stop
+        assert stopping.agree(state)
 
 
 @pytest.mark.parametrize("seconds", ["5m", "", "-1"])
