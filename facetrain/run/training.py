@@ -55,18 +55,11 @@ def train(
     folder. `profile` records a few steps in the run folder. `set_keys` are the config keys that the command line sets.
     `choices` says what a new run chooses itself. `on_folder` is called with the folder of the run.
     """
-    run_prepared = partial(_run, profile=profile)
     with _joined_world(config) as world:
+        prepare = partial(prepare_run, config, world, set_keys=set_keys, choices=choices)
         default = Path(config.run.dir) / config.run.name
         if _some_rank_resumes(this_rank=False):
-            return _resume(
-                config,
-                world,
-                run_dir or default,
-                run_prepared=run_prepared,
-                set_keys=set_keys,
-                choices=choices,
-            )
+            return _resume(config, world, run_dir or default, None, prepare, profile=profile)
         # Before the folder is created, which tells whether a failure may remove it again.
         is_new = run_dir is None or not run_dir.exists()
         # With a mirror, the name is the same on all hosts, and in the mirror.
@@ -89,10 +82,7 @@ def train(
                 prepare_checkpoints(world, folder, is_new_run=not continues, is_owner=hosts.is_owner)
                 step = fetch_checkpoint(world, hosts, folder, None) if continues else None
                 checkpoint = open_on_all_ranks(world, folder, step) if continues else None
-                run = prepare_run(
-                    config, world, folder, checkpoint, lock, hosts, set_keys=set_keys, choices=choices
-                )
-                return run_prepared(run)
+                return _run(prepare(folder, checkpoint, lock, hosts), profile=profile)
         finally:
             if is_new:
                 remove_if_empty(folder, world)
@@ -113,14 +103,8 @@ def resume(
     with _joined_world(config) as world:
         # The answer is known here; ranks that began with `train` wait for it.
         _some_rank_resumes(this_rank=True)
-        return _resume(
-            config,
-            world,
-            run_dir,
-            step,
-            run_prepared=partial(_run, profile=profile),
-            set_keys=set_keys,
-        )
+        prepare = partial(prepare_run, config, world, set_keys=set_keys)
+        return _resume(config, world, run_dir, step, prepare, profile=profile)
 
 
 def _some_rank_resumes(*, this_rank: bool) -> bool:
@@ -135,13 +119,15 @@ def _resume(
     config: Config,
     world: World,
     run_dir: Path,
-    step: int | None = None,
+    step: int | None,
+    prepare: Callable[..., PreparedRun],
     *,
-    run_prepared: Callable[[PreparedRun], int],
-    set_keys: Set[str],
-    choices: Choices = NO_CHOICES,
+    profile: bool,
 ) -> int:
-    """Continue a run from the checkpoint of a step on the ranks of a world; return the exit code. Collective."""
+    """Continue a run from the checkpoint of a step on the ranks of a world; return the exit code. Collective.
+
+    `prepare` is `prepare_run` with its config, world and options.
+    """
     with locked(world, run_dir, launchers_of(world)) as lock:
         hosts = find_hosts(world, config, run_dir)
         # Before a checkpoint is chosen: a save that a kill has interrupted between two renames is completed first.
@@ -150,17 +136,7 @@ def _resume(
         requested = None if is_restart(run_dir, world) else step
         requested = fetch_checkpoint(world, hosts, run_dir, requested)
         checkpoint = open_on_all_ranks(world, run_dir, requested)
-        run = prepare_run(
-            config,
-            world,
-            run_dir,
-            checkpoint,
-            lock,
-            hosts,
-            set_keys=set_keys,
-            choices=choices,
-        )
-        return run_prepared(run)
+        return _run(prepare(run_dir, checkpoint, lock, hosts), profile=profile)
 
 
 @contextmanager
@@ -188,21 +164,16 @@ def _joined_world(config: Config) -> Iterator[World]:
 
 def _run(run: PreparedRun, *, profile: bool) -> int:
     """Train a prepared run, with its state in the run folder; return the exit code."""
+    is_leader = run.world.is_leader
+    page = LiveReport(run.folder) if is_leader and run.config.log.report else None
+    train_it = partial(train_prepared, run, profile=profile, page=page)
     try:
         # One file for all ranks: `facetrain runs` reads it, and only the leader writes it.
-        if not run.world.is_leader:
-            return train_prepared(run, profile=profile)
-        page = LiveReport(run.folder) if run.config.log.report else None
+        if not is_leader:
+            return train_it()
         start = Start(step=run.state.step, ranks=run.world.size, device=run.world.device.type)
-        try:
-            return train_recorded(
-                run.folder,
-                start,
-                run.schedule.total_steps,
-                lambda: train_prepared(run, profile=profile, page=page),
-            )
-        finally:
-            if page:
-                page.write()
+        return train_recorded(run.folder, start, run.schedule.total_steps, train_it)
     finally:
+        if page:
+            page.write()
         stop_logging(run.log)

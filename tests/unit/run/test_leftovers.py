@@ -1,6 +1,6 @@
 import os
 
-from facetrain.run.folder.leftovers import remove_leftovers
+from facetrain.run.folder.create import remove_leftovers
 
 LEFTOVERS = [
     ".model.safetensors.0123456789abcdef.tmp",
