@@ -9,8 +9,6 @@ import errno
 import re
 import sys
 import time
-from collections.abc import Sequence
-from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
@@ -41,7 +39,6 @@ _EXPECTED = {
 }
 """Kind of a fault that pydantic finds in an option -> what the option needs."""
 _CONFIG_FILE = re.compile(r"[^-=][^=]*\.(ya?ml|py)")
-_EMPTY_OPTION = re.compile(r"--[a-z-]+=")
 
 app = typer.Typer(
     name="facetrain",
@@ -85,7 +82,6 @@ def main() -> None:
     if launched_by_torchrun():
         silence_torch_logs()  # facetrain's own launcher does so for its ranks
     try:
-        _require_no_empty_argument(arguments)
         code = app(arguments, prog_name="facetrain", standalone_mode=False)
         sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
@@ -97,18 +93,6 @@ def main() -> None:
     if code == _INTERRUPTED:
         _exit("interrupted", code)
     sys.exit(code)
-
-
-def _require_no_empty_argument(arguments: Sequence[str]) -> None:
-    """Refuse an empty argument, which is a shell variable without a value: as a path, it is the current folder.
-
-    Raises:
-        UsageError: there is one.
-    """
-    for before, argument in pairwise(["facetrain", *arguments]):
-        if not argument or _EMPTY_OPTION.fullmatch(argument):
-            place = argument.removesuffix("=") or before
-            raise UsageError(f"facetrain: the argument after {place} is empty; give a value")
 
 
 def _exit_with_error(error: Any) -> None:

@@ -52,13 +52,12 @@ def embed(
         require_format(output)
     require_writable(output)
     require_existing(model, input)
-    from facetrain.cli.native_messages import collect_native_messages
     from facetrain.cli.progress import progress_bar
     from facetrain.embeddings.embed_images import embed_input
     from facetrain.run.build.teacher_embeddings import write_teacher_embeddings
 
     if is_teacher:
-        with collect_native_messages(), progress_bar("embedding") as progress:
+        with progress_bar("embedding") as progress:
             count, size = write_teacher_embeddings(
                 model,
                 input,
@@ -70,7 +69,7 @@ def embed(
         rows = "plain and mirrored" if flip else "plain"
         typer.echo(f"{output}: {count:,} images, {rows}, embeddings of size {size}")
         return
-    with collect_native_messages(), progress_bar("embedding") as progress:
+    with progress_bar("embedding") as progress:
         embeddings = embed_input(model, input, inference, flip=flip, progress=progress)
     save_embeddings(output, embeddings)
     count, size = embeddings.embedding.shape

@@ -6,11 +6,9 @@ import signal
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from facetrain.data.formats.bin import read_bin, write_bin
-from facetrain.data.images.decode import encode_jpeg
 from facetrain.data.images.header import encoded_image_size
 from facetrain.data.open_dataset import open_dataset
 from tests.support.command import facetrain, output_of, refusal, start
@@ -224,17 +222,3 @@ def test_inspect_takes_a_rec_and_a_bin(photos, data, tmp_path):
     assert "20 pairs, 10 of one person" in found and "16×16 (40)" in found
     assert (tmp_path / "pairs.html").exists()
     assert json.loads(run("inspect", tmp_path / "val.bin", "--json"))["formats"] == {"PNG": 40}
-
-
-def test_messages_of_libjpeg_are_summed_up_in_one_warning(tmp_path):
-    (tmp_path / "photos" / "ann").mkdir(parents=True)
-    for number in range(3):
-        data = encode_jpeg(np.random.default_rng(number).integers(0, 255, (64, 64, 3), np.uint8), 90)
-        middle = len(data) // 2
-        damaged = data[:middle] + b"\xff\xd3garbage" + data[middle:]
-        (tmp_path / "photos" / "ann" / f"{number}.jpg").write_bytes(damaged)
-    process = facetrain("data", "pack", tmp_path / "photos", "--output", tmp_path / "out")
-    assert process.returncode == 0, process.stderr
-    lines = process.stderr.splitlines()
-    assert 1 <= len(lines) <= 3
-    assert all(line.startswith("warning: an image library reports: ") for line in lines)

@@ -93,21 +93,6 @@ def test_a_rank_without_a_gpu_gets_the_advice_of_its_command(count, advice, monk
 
 
 @pytest.mark.parametrize(
-    ("arguments", "place"),
-    [
-        (("train", "--config", "quickstart", "--run-dir", ""), "--run-dir"),
-        (("train", "--config", "quickstart", "--run-dir="), "--run-dir"),
-        (("resume", ""), "resume"),
-        (("",), "facetrain"),
-    ],
-)
-def test_a_variable_of_the_shell_without_a_value_is_not_the_current_folder(arguments, place, tmp_path):
-    process = facetrain(*arguments, cwd=tmp_path)
-    assert process.stderr == f"error: facetrain: the argument after {place} is empty; give a value\n"
-    assert process.returncode == 2 and not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
     "line",
     [
         "embed same faces --output same",

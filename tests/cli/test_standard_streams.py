@@ -53,22 +53,6 @@ def test_an_error_that_cannot_be_printed_keeps_its_exit_code():
         assert run("config", "show", "none.yaml", stdout=full, stderr=full).returncode == 2
 
 
-def test_messages_of_data_commands_that_cannot_be_printed_are_lost():
-    code = """
-import sys
-from facetrain.cli.native_messages import collect_native_messages
-with collect_native_messages():
-    print("checking \\u4eba: 1 of 2", file=sys.stderr, flush=True)
-print("done")
-"""
-    command, variables = [sys.executable, "-c", code], environment(PYTHONIOENCODING="ascii")
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(command, env=variables, text=True, stdout=subprocess.PIPE, stderr=full)
-    assert (done.returncode, done.stdout) == (0, "done\n")
-    done = subprocess.run(command, env=variables, text=True, capture_output=True)
-    assert (done.returncode, done.stderr) == (0, "checking \\u4eba: 1 of 2\n")
-
-
 def test_streams_that_a_calling_program_has_replaced_stay(monkeypatch):
     own = io.TextIOWrapper(io.BytesIO())
     monkeypatch.setattr(sys, "stdout", own)

@@ -12,7 +12,6 @@ import sys
 import typer
 
 from facetrain.cli.data import clean, create, inspect, pairs, transform
-from facetrain.cli.native_messages import collect_native_messages
 
 app = typer.Typer(help="Create, inspect, check, transform and clean datasets.", no_args_is_help=True)
 app.command("synth")(create.synth)
@@ -30,8 +29,7 @@ app.command("clean")(clean.clean)
 
 
 @app.callback()
-def prepare(context: typer.Context) -> None:
+def prepare() -> None:
     """Create, inspect, check, transform and clean datasets."""
-    context.with_resource(collect_native_messages())
     # The default action of SIGTERM ends the process at once, and would leave the temporary folder of the output.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
