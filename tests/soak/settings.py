@@ -57,7 +57,7 @@ SETTINGS = [
     Setting("mixture, augmentation", changes={
         "data.train": "mixture.yaml",
         "data.augment": {
-            "low_resolution": 0.2, "blur": 0.2, "gray": 0.2, "color": 0.3, "crop": 0.3, "erase": 0.2,
+            "low_resolution": 0.2, "blur": 0.2, "gray": 0.2, "color": 0.3, "crop": 0.3,
         },
     }),
     Setting("MobileFaceNet", changes=_MBF),
