@@ -1,7 +1,6 @@
 """Dataset cards: name, origin, license and consent of a dataset, in a YAML file beside it.
 
-FOLDER/dataset_card.yaml, or FILE.card.yaml for a dataset that is one file. FOLDER/train.rec has the card of its folder;
-without one, train.rec.card.yaml is read:
+FOLDER/dataset_card.yaml, or FILE.card.yaml for a dataset that is one file. FOLDER/train.rec has the card of its folder:
 
     name: HSFace10k
     origin: https://github.com/HaiyuWu/Vec2Face
@@ -31,7 +30,7 @@ from facetrain.files import printable
 from facetrain.settings import Settings
 from facetrain.strict_yaml import parse_yaml
 
-CARD_FILE, CARD_SUFFIX = "dataset_card.yaml", ".card.yaml"
+CARD_FILE, _CARD_SUFFIX = "dataset_card.yaml", ".card.yaml"
 UNKNOWN = "unknown"
 _Text = Annotated[str, AfterValidator(printable)]
 _Count = Annotated[int, Field(strict=True)]
@@ -62,22 +61,20 @@ _Cards = Annotated[
 """Content of a card file: one card, or a list of them."""
 
 
-def card_path(dataset: Path) -> Path:
+def _card_path(dataset: Path) -> Path:
     """Return the path of a dataset's card; FOLDER/train.rec has the card of the folder."""
     if dataset.is_dir():
         return dataset / CARD_FILE
     if dataset.name == "train.rec":
         return dataset.parent / CARD_FILE
-    return dataset.with_name(dataset.name + CARD_SUFFIX)
+    return dataset.with_name(dataset.name + _CARD_SUFFIX)
 
 
 def _read_cards_beside(dataset: Path) -> list[DatasetCard]:
     """Return the cards in the file of a dataset; without a file, a card with the name of the path."""
-    for path in (card_path(dataset), dataset.with_name(dataset.name + CARD_SUFFIX)):
-        if path.exists():
-            cards: list[DatasetCard] = read_yaml(path, _Cards)
-            return cards
-    return [DatasetCard(name=dataset.name)]
+    path = _card_path(dataset)
+    cards: list[DatasetCard] = read_yaml(path, _Cards) if path.exists() else [DatasetCard(name=dataset.name)]
+    return cards
 
 
 def read_cards(dataset: Path) -> list[DatasetCard]:

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from facetrain.data.formats.arrow_columns import decoded_bytes, import_pyarrow
+from facetrain.data.formats.arrow_columns import import_pyarrow
 from facetrain.embeddings.decoded_size import require_fitting
 from facetrain.embeddings.streamed_rows import StreamedRows
 from facetrain.errors import DataError
@@ -50,7 +50,7 @@ def open_parquet(path: Path) -> tuple[StreamedRows, list[str], np.ndarray]:
     labels, name_bytes = [np.empty(0, np.int64)], 0
     for batch in _batches(path, ["name", "label"]):
         # Before the names are decoded: one long name may belong to many rows.
-        name_bytes += decoded_bytes(batch["name"])
+        name_bytes += _decoded_bytes(batch["name"])
         require_fitting(path, name_bytes)
         names += batch["name"].cast(pa.large_string()).to_pylist()
         labels.append(batch["label"].to_numpy())
@@ -97,3 +97,14 @@ def _embeddings(path: Path) -> Iterator[np.ndarray]:
         if column.null_count or lengths["min"] != lengths["max"]:
             raise ValueError("rows without an embedding, or with embeddings of different sizes")
         yield np.asarray(column.flatten().to_numpy().reshape(len(column), -1))
+
+
+def _decoded_bytes(column: Any) -> int:
+    """Return the bytes of a column of texts, which may be in a dictionary, as if it had none."""
+    import pyarrow as pa
+    import pyarrow.compute
+
+    if not pa.types.is_dictionary(column.type):
+        return int(column.nbytes)
+    size = pyarrow.compute.binary_length(column.dictionary).to_numpy(zero_copy_only=False)
+    return int(size[column.indices.drop_null().to_numpy(zero_copy_only=False)].sum())

@@ -76,21 +76,6 @@ def pick_column(names: list[str], wanted: tuple[str, ...], what: str, path: Path
     )
 
 
-def require_label_type(kind: Any, name: str, path: Path) -> None:
-    """Check that values of a type of pyarrow can be labels, before they are converted.
-
-    Dates and durations have a wider range than in Python, and pyarrow ends the process on some types.
-
-    Raises:
-        DataError: they are neither numbers nor texts; the message names the column and begins with `path`.
-    """
-    if not _is_any(kind, _NUMBERS + _TEXTS + _BYTES):
-        raise DataError(
-            f"{path}: column {printable(name)} has values of type {printable(str(kind))[:100]}; expected whole numbers "
-            "or texts"
-        )
-
-
 def label_values(column: Any, name: str, path: Path) -> np.ndarray:
     """Return the values of a column of labels, (N,); texts as objects, of which rows with equal labels share one.
 
@@ -99,7 +84,12 @@ def label_values(column: Any, name: str, path: Path) -> np.ndarray:
     """
     if column.null_count:
         raise DataError(f"{path}: {column.null_count:,} rows have no label")
-    require_label_type(column.type, name, path)
+    # Before they are converted: dates have a wider range than in Python, and pyarrow ends the process on some types.
+    if not _is_any(column.type, _NUMBERS + _TEXTS + _BYTES):
+        raise DataError(
+            f"{path}: column {printable(name)} has values of type {printable(str(column.type))[:100]}; expected whole "
+            "numbers or texts"
+        )
     if _is_any(column.type, _NUMBERS):
         return np.asarray(column.to_numpy())
     # Not an array of texts: each of them would be as long as the longest.
@@ -116,21 +106,6 @@ def class_names(schema: Any, column: str) -> list[str]:
         if isinstance(names, list):
             return [str(name) for name in names]
     return []
-
-
-def decoded_bytes(column: Any) -> int:
-    """Return the bytes of a column of pyarrow, of texts, images or structs of them, without its dictionaries."""
-    import pyarrow as pa
-    import pyarrow.compute
-
-    if isinstance(column, pa.ChunkedArray):
-        return sum(map(decoded_bytes, column.chunks))
-    if pa.types.is_struct(column.type):
-        return sum(map(decoded_bytes, column.flatten()))
-    if not pa.types.is_dictionary(column.type):
-        return int(column.nbytes)
-    size = pyarrow.compute.binary_length(column.dictionary).to_numpy(zero_copy_only=False)
-    return int(size[column.indices.drop_null().to_numpy(zero_copy_only=False)].sum())
 
 
 def number_labels(values: np.ndarray, names: list[str], place: object) -> tuple[np.ndarray, list[str]]:

@@ -162,9 +162,8 @@ class CatalogDataset:
     def location(self, index: int) -> str:
         """Return the file, the byte offset, and the name if there is one."""
         place = self._place(index)
-        with contextlib.suppress(
-            DataError
-        ):  # a message about the image is worth more than one about its name
+        # A message about the image is worth more than one about its name.
+        with contextlib.suppress(DataError):
             if (name := self.name(index)) is not None:
                 place += f" ({name})"
         return place

@@ -30,10 +30,6 @@ class LmdbDataset(CatalogDataset):
         key = super().name(index)
         return None if key is None or (key.isascii() and key.isdigit()) else key
 
-    def location(self, index: int) -> str:
-        """Return the file, the key and the byte offset."""
-        return f"{self.files[0]}: key {super().name(index)}, image at byte {self.columns.arrays['offset'][index]:,}"
-
 
 def open_lmdb(path: Path) -> CatalogDataset:
     """Open a database: a file, or the data.mdb of a folder.

@@ -51,16 +51,6 @@ def test_the_card_of_a_folder_is_that_of_the_records_in_it(tmp_path):
     assert read_card(tmp_path / "out").license == "non-commercial research"
 
 
-def test_records_in_a_folder_without_a_card_can_have_their_own(tmp_path):
-    records = write_records(tmp_path / "in", [1, 0, 1], size=112) / "train.rec"
-    (tmp_path / "in" / "train.rec.card.yaml").write_text(_CARD)
-    assert read_card(records).license == "non-commercial research"
-    helpers.shuffle(records, tmp_path / "out", seed=0)
-    assert read_card(tmp_path / "out").license == "non-commercial research"
-    (tmp_path / "in" / "dataset_card.yaml").write_text("name: folder\n")
-    assert read_card(records).name == "folder"
-
-
 def test_a_mixture_lists_the_cards_of_all_datasets(tmp_path):
     for name in ("a", "b"):
         write_records(tmp_path / name, [0, 1])

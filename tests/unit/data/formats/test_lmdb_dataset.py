@@ -23,7 +23,7 @@ def test_a_database_is_read_in_the_order_of_its_key_list(tmp_path, is_folder):
         dataset = open_dataset(path)
         assert images_of(dataset) == [(n % 3, encoded_image(n)) for n in range(30)]
     assert images_of(pickle.loads(pickle.dumps(dataset))) == images_of(dataset)
-    assert dataset.num_classes == 3 and "key 12, image at byte" in dataset.location(12)
+    assert dataset.num_classes == 3 and ": image at byte " in dataset.location(12)
     assert original_name(dataset, 3) is None and identity_name(dataset, 2) == "2"
     dataset.prefetch(0, 30)
     assert not check(path).faults

@@ -12,13 +12,13 @@ from facetrain.data.skipped_files import skipped_summary
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, images_of
 
+pa = pytest.importorskip("pyarrow", reason="the parquet extra is not installed")
+pq = pytest.importorskip("pyarrow.parquet")
+
 
 @pytest.mark.parametrize("names", [["p1", "p0", "p1"], [1, 0, 1]])
 @pytest.mark.parametrize("nested", [False, True])
 def test_parquet_rows_are_images(tmp_path, names, nested):
-    pa = pytest.importorskip("pyarrow", reason="the parquet extra is not installed")
-    import pyarrow.parquet as pq
-
     images = [encoded_image(n) for n in range(3)]
     column = [{"bytes": p, "path": None} for p in images] if nested else images
     table = pa.table({"image": column, "label": names})
@@ -30,9 +30,6 @@ def test_parquet_rows_are_images(tmp_path, names, nested):
 
 
 def test_parquet_without_the_columns_is_refused(tmp_path):
-    pa = pytest.importorskip("pyarrow", reason="the parquet extra is not installed")
-    import pyarrow.parquet as pq
-
     pq.write_table(pa.table({"what": [1]}), tmp_path / "a.parquet")
     with pytest.raises(DataError, match="no column for the image: it has what"):
         open_dataset(tmp_path)
@@ -43,9 +40,6 @@ def test_parquet_without_the_columns_is_refused(tmp_path):
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_images_of_a_plain_column_are_read_in_place(tmp_path, nested):
-    pa = pytest.importorskip("pyarrow", reason="the parquet extra is not installed")
-    import pyarrow.parquet as pq
-
     # Equal and empty values, and values that contain others: each must be found at its own place.
     images = [encoded_image(n % 5, 16 + n % 3) for n in range(40)]
     images[7], images[8] = images[6] + images[5], images[5]
@@ -68,9 +62,6 @@ def test_images_of_a_plain_column_are_read_in_place(tmp_path, nested):
 
 
 def test_row_groups_in_memory_are_bounded_by_their_bytes(tmp_path, monkeypatch):
-    pa = pytest.importorskip("pyarrow", reason="the parquet extra is not installed")
-    import pyarrow.parquet as pq
-
     images = [encoded_image(n) for n in range(20)]
     pq.write_table(pa.table({"image": images, "label": [0] * 20}), tmp_path / "a.parquet", row_group_size=2)
     dataset = open_dataset(tmp_path)
@@ -93,7 +84,6 @@ def test_row_groups_in_memory_are_bounded_by_their_bytes(tmp_path, monkeypatch):
     ],
 )
 def test_a_row_without_bytes_is_refused_when_it_is_read(tmp_path, empty, image, compression):
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     table = pa.table({"image": [image, empty] * 3, "label": [0, 1] * 3})
     pq.write_table(table, tmp_path / "a.parquet", compression=compression, row_group_size=2)
     dataset = open_dataset(tmp_path)
@@ -111,7 +101,6 @@ def test_a_row_without_bytes_is_refused_when_it_is_read(tmp_path, empty, image, 
 
 
 def test_a_long_identity_name_does_not_lengthen_the_others(tmp_path):
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     names = ["x" * (1 << 20), *(f"person {n % 7}" for n in range(20_000))]
     table = pa.table({"image": [b"image"] * len(names), "label": names})
     pq.write_table(table, tmp_path / "a.parquet")
@@ -122,7 +111,6 @@ def test_a_long_identity_name_does_not_lengthen_the_others(tmp_path):
 
 
 def write_labels(path, labels):
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     labels = pa.array(*labels) if isinstance(labels, tuple) else pa.array(labels)
     pq.write_table(pa.table({"image": [encoded_image(n) for n in range(len(labels))], "label": labels}), path)
     return path.parent
@@ -148,7 +136,6 @@ def test_other_labels_are_refused(tmp_path, labels, message):
 
 
 def test_dates_are_neither_labels_nor_names(tmp_path):
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     far = pa.array([1 << 62], pa.timestamp("us"))  # a year that Python does not have
     struct = pa.StructArray.from_arrays([pa.array([encoded_image(0)]), far], ["bytes", "path"])
     pq.write_table(pa.table({"image": struct, "label": [0]}), tmp_path / "a.parquet")
@@ -163,7 +150,6 @@ def test_dates_are_neither_labels_nor_names(tmp_path):
 
 def write_named(path, names, *, count=2):
     """Write a file whose labels are numbers with names, as `datasets` stores its ClassLabel."""
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     images, labels = [encoded_image(n) for n in range(count)], [n % 2 for n in range(count)]
     features = {"info": {"features": {"label": {"names": names, "_type": "ClassLabel"}}}}
     table = pa.table({"image": images, "label": labels})
@@ -211,7 +197,6 @@ def test_files_without_the_name_of_a_split_belong_to_the_dataset(tmp_path, parts
 
 @pytest.mark.parametrize("renamed", ["image", "label"])
 def test_files_with_other_columns_are_named(tmp_path, renamed):
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     for file in ("a", "b"):
         names = {"image": "image", "label": "label"} | ({renamed: "class"} if file == "b" else {})
         table = pa.table({names["image"]: [encoded_image(0)], names["label"]: [0]})
