@@ -137,7 +137,7 @@ class ArcfaceTorchStep:
         return loss.item()
 
     def _loss(self, embedding_BD: Tensor, label_B: Tensor) -> Tensor:
-        embedding_GD = collectives.gather_rows(embedding_BD)
+        embedding_GD = collectives.GatheredRows(embedding_BD).wait()
         label_G = collectives.gather(label_B).flatten() - self._shard.start
         label_G[(label_G < 0) | (label_G >= self._shard.size)] = -1
         with _autocast(embedding_GD.device.type, self._precision):

@@ -1,6 +1,6 @@
-"""Base class of the backbones, recomputation of a block's activations, and resizing of feature maps."""
+"""Base class of the backbones, and recomputation of a block's activations."""
 
-# B batch   C channels   H, W height and width   D embedding
+# B batch   D embedding
 
 from __future__ import annotations
 
@@ -9,15 +9,10 @@ from contextlib import contextmanager, nullcontext
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from facetrain.backbone.sample_draws import dropout, random_keys
-from facetrain.errors import ModelError
-
-_LEAST_SIDE = 2
-"""Least side of the last feature map: one cell would be the same everywhere after the interpolation."""
 
 
 class Backbone(nn.Module):
@@ -28,8 +23,6 @@ class Backbone(nn.Module):
     autocast.
     """
 
-    stride: ClassVar[int] = 16
-    """Pixels of the image's side for each cell of the last feature map's side."""
     takes_landmarks: ClassVar[bool] = False
     """Whether `trunk` and `forward` take a second argument: the landmarks of the faces, (B, 5, 2), in units of the
     image's sides, see `face_landmarks.py`. Without it they use the landmarks of aligned faces."""
@@ -88,46 +81,9 @@ class Backbone(nn.Module):
         """
         raise NotImplementedError
 
-    def check_image_size(self, size: int) -> None:
-        """Check that the network can also be trained on images of `size` × `size` pixels (`train.stages`).
-
-        Raises:
-            ModelError: it cannot.
-        """
-        half, least = self.stride // 2, (_LEAST_SIDE - 1) * self.stride + self.stride // 2
-        # A feature map begins at the first pixel, and its last cell reaches beyond the border by half a cell at most.
-        if size % half or size < least:
-            nearest = max(round(size / half) * half, least)
-            raise ModelError(
-                f"{size} pixels do not fit the backbone, which has a feature for {self.stride} × {self.stride} pixels; "
-                f"use a multiple of {half} from {least} on, for example {nearest}"
-            )
-
     def forward(self, image_BCHW: Tensor) -> Tensor:
         """Map normalized images (B, 3, H, W) to embeddings (B, D)."""
         return self.neck(self.trunk(image_BCHW))
-
-
-def resize_features(feature_BCHW: Tensor, side: int) -> Tensor:
-    """Return feature maps (B, C, side, side): the given ones, or float32 ones by bilinear interpolation.
-
-    In a training stage of smaller images, the last layer gets features of as many cells as in the rest of the run. The
-    interpolation has no parameters, so all weights fit the final size. Networks in evaluation mode do not
-    call it: they take images of the final size only.
-    """
-    height, width = feature_BCHW.shape[2:]
-    if height == width == side:
-        return feature_BCHW
-    # Two products with the matrix that `interpolate` applies along an axis. The backward pass of `interpolate` itself
-    # adds in another order in each run on a GPU.
-    with torch.autocast(feature_BCHW.device.type, enabled=False):
-        rows, columns = (_interpolation(cells, side, feature_BCHW.device) for cells in (height, width))
-        return rows.T @ (feature_BCHW.float() @ columns)
-
-
-def _interpolation(cells: int, side: int, device: torch.device) -> Tensor:
-    """Return the weights of `cells` values in each of `side` interpolated ones, (cells, side)."""
-    return F.interpolate(torch.eye(cells, device=device)[None], side, mode="linear")[0]
 
 
 def run_block(block: nn.Module, x: Tensor, *inputs: Tensor | None, recompute: bool) -> Tensor:

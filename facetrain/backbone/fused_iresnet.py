@@ -28,9 +28,8 @@ two products cancel: at a ratio of 50, the error of ∂W in 16 bits was eight ti
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -47,44 +46,20 @@ from facetrain.backbone.kernels.normalize import Normalization, normalize
 from facetrain.backbone.kernels.statistics import finish_statistics, partial_statistics
 from facetrain.torch_private import foreach_add_, foreach_copy_
 
-_BatchNorm = nn.modules.batchnorm._BatchNorm  # also the synchronized ones, which are no BatchNorm2d
-
-
-class AcrossRanks(Protocol):
-    """Batch statistics over all ranks, for SyncBN. Every rank has as many rows."""
-
-    world_size: int
-
-    def combine(self, mean_C: Tensor, var_C: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and biased variance over all ranks from those of each rank. Collective."""
-
-    def start_sum(self, x: Tensor) -> Callable[[], Tensor]:
-        """Start summing over all ranks. Return a function that waits for the sum and returns it. Collective."""
-
 
 @dataclass(frozen=True)
 class _Context:
     """Values that the parts of a trunk share in a step."""
 
-    across_ranks: AcrossRanks | None
-    weights: dict[nn.Conv2d, Tensor] = field(default_factory=dict)
+    weights: dict[nn.Conv2d, Tensor]
     """Weights of the convolutions in the dtype of the activations."""
 
-    def statistics(self, norm: _BatchNorm, parts_P3C: Tensor) -> Normalization:
+    def statistics(self, norm: nn.BatchNorm2d, parts_P3C: Tensor) -> Normalization:
         """Return the normalization of a batch, and move the running statistics of `norm` toward it."""
         assert norm.running_mean is not None and norm.running_var is not None and norm.momentum is not None
-        running = norm.running_mean, norm.running_var
-        if self.across_ranks is None:
-            mean_C, _, invstd_C = finish_statistics(
-                parts_P3C, norm.eps, running=running, momentum=norm.momentum
-            )
-        else:
-            mean_C, var_C, _ = finish_statistics(parts_P3C, norm.eps)
-            mean_C, var_C = self.across_ranks.combine(mean_C, var_C)
-            invstd_C = (var_C + norm.eps).rsqrt()
-            rows = parts_P3C[:, 0, 0].sum() * self.across_ranks.world_size
-            running[0].lerp_(mean_C, norm.momentum)
-            running[1].lerp_(var_C * (rows / (rows - 1).clamp_min(1)), norm.momentum)
+        mean_C, invstd_C = finish_statistics(
+            parts_P3C, norm.eps, running=(norm.running_mean, norm.running_var), momentum=norm.momentum
+        )
         return Normalization(mean_C, invstd_C, norm.weight, norm.bias)
 
     def convolve(self, convolution: nn.Conv2d, x: Tensor) -> Tensor:
@@ -115,34 +90,21 @@ class _Context:
         )  # fmt: skip
         return gradients
 
-    def over_ranks(self, sums_3C: Tensor, x: Tensor) -> tuple[Tensor, int]:
-        """Return the sums of the backward pass over all ranks, and the rows that they go over."""
-        return self.start_over_ranks(sums_3C, x)()
-
-    def start_over_ranks(self, sums_3C: Tensor, x: Tensor) -> Callable[[], tuple[Tensor, int]]:
-        """Do as `over_ranks`, but return a function that waits for the exchange."""
-        rows = x.numel() // x.shape[1]
-        if self.across_ranks is None:
-            return lambda: (sums_3C, rows)
-        # Ranks have equal batches: no rank sends how many rows it has.
-        wait, all_rows = self.across_ranks.start_sum(sums_3C), rows * self.across_ranks.world_size
-        return lambda: (wait(), all_rows)
-
 
 class FusedTrunk:
     """The trunk of an IResNet in training, on fused kernels; it shares the network's parameters and buffers."""
 
-    def __init__(self, network: IResNet, across_ranks: AcrossRanks | None = None) -> None:
-        self._network, self._across_ranks = network, across_ranks
+    def __init__(self, network: IResNet) -> None:
+        self._network = network
         blocks = [module for block in network.blocks() for module in _norms_and_convolutions(block)]
         self._convolutions = [module for module in blocks if isinstance(module, nn.Conv2d)]
-        self._norms = [module for module in (network.bn1, *blocks) if isinstance(module, _BatchNorm)]
+        self._norms = [module for module in (network.bn1, *blocks) if isinstance(module, nn.BatchNorm2d)]
 
     def __call__(self, image_BCHW: Tensor, *, key_B: Tensor | None = None) -> Tensor:
         """Map normalized images (B, 3, H, W), channels_last, to flat features; see `Backbone.draws_by_sample`."""
         network = self._network
         c = network.conv1(image_BCHW).contiguous(memory_format=torch.channels_last)
-        context = _Context(self._across_ranks, self._round_weights(c.dtype))
+        context = _Context(self._round_weights(c.dtype))
         # All at once: the counters of an r100 would be 150 launches of a kernel.
         foreach_add_([norm.num_batches_tracked for norm in self._norms], 1)  # type: ignore[misc]
         x, parts_P3C = _Stem.apply(
@@ -168,12 +130,12 @@ def _norms_and_convolutions(block: IBasicBlock) -> list[nn.Module]:
     return modules + ([] if block.downsample is None else list(block.downsample.children()))
 
 
-def _downsample(block: IBasicBlock) -> tuple[nn.Conv2d, _BatchNorm] | None:
+def _downsample(block: IBasicBlock) -> tuple[nn.Conv2d, nn.BatchNorm2d] | None:
     """Return convolution and batch norm of the shortcut; None where the shortcut is the input."""
     if block.downsample is None:
         return None
     convolution, norm = block.downsample.children()
-    return cast("nn.Conv2d", convolution), cast("_BatchNorm", norm)
+    return cast("nn.Conv2d", convolution), cast("nn.BatchNorm2d", norm)
 
 
 class _Stem(torch.autograd.Function):
@@ -193,7 +155,6 @@ class _Stem(torch.autograd.Function):
         x, parts_P3C, _ = normalize(c, norm, slope_C=slope_C, statistics=True)
         assert parts_P3C is not None
         ctx.save_for_backward(c, norm.mean_C, norm.invstd_C, weight_C, bias_C, slope_C)
-        ctx.context = context
         ctx.mark_non_differentiable(parts_P3C)
         ctx.set_materialize_grads(False)  # of the parts: zeros, which a kernel would write
         return x, parts_P3C
@@ -202,7 +163,7 @@ class _Stem(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         c, mean_C, invstd_C, weight_C, bias_C, slope_C = ctx.saved_tensors
         norm = Normalization(mean_C, invstd_C, weight_C, bias_C)
-        grad_c, sums_3C = _norm_backward(grad, c, norm, ctx.context, slope_C=slope_C)
+        grad_c, sums_3C = _norm_backward(grad, c, norm, slope_C=slope_C)
         return grad_c, sums_3C[1], sums_3C[0], sums_3C[2], None, None
 
 
@@ -252,18 +213,15 @@ class _Block(torch.autograd.Function):
             for n, module in enumerate(modules)
         )
         grad = grad.contiguous(memory_format=torch.channels_last)
-        grad_c2, sums3_3C = _norm_backward(grad, c2, norm3, context)
+        grad_c2, sums3_3C = _norm_backward(grad, c2, norm3)
         # The input's gradient comes first: the kernel that reads it also recomputes y2, for the weight's gradient.
         grad_y2 = context.input_gradient(block.conv2, grad_c2, like=c1)
         slope_C = block.prelu.weight
         sums2_3C, y2 = reduce_gradient(grad_y2, c1, norm2, slope_C=slope_C, recompute=True)
         assert y2 is not None
-        # The ranks exchange the sums while the weight's gradient is computed.
-        wait_for_sums = context.start_over_ranks(sums2_3C, c1)
         grad_w2 = context.weight_gradient(block.conv2, grad_c2, y2).float()
         del y2, grad_c2
-        sums_3C, count = wait_for_sums()
-        grad_c1, total_C = apply_gradient(grad_y2, c1, norm2, sums_3C, count, slope_C=slope_C, sums=True)
+        grad_c1, total_C = apply_gradient(grad_y2, c1, norm2, sums2_3C, slope_C=slope_C, sums=True)
         assert total_C is not None
         del grad_y2
         grad_y1 = context.input_gradient(block.conv1, grad_c1, like=normed)
@@ -272,15 +230,14 @@ class _Block(torch.autograd.Function):
         # Where the shortcut is the input itself, the gradient passes unchanged.
         grad_shortcut = grad
         if downsample is not None:
-            grad_d, sums_3C = _norm_backward(grad, shortcut, others[0], context)
+            grad_d, sums_3C = _norm_backward(grad, shortcut, others[0])
             grad_shortcut = context.input_gradient(downsample[0], grad_d, like=normed)
             # Of the input x = mean + x̂ / invstd: the sums of `grad_d`, a gradient of a batch norm's input, are 0.
             grad_w = context.weight_gradient(downsample[0], grad_d, normed).float()
             grad_w = grad_w.div_(norm1.invstd_C[:, None, None])
             grads_shortcut = [grad_w, sums_3C[1], sums_3C[0]]
-        sums_3C, count = context.over_ranks(sums1_3C, normed)
         grad_x, _no_sums = apply_gradient(
-            grad_y1, normed, norm1, sums_3C, count, residual=grad_shortcut, x_is_normed=True
+            grad_y1, normed, norm1, sums1_3C, residual=grad_shortcut, x_is_normed=True
         )
         return (
             grad_x, None, None, None,
@@ -290,15 +247,13 @@ class _Block(torch.autograd.Function):
 
 
 def _norm_backward(
-    grad: Tensor, x: Tensor, norm: Normalization, context: _Context, *, slope_C: Tensor | None = None
+    grad: Tensor, x: Tensor, norm: Normalization, *, slope_C: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient of a batch norm's input, and (∂bias, ∂weight, ∂slope) of this rank, (3, C)."""
+    """Return the gradient of a batch norm's input, and (∂bias, ∂weight, ∂slope), (3, C)."""
     grad = grad.contiguous(memory_format=torch.channels_last)
-    # The gradients of the parameters stay local, because DDP averages them; the input's needs the sums of all ranks.
-    local_3C, _ = reduce_gradient(grad, x, norm, slope_C=slope_C)
-    sums_3C, count = context.over_ranks(local_3C, x)
-    grad_x, _no_sums = apply_gradient(grad, x, norm, sums_3C, count, slope_C=slope_C)
-    return grad_x, local_3C
+    sums_3C, _ = reduce_gradient(grad, x, norm, slope_C=slope_C)
+    grad_x, _no_sums = apply_gradient(grad, x, norm, sums_3C, slope_C=slope_C)
+    return grad_x, sums_3C
 
 
 def through_batch_norm(

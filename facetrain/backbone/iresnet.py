@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from facetrain.backbone.base import Backbone, resize_features, run_block
+from facetrain.backbone.base import Backbone, run_block
 from facetrain.backbone.prelu import PReLU
 
 WIDTHS = (64, 128, 256, 512)
@@ -84,7 +84,6 @@ class IResNet(Backbone):
             ]
             self.add_module(f"layer{number}", nn.Sequential(*blocks))
             side, channels = (side + 1) // 2, width
-        self._side = side
         self.bn2 = nn.BatchNorm2d(channels)
         self.fc = nn.Linear(channels * side * side, self.embedding_size)
         self.features = nn.BatchNorm1d(self.embedding_size)
@@ -104,9 +103,6 @@ class IResNet(Backbone):
 
     def flatten_features(self, x: Tensor, key_B: Tensor | None = None) -> Tensor:
         """Map the features of the last block (B, C, H, W) to flat features (B, C·S·S), normalized."""
-        if self.training:
-            # Before the batch norm, so that `fc` gets features of the same variance at every size.
-            x = resize_features(x, self._side)
         return self.drop(self.bn2(x).flatten(1), key_B)
 
     def stem(self, image_BCHW: Tensor) -> Tensor:

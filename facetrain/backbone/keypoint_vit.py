@@ -146,13 +146,12 @@ class KeypointVisionTransformer(VisionTransformer):
         """
         if landmarks_B52 is None:
             landmarks_B52 = _aligned_landmarks(image_BCHW)
-        side = self._grid_side(image_BCHW)
-        offset = landmark_offsets(landmarks_B52, side)
+        offset = landmark_offsets(landmarks_B52, self._side)
         offset_BNP = torch.cat([offset, torch.ones_like(offset[..., :1])], 2)
         linear = self.keypoint_linear
         tables = torch.cat([linear.weight, linear.bias[:, None]], 1)
         tables = tables.view(len(self.blocks), self._heads, BUCKETS, _OFFSETS + 1)
-        bucket_NN = bucket_ids(side, image_BCHW.device)
+        bucket_NN = bucket_ids(self._side, image_BCHW.device)
         x = self.embed_patches(image_BCHW, key_B)
         scales = self.scales(image_BCHW, key_B)
         for block, scale_2B, table in zip(self.blocks, scales, tables.unbind(0), strict=True):

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from facetrain.backbone.base import Backbone, resize_features, run_block
+from facetrain.backbone.base import Backbone, run_block
 from facetrain.backbone.prelu import PReLU
 from facetrain.errors import ModelError
 
@@ -100,7 +100,6 @@ class MobileFaceNet(Backbone):
                 _residual(wide, layers[3], 256),
             ]
         )
-        self._side = side
         self.conv_sep = ConvBlock(wide, 512)
         self.features = _Layers(
             ConvBlock(512, 512, side, groups=512, linear=True),  # one weight for each position and channel
@@ -129,5 +128,4 @@ class MobileFaceNet(Backbone):
 
     def neck(self, feature: Tensor) -> Tensor:
         """Map the trunk's features to embeddings (B, D)."""
-        x = self.conv_sep(feature)
-        return self.features(resize_features(x, self._side) if self.training else x)
+        return self.features(self.conv_sep(feature))

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -19,8 +19,6 @@ class TorchvisionResNet(Backbone):
 
     Its features are averaged over the image, so it has no weights that depend on the size of the images.
     """
-
-    stride: ClassVar[int] = 32
 
     def __init__(
         self,

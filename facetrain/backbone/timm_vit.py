@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone, run_block
 from facetrain.backbone.registry import ChannelStatistics
-from facetrain.backbone.vit import Attention, Mlp, PatchEmbed, check_patches, resize_tokens
+from facetrain.backbone.vit import Attention, Mlp, PatchEmbed
 
 _HEAD_WIDTH = 64
 """Width of an attention head in timm's ViTs of every size."""
@@ -102,8 +102,7 @@ class TimmVisionTransformer(Backbone):
         self.pretrained_on = pretrained_on
         # Weights of image encoders come without it: `model.lora` trains it whole.
         self.new_layers = () if pretrained_on is None else ("head.",)
-        self._patch, self._side = patch, self.image_size // patch
-        tokens = self._side**2
+        tokens = (self.image_size // patch) ** 2
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width)) if class_token else None
         self.pos_embed = nn.Parameter(torch.zeros(1, tokens + class_token, width))
         self.patch_embed = PatchEmbed(width, patch)
@@ -129,23 +128,12 @@ class TimmVisionTransformer(Backbone):
         if self.cls_token is not None:
             # Not len(x): torch.export would take the number of images for a constant.
             x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype), x], dim=1)
-        x = self.norm_pre(self.drop(x + self._positions(image_BCHW), key_B))
+        x = self.norm_pre(self.drop(x + self.pos_embed, key_B))
         for block in self.blocks:
             x = run_block(block, x, recompute=self._recompute)
         if self.cls_token is not None:
             return self.norm(x[:, 0].float())
         return self.fc_norm(x.float().mean(dim=1))
-
-    def _positions(self, image_BCHW: Tensor) -> Tensor:
-        """Return the positions of the images' patches, after that of the class token if there is one."""
-        if not self.training or (side := image_BCHW.shape[3] // self._patch) == self._side:
-            return self.pos_embed
-        first = self.pos_embed.shape[1] - self._side**2  # positions before those of the patches
-        return torch.cat([self.pos_embed[:, :first], resize_tokens(self.pos_embed[:, first:], side)], dim=1)
-
-    def check_image_size(self, size: int) -> None:
-        """Check that the patches cover images of another size as well as those of the network's size."""
-        check_patches(size, self._patch, self.image_size)
 
     def regions(self) -> Iterator[tuple[nn.Module, str]]:
         """Yield each block."""

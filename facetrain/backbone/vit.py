@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -12,9 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from facetrain.backbone.base import Backbone, resize_features, run_block
+from facetrain.backbone.base import Backbone, run_block
 from facetrain.backbone.sample_draws import drop_path_scales, random_keys
-from facetrain.errors import ModelError
 
 
 def scaled(branch: Tensor, scale_2B: Tensor | None, number: int) -> Tensor:
@@ -83,35 +81,6 @@ class PatchEmbed(nn.Module):
         return self.proj(image_BCHW).flatten(2).transpose(1, 2)
 
 
-def resize_tokens(token_BNC: Tensor, side: int) -> Tensor:
-    """Return the tokens of a grid of `side` × `side` patches, (B, side², C), by bilinear interpolation.
-
-    `token_BNC` belong to another square grid, row by row: positions of a network, or its tokens.
-    """
-    grid = math.isqrt(token_BNC.shape[1])
-    if grid == side:
-        return token_BNC
-    feature_BCHW = token_BNC.transpose(1, 2).unflatten(2, (grid, grid))
-    return resize_features(feature_BCHW, side).flatten(2).transpose(1, 2)
-
-
-def check_patches(size: int, patch: int, image_size: int) -> None:
-    """Check that patches cover images of `size` pixels as well as those of `image_size`, for which the network is.
-
-    Raises:
-        ModelError: there are fewer than four patches, or more pixels beside them than in images of `image_size`: the
-            face would be at other patches.
-    """
-    most = image_size % patch
-    if size // patch >= 2 and size % patch <= most:
-        return
-    below = max(size // patch, 2) * patch + most
-    raise ModelError(
-        f"{size} pixels do not fit patches of {patch} pixels, of which the backbone needs at least 2 × 2, with at most "
-        f"{most} pixels beside them; use for example {below} or {below + patch - most}"
-    )
-
-
 class VisionTransformer(Backbone):
     """Patch embedding, transformer blocks, and an embedding layer over all tokens together.
 
@@ -134,7 +103,7 @@ class VisionTransformer(Backbone):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self._patch, self._side = patch, self.image_size // patch
+        self._side = self.image_size // patch
         tokens = self._side**2
         self.pos_embed = nn.Parameter(torch.zeros(1, tokens, width))
         # There is no masking of patches in training, but arcface_torch's weights contain this parameter.
@@ -165,10 +134,7 @@ class VisionTransformer(Backbone):
         return self._drop_path > 0 or super().draws_by_sample
 
     def trunk(self, image_BCHW: Tensor, *, key_B: Tensor | None = None) -> Tensor:
-        """Map normalized images (B, 3, H, W) to their tokens, flat (B, N·width).
-
-        N are the patches of images of `image_size`, also if these have another size.
-        """
+        """Map normalized images (B, 3, H, W) to their tokens, flat (B, N·width)."""
         x = self.embed_patches(image_BCHW, key_B)
         for block, scale_2B in zip(self.blocks, self.scales(image_BCHW, key_B), strict=True):
             x = run_block(block, x, scale_2B, recompute=self._recompute)
@@ -184,23 +150,11 @@ class VisionTransformer(Backbone):
 
     def embed_patches(self, image_BCHW: Tensor, key_B: Tensor | None) -> Tensor:
         """Map normalized images (B, 3, H, W) to tokens with positions, (B, H/patch · W/patch, width)."""
-        position: Tensor = self.pos_embed
-        if self.training:
-            position = resize_tokens(position, self._grid_side(image_BCHW))
-        return self.drop(self.patch_embed(image_BCHW) + position, key_B)
+        return self.drop(self.patch_embed(image_BCHW) + self.pos_embed, key_B)
 
     def flatten_tokens(self, x: Tensor) -> Tensor:
-        """Map the last block's tokens (B, …, width) to those of images of `image_size`, flat (B, N·width)."""
-        x = self.norm(x.float())
-        return (resize_tokens(x, self._side) if self.training else x).flatten(1)
-
-    def _grid_side(self, image_BCHW: Tensor) -> int:
-        """Return the patches along a side of the images."""
-        return image_BCHW.shape[3] // self._patch if self.training else self._side
-
-    def check_image_size(self, size: int) -> None:
-        """Check that the patches cover images of another size as well as those of the network's size."""
-        check_patches(size, self._patch, self.image_size)
+        """Map the last block's tokens (B, N, width) to normalized ones, flat (B, N·width)."""
+        return self.norm(x.float()).flatten(1)
 
     def regions(self) -> Iterator[tuple[nn.Module, str]]:
         """Yield each block."""

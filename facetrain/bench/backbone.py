@@ -28,7 +28,7 @@ from facetrain.distributed.process_setup import keep_freed_memory
 from facetrain.distributed.spawn import HelperContext
 from facetrain.errors import ConfigError, UsageError
 from facetrain.telemetry.memory import peak_gib
-from facetrain.training.fused_trunk import choose_trunk
+from facetrain.training.choose_kernels import choose_trunk
 from facetrain.training.precision import InPrecision, memory_format_for
 from facetrain.training.settings import TrainSettings
 

@@ -113,10 +113,8 @@ def _report(
     from facetrain.plan.forecast import forecast_stages
     from facetrain.plan.limits import MemoryBudget
     from facetrain.plan.teacher_cost import teacher_cost
-    from facetrain.run.build.backbone import check_stage_sizes
     from facetrain.run.build.step_schedule import local_batch_size
 
-    check_stage_sizes(config)
     memory, cuda = int(memory_gib * GIB), gpu != "cpu"
     timed = _time(config, num_classes, num_images, gpus, DEVICES[gpu]) if cuda else {}
     needed, largest = forecast_stages(config, num_classes, gpus, cuda=cuda)
@@ -159,10 +157,7 @@ def _time(
     from facetrain.plan.speed import step_time
     from facetrain.run.build.step_schedule import stage_configs
 
-    times = [
-        (end, step_time(staged, num_classes, gpus, device, image_size=size))
-        for end, staged, size in stage_configs(config)
-    ]
+    times = [(end, step_time(staged, num_classes, gpus, device)) for end, staged in stage_configs(config)]
     time = times[-1][1]
     images = _images_of_stages(config, num_images, gpus, time.images)
     seconds = images and sum(

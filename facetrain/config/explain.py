@@ -43,6 +43,7 @@ REMOVED_KEYS = {
     "train.loss_spike": None,
     "train.stop_early": None,
     "checkpoint.every_minutes": None,
+    "train.stages.image_size": None,
     "log.mlflow": None,
     "log.mlflow_experiment": "facetrain",
     "log.wandb": None,

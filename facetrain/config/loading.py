@@ -96,12 +96,17 @@ def _require_no_secrets(values: Any, where: str, key: str = "") -> None:
 def _drop_removed_keys(values: dict[str, Any]) -> None:
     """Remove the keys of earlier versions that have no effect: the config of each run of such a version has them."""
     for key, unused in REMOVED_KEYS.items():
-        *sections, name = key.split(".")
-        keys: Any = values
-        for section in sections:
-            keys = keys.get(section) if isinstance(keys, dict) else None
-        if isinstance(keys, dict) and name in keys and keys[name] == unused:
-            del keys[name]
+        _drop_key(values, key.split("."), unused)
+
+
+def _drop_key(values: Any, path: list[str], unused: Any) -> None:
+    name, *rest = path
+    for keys in values if isinstance(values, list) else [values]:  # a list has several sections
+        if isinstance(keys, dict) and name in keys:
+            if rest:
+                _drop_key(keys[name], rest, unused)
+            elif keys[name] == unused:
+                del keys[name]
 
 
 def plain_config(config: Config) -> dict[str, Any]:

@@ -77,25 +77,6 @@ class Config(Settings):
         return self
 
     @model_validator(mode="after")
-    def _check_image_sizes(self) -> Self:
-        largest, stages = self.data.image_size, self.train.stages
-        for number, stage in enumerate(stages, start=1):
-            if (stage.image_size or largest) > largest:
-                raise ValueError(
-                    f"stage {number} of train.stages: image_size: {stage.image_size} is larger than data.image_size: "
-                    f"{largest}, for which the network is built; raise data.image_size to the largest size of all "
-                    "stages"
-                )
-        last_epoch = stages[-1].until_epoch if stages else 0
-        if last_epoch == self.train.epochs and (stages[-1].image_size or largest) < largest:
-            raise ValueError(
-                f"stage {len(stages)} of train.stages: image_size: {stages[-1].image_size} lasts until the end of the "
-                f"run, but the network is verified and exported for data.image_size: {largest}; end the stage "
-                "earlier, or lower data.image_size"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _check_compile(self) -> Self:
         if self.train.compile != "reduce-overhead":
             return self

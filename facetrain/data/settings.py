@@ -40,8 +40,7 @@ class DataSettings(Settings):
     cache_bytes: Positive = 16 << 30
     """Largest size of these parts. `shuffle: blocks` needs two windows of 131,072 images each."""
     image_size: ImageSize = 112
-    """Width and height of the network input, in pixels. The first epochs can have smaller images, see
-    `train.stages`."""
+    """Width and height of the network input, in pixels."""
     num_classes: Positive | None = None
     """Expected number of identities; a run with other data is refused. null: no check."""
     num_images: Positive | None = None

@@ -98,11 +98,6 @@ class GatheredRows:
         return self._stacked_WBD
 
 
-def gather_rows(x_BD: Tensor) -> Tensor:
-    """Gather the rows of all ranks in rank order, with gradient, as `GatheredRows` does: (B, D) -> (G, D)."""
-    return GatheredRows(x_BD).wait()
-
-
 class _Arrived(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BD: Tensor, arrive: Callable[[], Tensor]) -> Tensor:
@@ -144,17 +139,12 @@ def reduce_scatter_rows(x_GD: Tensor) -> Tensor:
 
 def sum_(x: Tensor) -> Tensor:
     """Sum x over the ranks in place, and return it."""
-    return start_sum_(x)()
+    return _start_all_reduce_(x, dist.ReduceOp.SUM)()
 
 
 def max_(x: Tensor) -> Tensor:
     """Take the element-wise maximum of x over the ranks in place, and return it."""
     return start_max_(x)()
-
-
-def start_sum_(x: Tensor) -> Callable[[], Tensor]:
-    """Start to sum x over the ranks in place. Return a function that waits for the sum and returns it."""
-    return _start_all_reduce_(x, dist.ReduceOp.SUM)
 
 
 def start_max_(x: Tensor) -> Callable[[], Tensor]:

@@ -8,7 +8,6 @@ global batch alone, not on the number of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,19 +30,9 @@ def use_sync_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:
     return module
 
 
-class StatisticsAcrossRanks:
-    """Batch statistics over all ranks, for kernels that compute the statistics of one rank."""
-
-    def __init__(self) -> None:
-        self.world_size = collectives.world_size()
-
-    def combine(self, mean_C: Tensor, var_C: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and biased variance over all ranks, each (C,). Collective."""
-        return _combine(mean_C, var_C)
-
-    def start_sum(self, x: Tensor) -> Callable[[], Tensor]:
-        """Start summing over all ranks. Return a function that waits for the sum, of x's shape. Collective."""
-        return collectives.start_sum_(x.clone())
+def has_sync_batch_norm(module: nn.Module) -> bool:
+    """Return whether a network has synchronized batch norms."""
+    return any(isinstance(child, nn.SyncBatchNorm | _HostSyncBatchNorm) for child in module.modules())
 
 
 class _HostSyncBatchNorm(nn.modules.batchnorm._BatchNorm):

@@ -29,7 +29,7 @@ from facetrain.doctor.teacher import check_teacher
 from facetrain.models.initialize_from import check_backbone_weights, check_center_count, read_centers
 from facetrain.plan.forecast import forecast_stages
 from facetrain.remote.download import local_path
-from facetrain.run.build.backbone import check_stage_sizes, describe_model, load_initial_weights
+from facetrain.run.build.backbone import describe_model, load_initial_weights
 from facetrain.run.build.step_schedule import schedule_steps
 from facetrain.verify.sets.pair_set import PairSet, load_pair_sets
 
@@ -145,7 +145,6 @@ def _examine_initial_weights(config: Config, path: Path, num_classes: int | None
 
 def _examine_batch(config: Config, ranks: int, num_images: int) -> Iterator[CheckResult]:
     schedule = schedule_steps(config, num_images, ranks)
-    check_stage_sizes(config)
     message = (
         f"{schedule.local_batch_size:,} images × {count_text(ranks, 'rank')} × "
         f"{count_text(config.optim.accumulate, 'micro-batch', 'micro-batches')} = "

@@ -21,9 +21,10 @@ from facetrain.plan.device import Device
 from facetrain.plan.memory_traffic import MemoryTraffic
 from facetrain.plan.pass_cost import PassCost, count_twice, remembered
 from facetrain.run.build.backbone import restrict_training
+from facetrain.run.build.parts import is_batch_norm_synced
 from facetrain.run.build.step_schedule import local_batch_size
 from facetrain.torch_private import FakeTensorMode, LiveBytes
-from facetrain.training.fused_trunk import why_not_fused
+from facetrain.training.choose_kernels import why_not_fused
 from facetrain.training.precision import InPrecision, autocast_for, memory_format_for
 
 
@@ -52,7 +53,12 @@ def runs_fused(config: Config, *, cuda: bool = True) -> bool:
     False without Triton on this machine: then they cannot be counted.
     """
     train, gpu = config.train, torch.device("cuda")
-    if not cuda or train.fused == "off" or importlib.util.find_spec("triton") is None:
+    if (
+        not cuda
+        or train.fused == "off"
+        or is_batch_norm_synced(config)
+        or importlib.util.find_spec("triton") is None
+    ):
         return False
     net = _training_network(config.model, config.data.image_size)
     layout = memory_format_for(net, gpu, channels_last=train.channels_last)
@@ -61,16 +67,13 @@ def runs_fused(config: Config, *, cuda: bool = True) -> bool:
     return not why_not_fused(network, config.model.checkpoint_activations)
 
 
-def backbone_cost(
-    config: Config, gpus: int, *, cuda: bool = True, image_size: int | None = None
-) -> BackboneCost:
+def backbone_cost(config: Config, gpus: int, *, cuda: bool = True) -> BackboneCost:
     """Return the cost of the config's backbone. Results are remembered.
 
     Args:
         config: run description.
         gpus: ranks of the whole run.
         cuda: for GPUs that can run the fused kernels; see `on_device` for others.
-        image_size: side of the training images in pixels; None: `data.image_size`.
 
     Raises:
         ConfigError: the global batch cannot be divided among the GPUs, or a prefix of `model` names no part.
@@ -84,7 +87,6 @@ def backbone_cost(
         # DDP's buckets hold the gradients before the backward pass, and after it.
         gradients_held=gpus > 1,
         fused=runs_fused(config, cuda=cuda),
-        trained_size=image_size or config.data.image_size,
     )
 
 
@@ -97,33 +99,30 @@ def measure_backbone(
     batch: int,
     gradients_held: bool = True,
     fused: bool = False,
-    trained_size: int | None = None,
 ) -> BackboneCost:
     """Count a training step with `batch` images and with twice as many.
 
     Args:
         model: section `model` of the config.
-        image_size: side in pixels of the images that the network is built for.
+        image_size: side of the images in pixels.
         precision: fp32, bf16 or fp16.
         batch: images per rank and micro-batch.
         gradients_held: the gradients exist before the backward pass.
         fused: count the fused trunk of an IResNet (`train.fused`); needs Triton.
-        trained_size: side in pixels of the images in this step; None: `image_size`.
 
     Raises:
         ConfigError: `model` names parts that the backbone does not have.
         ModelError: the image size does not fit the backbone.
     """
-    side = trained_size or image_size
     net = _training_network(model, image_size)
     weights = [weight for weight in net.parameters() if weight.requires_grad]
     return BackboneCost(
         parameters=sum(weight.numel() for weight in weights),
         state_bytes=sum(tensor.nbytes for tensor in (*net.parameters(), *net.buffers())),
         step=count_twice(
-            lambda images: _count_step(net, images, side, precision, gradients_held, fused),
+            lambda images: _count_step(net, images, image_size, precision, gradients_held, fused),
             batch,
-            _count_flops(model, image_size, side),
+            _count_flops(model, image_size),
         ),
     )
 
@@ -202,12 +201,12 @@ def _forward_and_backward(
 
 
 @remembered
-def _count_flops(model: ModelSettings, image_size: int, side: int) -> int:
+def _count_flops(model: ModelSettings, image_size: int) -> int:
     # Not together with the bytes: the counter's hooks would keep recomputed activations alive.
     net = _training_network(model.model_copy(update={"checkpoint_activations": False}), image_size)
     with FakeTensorMode(), FlopCounterMode(display=False) as counter:
         _give_fake_tensors(net)
-        _forward(net, net.trunk, torch.zeros(2, 3, side, side), "fp32").sum().backward()
+        _forward(net, net.trunk, torch.zeros(2, 3, image_size, image_size), "fp32").sum().backward()
     return counter.get_total_flops() // 2
 
 

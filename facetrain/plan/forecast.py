@@ -85,10 +85,8 @@ def forecast_stages(
         ConfigError, ModelError, CheckpointError, DataError: as `forecast`.
     """
     forecasts = (
-        StageForecast(
-            forecast(staged, num_classes, gpus, run=config, batch=batch, cuda=cuda, image_size=size), staged
-        )
-        for _, staged, size in stage_configs(config)
+        StageForecast(forecast(staged, num_classes, gpus, run=config, batch=batch, cuda=cuda), staged)
+        for _, staged in stage_configs(config)
     )
     # Where verification needs most, all stages need the same: the one with the largest step describes the run.
     return max(forecasts, key=lambda stage: (stage.needed.total, stage.needed.activations))
@@ -138,7 +136,6 @@ def forecast(
     run: Config | None = None,
     batch: int | None = None,
     cuda: bool = True,
-    image_size: int | None = None,
 ) -> Forecast:
     """Return the memory of the rank that needs most, without regard to stages; see `forecast_stages`.
 
@@ -149,22 +146,20 @@ def forecast(
         run: config of the whole run, if `config` describes a stage: the head keeps what any stage needs.
         batch: images per rank and micro-batch; the config's if None.
         cuda: forecast for GPUs, else for processes on a CPU.
-        image_size: side of the training images in pixels; None: `data.image_size`.
 
     Raises:
         ConfigError: the global batch cannot be divided among the GPUs.
         ModelError, CheckpointError, DataError: as `teacher_cost`.
     """
-    image_size = image_size or config.data.image_size
     batch = batch or local_batch_size(config, gpus)
-    cost = backbone_cost(config, gpus, cuda=cuda, image_size=image_size)
+    cost = backbone_cost(config, gpus, cuda=cuda)
     kept, backward = cost.step.kept(batch), cost.step.peak(batch) - cost.step.kept(batch)
     head = head_load(config, num_classes, gpus, batch, run=run, cuda=cuda)
     taught = teacher_load(config, head)
     centers, center_moments = table_bytes(head)
     taught_centers, taught_work = (table_bytes(taught)[0], head_work(taught).peak) if taught else (0, 0)
     moments = 4 * cost.parameters * config.optim.moments
-    images = batch * image_size**2 * _BYTES_PER_PIXEL
+    images = batch * config.data.image_size**2 * _BYTES_PER_PIXEL
     teacher, teacher_work = teacher_bytes(config, batch, config.optim.moments)
     of_head = head_work(head)
     # At the end of the step the activations no longer exist, and leave their memory to the update.

@@ -70,12 +70,8 @@ class StepTime:
         return self.images / self.seconds
 
 
-def step_time(
-    config: Config, num_classes: int, gpus: int, device: Device, *, image_size: int | None = None
-) -> StepTime:
+def step_time(config: Config, num_classes: int, gpus: int, device: Device) -> StepTime:
     """Return the estimated time of a step on `gpus` GPUs, eight per machine.
-
-    `image_size` is the side of the training images in pixels; None: `data.image_size`.
 
     Raises:
         ConfigError: the global batch cannot be divided among the GPUs.
@@ -83,7 +79,7 @@ def step_time(
     """
     config = on_device(config, device)
     batch, micro_batches = local_batch_size(config, gpus), config.optim.accumulate
-    cost = backbone_cost(config, gpus, image_size=image_size)
+    cost = backbone_cost(config, gpus)
     seconds = micro_batches * _pass_seconds(cost.step, batch, config, device, repeats=True)
     seconds += weight_bytes(cost.parameters, config.optim.moments) / (
         device.memory_bytes * device.memory_reached

@@ -25,7 +25,6 @@ from facetrain.distributed.ddp import wrap_in_ddp
 from facetrain.distributed.world import World
 from facetrain.errors import RunError
 from facetrain.files import os_errors_as
-from facetrain.run.build.backbone import check_stage_sizes
 from facetrain.run.build.open_data import open_data
 from facetrain.run.build.parts import (
     build_augment,
@@ -57,8 +56,7 @@ from facetrain.run.folder.lock import RunLock
 from facetrain.run.lr_range_test import run_range_test
 from facetrain.run.start_checks import check_start
 from facetrain.telemetry.log import LogFile, log_to, warn
-from facetrain.training.choose_kernels import choose_kernels
-from facetrain.training.fused_trunk import compare_trunks
+from facetrain.training.choose_kernels import choose_kernels, compare_trunks
 from facetrain.training.state import TrainState
 from facetrain.training.step import TrainStep
 from facetrain.verify.sets.pair_set import PairSet
@@ -147,7 +145,6 @@ def prepare_run(
     # One block after the other: if the data or the checkpoint is refused, no rank builds a network first.
     with fail_together(world):
         check_precision(config, world)
-        check_stage_sizes(config)
         source, sets = open_data(config)
     if choices.batch and checkpoint is None:
         with failing_alike(world):

@@ -33,7 +33,7 @@ from facetrain.run.outputs import PAIRS_FILE, RunOutputs, open_outputs
 from facetrain.run.prepare import PreparedRun
 from facetrain.run.results import model_metadata, write_divergence, write_results, write_skipped_images
 from facetrain.telemetry.log import warn
-from facetrain.training.fused_trunk import compare_trunks
+from facetrain.training.choose_kernels import compare_trunks
 from facetrain.training.profile import RECORDED_STEPS, WARM_UP_STEPS, Profile, StepProfiler
 from facetrain.training.step import TrainStep
 from facetrain.verify.verifier import Verifier

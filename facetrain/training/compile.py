@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from functools import cache
 
 import torch
 from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone
-from facetrain.distributed import collectives
 from facetrain.distributed.process_setup import keep_compiled_code
-from facetrain.telemetry.log import logger, warn
+from facetrain.errors import RunError
 
 _RECOMPILE_LIMIT = 64
 """Compiled variants of one method. Each combination of shapes and attributes is one; torch allows 8, and an IResNet's
@@ -25,7 +23,7 @@ class CompiledRegions:
 
     Regions of the same kind and shapes share their code, so a network of a hundred layers compiles as fast as one of
     eighteen. The first step of each region compiles it; a cache on disk keeps the code for the next run. In evaluation
-    mode, and if the compiler fails on one rank, the regions run uncompiled.
+    mode the regions run uncompiled.
     """
 
     def __init__(self, backbone: Backbone, mode: str = "on") -> None:
@@ -34,30 +32,16 @@ class CompiledRegions:
 
         keep_compiled_code()
         torch.compiler.config.recompile_limit = _RECOMPILE_LIMIT
-        self._is_replayed, self._passes = mode == _REPLAYED, 0
-        self._regions = list[_Region]()
+        self._is_replayed = mode == _REPLAYED
         for module, method in backbone.regions():
             region = _Region(module, getattr(module, method), is_replayed=self._is_replayed)
             # On the object, not on its class: a second network in the process, such as a teacher, stays as it is.
             setattr(module, method, region)
-            self._regions.append(region)
 
     def begin_pass(self) -> None:
-        """Begin the forward pass of a training step: replayed graphs may overwrite the results of the step before.
-
-        Collective in the second pass: if the compiler has failed on a rank in the first one, all run uncompiled. They
-        would wait for that rank in every step.
-        """
+        """Begin the forward pass of a training step: replayed graphs may overwrite the results of the step before."""
         if self._is_replayed:
             torch.compiler.cudagraph_mark_step_begin()
-        self._passes += 1
-        if self._passes != 2:
-            return
-        own = next((region.failure for region in self._regions if region.failure), "")
-        if failure := next(filter(None, collectives.gather_json(own)), ""):
-            _report_once(failure)
-            for region in self._regions:
-                region.failure = failure
 
 
 class _Region:
@@ -69,29 +53,24 @@ class _Region:
         self._compiled: Callable[..., Tensor] = torch.compile(
             method, dynamic=False, options={"triton.cudagraphs": is_replayed}
         )
-        self.failure = ""
-        """Line that says why the region runs uncompiled."""
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """Map (B, …), and the further inputs of the method, to (B, …)."""
+        """Map (B, …), and the further inputs of the method, to (B, …).
+
+        Raises:
+            RunError: the compiler fails on this machine.
+        """
         # Verification has other batch sizes and uses the network for seconds: compiling would take longer.
-        used = self._module.training and torch.is_grad_enabled()
-        if self.failure or not used:
+        if not (self._module.training and torch.is_grad_enabled()):
             return self._uncompiled(*inputs)
         try:
             return self._compiled(*inputs)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # among them all errors of torch's compiler
-            output = self._uncompiled(*inputs)  # raises the same error if the network is at fault
+            self._uncompiled(*inputs)  # raises the same error if the network is at fault
             reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
-            place = f"the compiler failed on {socket.gethostname()}"
-            self.failure = f"train.compile: {place}, and the network runs uncompiled ({reason})"
-            _report_once(self.failure)
-            return output
-
-
-@cache
-def _report_once(failure: str) -> None:
-    report = warn if collectives.rank() == 0 else logger.warning
-    report(failure)
+            raise RunError(
+                f"train.compile: the compiler failed on {socket.gethostname()} ({reason}); install a C++ compiler, or "
+                "set train.compile to off"
+            ) from error

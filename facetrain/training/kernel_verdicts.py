@@ -1,8 +1,9 @@
 """Verdict on facetrain's Triton kernels on this machine, by a self-test in another process, which is kept.
 
 The self-test does not run in the process that trains: an illegal memory access ends CUDA in its process for good, and a
-kernel may also hang. The verdict holds for a GPU, a driver, a version of torch and Triton, and the source of the
-kernels; the user's cache folder keeps it, so that only the first run on a machine waits for the self-test.
+kernel may also hang. A verdict that the kernels work holds for a GPU, a driver, a version of torch and Triton, and the
+source of the kernels; the user's cache folder keeps it, so that only the first run on a machine waits for the
+self-test. Any other verdict is not kept: the next run tests again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -26,18 +26,18 @@ from facetrain.device.capability import multiplies_bfloat16
 from facetrain.distributed import collectives
 from facetrain.distributed.process_setup import user_cache_folder
 from facetrain.distributed.spawn import HelperContext
-from facetrain.files import make_folder, parse_json, read_regular_text, write_atomically
+from facetrain.files import make_folder, read_regular_text, write_atomically
 
 LIMIT_S = 300.0
 """Time for a self-test. Triton compiles about 30 kernels in it, which takes most of a minute on a slow machine."""
-_SOURCES = {
-    "trunk": ("backbone/kernels/*.py", "backbone/*iresnet.py", "training/trunk_comparison.py"),
-    "head": ("head/kernels/*.py", "head/*.py", "head/margins/*.py"),
-}
-"""Files whose changes make a verdict out of date, beside `_SHARED_SOURCES`, by the part of a run."""
-_SHARED_SOURCES = ("device/kernel_launches.py", "training/kernel_self_test.py")
-_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
-"""Signals of a process that its own code has ended. A scheduler and a full memory end it by others."""
+_SOURCES = (
+    "backbone/**/*.py",
+    "head/**/*.py",
+    "device/*.py",
+    "training/kernel_self_test.py",
+    "training/trunk_comparison.py",
+)
+"""Files whose changes make a verdict out of date."""
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 Check = Callable[[str, torch.device, torch.dtype], str]
@@ -96,21 +96,16 @@ def _why_impossible(device: torch.device) -> str:
 
     # Triton's interpreter runs the kernels on any device; the tests use it.
     is_interpreted = not isinstance(count_rows, triton.JITFunction)
-    if is_interpreted:
+    if is_interpreted or multiplies_bfloat16(device):
         return ""
-    if device.type != "cuda":
-        return f"the kernels need a GPU, and this is {device.type}"
-    if not multiplies_bfloat16(device):
-        return "the kernels need a GPU of compute capability 8.0 or higher"
-    return ""
+    return "the kernels need a GPU of compute capability 8.0 or higher"
 
 
 def _machine_key(part: str, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
     """Return what a verdict depends on."""
     package = Path(facetrain.__file__).parent
-    patterns = (*_SOURCES[part], *_SHARED_SOURCES)
     # By content: a version with other kernels, or an edited file, is tested again.
-    sources = [path for pattern in patterns for path in sorted(package.glob(pattern))]
+    sources = [path for pattern in _SOURCES for path in sorted(package.glob(pattern))]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
     driver = ""
     with suppress(OSError):
@@ -127,31 +122,25 @@ def _machine_key(part: str, device: torch.device, dtype: torch.dtype) -> dict[st
     }
 
 
-class _Verdict(NamedTuple):
-    reason: str
-    is_lasting: bool
-    """Whether another test on this machine would say the same: not if memory or a compiler was missing."""
-
-
-def _kept_verdict(key: dict[str, str], test: Callable[[], _Verdict]) -> str:
-    """Return the verdict in the cache, or test and keep the result."""
-    name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
-    path: Path | None = None
-    # Whatever is wrong with the file: without a verdict, the kernels are tested.
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        path = user_cache_folder() / "kernels" / f"{name}.json"
-        return str(parse_json(read_regular_text(path))["verdict"])
-    reason, is_lasting = test()
-    if path is not None and is_lasting:
-        reason += f"; {path} keeps this verdict, and without the file they are tested again" if reason else ""
+def _kept_verdict(key: dict[str, str], test: Callable[[], str]) -> str:
+    """Return "" if the cache says that the kernels work; otherwise test them, and keep a success."""
+    text = json.dumps(key, indent=1, sort_keys=True) + "\n"
+    name = hashlib.sha256(text.encode()).hexdigest()[:24]
+    # Without a folder, or with another text in the file: the kernels are tested.
+    with suppress(OSError, ValueError):
+        if read_regular_text(user_cache_folder() / "kernels" / f"{name}.json") == text:
+            return ""
+    reason = test()
+    if not reason:
         with suppress(OSError):
-            make_folder(path.parent)
-            write_atomically(path, json.dumps({"verdict": reason, **key}, indent=1) + "\n")
+            folder = user_cache_folder() / "kernels"
+            make_folder(folder)
+            write_atomically(folder / f"{name}.json", text)
     return reason
 
 
-def _test(check: Check, part: str, device: torch.device, dtype: torch.dtype, limit_s: float) -> _Verdict:
-    """Run a check in a new process, and return its verdict, or how the process has ended."""
+def _test(check: Check, part: str, device: torch.device, dtype: torch.dtype, limit_s: float) -> str:
+    """Run a check in a new process; return what is wrong, or how the process has ended, "" if nothing is."""
     context = HelperContext()
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_report, args=(sender, check, part, device, dtype), daemon=True)
@@ -159,15 +148,13 @@ def _test(check: Check, part: str, device: torch.device, dtype: torch.dtype, lim
     sender.close()  # so that the pipe ends with the process
     try:
         if not receiver.poll(limit_s):
-            # A shorter limit is of one run; a process that needs the longest one hangs.
-            reason = f"their self-test took longer than {limit_s:.0f} s"
-            return _Verdict(reason, is_lasting=limit_s >= LIMIT_S)
-        return _Verdict(*json.loads(receiver.recv_bytes()))
+            return f"their self-test took longer than {limit_s:.0f} s"
+        return receiver.recv_bytes().decode()
     except EOFError:
         process.join()
         code = process.exitcode or 0
         ended = f"by {signal.Signals(-code).name}" if code < 0 else f"with the exit code {code}"
-        return _Verdict(f"their self-test ended {ended}", is_lasting=-code in _FAULTS)
+        return f"their self-test ended {ended}"
     finally:
         # Also on Ctrl-C. SIGKILL, because a kernel that hangs keeps the process from handling another signal.
         process.kill()
@@ -181,8 +168,8 @@ def _report(sender: Connection, check: Check, part: str, device: torch.device, d
         if device.type == "cuda":
             torch.cuda.set_device(device)
         reason = check(part, device, dtype)
-        verdict = [f"their self-test has found that {reason}" if reason else "", True]
+        verdict = f"their self-test has found that {reason}" if reason else ""
     except Exception as error:  # of Triton, the C compiler or the driver: they have no common type
         line = " ".join(str(error).split())[:200]
-        verdict = [f"their self-test failed ({type(error).__name__}: {line})", False]
-    sender.send_bytes(json.dumps(verdict).encode())
+        verdict = f"their self-test failed ({type(error).__name__}: {line})"
+    sender.send_bytes(verdict.encode())

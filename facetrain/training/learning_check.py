@@ -1,4 +1,4 @@
-"""Check in the first thousand steps that training learns: its loss and its top-1 share against chance."""
+"""Check in the first thousand steps that training learns: its top-1 share against chance."""
 
 from __future__ import annotations
 
@@ -14,27 +14,8 @@ _FEWEST_STEPS = 100
 """Steps that the check needs: a warm-up alone can take so long."""
 _DEVIATIONS = 4
 """Standard deviations by which the number of nearest target classes must exceed its expectation under chance."""
-_LEAST_FALL = 0.02
-"""Fraction of the loss of chance by which the loss must have fallen."""
 _LEAST_MOVEMENT = 0.05
 """Fraction of its norm that a backbone with random weights moves at least, if the head does not learn alone."""
-
-
-def chance_loss(num_classes: float, scale: float, target_cosine: float, embedding_size: int) -> float:
-    """Return the expected loss of embeddings that are independent of the class centers.
-
-    In D dimensions the cosines of independent directions have mean 0 and variance 1/D, and are close to normal. With
-    C classes, scale s and f(0) the target cosine after the margin (`Margin.chance_cosine`), the loss is
-
-        ln(1 + (C − 1) · exp(s²/(2D) − s·f(0)))  ≈  ln C − s·f(0) + s²/(2D)
-
-    With few classes this is an upper bound, because the logarithm of a mean exceeds the mean of the logarithm.
-    s²/(2D) is the logarithm of the mean of exp(s·x) for x normal with variance 1/D. For ArcFace with s = 64, m2 = 0.5
-    and 512 dimensions, f(0) = −sin 0.5, and 10,000 classes give 9.2 + 30.7 + 4.0 = 43.9.
-    """
-    exponent = scale**2 / (2 * embedding_size) - scale * target_cosine + math.log(max(num_classes - 1, 1))
-    # ln(1 + exp x), without an overflow for a large x.
-    return exponent + math.log1p(math.exp(-exponent)) if exponent > 0 else math.log1p(math.exp(exponent))
 
 
 @dataclass(frozen=True)
@@ -66,7 +47,6 @@ class LearningCheck:
 
     def __init__(
         self,
-        loss_of_chance: float | None,
         num_classes: float,
         *,
         start_step: int,
@@ -74,11 +54,8 @@ class LearningCheck:
         total_steps: int,
         where: RunConditions,
     ) -> None:
-        """Take the loss of chance, the number of classes in a step, and the step from which training starts.
-
-        Without a loss of chance (None), the top-1 share alone decides.
-        """
-        self._loss_of_chance, self._num_classes, self._where = loss_of_chance, num_classes, where
+        """Take the number of classes in a step, and the step from which training starts."""
+        self._num_classes, self._where = num_classes, where
         self._last_step = min(FIRST_STEPS, total_steps, max(steps_per_epoch, _FEWEST_STEPS))
         self._finished = total_steps < _FEWEST_STEPS or start_step >= self._last_step
         self._losses: list[float] = []
@@ -115,21 +92,17 @@ class LearningCheck:
     def _verdict(self, step: int) -> str | None:
         if not self._images:
             return None
-        loss = sum(self._losses) / len(self._losses)
         expected = self._images / self._num_classes
         # The number is nearly Poisson: its deviation is the square root of its expectation. 1 is added for expectations
         # near 0.
         is_above_chance = self._nearest > expected + _DEVIATIONS * (math.sqrt(expected) + 1)
-        chance = self._loss_of_chance
-        has_fallen = chance is None or loss < (1 - _LEAST_FALL) * chance
-        if is_above_chance and has_fallen and not self._where.is_frozen and not self._hardly_moves:
+        if is_above_chance and not self._where.is_frozen and not self._hardly_moves:
             return None
-        top_1 = self._nearest / self._images
+        loss, top_1 = sum(self._losses) / len(self._losses), self._nearest / self._images
         return (
-            f"training does not seem to learn: after {step:,} steps the loss is {loss:.4g}"
-            + ("" if chance is None else f" (chance: {chance:.4g})")
-            + f", and the target class is the nearest for {top_1:.3%} of "
-            f"the images (chance: {1 / self._num_classes:.3%}); likely causes, in this order: "
+            f"training does not seem to learn: after {step:,} steps the loss is {loss:.4g}, and the target class is "
+            f"the nearest for {top_1:.3%} of the images (chance: {1 / self._num_classes:.3%}); likely causes, in this "
+            "order: "
             + "; ".join(f"{number}. {cause}" for number, cause in enumerate(self._causes(), start=1))
         )
 

@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 from facetrain.settings import (
     Compilation,
     Expectations,
-    ImageSize,
     Positive,
     Probability,
     Settings,
@@ -53,9 +52,6 @@ class StageSettings(Settings):
     """Value of `train.batch_size` in this stage. null: use `train.batch_size`."""
     global_batch_size: Positive | None = None
     """Value of `train.global_batch_size` in this stage. null: use `train.global_batch_size`."""
-    image_size: ImageSize | None = None
-    """Width and height of the training images in this stage, in pixels; at most `data.image_size`, for which the
-    network is built, and which verification has in all stages. null: `data.image_size`."""
     sample_rate: Probability | None = None
     """Value of `head.sample_rate` in this stage. null: use `head.sample_rate`."""
     expectations: Expectations | None = None

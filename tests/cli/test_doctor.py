@@ -87,17 +87,6 @@ def test_without_a_launcher_the_run_is_checked_for_all_gpus_of_the_machine(tmp_p
 
 
 @pytest.mark.slow
-def test_the_image_sizes_of_stages_are_printed_and_checked(tmp_path, monkeypatch, capsys):
-    config = write_config(tmp_path, image_size=48)
-    options = ("--config", config, "--set", "train.epochs=2", "--set")
-    code, out, _ = run(monkeypatch, capsys, *options, "train.stages=[{until_epoch: 1, image_size: 32}]")
-    assert code == 0 and "stage 1 until step 2: 2 images of 32 × 32 pixels per step" in out
-    assert "stage 2 until step 4: 2 images of 48 × 48 pixels per step" in out
-    code, out, _ = run(monkeypatch, capsys, *options, "train.stages=[{until_epoch: 1, image_size: 36}]")
-    assert code == 1 and "stage 1 of train.stages: image_size: 36 pixels do not fit the backbone" in out
-
-
-@pytest.mark.slow
 def test_landmarks_of_the_training_images_are_required_and_counted(tmp_path, monkeypatch, capsys):
     settings = ("model.backbone=vit_s_kprpe", "model.layers=null", "model.widths=null")
     options = ("--config", write_config(tmp_path), *(word for value in settings for word in ("--set", value)))

@@ -134,22 +134,3 @@ def test_the_plan_of_a_run_in_stages_adds_up_their_times_and_takes_the_memory_of
     speeds = [stage["images_per_second"] for stage in staged["stages"]]
     assert speeds == [large["images_per_second"], small["images_per_second"]]
     assert "stages" not in small
-
-
-def test_the_plan_of_smaller_images_at_first_takes_their_time_and_the_memory_of_the_largest(tmp_path):
-    text = "data: {train: none, num_classes: 1000, num_images: 12800}\nmodel: {backbone: r18}\n"
-    text += "train: {batch_size: 64, epochs: 4, stages: [{until_epoch: 3, image_size: 56}]}\n"
-    (tmp_path / "run.yaml").write_text(text)
-
-    staged, constant = plan_of(tmp_path), plan_of(tmp_path, "--set", "train.stages=[]")
-    assert staged["parts_bytes"] == constant["parts_bytes"]
-    sets = ("--set", "eval.targets=[]")
-    of_step, of_large = plan_of(tmp_path, *sets), plan_of(tmp_path, *sets, "--set", "train.stages=[]")
-    assert of_step["parts_bytes"] == of_large["parts_bytes"]
-    assert of_step["largest_batch"] == of_large["largest_batch"]
-    small, large = (stage["images_per_second"] for stage in staged["stages"])
-    assert large == constant["images_per_second"] and 2 * large < small < 5 * large
-    assert staged["days"] == pytest.approx(constant["days"] * (1 + 3 * large / small) / 4, rel=0.01)
-    unfit = "train.stages=[{until_epoch: 3, image_size: 60}]"
-    error = refusal("plan", "--config", tmp_path / "run.yaml", "--set", unfit)
-    assert error.exit_code == 2 and "image_size: 60 pixels do not fit the backbone" in str(error)

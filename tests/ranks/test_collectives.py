@@ -13,7 +13,7 @@ from tests.support.ranks import run_ranks
 def call_collectives():
     rank, world_size = collectives.rank(), collectives.world_size()
     x = torch.full((2, 3), float(rank), requires_grad=True)
-    gathered = collectives.gather_rows(x)
+    gathered = collectives.GatheredRows(x).wait()
     (gathered * torch.arange(2.0 * world_size)[:, None]).sum().backward()
     buffers = [torch.tensor([float(rank)]), torch.tensor(rank)]
     collectives.mean_all_(buffers)

@@ -61,7 +61,7 @@ def train_rank(rank, size, port, folder, config, kernels):
         }
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}", "GLOO_SOCKET_IFNAME": "lo"}
     verdict = "" if kernels else "they are not tested here"
-    kernel_verdicts._test = lambda *_: kernel_verdicts._Verdict(verdict, is_lasting=False)
+    kernel_verdicts._test = lambda *_: verdict
     take_step = TrainStep.__call__
 
     def count_step(step, state, batches):

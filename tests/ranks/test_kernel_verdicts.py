@@ -7,7 +7,7 @@ import torch
 from facetrain.backbone.zoo import build_backbone
 from facetrain.distributed import collectives
 from facetrain.training import kernel_verdicts
-from facetrain.training.fused_trunk import compare_trunks
+from facetrain.training.choose_kernels import compare_trunks
 from facetrain.training.precision import InPrecision
 from tests.support.ranks import run_ranks
 

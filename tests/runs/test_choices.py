@@ -21,7 +21,7 @@ from facetrain.run.lr_range_test import choose_rate
 from tests.runs.test_training import metrics
 from tests.support.ranks import free_ports, start_ranks
 
-STAGES = "[{until_epoch: 8, global_batch_size: 12, image_size: 24}]"
+STAGES = "[{until_epoch: 8, global_batch_size: 12}]"
 
 
 def find_and_repeat(rank, size, config, folder, ports):

@@ -97,7 +97,7 @@ NORMS = {
     "apply gradient": (gradient._apply_gradient, ("has_slope", "has_residual", "has_sums")),
     "finish the weight's gradient": (gradient._finish_weight_gradient, ()),
     "border sums": (gradient._border_sums, ()),
-    "finish statistics": (statistics._finish_statistics, ("has_running",)),
+    "finish statistics": (statistics._finish_statistics, ()),
 }  # fmt: skip
 """Kernels of batch norm with the flags that are set."""
 UPDATE_TYPES = dict.fromkeys(("lr", "momentum_factor", "weight_decay"), "fp32") | {

@@ -102,7 +102,7 @@ def weight_error(dtype: torch.dtype, mean: float) -> dict[str, dict[str, float]]
         torch.nn.grad.conv2d_weight(y.to(kind), convolution.weight.shape, grad.to(kind), padding=1).double()
         for kind in (torch.float64, dtype)
     )
-    context = _Context(None, {convolution: convolution.weight.detach().to(dtype)})
+    context = _Context({convolution: convolution.weight.detach().to(dtype)})
     stats = context.statistics(norm, partial_statistics(x))
     _, _, normed = normalize(x, stats, normed=True)
     total = grad.float().sum((0, 2, 3))

@@ -48,7 +48,6 @@ def apply_gradient(
     x: Tensor,
     norm: Normalization,
     sums_3C: Tensor,
-    count: int,
     *,
     slope_C: Tensor | None = None,
     residual: Tensor | None = None,
@@ -61,8 +60,7 @@ def apply_gradient(
         grad: gradient of the result, (B, C, H, W).
         x: input of the batch norm, of the same shape.
         norm: the batch norm.
-        sums_3C: Σ h and Σ h·x̂ of all ranks whose statistics the batch norm used, as `reduce_gradient` returns them.
-        count: rows over which these sums go.
+        sums_3C: Σ h and Σ h·x̂, as `reduce_gradient` returns them.
         slope_C: PReLU's slopes, (C,); None: no PReLU.
         residual: a gradient that is added, of x's shape: that of the shortcut.
         sums: whether to return the channel sums of the result as stored, (C,) float32.
@@ -75,7 +73,7 @@ def apply_gradient(
         _apply_gradient, x, [grad, x, residual], [grad_x],
         parts_P3C if parts_P3C is not None else norm.mean_C,
         *norm.arguments(), norm.mean_C if slope_C is None else slope_C,
-        sums_3C, 1.0 / count,
+        sums_3C, 1.0 / rows,
         rows, channels,
         has_slope=slope_C is not None,
         has_residual=residual is not None,

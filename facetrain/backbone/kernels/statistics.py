@@ -21,23 +21,30 @@ def partial_statistics(x: Tensor) -> Tensor:
 
 
 def finish_statistics(
-    parts_P3C: Tensor, eps: float, *, running: tuple[Tensor, Tensor] | None = None, momentum: float = 0.0
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return mean, biased variance and 1 / sqrt(variance + eps) from partial statistics; (C,) float32 each.
+    parts_P3C: Tensor, eps: float, *, running: tuple[Tensor, Tensor], momentum: float
+) -> tuple[Tensor, Tensor]:
+    """Return mean and 1 / sqrt(biased variance + eps) from partial statistics; (C,) float32 each.
 
     Chan, Golub and LeVeque, "Algorithms for computing the sample variance", 1983, equation 2.1: a difference of large
     sums of squares never occurs. `running` holds running mean and variance (C,), which are moved by `momentum` toward
     the mean and the unbiased variance.
     """
     programs, _, channels = parts_P3C.shape
-    found_3C = parts_P3C.new_empty((3, channels))
-    running_mean, running_var = running or (found_3C, found_3C)
+    found_2C = parts_P3C.new_empty((2, channels))
     launch_by_channels(
-        _finish_statistics, channels, parts_P3C, found_3C, running_mean, running_var,
-        programs, channels, eps, momentum, moved=0, has_running=running is not None,
-    )  # fmt: skip
-    mean_C, var_C, invstd_C = found_3C.unbind()
-    return mean_C, var_C, invstd_C
+        _finish_statistics,
+        channels,
+        parts_P3C,
+        found_2C,
+        *running,
+        programs,
+        channels,
+        eps,
+        momentum,
+        moved=0,
+    )
+    mean_C, invstd_C = found_2C.unbind()
+    return mean_C, invstd_C
 
 
 @triton.jit
@@ -60,8 +67,7 @@ def _statistics(x, parts, N, C, tiles, BN: tl.constexpr, BC: tl.constexpr, STAGE
 
 @triton.jit
 def _finish_statistics(
-    parts, found, running_mean, running_var, P, C, eps, momentum,
-    has_running: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr,
+    parts, found, running_mean, running_var, P, C, eps, momentum, BN: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     column = tl.program_id(0) * BC + tl.arange(0, BC)
     known = column < C
@@ -87,12 +93,10 @@ def _finish_statistics(
         squares += tl.sum(deviation + counts * apart * apart, axis=0)
     var = squares / tl.maximum(count, 1.0)
     tl.store(found + column, mean, mask=known)
-    tl.store(found + C + column, var, mask=known)
-    tl.store(found + 2 * C + column, 1.0 / tl.sqrt(var + eps), mask=known)
-    if has_running:
-        # As torch does: the batch is normalized by the biased variance, and the running one is unbiased.
-        before = tl.load(running_mean + column, mask=known, other=0.0)
-        tl.store(running_mean + column, before + momentum * (mean - before), mask=known)
-        before = tl.load(running_var + column, mask=known, other=0.0)
-        unbiased = squares / tl.maximum(count - 1.0, 1.0)
-        tl.store(running_var + column, before + momentum * (unbiased - before), mask=known)
+    tl.store(found + C + column, 1.0 / tl.sqrt(var + eps), mask=known)
+    # As torch does: the batch is normalized by the biased variance, and the running one is unbiased.
+    before = tl.load(running_mean + column, mask=known, other=0.0)
+    tl.store(running_mean + column, before + momentum * (mean - before), mask=known)
+    before = tl.load(running_var + column, mask=known, other=0.0)
+    unbiased = squares / tl.maximum(count - 1.0, 1.0)
+    tl.store(running_var + column, before + momentum * (unbiased - before), mask=known)

@@ -38,9 +38,6 @@ class AdaFace(Margin):
         self._m2 = published(settings.m2, 0.4)
         self._averages = RunningAverages(mean=20.0, deviation=100.0)
 
-    def chance_cosine(self) -> float:
-        return -self._m2  # for an image of mean quality, ẑ = 0
-
     def update_averages(self, norm_G: Tensor | None, cos_G: Tensor) -> None:
         assert norm_G is not None
         # As in the authors' code: a single image with a huge norm must not move the averages for hundreds of steps.

@@ -38,8 +38,6 @@ class Margin:
 
     needs_norms: ClassVar[bool] = False
     """The formula contains the norms of the embeddings, so each rank sends them along with its embeddings."""
-    penalizes_norms: ClassVar[bool] = False
-    """The loss contains a penalty on the norms (`norm_penalty`)."""
     needs_all_target_cosines: ClassVar[bool] = False
     """The formula contains the target cosines of the whole batch, so all ranks exchange them."""
 
@@ -58,10 +56,6 @@ class Margin:
         `cos_G` holds the target cosines in [−1, 1], `norm_G` the norms of the embeddings if `needs_norms`.
         """
         return TargetCosine(cos_G, torch.ones_like(cos_G))
-
-    def chance_cosine(self) -> float:
-        """Return the mean target cosine after the margin of embeddings that are orthogonal to their center."""
-        return 0.0
 
     def change_negatives_(self, logit_GC: Tensor, target_cos_G: Tensor) -> Tensor | None:
         """Change the negatives' logits in place; return the factor (G, C) on their derivatives, or None for 1.

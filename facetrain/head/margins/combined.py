@@ -29,9 +29,6 @@ class CombinedMargin(Margin):
         self.m1, self.m2, self.m3 = m1, m2, m3
         self.straight_through = settings.gradient == "straight_through"
 
-    def chance_cosine(self) -> float:
-        return math.cos(self.m1 * math.pi / 2 + self.m2) - self.m3
-
     def apply(self, cos_G: Tensor, norm_G: Tensor | None) -> TargetCosine:
         if self.m1 == 1 and self.m2 == 0:
             # Not by way of the angle: arccos loses half of the digits near cos = 1.

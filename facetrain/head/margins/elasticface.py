@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar
 
 import torch
@@ -30,9 +29,6 @@ class ElasticFace(Margin):
         super().__init__(settings)
         self._mean, self._of_angle, self._seed = mean, of_angle, seed
         self._step, self._micro_batch = 0, 0
-
-    def chance_cosine(self) -> float:
-        return -math.sin(self._mean) if self._of_angle else -self._mean
 
     def begin_step(self, step: int) -> None:
         self._step, self._micro_batch = step, 0

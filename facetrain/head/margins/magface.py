@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar
 
 import torch
@@ -25,16 +24,12 @@ class MagFace(Margin):
     """
 
     needs_norms: ClassVar[bool] = True
-    penalizes_norms: ClassVar[bool] = True
     norms: ClassVar[tuple[float, float]] = 10.0, 110.0
     """l_a and u_a."""
     margins: ClassVar[tuple[float, float]] = 0.45, 0.8
     """l_m and u_m, in radians."""
     norm_weight: ClassVar[float] = 35.0
     """λ."""
-
-    def chance_cosine(self) -> float:
-        return -math.sin(self.margins[0]) / 2  # half of the cosines are below 0 and keep their value
 
     def apply(self, cos_G: Tensor, norm_G: Tensor | None) -> TargetCosine:
         assert norm_G is not None

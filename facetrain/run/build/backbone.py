@@ -16,7 +16,6 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.config.loading import plain_config
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
-from facetrain.errors import ConfigError, ModelError
 from facetrain.models.initialize_from import initialize_backbone
 from facetrain.models.model_file import describe_backbone
 from facetrain.optim.frozen_parts import freeze
@@ -33,26 +32,6 @@ def describe_model(config: Config) -> dict[str, Any]:
         image_size=config.data.image_size,
     )
     return described | {"config": plain_config(config)}
-
-
-def check_stage_sizes(config: Config) -> None:
-    """Check that the backbone can be trained on the images of each stage.
-
-    Raises:
-        ConfigError: it cannot; the message has a size that it can be trained on.
-    """
-    sizes = [(n, stage.image_size) for n, stage in enumerate(config.train.stages, start=1)]
-    if all(size in (None, config.data.image_size) for _, size in sizes):
-        return
-    # Shapes alone: the check takes no memory and no initial weights.
-    with torch.device("meta"):
-        backbone = build_backbone(**describe_model(config)["backbone"])
-    for number, size in sizes:
-        try:
-            if size not in (None, config.data.image_size):
-                backbone.check_image_size(size)
-        except ModelError as error:
-            raise ConfigError(f"stage {number} of train.stages: image_size: {error}") from error
 
 
 def build_initial_backbone(config: Config, source: FaceDataset) -> Backbone:

@@ -30,7 +30,7 @@ from facetrain.run.build.distillation import build_distillation
 from facetrain.run.build.head import build_head
 from facetrain.run.build.step_schedule import Stage, StepSchedule
 from facetrain.run.build.stepper import build_stepper
-from facetrain.training.learning_check import LearningCheck, RunConditions, chance_loss
+from facetrain.training.learning_check import LearningCheck, RunConditions
 from facetrain.training.precision import InPrecision, memory_format_for
 from facetrain.training.state import TrainState
 
@@ -109,7 +109,7 @@ def _build_stage_loader(
         first_epoch=stage.first_epoch,
     )
     settings = LoaderSettings(
-        config.data.model_copy(update={"image_size": stage.image_size}),
+        config.data,
         stage.local_batch_size,
         accumulate=config.optim.accumulate,
         workers=workers,
@@ -167,7 +167,7 @@ def build_state(
 
 
 def build_learning_check(config: Config, state: TrainState, schedule: StepSchedule) -> LearningCheck | None:
-    """Build the check of the first steps; None for a loss that has another level of chance, or that is not learned."""
+    """Build the check of the first steps; None for a margin that hides the nearest class, or that is not learned."""
     head, first = state.head, schedule.stages[0]
     counts_nearest = all(part.head.counts_nearest for part in head_parts(head))
     if not counts_nearest or (config.distill is not None and config.distill.margin_weight == 0):
@@ -181,22 +181,10 @@ def build_learning_check(config: Config, state: TrainState, schedule: StepSchedu
     if state.step == 0 and not config.model.init_from and plain_sgd:
         # In float64: the squares of millions of weights are added up.
         weight_norm = math.sqrt(sum(float(weight.detach().double().square().sum()) for weight in weights))
-    # MagFace's loss contains a penalty on the norms, for which there is no level of chance.
-    has_level = not any(part.head.margin.penalizes_norms for part in head_parts(head))
-    parts = [
-        (part, _classes_in_step(part, first.local_batch_size * state.world.size)) for part in head_parts(head)
-    ]
-    # The loss of a mixture is a weighted mean over its heads, and so is that of chance.
-    chance = sum(
-        part.loss_weight
-        * part.share
-        * chance_loss(classes, part.head.margin.scale, part.head.margin.chance_cosine(), head.embedding_size)
-        for part, classes in parts
-    )
+    batch = first.local_batch_size * state.world.size
     return LearningCheck(
-        chance if has_level else None,
         # Of a single head with the same chance to guess the class of an image.
-        1 / sum(part.share / classes for part, classes in parts),
+        1 / sum(part.share / _classes_in_step(part, batch) for part in head_parts(head)),
         start_step=state.step,
         steps_per_epoch=first.steps_per_epoch,
         total_steps=first.stop_step,

@@ -36,8 +36,6 @@ class Stage:
     """Whole global batches in the dataset. The images that remain are dropped."""
     lr_factor: float
     """Factor on the scheduled learning rate, by `optim.batch_scaling`."""
-    image_size: int
-    """Side of the training images in pixels."""
     head: HeadSettings
     """Settings of the head, with the sample rate and the expectations of the stage."""
 
@@ -46,10 +44,7 @@ class Stage:
         anchor, rate = self.head.expectations, self.head.sample_rate
         anchors = "" if anchor == "off" else f", {anchor} expectations"
         classes = "all classes" if rate >= 1 else f"{rate:.3g} of the classes"
-        return (
-            f"{self.global_batch_size:,} images of {self.image_size} × {self.image_size} pixels per step, "
-            f"{classes}{anchors}"
-        )
+        return f"{self.global_batch_size:,} images per step, {classes}{anchors}"
 
 
 @dataclass(frozen=True)
@@ -103,9 +98,7 @@ class StagedConfig(NamedTuple):
     until_epoch: int
     """Epoch after which it ends."""
     config: Config
-    """Config with the values of the stage, except for the size of its images: `data.image_size` is the network's."""
-    image_size: int
-    """Side of the training images in pixels."""
+    """Config with the values of the stage."""
 
 
 def stage_configs(config: Config) -> Iterator[StagedConfig]:
@@ -115,10 +108,9 @@ def stage_configs(config: Config) -> Iterator[StagedConfig]:
         for section, keys in _STAGE_KEYS.items():
             values = {key: getattr(stage, key) for key in keys if getattr(stage, key) is not None}
             sections[section] = getattr(config, section).model_copy(update=values)
-        staged = config.model_copy(update=sections)
-        yield StagedConfig(stage.until_epoch, staged, stage.image_size or config.data.image_size)
+        yield StagedConfig(stage.until_epoch, config.model_copy(update=sections))
     if not config.train.stages or config.train.stages[-1].until_epoch < config.train.epochs:
-        yield StagedConfig(config.train.epochs, config, config.data.image_size)
+        yield StagedConfig(config.train.epochs, config)
 
 
 def local_batch_size(config: Config, world_size: int) -> int:
@@ -155,7 +147,7 @@ def schedule_steps(config: Config, num_images: int, world_size: int) -> StepSche
     global_batch = local * world_size * config.optim.accumulate
     steps = _steps_per_epoch(config, num_images, global_batch)
     stages, first_step, first_epoch = [], 0, 0
-    for number, (until_epoch, staged, image_size) in enumerate(stage_configs(config), start=1):
+    for number, (until_epoch, staged) in enumerate(stage_configs(config), start=1):
         try:
             stage_local = local_batch_size(staged, world_size)
         except ConfigError as error:
@@ -173,7 +165,6 @@ def schedule_steps(config: Config, num_images: int, world_size: int) -> StepSche
                 global_batch_size=stage_batch,
                 steps_per_epoch=stage_steps,
                 lr_factor=lr_factor(config, stage_batch / global_batch),
-                image_size=image_size,
                 head=staged.head,
             )
         )

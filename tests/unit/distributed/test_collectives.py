@@ -5,7 +5,7 @@ from facetrain.distributed import collectives
 
 def test_on_a_single_process_every_collective_returns_its_input():
     x = torch.arange(6.0).view(3, 2).requires_grad_()
-    assert collectives.gather_rows(x) is x
+    assert collectives.GatheredRows(x).wait() is x
     assert torch.equal(collectives.gather(x), x.detach()[None])
     assert torch.equal(collectives.sum_(x.detach().clone()), x)
     assert collectives.any_rank(True) and not collectives.any_rank(False)

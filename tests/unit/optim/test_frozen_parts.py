@@ -12,7 +12,7 @@ from facetrain.optim.frozen_parts import freeze
 from facetrain.optim.optimizer import build_optimizer, parameter_groups
 from facetrain.optim.settings import OptimSettings
 from facetrain.run import training
-from facetrain.training.fused_trunk import choose_trunk
+from facetrain.training.choose_kernels import choose_trunk
 from facetrain.training.precision import InPrecision
 from facetrain.training.state import averaged_buffers, averaged_state
 from tests.runs.conftest import dataset  # noqa: F401

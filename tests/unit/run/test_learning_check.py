@@ -10,7 +10,6 @@ from facetrain.data.loading.loader import Batch
 from facetrain.errors import ConfigError
 from facetrain.run.build.parts import build_learning_check, build_state
 from facetrain.run.build.step_schedule import schedule_steps
-from facetrain.training.learning_check import chance_loss
 from facetrain.training.step import TrainStep
 from tests.support.world import ONE_RANK
 
@@ -105,18 +104,6 @@ def test_a_run_that_resumes_after_the_first_steps_is_not_checked(tmp_path):
 def test_a_backbone_without_any_trained_weight_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"model\.freeze: excludes every parameter"):
         build(tmp_path, freeze=("",))
-
-
-@pytest.mark.parametrize("margin", ["arcface", "cosface", "softmax", "adaface", "elastic_arcface"])
-def test_the_loss_of_random_embeddings_is_that_of_chance(tmp_path, margin):
-    state, _ = build(tmp_path, margin=margin, classes=4000)
-    generator = torch.Generator().manual_seed(0)
-    embedding_BD = torch.randn(1000, 32, generator=generator)
-    label_B = torch.randint(4000, (1000,), generator=generator)
-    loss = float(state.head(embedding_BD, label_B))
-    assert loss == pytest.approx(chance_loss(4000, 16, state.head.margin.chance_cosine(), 32), rel=0.05)
-    nearest, images = state.head.take_nearest()
-    assert images == 1000 and nearest < 10
 
 
 def test_a_margin_that_changes_negatives_counts_no_nearest_classes_and_is_not_checked(tmp_path):

@@ -94,16 +94,15 @@ def test_the_rate_of_a_stage_follows_its_batch_by_the_rule_and_the_schedule_coun
         assert rates(step) == pytest.approx(polynomial_lr(step + 8, **run))
 
 
-def test_a_stage_is_a_config_of_its_own_with_another_size_of_images_than_the_network():
-    stages = [{"until_epoch": 1, "image_size": 56, "sample_rate": 0.1}, {"until_epoch": 2, "image_size": 80}]
+def test_a_stage_is_a_config_of_its_own():
+    stages = [{"until_epoch": 1, "sample_rate": 0.1}]
     schedule = schedule_steps(config_of(stages), IMAGES, 1)
-    assert [stage.image_size for stage in schedule.stages] == [56, 80, 112]
-    assert schedule.stages[0].describe() == "12 images of 56 × 56 pixels per step, 0.1 of the classes"
+    assert schedule.stages[0].describe() == "12 images per step, 0.1 of the classes"
     values = [
-        (epoch, c.head.sample_rate, c.train.global_batch_size, c.data.image_size, size)
-        for epoch, c, size in stage_configs(config_of([*stages, {"until_epoch": 5, "global_batch_size": 24}]))
+        (epoch, c.head.sample_rate, c.train.global_batch_size)
+        for epoch, c in stage_configs(config_of([*stages, {"until_epoch": 5, "global_batch_size": 24}]))
     ]
-    assert values == [(1, 0.1, 12, 112, 56), (2, 1.0, 12, 112, 80), (5, 1.0, 24, 112, 112)]
+    assert values == [(1, 0.1, 12), (5, 1.0, 24)]
 
 
 def test_the_batch_of_a_stage_divides_over_the_ranks_and_fits_the_dataset():
@@ -123,12 +122,7 @@ def test_the_batch_of_a_stage_divides_over_the_ranks_and_fits_the_dataset():
         (21, {"batch_size": 4}, "ends after epoch 21, but the run has 20"),
         (2, {"global_batch_size": 4}, "give batch_size and not global_batch_size"),
         (2, {"samplerate": 0.1}, "did you mean sample_rate"),
-        (
-            2,
-            {"image_size": 128},
-            "stage 1 of train.stages: image_size: 128 is larger than data.image_size: 112",
-        ),
-        (20, {"image_size": 80}, "stage 1 of train.stages: image_size: 80 lasts until the end of the run"),
+        (2, {"image_size": 56}, r"train.stages\[0\].image_size is not a key"),
     ],
 )
 def test_an_invalid_stage_is_refused_with_what_to_write(until_epoch, changes, message):

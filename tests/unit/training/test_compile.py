@@ -1,6 +1,4 @@
-import contextlib
 import copy
-import io
 import socket
 
 import pytest
@@ -11,10 +9,8 @@ from torch._dynamo.utils import counters
 
 from facetrain.backbone.base import Backbone, run_block
 from facetrain.backbone.iresnet import IBasicBlock
-from facetrain.distributed import collectives
-from facetrain.training.compile import _report_once
+from facetrain.errors import RunError
 from facetrain.training.precision import InPrecision
-from tests.support.ranks import run_ranks
 
 # torch's compiler imports what torch itself has deprecated, and looks at gradients where there are none.
 pytestmark = [
@@ -67,7 +63,6 @@ def afresh(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "code"))
     torch._dynamo.reset()
     counters.clear()
-    _report_once.cache_clear()
     # Otherwise torch compiles a program for each extension of the CPU's instructions, to see whether it runs. Any
     # compiler knows those of 256 bits; without them in the CPU, torch uses none.
     with torch._inductor.config.patch({"cpp.vec_isa_ok": True, "cpp.simdlen": 256}):
@@ -105,40 +100,17 @@ def test_in_16_bits_a_compiled_network_stays_as_near_as_rounding_allows():
     assert compiled == pytest.approx(plain, rel=0.02) and counters["stats"]["unique_graphs"] == 1
 
 
-def test_without_a_working_compiler_the_network_trains_uncompiled_with_one_warning(monkeypatch, capfd):
-    torch.manual_seed(0)
-    net = TwoBlocks()
-    plain, _ = trained(net, "fp32", compile="off")
+def test_without_a_working_compiler_the_run_ends_with_a_line_that_names_the_host(monkeypatch):
     monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("/no/such/compiler",))
-    compiled, _ = trained(net, "fp32", compile="on")
-    assert compiled == plain
-    lines = [line for line in capfd.readouterr().err.splitlines() if "train.compile:" in line]
-    assert len(lines) == 1 and "runs uncompiled" in lines[0]
+    with pytest.raises(
+        RunError, match=rf"train\.compile: the compiler failed on {socket.gethostname()} \(.*; install"
+    ):
+        trained(TwoBlocks(), "fp32", compile="on")
 
 
-def uncompiled_ranks():
-    """Train with a compiler that the second host lacks; return losses, compiled calls and messages."""
-    rank, calls = collectives.rank(), []
-
-    def compile(method, **_):
-        def compiled(*inputs):
-            if rank == 1:
-                raise RuntimeError("InvalidCxxCompiler: no working compiler\nmore")
-            calls.append(method)
-            return method(*inputs)
-
-        return compiled
-
-    torch.compile, socket.gethostname = compile, lambda: f"node{rank}"
-    torch.manual_seed(0)
-    stderr = io.StringIO()
-    with contextlib.redirect_stderr(stderr):
-        losses, _ = trained(TwoBlocks(), "fp32", compile="on")
-    return losses, len(calls), stderr.getvalue()
-
-
-def test_all_ranks_run_uncompiled_if_the_compiler_fails_on_one_and_a_line_names_its_host():
-    first, second = run_ranks(2, uncompiled_ranks)
-    line = "the compiler failed on node1, and the network runs uncompiled (RuntimeError: InvalidCxxCompiler"
-    assert first[0] == second[0] and (first[1], second[1]) == (2, 0), "in the first of three steps only"
-    assert first[2].count("\n") == 1 and line in first[2] and not second[2]
+def test_an_error_of_the_network_itself_is_not_the_compilers():
+    network = InPrecision(
+        TwoBlocks(), "fp32", torch.device("cpu"), memory_format=torch.channels_last, compile="on"
+    )
+    with pytest.raises(RuntimeError, match="channels"):
+        network(torch.randn(5, 3, 6, 6))

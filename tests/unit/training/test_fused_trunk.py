@@ -9,10 +9,11 @@ import torch
 
 from facetrain.backbone.zoo import build_backbone
 from facetrain.config.loading import load_config
+from facetrain.distributed.sync_batch_norm import _HostSyncBatchNorm
 from facetrain.errors import ConfigError
 from facetrain.run import training as run
-from facetrain.training import fused_trunk
-from facetrain.training.fused_trunk import choose_trunk
+from facetrain.training import choose_kernels
+from facetrain.training.choose_kernels import choose_trunk
 from facetrain.training.precision import InPrecision
 from tests.runs.conftest import dataset, describe  # noqa: F401
 from tests.support.command import ROOT, environment
@@ -22,11 +23,19 @@ SMALL = {"layers": (1, 1, 1, 1), "widths": (16, 16, 16, 16), "embedding_size": 8
 
 
 def choose(
-    fused="on", name="iresnet", precision="bf16", checkpoint_activations=False, compile="off", **settings
+    fused="on",
+    name="iresnet",
+    precision="bf16",
+    checkpoint_activations=False,
+    compile="off",
+    synchronized=False,
+    **settings,
 ):
     options = SMALL if name == "iresnet" else {"embedding_size": 8, "image_size": 112}
     settings = {"memory_format": torch.channels_last} | settings
     network = InPrecision(build_backbone(name, **options), precision, CPU, **settings)
+    if synchronized:
+        network.backbone.bn1 = _HostSyncBatchNorm.sharing_tensors_of(network.backbone.bn1)
     network.compile_mode = compile  # without the compiler itself, whose import takes seconds
     choose_trunk(network, fused, checkpoint_activations=checkpoint_activations)
     return network
@@ -40,6 +49,7 @@ def choose(
         ({"memory_format": torch.contiguous_format}, "train.channels_last is false"),
         ({"compile": "on"}, "train.compile compiles"),
         ({"checkpoint_activations": True}, "model.checkpoint_activations"),
+        ({"synchronized": True}, "the statistics of one rank"),
     ],
 )
 def test_a_required_trunk_that_the_config_excludes_names_the_reason(settings, reason):
@@ -49,7 +59,9 @@ def test_a_required_trunk_that_the_config_excludes_names_the_reason(settings, re
 
 @pytest.mark.parametrize("fused", ["auto", "on"])
 def test_where_the_kernels_do_not_work_the_plain_trunk_runs_and_the_opening_line_says_why(fused, monkeypatch):
-    monkeypatch.setattr(fused_trunk, "agree_on_kernels", lambda *_, **__: "their self-test ended by SIGSEGV")
+    monkeypatch.setattr(
+        choose_kernels, "agree_on_kernels", lambda *_, **__: "their self-test ended by SIGSEGV"
+    )
     network = choose(fused)
     assert network.fused_trunk is None
     expected = f"eager (train.fused: {fused} has no effect: their self-test ended by SIGSEGV)"
@@ -72,7 +84,7 @@ def test_a_run_compares_the_trunks_in_its_first_step_and_records_what_it_chose(
     pytest.importorskip("triton", reason="Triton is not installed")
 
     class Trunk:
-        def __init__(self, network, across_ranks):
+        def __init__(self, network):
             self._network = network
 
         def __call__(self, image):
@@ -81,7 +93,7 @@ def test_a_run_compares_the_trunks_in_its_first_step_and_records_what_it_chose(
 
     calls = []
     monkeypatch.setattr("facetrain.backbone.fused_iresnet.FusedTrunk", Trunk)
-    monkeypatch.setattr(fused_trunk, "agree_on_kernels", lambda *_, **__: "")
+    monkeypatch.setattr(choose_kernels, "agree_on_kernels", lambda *_, **__: "")
     changes = ["train.fused=auto", "train.precision=bf16", "eval.targets=[]", "model.widths=[16, 16, 16, 16]"]
     assert run.train(load_config(describe(steps=3), changes), tmp_path / "run") == 0
     recorded = json.loads((tmp_path / "run" / "environment.json").read_text())["execution"]
@@ -97,11 +109,11 @@ def test_a_run_compares_the_trunks_in_its_first_step_and_records_what_it_chose(
 SCRIPT = """
 import copy, json, torch
 from facetrain.backbone.zoo import build_backbone
-from facetrain.training import fused_trunk
-from facetrain.training.fused_trunk import choose_trunk
+from facetrain.training import choose_kernels
+from facetrain.training.choose_kernels import choose_trunk
 from facetrain.training.precision import InPrecision
 
-fused_trunk.agree_on_kernels = lambda *_, **__: ""
+choose_kernels.agree_on_kernels = lambda *_, **__: ""
 cpu, layout = torch.device("cpu"), torch.channels_last
 torch.manual_seed(0)
 plain = build_backbone("iresnet", layers=(1, 1, 1, 1), widths=(16, 16, 16, 16), embedding_size=8, image_size=16)
