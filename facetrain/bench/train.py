@@ -33,7 +33,6 @@ from facetrain.run.build.step_schedule import local_batch_size, schedule_steps
 from facetrain.telemetry.memory import peak_gib
 from facetrain.training.choose_kernels import choose_kernels
 from facetrain.training.deterministic import deterministic_algorithms
-from facetrain.training.precision import tf32_convolutions
 from facetrain.training.profile import RECORDED_STEPS, Profile, StepProfiler
 from facetrain.training.state import TrainState
 from facetrain.training.step import TrainStep
@@ -95,7 +94,6 @@ def measure_training(
     with (
         join(config.train.device, timeout_s=config.train.timeout_s, cpu_setting="train.device: cpu") as world,
         deterministic_algorithms(config.train.deterministic),
-        tf32_convolutions(config.train.tf32),
         tempfile.TemporaryDirectory() as scratch,
         open_or_generate(workload.data, image_size=config.data.image_size) as source,
     ):

@@ -44,6 +44,7 @@ REMOVED_KEYS = {
     "train.stop_early": None,
     "checkpoint.every_minutes": None,
     "train.stages.image_size": None,
+    "train.tf32": True,
     "log.mlflow": None,
     "log.mlflow_experiment": "facetrain",
     "log.wandb": None,

@@ -9,6 +9,7 @@ from facetrain.data.dataset import skipped_files
 from facetrain.data.dataset_card import card_text, read_cards
 from facetrain.data.remote_dataset import dataset_path
 from facetrain.data.skipped_files import skipped_summary, skipped_table
+from facetrain.device.capability import float32_name
 from facetrain.files import write_atomically
 from facetrain.run.outputs import RunOutputs
 from facetrain.run.prepare import PreparedRun
@@ -29,7 +30,7 @@ def report_start(run: PreparedRun, outputs: RunOutputs) -> None:
 def _opening_line(run: PreparedRun) -> str:
     """Return the first line of a run: its data, its network, its steps, and where it computes."""
     config, world, schedule, step = run.config, run.world, run.schedule, run.state.step
-    verified = _float32(run)
+    verified = float32_name(world.device)
     trained = verified if config.train.precision == "fp32" else config.train.precision
     batches = sorted({stage.global_batch_size for stage in schedule.stages})
     sizes = f"{batches[0]:,}" + (f" to {batches[-1]:,}" if len(batches) > 1 else "")
@@ -40,13 +41,6 @@ def _opening_line(run: PreparedRun) -> str:
         + (f", verified in {verified}" if run.sets and verified != trained else "")
         + f"; {run.state.describe_execution()}"
         + (f"; resuming from step {step:,}" if step else "")
-    )
-
-
-def _float32(run: PreparedRun) -> str:
-    """Return the name of float32 arithmetic in this run."""
-    return (
-        "fp32 (convolutions in TF32)" if run.world.device.type == "cuda" and run.config.train.tf32 else "fp32"
     )
 
 

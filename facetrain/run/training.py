@@ -35,7 +35,6 @@ from facetrain.run.prepare import PreparedRun, prepare_run
 from facetrain.run.train_prepared import train_prepared
 from facetrain.telemetry.log import stop_logging
 from facetrain.training.deterministic import deterministic_algorithms
-from facetrain.training.precision import tf32_convolutions
 
 
 def train(
@@ -157,7 +156,6 @@ def _joined_world(config: Config) -> Iterator[World]:
         joining as world,
         explain_failures(world, timeout_s),
         deterministic_algorithms(deterministic),
-        tf32_convolutions(config.train.tf32),
     ):
         yield world
 

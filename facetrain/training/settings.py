@@ -79,9 +79,6 @@ class TrainSettings(Settings):
     """Step after which the run ends, and to which the learning rate schedule is fitted. null: after all epochs."""
     precision: Literal["fp32", "bf16", "fp16"] = "bf16"
     """Number format of the backbone. The last layer and the loss are always computed in float32."""
-    tf32: bool = True
-    """With precision fp32 and in verification, let a GPU round the factors of convolutions to TF32 (10 bits after the
-    leading one instead of 23): several times faster; PyTorch's default, too. Products of matrices are never rounded."""
     fused: Switch = "off"
     """Run batch norm, PReLU and residual addition of an IResNet as fused Triton kernels: less memory traffic, half of
     the activations. auto: if the network has such a trunk, and the kernels agree with PyTorch in a self-test on this

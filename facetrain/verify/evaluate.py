@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from facetrain.distributed.world import World, join
+from facetrain.device.capability import float32_name
+from facetrain.distributed.world import join
 from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.embeddings.embed_images import open_embedder
 from facetrain.embeddings.inference import Inference
@@ -90,7 +90,11 @@ def evaluate(
 
         results = evaluate_model(models[0])
         evaluation = EvaluatedSets(
-            models[0].description, results, sets, world.is_leader, _precision(world, inference)
+            models[0].description,
+            results,
+            sets,
+            world.is_leader,
+            "bf16" if inference.bf16 else float32_name(world.device),
         )
         if against is None:
             return evaluation
@@ -141,13 +145,6 @@ def _only_set_of_pairs(sets: dict[str, EvaluationSet], table: Path) -> PairSet:
     if len(sets) > 1 or not isinstance(target, PairSet):
         raise UsageError(f"{table}: is a table of one set of pairs; --target gives {', '.join(sets)}")
     return target
-
-
-def _precision(world: World, inference: Inference) -> str:
-    if inference.bf16:
-        return "bf16"
-    tf32 = world.device.type == "cuda" and torch.backends.cudnn.allow_tf32
-    return "fp32 (convolutions in TF32)" if tf32 else "fp32"
 
 
 def _read_tables(sets: dict[str, EvaluationSet], slices: Path | None) -> dict[str, SliceTable]:

@@ -152,9 +152,14 @@ def test_an_invalid_value_is_reported_with_the_allowed_values(line, message):
 
 
 def test_the_config_of_a_run_of_an_earlier_version_loads_if_it_did_not_use_removed_keys():
-    removed = {"head": {"drop_sub_centers_epoch": None, "drop_angle": 75.0}}
+    removed = {
+        "head": {"drop_sub_centers_epoch": None, "drop_angle": 75.0, "margin": {"norms": [10.0, 110.0]}}
+    }
     values = {"data": {"train": "x", "synthetic": None, "augment": {"jpeg": 0.0}}} | removed
     assert build_config(values, "x") == build_config({"data": {"train": "x"}}, "x")
+    stage = {"until_epoch": 2, "sample_rate": 0.1}
+    values = {"data": {"train": "x"}, "train": {"stages": [stage | {"image_size": None}]}}
+    assert build_config(values, "x").train.stages[0].sample_rate == 0.1
 
 
 def test_an_invalid_key_of_an_optional_section_is_reported_with_its_name():
