@@ -12,43 +12,12 @@ from typing import Any
 import numpy as np
 
 
-class SharedMemory:
-    """Anonymous file mapping that child processes inherit as a file descriptor.
-
-    Not `multiprocessing.shared_memory`: that is limited by /dev/shm (64 MiB in a container by default),
-    and its segments remain after a process is killed.
-    """
-
-    def __init__(self, size: int, file: int | None = None) -> None:
-        if file is None:
-            file = os.memfd_create("facetrain-batches")
-            os.ftruncate(file, size)
-        self._file = file
-        self._size = size
-        self._map = mmap.mmap(file, size)
-
-    def array(self, shape: tuple[int, ...], dtype: type[np.generic], offset: int = 0) -> np.ndarray:
-        """Return a view of the memory from a byte offset on; it keeps the mapping alive."""
-        return np.ndarray(shape, dtype, self._map, offset)
-
-    def __reduce__(self) -> tuple[Callable[..., SharedMemory], tuple[Any, int]]:
-        """Pickle as a duplicate of the file descriptor, for a process that is being started."""
-        return _attach, (reduction.DupFd(self._file), self._size)
-
-    def __del__(self) -> None:
-        """Close the file; the memory is freed with the last view."""
-        if hasattr(self, "_file"):
-            os.close(self._file)
-
-
-def _attach(handle: Any, size: int) -> SharedMemory:
-    return SharedMemory(size, handle.detach())
-
-
 class BatchSlots:
     """Buffers of the batches that are read ahead, in shared memory; one slot holds this rank's images of one step.
 
-    Pickling sends the shared memory itself, not a copy.
+    An anonymous file, which child processes inherit as a file descriptor: pickling sends the memory itself, not a copy.
+    Not `multiprocessing.shared_memory`: that is limited by /dev/shm (64 MiB in a container by default), and its
+    segments remain after a process is killed.
     """
 
     index: np.ndarray
@@ -56,22 +25,28 @@ class BatchSlots:
     image: np.ndarray
     """Pixels, uint8 (slots, rows, image_size, image_size, 3)."""
 
-    def __init__(self, slots: int, rows: int, image_size: int) -> None:
-        self._shape = (slots, rows, image_size, image_size, 3)
+    def __init__(self, slots: int, rows: int, image_size: int, file: int | None = None) -> None:
+        shape = slots, rows, image_size, image_size, 3
         # An int64 for each image, then the pixels.
-        self._memory = SharedMemory(8 * slots * rows + math.prod(self._shape))
-        self._map_arrays()
+        index_bytes = 8 * slots * rows
+        size = index_bytes + math.prod(shape)
+        if file is None:
+            file = os.memfd_create("facetrain-batches")
+            os.ftruncate(file, size)
+        self._file = file
+        memory = mmap.mmap(file, size)  # the arrays keep it alive
+        self.index = np.ndarray((slots, rows), np.int64, memory)
+        self.image = np.ndarray(shape, np.uint8, memory, offset=index_bytes)
 
-    def _map_arrays(self) -> None:
-        slots, rows = self._shape[:2]
-        self.index = self._memory.array((slots, rows), np.int64)
-        self.image = self._memory.array(self._shape, np.uint8, offset=8 * slots * rows)
+    def __reduce__(self) -> tuple[Callable[..., BatchSlots], tuple[Any, ...]]:
+        """Pickle as a duplicate of the file descriptor, for a process that is being started."""
+        return _attach, (reduction.DupFd(self._file), *self.image.shape[:3])
 
-    def __getstate__(self) -> tuple[tuple[int, ...], SharedMemory]:
-        """Return the shape and the shared memory."""
-        return self._shape, self._memory
+    def __del__(self) -> None:
+        """Close the file; the memory is freed with the last array."""
+        if hasattr(self, "_file"):
+            os.close(self._file)
 
-    def __setstate__(self, state: tuple[tuple[int, int, int, int, int], SharedMemory]) -> None:
-        """Map the same memory in another process."""
-        self._shape, self._memory = state
-        self._map_arrays()
+
+def _attach(handle: Any, slots: int, rows: int, image_size: int) -> BatchSlots:
+    return BatchSlots(slots, rows, image_size, handle.detach())

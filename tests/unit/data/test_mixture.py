@@ -115,15 +115,6 @@ def test_prefetching_reaches_the_datasets_of_a_mixture_and_of_a_subset():
     assert whole.asked == [(3, 3), (10, 2)]
 
 
-def test_a_batch_of_a_mixture_depends_on_seed_and_step_only():
-    orders = [
-        MixtureSampler([100, 50], [1, 1.5], SampleOrder(seed=seed, global_batch_size=7)) for seed in (1, 1, 2)
-    ]
-    a, b, c = (sampler.batch(40) for sampler in orders)
-    np.testing.assert_array_equal(a, b)
-    assert not np.array_equal(a, c)
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -181,13 +181,6 @@ def test_a_removed_object_is_an_error(object_store, tmp_path):
         remote.read(1)
 
 
-def test_a_missing_shard_is_an_error(object_store, tmp_path):
-    write_tar(tmp_path / "faces")
-    (tmp_path / "faces" / "shard-000001.tar").rename(tmp_path / "faces" / "shard-000002.tar")
-    with pytest.raises(DataError, match=r"shard-000001.tar is missing"):
-        open_remote(upload(tmp_path / "faces"), tmp_path / "cache")
-
-
 @pytest.mark.parametrize(
     ("names", "message"),
     [
