@@ -32,11 +32,13 @@ def test_output_and_gradients_equal_those_of_torchs_prelu(shape):
     torch.testing.assert_close(gradients(ours, x, grad), gradients(plain, x, grad))
 
 
-def test_in_bfloat16_and_channels_last_it_keeps_the_layout_and_rounds_as_torch_does():
-    ours, plain = pair(8, torch.float32)
-    x = torch.randn(4, 8, 5, 5).bfloat16().contiguous(memory_format=torch.channels_last)
+@pytest.mark.parametrize("channels", [8, 32, 48])  # 32 are a vector of AVX-512
+def test_in_bfloat16_and_channels_last_it_keeps_the_layout_and_rounds_as_torch_does(channels):
+    ours, plain = pair(channels, torch.float32)
+    x = torch.randn(4, channels, 5, 6).bfloat16().contiguous(memory_format=torch.channels_last)
     grad = torch.randn_like(x)
     mine, torchs = gradients(ours, x, grad, torch.bfloat16), gradients(plain, x, grad, torch.bfloat16)
+    assert mine[0].is_contiguous(memory_format=torch.channels_last)
     assert mine[1].is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(mine[:2], torchs[:2], rtol=0, atol=0)
     torch.testing.assert_close(mine[2], torchs[2], rtol=2e-2, atol=2e-2)
