@@ -27,8 +27,8 @@ $(READY): requirements.lock pyproject.toml
 	PYTHON=$(PYTHON) VENV=$(VENV) TORCH_VERSION=$(TORCH_VERSION) ./scripts/setup
 	@touch $@
 
-quickstart: $(READY)  ## draw a dataset and train on it, three to six minutes on two CPU cores
-	test -e data/quickstart || $(BIN)/facetrain data synth --output data/quickstart --image-size 80
+quickstart: $(READY)  ## draw a dataset and train on it, about two minutes on two CPU cores
+	test -e data/quickstart || $(BIN)/facetrain data synth --output data/quickstart --image-size 56
 	$(BIN)/facetrain train --config configs/quickstart.yaml
 
 test: $(READY)  ## run the tests, about five minutes on two CPU cores
