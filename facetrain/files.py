@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import secrets
@@ -10,10 +11,10 @@ import shlex
 import shutil
 import stat
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from facetrain.errors import DataError, FacetrainError
 
@@ -225,6 +226,27 @@ def new_folder(output: Path) -> Iterator[Path]:
             os.replace(scratch, output)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextmanager
+def locked(
+    path: Path, *, wait: bool = True, before_wait: Callable[[], None] = lambda: None
+) -> Iterator[IO[str] | None]:
+    """Hold the lock of a file among the processes of this machine, and yield the file, open at its start.
+
+    If another process holds it: yield None without `wait`, otherwise call `before_wait` and wait.
+    """
+    with path.open("a+", encoding="ascii") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not wait:
+                yield None
+                return
+            before_wait()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        yield file
 
 
 def make_folder(folder: Path, *, exist_ok: bool = True) -> None:

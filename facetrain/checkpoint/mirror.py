@@ -14,7 +14,6 @@ and a checkpoint is saved again under the same step without a moment in which it
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
@@ -22,7 +21,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from facetrain.checkpoint.commit import (
     CHECKPOINTS,
@@ -33,7 +32,7 @@ from facetrain.checkpoint.commit import (
     put_aside,
     step_folder,
 )
-from facetrain.checkpoint.identity import RUN_ID_FILE
+from facetrain.checkpoint.identity import run_id_of
 from facetrain.checkpoint.manifest import (
     MANIFEST,
     FileEntry,
@@ -44,10 +43,8 @@ from facetrain.checkpoint.manifest import (
 )
 from facetrain.errors import CheckpointError, DamagedCheckpointError, NoCheckpointError, UsageError
 from facetrain.files import make_folder, os_errors_as, replacing
+from facetrain.remote.download import download_ranges
 from facetrain.remote.filesystem import open_filesystem, public, with_retries
-
-if TYPE_CHECKING:
-    from fsspec import AbstractFileSystem
 
 T = TypeVar("T")
 
@@ -55,7 +52,6 @@ _LEFT_MANIFEST = f"left_{MANIFEST}"
 _OBJECT = re.compile(rf"{CHECKPOINTS}/{STEP_NAME.pattern}/(.+)")
 _FILE = re.compile(r"[A-Za-z0-9_]+\.[a-z]+")
 """Name of a file of the run folder."""
-_CHUNK_BYTES = 1 << 25
 
 
 class Mirror:
@@ -67,7 +63,10 @@ class Mirror:
     def __init__(self, url: str) -> None:
         """Take the address of the run: that of the mirror and the name of the run folder."""
         self.url = url.rstrip("/")
-        self._filesystem, self._root = open_filesystem(self.url)
+        filesystem, self._root = open_filesystem(self.url)
+        from fsspec.implementations.dirfs import DirFileSystem
+
+        self._store = DirFileSystem(self._root, filesystem)
 
     def steps(self) -> list[int]:
         """Return the steps of the complete checkpoints, in ascending order."""
@@ -79,16 +78,12 @@ class Mirror:
         Raises:
             UsageError: they are of another run.
         """
-        if not self.steps():
-            return
-        with tempfile.TemporaryDirectory() as folder:
-            self._download(RUN_ID_FILE, Path(folder, RUN_ID_FILE))
-            found = Path(folder, RUN_ID_FILE).read_text(errors="replace").strip()
+        steps = self.steps()
+        found = run_id_of(self._manifest(steps[-1])) if steps else run_id
         if found != run_id:
             raise UsageError(
-                f"{public(self.url)}: holds the checkpoints of another run (id {found[:16]!r}, and this one has "
-                f"{run_id}); continue that one with `facetrain resume {public(self.url)}`, or set run.name to another "
-                "name"
+                f"{public(self.url)}: holds the checkpoints of another run (id {found}, and this one has {run_id}); "
+                f"continue that one with `facetrain resume {public(self.url)}`, or set run.name to another name"
             )
 
     def upload(self, folder: Path, step: int, files: Iterable[FileEntry]) -> None:
@@ -110,8 +105,8 @@ class Mirror:
 
     def commit(self, manifest: Manifest) -> None:
         """Make a checkpoint complete, all of whose files are there."""
-        path = self._path(_manifest_name(manifest.step))
-        self._do(lambda store: store.pipe_file(path, manifest.dump().encode()))
+        name = _manifest_name(manifest.step)
+        self._do(lambda: self._store.pipe_file(name, manifest.dump().encode()))
 
     def remove_surplus(self, *, keep: int, best_metric: str | None) -> None:
         """Remove all checkpoints except the newest `keep` and the best one, and what interrupted uploads have left.
@@ -135,7 +130,7 @@ class Mirror:
         for later in self.steps():
             if later > step:
                 source, target = _manifest_name(later), _manifest_name(later, _LEFT_MANIFEST)
-                self._do(partial(_copy, source=self._path(source), target=self._path(target)))
+                self._do(partial(self._store.cp_file, source, target))
                 self._remove(source)
 
     def fetch(self, step: int, checkpoints: Path) -> None:
@@ -162,7 +157,7 @@ class Mirror:
                 for entry in manifest.files:
                     path = folder / entry.name
                     if not is_regular_file(path) or sha256_of(path) != entry.sha256:
-                        self._download(_object_name(step, entry), path, entry)
+                        self._download(_object_name(step, entry), path, entry.sha256)
                 if not is_same:
                     publish(scratch, target)
             finally:
@@ -183,11 +178,11 @@ class Mirror:
 
     def _objects(self) -> dict[str, int]:
         """Return the sizes in bytes of the objects of all checkpoints, by their names in the mirror."""
-        return self._find(f"/{CHECKPOINTS}")
+        return self._find(CHECKPOINTS)
 
     def _find(self, place: str) -> dict[str, int]:
-        found = self._do(lambda store: store.find(self._root + place, detail=True))
-        return {path.removeprefix(f"{self._root}/"): info["size"] for path, info in found.items()}
+        found = self._do(lambda: self._store.find(place, detail=True))
+        return {name: info["size"] for name, info in found.items()}
 
     def _manifest(self, step: int) -> Manifest:
         with tempfile.TemporaryDirectory() as folder:
@@ -195,35 +190,24 @@ class Mirror:
             return read_manifest(Path(folder))
 
     def _put(self, path: Path, name: str) -> None:
-        target = self._path(name)
-        self._do(lambda store: store.put_file(str(path), target))
+        self._do(lambda: self._store.put_file(str(path), name))
 
     def _remove(self, name: str) -> None:
-        self._do(lambda store: store.rm_file(self._path(name)))
+        self._do(lambda: self._store.rm_file(name))
 
-    def _download(self, name: str, target: Path, entry: FileEntry | None = None) -> None:
+    def _download(self, name: str, target: Path, sha256: str | None = None) -> None:
         """Download an object, and compare it with the checksum of a manifest if there is one."""
-        path, digest = self._path(name), hashlib.sha256()
-        size = self._do(lambda store: int(store.info(path)["size"]))
-        with replacing(target) as scratch, scratch.open("xb") as file:
-            for start in range(0, size, _CHUNK_BYTES):
-                stop = min(start + _CHUNK_BYTES, size)
-                chunk = self._do(partial(_read, path=path, start=start, stop=stop))
-                digest.update(chunk)
-                file.write(chunk)
-            file.flush()
-            os.fsync(file.fileno())
-            if entry is not None and digest.hexdigest() != entry.sha256:
+        size = int(self._do(lambda: self._store.info(name)["size"]))
+        with replacing(target) as scratch:
+            found = download_ranges(self.url, f"{self._root}/{name}", size, scratch, kind=CheckpointError)
+            if sha256 not in (None, found):
                 raise DamagedCheckpointError(
                     f"{public(self.url)}/{name}: checksum differs from the one in {MANIFEST}; the checkpoint is "
                     "damaged: continue from another one with --checkpoint STEP"
                 )
 
-    def _path(self, name: str) -> str:
-        return f"{self._root}/{name}"
-
-    def _do(self, operation: Callable[[AbstractFileSystem], T]) -> T:
-        return with_retries(self.url, lambda: operation(self._filesystem), CheckpointError)
+    def _do(self, operation: Callable[[], T]) -> T:
+        return with_retries(self.url, operation, CheckpointError)
 
 
 def fetch_run(url: str) -> Path:
@@ -241,14 +225,6 @@ def fetch_run(url: str) -> Path:
             make_folder(folder)
         mirror.fetch_files(folder)
     return folder
-
-
-def _copy(store: AbstractFileSystem, *, source: str, target: str) -> None:
-    store.cp_file(source, target)
-
-
-def _read(store: AbstractFileSystem, *, path: str, start: int, stop: int) -> bytes:
-    return bytes(store.cat_file(path, start=start, end=stop))
 
 
 def _manifest_name(step: int, name: str = MANIFEST) -> str:

@@ -41,7 +41,7 @@ class Uploads:
     ) -> None:
         """Prepare to upload from a folder of checkpoints, of which the mirror keeps as many as the folder.
 
-        `run_files` returns the files of the run folder that are uploaded with each checkpoint, by the leader.
+        `run_files` returns the files of the run folder that the leader uploads with each checkpoint.
         """
         self._mirror, self._checkpoints, self._run_files = mirror, checkpoints, run_files
         self._keep, self._best_metric = keep, best_metric
@@ -59,7 +59,7 @@ class Uploads:
     def add(self, saved: SaveOutcome) -> None:
         """Upload a checkpoint that was saved, now or when the upload of another one has ended. Do not wait."""
         self._share_failure()
-        if self._pending and collectives.rank() == 0:
+        if self._pending and self._pending.step != saved.step and collectives.rank() == 0:
             warn(
                 f"{public(self._mirror.url)}: uploads take longer than the time between two checkpoints: step "
                 f"{self._pending.step} is left out"
@@ -81,8 +81,16 @@ class Uploads:
         )
         self._thread.start()
 
-    def finish(self, limit_s: float = math.inf) -> str:
-        """Wait for the uploads, up to a time; return on the leader why the newest checkpoint is not in the mirror."""
+    def finish(
+        self,
+        limit_s: float = math.inf,
+        *,
+        check_stop: Callable[[], None] = lambda: None,
+    ) -> str:
+        """Wait for the uploads, up to a time; return on the leader why the newest checkpoint is not in the mirror.
+
+        `check_stop` may end the wait by an exception, on all ranks together. Collective.
+        """
         deadline = time.monotonic() + limit_s
         while True:
             self._share_failure()
@@ -90,6 +98,7 @@ class Uploads:
             # In short collectives: the uploads may take longer than train.timeout_s.
             if not collectives.any_rank(self._is_busy) and self._pending is None:
                 return self._failure
+            check_stop()
             if collectives.any_rank(time.monotonic() > deadline):
                 return "an upload had not ended when the run ended"
             time.sleep(_POLL_S)

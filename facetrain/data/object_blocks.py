@@ -9,10 +9,7 @@ A block never changes. One that is removed while a process reads it stays readab
 
 from __future__ import annotations
 
-import atexit
-import fcntl
 import hashlib
-import io
 import os
 import queue
 import threading
@@ -21,10 +18,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, cached_property
 from pathlib import Path, PosixPath
-from typing import IO, Any
+from typing import BinaryIO, cast
 
 from facetrain.errors import DataError, FacetrainError
-from facetrain.files import os_errors_as, parse_json, temporary_file
+from facetrain.files import locked, os_errors_as, parse_json, replacing
 from facetrain.remote.download import version_token
 from facetrain.remote.filesystem import open_filesystem, public, with_retries
 
@@ -34,8 +31,6 @@ _REGION_BLOCKS = 16
 """Blocks that one request may fetch, and that one process fetches at a time."""
 _THREADS = 8
 _LOCKS = 1024
-_JOIN_S = 5
-"""Seconds that a thread may take at the end of the process for the request that it waits for."""
 READ_BY_RANGES = (".rec", ".tar", ".tar.gz", ".tgz", ".parquet")
 """Ends of the names of objects that are read by ranges; other files of a remote dataset are copied."""
 
@@ -147,13 +142,11 @@ class StoredObject:
     def _cached(self, number: int, low: int, high: int) -> bytes | None:
         """Return the bytes from `low` to `high` of a block; None if it is not in the cache."""
         try:
-            file = os.open(self._path(number), os.O_RDONLY)
+            with open(self._path(number), "rb", buffering=0) as file:
+                file.seek(low)
+                data = file.read(high - low)
         except FileNotFoundError:
             return None
-        try:
-            data = os.pread(file, high - low, low)
-        finally:
-            os.close(file)
         return data if len(data) == high - low else None  # shorter after a power cut
 
     def _is_cached(self, number: int) -> bool:
@@ -169,7 +162,7 @@ class StoredObject:
 
     def _store(self, number: int, block: bytes) -> None:
         os.makedirs(self._folder, exist_ok=True)
-        with _locked(self._cache / "used") as file:
+        with locked(self._cache / "used") as file:
             assert file is not None, "waits for the lock"
             text = file.read()
             used = int(text) + len(block) if text.isdigit() else self._limit + 1
@@ -180,9 +173,8 @@ class StoredObject:
             file.truncate()
             file.write(str(used))
         if used <= self._limit:
-            with temporary_file(Path(self._path(number))) as scratch:
+            with replacing(Path(self._path(number))) as scratch:
                 scratch.write_bytes(block)
-                os.replace(scratch, self._path(number))
 
     @cached_property
     def _limit(self) -> int:
@@ -193,44 +185,26 @@ class StoredObject:
         region = f"{self._folder}:{block // _REGION_BLOCKS}"
         with (
             os_errors_as(DataError, self._cache),
-            _locked(self._cache / "locks" / str(zlib.crc32(region.encode()) % _LOCKS), wait=wait) as file,
+            locked(self._cache / "locks" / str(zlib.crc32(region.encode()) % _LOCKS), wait=wait) as file,
         ):
             yield file is not None
 
 
-class ObjectStream(io.RawIOBase):
-    """Object as a file for the libraries that read archives and tables."""
+def open_object(stored: StoredObject) -> BinaryIO:
+    """Return an object as a file for the libraries that read archives and tables."""
+    from fsspec.spec import AbstractBufferedFile
 
-    def __init__(self, stored: StoredObject) -> None:
-        self._stored, self._position, self._read_end = stored, 0, 0
+    class Stream(AbstractBufferedFile):  # type: ignore[misc]
+        read_end = 0
 
-    def readable(self) -> bool:
-        """Return True."""
-        return True
+        def _fetch_range(self, start: int, end: int) -> bytes:
+            region = _REGION_BLOCKS * BLOCK_BYTES
+            if 0 <= start - self.read_end < region and end // region != self.read_end // region:
+                stored.prefetch(end, _THREADS // 2 * region)  # it is read from the beginning to the end
+            self.read_end = end
+            return stored.bytes_at(start, end - start)
 
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move to an offset from the start, the present position or the end."""
-        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._stored.size}[whence]
-        if origin + offset < 0:
-            raise OSError("a negative position")
-        self._position = origin + offset
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        """Fill a buffer; return the number of bytes."""
-        region = _REGION_BLOCKS * BLOCK_BYTES
-        data = self._stored.bytes_at(self._position, len(buffer))
-        buffer[: len(data)] = data
-        is_sequential = 0 <= self._position - self._read_end < region
-        self._position += len(data)
-        if is_sequential and self._position // region != self._read_end // region:
-            self._stored.prefetch(self._position, _THREADS // 2 * region)
-        self._read_end = self._position
-        return len(data)
+    return cast(BinaryIO, Stream(None, stored.url, size=stored.size, block_size=BLOCK_BYTES))
 
 
 def stored_object(path: Path) -> StoredObject | None:
@@ -253,19 +227,6 @@ def _end_of_region(block: int) -> int:
     return (block // _REGION_BLOCKS + 1) * _REGION_BLOCKS
 
 
-@contextmanager
-def _locked(path: Path, *, wait: bool = True) -> Iterator[IO[str] | None]:
-    """Hold the lock of a file, and yield it, open at its start; None if another holds it and `wait` is not set."""
-    with path.open("a+", encoding="ascii") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield None
-            return
-        file.seek(0)
-        yield file
-
-
 def _remove_oldest(folder: Path, most_bytes: int) -> int:
     """Remove the blocks that were fetched or announced first until `most_bytes` are left; return what is left."""
     blocks = []
@@ -283,33 +244,19 @@ def _remove_oldest(folder: Path, most_bytes: int) -> int:
     return total
 
 
-_Task = tuple[StoredObject, int, int] | None
-
-
 @cache
-def _fetch_threads() -> queue.SimpleQueue[_Task]:
+def _fetch_threads() -> queue.SimpleQueue[tuple[StoredObject, int, int]]:
     """Return the queue of (object, first block, block after the last one) of threads that fetch."""
-    tasks: queue.SimpleQueue[_Task] = queue.SimpleQueue()
-    threads = [threading.Thread(target=_fetch, args=(tasks,), daemon=True) for _ in range(_THREADS)]
-    for thread in threads:
-        thread.start()
-    atexit.register(_stop_threads, tasks, threads)
+    tasks: queue.SimpleQueue[tuple[StoredObject, int, int]] = queue.SimpleQueue()
+    for _ in range(_THREADS):
+        # Daemons: the end of the process does not wait for a store, and a killed request leaves no half block.
+        threading.Thread(target=_fetch, args=(tasks,), daemon=True).start()
     return tasks
 
 
-def _fetch(tasks: queue.SimpleQueue[_Task]) -> None:
-    while task := tasks.get():
-        stored, first, stop = task
+def _fetch(tasks: queue.SimpleQueue[tuple[StoredObject, int, int]]) -> None:
+    while True:
+        stored, first, stop = tasks.get()
         # Whoever needs the blocks tries again, and reports what is wrong.
         with suppress(FacetrainError, OSError):
             stored.fetch_blocks(first, stop)
-
-
-def _stop_threads(tasks: queue.SimpleQueue[_Task], threads: list[threading.Thread]) -> None:
-    with suppress(queue.Empty):
-        while True:
-            tasks.get_nowait()
-    for _ in threads:
-        tasks.put(None)
-    for thread in threads:
-        thread.join(_JOIN_S)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import os
 import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
-from facetrain.data.object_blocks import BLOCK_BYTES, ObjectStream, stored_object
+from facetrain.data.object_blocks import open_object, stored_object
 from facetrain.errors import DataError, UnreadableError
 from facetrain.files import error_reason, open_regular, os_errors_as
 
@@ -75,4 +74,4 @@ def open_stream(path: Path) -> BinaryIO:
         DataError: the store cannot read the object; later, also by `read`.
     """
     stored = stored_object(path)
-    return io.BufferedReader(ObjectStream(stored), BLOCK_BYTES) if stored else path.open("rb")
+    return open_object(stored) if stored else path.open("rb")

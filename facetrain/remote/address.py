@@ -12,7 +12,6 @@ Every other text is a local path. A text with `://` must not become a `Path`, wh
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from urllib.parse import SplitResult, urlsplit
 
@@ -20,6 +19,7 @@ from facetrain.errors import UsageError
 from facetrain.files import printable
 
 SCHEMES = ("hf", "https", "s3", "gs")
+_THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>]*")
 
@@ -55,7 +55,7 @@ def require_supported(url: str) -> None:
     if parts is None:
         raise UsageError(f"{shown}: not a valid address")
     if parts.scheme == "http":
-        if not _is_this_machine(parts.hostname):
+        if parts.hostname not in _THIS_MACHINE:
             raise UsageError(f"{shown}: http is not encrypted; use https, or http to a host of this machine")
     elif parts.scheme not in SCHEMES:
         known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
@@ -93,12 +93,3 @@ def _public_part(url: str) -> str:
     if parts is None:
         return url.partition("://")[0] + "://..."
     return f"{url.partition('://')[0]}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-
-
-def _is_this_machine(host: str | None) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host or "").is_loopback
-    except ValueError:
-        return False

@@ -11,15 +11,12 @@ A version never changes once it has its name, so that a run keeps its files whil
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -28,8 +25,8 @@ from urllib.parse import urlsplit
 
 from facetrain.distributed.process_lifetime import is_own_rank
 from facetrain.distributed.process_setup import is_offline, user_cache_folder
-from facetrain.errors import DataError, UsageError
-from facetrain.files import listed, make_folder, os_errors_as, parse_json, sync_file, write_atomically
+from facetrain.errors import DataError, FacetrainError, UsageError
+from facetrain.files import listed, locked, make_folder, os_errors_as, parse_json, sync_file, write_atomically
 from facetrain.progress import ProgressCallback, ignore_progress
 from facetrain.remote.address import is_remote, scheme, without_secrets, without_version
 from facetrain.remote.catalog import find_entry
@@ -73,7 +70,7 @@ class _File:
     """Path in the file system."""
     name: str
     """Path below the address; empty for the address itself."""
-    size: int | None
+    size: int
     token: str
     sha256: str | None
     git_blob: str | None
@@ -89,41 +86,39 @@ def is_name(text: str) -> bool:
     )
 
 
-def local_path(
-    name: str | os.PathLike[str],
-    *,
-    progress: ProgressCallback = ignore_progress,
-    say: Callable[[str], None] = lambda line: None,
-) -> Path:
+def local_path(name: str | os.PathLike[str]) -> Path:
     """Return the local path of a path, an address or a name of the catalog; download what is not in the cache.
 
-    Args:
-        name: a local path is returned as it is.
-        progress: called with the bytes that have arrived, and all bytes.
-        say: called with a line for people: the terms of what is downloaded, and why the command waits.
-
     Raises:
-        UsageError: the address cannot be used, or the catalog has no address for the name.
-        DataError: the download failed, its checksum is wrong, or the disk is full.
+        FacetrainError: as `fetch`.
     """
-    return fetch(str(name), progress, say)[0] if is_name(str(name)) else Path(name)
+    return fetch(str(name))[0] if is_name(str(name)) else Path(name)
 
 
 def pinned(name: str) -> str:
     """Return an address with its version, by which a later command gets the same file; download it to know it.
 
     Raises:
-        FacetrainError: as `local_path`.
+        FacetrainError: as `fetch`.
     """
-    is_pinned = _COMMIT.search(name) or _CHECKSUM.search(name)
-    return name if is_pinned else fetch(name, ignore_progress, lambda line: None)[1]
+    return name if _COMMIT.search(name) or _CHECKSUM.search(name) else fetch(name)[1]
 
 
-def fetch(name: str, progress: ProgressCallback, say: Callable[[str], None]) -> tuple[Path, str]:
+def fetch(
+    name: str,
+    progress: ProgressCallback = ignore_progress,
+    say: Callable[[str], None] = lambda line: None,
+) -> tuple[Path, str]:
     """Download an address or a name of the catalog; return the local path, and the address with its version.
 
+    Args:
+        name: an address, or a name of the catalog.
+        progress: called with the bytes that have arrived, and all bytes.
+        say: called with a line for people: the terms of what is downloaded, and why the command waits.
+
     Raises:
-        FacetrainError: as `local_path`.
+        UsageError: the address cannot be used, or the catalog has no address for the name.
+        DataError: the download failed, its checksum is wrong, or the disk is full.
     """
     entry = None if is_remote(name) else find_entry(name)
     address = entry.require_address() if entry else name
@@ -141,7 +136,8 @@ def _cached(request: _Request, cache: Path) -> Copy:
     url = request.url
     folder = cache / hashlib.sha256(url.encode()).hexdigest()[:16]
     make_folder(folder)
-    with _locked(folder, lambda: request.say(f"{public(url)}: another process downloads it; waiting")):
+    waits = f"{public(url)}: another process downloads it; waiting"
+    with locked(folder / "lock", before_wait=lambda: request.say(waits)):
         known = _known_copy(folder, request.sha256)
         is_fixed = request.sha256 or _COMMIT.search(url)
         if known and (is_fixed or is_offline() or is_own_rank()):
@@ -162,13 +158,13 @@ def _cached(request: _Request, cache: Path) -> Copy:
 def _download(request: _Request, folder: Path) -> Copy:
     """Bring the present version of an address into its folder, if it is not there yet."""
     url = request.url
-    filesystem, files = _list_files(url)
+    files = _list_files(url)
     tokens = json.dumps([[file.name, file.size, file.token] for file in files])
     version = hashlib.sha256(tokens.encode()).hexdigest()[:16]
     copy = _read_copy(folder, version)
     if copy and request.sha256 is None:
         return copy
-    size = sum(file.size or 0 for file in files)
+    size = sum(file.size for file in files)
     terms = request.terms or "unknown, see its publisher"
     request.say(f"{public(url)}: {size / 1e6:,.2f} MB; terms: {terms}")
     scratch = folder / f"{version}.partial"
@@ -178,15 +174,21 @@ def _download(request: _Request, folder: Path) -> Copy:
             shutil.rmtree(rest, ignore_errors=True)
     _require_space(folder, size, url)
     root = request.file or files[0].file or PurePosixPath(urlsplit(without_version(url)).path).name or "files"
-    done, sha256 = 0, ""
+    arrived, sha256 = 0, ""
+
+    def report(count: int) -> None:
+        nonlocal arrived
+        arrived += count
+        request.progress(arrived, size)
+
     for file in files:
         target = scratch / root / file.name if file.name else scratch / root
         make_folder(target.parent)
-        report = partial(_report, request.progress, done, size)
-        sha256 = _download_file(filesystem, url, file, target, report)
+        sha256 = download_ranges(url, file.path, file.size, target, report=report)
         _check(target, file, url, sha256, request.sha256)
-        _require_unchanged(filesystem, url, file, target)
-        done += file.size or 0
+    if scheme(url) != "hf" and _list_files(url) != files:  # a commit of the Hub never changes
+        shutil.rmtree(scratch)
+        raise DataError(f"{public(url)}: was changed during the download; try again")
     shutil.rmtree(folder / version, ignore_errors=True)  # without its record
     os.replace(scratch, folder / version)
     is_single = len(files) == 1 and not files[0].name and scheme(url) != "hf"
@@ -195,42 +197,47 @@ def _download(request: _Request, folder: Path) -> Copy:
     return _write_copy(folder, version, copy)
 
 
-def _report(progress: ProgressCallback, before: int, size: int, done: int) -> None:
-    progress(before + done, max(size, before + done))
-
-
-def _download_file(
-    filesystem: Any, url: str, file: _File, target: Path, report: Callable[[int], None]
+def download_ranges(
+    url: str,
+    path: str,
+    size: int,
+    target: Path,
+    *,
+    kind: type[FacetrainError] = DataError,
+    report: Callable[[int], None] = lambda count: None,
 ) -> str:
-    """Append to the part that an interrupted download has left; return the SHA-256 of the file."""
+    """Append to what a local file already has of a remote one, until it is complete; return its SHA-256.
+
+    Args:
+        url: address for messages, in whose file system the file is.
+        path: path in the file system.
+        size: bytes of the file.
+        target: the local file.
+        kind: type of the errors.
+        report: called with the number of bytes that were there, and of each part that arrives.
+
+    Raises:
+        FacetrainError: of type `kind`; the local file then has what has arrived.
+    """
+    filesystem, _ = open_filesystem(url)
     options = {"cache_type": "none"} if scheme(url) == "hf" else {}
     with target.open("ab+") as output:
         output.seek(0)
-        digest = hashlib.file_digest(output, "sha256")
-        done = output.tell()
-        if file.size is None or done > file.size:
-            output.truncate(0)
-            digest, done = hashlib.sha256(), 0
-        while file.size is None or done < file.size:
-            ends = {} if file.size is None else {"start": done, "end": min(done + _CHUNK, file.size)}
-            data = with_retries(url, partial(filesystem.cat_file, file.path, **ends, **options))
-            if len(data) == file.size:
+        digest, done = hashlib.file_digest(output, "sha256"), output.tell()
+        report(done)
+        while done < size:
+            end = min(done + _CHUNK, size)
+            data = with_retries(url, partial(filesystem.cat_file, path, start=done, end=end, **options), kind)
+            if len(data) == size:
                 data = data[done:]  # the server ignores ranges
-            try:
-                output.write(data)
-                output.flush()
-            except OSError as error:
-                if error.errno == errno.ENOSPC:
-                    output.truncate(0)  # others need the space
-                raise
+            if not data:
+                raise kind(f"{public(url)}: has {done:,} bytes instead of {size:,}; try again")
+            output.write(data)
             digest.update(data)
             done += len(data)
-            report(done)
-            if file.size is None or not data:
-                break
+            report(len(data))
+        output.flush()
         sync_file(output.fileno(), target)
-    if file.size is not None and done != file.size:
-        raise DataError(f"{public(url)}: has {done:,} bytes instead of {file.size:,}; try again")
     return digest.hexdigest()
 
 
@@ -249,21 +256,12 @@ def _check(target: Path, file: _File, url: str, sha256: str, wanted: str | None)
         )
 
 
-def _require_unchanged(filesystem: Any, url: str, file: _File, target: Path) -> None:
-    """Check that a file without a checksum is still the one whose parts were downloaded first."""
-    if not (file.sha256 or file.git_blob):
-        info = with_retries(url, lambda: filesystem.info(file.path))
-        if _file(info, file.path, file.name) != file:
-            target.unlink()
-            raise DataError(f"{public(url)}: was changed during the download; try again")
-
-
-def _list_files(url: str) -> tuple[Any, list[_File]]:
-    """Return the file system and the files of an address, those of a folder in the order of their names."""
+def _list_files(url: str) -> list[_File]:
+    """Return the files of an address, those of a folder in the order of their names."""
     filesystem, path = open_filesystem(url)
     info = with_retries(url, lambda: filesystem.info(path))
     if info["type"] != "directory":
-        return filesystem, [_file(info, path, "")]
+        return [_file(info, path, "")]
     # Web servers have no folders that could be listed.
     found = with_retries(url, lambda: filesystem.find(path, detail=True))
     files = [_file(found[each], each, _name_below(each, path, url)) for each in sorted(found)]
@@ -273,7 +271,7 @@ def _list_files(url: str) -> tuple[Any, list[_File]]:
         files = [file for file in files if "/" not in file.name]  # a run: its model, but not its checkpoints
     if not files:
         raise DataError(f"{public(url)}: has no files")
-    return filesystem, files
+    return files
 
 
 def _model_of_repository(files: list[_File], url: str) -> list[_File]:
@@ -311,10 +309,14 @@ def version_token(info: dict[str, Any]) -> str:
 
 
 def _file(info: dict[str, Any], path: str, name: str) -> _File:
+    if info.get("size") is None:
+        raise DataError(
+            f"{public(path)}: the server does not say how large the file is; download it by other means"
+        )
     return _File(
         path=path,
         name=name,
-        size=info.get("size"),
+        size=info["size"],
         token=version_token(info),
         sha256=(info.get("lfs") or {}).get("sha256"),
         git_blob=info.get("blob_id"),
@@ -369,15 +371,3 @@ def _require_space(folder: Path, size: int, url: str) -> None:
             f"{public(url)}: needs {size / 1e6:,.1f} MB, and {folder} has {free / 1e6:,.1f} MB left; free some, or "
             "set XDG_CACHE_HOME to another folder"
         )
-
-
-@contextmanager
-def _locked(folder: Path, waits: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock of an address; `waits` is called if another process has it."""
-    with (folder / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            waits()
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -10,7 +10,6 @@ import random
 import sys
 import time
 from collections.abc import Callable
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from facetrain.errors import DataError, FacetrainError, UsageError, missing_package
@@ -26,8 +25,6 @@ ATTEMPTS = 5
 FIRST_WAIT_S = 0.5
 """Wait before the second attempt; every further wait is twice as long."""
 _CONNECT_S, _READ_S = 10, 60
-_PACKAGES = {"hf": "huggingface_hub", "http": "aiohttp", "https": "aiohttp", "s3": "s3fs", "gs": "gcsfs"}
-"""Package that each kind of address needs beside fsspec."""
 _TRANSIENT_STATUS = (408, 425, 429)
 _CREDENTIALS = "give credentials by the environment or by the files of the library (docs/remote.md)"
 
@@ -43,15 +40,17 @@ def open_filesystem(url: str) -> tuple[AbstractFileSystem, str]:
     """
     require_supported(url)
     kind, rest = scheme(url), url.partition("://")[2]
+    options = {"s3": _s3_options, "http": _http_options, "https": _http_options}.get(kind, dict)
     try:
-        import_module(_PACKAGES[kind])
         import fsspec
+
+        filesystem = fsspec.filesystem(kind, use_listings_cache=False, **options())
     except ImportError as error:
-        raise UsageError(f"{public(url)}: {missing_package(error, 'remote')}") from error
+        # fsspec raises an error of its own for a library that is missing.
+        cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
+        raise UsageError(f"{public(url)}: {missing_package(cause, 'remote')}") from error
     if kind in ("http", "https"):
-        return fsspec.filesystem(kind, **_http_options()), url
-    options = _s3_options() if kind == "s3" else {}
-    filesystem = fsspec.filesystem(kind, use_listings_cache=False, **options)
+        return filesystem, url
     if kind == "s3":
         filesystem.retries = 1  # botocore repeats a request, and `with_retries` the operation
     return filesystem, _hub_path(rest) if kind == "hf" else rest.rstrip("/")
@@ -103,11 +102,7 @@ def _http_options() -> dict[str, Any]:
 
     timeout = ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_READ_S)
     # Addresses are taken as they are: signatures of a query cover its spelling.
-    return {
-        "encoded": True,
-        "use_listings_cache": False,
-        "client_kwargs": {"timeout": timeout, "trust_env": True},
-    }
+    return {"encoded": True, "client_kwargs": {"timeout": timeout, "trust_env": True}}
 
 
 def _s3_options() -> dict[str, Any]:

@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from facetrain.backbone.low_rank import merge_adapters
 from facetrain.config.schema import Config
 from facetrain.data.dataset_card import read_copied_cards
@@ -24,7 +26,6 @@ from facetrain.run.prepare import PreparedRun
 from facetrain.run.report.list_runs import formatted, read_metrics
 from facetrain.run.report.published_curve import published_curve_of
 from facetrain.telemetry.log import warn
-from facetrain.training.state import averaged_state
 
 CARDS_FILE = "dataset_cards.yaml"
 """File of the run folder with the cards of the training data."""
@@ -52,22 +53,17 @@ def write_divergence(run: PreparedRun, error: DivergedError) -> None:
 
 def write_results(
     run: PreparedRun,
+    weights: dict[str, Tensor],
     skipped: list[str],
     *,
     has_learned: bool,
     was_finished: bool = False,
-    mirror_failure: str = "",
 ) -> None:
-    """Write the model file and the plot, and print the summary. Collective.
+    """Write the model file, and print the summary. For the leader only.
 
     `has_learned` is false if the check of the first steps has found that the run does not learn. A run that
-    `was_finished` before this command gets one line in place of the summary. `mirror_failure` says why the newest
-    checkpoint is not in the mirror.
+    `was_finished` before this command gets one line in place of the summary.
     """
-    # Collective, so before the other ranks return.
-    weights = averaged_state(run.state.backbone)
-    if not run.world.is_leader:
-        return
     path, metadata = run.folder / MODEL_FILE, model_metadata(run.config, run.folder)
     # Adapters are added to the weights, so that the file opens as any other of this network.
     save_model(path, merge_adapters(weights, str(path)), metadata | {STEP_KEY: run.state.step})
@@ -88,8 +84,6 @@ def write_results(
             has_learned=has_learned,
             seconds=time.perf_counter() - run.started_at,
         )
-    if mirror_failure:
-        summary += f"\nthe newest checkpoint is not in checkpoint.mirror: {mirror_failure}"
     try:
         print("\n".join(map(printable, summary.splitlines())), flush=True)
     except (OSError, RunError) as error:  # the run has ended well, even if the summary is lost

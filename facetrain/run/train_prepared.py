@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import math
+import signal
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 
-from facetrain.checkpoint.commit import CHECKPOINTS
-from facetrain.checkpoint.save import CheckpointWriter
+from facetrain.checkpoint.commit import CHECKPOINTS, step_folder
+from facetrain.checkpoint.manifest import read_manifest
+from facetrain.checkpoint.save import CheckpointWriter, SaveOutcome
 from facetrain.checkpoint.uploads import Uploads
 from facetrain.config.loading import dump_config
 from facetrain.data.loading.staged_loader import StagedLoader
-from facetrain.distributed.agreement import only_leader_reports
+from facetrain.distributed.agreement import fail_together, only_leader_reports
 from facetrain.distributed.grace_period import grace_s
-from facetrain.distributed.stop_request import StopRequest
+from facetrain.distributed.stop_request import Stopped, StopRequest
 from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.errors import CheckpointError, ConfigError, DivergedError, SkippedError
 from facetrain.files import error_reason, shell_path, sync_folder, write_atomically
@@ -35,6 +36,7 @@ from facetrain.run.results import model_metadata, write_divergence, write_result
 from facetrain.telemetry.log import warn
 from facetrain.training.choose_kernels import compare_trunks
 from facetrain.training.profile import RECORDED_STEPS, WARM_UP_STEPS, Profile, StepProfiler
+from facetrain.training.state import averaged_state
 from facetrain.training.step import TrainStep
 from facetrain.verify.verifier import Verifier
 
@@ -87,13 +89,14 @@ def train_prepared(run: PreparedRun, *, profile: bool = False, page: LiveReport 
                     resumed=run.resumed,
                 )
             # The last checkpoint is the run's result, or what a resume continues from: it must not fail in silence.
-            # After a signal there is little time: the local checkpoint is complete, and a resume uploads the next one.
-            checkpointing.finish(grace_s() / 2 if stopping.signal else math.inf)
+            checkpointing.finish()
             if stopping.signal or (_is_finished(run) and state.step > first_step):
                 checkpointing.require_saved(state)
         except (CheckpointError, ConfigError, DivergedError, SkippedError) as error:
             # All ranks raise these together, so they can still commit the checkpoint in flight: it is from before.
-            checkpointing.finish(grace_s() / 2)
+            checkpointing.finish()
+            if checkpointing.uploads:
+                checkpointing.uploads.finish(grace_s() / 2)
             write_skipped_images(run, loader)
             if isinstance(error, DivergedError) and run.world.is_leader:
                 write_divergence(run, error)
@@ -101,40 +104,69 @@ def train_prepared(run: PreparedRun, *, profile: bool = False, page: LiveReport 
         finally:
             loader.close()  # ends the reading processes, which would otherwise wait for requests
             outputs.close()
-    if profiler is not None and not profiler.is_over:
-        outputs.print(f"nothing was profiled: that takes {WARM_UP_STEPS + RECORDED_STEPS + 1} steps")
-    skipped = write_skipped_images(run, loader)
-    if stopping.signal:
-        outputs.report(
-            f"stopped at step {state.step}; `facetrain resume {shell_path(run.folder)}` continues from step "
-            f"{checkpointing.last_saved}"
-        )
-        return 128 + stopping.signal  # as a shell reports a process that a signal has ended
-    write_results(
-        run,
-        skipped,
-        has_learned=callbacks.logging.has_learned,
-        was_finished=was_finished,
-        mirror_failure=checkpointing.mirror_failure,
-    )
-    if run.hosts.mirror and run.world.is_leader:
-        try:
-            run.hosts.mirror.upload_files(_files_to_upload(run.folder, with_models=True))
-        except CheckpointError as error:  # the run has ended well
-            warn(f"the results of the run were not uploaded: {error}")
-    return 0
+        if profiler is not None and not profiler.is_over:
+            outputs.print(f"nothing was profiled: that takes {WARM_UP_STEPS + RECORDED_STEPS + 1} steps")
+        skipped = write_skipped_images(run, loader)
+        if stopping.signal:
+            outputs.report(
+                f"stopped at step {state.step}; `facetrain resume {shell_path(run.folder)}` continues from step "
+                f"{checkpointing.last_saved}"
+            )
+        else:
+            has_learned = callbacks.logging.has_learned
+            weights = averaged_state(state.backbone)
+            with fail_together(run.world):
+                if run.world.is_leader:
+                    write_results(run, weights, skipped, has_learned=has_learned, was_finished=was_finished)
+        ended_by = stopping.signal
+        if checkpointing.uploads:
+            # After the results: what a user can lose by leaving now is the copy only.
+            ended_by = _finish_uploads(run, checkpointing.uploads, outputs, stop_request, ended_by)
+    return 128 + ended_by if ended_by else 0  # as a shell reports a process that a signal has ended
 
 
-def _files_to_upload(folder: Path, *, with_models: bool = False) -> list[Path]:
-    """Return the files of a run folder that the mirror gets, with every checkpoint or at the end of the run."""
+def _finish_uploads(
+    run: PreparedRun, uploads: Uploads, outputs: RunOutputs, request: StopRequest, ended_by: int
+) -> int:
+    """Upload what is left, and the results of a run that no signal has ended; return the signal, if any. Collective."""
+    remedy = f"`facetrain resume {shell_path(run.folder)}` uploads it"
+    try:
+        if ended_by:
+            # There is little time after a signal, and the local checkpoint is complete.
+            failure = uploads.finish(grace_s() / 2)
+        else:
+            outputs.report(f"uploading the last checkpoint and the results; after Ctrl-C, {remedy}")
+            uploads.add(_saved(run))
+            failure = uploads.finish(check_stop=request.raise_if_requested)
+    except Stopped:
+        ended_by = request.ask()()
+        failure = f"{signal.Signals(ended_by).name} received"
+    if failure and run.world.is_leader:
+        warn(f"the newest checkpoint or its results are not in checkpoint.mirror: {failure}; {remedy}")
+    return ended_by
+
+
+def _files_to_upload(run: PreparedRun) -> list[Path]:
+    """Return the files of the run folder that the mirror gets with a checkpoint; models only at the end of the run."""
     return [
         path
-        for path in sorted(folder.iterdir())
+        for path in sorted(run.folder.iterdir())
         if path.is_file()
         and not path.name.startswith(".")
         and path.name != LOCK_FILE
-        and (with_models or path.suffix != ".safetensors")
+        and (path.suffix != ".safetensors" or _is_finished(run))
     ]
+
+
+def _saved(run: PreparedRun) -> SaveOutcome:
+    """Return the checkpoint of the present step, as a save whose files are those on this disk."""
+    step = run.state.step
+    if not run.hosts.is_owner:
+        return SaveOutcome(step)
+    folder = step_folder(run.folder / CHECKPOINTS, step)
+    manifest = read_manifest(folder)
+    files = tuple(entry for entry in manifest.files if (folder / entry.name).exists())
+    return SaveOutcome(step, files=files, manifest=manifest if run.world.is_leader else None)
 
 
 def _is_finished(run: PreparedRun) -> bool:
@@ -203,8 +235,10 @@ def _build_checkpointing(run: PreparedRun, outputs: RunOutputs, loader: StagedLo
             run.folder / CHECKPOINTS,
             keep=config.checkpoint.keep,
             best_metric=config.checkpoint.best_metric,
-            run_files=partial(_files_to_upload, run.folder),
+            run_files=partial(_files_to_upload, run),
         )
+        if run.resumed:  # its upload may have been interrupted
+            uploads.add(_saved(run))
     writer = CheckpointWriter(
         run.folder / CHECKPOINTS,
         keep=config.checkpoint.keep,

@@ -18,7 +18,7 @@ from facetrain.checkpoint.mirror import Mirror
 from facetrain.config.loading import load_config
 from facetrain.errors import CheckpointError, UsageError
 from facetrain.run import training
-from tests.support.command import environment
+from tests.support.command import environment, restore_signals
 from tests.support.object_store import BUCKET
 from tests.support.processes import descendants, kill
 from tests.support.ranks import free_ports
@@ -34,7 +34,9 @@ def start(folder, *arguments):
     variables = environment(**{name: os.environ[name] for name in STORE if name in os.environ})
     command = [sys.executable, "-m", "facetrain", *map(str, arguments)]
     with (folder / "output.txt").open("a") as output:
-        return subprocess.Popen(command, env=variables, cwd=folder, stdout=output, stderr=output)
+        return subprocess.Popen(
+            command, env=variables, cwd=folder, stdout=output, stderr=output, preexec_fn=restore_signals
+        )
 
 
 def wait_for_step(mirror, step, processes, timeout_s=120):
@@ -106,8 +108,27 @@ def test_a_run_ends_well_if_the_store_refuses_every_write(
     assert training.train(load_config(describe(checkpoint=MIRRORED)), tmp_path / "one") == 0
     printed = capsys.readouterr()
     assert "warning: the checkpoint of step" in printed.err and "testing" not in printed.err
-    assert f"the newest checkpoint is not in checkpoint.mirror: {URL}/one" in printed.out
+    assert f"not in checkpoint.mirror: {URL}/one" in printed.err
     assert Checkpoint.open(tmp_path / "one").step == 12 and Mirror(f"{URL}/one").steps() == []
+
+
+def test_ctrl_c_leaves_the_wait_for_a_slow_store_and_a_resume_uploads_the_rest(
+    object_store, describe, tmp_path
+):
+    object_store.latency_s = 2
+    process, folder = start(tmp_path, "train", "--config", describe(checkpoint=MIRRORED)), tmp_path / "runs"
+    while "uploading the last checkpoint" not in (tmp_path / "output.txt").read_text():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 128 + signal.SIGINT
+    (run,) = folder.iterdir()
+    assert (run / "model.safetensors").is_file(), "the results come before the wait"
+    assert f"SIGINT received; `facetrain resume {run}` uploads it" in (tmp_path / "output.txt").read_text()
+    object_store.latency_s, mirror = 0, Mirror(f"{URL}/{run.name}")
+    assert mirror.steps() != [10, 12]
+    assert training.resume(load_config(run / "config.yaml"), run, None) == 0
+    assert mirror.steps()[-1] == 12 and "model.safetensors" in mirror._find("")
 
 
 def test_the_results_are_in_the_mirror_and_a_run_goes_on_from_there_on_two_ranks(
@@ -135,14 +156,10 @@ def test_a_new_run_under_the_name_of_another_one_is_refused(object_store, descri
         training.train(config, tmp_path / "elsewhere" / "one")
 
 
-def start_hosts(folders, config, *options, port):
-    return [
-        start(
-            folder, "train", "--config", config, "--run-dir", "one", "--nnodes", "1:2", "--nproc-per-node", 1,
-            "--max-restarts", 3, "--rdzv-endpoint", f"127.0.0.1:{port}", *options,
-        )
-        for folder in folders
-    ]  # fmt: skip
+def start_hosts(folders, config, *options, port, nodes="1:2"):
+    launch = ("--nnodes", nodes, "--nproc-per-node", 1, "--rdzv-endpoint", f"127.0.0.1:{port}")
+    arguments = ("train", "--config", config, "--run-dir", "one", *launch, *options)
+    return [start(folder, *arguments) for folder in folders]
 
 
 @pytest.mark.long
@@ -150,7 +167,7 @@ def test_a_lost_host_with_its_own_disk_is_replaced_by_one_with_an_empty_disk(
     object_store, describe, tmp_path
 ):
     config, mirror = describe(steps=100000, checkpoint=MIRRORED), Mirror(f"{URL}/one")
-    options = ("--set", "train.epochs=100000", "--set", "train.timeout_s=8")
+    options = ("--set", "train.epochs=100000", "--set", "train.timeout_s=8", "--max-restarts", 3)
     hosts, (port,) = [tmp_path / "first", tmp_path / "second"], free_ports(1)
     # The first host alone until it trains: the agent that starts first hosts the rendezvous, and it must not be lost.
     agents = start_hosts(hosts[:1], config, *options, port=port)
@@ -184,13 +201,7 @@ def test_a_lost_host_with_its_own_disk_is_replaced_by_one_with_an_empty_disk(
 def test_hosts_with_separate_disks_need_a_mirror(describe, tmp_path):
     config, (port,) = describe(), free_ports(1)
     hosts = [tmp_path / "first", tmp_path / "second"]
-    agents = [
-        start(
-            folder, "train", "--config", config, "--run-dir", "one", "--nnodes", 2, "--nproc-per-node", 1,
-            "--rdzv-endpoint", f"127.0.0.1:{port}",
-        )
-        for folder in hosts
-    ]  # fmt: skip
+    agents = start_hosts(hosts, config, port=port, nodes=2)
     assert [agent.wait(120) for agent in agents] == [2, 2]
     printed = "".join((folder / "output.txt").read_text() for folder in hosts)
     assert "does not share the run folder" in printed and "checkpoint.mirror" in printed

@@ -1,6 +1,7 @@
 """Runs and evaluations whose models and sets are addresses."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,8 @@ import pytest
 import yaml
 
 from facetrain.remote.filesystem import open_filesystem
-from tests.support.command import ROOT, environment, start
+from tests.runs.test_imports import FOR_ADDRESSES
+from tests.support.command import environment, start
 
 SECRET = "planted1234"
 KEYS = {"AWS_SECRET_ACCESS_KEY": SECRET, "AWS_ACCESS_KEY_ID": f"id{SECRET}", "HF_TOKEN": f"hf_{SECRET}"}
@@ -88,11 +90,14 @@ def test_keys_are_in_no_file_and_no_output_of_a_run_an_eval_and_a_download(
     web_server.files["/m.safetensors"] = (tmp_path / "first" / "model.safetensors").read_bytes()
     signed = f"http://user:{SECRET}@{web_server.address.removeprefix('http://')}/m.safetensors?sig={SECRET}"
     evaluation = ("eval", signed, "--target", "s3://bucket/sets/far.bin", "--report", tmp_path / "report")
-    mirrored = ("--run-dir", tmp_path / "mirrored", "--set", "checkpoint.mirror=s3://bucket/runs")
+    mirrored, secret = ("--set", "checkpoint.mirror=s3://bucket/runs"), f"s3://id:{SECRET}@bucket/runs"
+    failing = ("--set", "checkpoint.mirror=s3://none/runs")
     printed = []
     for expected, arguments in (
-        (0, ("train", "--config", model, "--run-dir", tmp_path / "run")),
-        (0, ("train", "--config", model, *mirrored)),
+        (0, ("train", "--config", model, "--run-dir", tmp_path / "run", *failing)),
+        (0, ("train", "--config", model, "--run-dir", tmp_path / "mirrored", *mirrored)),
+        (2, ("train", "--config", model, "--set", f"checkpoint.mirror={secret}")),
+        (2, ("resume", f"{secret}/run")),
         (0, evaluation),
         (0, ("get", signed, "--output", tmp_path / "copy.safetensors")),
         (2, ("get", signed.replace("m.safetensors", "none"), "--debug")),
@@ -104,7 +109,7 @@ def test_keys_are_in_no_file_and_no_output_of_a_run_an_eval_and_a_download(
         code, text = finish(*arguments)
         assert code == expected or (code == 1 and "--debug" in arguments), text
         printed.append(text)
-    assert not [text for text in printed if SECRET in text]
+    assert not [text for text in printed if SECRET in text] and "not in checkpoint.mirror" in printed[0]
     leaks = [path for path, content in contents(tmp_path).items() if SECRET in f"{path}{content!r}"]
     assert leaks == []
     store, _ = open_filesystem("s3://bucket")
@@ -115,34 +120,11 @@ def test_keys_are_in_no_file_and_no_output_of_a_run_an_eval_and_a_download(
     assert not [path for path, content in uploaded.items() if SECRET in f"{path}{content!r}"]
 
 
-def test_without_an_address_nothing_of_the_extra_is_imported(model_file, dataset, tmp_path):
-    script = (
-        "import sys\nfrom facetrain.cli.app import main\ntry:\n    main()\nexcept SystemExit as ended:\n"
-        "    assert not ended.code, ended.code\n"
-        "names = {'fsspec', 's3fs', 'gcsfs', 'huggingface_hub', 'aiohttp', 'botocore'} & set(sys.modules)\n"
-        "assert not names, names\n"
-    )
-    for arguments in (
-        ["--help"],
-        ["get"],
-        ["eval", str(model_file), "--target", "val", "--data-dir", str(dataset / "data"), "--bootstrap", "0"],
-    ):
-        done = subprocess.run(
-            [sys.executable, "-c", script, *arguments],
-            env=environment(),
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-        )
+def test_without_an_address_nothing_of_the_extra_is_imported():
+    every_import = environment(PYTHONPROFILEIMPORTTIME="1")
+    for arguments in (["--help"], ["get"]):
+        command = [sys.executable, "-m", "facetrain", *arguments]
+        done = subprocess.run(command, env=every_import, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-
-
-@pytest.fixture
-def model_file(tmp_path):
-    from facetrain.backbone.zoo import build_backbone
-    from facetrain.models.model_file import describe_backbone, save_model
-
-    options = {"layers": [1, 1, 1, 1], "widths": [8, 8, 8, 8], "embedding_size": 16, "image_size": 32}
-    weights = build_backbone("iresnet", **options).state_dict()
-    save_model(tmp_path / "m.safetensors", weights, describe_backbone("iresnet", **options))
-    return tmp_path / "m.safetensors"
+        imported = set(re.findall(r"^import time:.*\| +(\S+)$", done.stderr, re.M))
+        assert "facetrain.cli.app" in imported and not imported & FOR_ADDRESSES

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -36,8 +35,6 @@ class Checkpointing:
     """Growing list of this rank's messages about images that it could not read."""
     uploads: Uploads | None = None
     """Uploads to the mirror; None without one."""
-    mirror_failure: str = field(default="", init=False)
-    """Why the newest checkpoint is not in the mirror; known to the leader after `finish`."""
     check_lock: Callable[[], None] = lambda: None
     """Raises an error if another process writes the run."""
     _failure: str = field(default="", init=False)
@@ -61,12 +58,9 @@ class Checkpointing:
             # After the first step, because from then on every tensor exists that is ever saved.
             self.writer.prepare(state.snapshot({}))
 
-    def finish(self, upload_limit_s: float = math.inf) -> None:
-        """Wait for the checkpoint in flight, commit it, and wait for its upload, up to a time. Collective."""
+    def finish(self) -> None:
+        """Wait for the checkpoint in flight, and commit it. Collective."""
         self._record(self.writer.finish(), remark="")
-        if self.uploads:
-            self.outputs.advance(self.last_saved or 0, "uploading checkpoints")
-            self.mirror_failure = self.uploads.finish(upload_limit_s)
 
     def require_saved(self, state: TrainState) -> None:
         """Check that the checkpoint of the present step is complete. All ranks decide the same.

@@ -152,12 +152,6 @@ def test_an_upload_that_hangs_is_given_up_at_the_end_of_the_time(tmp_path, monke
         may_end.set()
 
 
-def test_failing_requests_are_repeated(tmp_path, store):
-    store.failing = 0.2
-    assert upload(tmp_path, *[save(tmp_path, step) for step in (2, 4, 6)]) == ""
-    assert fetched(tmp_path / "other", 6).step == 6 and store.failures
-
-
 def test_a_full_store_is_one_warning_and_a_later_upload_succeeds(tmp_path, store, capsys):
     outcomes = [save(tmp_path, step) for step in (2, 4)]
     store.full = True

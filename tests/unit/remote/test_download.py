@@ -45,12 +45,12 @@ def files_in_cache(tmp_path):
 
 def test_a_file_is_downloaded_once_and_looked_for_again(web_server, url):
     reports, lines = [], []
-    path = local_path(url, progress=lambda *numbers: reports.append(numbers), say=lines.append)
+    path, _ = fetch(url, lambda *numbers: reports.append(numbers), lines.append)
     assert path.name == "a.onnx" and path.read_bytes() == CONTENT
-    assert reports[0] == (1000, 5120) and reports[-1] == (5120, 5120)
+    assert reports[:2] == [(0, 5120), (1000, 5120)] and reports[-1] == (5120, 5120)
     assert lines == [f"{url}: 0.01 MB; terms: unknown, see its publisher"]
     web_server.requests.clear()
-    assert local_path(url, say=lines.append) == path
+    assert fetch(url, say=lines.append)[0] == path
     assert web_server.requests == [("HEAD", "/models/a.onnx", "")] and len(lines) == 1
 
 
@@ -91,35 +91,36 @@ def test_a_pinned_file_that_has_changed_is_an_error(web_server, url, tmp_path):
     assert files_in_cache(tmp_path) == []
 
 
+def cut(web_server, url):
+    """Download a file whose server closes the connection after 3,000 bytes, and is whole again afterwards."""
+
+    def close(done, total):
+        web_server.cut_after = 500 if done == 3000 else None
+
+    with pytest.raises(DataError, match=r"a\.onnx: the store did not answer .* 5 attempts"):
+        fetch(url, close)
+    web_server.cut_after = None
+    web_server.requests.clear()
+
+
 @pytest.mark.parametrize("takes_ranges", [True, False])
 def test_a_cut_download_leaves_no_file_and_continues(web_server, url, tmp_path, takes_ranges):
     web_server.takes_ranges = takes_ranges
     if takes_ranges:
-
-        def cut(done, total):
-            web_server.cut_after = 500 if done == 3000 else None
-
-        with pytest.raises(DataError, match=r"a\.onnx: the store did not answer .* 5 attempts"):
-            local_path(url, progress=cut)
+        cut(web_server, url)
     else:
         web_server.cut_after = 500
         with pytest.raises(DataError):
             local_path(url)
+        web_server.cut_after = None
     assert all(".partial" in str(path) for path in files_in_cache(tmp_path))
-    web_server.cut_after = None
-    web_server.requests.clear()
     assert local_path(url).read_bytes() == CONTENT
     if takes_ranges:
         assert ranges(web_server)[0] == "bytes=3000-3999"
 
 
 def test_a_rest_is_not_continued_if_the_file_has_changed(web_server, url):
-    def cut(done, total):
-        web_server.cut_after = 500 if done == 3000 else None
-
-    with pytest.raises(DataError):
-        local_path(url, progress=cut)
-    web_server.cut_after = None
+    cut(web_server, url)
     web_server.files["/models/a.onnx"] = changed = CONTENT[::-1]
     assert local_path(url).read_bytes() == changed
 
@@ -129,7 +130,7 @@ def test_a_file_that_changes_during_the_download_is_not_used(web_server, url, tm
         web_server.files["/models/a.onnx"] = CONTENT[::-1]
 
     with pytest.raises(DataError, match="was changed during the download"):
-        local_path(url, progress=change)
+        fetch(url, change)
     assert files_in_cache(tmp_path) == []
 
 
@@ -148,14 +149,7 @@ def test_a_server_that_is_busy_for_a_while_is_asked_again(web_server, url):
 
 def test_without_versions_nothing_is_continued(web_server, url):
     web_server.has_etags = False
-
-    def cut(done, total):
-        web_server.cut_after = 500 if done == 3000 else None
-
-    with pytest.raises(DataError):
-        local_path(url, progress=cut)
-    web_server.cut_after = None
-    web_server.requests.clear()
+    cut(web_server, url)
     assert local_path(url).read_bytes() == CONTENT
     assert ranges(web_server)[0] == "bytes=0-999"
 
@@ -163,8 +157,8 @@ def test_without_versions_nothing_is_continued(web_server, url):
 def test_two_processes_download_a_file_once(web_server, url, tmp_path):
     web_server.wait_s = 0.1
     script = (
-        "import sys\nfrom facetrain.remote.download import local_path\n"
-        "print(local_path(sys.argv[1], say=lambda line: print(line, file=sys.stderr)))"
+        "import sys\nfrom facetrain.remote.download import fetch\n"
+        "print(fetch(sys.argv[1], say=lambda line: print(line, file=sys.stderr))[0])"
     )
     started = [
         subprocess.Popen(
@@ -268,7 +262,7 @@ def test_what_cannot_be_had_says_what_can():
 
 def test_the_cache_has_no_secret(web_server, url, tmp_path):
     secret = url.replace("http://", "http://user:planted@") + "?signature=planted"
-    exact = fetch(secret, lambda done, size: None, lambda line: None)[1]
+    exact = fetch(secret)[1]
     assert exact == f"{url}#sha256={CHECKSUM}"
     assert "Authorization" in web_server.headers[0] and web_server.requests[0][1].endswith(
         "?signature=planted"
