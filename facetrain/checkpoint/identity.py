@@ -1,7 +1,7 @@
 """Identity of a run and of its checkpoints.
 
 A run has a random id. Its folder holds the id in `run_id.txt`, every checkpoint in the field `meta.run_id` of its
-manifest, and every line of metrics.jsonl in the field `run_id`.
+manifest.
 """
 
 from __future__ import annotations

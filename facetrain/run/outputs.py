@@ -73,9 +73,7 @@ class RunOutputs:
                 sink.close()
 
 
-def open_outputs(
-    config: Config, folder: Path, *, run_id: str, total_steps: int, resume_at: int | None
-) -> RunOutputs:
+def open_outputs(config: Config, folder: Path, *, total_steps: int, resume_at: int | None) -> RunOutputs:
     """Open the outputs of a run. For the leader only.
 
     A resumed run drops the records after the step that it continues from. A new one drops the records of a run that
@@ -84,7 +82,6 @@ def open_outputs(
     Args:
         config: config of the run.
         folder: run folder. TensorBoard gets its name as the name of the run.
-        run_id: id of the run, for every record of metrics.jsonl.
         total_steps: last step of the run.
         resume_at: step from which the run continues; None for a new run.
     """
@@ -94,7 +91,7 @@ def open_outputs(
             for name in (DIVERGED_FILE, SKIPPED_FILE, AUGMENTED_FILE, PAIRS_FILE):
                 (folder / name).unlink(missing_ok=True)
     # metrics.jsonl first: it must have a record even if a later sink fails.
-    journal = JsonLines(folder / "metrics.jsonl", resume_at=resume_at, run_id=run_id)
+    journal = JsonLines(folder / "metrics.jsonl", resume_at=resume_at)
     console = Console(total_steps=total_steps, start_step=resume_at or 0)
     if not config.log.tensorboard:
         return RunOutputs(journal, console)

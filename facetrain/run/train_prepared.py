@@ -51,9 +51,7 @@ def train_prepared(run: PreparedRun, *, profile: bool = False, page: LiveReport 
     if run.world.is_leader:
         resume_at = first_step if run.resumed else None
         total_steps = schedule.total_steps
-        outputs = open_outputs(
-            config, run.folder, run_id=run.identity.run_id, total_steps=total_steps, resume_at=resume_at
-        )
+        outputs = open_outputs(config, run.folder, total_steps=total_steps, resume_at=resume_at)
         report_start(run, outputs)
     # The loader first: its processes read the first images while the rest is built and the network is verified.
     loader = build_loader(config, run.world, run.source, schedule, workers=run.workers, start_step=first_step)

@@ -26,14 +26,13 @@ from facetrain.telemetry.log import warn
 class JsonLines:
     """Writer that appends records to a file. On a full disk it keeps them and writes them later."""
 
-    def __init__(self, path: Path, *, resume_at: int | None = None, run_id: str | None = None) -> None:
-        """Open a file for appending. Every record gets the `run_id`, if one is given.
+    def __init__(self, path: Path, *, resume_at: int | None = None) -> None:
+        """Open a file for appending.
 
         Without `resume_at`, an existing file is removed. With it, records of later steps are removed,
         because those steps are trained again, and a record that the file already has for that step is not
         written a second time.
         """
-        self._suffix = {} if run_id is None else {"run_id": run_id}
         self._known: set[str] = set()
         with os_errors_as(RunError, path, "remove it, and the run writes a new one"):
             if resume_at is None:
@@ -49,9 +48,7 @@ class JsonLines:
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Write one record. A number that JSON does not have (NaN, infinity) is written as a string."""
-        line = _line(
-            {"step": step} | {name: _json_value(value) for name, value in values.items()} | self._suffix
-        )
+        line = _line({"step": step} | {name: _json_value(value) for name, value in values.items()})
         # A resume repeats the verification of its step, whose record the file may have already.
         if line not in self._known:
             with self._lock:

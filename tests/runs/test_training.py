@@ -24,7 +24,7 @@ from tests.support.mxnet_files import randomize
 from tests.support.ranks import free_ports
 from tests.unit.checkpoint.test_damaged_checkpoints import flip_a_bit
 
-CLOCK = {"images_per_s", "left_s", "wait_s", "peak_memory_gib", "run_id"}
+CLOCK = {"images_per_s", "left_s", "wait_s", "peak_memory_gib"}
 
 
 def metrics(folder):

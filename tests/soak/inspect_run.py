@@ -12,7 +12,7 @@ from facetrain.checkpoint.load import Checkpoint
 from facetrain.errors import CheckpointError
 from facetrain.telemetry.jsonl import read_jsonl
 
-_CLOCK = {"images_per_s", "left_s", "wait_s", "peak_memory_gib", "run_id"}
+_CLOCK = {"images_per_s", "left_s", "wait_s", "peak_memory_gib"}
 _SAVED = re.compile(r"rank 0 INFO saved the checkpoint of step (\d+)$", re.M)
 _ROUNDING = 1e-3
 
