@@ -1,6 +1,6 @@
 """LMDB databases of images, as written for HaiyuWu's SOTA-Face-Recognition-Train-and-Test and its relatives.
 
-Each value is (encoded image, label), as msgpack or pickle. The key __keys__ holds the list of all keys, in order.
+Each value is (encoded image, label) in msgpack. The key __keys__ holds the list of all keys, in order.
 Without it, the keys are in the order of their numbers, or sorted if they are not numbers.
 """
 
@@ -14,7 +14,7 @@ from facetrain.data.column_cache import Columns, cached_columns
 from facetrain.data.formats.base import CatalogDataset, Format, catalog_path, columns_of_rows
 from facetrain.data.formats.labels import MAX_LABEL
 from facetrain.data.formats.lmdb_pages import LmdbFile, Value
-from facetrain.data.formats.serialized_values import image_and_label, list_items
+from facetrain.data.formats.msgpack_values import image_and_label, list_items
 from facetrain.errors import DataError
 from facetrain.files import printable
 

@@ -1,14 +1,11 @@
-"""Values of LMDB trainers: (encoded image, label) as msgpack or pickle, parsed without calling anything.
+"""Values of LMDB trainers: (encoded image, label) in msgpack.
 
-Only the places of the image and the label are found; the image itself is not read.
-
-Formats: the msgpack specification (bin, str, int and array families); pickle's instructions for bytes, whole numbers
-and tuples, as `pickletools` lists them.
+Only the places of the image and the label are found; the image itself is not read. Of the msgpack specification, the
+families bin, str, int and array are understood.
 """
 
 from __future__ import annotations
 
-import pickletools
 import struct
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -16,13 +13,6 @@ from typing import NamedTuple
 Read = Callable[[int, int], bytes]
 """Function that returns `count` bytes from a position of the value on; fewer at its end."""
 _HEAD_BYTES = 9
-_PICKLE_IGNORED = frozenset({
-    "PROTO", "FRAME", "MARK", "TUPLE", "TUPLE2", "EMPTY_LIST", "LIST", "APPEND", "APPENDS", "STOP",
-    "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE",
-})  # fmt: skip
-_PICKLE_BYTES = {"SHORT_BINBYTES": 2, "BINBYTES": 5, "BINBYTES8": 9}
-"""Bytes of the instruction and of its length, before the data."""
-_PICKLE_INTEGERS = frozenset({"BININT", "BININT1", "BININT2", "LONG1", "INT", "LONG"})
 
 
 class Item(NamedTuple):
@@ -39,8 +29,7 @@ def image_and_label(read: Read, size: int) -> tuple[int, int, int]:
     Raises:
         ValueError: the value is not a pair of bytes and a whole number.
     """
-    is_pickle = read(0, 1) == b"\x80" and read(size - 1, 1) == b"."
-    items = list(_pickle_items(read(0, size)) if is_pickle else list_items(read, size, most=2))
+    items = list(list_items(read, size, most=2))
     images = [item for item in items if item.number is None]
     labels = [item.number for item in items if item.number is not None]
     if (len(images), len(labels)) != (1, 1):
@@ -89,15 +78,3 @@ def item_at(read: Read, position: int) -> Item:
         raise ValueError(f"type 0x{kind:02x} of msgpack; expected bytes or a whole number")
     value, start = struct.unpack_from(layout, head, 1)[0], position + 1 + struct.calcsize(layout)
     return Item(start, start + value, None) if kind in lengths else Item(position, start, value)
-
-
-def _pickle_items(data: bytes) -> Iterator[Item]:
-    """Yield the byte strings and whole numbers of a pickle that contains only these, in tuples and lists."""
-    for opcode, argument, position in pickletools.genops(data):
-        if opcode.name in _PICKLE_BYTES and isinstance(argument, bytes):
-            start = (position or 0) + _PICKLE_BYTES[opcode.name]
-            yield Item(start, start + len(argument), None)
-        elif opcode.name in _PICKLE_INTEGERS and isinstance(argument, int):
-            yield Item(0, 0, argument)
-        elif opcode.name not in _PICKLE_IGNORED:
-            raise ValueError(f"the pickle has the instruction {opcode.name}; do not trust it")
