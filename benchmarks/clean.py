@@ -21,6 +21,7 @@ from facetrain.data.tools.label_faults import (
     MISLABELED_IMAGE,
     MIXED_IDENTITY,
     OUTLIER_IMAGE,
+    apply_faults,
 )
 from facetrain.embeddings.embed_images import embed_input
 from facetrain.errors import UsageError
@@ -64,7 +65,7 @@ def measure_label_cleaning(
     reports = [{"faults_unchanged": len(unchanged.faults), "eer": unchanged.separation.eer}]
     for seed in range(seeds):
         planted = plant_errors(embedded.label, seed, wrong=wrong, people=people)
-        report = find_label_faults(embedded.embedding, planted.label_N, merge=True)
+        report = find_label_faults(embedded.embedding, planted.label_N)
         reports.append(score_cleaning(planted, report, embedded.label))
     return reports
 
@@ -93,13 +94,14 @@ def score_cleaning(planted: PlantedErrors, report: CleanReport, person_N: np.nda
     images = {fault.image for fault in report.faults if fault.kind in (MISLABELED_IMAGE, OUTLIER_IMAGE)}
     same = {(fault.identity, fault.other) for fault in report.faults if fault.kind == DUPLICATE_IDENTITY}
     mixed = {fault.identity for fault in report.faults if fault.kind == MIXED_IDENTITY}
+    label_N = apply_faults(planted.label_N, report.faults)  # also merges pairs of identities
     return {
         "wrong": [len(images & planted.wrong), len(images - planted.wrong)],
         "split": [len(same & planted.split), len(same - planted.split)],
         "merged": [len(mixed & planted.merged), len(mixed - planted.merged)],
         "correct_before": _correct_share(planted.label_N, person_N),
-        "correct_after": _correct_share(report.label_N, person_N),
-        "left_out": float((report.label_N < 0).mean()),
+        "correct_after": _correct_share(label_N, person_N),
+        "left_out": float((label_N < 0).mean()),
     }
 
 

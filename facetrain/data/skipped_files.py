@@ -21,7 +21,6 @@ SKIP_KINDS = {
     "split": "files of other splits",
     "unreadable": "images that cannot be read",
     "no_face": "images without a face or its landmarks",
-    "small_identity": "images of identities with too few images",
 }
 """Reasons to leave out a file, and their description in a summary."""
 _EXAMPLES = 3

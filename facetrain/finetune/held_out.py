@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.counter_rng import key_of
-from facetrain.data.dataset import image_landmarks, image_name
+from facetrain.data.dataset import image_landmarks
 from facetrain.data.loading.sampler import permute
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.pair_writer import PairsToWrite, require_readable, write_pairs
@@ -88,7 +88,6 @@ def write_held_out_pairs(folder: Path, output: Path, *, seed: int = 0) -> int:
     pairs = PairsToWrite(
         [True, False] * count,
         lambda index: require_readable(source.read(numbers[index]), source.location(numbers[index])),
-        name=lambda index: image_name(source, numbers[index]),
         subjects=[str(person) for person in source.labels[numbers].tolist()],
         landmarks_N52=None if landmarks_N52 is None else landmarks_N52[numbers],
     )

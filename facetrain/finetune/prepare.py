@@ -20,7 +20,6 @@ from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.skipped_files import skipped_summary
 from facetrain.data.tools.landmarks import LandmarkFinder
-from facetrain.data.tools.options import PackOptions
 from facetrain.data.tools.pack import pack
 from facetrain.data.tools.selection import Selection
 from facetrain.data.tools.writing import SKIPPED_FILE, write_parts
@@ -252,9 +251,11 @@ def _write_faces(
     with os_errors_as(RunError, request.output):
         make_folder(request.output)
         write_atomically(request.output / _COMMAND_FILE, _command_of(request))
-    options = PackOptions(image_size=image_size, skip_bad=True)
     with bar("aligning faces") as progress:
-        written = pack(photos, place.faces, options, landmarks=finder, checking=progress, progress=progress)
+        written = pack(
+            photos, place.faces, image_size=image_size, skip_bad=True,
+            landmarks=finder, checking=progress, progress=progress,
+        )  # fmt: skip
     say(f"{place.faces}: {written.images:,} faces of {written.identities:,} people")
     if written.skipped:
         say(f"left out {len(written.skipped):,} files, see {place.faces / SKIPPED_FILE}:")

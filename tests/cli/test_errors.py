@@ -111,9 +111,8 @@ def test_a_rank_without_a_gpu_gets_the_advice_of_its_command(count, advice, monk
         "export same --format onnx --output m.onnx --model-card same",
         "export m --format onnx --output m.onnx --images same --model-card same",
         "data overlap m same s.bin --output same",
-        "data overlap m faces same --sheet same",
         "data clean same faces --report same",
-        "data clean faces --apply same --sheet same",
+        "data clean m same --sheet same",
     ],
 )
 def test_no_output_replaces_an_input(line, tmp_path, monkeypatch):

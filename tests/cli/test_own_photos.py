@@ -13,7 +13,7 @@ from facetrain.cli.app import app
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.synthetic.dataset_writer import write_synthetic
-from facetrain.data.tools.options import SyntheticFaces
+from facetrain.data.synthetic.options import SyntheticFaces
 from tests.support.command import ROOT
 from tests.support.detector import write_detector
 from tests.support.exif import turned_jpeg

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from facetrain.data.synthetic.dataset_writer import write_synthetic
-from facetrain.data.tools.options import SyntheticFaces
+from facetrain.data.synthetic.options import SyntheticFaces
 from tests.support.command import ROOT, environment
 
 # Without `if __name__ == "__main__":`, as in a notebook. The training processes must not run it again.

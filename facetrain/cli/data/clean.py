@@ -7,11 +7,11 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from facetrain.cli.data.options import Dataset, Precision, Sheet, Workers, json_facts, print_written
+from facetrain.cli.data.options import Dataset, Workers, json_facts, print_written
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import Float32InferenceOptions, Json, Model, local_file
 from facetrain.cli.outputs import (
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from facetrain.data.tools.clean import CleanReport
     from facetrain.data.tools.overlap import OverlapReport
+    from facetrain.data.tools.similarity import Separation
     from facetrain.embeddings.embedding_files import Embeddings
     from facetrain.embeddings.inference import Inference
 
@@ -57,30 +58,18 @@ class CleanFiles:
         Path | None,
         typer.Option(
             metavar="REPORT",
-            help="Apply the decisions of this report: `clean DATASET --apply REPORT`. Decisions with "
-            '`"apply": false` are left out.',
+            help="Write the dataset with the decisions of this report: `clean DATASET --apply REPORT --output DIR`. "
+            'Decisions with `"apply": false` are left out.',
         ),
     ] = None
-    sheet: Sheet = None
-
-
-@dataclass(frozen=True)
-class CleanChanges:
-    """Decisions that change the dataset."""
-
-    merge: Annotated[
-        bool,
+    sheet: Annotated[
+        Path | None,
         typer.Option(
-            "--merge",
-            help="Also merge the pairs of identities that show one person. Look at them on the sheet first: the model "
-            "confuses some people.",
+            metavar="FILE",
+            help="Write a contact sheet for manual review, an .html page. Further pages get _2, _3, … after the name; "
+            "such files must not exist.",
         ),
-    ] = False
-    precision: Precision = 0.95
-    yes: Annotated[
-        bool,
-        typer.Option("--yes", help="Write the dataset even if over 5 % of the images or identities change."),
-    ] = False
+    ] = None
 
 
 @option_groups
@@ -96,8 +85,11 @@ def clean(
         ),
     ],
     files: CleanFiles,
-    changes: CleanChanges,
     inference: Float32InferenceOptions,
+    yes: Annotated[
+        bool,
+        typer.Option("--yes", help="Write the dataset even if over 5 % of the images or identities change."),
+    ] = False,
     workers: Workers = None,
     as_json: Json = False,
 ) -> None:
@@ -106,38 +98,40 @@ def clean(
     from facetrain.data.tools.clean import find_label_faults
     from facetrain.data.tools.clean_report import describe_report, format_report, read_report
     from facetrain.data.tools.contact_sheet import write_fault_sheet
+    from facetrain.data.tools.label_faults import apply_faults
     from facetrain.data.tools.selection import select_relabeled
     from facetrain.data.tools.writing import write_dataset
 
     _check_arguments(context, inputs, files)
     model, folder = inputs[0], inputs[-1]
     source = open_dataset(folder)
+    report = None
     if files.apply is not None:
-        report = read_report(files.apply, source)
+        label_N = apply_faults(source.labels, read_report(files.apply, source))
+        facts: dict[str, Any] = {"images": source.num_images}
     else:
         embedded = _embed_images("embedding", model, folder, inference)
-        report = find_label_faults(
-            embedded.embedding, embedded.label, precision=changes.precision, merge=changes.merge
-        )
-    facts = describe_report(source, report, model)
-    if files.report is not None:
-        write_text(files.report, format_report(facts))
-    if files.sheet is not None:
-        write_fault_sheet(source, report.faults, files.sheet)
+        report = find_label_faults(embedded.embedding, embedded.label)
+        label_N = report.label_N
+        facts = describe_report(source, report, model)
+        if files.report is not None:
+            write_text(files.report, format_report(facts))
+        if files.sheet is not None:
+            write_fault_sheet(source, report.faults, files.sheet)
+    written = []
     if files.output is not None:
-        require_safe_changes(report, source.labels, folder, changes.yes)
+        _require_safe_changes(source.labels, label_N, folder, report.separation if report else None, yes)
         with progress_bar("writing") as progress:
-            written = write_dataset(
-                select_relabeled(folder, report.label_N), files.output, workers=workers, progress=progress
-            )
-        facts["written"] = json_facts(written)
+            selection = select_relabeled(folder, label_N)
+            written.append(write_dataset(selection, files.output, workers=workers, progress=progress))
+        facts["written"] = json_facts(written[0])
     if as_json:
         typer.echo(json.dumps(facts))
         return
-    echo_line(f"{folder}: {len(report.label_N):,} images, {len(report.faults):,} decisions")
-    _echo_decisions(report, merge=changes.merge)
-    if files.output is not None:
-        print_written([written])
+    if report is not None:
+        echo_line(f"{folder}: {len(label_N):,} images, {len(report.faults):,} decisions")
+        _echo_decisions(report)
+    print_written(written)
 
 
 def _check_arguments(context: typer.Context, inputs: list[Path], files: CleanFiles) -> None:
@@ -151,9 +145,10 @@ def _check_arguments(context: typer.Context, inputs: list[Path], files: CleanFil
             f"{inputs[0]}: clean needs a model and a dataset, or a dataset and --apply REPORT, which needs no model"
         )
     if files.apply is not None:
-        unused = ("report", "merge", "precision", "device", "batch_size")
-        refuse_given(context, *unused, when="with --apply")
-    if files.output is None:
+        refuse_given(context, "report", "sheet", "device", "batch_size", when="with --apply")
+        if files.output is None:
+            raise UsageError(f"--apply {files.apply}: give the folder of the new dataset with --output")
+    elif files.output is None:
         refuse_given(context, "yes", "workers", when="without --output")
     require_absent(files.output)
     require_distinct(files.output, files.report, files.sheet)
@@ -163,7 +158,9 @@ def _check_arguments(context: typer.Context, inputs: list[Path], files: CleanFil
     require_free_pages(files.sheet, files.output, files.report)
 
 
-def require_safe_changes(report: CleanReport, label_N: np.ndarray, dataset: Path, yes: bool) -> None:
+def _require_safe_changes(
+    label_N: np.ndarray, corrected_N: np.ndarray, dataset: Path, separation: Separation | None, yes: bool
+) -> None:
     """Refuse to write with a model that cannot separate identities, or more than 5 % of changes without --yes.
 
     Raises:
@@ -173,34 +170,32 @@ def require_safe_changes(report: CleanReport, label_N: np.ndarray, dataset: Path
 
     from facetrain.data.tools.label_faults import count_changes
 
-    if report.separation is not None and report.separation.useless:
-        raise UsageError(f"{dataset}: {report.separation.sentence()}; nothing is written")
-    images, identities = count_changes(label_N, report.label_N)
+    if separation is not None and separation.useless:
+        raise UsageError(f"{dataset}: {separation.sentence()}; nothing is written")
+    images, identities = count_changes(label_N, corrected_N)
     for cut, count, change in (
         (images, len(label_N), "images would be left out or get another label"),
         (identities, len(np.unique(label_N)), "identities would disappear"),
     ):
         if cut > max(_MAX_CUT * count, _SMALL_CUT) and not yes:
-            trust = f", and {report.separation.sentence()}" if report.separation else ""
             raise UsageError(
-                f"{dataset}: {cut:,} of {count:,} {change} ({cut / count:.1%}){trust}; read --report FILE and "
-                "--sheet FILE, then repeat the command with --yes, or with a stronger model"
+                f"{dataset}: {cut:,} of {count:,} {change} ({cut / count:.1%}); read --report FILE and --sheet FILE, "
+                "then repeat the command with --yes, or with a stronger model"
             )
 
 
-def _echo_decisions(report: CleanReport, *, merge: bool) -> None:
-    """Print the decisions by kind, and for the decisions of a model how far they are to be trusted."""
+def _echo_decisions(report: CleanReport) -> None:
+    """Print the decisions by kind, and how far they are to be trusted."""
     from facetrain.data.tools.fault_calibration import MIN_SCORES
     from facetrain.data.tools.label_faults import DUPLICATE_IDENTITY, FAULT_KINDS
 
     counts = Counter(fault.kind for fault in report.faults)
-    if report.separation is not None:
-        echo_line(f"  {report.separation.sentence()}")
-        if counts.total() > counts[DUPLICATE_IDENTITY]:
-            echo_line(
-                f"  about {report.expected_false:.1f} of the decisions on images and mixed identities are mistakes; "
-                "look at them with --sheet FILE"
-            )
+    echo_line(f"  {report.separation.sentence()}")
+    if counts.total() > counts[DUPLICATE_IDENTITY]:
+        echo_line(
+            f"  about {report.expected_false:.1f} of the decisions on images and mixed identities are mistakes; "
+            "look at them with --sheet FILE"
+        )
     for kind, description in FAULT_KINDS.items():
         threshold = report.thresholds.get(kind)
         few = (
@@ -209,10 +204,10 @@ def _echo_decisions(report: CleanReport, *, merge: bool) -> None:
             else ""
         )
         echo_line(f"  {counts[kind]:,} {description}{few}")
-    if report.separation is not None and counts[DUPLICATE_IDENTITY]:
+    if counts[DUPLICATE_IDENTITY]:
         echo_line(
-            f"  pairs of identities are {'merged' if merge else 'not merged without --merge'}; look at them first: the "
-            "number of mistakes is not known, because a model may confuse some people much more than others"
+            "  pairs of identities are not merged: a model may confuse some people much more than others. Look at them "
+            'on the sheet, set `"apply": true` in the report, and use --apply'
         )
 
 
@@ -225,37 +220,24 @@ def overlap(
     output: Annotated[
         Path | None, typer.Option(metavar="TXT", help="Write the identities, for `without` in a mixture.")
     ] = None,
-    sheet: Sheet = None,
-    precision: Precision = 0.95,
     as_json: Json = False,
 ) -> None:
     """Find the identities of a training set that a test set also has."""
     from facetrain.data.dataset import identity_name
     from facetrain.data.open_dataset import open_dataset
-    from facetrain.data.tools.contact_sheet import identity_title, write_encoded_sheet
+    from facetrain.data.tools.contact_sheet import identity_title
     from facetrain.data.tools.overlap import find_overlap
-    from facetrain.embeddings.embed_images import read_input
 
-    require_writable(output, sheet)
-    require_no_input((model, dataset, test), output, sheet)
-    require_sheet(sheet)
+    require_writable(output)
+    require_no_input((model, dataset, test), output)
     source = open_dataset(dataset)
     train = _embed_images("embedding the dataset", model, dataset, inference)
     tested = _embed_images("embedding the test set", model, test, inference)
-    report = find_overlap(train.embedding, train.label, tested.embedding, precision=precision)
+    report = find_overlap(train.embedding, train.label, tested.embedding)
     if output is not None:
         if report.separation.useless:
             raise UsageError(f"{dataset}: {report.separation.sentence()}; nothing is written to {output}")
         write_text(output, "".join(f"{one.identity}\n" for one in report.overlapping))
-    titles = [
-        f"{number}. {identity_title(source, one.identity)}, {train.name[one.image]} | {tested.name[one.test_image]}, "
-        f"cosine {one.similarity:.3f}"
-        for number, one in enumerate(report.overlapping, 1)
-    ]
-    if sheet is not None:
-        left, right = read_input(dataset)[0], read_input(test)[0]
-        pairs = [[left[one.image], right[one.test_image]] for one in report.overlapping]
-        write_encoded_sheet(list(zip(titles, pairs, strict=True)), sheet)
     if as_json:
         threshold = report.threshold.threshold
         facts = {
@@ -270,8 +252,11 @@ def overlap(
         typer.echo(json.dumps(facts))
         return
     _echo_report(report, dataset, test)
-    for title in titles[:_PRINTED_IDENTITIES]:
-        echo_line(f"  {title}")
+    for number, one in enumerate(report.overlapping[:_PRINTED_IDENTITIES], 1):
+        echo_line(
+            f"  {number}. {identity_title(source, one.identity)}, {train.name[one.image]} | "
+            f"{tested.name[one.test_image]}, cosine {one.similarity:.3f}"
+        )
 
 
 def _echo_report(report: OverlapReport, dataset: Path, test: Path) -> None:

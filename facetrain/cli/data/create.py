@@ -10,7 +10,6 @@ import typer
 
 from facetrain.cli.data.options import (
     IMAGE_SIZE,
-    MIN_IMAGES,
     SEED,
     FaceLandmarks,
     Workers,
@@ -25,7 +24,7 @@ from facetrain.cli.options import Json
 from facetrain.cli.outputs import echo_line
 from facetrain.cli.progress import progress_bar, progress_bars
 from facetrain.cli.unused_options import refuse_given
-from facetrain.data.tools.options import PackOptions, SyntheticFaces
+from facetrain.data.synthetic.options import SyntheticFaces
 from facetrain.errors import UsageError
 from facetrain.files import shell_path
 
@@ -67,17 +66,10 @@ def pack(
     ],
     writing: Writing,
     faces: FaceLandmarks,
-    options: Annotated[
-        PackOptions,
-        {
-            "image_size": IMAGE_SIZE,
-            "quality": typer.Option(min=1, max=100, help="JPEG quality of images that have to be encoded."),
-            "min_images": MIN_IMAGES,
-            "skip_bad": typer.Option(
-                help="Leave out images that cannot be read or have no landmarks, and list them."
-            ),
-        },
-    ],
+    image_size: Annotated[int, IMAGE_SIZE] = 112,
+    skip_bad: Annotated[
+        bool, typer.Option(help="Leave out images that cannot be read or have no landmarks, and list them.")
+    ] = False,
     images: Annotated[Path | None, typer.Option(help="Folder of the paths in a list file.")] = None,
 ) -> None:
     """Write a dataset as train.rec, train.idx and property, in InsightFace's format."""
@@ -94,7 +86,7 @@ def pack(
     finder, output = faces.finder(), writing.output
     with progress_bars("checking", "packing") as (checking, progress):
         packed = tool.pack(
-            source, output, options,
+            source, output, image_size=image_size, skip_bad=skip_bad,
             images=images, landmarks=finder, workers=writing.workers, checking=checking, progress=progress,
         )  # fmt: skip
     if writing.as_json:
@@ -114,7 +106,7 @@ def pack(
         f"  facetrain data inspect {path} --sheet faces.html",
         f"  facetrain data check {path}",
         "Then train with a config such as this one, CONFIG.yaml:",
-        f"    data: {{train: {train}, image_size: {options.image_size}}}",
+        f"    data: {{train: {train}, image_size: {image_size}}}",
         "    model: {backbone: mbf}",
         "    optim: {lr: 0.05, warmup_epochs: 1}",
         "    train: {global_batch_size: 64, epochs: 20}",

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from facetrain.data.dataset import FaceDataset
 
 _SHEET_PAIRS, _PAIRS_PER_ROW = 40, 4
+_PRINTED_FAULTS = 5
+"""Faults of each kind that `check` prints; --json has all."""
 
 
 def inspect(
@@ -115,7 +117,6 @@ def check(
         Path | None,
         typer.Option(metavar="FOLDER", help="Write a copy without the faults; it must not exist."),
     ] = None,
-    show: Annotated[int, typer.Option(min=0, help="Faults of each kind to print; --json has all.")] = 5,
     workers: Workers = None,
     as_json: Json = False,
 ) -> None:
@@ -134,7 +135,7 @@ def check(
             messages = [fault.message for fault in report.faults if fault.kind == kind]
             if messages:
                 echo_line(f"  {description}: {len(messages):,}")
-                for message in messages[:show]:
+                for message in messages[:_PRINTED_FAULTS]:
                     echo_line(f"    {message}")
         if not report.faults:
             echo_line("  no faults")

@@ -39,24 +39,6 @@ IMAGE_SIZE = typer.Option(min=16, max=math.isqrt(MAX_PIXELS), help="Width and he
 SEED = typer.Option(min=0, help="Seed of the random selection or order.")
 Seed = Annotated[int, SEED]
 Workers = Annotated[int | None, typer.Option(min=1, help="Threads; the default is one per usable core.")]
-MIN_IMAGES = typer.Option(min=1, help="Leave out identities with fewer images than this number.")
-Sheet = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Write a contact sheet for manual review, an .html page. Further pages get _2, _3, … after the name; such "
-        "files must not exist.",
-    ),
-]
-Precision = Annotated[
-    float,
-    typer.Option(
-        min=0.5,
-        max=0.999,
-        help="Share of true findings among the reported ones to aim at; the thresholds are calibrated for it on the "
-        "dataset. A higher share reports less.",
-    ),
-]
 
 
 @dataclass(frozen=True)

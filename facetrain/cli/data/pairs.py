@@ -33,7 +33,6 @@ class PairWriting:
     output: Annotated[Path, typer.Option(help="The .bin file to write.")]
     count: Annotated[int, typer.Option(min=20, help="Pairs to sample, a multiple of 20.")] = 6000
     seed: Seed = 0
-    skip_bad: Annotated[bool, typer.Option(help="Leave out pairs with bad images, and list these.")] = False
     workers: Workers = None
 
 
@@ -61,10 +60,14 @@ def pairs(
 ) -> None:
     """Write a verification set from a pair list and its images, from other sets, or from a dataset."""
     from facetrain.data.formats.bin import is_bin
-    from facetrain.data.skipped_files import skipped_summary
-    from facetrain.data.tools.group_bins import find_group_bins, group_bin_pairs
-    from facetrain.data.tools.pair_lists import bin_pairs, is_pair_list, list_pairs
-    from facetrain.data.tools.pair_writer import skipped_path, write_pairs
+    from facetrain.data.tools.pair_lists import (
+        bin_pairs,
+        find_group_bins,
+        group_bin_pairs,
+        is_pair_list,
+        list_pairs,
+    )
+    from facetrain.data.tools.pair_writer import write_pairs
     from facetrain.data.tools.sample_pairs import sample_pairs
 
     finder, output = listed.finder(center_crop=True), writing.output
@@ -92,20 +95,12 @@ def pairs(
     elif is_bin(source):
         selected = bin_pairs(source, reduce_to=reduce_to)
     else:
-        selected = sample_pairs(source, writing.count, seed=writing.seed, skip_bad=writing.skip_bad)
-    with progress_bar("reading pairs") as progress:
-        written = write_pairs(
-            selected, output, skip_bad=writing.skip_bad, workers=writing.workers, progress=progress
-        )
+        selected = sample_pairs(source, writing.count, seed=writing.seed)
+    with progress_bar("reading images") as progress:
+        written = write_pairs(selected, output, workers=writing.workers, progress=progress)
     if as_json:
         facts = {"output": str(output), "pairs": written.pairs, "same": written.same}
-        skipped = [vars(file) for file in written.skipped]
-        typer.echo(json.dumps(facts | detections(finder) | {"skipped": skipped}))
+        typer.echo(json.dumps(facts | detections(finder)))
         return
     echo_line(f"{output}: {written.pairs:,} pairs, {written.same:,} of one person")
-    if written.skipped:
-        left_out = len(selected.same) - written.pairs
-        echo_line(f"  left out {left_out:,} pairs of these images, see {skipped_path(output)}:")
-        for line in skipped_summary(written.skipped):
-            echo_line(f"    {line}")
     print_detections(finder)

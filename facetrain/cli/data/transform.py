@@ -1,4 +1,4 @@
-"""`facetrain data merge | split | shuffle | convert`: new datasets from existing ones."""
+"""`facetrain data merge | split | convert`: new datasets from existing ones."""
 
 from __future__ import annotations
 
@@ -60,14 +60,6 @@ def split(
             f"  {eligible} identities for validation have two images or more; `facetrain data pairs` needs "
             f"{2 * FOLDS}: split with --validation {needed_share(len(counts), eligible, total)}"
         )
-
-
-@option_groups
-def shuffle(dataset: Dataset, writing: Writing, seed: Seed = 0) -> None:
-    """Write a dataset in random order, for slow disks and for readers that shuffle only nearby images."""
-    from facetrain.data.tools.selection import select_shuffled
-
-    writing.write("shuffling", select_shuffled(dataset, seed))
 
 
 @option_groups

@@ -141,7 +141,7 @@ def _check_labels(reader: RecordReader, headers: Headers, keys: np.ndarray, offs
         row = int(wrong[0])
         raise RecordError(
             f"{reader.location(int(offsets[row]), int(keys[row]))}: the label {label[row]} is not a whole number "
-            "from 0 to 2^31; `facetrain data check` lists all such labels"
+            "from 0 to 2^31; write the dataset again, with labels from 0"
         )
 
 

@@ -15,8 +15,8 @@ from facetrain.cpu_cores import usable_cores
 from facetrain.data.dataset_card import DatasetCard, ImageDigest, write_cards
 from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.recordio import write_identities
+from facetrain.data.synthetic.options import SyntheticFaces
 from facetrain.data.synthetic.render import render_jpeg
-from facetrain.data.tools.options import SyntheticFaces
 from facetrain.data.tools.parallel import report_progress
 from facetrain.data.tools.sample_pairs import genuine_flags
 from facetrain.data.tools.writing import WrittenDataset

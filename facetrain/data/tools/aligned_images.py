@@ -12,6 +12,9 @@ from facetrain.data.tools.landmarks import LandmarkFinder, YuNet
 from facetrain.errors import ImageError
 from facetrain.face_landmarks import normalize_landmarks
 
+QUALITY = 95
+"""JPEG quality of images that are encoded again."""
+
 
 class NoFaceError(ImageError):
     """An image has no landmarks."""
@@ -20,9 +23,9 @@ class NoFaceError(ImageError):
 class AlignedImages:
     """Aligned images of a dataset or a list of pairs; safe to use from several threads."""
 
-    def __init__(self, find: LandmarkFinder, count: int, size: int, quality: int = 95) -> None:
-        """Take the landmarks of `count` images, and the pixels a side and JPEG quality of the aligned images."""
-        self._find, self._size, self._quality = find, size, quality
+    def __init__(self, find: LandmarkFinder, count: int, size: int) -> None:
+        """Take the landmarks of `count` images, and the pixels a side of the aligned images."""
+        self._find, self._size = find, size
         # Kept, because images are checked before they are written, or are in several pairs: detection takes longer
         # than everything else.
         self._points_N52 = np.full((count, 5, 2), np.nan, np.float32)
@@ -52,4 +55,4 @@ class AlignedImages:
         points = self._points_N52[number]
         aligned = aligned_landmarks(points, self._size)
         self.landmarks_N52[number] = normalize_landmarks(aligned, self._size, self._size)
-        return encode_jpeg(align(image, points, self._size), self._quality)
+        return encode_jpeg(align(image, points, self._size), QUALITY)

@@ -15,7 +15,6 @@ import numpy as np
 from facetrain.data.dataset import FaceDataset, identity_name
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.tools.damaged_records import DamagedRecords, DataFault, is_record_file
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.data.tools.selection import Selection
 from facetrain.data.tools.writing import write_dataset
@@ -23,19 +22,25 @@ from facetrain.errors import DataError
 from facetrain.progress import ProgressCallback, ignore_progress
 
 FAULT_KINDS = {
-    "index": "the index does not match the .rec file",
-    "record": "damaged records",
-    "label": "labels that are not whole numbers from 0 to 2^31 − 1",
-    "image": "images that cannot be decoded",
-    "dataset": "files of the dataset that contradict each other",
+    "image": "images that cannot be read or decoded",
+    "dataset": "files beside the images that contradict them",
     "conflicting_labels": "equal images with different identities",
     "duplicate": "equal images of the same identity",
     "empty_identities": "identities without images",
 }
-DAMAGE = frozenset({"index", "record", "label", "image", "dataset"})
-"""Kinds of faults that stop training, or make it learn wrong labels."""
-_NUM_LABELS = 2**31
+DAMAGE = frozenset({"image", "dataset"})
+"""Kinds of faults that stop training."""
 _MAX_LISTED_LABELS = 5
+
+
+@dataclass(frozen=True)
+class DataFault:
+    """Fault of a dataset."""
+
+    kind: str
+    """A key of `FAULT_KINDS`."""
+    message: str
+    """Location and description."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class CheckReport:
     """Faults of a dataset, and the images without faults."""
 
     images: int
-    """Images that can be decoded and have a valid label."""
+    """Images that can be decoded."""
     identities: int
     """Identities of these images."""
     faults: list[DataFault]
@@ -52,7 +57,7 @@ class CheckReport:
 
     @property
     def damaged(self) -> bool:
-        """Whether a fault stops training, or makes it learn wrong labels."""
+        """Whether a fault stops training."""
         return any(fault.kind in DAMAGE for fault in self.faults)
 
 
@@ -76,13 +81,11 @@ def check(
         progress: called after every image.
 
     Raises:
-        DataError: there is no dataset, it has no image without faults, or the copy cannot be written.
+        DataError: the dataset cannot be opened, it has no image without faults, or the copy cannot be written.
     """
-    is_records = is_record_file(folder)
     # A landmark file that does not fit is a separate fault: `_contradictions` opens the dataset as training does.
-    source = DamagedRecords(folder) if is_records else open_dataset(folder, with_landmarks=False)
-    count = source.num_images
-    faults = list(source.faults) if isinstance(source, DamagedRecords) else []
+    source = open_dataset(folder, with_landmarks=False)
+    count, faults = source.num_images, list[DataFault]()
     # An array, not objects: 24 bytes per image.
     image_N = np.empty(count, [("number", np.int64), ("label", np.int64), ("digest", np.uint64)])
     decoded = 0
@@ -90,47 +93,31 @@ def check(
     for result in report_progress(checked, count, progress):
         if isinstance(result, DataFault):
             faults.append(result)
-        elif result is not None:
+        else:
             image_N[decoded] = result
             decoded += 1
     image_N = image_N[:decoded]  # without rows for images that have a fault
     keep = np.ones(decoded, bool)
     for rows in _equal_groups(image_N["digest"]):
         faults += _check_equal_images(source, image_N, rows, keep)
-    faults += [*_empty_identities(image_N["label"]), *_contradictions(folder, image_N["label"])]
+    faults += [*_empty_identities(image_N["label"]), *_contradictions(folder)]
     if repair is not None:
         if not keep.any():
             raise DataError(f"{folder}: every image has a fault; there is nothing to write")
         good_N = image_N[keep]
-        if isinstance(source, DamagedRecords):
-            source.labels[good_N["number"]] = good_N["label"]
         copy = Selection(source, [folder], good_N["number"], good_N["label"])
         write_dataset(copy, repair, workers=workers)
     return CheckReport(decoded, len(np.unique(image_N["label"])), faults, int(keep.sum()))
 
 
-def _check_image(
-    source: FaceDataset | DamagedRecords, number: int
-) -> tuple[int, int, np.uint64] | DataFault | None:
-    """Return a row of the table of images, a fault, or None for a record that describes other records."""
+def _check_image(source: FaceDataset, number: int) -> tuple[int, int, np.uint64] | DataFault:
+    """Return a row of the table of images, or a fault."""
     try:
-        if isinstance(source, DamagedRecords):
-            stored = source.stored(number)
-            if stored is None:
-                return None
-            label, data = stored
-        else:
-            label, data = float(source.labels[number]), source.read(number)
-    except DataError as error:
-        return DataFault("record", str(error))
-    location = source.location(number)
-    if not (0 <= label < _NUM_LABELS and label == int(label)):
-        return DataFault("label", f"{location}: the label is {label}")
-    try:
-        decode_rgb(data, location=location)
+        data = source.read(number)
+        decode_rgb(data, location=source.location(number))
     except DataError as error:
         return DataFault("image", str(error))
-    return number, int(label), _digest(data)
+    return number, int(source.labels[number]), _digest(data)
 
 
 def _digest(data: bytes) -> np.uint64:
@@ -174,17 +161,9 @@ def _empty_identities(label_N: np.ndarray) -> Iterator[DataFault]:
         )
 
 
-def _contradictions(folder: Path, label_N: np.ndarray) -> Iterator[DataFault]:
-    """Open the dataset as training does, and compare the labels that training would use with the stored ones."""
+def _contradictions(folder: Path) -> Iterator[DataFault]:
+    """Open the dataset as training does, with the files beside the images."""
     try:
-        source = open_dataset(folder)
+        open_dataset(folder)
     except DataError as error:
         yield DataFault("dataset", str(error))
-        return
-    # Sorted, not counted: a damaged label can be so large that the counts of all labels below it fill the memory.
-    used, stored = np.sort(source.labels), np.sort(label_N)
-    if len(used) == len(stored) and len(used) and used[-1] == stored[-1] and (used != stored).any():
-        wrong = np.count_nonzero(used != stored)
-        yield DataFault(
-            "dataset", f"{folder}: the identity records contradict the labels of {wrong:,} images"
-        )

@@ -18,7 +18,7 @@ from facetrain.data.tools.label_faults import (
     FAULT_KINDS,
     MIXED_IDENTITY,
     LabelFault,
-    apply_faults,
+    certain_faults,
 )
 from facetrain.errors import DataError
 from facetrain.files import error_reason, os_errors_as, parse_json, printable
@@ -37,18 +37,8 @@ def fingerprint(source: FaceDataset) -> str:
 
 
 def describe_report(source: FaceDataset, report: CleanReport, model: Path) -> dict[str, Any]:
-    """Return the content of a report file, with the names of identities and images.
-
-    Decisions that were read from a file have no model and no thresholds. Pairs of identities that show one person have
-    no expected number of mistakes.
-    """
-    applied = set(report.applied)
-    decisions = [
-        _describe(source, fault.number or position, fault, fault in applied)
-        for position, fault in enumerate(report.faults, 1)
-    ]
-    if report.separation is None:
-        return {"images": source.num_images, "decisions": decisions}
+    """Return the content of a report file, with the names of identities and images."""
+    applied = set(certain_faults(report.faults))
     return {
         "format": FORMAT,
         "model": str(model),
@@ -56,14 +46,10 @@ def describe_report(source: FaceDataset, report: CleanReport, model: Path) -> di
         "fingerprint": fingerprint(source),
         "eer": report.separation.eer,
         "expected_false": report.expected_false,
-        "thresholds": {
-            kind: {
-                "score": one.threshold if np.isfinite(one.threshold) else None,
-                "expected_false": None if kind == DUPLICATE_IDENTITY else one.expected_false,
-            }
-            for kind, one in report.thresholds.items()
-        },
-        "decisions": decisions,
+        "decisions": [
+            _describe(source, number, fault, fault in applied)
+            for number, fault in enumerate(report.faults, 1)
+        ],
     }
 
 
@@ -75,7 +61,7 @@ def format_report(content: dict[str, Any]) -> str:
     return head.removesuffix("[]\n}") + body + "\n}\n"
 
 
-def read_report(path: Path, source: FaceDataset) -> CleanReport:
+def read_report(path: Path, source: FaceDataset) -> list[LabelFault]:
     """Return the decisions of a report file that are to be applied to the dataset that it was made of.
 
     Raises:
@@ -90,7 +76,7 @@ def read_report(path: Path, source: FaceDataset) -> CleanReport:
         ) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise DataError(f"{path}: not a report of `facetrain data clean --report FILE`")
-    if content.get("images") != source.num_images or content.get("fingerprint") != fingerprint(source):
+    if content.get("fingerprint") != fingerprint(source):
         raise DataError(
             f"{path}: was made of another dataset (its images or labels differ); give the dataset that "
             "`facetrain data clean` read"
@@ -98,25 +84,16 @@ def read_report(path: Path, source: FaceDataset) -> CleanReport:
     decisions = content.get("decisions")
     if not isinstance(decisions, list):
         raise DataError(f"{path}: `decisions` is not a list")
-    parsed = {}
-    for index, one in enumerate(decisions, 1):
-        where = f"{path}: decision {index} in the list"
+    # Groups of mixed identities get labels after those of the dataset, at most one per decision.
+    last_label = source.num_classes + len(decisions) - 1
+    faults = []
+    for number, one in enumerate(decisions, 1):
+        where = f"{path}: decision {number} in the list"
         if not isinstance(one, dict) or not isinstance(one.get("apply"), bool):
             raise DataError(f"{where}: `apply` must be true or false")
         if one["apply"]:
-            # Groups of mixed identities get labels after those of the dataset, at most one per decision.
-            last_label = source.num_classes + len(decisions) - 1
-            parsed[where] = _parse(one, index, where, source.num_images - 1, last_label)
-    faults = list(parsed.values())
-    groups = {fault.target for fault in faults if fault.kind == MIXED_IDENTITY}
-    for where, fault in parsed.items():
-        for key, value in (("identity", fault.identity), ("other", fault.other)):
-            if value >= source.num_classes and value not in groups:
-                raise DataError(
-                    f"{where}: `{key}` is {value}, neither an identity of the dataset nor the group of a "
-                    f"{MIXED_IDENTITY} that is applied; correct it, or set `apply` to false"
-                )
-    return CleanReport(faults, faults, apply_faults(source.labels, faults))
+            faults.append(_parse(one, where, source.num_images - 1, last_label))
+    return faults
 
 
 def _describe(source: FaceDataset, number: int, fault: LabelFault, apply: bool) -> dict[str, Any]:
@@ -135,7 +112,7 @@ def _describe(source: FaceDataset, number: int, fault: LabelFault, apply: bool) 
     }
 
 
-def _parse(one: dict[str, Any], index: int, where: str, last_image: int, last_label: int) -> LabelFault:
+def _parse(one: dict[str, Any], where: str, last_image: int, last_label: int) -> LabelFault:
     kind, rows = one.get("kind"), one.get("images")
     if not isinstance(kind, str) or kind not in FAULT_KINDS:
         raise DataError(f"{where}: kind {printable(str(kind))}; allowed are {', '.join(FAULT_KINDS)}")
@@ -147,13 +124,7 @@ def _parse(one: dict[str, Any], index: int, where: str, last_image: int, last_la
     for key, least in lowest.items():
         if not _is_number(one.get(key), least, last_label):
             raise DataError(f"{where}: `{key}` must be a number from {least} to {last_label:,}")
-    similarity, number = one.get("similarity"), one.get("number")
-    if not isinstance(similarity, int | float) or not abs(similarity) <= 1:
-        similarity = float("nan")  # it is only shown, as is the number
-    number = number if isinstance(number, int) else index
-    return LabelFault(
-        kind, one["identity"], one["other"], float(similarity), tuple(rows), one["target"], number
-    )
+    return LabelFault(kind, one["identity"], one["other"], float("nan"), tuple(rows), one["target"])
 
 
 def _is_number(value: Any, least: int, most: int) -> bool:

@@ -76,7 +76,7 @@ def write_fault_sheet(
                     first, end = np.searchsorted(sorted_label, [identity, identity + 1])
                     members = order[first:end].tolist() if identity < source.num_classes else groups[identity]
                     shown += [image for image in members if image not in fault.images][:_SHOWN_MEMBERS]
-            page.append((f"{fault.number or number}. {_fault_title(source, fault)}", _read(source, shown)))
+            page.append((f"{number}. {_fault_title(source, fault)}", _read(source, shown)))
         written.append(output if not start else output.with_stem(f"{output.stem}_{start // rows + 1}"))
         _write_rows(page or [("no faults", [])], written[-1])
     return written

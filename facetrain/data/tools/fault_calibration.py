@@ -16,6 +16,8 @@ TAIL = 0.4
 _LINEAR = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 _QUADRATIC = (0.0, 0.1, 0.2, 0.3, 0.4, 0.55, 0.7)
 """Shapes of the tail in units of its initial rate: an exponential one has 1 and 0, a normal one 0.26 and 0.54."""
+_LARGEST_SHARE = 0.25
+"""Share of the scores that is reported, at most: with more faults, labels and model disagree in general."""
 MIN_SCORES = 20
 """Scores that a threshold is calibrated on, at least; with fewer, nothing is reported."""
 _SCORE_STEP = 0.01
@@ -49,15 +51,14 @@ def calibrate_threshold(
     lowest: float,
     null_N: np.ndarray | None = None,
     trials: int | None = None,
-    precision: float = PRECISION,
-    largest_share: float = 0.25,
+    largest_share: float = _LARGEST_SHARE,
 ) -> FaultThreshold:
-    """Return the lowest threshold whose reports are expected to be true with a precision.
+    """Return the lowest threshold whose reports are expected to be true with the precision `PRECISION`.
 
     The logarithm of the density of correct labels is taken to be a falling parabola above the 60 % quantile, as for an
     exponential or a normal tail. The tail starts with the density that the scores have there, and its shape is fitted
     together with the planted scores, so that true faults do not count as tail. The expected number of correct
-    labels above the threshold, divided by the number of all scores above it, is at most 1 − `precision` (Benjamini and
+    labels above the threshold, divided by the number of all scores above it, is at most 1 − `PRECISION` (Benjamini and
     Hochberg, J. R. Statist. Soc. B 57, 1995). A model that cannot separate planted faults from the other scores thus
     reports nothing.
 
@@ -67,7 +68,6 @@ def calibrate_threshold(
         lowest: threshold below which nothing is reported.
         null_N: scores to fit the tail to; `score_N` if None.
         trials: number of decisions that can be false; the number of scores if None.
-        precision: share of true faults among the reported ones.
         largest_share: reported scores, at most, divided by the number of null scores: with more faults, labels and
             model disagree in general.
     """
@@ -82,7 +82,7 @@ def calibrate_threshold(
     candidates = np.unique(score[score >= max(tail.start, lowest)])
     reported = len(score) - np.searchsorted(score, candidates)
     false = tail.above(candidates) * (len(score) if trials is None else trials) / len(null)
-    good = np.flatnonzero((false <= (1 - precision) * reported) & (reported <= largest_share * len(null)))
+    good = np.flatnonzero((false <= (1 - PRECISION) * reported) & (reported <= largest_share * len(null)))
     if not len(good):
         return nothing
     best = good[0]
@@ -98,10 +98,8 @@ def calibrate_mislabeled(
     planted_N: np.ndarray,
     *,
     lowest: float,
-    precision: float = PRECISION,
-    largest_share: float = 0.25,
 ) -> FaultThreshold:
-    """Return the lowest threshold on impostor − genuine whose reports are expected to be true with a precision.
+    """Return the lowest threshold on impostor − genuine whose reports are true with the precision `PRECISION`.
 
     The similarity of a correctly labeled image to the nearest other identity is taken to be distributed as for the
     images that are more similar to their identity than the median image, whose labels are almost all correct. Thus a
@@ -114,8 +112,6 @@ def calibrate_mislabeled(
         impostor_N: similarity to the nearest other identity.
         planted_N: similarity to a random other identity, which is a planted fault; images with NaN are ignored.
         lowest: similarity to another identity below which nothing is reported.
-        precision: share of true faults among the reported ones.
-        largest_share: largest share of the images that is reported.
     """
     known = np.isfinite(genuine_N) & np.isfinite(planted_N)
     genuine, impostor, planted = genuine_N[known], impostor_N[known], planted_N[known]
@@ -143,7 +139,7 @@ def calibrate_mislabeled(
             false = max(
                 false - faults * odds(planted[planted_score < threshold], threshold) / len(planted), 0.0
             )
-        if false <= (1 - precision) * reported and reported <= largest_share * len(score):
+        if false <= (1 - PRECISION) * reported and reported <= _LARGEST_SHARE * len(score):
             return FaultThreshold(threshold, min(false, reported), len(genuine))
     return nothing
 

@@ -24,7 +24,7 @@ _PLANTED = 2000
 
 
 def find_mixed_identities(
-    embedding_ND: np.ndarray, label_N: np.ndarray, same_person: float, precision: float
+    embedding_ND: np.ndarray, label_N: np.ndarray, same_person: float
 ) -> tuple[list[LabelFault], FaultThreshold]:
     """Return the identities that show two people, and the calibration of −cosine of their groups.
 
@@ -35,7 +35,6 @@ def find_mixed_identities(
         embedding_ND: unit rows, float32.
         label_N: labels, int64; rows with −1 are ignored.
         same_person: cosine of an image and a center from which they show one person.
-        precision: share of true faults to aim at.
     """
     members = _members(label_N, 2 * _MIN_GROUP)
     splits = [split for rows in members if (split := _split(embedding_ND, rows, same_person))]
@@ -45,7 +44,7 @@ def find_mixed_identities(
     ]
     score = np.array([-cosine for _, cosine in splits])
     planted = np.array([-split[1] for split in joined if split])
-    calibration = calibrate_threshold(score, [planted], lowest=-same_person, precision=precision)
+    calibration = calibrate_threshold(score, [planted], lowest=-same_person)
     mixed = [(rows, cosine) for rows, cosine in splits if -cosine >= calibration.threshold]
     faults = [
         LabelFault(MIXED_IDENTITY, int(label_N[rows[0]]), -1, cosine, tuple(rows.tolist()), target)
@@ -55,7 +54,7 @@ def find_mixed_identities(
 
 
 def find_duplicate_identities(
-    embedding_ND: np.ndarray, label_N: np.ndarray, same_person: float, precision: float
+    embedding_ND: np.ndarray, label_N: np.ndarray, same_person: float
 ) -> tuple[list[LabelFault], FaultThreshold]:
     """Return identities and their nearest other one that show one person, most similar first, and the calibration.
 
@@ -70,7 +69,7 @@ def find_duplicate_identities(
     halves = _half_similarities(embedding_ND, label_N)
     # Groups of people whom the model confuses have similar centers, but not as similar as halves of one person.
     least = float(np.quantile(halves, _LEAST_SIMILAR)) if len(halves) else 1.0
-    calibration = calibrate_threshold(cosine, [halves], lowest=max(same_person, least), precision=precision)
+    calibration = calibrate_threshold(cosine, [halves], lowest=max(same_person, least))
     # Two identities that are each other's nearest one are one pair; both cosines may differ by a rounding error.
     best: dict[tuple[int, int], float] = {}
     for row in np.flatnonzero(cosine >= calibration.threshold).tolist():

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -37,8 +37,6 @@ class LabelFault:
     """Images of the smaller group of a mixed identity, or the mislabeled or outlier image."""
     target: int = -1
     """Label that `images` get, −1 to leave them out; for a duplicate identity, the identity that both become."""
-    number: int = field(default=0, compare=False)
-    """Number of the decision in the report that it was read from; 0 for a new one, whose number is its position."""
 
     @property
     def image(self) -> int:
@@ -46,9 +44,9 @@ class LabelFault:
         return self.images[0] if self.images else -1
 
 
-def applied_by_default(faults: list[LabelFault], *, merge: bool) -> list[LabelFault]:
-    """Return the faults to apply: all with `merge`, otherwise all but duplicate identities."""
-    return [fault for fault in faults if merge or fault.kind != DUPLICATE_IDENTITY]
+def certain_faults(faults: list[LabelFault]) -> list[LabelFault]:
+    """Return the faults to apply without a review: all but duplicate identities."""
+    return [fault for fault in faults if fault.kind != DUPLICATE_IDENTITY]
 
 
 def apply_faults(label_N: np.ndarray, faults: list[LabelFault]) -> np.ndarray:

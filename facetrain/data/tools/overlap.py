@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from facetrain.data.tools.fault_calibration import PRECISION, FaultThreshold, calibrate_threshold
+from facetrain.data.tools.fault_calibration import FaultThreshold, calibrate_threshold
 from facetrain.data.tools.similarity import (
     Separation,
     check_labeled,
@@ -46,9 +46,7 @@ class OverlapReport:
     threshold: FaultThreshold
 
 
-def find_overlap(
-    embedding_ND: np.ndarray, label_N: np.ndarray, test_MD: np.ndarray, *, precision: float = PRECISION
-) -> OverlapReport:
+def find_overlap(embedding_ND: np.ndarray, label_N: np.ndarray, test_MD: np.ndarray) -> OverlapReport:
     """Return the training identities that the test set also has; none if the model cannot separate identities.
 
     The score of an identity is the largest cosine of its center and a test image. Scores of people outside the
@@ -59,7 +57,6 @@ def find_overlap(
         embedding_ND: unit rows of the training images, float32.
         label_N: training labels from 0, int64.
         test_MD: unit rows of the test images, float32.
-        precision: share of true identities among the reported ones to aim at.
 
     Raises:
         DataError: the training images have no labels.
@@ -87,7 +84,6 @@ def find_overlap(
         # Images under a wrong label are similar to their person, which is another identity here.
         null_N=impostor_N[clear_N],
         trials=int(np.isfinite(best_K).sum()),
-        precision=precision,
         largest_share=1.0,
     )
     matched_M = cosine_M >= threshold.threshold

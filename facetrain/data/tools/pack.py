@@ -11,14 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.dataset import FaceDataset, identity_name, image_landmarks, image_name, skipped_files
+from facetrain.data.dataset import FaceDataset, image_landmarks, image_name, skipped_files
 from facetrain.data.formats.image_list import ListDataset
 from facetrain.data.images.decode import decode_rgb, encode_jpeg, is_upright_jpeg, resize_square
-from facetrain.data.open_dataset import drop_small_identities, images_of_large_identities, open_dataset
+from facetrain.data.open_dataset import open_dataset
 from facetrain.data.skipped_files import SkippedFile
-from facetrain.data.tools.aligned_images import AlignedImages, NoFaceError
+from facetrain.data.tools.aligned_images import QUALITY, AlignedImages, NoFaceError
 from facetrain.data.tools.landmarks import LandmarkFinder, require_distinct_names
-from facetrain.data.tools.options import DEFAULT_PACK_OPTIONS, PackOptions
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.data.tools.selection import Selection
 from facetrain.data.tools.writing import WrittenDataset, require_free, write_dataset
@@ -32,8 +31,9 @@ _EXAMPLES = 3
 def pack(
     source_path: Path,
     output: Path,
-    options: PackOptions = DEFAULT_PACK_OPTIONS,
     *,
+    image_size: int = 112,
+    skip_bad: bool = False,
     images: Path | None = None,
     landmarks: LandmarkFinder | None = None,
     workers: int | None = None,
@@ -50,7 +50,8 @@ def pack(
     Args:
         source_path: the dataset.
         output: the folder to write; it must not exist.
-        options: form of the images, and which images are written.
+        image_size: width and height of the written images, in pixels.
+        skip_bad: leave out images that cannot be read or have no landmarks. Every image is then read twice.
         images: folder that the paths of a list file are relative to; the folder of the list file if None.
         landmarks: if given, faces are aligned to ArcFace's template by their landmarks.
         workers: number of threads; one per usable core if None.
@@ -65,10 +66,10 @@ def pack(
     source = open_dataset(source_path, root=images)
     require_free(output)  # now, because the search for faces can take hours
     require_distinct_names(landmarks, source.num_images, partial(image_name, source), source.location)
-    prepared = _PreparedImages(source, options, landmarks)
+    prepared = _PreparedImages(source, image_size, landmarks)
     skipped = list(skipped_files(source))
-    numbers = _large_identities(source, source_path, options.min_images, skipped)
-    if options.skip_bad:
+    numbers = np.arange(source.num_images)
+    if skip_bad:
         numbers = prepared.without_faults(numbers, workers, checking, skipped)
     elif isinstance(source, ListDataset):
         _require_files(source, source_path)
@@ -95,19 +96,6 @@ def _require_files(source: FaceDataset, path: Path) -> None:
         )
 
 
-def _large_identities(
-    source: FaceDataset, path: Path, min_images: int, skipped: list[SkippedFile]
-) -> np.ndarray:
-    """Return the numbers of the images of identities with enough images, int64; add the others to `skipped`."""
-    drop_small_identities(source, path, min_images)  # raises an error if no identity is left
-    numbers = images_of_large_identities(source, min_images)
-    for number in np.setdiff1d(np.arange(source.num_images), numbers).tolist():
-        identity = identity_name(source, int(source.labels[number]))
-        reason = f"identity {identity} has fewer than {min_images:,} images"
-        skipped.append(SkippedFile(_name(source, number), "small_identity", reason))
-    return numbers
-
-
 def _name(source: FaceDataset, number: int) -> str:
     """Return the name of an image that is left out; its number if the name is damaged like the image."""
     with contextlib.suppress(DataError):
@@ -118,10 +106,9 @@ def _name(source: FaceDataset, number: int) -> str:
 class _PreparedImages:
     """Images of a dataset, aligned or resized, and encoded."""
 
-    def __init__(self, source: FaceDataset, options: PackOptions, find: LandmarkFinder | None) -> None:
-        self._source, self._size, self._quality = source, options.image_size, options.quality
-        count = source.num_images
-        self._aligned = AlignedImages(find, count, options.image_size, options.quality) if find else None
+    def __init__(self, source: FaceDataset, size: int, find: LandmarkFinder | None) -> None:
+        self._source, self._size = source, size
+        self._aligned = AlignedImages(find, source.num_images, size) if find else None
         self.landmarks_N52 = self._aligned.landmarks_N52 if self._aligned else image_landmarks(source)
         """Landmarks of the images that have been encoded, as fractions of their sides; None: they have none."""
 
@@ -156,7 +143,7 @@ class _PreparedImages:
             raise ImageError(f"{error}; leave out such images with --skip-bad") from error
         if image.shape[:2] == (self._size, self._size) and is_upright_jpeg(data):
             return data
-        return encode_jpeg(resize_square(image, self._size), self._quality)
+        return encode_jpeg(resize_square(image, self._size), QUALITY)
 
     def _fault(self, number: int) -> SkippedFile | None:
         """Return the reason why an image cannot be written, or None."""

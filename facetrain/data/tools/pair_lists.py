@@ -1,10 +1,8 @@
-"""Pairs of a list or of a set in another form, with their images, as they are written to a `.bin`."""
+"""Pairs of a list or of sets in another form, with their images, as they are written to a `.bin`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-
-import numpy as np
 
 from facetrain.data.formats.bin import read_bin
 from facetrain.data.formats.bin_tables import read_group_table, read_subjects, subjects_agree
@@ -12,10 +10,12 @@ from facetrain.data.formats.landmark_file import read_landmarks_beside
 from facetrain.data.images.decode import decode_rgb, encode_png, resize_square
 from facetrain.data.tools.aligned_images import AlignedImages
 from facetrain.data.tools.landmarks import LandmarkFinder
-from facetrain.data.tools.listed_pairs import mix_folds, read_pairs
+from facetrain.data.tools.listed_pairs import interleave_folds, mix_folds, read_pairs
 from facetrain.data.tools.pair_writer import PairsToWrite, require_readable
 from facetrain.errors import PairsError, UnreadableError
 from facetrain.files import os_errors_as
+
+_RFW_GROUPS = ("African", "Asian", "Caucasian", "Indian")
 
 
 def is_pair_list(path: Path, images: Path | None) -> bool:
@@ -43,17 +43,23 @@ def list_pairs(
         PairsError: a line has an unknown form, or an image is missing.
     """
     pairs = mix_folds(read_pairs(list_path, images))
-    files = _ListedImages(
-        [path for pair in pairs for path in (pair.first, pair.second)], images, landmarks, image_size
-    )
+    paths = [path for pair in pairs for path in (pair.first, pair.second)]
+    # One row for each file: an image of several pairs is searched for a face once.
+    row_of = {path: row for row, path in enumerate(dict.fromkeys(paths))}
+    aligned = AlignedImages(landmarks, len(row_of), image_size) if landmarks else None
+
+    def read(number: int) -> bytes:
+        path = paths[number]
+        with os_errors_as(UnreadableError, path):
+            data = path.read_bytes()
+        if aligned is None:
+            return require_readable(data, str(path))
+        name = "/".join(path.parts[-3:]) if images is None else path.relative_to(images).as_posix()
+        return aligned.encoded(row_of[path], name, data, str(path))
+
     same = [pair.same for pair in pairs]
     subjects = [name for pair in pairs for name in pair.subjects]
-    return PairsToWrite(
-        same,
-        files.encoded,
-        name=files.name,
-        subjects=subjects if subjects_agree(subjects, same) else None,
-    )
+    return PairsToWrite(same, read, subjects=subjects if subjects_agree(subjects, same) else None)
 
 
 def bin_pairs(path: Path, *, reduce_to: int | None = None) -> PairsToWrite:
@@ -72,57 +78,52 @@ def bin_pairs(path: Path, *, reduce_to: int | None = None) -> PairsToWrite:
 
     def read(number: int) -> bytes:
         location = f"{path}, image {number}"
+        image = decode_rgb(images[number], location=location)
         if reduce_to is None:
-            return require_readable(images[number], location)
-        return _reduced(decode_rgb(images[number], location=location), reduce_to, location)
+            return images[number]
+        height, width = image.shape[:2]
+        if reduce_to > min(height, width):
+            raise PairsError(
+                f"{location}: has {width:,} × {height:,} pixels and cannot be reduced to {reduce_to:,}; choose a "
+                "smaller number"
+            )
+        return encode_png(resize_square(image, reduce_to))  # JPEG would blur faces of so few pixels
 
     return PairsToWrite(
         same_P.tolist(),
         read,
-        name=lambda number: f"image {number}",
         subjects=None if subject_N is None else [str(subject) for subject in subject_N],
-        group_lines=None if table is None else table.decode("utf-8-sig", "replace").splitlines(),
+        groups=None if table is None else table.decode("utf-8-sig", "replace"),
         landmarks_N52=read_landmarks_beside(path, len(images)),
     )
 
 
-def _reduced(image: np.ndarray, size: int, location: str) -> bytes:
-    """Return an image in `size` × `size` pixels, as PNG, because JPEG would blur faces of so few pixels."""
-    height, width = image.shape[:2]
-    if size > min(height, width):
-        raise PairsError(
-            f"{location}: has {width:,} × {height:,} pixels and cannot be reduced to {size:,}; choose a smaller number"
-        )
-    return encode_png(resize_square(image, size))
+def find_group_bins(folder: Path) -> dict[str, Path]:
+    """Return RFW's `GROUP_test.bin` by their groups; empty if the folder does not have all four."""
+    paths = {group: folder / f"{group}_test.bin" for group in _RFW_GROUPS}
+    return paths if all(path.is_file() for path in paths.values()) else {}
 
 
-class _ListedImages:
-    """Image files of all pairs, two for each, unchanged or aligned; an image of several pairs occurs several times."""
+def group_bin_pairs(folder: Path) -> PairsToWrite:
+    """Return the pairs of RFW's four sets as one, fold by fold, with the groups of the images.
 
-    def __init__(
-        self, paths: list[Path], folder: Path | None, find: LandmarkFinder | None, size: int
-    ) -> None:
-        self._paths, self._folder = paths, folder
-        # One row for each file: an image of several pairs is searched for a face once.
-        self._row_of = {path: row for row, path in enumerate(dict.fromkeys(paths))}
-        self._aligned = AlignedImages(find, len(self._row_of), size) if find else None
+    The sets do not name people: evaluation infers the subjects from the genuine pairs and the repeated images.
 
-    def name(self, number: int) -> str:
-        """Return the name of an image in lists: its path inside the folder of the images."""
-        path = self._paths[number]
-        return (
-            "/".join(path.parts[-3:]) if self._folder is None else path.relative_to(self._folder).as_posix()
-        )
+    Raises:
+        PairsError: a set cannot be read.
+    """
+    paths = find_group_bins(folder)
+    sets = {group: read_bin(path) for group, path in paths.items()}
+    order = interleave_folds(
+        [[(group, pair) for pair in range(len(same))] for group, (_, same) in sets.items()]
+    )
 
-    def encoded(self, number: int) -> bytes:
-        """Return an image as it is written.
+    def read(number: int) -> bytes:
+        group, pair = order[number // 2]
+        image = 2 * pair + number % 2
+        return require_readable(sets[group][0][image], f"{paths[group]}, image {image}")
 
-        Raises:
-            UnreadableError: the image cannot be read or decoded, or has no landmarks.
-        """
-        path = self._paths[number]
-        with os_errors_as(UnreadableError, path):
-            data = path.read_bytes()
-        if self._aligned is None:
-            return require_readable(data, str(path))
-        return self._aligned.encoded(self._row_of[path], self.name(number), data, str(path))
+    groups = [group for group, _ in order for _ in range(2)]
+    return PairsToWrite(
+        [bool(sets[group][1][pair]) for group, pair in order], read, groups="\n".join(["group", *groups, ""])
+    )

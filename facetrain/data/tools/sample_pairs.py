@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.dataset import image_landmarks, image_name
+from facetrain.data.dataset import image_landmarks
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.pair_writer import PairsToWrite, require_readable
-from facetrain.errors import DataError, UnreadableError
+from facetrain.errors import DataError
 
 FOLDS = 10
 _MAX_TRIES_PER_PAIR = 100
@@ -21,7 +21,7 @@ ImagePair = tuple[int, int]
 """Numbers of two images, ascending."""
 
 
-def sample_pairs(folder: Path, pairs: int, *, seed: int = 0, skip_bad: bool = False) -> PairsToWrite:
+def sample_pairs(folder: Path, pairs: int, *, seed: int = 0) -> PairsToWrite:
     """Return pairs of a dataset's images, half of them of one identity, with their subjects.
 
     All pairs are different. Every identity with at least two images has the same probability, whatever the number of
@@ -31,7 +31,6 @@ def sample_pairs(folder: Path, pairs: int, *, seed: int = 0, skip_bad: bool = Fa
         folder: the dataset.
         pairs: number of pairs, a multiple of 20.
         seed: seed of the selection.
-        skip_bad: select only images that can be read; each selected image is then read twice.
 
     Raises:
         DataError: `pairs` is not a multiple of 20, or the dataset has too few identities or images.
@@ -39,53 +38,29 @@ def sample_pairs(folder: Path, pairs: int, *, seed: int = 0, skip_bad: bool = Fa
     same = genuine_flags(pairs)
     source = open_dataset(folder)
     order = np.argsort(source.labels, kind="stable")
-    present, starts = np.unique(source.labels[order], return_index=True)
+    _, starts = np.unique(source.labels[order], return_index=True)
     rng = np.random.default_rng([seed, 7])
     images_of = np.split(order, starts[1:])
     eligible = [identity for identity, images in enumerate(images_of) if len(images) > 1]
     if len(eligible) < 2 * FOLDS:
         raise DataError(
             f"{folder}: {len(eligible):,} identities have at least two images; {FOLDS} folds need {2 * FOLDS}: set "
-            f"more identities aside (facetrain data split --validation {_share(folder, len(present), len(eligible))})"
+            "more identities aside (facetrain data split --validation SHARE)"
         )
-
-    def read(number: int) -> bytes:
-        return require_readable(source.read(number), source.location(number))
-
-    @cache
-    def is_readable(number: int) -> bool:
-        try:
-            read(number)
-        except UnreadableError:
-            return False
-        return True
-
-    def accepts(pair: ImagePair) -> bool:
-        return not skip_bad or all(map(is_readable, pair))
-
     sampled: list[ImagePair] = []
     for fold in np.array_split(rng.permutation(eligible), FOLDS):
         members = [images_of[identity] for identity in fold]
         half = pairs // FOLDS // 2
-        sampled += _sample_distinct(partial(_genuine_pair, members, rng), half, folder, accepts)
-        sampled += _sample_distinct(partial(_impostor_pair, members, rng), half, folder, accepts)
+        sampled += _sample_distinct(partial(_genuine_pair, members, rng), half, folder)
+        sampled += _sample_distinct(partial(_impostor_pair, members, rng), half, folder)
     numbers = [number for pair in sampled for number in pair]
     landmarks_N52 = image_landmarks(source)
     return PairsToWrite(
         same,
-        lambda number: read(numbers[number]),
-        name=lambda number: image_name(source, numbers[number]),
+        lambda row: require_readable(source.read(numbers[row]), source.location(numbers[row])),
         subjects=[str(identity) for identity in source.labels[numbers].tolist()],
         landmarks_N52=None if landmarks_N52 is None else landmarks_N52[numbers],
     )
-
-
-def _share(validation: Path, identities: int, eligible: int) -> str:
-    """Return the fraction of `data split` that gives enough identities; `SHARE` if the training set is not beside."""
-    train = validation.with_name("train")
-    if validation.name != "validation" or not train.is_dir() or not eligible:
-        return "SHARE"
-    return needed_share(identities, eligible, identities + len(np.unique(open_dataset(train).labels)))
 
 
 def needed_share(identities: int, eligible: int, total: int) -> str:
@@ -126,14 +101,10 @@ def _impostor_pair(images_of: list[np.ndarray], rng: np.random.Generator) -> Ima
     return first, second
 
 
-def _sample_distinct(
-    sample: Callable[[], ImagePair], count: int, folder: Path, accepts: Callable[[ImagePair], bool]
-) -> list[ImagePair]:
+def _sample_distinct(sample: Callable[[], ImagePair], count: int, folder: Path) -> list[ImagePair]:
     pairs: dict[ImagePair, None] = {}
     for _ in range(_MAX_TRIES_PER_PAIR * count):
-        pair = sample()
-        if pair not in pairs and accepts(pair):
-            pairs[pair] = None
+        pairs[sample()] = None
         if len(pairs) == count:
             return list(pairs)
     raise DataError(

@@ -1,4 +1,4 @@
-"""Selections of images for a new dataset: all, merged, in random order, two parts, with new labels."""
+"""Selections of images for a new dataset: all, merged, two parts, with new labels."""
 
 # N images
 
@@ -88,12 +88,6 @@ def select_merged(folders: Sequence[Path]) -> Selection:
     ]
     selection = _select(mixture, folders, np.arange(mixture.num_images))
     return replace(selection, without_landmarks=lacking if len(lacking) < len(folders) else ())
-
-
-def select_shuffled(folder: Path, seed: int) -> Selection:
-    """Select all images of a dataset in random order, for readers that read a file from start to end."""
-    source = open_dataset(folder)
-    return _select(source, [folder], permute(np.arange(source.num_images), source.num_images, key_of(seed)))
 
 
 def select_parts(folder: Path, *, validation: float, seed: int = 0) -> dict[str, Selection]:

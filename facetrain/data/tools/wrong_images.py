@@ -36,7 +36,6 @@ def find_wrong_images(
     label_N: np.ndarray,
     same: set[frozenset[int]],
     before: Separation,
-    precision: float,
 ) -> tuple[list[LabelFault], dict[str, FaultThreshold], Separation]:
     """Return images that do not show their identity, the calibrations, and the error of the model without them.
 
@@ -57,7 +56,6 @@ def find_wrong_images(
         _similarity_to_identity(impostor_N, nearest_image(embedding_ND, label_N, nearest_N)),
         _similarity_to_identity(np.fmax(planted_N, _NEAREST_WEIGHT * random_image_N), random_image_N),
         before.threshold,
-        precision,
     )
     kept_N = ~wrong_N & np.isfinite(genuine_N)
     least = float(np.quantile(genuine_N[kept_N], _LEAST_GENUINE)) if kept_N.any() else 1.0
@@ -85,7 +83,7 @@ def _similarity_to_identity(center_N: np.ndarray, image_N: np.ndarray) -> np.nda
 
 
 def _judge_images(
-    genuine_N: np.ndarray, impostor_N: np.ndarray, planted_N: np.ndarray, floor: float, precision: float
+    genuine_N: np.ndarray, impostor_N: np.ndarray, planted_N: np.ndarray, floor: float
 ) -> tuple[np.ndarray, dict[str, FaultThreshold]]:
     """Return whether each image is wrong, bool (N,), and the calibrations.
 
@@ -94,13 +92,12 @@ def _judge_images(
         impostor_N: similarity to the nearest other identity.
         planted_N: similarity to a random other identity.
         floor: least similarity of two images of one person.
-        precision: share of true faults to aim at.
     """
     known = np.isfinite(genuine_N)
     if not known.any():
         return np.zeros(len(genuine_N), bool), {}
     inside = np.maximum(np.fmax(impostor_N, genuine_N), floor) - planted_N
-    moved = calibrate_mislabeled(genuine_N, impostor_N, planted_N, lowest=floor, precision=precision)
+    moved = calibrate_mislabeled(genuine_N, impostor_N, planted_N, lowest=floor)
     wrong_N = known & (impostor_N >= floor) & (impostor_N - genuine_N >= moved.threshold)
     # Images that are not similar to another identity are left out if they are too far from their own one.
     trusted = known & (genuine_N >= np.median(genuine_N[known]))
@@ -113,7 +110,6 @@ def _judge_images(
         lowest=0.0,
         null_N=score_N[known],
         trials=int(known.sum()),
-        precision=precision,
     )
     wrong_N |= strange_N & (score_N >= left_out.threshold)
     return wrong_N, {MISLABELED_IMAGE: moved, OUTLIER_IMAGE: left_out}

@@ -7,7 +7,6 @@ from facetrain.data.formats.recordio import RecordHeader, encode_record
 from facetrain.data.loading.batch_slots import BatchSlots
 from facetrain.data.loading.reader import ImageReader, ReadRequest
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.tools.options import PackOptions
 from facetrain.data.tools.pack import pack
 from facetrain.errors import ImageError, UnreadableError
 from tests.support.datasets import write_records
@@ -102,7 +101,7 @@ def test_the_next_image_replaces_one_that_cannot_be_read(damaged):
 @pytest.mark.parametrize("damaged", LISTED, indirect=True)
 def test_pack_leaves_out_an_image_that_cannot_be_read(damaged, tmp_path):
     path = damaged[0]
-    packed = pack(path, tmp_path / "packed", PackOptions(skip_bad=True))
+    packed = pack(path, tmp_path / "packed", skip_bad=True)
     assert packed.images == COUNT - 1 and packed.skipped[-1].kind == "unreadable"
     with pytest.raises(ImageError, match="leave out such images with --skip-bad"):
         pack(path, tmp_path / "strict")

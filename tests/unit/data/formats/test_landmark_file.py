@@ -20,13 +20,12 @@ from facetrain.data.open_dataset import open_dataset, require_landmarks
 from facetrain.data.settings import AugmentSettings, DataSettings
 from facetrain.data.tools.detect_landmarks import write_dataset_landmarks
 from facetrain.data.tools.landmarks import read_landmarks
-from facetrain.data.tools.options import PackOptions
 from facetrain.data.tools.pack import pack
 from facetrain.errors import DataError
 from facetrain.face_landmarks import ARCFACE_TEMPLATE, NORMALIZED_TEMPLATE
 from tests.support.datasets import write_records
 from tests.support.world import ONE_RANK
-from tests.unit.data.tools.helpers import convert, merge, shuffle
+from tests.unit.data.tools.helpers import convert, merge
 
 
 def random_landmarks(count, seed=0):
@@ -153,16 +152,15 @@ def test_subsets_and_mixtures_have_the_landmarks_of_their_images(folder, tmp_pat
 
 def test_written_datasets_keep_the_landmarks(folder, tmp_path):
     landmarks, before = random_landmarks(12), open_dataset(folder)
-    shuffle(folder, tmp_path / "shuffled")
     convert(folder, tmp_path / "tar", "webdataset")
-    for written in (open_dataset(tmp_path / "shuffled"), open_dataset(tmp_path / "tar")):
-        for n in range(12):
-            (m,) = (m for m in range(12) if before.read(m) == written.read(n))
-            np.testing.assert_array_equal(image_landmarks(written)[n], landmarks[m])
-    merge([folder, tmp_path / "shuffled"], tmp_path / "merged")
-    assert image_landmarks(open_dataset(tmp_path / "merged")).shape == (24, 5, 2)
-    pack(folder, tmp_path / "packed", PackOptions(image_size=16))
+    written = open_dataset(tmp_path / "tar")
+    for n in range(12):
+        (m,) = (m for m in range(12) if before.read(m) == written.read(n))
+        np.testing.assert_array_equal(image_landmarks(written)[n], landmarks[m])
+    pack(folder, tmp_path / "packed", image_size=16)
     np.testing.assert_array_equal(image_landmarks(open_dataset(tmp_path / "packed")), landmarks)
+    merge([folder, tmp_path / "packed"], tmp_path / "merged")
+    assert image_landmarks(open_dataset(tmp_path / "merged")).shape == (24, 5, 2)
 
 
 def write_photographs(folder, points):

@@ -11,7 +11,7 @@ from facetrain.data.tools.check import check
 from facetrain.data.tools.pack import pack
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, write_records
-from tests.unit.data.tools.helpers import convert, merge, shuffle, split, write_cleaned
+from tests.unit.data.tools.helpers import convert, merge, split, write_cleaned
 
 
 @pytest.fixture
@@ -59,8 +59,6 @@ def test_every_transformation_keeps_the_names(photos, tmp_path):
     pack(photos, data)
     expected = sorted(names_of(photos))
     assert sorted(names_of(data)) == expected
-    shuffle(data, tmp_path / "shuffled")
-    assert sorted(names_of(tmp_path / "shuffled")) == expected
     check(data, repair=tmp_path / "repaired")
     assert sorted(names_of(tmp_path / "repaired")) == expected
     split(data, tmp_path / "two", validation=0.4)
@@ -103,9 +101,9 @@ def test_names_that_lead_out_of_the_folder_are_changed(photos, tmp_path):
 def test_identities_keep_their_names_if_the_images_have_none(photos, tmp_path):
     pack(photos, tmp_path / "data")
     (tmp_path / "data" / "names.csv").unlink()
-    shuffle(tmp_path / "data", tmp_path / "shuffled", seed=1)
+    convert(tmp_path / "data", tmp_path / "copied")
     check(tmp_path / "data", repair=tmp_path / "repaired")
-    for name in ("shuffled", "repaired"):
+    for name in ("copied", "repaired"):
         source = open_dataset(tmp_path / name)
         assert [identity_name(source, label) for label in range(3)] == ["007", "Ann Lee", "Bö"]
         assert original_name(source, 0) is None and not (tmp_path / name / "names.csv").exists()

@@ -10,7 +10,7 @@ from facetrain.data.formats.bin import read_bin
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.synthetic.dataset_writer import write_synthetic
-from facetrain.data.tools.options import SyntheticFaces
+from facetrain.data.synthetic.options import SyntheticFaces
 from facetrain.errors import DataError
 from tests.support.processes import descendants, kill, wait_until_gone
 
@@ -59,7 +59,7 @@ def test_existing_folders_are_kept_and_a_failure_leaves_no_files(tmp_path):
 _RENDER = """
 from pathlib import Path
 from facetrain.data.synthetic.dataset_writer import write_synthetic
-from facetrain.data.tools.options import SyntheticFaces
+from facetrain.data.synthetic.options import SyntheticFaces
 write_synthetic(Path("data"), SyntheticFaces(identities=100_000, images_per_identity=4, image_size=48), workers=2)
 """
 

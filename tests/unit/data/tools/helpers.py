@@ -31,10 +31,6 @@ def merge(folders, output):
     return write_dataset(selection.select_merged(folders), output)
 
 
-def shuffle(data, output, *, seed=0, **writing):
-    return write_dataset(selection.select_shuffled(data, seed), output, **writing)
-
-
 def split(data, output, *, validation, seed=0):
     return write_parts(selection.select_parts(data, validation=validation, seed=seed), output)
 

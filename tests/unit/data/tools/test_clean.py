@@ -61,12 +61,12 @@ def test_labels_with_large_gaps_give_the_faults_of_labels_without_gaps(faces):
     spread[label == IDENTITIES] = 2**31 - 1
     tracemalloc.start()
     wide, overlapping = (
-        find_label_faults(embedding, spread, merge=True),
+        find_label_faults(embedding, spread),
         find_overlap(embedding, spread, embedding),
     )
     assert tracemalloc.get_traced_memory()[1] < 1 << 28
     tracemalloc.stop()
-    dense = find_label_faults(embedding, label, merge=True)
+    dense = find_label_faults(embedding, label)
     # −1 is the last one, the group of the mixed identity the one before.
     label_of = np.array([*range(0, IDENTITIES * 1000, 1000), 2**31 - 1, 2**31, -1])
     assert {one.kind for one in dense.faults} == {"mixed_identity", "duplicate_identity", "mislabeled_image"}
@@ -102,22 +102,23 @@ def labels_of(person, change):
 
 
 @pytest.mark.parametrize(
-    ("change", "kind", "merge", "expected"),
+    ("change", "kind", "expected"),
     [
-        ("mislabeled", "mislabeled_image", False, {(7, 0, (3,)), (8, 6, (50,)), (9, 11, (91,))}),
-        ("mixed", "mixed_identity", False, {(2, -1, tuple(range(16, 24))), (2, -1, tuple(range(40, 48)))}),
-        ("duplicate", "duplicate_identity", True, {(0, IDENTITIES, ())}),
+        ("mislabeled", "mislabeled_image", {(7, 0, (3,)), (8, 6, (50,)), (9, 11, (91,))}),
+        ("mixed", "mixed_identity", {(2, -1, tuple(range(16, 24))), (2, -1, tuple(range(40, 48)))}),
+        ("duplicate", "duplicate_identity", {(0, IDENTITIES, ())}),
     ],
 )
-def test_wrong_labels_are_found_and_corrected(faces, change, kind, merge, expected):
+def test_wrong_labels_are_found_and_corrected(faces, change, kind, expected):
     embedding, person = faces
-    report = find_label_faults(embedding, labels_of(person, change), merge=merge)
-    assert {one.kind for one in report.faults} == {kind} and report.applied == report.faults
+    label = labels_of(person, change)
+    report = find_label_faults(embedding, label)
+    assert {one.kind for one in report.faults} == {kind}
     assert {(one.identity, one.other, one.images) for one in report.faults} <= expected
-    assert same_partition(report.label_N, person)
+    assert same_partition(apply_faults(label, report.faults), person)
 
 
-def test_duplicate_identities_are_reported_but_not_merged_by_default(faces):
+def test_duplicate_identities_are_reported_but_not_merged(faces):
     embedding, person = faces
     label = labels_of(person, "duplicate")
     report = find_label_faults(embedding, label)
@@ -154,15 +155,13 @@ def test_images_without_identities_are_refused(faces):
         find_overlap(faces[0], unlabeled, faces[0])
 
 
-def test_faults_name_identities_of_the_dataset_after_splits_and_merges(faces):
+def test_faults_name_identities_of_the_dataset_after_splits(faces):
     embedding, person = faces
     label = np.where(person == 5, 2, person)  # identity 2 shows two people: it is split
-    label[(person == 9) & (np.arange(len(person)) % 2 == 0)] = (
-        IDENTITIES  # identity 9 is stored twice: merged
-    )
+    label[(person == 9) & (np.arange(len(person)) % 2 == 0)] = IDENTITIES  # identity 9 is stored twice
     label[np.flatnonzero(person == 30)[0]] = 2
     label[np.flatnonzero(person == 5)[0]] = 17
-    report = find_label_faults(embedding, label, merge=True)
+    report = find_label_faults(embedding, label)
     known = set(label.tolist())
     assert {one.identity for one in report.faults} <= known
     assert {one.other for one in report.faults} - {-1} <= known
@@ -210,9 +209,9 @@ def test_decisions_apply_in_any_order_and_without_each_other(faces):
     label = np.where(person == 5, 2, person)
     label[4:8] = IDENTITIES
     label[[91, 200]] = [7, 8]
-    report = find_label_faults(embedding, label, merge=True)
+    report = find_label_faults(embedding, label)
     assert {one.kind for one in report.faults} == {"mixed_identity", "duplicate_identity", "mislabeled_image"}
-    assert (apply_faults(label, report.faults[::-1]) == report.label_N).all()
+    assert (apply_faults(label, report.faults[::-1]) == apply_faults(label, report.faults)).all()
     assert (apply_faults(label, []) == label).all(), "no decision, no change"
     for one in report.faults:
         changed = np.flatnonzero(apply_faults(label, [one]) != label).tolist()

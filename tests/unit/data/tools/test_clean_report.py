@@ -9,7 +9,7 @@ from facetrain.data.tools.clean import CleanReport
 from facetrain.data.tools.clean_report import describe_report, format_report, read_report
 from facetrain.data.tools.contact_sheet import write_fault_sheet
 from facetrain.data.tools.fault_calibration import FaultThreshold
-from facetrain.data.tools.label_faults import LabelFault, applied_by_default
+from facetrain.data.tools.label_faults import LabelFault, apply_faults
 from facetrain.data.tools.similarity import Separation
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, write_records
@@ -30,11 +30,15 @@ def source(tmp_path):
 
 @pytest.fixture
 def path(source, tmp_path):
-    thresholds = {"mixed_identity": FaultThreshold(np.inf, 0.0)}
-    report = CleanReport(FAULTS, FAULTS, np.array(LABELS), Separation(0.01, 0.3), thresholds)
+    thresholds = {kind: FaultThreshold(0.5, 0.25) for kind in ("duplicate_identity", "mislabeled_image")}
+    report = CleanReport(FAULTS, np.array(LABELS), Separation(0.01, 0.3), thresholds)
     file = tmp_path / "report.json"
     file.write_text(format_report(describe_report(source, report, Path("model"))), encoding="utf-8")
     return file
+
+
+def labels(path, source):
+    return apply_faults(source.labels, read_report(path, source)).tolist()
 
 
 def edit(path, change):
@@ -43,36 +47,24 @@ def edit(path, change):
     path.write_text(json.dumps(content), encoding="utf-8")
 
 
-def test_a_report_gives_the_same_decisions_again(source, path):
-    report = read_report(path, source)
-    assert report.faults == FAULTS and report.label_N.tolist() == [0, 1, 1, -1, 4, 4, 2, 0]
+def test_a_report_gives_the_same_decisions_again_and_pairs_only_on_request(source, path):
+    assert labels(path, source) == [0, 1, 1, -1, 4, 4, 2, 3]
     lines = path.read_text(encoding="utf-8").splitlines()
-    assert sum('"apply": true' in line for line in lines) == len(FAULTS), "one decision per line"
+    assert sum('"apply": true' in line for line in lines) == len(FAULTS) - 1, "one decision per line"
+    assert json.loads(path.read_text(encoding="utf-8"))["expected_false"] == 0.25, (
+        "without pairs of identities"
+    )
+    edit(path, lambda content: content["decisions"][3].update(apply=True))
+    assert labels(path, source) == [0, 1, 1, -1, 4, 4, 2, 0]
+    edit(path, lambda content: content["decisions"][3].update(target=2))
+    assert labels(path, source) == [0, 1, 1, -1, 4, 4, 0, 0]
 
 
 def test_decisions_can_be_switched_off_one_by_one(source, path):
     edit(path, lambda content: content["decisions"][2].update(apply=False))
-    assert read_report(path, source).label_N.tolist() == [0, 1, 1, 1, 4, 4, 2, 0]
+    assert labels(path, source) == [0, 1, 1, 1, 4, 4, 2, 3]
     edit(path, lambda content: content.update(decisions=[]))
-    assert (read_report(path, source).label_N == source.labels).all()
-
-
-def test_decisions_keep_their_numbers_on_a_sheet_when_others_are_switched_off(source, path, tmp_path):
-    def change(content):
-        content["decisions"][0].update(apply=False)
-        del content["decisions"][3]["number"]
-
-    edit(path, change)
-    (sheet,) = write_fault_sheet(source, read_report(path, source).faults, tmp_path / "faults.html")
-    text = sheet.read_text(encoding="utf-8")
-    assert all(
-        shown in text for shown in ("2. mislabeled_image", "3. outlier_image", "4. duplicate_identity")
-    )
-
-
-def test_identities_that_show_one_person_become_the_identity_of_the_target(source, path):
-    edit(path, lambda content: content["decisions"][3].update(target=2))
-    assert read_report(path, source).label_N.tolist() == [0, 1, 1, -1, 4, 4, 0, 0]
+    assert labels(path, source) == LABELS
 
 
 def test_an_identity_and_the_group_of_another_one_can_show_one_person(tmp_path):
@@ -81,28 +73,21 @@ def test_an_identity_and_the_group_of_another_one_can_show_one_person(tmp_path):
         (tmp_path / "photos" / f"p{label}" / f"{number}.png").write_bytes(encoded_image(number))
     source = open_dataset(tmp_path / "photos")
     faults = [FAULTS[0], LabelFault("duplicate_identity", 0, 4, 0.9, (), 0)]
-    report = CleanReport(faults, faults, source.labels, Separation(0.01, 0.3))
+    report = CleanReport(faults, source.labels, Separation(0.01, 0.3))
     content = describe_report(source, report, Path("model"))
     assert content["decisions"][1]["other_name"] == "4"
+    content["decisions"][1]["apply"] = True
     (tmp_path / "report.json").write_text(format_report(content))
-    applied = read_report(tmp_path / "report.json", source)
-    assert applied.label_N.tolist() == [0, 0, 1, 1, 0, 0, 2, 3]
-    (sheet,) = write_fault_sheet(source, applied.faults, tmp_path / "faults.html")
+    assert labels(tmp_path / "report.json", source) == [0, 0, 1, 1, 0, 0, 2, 3]
+    (sheet,) = write_fault_sheet(source, faults, tmp_path / "faults.html")
     assert "identity 0 (p0) | identity 4, cosine 0.900" in sheet.read_text()
     assert sheet.read_text().count("<img") == 3 + 4, "the group and its identity; both identities"
-
-
-@pytest.mark.parametrize("similarity", ["high", None, 10**400, -2])
-def test_a_similarity_that_is_none_does_not_matter(source, path, similarity):
-    edit(path, lambda content: content["decisions"][0].update(similarity=similarity))
-    assert np.isnan(read_report(path, source).faults[0].similarity)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"format": "x"}, "not a report"),
-        ({"images": 9}, "another dataset"),
         ({"fingerprint": "sha256:0"}, "another dataset"),
         ({"decisions": 3}, "not a list"),
         ({"decisions": [3]}, "decision 1 in the list: `apply`"),
@@ -115,10 +100,6 @@ def test_a_similarity_that_is_none_does_not_matter(source, path, similarity):
         ((1, {"target": 8}), "`target` must be a number from -1 to 7"),
         ((3, {"other": -1}), "`other` must be a number from 0"),
         ((3, {"identity": None}), "`identity` must be a number"),
-        ((3, {"other": 6}), "decision 4 in the list: `other` is 6, neither an"),
-        ((2, {"identity": 5}), "3 in the list: `identity` is 5, neither an"),
-        # The group of a decision that is switched off.
-        ((0, {"apply": False}, 3, {"other": 4}), "`other` is 4, neither .* a mixed_identity that is applied"),
     ],
 )
 def test_a_wrong_report_is_refused_with_its_place(source, path, change, message):
@@ -126,8 +107,7 @@ def test_a_wrong_report_is_refused_with_its_place(source, path, change, message)
     if isinstance(change, dict):
         content |= change
     else:
-        for number, values in zip(change[::2], change[1::2], strict=True):
-            content["decisions"][number] |= values
+        content["decisions"][change[0]] |= change[1] | {"apply": change[1].get("apply", True)}
     path.write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(DataError, match=message):
         read_report(path, source)
@@ -141,13 +121,3 @@ def test_a_report_of_other_labels_and_a_file_that_is_not_json_are_refused(path, 
         path.write_bytes(content)
         with pytest.raises(DataError, match="not JSON"):
             read_report(path, other)
-
-
-def test_pairs_of_identities_are_not_applied_and_have_no_expected_mistakes_by_default(source):
-    thresholds = {kind: FaultThreshold(0.5, 0.25) for kind in ("duplicate_identity", "mislabeled_image")}
-    applied = applied_by_default(FAULTS, merge=False)
-    report = CleanReport(FAULTS, applied, np.array(LABELS), Separation(0.01, 0.3), thresholds)
-    content = describe_report(source, report, Path("model"))
-    assert [one["apply"] for one in content["decisions"]] == [True, True, True, False]
-    assert content["expected_false"] == 0.25
-    assert content["thresholds"]["duplicate_identity"] == {"score": 0.5, "expected_false": None}

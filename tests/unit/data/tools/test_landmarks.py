@@ -9,7 +9,6 @@ from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.detect_landmarks import write_dataset_landmarks
 from facetrain.data.tools.landmarks import YuNet, _Face, read_landmarks, select_face
-from facetrain.data.tools.options import PackOptions
 from facetrain.data.tools.pack import pack
 from facetrain.errors import DataError, ImageError
 from facetrain.face_landmarks import ARCFACE_TEMPLATE
@@ -93,7 +92,7 @@ def test_a_file_without_valid_landmarks_is_refused(tmp_path, content, message):
 
 def test_packed_faces_are_aligned_to_the_template(dataset, tmp_path):
     listed = write_csv(tmp_path / "a.csv", NAMES)
-    pack(dataset, tmp_path / "out", PackOptions(quality=100), landmarks=listed)
+    pack(dataset, tmp_path / "out", landmarks=listed)
     source = open_dataset(tmp_path / "out")
     image = decode_rgb(source.read(2), location="x")
     assert image.shape == (112, 112, 3)
@@ -113,7 +112,7 @@ def test_images_without_landmarks_are_an_error_or_left_out(dataset, tmp_path):
     packed = pack(
         dataset,
         tmp_path / "out",
-        PackOptions(skip_bad=True),
+        skip_bad=True,
         landmarks=listed,
         checking=lambda *report: checked.append(report),
         progress=lambda *report: written.append(report),
@@ -124,7 +123,7 @@ def test_images_without_landmarks_are_an_error_or_left_out(dataset, tmp_path):
 
 @pytest.mark.parametrize("has_names", [False, True])
 def test_images_of_a_packed_dataset_keep_their_names_or_are_named_by_numbers(dataset, tmp_path, has_names):
-    pack(dataset, tmp_path / "records", PackOptions(image_size=200))
+    pack(dataset, tmp_path / "records", image_size=200)
     if not has_names:
         (tmp_path / "records" / "names.csv").unlink()
     listed = write_csv(tmp_path / "a.csv", NAMES if has_names else ["0", "1", "2"])
@@ -177,7 +176,7 @@ def test_a_doubtful_face_is_not_selected_and_the_center_decides_among_similar_on
 def test_a_dataset_is_aligned_by_the_detector_without_output_from_opencv(find, tmp_path, capfd):
     (tmp_path / "dataset" / "ann").mkdir(parents=True)
     cv2.imwrite(str(tmp_path / "dataset" / "ann" / "1.png"), gray(192, 192, (96, 64, 32)))
-    pack(tmp_path / "dataset", tmp_path / "out", PackOptions(quality=100), landmarks=find)
+    pack(tmp_path / "dataset", tmp_path / "out", landmarks=find)
     packed = decode_rgb(open_dataset(tmp_path / "out").read(0), location="x")[..., 0]
     rows, columns = np.nonzero(packed > 200)
     assert (rows.min(), rows.max(), columns.min(), columns.max()) == pytest.approx((40, 71, 40, 71), abs=1)

@@ -9,7 +9,6 @@ from facetrain.data.images.decode import decode_rgb, resize_square
 from facetrain.data.images.header import jpeg_orientation
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.skipped_files import SKIP_KINDS
-from facetrain.data.tools.options import PackOptions
 from facetrain.data.tools.pack import pack
 from facetrain.errors import DataError, ImageError
 from tests.support.datasets import encoded_image
@@ -25,12 +24,11 @@ def test_packed_images_keep_their_bytes_order_and_identities(dataset, tmp_path):
     assert (tmp_path / "out" / "property").read_text() == "3,112,112\n"
 
 
-def test_small_identities_and_damaged_images_can_be_left_out(dataset, tmp_path):
-    assert pack(dataset, tmp_path / "two", PackOptions(min_images=2)).identities == 2
+def test_damaged_images_can_be_left_out(dataset, tmp_path):
     (dataset / "bob" / "bob_0001.jpg").write_bytes(b"damaged")
     with pytest.raises(ImageError, match="bob_0001"):
         pack(dataset, tmp_path / "strict")
-    packed = pack(dataset, tmp_path / "lenient", PackOptions(skip_bad=True))
+    packed = pack(dataset, tmp_path / "lenient", skip_bad=True)
     assert (packed.identities, packed.images) == (2, 5) and packed.skipped[0].name == "bob/bob_0001.jpg"
     assert open_dataset(tmp_path / "lenient").labels.tolist() == [0, 0, 0, 1, 1]
     with pytest.raises(DataError, match="already exists"):
@@ -48,7 +46,7 @@ def test_every_format_is_packed_and_images_are_turned_upright(tmp_path):
         gray = image[..., 0] if suffix == ".pgm" else image
         (tmp_path / "photos" / "ann" / f"a{suffix}").write_bytes(cv2.imencode(suffix.lower(), gray)[1])
     (tmp_path / "photos" / "ann" / "turned.jpg").write_bytes(turned_jpeg(np.rot90(image).copy(), 6))
-    packed = pack(tmp_path / "photos", tmp_path / "out", PackOptions(image_size=90))
+    packed = pack(tmp_path / "photos", tmp_path / "out", image_size=90)
     assert (packed.images, packed.skipped) == (len(suffixes) + 1, [])
     source, expected = open_dataset(tmp_path / "out"), resize_square(image, 90)
     for number in range(source.num_images):
@@ -63,7 +61,7 @@ def test_training_on_the_folder_and_on_the_packed_folder_sees_the_same_pixels(tm
     image[:56, :56] = 255
     turned = turned_jpeg(np.rot90(image).copy(), 6)
     (tmp_path / "photos" / "ann" / "1.jpg").write_bytes(turned)
-    pack(tmp_path / "photos", tmp_path / "out", PackOptions(quality=100))
+    pack(tmp_path / "photos", tmp_path / "out")
     before, after = (open_dataset(tmp_path / name).read(0) for name in ("photos", "out"))
     assert after != turned and jpeg_orientation(after) == 1, "other programs would show the image turned"
     one, other = (decode_rgb(data, location="x").astype(int) for data in (before, after))
@@ -80,12 +78,12 @@ def test_everything_that_is_left_out_is_listed(dataset, tmp_path):
     (dataset / "ann" / "more" / "deep").mkdir(parents=True)
     (dataset / "ann" / "more" / "deep" / "x.jpg").write_bytes((dataset / "bob" / "bob_0001.jpg").read_bytes())
     (dataset / "zoe").mkdir()
-    packed = pack(dataset, tmp_path / "out", PackOptions(skip_bad=True, min_images=2))
+    packed = pack(dataset, tmp_path / "out", skip_bad=True)
     found = {one.name: (one.kind, one.reason) for one in packed.skipped}
     assert {name: kind for name, (kind, _) in found.items()} == {
         "notes.txt": "no_identity", "=1+1.txt": "no_identity", ".DS_Store": "hidden",
         "ann/._ann_0001.jpg": "hidden", "ann/ann.raw": "suffix",
-        "ann/empty.jpg": "unreadable", "ann/more": "nested", "zoe": "empty", "bob/bob_0001.jpg": "small_identity",
+        "ann/empty.jpg": "unreadable", "ann/more": "nested", "zoe": "empty",
     }  # fmt: skip
     assert "the file is empty" in found["ann/empty.jpg"][1]
     rows = list(csv.reader((tmp_path / "out" / "skipped.csv").read_text(encoding="utf-8").splitlines()))
@@ -102,7 +100,7 @@ def test_missing_files_of_a_list_are_reported_at_once(dataset, tmp_path):
     message = rf"txt: 4 of its 5 files do not exist \({dataset}/bob/a\.jpg, .*b\.jpg, .*c\.jpg, …\); give the folder"
     with pytest.raises(DataError, match=message):
         pack(dataset / "people.txt", tmp_path / "strict")
-    packed = pack(dataset / "people.txt", tmp_path / "out", PackOptions(skip_bad=True))
+    packed = pack(dataset / "people.txt", tmp_path / "out", skip_bad=True)
     assert packed.images == 1 and len(packed.skipped) == 4
 
 

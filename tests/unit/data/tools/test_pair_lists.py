@@ -7,10 +7,11 @@ import pytest
 from facetrain.data.formats.bin import read_bin, write_bin
 from facetrain.data.images.header import encoded_image_size
 from facetrain.data.tools.landmarks import YuNet, read_landmarks
-from facetrain.data.tools.pair_lists import is_pair_list, list_pairs
+from facetrain.data.tools.pair_lists import find_group_bins, group_bin_pairs, is_pair_list
 from facetrain.data.tools.pair_writer import write_pairs
 from facetrain.errors import ImageError, PairsError
 from facetrain.verify.sets.pair_set import load_pair_set
+from facetrain.verify.sets.slice_table import read_slice_table
 from tests.support.datasets import encoded_image
 from tests.support.detector import write_detector
 from tests.support.pairs import convert_bin, convert_pair_list
@@ -129,15 +130,8 @@ def test_the_images_of_pairs_are_aligned_by_landmarks(flat, tmp_path):
     convert_pair_list(tmp_path / "list.txt", flat, tmp_path / "a.bin", landmarks=listed, image_size=64)
     assert [encoded_image_size(image) for image in read_bin(tmp_path / "a.bin")[0]] == [(64, 64)] * 2
     (tmp_path / "list.txt").write_text("ann_0001.jpg bob_x_0001.jpg 0\n")
-    with pytest.raises(
-        ImageError, match=r"no landmarks for 'bob_x_0001\.jpg'; leave out the pairs of such images"
-    ):
+    with pytest.raises(ImageError, match=r"no landmarks for 'bob_x_0001\.jpg'"):
         convert_pair_list(tmp_path / "list.txt", flat, tmp_path / "b.bin", landmarks=listed)
-    lines = ["ann_0001.jpg ann_0002.jpg 1", "ann_0001.jpg bob_x_0001.jpg 0"]
-    (tmp_path / "list.txt").write_text("\n".join(lines))
-    pairs = list_pairs(tmp_path / "list.txt", flat, landmarks=listed)
-    (left_out,) = write_pairs(pairs, tmp_path / "a.bin", skip_bad=True).skipped
-    assert (left_out.name, left_out.kind) == ("bob_x_0001.jpg", "no_face"), "as pack calls it"
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix in (".bin", ".tmp")) == ["a.bin"]
 
 
@@ -179,36 +173,28 @@ def test_a_wrong_line_of_a_list_is_named(dataset, tmp_path, line, message):
         convert_pair_list(tmp_path / "pairs.txt", dataset, tmp_path / "set.bin")
 
 
-def test_pairs_with_an_image_that_evaluation_cannot_read_are_refused_or_left_out(flat, tmp_path):
+def test_a_pair_with_an_image_that_evaluation_cannot_read_is_refused(flat, tmp_path):
     (flat / "bob_x_0001.jpg").write_bytes(b"damaged")
-    lines = ["ann_0001.jpg ann_0002.jpg 1", "ann_0001.jpg bob_x_0001.jpg 0", "bob_x_0001.jpg ann_0002.jpg 0"]
-    (tmp_path / "list.txt").write_text("\n".join(lines))
-    with pytest.raises(ImageError, match=r"flat/bob_x_0001\.jpg: its 7 bytes are not an image .*--skip-bad"):
+    (tmp_path / "list.txt").write_text("ann_0001.jpg ann_0002.jpg 1\nann_0001.jpg bob_x_0001.jpg 0\n")
+    with pytest.raises(ImageError, match=r"flat/bob_x_0001\.jpg: its 7 bytes are not an image"):
         convert_pair_list(tmp_path / "list.txt", flat, tmp_path / "a.bin")
-    written = write_pairs(list_pairs(tmp_path / "list.txt", flat), tmp_path / "a.bin", skip_bad=True)
-    assert written[:2] == (1, 1) and [file.name for file in written.skipped] == ["bob_x_0001.jpg"]
-    assert load_pair_set("a", tmp_path).subject.tolist() == [0, 0]
-    assert (tmp_path / "a.skipped.csv").read_text().splitlines()[1].startswith("bob_x_0001.jpg,unreadable,")
-    (tmp_path / "list.txt").write_text(lines[1])
-    with pytest.raises(PairsError, match="no pair is left; .*bob_x_0001"):
-        convert_pair_list(tmp_path / "list.txt", flat, tmp_path / "b.bin", skip_bad=True)
 
 
-def test_a_set_with_an_unreadable_image_loses_this_pair_in_all_its_tables(tmp_path):
-    write_bin(
-        tmp_path / "set.bin", [encoded_image(0), b"no image", *map(encoded_image, (1, 2))], [True, False]
-    )
+def test_the_tables_of_a_set_stay_if_it_cannot_be_read_and_are_carried_along(tmp_path):
+    images = [encoded_image(0), b"no image", encoded_image(1), encoded_image(2)]
+    write_bin(tmp_path / "set.bin", images, [True, False])
     (tmp_path / "set.groups.csv").write_text("group\nAsian\nAsian\nIndian\nAfrican\n")
     (tmp_path / "set.subjects.csv").write_text("subject\nann\nann\nbob\ncy\n")
     np.save(tmp_path / "set.landmarks.npy", np.arange(40, dtype=np.float32).reshape(4, 5, 2) / 40)
-    before = sorted(path.name for path in tmp_path.glob("set.*"))
+    (tmp_path / "new.groups.csv").write_text("group\nof an older set\n")
     with pytest.raises(ImageError, match="image 1"):
         convert_bin(tmp_path / "set.bin", tmp_path / "new.bin")
-    assert sorted(path.name for path in tmp_path.glob("set.*")) == before
-    assert convert_bin(tmp_path / "set.bin", tmp_path / "new.bin", skip_bad=True) == (1, 0)
-    assert (tmp_path / "new.groups.csv").read_text() == "group\nIndian\nAfrican\n"
-    assert load_pair_set("new", tmp_path).subject.tolist() == [0, 1]
-    assert np.load(tmp_path / "new.landmarks.npy")[0, 0, 0] == 0.5
+    assert (tmp_path / "new.groups.csv").exists() and not (tmp_path / "new.bin").exists()
+    write_bin(tmp_path / "set.bin", [encoded_image(n) for n in range(4)], [True, False])
+    assert convert_bin(tmp_path / "set.bin", tmp_path / "new.bin") == (2, 1)
+    assert (tmp_path / "new.groups.csv").read_text() == (tmp_path / "set.groups.csv").read_text()
+    assert load_pair_set("new", tmp_path).subject.tolist() == [0, 0, 1, 2]
+    assert np.load(tmp_path / "new.landmarks.npy")[2, 0, 0] == 0.5
 
 
 def test_a_list_with_all_genuine_pairs_first_gets_mixed_folds(tmp_path):
@@ -230,3 +216,22 @@ def test_a_list_with_all_genuine_pairs_first_gets_mixed_folds(tmp_path):
     first = [encoded_image(2 * n + 1) for n in range(20)]
     assert images[0::8] == first[0::2] and images[4::8] == first[0::2]
     assert images[2::8] == first[1::2] and images[6::8] == first[1::2]
+
+
+def test_the_bins_of_the_groups_of_rfw_become_one_set(tmp_path):
+    groups = ("African", "Asian", "Caucasian", "Indian")
+    for number, group in enumerate(groups):
+        images = [encoded_image(100 * number + image) for image in range(40)]
+        write_bin(tmp_path / f"{group}_test.bin", images, [True, False] * 10)
+    assert write_pairs(group_bin_pairs(tmp_path), tmp_path / "rfw.bin") == (80, 40)
+    loaded = load_pair_set("rfw", tmp_path)
+    group_P = read_slice_table(loaded.groups, loaded.same).columns["group"]
+    assert group_P.tolist() == [group for _ in range(10) for group in groups for _ in range(2)]
+    assert loaded.same.tolist() == [True, False] * 40
+    first_fold = [100 * number + image for number in range(4) for image in range(4)]
+    assert loaded.images[:16] == [encoded_image(image) for image in first_fold]
+    # A new set of this name drops the old groups.
+    assert convert_bin(tmp_path / "Asian_test.bin", tmp_path / "rfw.bin") == (20, 10)
+    assert load_pair_set("rfw", tmp_path).groups is None
+    (tmp_path / "Asian_test.bin").unlink()
+    assert not find_group_bins(tmp_path)

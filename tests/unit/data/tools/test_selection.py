@@ -11,11 +11,9 @@ from facetrain.data.open_dataset import images_of_large_identities, open_dataset
 from facetrain.data.tools.check import check
 from facetrain.data.tools.contact_sheet import write_fault_sheet
 from facetrain.data.tools.label_faults import LabelFault
-from facetrain.data.tools.options import PackOptions
-from facetrain.data.tools.pack import pack
 from facetrain.errors import DataError, ImageError
 from tests.support.datasets import encoded_image, write_records
-from tests.unit.data.tools.helpers import convert, grouped_images, merge, shuffle, split
+from tests.unit.data.tools.helpers import convert, grouped_images, merge, split
 
 LABELS = [0, 0, 1, 1, 1, 2, 3, 3, 3, 3]
 
@@ -48,15 +46,6 @@ def test_landmarks_are_merged_if_all_datasets_have_them(data, tmp_path):
     )
 
 
-def test_a_shuffle_keeps_identities_and_depends_only_on_the_seed(data, tmp_path):
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        shuffle(data, tmp_path / name, seed=seed, workers=seed + 1)
-    a, b, c = ((tmp_path / name / "train.rec").read_bytes() for name in "abc")
-    assert a == b != c
-    assert grouped_images(tmp_path / "a") == grouped_images(data)
-    assert open_dataset(tmp_path / "a").labels.tolist() != LABELS
-
-
 def test_a_split_puts_each_identity_into_exactly_one_dataset(data, tmp_path):
     train, validation = split(data, tmp_path / "out", validation=0.25, seed=3)
     assert (train.identities, validation.identities) == (3, 1)
@@ -75,12 +64,12 @@ def test_a_failure_leaves_no_files(data, tmp_path):
         if done == 5:
             raise KeyboardInterrupt
 
-    for number, tool in enumerate((shuffle, partial(convert, to="folder"))):
+    for number, tool in enumerate((convert, partial(convert, to="folder"))):
         with pytest.raises(KeyboardInterrupt):
             tool(data, tmp_path / f"out{number}", progress=stop)
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
     with pytest.raises(DataError, match="already exists"):
-        shuffle(data, data)
+        convert(data, data)
 
 
 def test_a_written_dataset_has_the_layout_of_mxnet(data, tmp_path):
@@ -108,15 +97,11 @@ def test_a_very_large_label_needs_little_memory_and_time(tmp_path):
     tracemalloc.start()
     kept = open_dataset(data, min_images_per_identity=2)
     numbers = images_of_large_identities(open_dataset(data), 2)
-    packed = pack(data, tmp_path / "packed", PackOptions(image_size=16, min_images=2))
     merged = merge([data, data], tmp_path / "merged")
     fault = LabelFault("mislabeled_image", 2**31 - 256, 0, 0.5, (3,), 0)
     write_fault_sheet(open_dataset(data), [fault], tmp_path / "faults.html")
     assert tracemalloc.get_traced_memory()[1] < 1 << 28
     tracemalloc.stop()
     assert kept.labels.tolist() == [0, 0, 1, 1] and numbers.tolist() == [0, 1, 3, 4]
-    assert (packed.identities, packed.images) == (2, 4)
-    assert open_dataset(tmp_path / "packed").labels.tolist() == [0, 0, 1, 1]
-    assert "identity 1 has fewer than 2 images" in (tmp_path / "packed" / "skipped.csv").read_text()
     assert (merged.identities, merged.images) == (6, 10)
     assert (tmp_path / "faults.html").read_text().count("<img ") == 4

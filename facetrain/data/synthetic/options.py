@@ -1,4 +1,4 @@
-"""Options of the dataset tools. This module imports nothing heavy: the command line reads it for every command."""
+"""Options of rendered faces. This module imports nothing heavy: the command line reads it for every command."""
 
 from __future__ import annotations
 
@@ -21,20 +21,3 @@ class SyntheticFaces:
     """Width and height in pixels."""
     seed: int = 0
     """Seed of the identities and their images; another seed gives other identities."""
-
-
-@dataclass(frozen=True)
-class PackOptions:
-    """Form of the images in a packed dataset, and which images it has."""
-
-    image_size: int = 112
-    """Width and height in pixels."""
-    quality: int = 95
-    """JPEG quality of images that are encoded, 1 to 100."""
-    min_images: int = 1
-    """Identities with fewer images are left out."""
-    skip_bad: bool = False
-    """Leave out images that cannot be read or have no landmarks. Every image is then read twice."""
-
-
-DEFAULT_PACK_OPTIONS = PackOptions()
