@@ -1,4 +1,4 @@
-"""Image loader benchmark: images per second compared with the JPEG decoder alone and torch's DataLoader.
+"""Image loader benchmark: images per second compared with the JPEG decoder alone.
 
 All variants use the same number of cores and take turns.
 """
@@ -15,8 +15,6 @@ from typing import Any
 import cv2
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from facetrain.bench.generated_dataset import open_or_generate
 from facetrain.bench.machine_peak import synchronize
@@ -40,7 +38,6 @@ def measure_loader(
     - `decoder`: `cv2.imdecode` of images in memory, in as many threads as there are workers: an upper bound.
     - `loader`: facetrain's loader: read, decoded and batched; on the device as uint8.
     - `loader_augmented`: facetrain's loader with flip and normalization; on the device as float32.
-    - `dataloader_cv2`: torch's DataLoader with OpenCV: decoded and flipped in the workers, normalized on the device.
 
     Args:
         folder: dataset, in any format that `facetrain train` reads.
@@ -60,7 +57,6 @@ def measure_loader(
                 "decoder": lambda: _decoder_rate(images, workers, seconds),
                 "loader": lambda: loader_rate(source, *timing, None),
                 "loader_augmented": lambda: loader_rate(source, *timing, Augment(0)),
-                "dataloader_cv2": lambda: _dataloader_rate(_OpenCvDataset(source), *timing),
             },
             rounds,
         )
@@ -72,7 +68,6 @@ def measure_loader(
         **speed,
         "loader_per_decoder": speed["loader"] / speed["decoder"],
         "augmented_per_decoder": speed["loader_augmented"] / speed["decoder"],
-        "augmented_per_dataloader_cv2": speed["loader_augmented"] / speed["dataloader_cv2"],
     }
 
 
@@ -117,65 +112,19 @@ def loader_rate(
             augment(micro_batch.image_BHWC, micro_batch.sample_B, micro_batch.epoch)
 
     try:
-        return _images_per_second(iter(loader), use, batch_size, seconds, device)
+        return images_per_second(iter(loader), use, batch_size, seconds, device)
     finally:
         loader.close()
 
 
-def _dataloader_rate(
-    dataset: Dataset[Any], workers: int, batch_size: int, seconds: float, device: torch.device
-) -> float:
-    loader: DataLoader[Any] = DataLoader(
-        dataset,
-        batch_size,
-        shuffle=True,
-        num_workers=workers,
-        drop_last=True,
-        pin_memory=device.type == "cuda",
-        # Or each pass over the dataset would start its worker processes again.
-        persistent_workers=True,
-        worker_init_fn=_use_one_thread,
-    )
-
-    def endless() -> Iterator[Any]:
-        while True:
-            yield from loader
-
-    def use(batch: Any) -> None:
-        image = batch[0].to(device, non_blocking=True)
-        image.permute(0, 3, 1, 2).float().sub_(127.5).mul_(1 / 127.5)
-
-    return _images_per_second(endless(), use, batch_size, seconds, device)
-
-
-def _use_one_thread(_worker: int) -> None:
-    cv2.setNumThreads(0)
-
-
-class _OpenCvDataset(Dataset[tuple[Tensor, int]]):
-    """Samples as a fast script makes them: decoded by OpenCV, flipped at random, sent as uint8."""
-
-    def __init__(self, source: FaceDataset) -> None:
-        self._source = source
-
-    def __len__(self) -> int:
-        return self._source.num_images
-
-    def __getitem__(self, number: int) -> tuple[Tensor, int]:
-        image = cv2.imdecode(np.frombuffer(self._source.read(number), np.uint8), cv2.IMREAD_COLOR)
-        image = cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
-        if torch.rand(()) < 0.5:
-            image = cv2.flip(image, 1)
-        return torch.from_numpy(image), int(self._source.labels[number])
-
-
-def _images_per_second(
+def images_per_second(
     batches: Iterator[Any],
     use: Callable[[Any], None],
     batch_size: int,
     seconds: float,
     device: torch.device,
 ) -> float:
+    """Return the images per second of an endless iterator, after some batches that warm up."""
     for _ in range(_WARM_UP_BATCHES):
         use(next(batches))
     synchronize(device)

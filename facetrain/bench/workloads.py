@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,6 @@ from facetrain.files import error_reason
 
 DEFAULT_CONFIG = {"data": {"train": "generated"}, "model": {"backbone": "r18"}, "train": {"batch_size": 64}}
 """Config of `facetrain bench train`."""
-INPUTS = ("synthetic", "records")
-"""One batch that stays on the device; a dataset, through the loader."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +33,6 @@ class RunWorkload:
     """Dataset for the input `records`; None: generated images."""
     identities: int = 10_000
     """Classes of the head, unless the dataset has more."""
-    inputs: list[str] = field(default_factory=lambda: [*INPUTS])
-    """Some of INPUTS."""
 
 
 @dataclass(frozen=True)

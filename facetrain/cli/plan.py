@@ -108,7 +108,6 @@ def _dataset_size(config: Config) -> tuple[int | None, int | None]:
 def _report(
     config: Config, num_classes: int, num_images: int | None, gpus: int, gpu: str, memory_gib: float
 ) -> dict[str, Any]:
-    from facetrain.plan.backbone_cost import runs_fused
     from facetrain.plan.device import DEVICES, GIB
     from facetrain.plan.forecast import forecast_stages
     from facetrain.plan.limits import MemoryBudget
@@ -125,7 +124,6 @@ def _report(
             config.train.compile == "on"
         ),
         "The teacher is an ONNX file, whose memory and time on the host are not forecast.": not counts_teacher,
-        "The backbone runs on fused kernels (train.fused).": runs_fused(config, cuda=cuda),
         "This is the memory in use. With train.keep_freed_memory: true, a process holds up to twice as much.": (
             not cuda and config.train.keep_freed_memory
         ),
@@ -153,42 +151,22 @@ def _report(
 def _time(
     config: Config, num_classes: int, num_images: int | None, gpus: int, device: Device
 ) -> dict[str, Any]:
-    from facetrain.plan.device import SPEED_RANGE
+    """Return the mean speed of the run and its hours; the last stage's speed if the number of images is not known."""
     from facetrain.plan.speed import step_time
-    from facetrain.run.build.step_schedule import stage_configs
+    from facetrain.run.build.step_schedule import schedule_steps, stage_configs
 
-    times = [(end, step_time(staged, num_classes, gpus, device)) for end, staged in stage_configs(config)]
-    time = times[-1][1]
-    images = _images_of_stages(config, num_images, gpus, time.images)
-    seconds = images and sum(
-        count / staged.images_per_second for count, (_, staged) in zip(images, times, strict=False)
-    )
-    speed = sum(images) / seconds if images and seconds else time.images_per_second
-    stages = [{"until_epoch": end, "images_per_second": round(each.images_per_second)} for end, each in times]
-    return {
-        "images_per_second": round(speed),
-        "images_per_second_range": [round((1 - SPEED_RANGE) * speed), round((1 + SPEED_RANGE) * speed)],
-        "days": seconds and seconds / 86_400,
-        **({"stages": stages} if config.train.stages else {}),
-    }
-
-
-def _images_of_stages(
-    config: Config, num_images: int | None, gpus: int, global_batch: int
-) -> list[int] | None:
-    """Return the images that each stage of the run trains on; None if the size of the dataset is not known."""
-    from facetrain.run.build.step_schedule import schedule_steps
-
-    if num_images:
-        stages = schedule_steps(config, num_images, gpus).stages
-        return [(stage.stop_step - stage.first_step) * stage.global_batch_size for stage in stages]
-    if config.train.max_steps and not config.train.stages:
-        return [config.train.max_steps * global_batch]
-    return None
+    times = [step_time(staged, num_classes, gpus, device) for _, staged in stage_configs(config)]
+    if not num_images:
+        return {"images_per_second": round(times[-1].images_per_second)}
+    stages = schedule_steps(config, num_images, gpus).stages
+    steps = [stage.stop_step - stage.first_step for stage in stages]
+    seconds = sum(count * time.seconds for count, time in zip(steps, times, strict=False))
+    images = sum(count * stage.global_batch_size for count, stage in zip(steps, stages, strict=True))
+    return {"images_per_second": round(images / seconds), "hours": seconds / 3600}
 
 
 def _format(report: dict[str, Any]) -> str:
-    from facetrain.plan.device import GIB
+    from facetrain.plan.device import GIB, SPEED_RANGE
 
     unit, units = ("process", "processes") if report["gpu"] == "cpu" else ("GPU", "GPUs")
     lines = [
@@ -200,8 +178,8 @@ def _format(report: dict[str, Any]) -> str:
         ),
         f"  {'total':16}{report['total_bytes'] / GIB:8.2f} GiB of {report['memory_bytes'] / GIB:.4g}: "
         + ("fits" if report["fits"] else "does not fit"),
+        *(f"  {remark}" for remark in report["remarks"]),
     ]
-    lines += [f"  {remark}" for remark in report["remarks"]]
     if report["elsewhere_bytes"]:
         lines.append(f"  In addition {report['elsewhere_bytes'] / GIB:.2f} GiB per {unit} on the host.")
     if not report["fits"]:
@@ -211,22 +189,11 @@ def _format(report: dict[str, Any]) -> str:
     )
     if unit == "process":
         return "\n".join([*lines, "`facetrain bench train` measures the speed."])
-    duration = f"; {_format_duration(report['days'])}" if report["days"] else ""
-    low, high = report["images_per_second_range"]
-    lines.append(
-        f"about {report['images_per_second']:,} images/s, {low:,} to {high:,}{duration} (an estimate that no run has "
-        "confirmed: docs/performance.md)"
+    duration = f", {report['hours']:,.1f} hours" if "hours" in report else ""
+    return "\n".join(
+        [
+            *lines,
+            f"about {report['images_per_second']:,} images/s{duration}, ± {SPEED_RANGE:.0%} (an estimate that no run "
+            "has confirmed: docs/performance.md)",
+        ]
     )
-    lines += [
-        f"  until epoch {stage['until_epoch']}: about {stage['images_per_second']:,} images/s"
-        for stage in report.get("stages", ())
-    ]
-    return "\n".join(lines)
-
-
-def _format_duration(days: float) -> str:
-    """Return a time in the largest unit of which it has at least one: `4.8 hours`."""
-    for unit, per_day in (("days", 1), ("hours", 24), ("minutes", 24 * 60)):
-        if days * per_day >= 1:
-            return f"{days * per_day:.1f} {unit}"
-    return "less than a minute"

@@ -1,11 +1,10 @@
-"""Checks of the disk: free space, speed and renames for checkpoints."""
+"""Checks of the disk: free space, and renames for checkpoints."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,16 +14,14 @@ from facetrain.files import error_reason
 from facetrain.plan.device import GIB
 from facetrain.run.start_checks import check_free_space
 
-_PROBE_BYTES = 1 << 26
-_BLOCK_BYTES = 1 << 22
-_SLOW_SECONDS = 300
-"""A checkpoint that takes longer may not be finished when the next one is due."""
+_LEAST_BYTES = 1 << 26
+"""Free space without which no run folder fits."""
 
 
 def check_disk(
     folder: Path, config: Config | None = None, *, checkpoint_bytes: int = 0, steps: int = 1
 ) -> Iterator[CheckResult]:
-    """Measure free space, write speed (64 MiB, synced) and folder renames at `folder`.
+    """Measure free space at `folder`, and try to rename a folder there.
 
     Args:
         folder: future run folder; its nearest existing parent is measured.
@@ -41,33 +38,13 @@ def check_disk(
     free = shutil.disk_usage(existing).free
     message = f"{existing}: {free / GIB:.1f} GiB free"
     problems = list(check_free_space(config, folder, checkpoint_bytes, steps)) if config else []
-    if free < _PROBE_BYTES:
+    if free < _LEAST_BYTES:
         yield failed("disk space", message, "free some space, or set run.dir to a larger disk")
         return
     if config:
         message += f"; a checkpoint takes {checkpoint_bytes / GIB:.2f} GiB"
     yield warned_if(bool(problems), "disk space", "; ".join(problems) or message, "")
-    yield _check_speed(existing, checkpoint_bytes)
     yield _check_rename(existing)
-
-
-def _check_speed(folder: Path, checkpoint_bytes: int) -> CheckResult:
-    # Random bytes: some file systems compress, and would be measured too fast with zeros.
-    block = os.urandom(_BLOCK_BYTES)
-    with tempfile.TemporaryFile(dir=folder) as file:
-        start = time.perf_counter()
-        for _ in range(_PROBE_BYTES // _BLOCK_BYTES):
-            file.write(block)
-        # Without the sync, the speed of the page cache would be measured.
-        file.flush()
-        os.fsync(file.fileno())
-        rate = _PROBE_BYTES / (time.perf_counter() - start)
-    seconds = checkpoint_bytes / rate
-    message = f"{rate / 1e6:,.0f} MB/s written and synced"
-    if seconds:
-        message += f": a checkpoint takes about {seconds:,.0f} s"
-    advice = "keep checkpoint.async on, and let checkpoint.every_steps take much longer than that"
-    return warned_if(seconds > _SLOW_SECONDS, "disk speed", message, advice)
 
 
 def _check_rename(folder: Path) -> CheckResult:

@@ -6,7 +6,6 @@ import os
 import platform
 import shutil
 import socket
-import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from facetrain.cpu_cores import usable_cores
 from facetrain.device.capability import multiplies_bfloat16
 from facetrain.distributed import collectives
 from facetrain.distributed.process_setup import has_gpu_driver
-from facetrain.doctor.check_result import CheckResult, count_text, failed, passed, warned_if, warning
+from facetrain.doctor.check_result import CheckResult, count_text, failed, passed, warned_if
 from facetrain.files import error_reason
 from facetrain.plan.device import GIB
 
@@ -32,19 +31,12 @@ _SLOW_BYTES_PER_SECOND = 100e6
 
 
 def check_software() -> list[CheckResult]:
-    """Check Python, torch with torchvision, and CUDA."""
-    return [_check_python(), _check_torch(), _check_cuda()]
-
-
-def _check_python() -> CheckResult:
-    message = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    is_tested = (3, 11) <= sys.version_info[:2] <= (3, 13)
-    advice = "facetrain is tested on Python 3.11, 3.12 and 3.13: use one of them"
-    return warned_if(not is_tested, "python", message, advice)
+    """Check torch with torchvision, and CUDA."""
+    return [_check_torch(), _check_cuda()]
 
 
 def _check_torch() -> CheckResult:
-    message = f"torch {torch.version.__version__}"
+    message = f"Python {platform.python_version()}, torch {torch.version.__version__}"
     try:
         # torchvision reports it itself if it was built for another torch or another CUDA.
         import torchvision
@@ -91,18 +83,8 @@ def check_machine(processes: int, precision: str) -> Iterator[CheckResult]:
         advice = "start the container with --shm-size=8g, or with --ipc=host"
         is_small = gpus > 1 and size < _SHARED_MEMORY_FOR_GPUS
         yield warned_if(is_small, "shared memory", f"/dev/shm has {size / GIB:.2f} GiB", advice)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        results = [_check_gpu(number, precision) for number in range(gpus)]
-    yield from results
-    # torch warns of a GPU for which it has no code when CUDA starts.
-    for each in caught:
-        yield warning("gpus", " ".join(str(each.message).split()), "install another build of torch")
-    kinds = {torch.cuda.get_device_name(number) for number in range(gpus)}
-    if len(kinds) > 1:
-        message = f"the GPUs are of several kinds: {', '.join(sorted(kinds))}"
-        advice = "all wait for the slowest: select GPUs of one kind with CUDA_VISIBLE_DEVICES"
-        yield warning("gpus", message, advice)
+    for number in range(gpus):
+        yield _check_gpu(number, precision)
 
 
 def _check_gpu(number: int, precision: str) -> CheckResult:

@@ -1,4 +1,4 @@
-"""Checks of the teacher (`distill`): it opens, its colors are in the right order, and its cache has its embeddings."""
+"""Checks of the teacher (`distill`): it opens, its cache belongs to it, and its colors are in the right order."""
 
 # B images   H, W height and width   P pairs of images   T embedding of the teacher
 
@@ -14,11 +14,8 @@ from torch import Tensor
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.augment import Augment
-from facetrain.data.loading.loader import Batch
-from facetrain.data.settings import AugmentSettings
-from facetrain.doctor.check_result import CheckResult, failed, passed, warned_if
+from facetrain.doctor.check_result import CheckResult, passed, warned_if
 from facetrain.doctor.image_sample import read_images
-from facetrain.files import shell_path
 from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.remote.download import local_path
 from facetrain.run.build.teacher_embeddings import open_cache
@@ -28,8 +25,6 @@ _PAIRS = 24
 _LEAST_PAIRS = 8
 _CLEAR_DIFFERENCE = 0.5
 """Difference of two separations, in standard deviations, from which an order of colors is likely to be wrong."""
-_SAME_EMBEDDING = 0.99
-"""Cosine of two embeddings of one image. Resizing and 16-bit numbers change it by less."""
 
 
 def check_teacher(config: Config, source: FaceDataset | None) -> Iterator[CheckResult]:
@@ -51,18 +46,17 @@ def check_teacher(config: Config, source: FaceDataset | None) -> Iterator[CheckR
     yield passed("teacher", message)
     if source is None:
         return
+    if distill.cache is not None:
+        # Compares the digests of dataset and teacher in the cache, as training does.
+        open_cache(config, source, Augment(0, config.data.augment))
+        yield passed("teacher cache", f"{distill.cache}: belongs to this teacher and this dataset")
     index_P2 = _pairs(source.labels)
-    has_pairs = len(index_P2) >= _LEAST_PAIRS
-    if not has_pairs:
+    if len(index_P2) < _LEAST_PAIRS:
         message = f"not checked: fewer than {_LEAST_PAIRS} identities have two images"
         yield passed("teacher colors", message)
-        index_P2 = np.linspace(0, source.num_images - 1, 2 * _LEAST_PAIRS).astype(np.int64)
+        return
     image_BHWC = read_images(source, index_P2.reshape(-1), teacher.image_size)
-    embedding_BT = _embed(teacher, image_BHWC)
-    if has_pairs:
-        yield _check_colors(distill.teacher, embedding_BT, _embed(teacher, image_BHWC[..., ::-1]))
-    if distill.cache is not None:
-        yield _check_cache(config, source, index_P2.reshape(-1), embedding_BT)
+    yield _check_colors(distill.teacher, _embed(teacher, image_BHWC), _embed(teacher, image_BHWC[..., ::-1]))
 
 
 def _check_colors(path: str, embedding_BT: Tensor, swapped_BT: Tensor) -> CheckResult:
@@ -76,28 +70,6 @@ def _check_colors(path: str, embedding_BT: Tensor, swapped_BT: Tensor) -> CheckR
         "state the order of its training in the file: `preprocessing.channels` is RGB or BGR (docs/models.md)"
     )
     return warned_if(swapped > given + _CLEAR_DIFFERENCE, "teacher colors", message, advice, "likely")
-
-
-def _check_cache(
-    config: Config, source: FaceDataset, index_B: np.ndarray, embedding_BT: Tensor
-) -> CheckResult:
-    """Compare rows of the cache with the teacher's embeddings of the images."""
-    distill = config.distill
-    assert distill is not None and distill.cache is not None, "the config has no cache of a teacher"
-    # Without flips: row 0 is the embedding of the image itself.
-    cache = open_cache(config, source, Augment(0, AugmentSettings(flip=0)))
-    batch = Batch(0, 0, torch.empty(0), torch.empty(0), torch.from_numpy(index_B))
-    cos_B = F.cosine_similarity(cache(batch, torch.empty(0)), embedding_BT)
-    wrong = int((~(cos_B >= _SAME_EMBEDDING)).sum())
-    if wrong:
-        return failed(
-            "teacher cache",
-            f"{distill.cache}: {wrong} of {len(index_B)} embeddings do not match the images; the smallest cosine "
-            f"is {cos_B.min():.2f}",
-            f"write it again: facetrain embed {shell_path(distill.teacher)} {shell_path(config.data.train)} "
-            f"--output {shell_path(distill.cache)}",
-        )
-    return passed("teacher cache", f"{distill.cache}: {len(index_B)} embeddings match the images")
 
 
 def _pairs(labels: np.ndarray) -> np.ndarray:

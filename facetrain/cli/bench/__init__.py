@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from facetrain.bench.workloads import DEFAULT_CONFIG, INPUTS, BackboneWorkload, HeadWorkload, RunWorkload
+from facetrain.bench.workloads import DEFAULT_CONFIG, BackboneWorkload, HeadWorkload, RunWorkload
 from facetrain.cli.bench.options import (
     DATA_OPTION,
     ROUNDS_OPTION,
@@ -46,24 +46,21 @@ def train(
         {
             "identities": typer.Option(min=2, help="Number of class centers of the head."),
             "data": DATA_OPTION,
-            "inputs": typer.Option(
-                "--input",
-                metavar="synthetic|records",
-                help="synthetic: one batch that stays on the device; records: a dataset. By default both.",
-            ),
         },
     ],
     turns: TurnsOptions,
     nproc_per_node: Processes = "auto",
     as_json: Json = False,
 ) -> None:
-    """Measure whole steps of a run: images per second, share of the machine's peak, and where the time goes."""
+    """Measure whole steps of a run: images per second, share of the machine's peak, and where the time goes.
+
+    The inputs are one batch that stays on the device (synthetic), and a dataset through the loader (records).
+    """
     from facetrain.config.loading import build_config, load_config
     from facetrain.distributed.launch import launch
     from facetrain.distributed.process_lifetime import launched_by_torchrun
     from facetrain.distributed.topology import topology
 
-    require_known("--input", workload.inputs, INPUTS)
     described = (
         load_config(config, set_ or ())
         if config
@@ -100,7 +97,7 @@ def loader(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Compare the loader with the JPEG decoder alone and with torch's DataLoader with OpenCV; images per second."""
+    """Compare the loader with the JPEG decoder alone; images per second."""
     import torch
 
     from facetrain.bench.loader import measure_loader

@@ -39,14 +39,14 @@ def run_check(name, check, *args, **options):
 
 
 def test_the_packages_of_this_environment_match_and_its_cores_are_compared_with_the_processes():
-    assert set(statuses(check_software())) == {"python", "torch", "cuda"}
+    assert set(statuses(check_software())) == {"torch", "cuda"}
     assert "failure" not in statuses(check_software()).values()
     assert statuses(check_machine(100_000, "fp32"))["host"] == "warning"
 
 
 def test_a_torchvision_for_another_torch_is_a_failure(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision", None)  # the import fails
-    torch_check = check_software()[1]
+    torch_check = check_software()[0]
     assert torch_check.status == "failure" and "one index" in torch_check.advice
 
 
@@ -60,11 +60,11 @@ def test_storage_that_renames_no_folder_is_a_failure(tmp_path, monkeypatch):
     assert "not implemented" in result.message
 
 
-def test_a_disk_with_enough_space_is_measured_and_a_full_one_is_a_failure(tmp_path):
+def test_a_disk_with_enough_space_passes_and_a_full_one_is_a_failure(tmp_path):
     config = build_config({"data": {"train": "none"}, "checkpoint": {"every_steps": 1, "keep": 3}}, "test")
     results = list(check_disk(tmp_path / "runs" / "new", config, checkpoint_bytes=1000, steps=9))
-    assert statuses(results) == {"disk space": "ok", "disk speed": "ok", "disk renames": "ok"}
-    assert "a checkpoint takes 0.00 GiB" in results[0].message and "MB/s" in results[1].message
+    assert statuses(results) == {"disk space": "ok", "disk renames": "ok"}
+    assert "a checkpoint takes 0.00 GiB" in results[0].message
     assert list(tmp_path.iterdir()) == []
     with small_disk(tmp_path / "disk", size_kib=100 << 10):
         few, *_ = check_disk(tmp_path / "disk", config, checkpoint_bytes=30 << 20, steps=9)
