@@ -42,7 +42,7 @@ def measure_head_traffic(batch_size: int = 256, embedding_size: int = 512) -> di
 
 
 def _bytes_sent(classes: int, embedding_size: int, local_batch: int) -> dict[str, int]:
-    step = MarginHeadStep(classes, embedding_size, "cpu", Path())
+    step = MarginHeadStep(classes, embedding_size, "cpu", folder=Path())
     with collectives.measured_traffic() as sent:
         step(torch.randn(local_batch, embedding_size, requires_grad=True), torch.zeros(local_batch).long())
     return dict(sent)

@@ -16,6 +16,7 @@ import torch
 from benchmarks.gpu_session import expected
 from benchmarks.gpu_session.memory import free_memory
 from benchmarks.gpu_session.rows import Rows, row
+from benchmarks.plain_head import measure_plain
 from facetrain.bench.backbone import VARIANTS, measure_backbone_steps
 from facetrain.bench.generated_dataset import open_or_generate, write_noise
 from facetrain.bench.head import measure_variant
@@ -123,7 +124,7 @@ def measure_head(
     ):
         try:
             workload = HeadWorkload(identities, batch, _EMBEDDING_SIZE, steps, device)
-            report = measure_variant(name, workload)
+            report = (measure_variant if stored else measure_plain)(name, workload)
         except Exception:
             failures.append(f"{name}, {identities:,} identities: {traceback.format_exc()}")
             continue

@@ -86,6 +86,7 @@ def measure_backbone_steps(
     medians = {name: statistics.median(rounds) for name, rounds in speeds.items()}
     return {
         "torch": torch.version.__version__,
+        "threads": usable_cores(),
         **vars(workload),
         "variants": {
             name: {
@@ -129,7 +130,7 @@ def _take_steps(workload: BackboneWorkload, name: str, steps: int) -> tuple[floa
 @functools.cache
 def _prepared_step(workload: BackboneWorkload, name: str) -> Callable[[], None]:
     """Set up this process for a variant, and build its step once."""
-    torch.set_num_threads(workload.threads or usable_cores())
+    torch.set_num_threads(usable_cores())
     device = torch.device(workload.device)
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True  # As training does: it chooses the fastest convolutions.

@@ -45,8 +45,6 @@ class BackboneWorkload:
     image_size: int = 112
     """Width and height of an image in pixels."""
     device: str = "auto"
-    threads: int | None = None
-    """Threads on the CPU; None: the number of usable cores."""
 
 
 @dataclass(frozen=True)

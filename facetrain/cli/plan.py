@@ -123,7 +123,8 @@ def _report(
         "This is the memory without train.compile; the memory of a compiled network is not forecast.": (
             config.train.compile == "on"
         ),
-        "The teacher is an ONNX file, whose memory and time on the host are not forecast.": not counts_teacher,
+        "The teacher is an ONNX file, whose memory on the host is not forecast.": not counts_teacher,
+        "This is the time without the teacher.": cuda and config.distill is not None,
         "This is the memory in use. With train.keep_freed_memory: true, a process holds up to twice as much.": (
             not cuda and config.train.keep_freed_memory
         ),

@@ -140,15 +140,13 @@ def moved_per_number(load: HeadLoad, *, one_pass: bool) -> int:
         one_pass: the Triton kernel updates the centers.
     """
     weight, moment = _BYTES[load.settings.weight_dtype], _BYTES[load.settings.momentum_dtype]
-    if not one_pass and load.trained:
+    if not one_pass:
         narrowest = min((load.settings.weight_dtype, load.settings.momentum_dtype), key=_BYTES.__getitem__)
         return _MOVED_BY_TORCH[narrowest]
     factor = load.product_bytes
     # Made in the forward and again in the backward pass.
     copies = 0 if weight == factor else 2 * (weight + factor)
     norms, logits, embeddings_gradient = weight, 2 * factor, factor
-    if not load.trained:
-        return norms + copies + logits + embeddings_gradient
     gradient = factor
     update = gradient + 2 * weight + 2 * moment
     return norms + copies + logits + embeddings_gradient + gradient + update

@@ -16,11 +16,10 @@ from facetrain.plan.device import (
     PRODUCTS_REACHED,
     Device,
 )
-from facetrain.plan.forecast import head_load, teacher_load
+from facetrain.plan.forecast import head_load
 from facetrain.plan.head_cost import HeadLoad, moved_per_number
 from facetrain.plan.memory_traffic import weight_bytes
 from facetrain.plan.pass_cost import PassCost
-from facetrain.plan.teacher_cost import teacher_cost
 from facetrain.run.build.step_schedule import local_batch_size
 
 # Estimates, counted from the operations of facetrain/head (class_chunk.py, sampling.py); not measured on a GPU.
@@ -40,16 +39,13 @@ _FLOAT32 = 4
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step, by part."""
+    """Seconds of a step, by part; without a teacher and its class centers."""
 
     device: float
     """Kernels of the backbone and of its optimizer."""
     host: float
     """Launches of these kernels. The host launches them while the device runs earlier ones."""
     head: float
-    """All heads, that with the class centers of a teacher too."""
-    teacher: float
-    """Forward pass of the teacher; 0 if its embeddings are cached."""
     network: float
     images: int
     """Images of the global batch."""
@@ -62,7 +58,7 @@ class StepTime:
     @property
     def seconds(self) -> float:
         """Seconds of the whole step."""
-        return self.backbone + self.head + self.teacher + self.network
+        return self.backbone + self.head + self.network
 
     @property
     def images_per_second(self) -> float:
@@ -75,20 +71,17 @@ def step_time(config: Config, num_classes: int, gpus: int, device: Device) -> St
 
     Raises:
         ConfigError: the global batch cannot be divided among the GPUs.
-        ModelError, CheckpointError, DataError: as `teacher_cost`.
     """
     config = on_device(config, device)
     batch, micro_batches = local_batch_size(config, gpus), config.optim.accumulate
     cost = backbone_cost(config, gpus)
-    seconds = micro_batches * _pass_seconds(cost.step, batch, config, device, repeats=True)
+    seconds = micro_batches * _pass_seconds(cost.step, batch, config, device)
     seconds += weight_bytes(cost.parameters, config.optim.moments) / (
         device.memory_bytes * device.memory_reached
     )
     head = head_load(config, num_classes, gpus, batch)
     if config.train.precision == "fp16" and not device.has_bf16:
         head = replace(head, product_bytes=4)
-    taught = teacher_load(config, head)
-    heads = [head] if taught is None else [head, taught]
     # DDP exchanges gradients while the rest of the backward pass of the last micro-batch runs. How much of it
     # they can hide behind is an assumption: a third of that micro-batch.
     overlap = seconds / micro_batches / 3
@@ -97,30 +90,19 @@ def step_time(config: Config, num_classes: int, gpus: int, device: Device) -> St
         device=seconds,
         # Replayed code is launched as a whole.
         host=0.0 if replayed else micro_batches * cost.step.launches * LAUNCH_SECONDS,
-        head=micro_batches * sum(head_seconds(each, device) for each in heads),
-        teacher=micro_batches * _teacher_seconds(config, batch, device),
+        head=micro_batches * head_seconds(head, device),
         network=_network_seconds(head, cost, config, gpus, device, overlap=overlap),
         images=batch * gpus * micro_batches,
     )
 
 
-def _pass_seconds(
-    cost: PassCost, batch: int, config: Config, device: Device, *, repeats: bool = False
-) -> float:
+def _pass_seconds(cost: PassCost, batch: int, config: Config, device: Device) -> float:
     """Return the time of the products, and then of the bytes that the kernels read and write."""
     rate = device.flops_32 if config.train.precision == "fp32" else device.flops_16
     # Checkpointing repeats the forward pass, which is a third of forward and backward. Its bytes are counted.
-    repeated = 4 / 3 if repeats and config.model.checkpoint_activations else 1.0
+    repeated = 4 / 3 if config.model.checkpoint_activations else 1.0
     products = batch * repeated * cost.flops_per_image / (rate * PRODUCTS_REACHED)
     return products + cost.moved(batch) / (device.memory_bytes * device.memory_reached)
-
-
-def _teacher_seconds(config: Config, batch: int, device: Device) -> float:
-    """Return the time of the teacher's forward pass: of the device, or of the launches if they take longer."""
-    forward = config.distill and teacher_cost(config.distill, config.train.precision).forward
-    if not forward:
-        return 0.0
-    return max(_pass_seconds(forward, batch, config, device), forward.launches * LAUNCH_SECONDS)
 
 
 def head_seconds(load: HeadLoad, device: Device) -> float:
@@ -134,16 +116,16 @@ def head_seconds(load: HeadLoad, device: Device) -> float:
     moved = logits * (_BYTES_PER_FUSED_LOGIT if fused else _BYTES_PER_LOGIT)
     one_pass = device.has_bf16 and load.optim.name == "sgd"
     moved += numbers * moved_per_number(load, one_pass=one_pass)
-    products = _PRODUCTS if load.trained else _PRODUCTS - 1
-    if load.trained and load.settings.expectations != "off":
+    products = _PRODUCTS
+    if load.settings.expectations != "off":
         products += _EXPECTATION_PRODUCTS
         moved += logits * (_BYTES_PER_FUSED_LOGIT if fused else _BYTES_PER_LOGIT)
         # Read in the forward pass and again in the backward pass.
         moved += 2 * numbers * load.product_bytes
     seconds = products * 2 * logits * load.embedding_size / rate + moved / memory
     if load.settings.placement != "device":
-        # Centers and momentum, there and back; centers of a teacher only there, for each of the two passes.
-        seconds += (4 if load.trained else 2) * _FLOAT32 * numbers / HOST_LINK
+        # Centers and momentum, there and back.
+        seconds += 4 * _FLOAT32 * numbers / HOST_LINK
     return seconds
 
 

@@ -1,4 +1,4 @@
-"""Memory and operations of a teacher (`distill`), counted while it embeds one and two images."""
+"""Memory of a teacher (`distill`), counted while it embeds one and two images."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from facetrain.config.schema import Config
 from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.models.onnx_network import OnnxNetwork
-from facetrain.plan.memory_traffic import MemoryTraffic
-from facetrain.plan.pass_cost import PassCost, count_twice, remembered
+from facetrain.plan.pass_cost import Linear, remembered
 from facetrain.remote.download import local_path
 from facetrain.torch_private import LiveBytes
 from facetrain.training.precision import autocast_for
@@ -22,15 +20,15 @@ from facetrain.training.teacher_cache import cached_embedding_size
 
 @dataclass(frozen=True)
 class TeacherCost:
-    """Bytes of a teacher on one rank, and the cost of its forward pass."""
+    """Bytes of a teacher on one rank."""
 
     embedding_size: int
     weight_bytes: int = 0
     """Bytes of parameters and buffers; 0 if its embeddings are cached."""
-    forward: PassCost | None = None
-    """None if its embeddings are cached, or if onnxruntime runs it on the host."""
+    peak: Linear | None = None
+    """Largest number of bytes while it embeds a batch; None if its embeddings are cached, or onnxruntime runs it."""
     is_counted: bool = True
-    """False for a network that onnxruntime runs on the host: its memory and its time are unknown."""
+    """False for a network that onnxruntime runs on the host: its memory is unknown."""
 
 
 @remembered
@@ -45,13 +43,11 @@ def teacher_cost(distill: DistillSettings, precision: str) -> TeacherCost:
     if distill.cache is not None:
         return TeacherCost(cached_embedding_size(Path(distill.cache)))
     model = open_model(local_path(distill.teacher), torch.device("cpu"))
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        size = model.network(_images(model, 1)).shape[1]
+    (size, one), (_, two) = (_embed(model, images, precision) for images in (1, 2))
     if isinstance(model.network, OnnxNetwork):
         return TeacherCost(size, is_counted=False)
-    forward = count_twice(lambda images: _count(model, images, precision), 1, counter.get_total_flops())
     state = (*model.network.parameters(), *model.network.buffers())
-    return TeacherCost(size, sum(tensor.nbytes for tensor in state), forward)
+    return TeacherCost(size, sum(tensor.nbytes for tensor in state), Linear(1, one, two - one))
 
 
 def teacher_bytes(config: Config, batch: int, moments: int) -> tuple[int, int]:
@@ -69,17 +65,13 @@ def teacher_bytes(config: Config, batch: int, moments: int) -> tuple[int, int]:
     if cost.embedding_size != config.model.embedding_size:
         # With its gradient and its moments.
         projection = 4 * cost.embedding_size * config.model.embedding_size * (2 + moments)
-    return cost.weight_bytes + projection, cost.forward.peak(batch) if cost.forward else 0
+    return cost.weight_bytes + projection, cost.peak(batch) if cost.peak else 0
 
 
-def _count(model: EmbeddingModel, images: int, precision: str) -> tuple[int, int, int, int]:
-    """Return launches, and bytes moved, kept and at the peak of the forward pass."""
-    image_BCHW = _images(model, images)
-    autocast = autocast_for(precision, torch.device("cpu"))
-    with torch.no_grad(), autocast(), LiveBytes() as live, MemoryTraffic() as traffic:
-        model.network(image_BCHW)
-    return traffic.launches, traffic.bytes, 0, live.peak
-
-
-def _images(model: EmbeddingModel, count: int) -> torch.Tensor:
-    return model.prepare(torch.zeros(count, model.image_size, model.image_size, 3, dtype=torch.uint8))
+def _embed(model: EmbeddingModel, images: int, precision: str) -> tuple[int, int]:
+    """Return the length of an embedding, and the peak of bytes of the forward pass."""
+    pixels = torch.zeros(images, model.image_size, model.image_size, 3, dtype=torch.uint8)
+    image_BCHW, autocast = model.prepare(pixels), autocast_for(precision, torch.device("cpu"))
+    with torch.no_grad(), autocast(), LiveBytes() as live:
+        size = model.network(image_BCHW).shape[1]
+    return size, live.peak

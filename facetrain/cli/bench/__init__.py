@@ -134,7 +134,7 @@ def head(
     variants: Variants = None,
     as_json: Json = False,
 ) -> None:
-    """Compare full steps of the head with plain PyTorch implementations of the same algorithm.
+    """Measure full steps of the head, in its number formats and with samples of the classes.
 
     Without --variant, all variants are measured except fp16 and a sample rate of 1 %.
     """
@@ -157,7 +157,6 @@ def backbone(
             "backbone": typer.Option(help="Network: r18, r50, r100, mbf, …"),
             "batch": typer.Option("--batch-size", min=2, help="Images per step."),
             "image_size": typer.Option(min=16, help="Width and height of an image in pixels."),
-            "threads": typer.Option(min=1, help="Threads on the CPU; by default the number of usable cores."),
             "device": DEVICE_OPTION,
         },
     ],
@@ -175,9 +174,7 @@ def backbone(
     require_known("--variant", variants or (), VARIANTS)
     # `iresnet` needs layers and widths, which this command has no options for.
     require_known("--backbone", [workload.backbone], [known for known in BACKBONES if known != "iresnet"])
-    workload = replace(
-        workload, device=resolve_device(workload.device), threads=workload.threads or usable_cores()
-    )
+    workload = replace(workload, device=resolve_device(workload.device))
     print_report(measure_backbone_steps(workload, variants or ON_EVERY_DEVICE, turns), as_json)
 
 
@@ -195,9 +192,6 @@ def embed(
     variants: Variants = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per forward pass.")] = 32,
     rounds: Annotated[int, ROUNDS_OPTION] = 10,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads; by default the number of usable cores.")
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure the embedding of images on the CPU, beside onnxruntime with the same weights where it is installed."""
@@ -209,7 +203,7 @@ def embed(
             name,
             batch_size=batch_size,
             rounds=rounds,
-            threads=threads or usable_cores(),
+            threads=usable_cores(),
             variants=variants or VARIANTS,
         )
         for name in model or ("r18", "r50", "mbf")

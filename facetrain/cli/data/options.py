@@ -123,10 +123,10 @@ def print_detections(finder: LandmarkFinder | None) -> None:
     fallbacks: dict[str, str] = getattr(finder, "fallbacks", {})
     several_faces: dict[str, int] = getattr(finder, "several_faces", {})
     if fallbacks:
-        # All of them: they are few, or the detector is wrong.
-        echo_line(f"  no face detected at first in {len(fallbacks):,} images:")
-        for name, fallback in sorted(fallbacks.items()):
-            echo_line(f"    {name}: {fallback}")
+        echo_line(
+            f"  no face detected at first in {len(fallbacks):,} images (--json lists all): "
+            f"{first_names(sorted(fallbacks))}"
+        )
     if several_faces:
         echo_line(
             f"  several faces of similar size in {len(several_faces):,} images, of which the one nearest the center "

@@ -13,6 +13,6 @@ def test_a_disk_where_no_folder_can_be_made_is_refused_before_anything_is_measur
 
 def test_a_variant_that_fails_is_named_with_the_reason():
     with pytest.raises(
-        RunError, match=r"variant plain_fp32 with 10 identities failed: .*Error: .*; if memory"
+        RunError, match=r"variant head_fp32 with 10 identities failed: .*Error: .*; if memory"
     ):
-        measure_head_steps(["plain_fp32"], HeadWorkload(10, batch_size=4, embedding_size=8, device="tpu"))
+        measure_head_steps(["head_fp32"], HeadWorkload(10, batch_size=4, embedding_size=8, device="tpu"))

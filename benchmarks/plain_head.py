@@ -1,0 +1,90 @@
+"""Time and memory of the head's full steps, beside plain PyTorch implementations of the same algorithm."""
+
+# B local batch   D embedding   K classes   S sampled of K
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.common import in_new_process, run
+from facetrain.bench.head import LR, MARGIN, MOMENTUM, SCALE, WEIGHT_DECAY, measure_steps, measure_variant
+from facetrain.bench.workloads import HeadWorkload
+
+PLAIN_VARIANTS: dict[str, dict[str, Any]] = {
+    "plain_fp32": {},
+    "plain_bf16": {"autocast": torch.bfloat16},
+    "plain_fp16": {"autocast": torch.float16},
+    "plain_sampled": {"sample_rate": 0.1},
+}
+"""Options of PlainHeadStep."""
+_RIVALS = {"plain_fp32": "head_fp32", "plain_bf16": "head_bf16", "plain_sampled": "head_sampled"}
+
+
+class PlainHeadStep:
+    """Step of arcface_torch's algorithm, written directly: all logits at once, autograd, dense SGD."""
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        device: str,
+        *,
+        sample_rate: float = 1.0,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        weight_KD = torch.empty(num_classes, embedding_size, device=device).normal_(0, 0.01)
+        self._weight = torch.nn.Parameter(weight_KD)
+        self._optimizer = torch.optim.SGD([self._weight], lr=LR, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
+        self._sample_rate, self._autocast = sample_rate, autocast
+
+    def __call__(self, embedding_BD: Tensor, label_B: Tensor) -> None:
+        """Take one step with embeddings (B, D), float32, and labels (B,), int64."""
+        weight: Tensor = self._weight
+        if self._sample_rate < 1:
+            # Partial FC: positive classes get the highest score, so they are always in the sample.
+            score = torch.rand(len(weight), device=weight.device)
+            score[label_B] = 2
+            index_S = score.topk(int(self._sample_rate * len(weight))).indices.sort().values
+            weight, label_B = weight[index_S], torch.searchsorted(index_S, label_B)
+        with torch.autocast(embedding_BD.device.type, self._autocast, enabled=self._autocast is not None):
+            cos_BK = F.linear(F.normalize(embedding_BD), F.normalize(weight)).float().clamp(-1, 1)
+        target = torch.arange(len(label_B), device=label_B.device), label_B
+        with torch.no_grad():  # arcface_torch does not differentiate the margin
+            cos_BK[target] = (cos_BK[target].arccos() + MARGIN).cos()
+        F.cross_entropy(cos_BK * SCALE, label_B).backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+
+def measure_plain(variant: str, workload: HeadWorkload) -> dict[str, Any]:
+    """Return times and peak of memory of a plain variant's steps, measured in this process."""
+    return measure_steps(partial(PlainHeadStep, **PLAIN_VARIANTS[variant]), workload)
+
+
+def measure_heads(
+    identities: int = 1_000_000,
+    batch_size: int = 256,
+    embedding_size: int = 512,
+    steps: int = 5,
+    device: str = "cpu",
+) -> dict[str, Any]:
+    """Return a report of each plain variant and of facetrain's head, and the ratio of their times.
+
+    A sample of a tenth must hold the batch.
+    """
+    workload = HeadWorkload(identities, batch_size, embedding_size, steps, device)
+    reports: dict[str, Any] = {}
+    for plain, head in _RIVALS.items():
+        reports[plain] = in_new_process(measure_plain, plain, workload)
+        reports[head] = in_new_process(measure_variant, head, workload)
+        reports[head]["times_faster_than_plain"] = reports[plain]["step_s"] / reports[head]["step_s"]
+    return reports
+
+
+if __name__ == "__main__":
+    run(measure_heads)
