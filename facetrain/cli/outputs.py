@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -87,31 +86,6 @@ def require_sheet(path: Path | None) -> None:
     if path is not None and path.suffix.lower() != _SHEET_SUFFIX:
         raise UsageError(f"{path}: a contact sheet is an .html file; change the suffix")
     require_writable(path)
-
-
-def require_free_pages(sheet: Path | None, *outputs: Path | None) -> None:
-    """Check that no file and no other output has the name of a further page of a contact sheet, such as NAME_2.html.
-
-    How many pages there will be is not known yet. A page that an earlier sheet has left would seem to belong to this
-    one.
-
-    Raises:
-        UsageError: there is such a file or output.
-    """
-    if sheet is None:
-        return
-    is_page = re.compile(rf"{re.escape(sheet.stem)}_([2-9]|[1-9][0-9]+){re.escape(sheet.suffix)}").fullmatch
-    folder = os.path.realpath(sheet.parent)
-    with os_errors_as(UsageError, sheet.parent):
-        present = [sheet.with_name(name) for name in sorted(os.listdir(folder)) if is_page(name)]
-    given = [
-        path for path in outputs if path and is_page(path.name) and os.path.realpath(path.parent) == folder
-    ]
-    if pages := [*present, *given]:
-        raise UsageError(
-            f"{pages[0]}: has the name of a further page of the contact sheet {sheet}; remove it, or choose another "
-            "name"
-        )
 
 
 def require_absent(output: Path | None) -> None:

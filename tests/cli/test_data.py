@@ -4,11 +4,10 @@ import json
 import shlex
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
-from facetrain.data.formats.bin import read_bin, write_bin
+from facetrain.data.formats.bin import read_bin
 from facetrain.data.images.header import encoded_image_size
 from facetrain.data.open_dataset import open_dataset
 from tests.support.command import facetrain, output_of, refusal, start
@@ -44,10 +43,6 @@ def test_a_split_says_which_share_is_enough_for_pairs(tmp_path):
     validation = tmp_path / "enough" / "validation"
     made = run("pairs", validation, "--output", tmp_path / "val.bin", "--count", 20, "--json")
     assert (json.loads(made)["pairs"], json.loads(made)["same"]) == (20, 10)
-
-
-def test_the_help_of_landmarks_says_where_they_come_from():
-    assert "from --detector or --landmarks" in run("landmarks", "--help").replace("\n ", "")
 
 
 def test_a_pair_list_becomes_a_bin(tmp_path):
@@ -91,36 +86,6 @@ def test_a_check_of_a_damaged_dataset_exits_with_2_and_can_repair_it(data, tmp_p
     assert "no faults" in run("check", tmp_path / "clean")
 
 
-@pytest.mark.slow
-def test_errors_are_one_line(data, tmp_path):
-    write_bin(tmp_path / "val.bin", [encoded_image(n) for n in range(4)], [True, False])
-    for arguments, message in (
-        (("merge", data, tmp_path / "none", "--output", tmp_path / "out"), "no such folder"),
-        (("merge", data, "--output", tmp_path / "out"), "two or more datasets"),
-        (("pairs", data, "--output", tmp_path / "x.bin", "--seed", -1), "use a number of at least 0"),
-        # Before the images are read: the folder of the dataset does not exist.
-        (("check", data / "none", "--repair", data), "already exists"),
-        (("pairs", data, "--output", tmp_path / "none" / "x.bin"), f"there is no folder {tmp_path / 'none'}"),
-        (("pairs", data, "--output", tmp_path / "x.txt"), "a verification set is a .bin file"),
-        (
-            ("pairs", data, "--output", tmp_path / "x.bin", "--reduce-to", 16),
-            "--reduce-to needs a .bin set",
-        ),
-        (("pairs", data, "--output", tmp_path / "x.bin", "--count", 30), "multiple of 20"),
-        (("pack", data, "--output", tmp_path / "x", "--image-size", 6325), "use a number of at most 6324"),
-        (("synth", "--output", tmp_path / "x", "--image-size", 6325), "use a number of at most 6324"),
-        (
-            ("pairs", tmp_path / "val.bin", "--output", tmp_path / "x.bin", "--reduce-to", 17),
-            "val.bin, image 0: has 16 × 16 pixels and cannot be reduced to 17; choose a smaller number",
-        ),
-    ):
-        process = facetrain("data", *arguments)
-        lines = process.stderr.splitlines()
-        assert process.returncode == 2 and len(lines) == 1, process.stderr
-        assert lines[0].startswith("error: ") and message in lines[0]
-    assert not (tmp_path / "out").exists()
-
-
 TWICE, SUFFIX = "same: is given for two outputs", "s.png: a contact sheet is an .html file"
 
 
@@ -131,23 +96,16 @@ TWICE, SUFFIX = "same: is given for two outputs", "s.png: a contact sheet is an 
         ("clean m data --output same --report same", TWICE),
         ("clean m data --sheet s.png", SUFFIX),
         ("inspect data --sheet s.png", SUFFIX),
+        ("merge data --output out", "two or more datasets"),
+        ("pairs data --output none/x.bin", "there is no folder none"),
+        ("pairs data --output x.txt", "a verification set is a .bin file"),
+        ("pairs data --output x.bin --reduce-to 16", "--reduce-to needs"),
+        ("pack data --output x --image-size 6325", "use a number of at most 6324"),
     ],
 )
-def test_each_output_needs_its_own_file_with_the_suffix_of_what_is_written(line, message):
+def test_a_command_line_that_cannot_work_is_refused_before_anything_is_read(line, message):
     refused = refusal("data", *line.split())
     assert message in str(refused) and refused.exit_code == 2
-
-
-def test_further_pages_of_a_sheet_replace_no_file(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("s_1.html", "s_2.png", "s_2.html.html", "as_2.html"):
-        Path(name).write_text("mine")
-    refused = "has the name of a further page of the contact sheet s.html; remove it, or choose another name"
-    arguments = ["clean", "m", "data", "--sheet", "s.html"]
-    assert "data: no such folder" in str(refusal("data", *arguments))
-    assert str(refusal("data", *arguments, "--report", "./s_3.html")) == f"s_3.html: {refused}"
-    Path("s_12.html").write_text("mine")
-    assert str(refusal("data", *arguments)) == f"s_12.html: {refused}"
 
 
 def test_pack_reads_a_list_file_and_aligns_by_landmarks(tmp_path):

@@ -18,7 +18,6 @@ from facetrain.cli.outputs import (
     echo_line,
     require_absent,
     require_distinct,
-    require_free_pages,
     require_no_input,
     require_sheet,
     require_writable,
@@ -66,8 +65,7 @@ class CleanFiles:
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Write a contact sheet for manual review, an .html page. Further pages get _2, _3, … after the name; "
-            "such files must not exist.",
+            help="Write a contact sheet of the first 1,000 decisions for manual review, an .html page.",
         ),
     ] = None
 
@@ -155,7 +153,6 @@ def _check_arguments(context: typer.Context, inputs: list[Path], files: CleanFil
     require_no_input((*inputs, files.apply), files.report, files.sheet)
     require_writable(files.report)
     require_sheet(files.sheet)
-    require_free_pages(files.sheet, files.output, files.report)
 
 
 def _require_safe_changes(

@@ -95,7 +95,6 @@ def _describe(facts: dict[str, Any], source: FaceDataset) -> list[str]:
     if facts["identities_without_images"]:
         lines.append("  {identities_without_images:,} identities have no image".format(**facts))
     lines.append("  images per identity: {fewest:,} to {most:,}, median {median:g}".format(**facts))
-    lines += [f"    {name:>9}  {count:,} identities" for name, count in facts["histogram"].items()]
     lines += _format_lines(facts, facts["sample"])
     skipped = skipped_files(source)
     if skipped:

@@ -30,6 +30,8 @@ _SIDE = 112
 _IDENTITIES, _EPOCHS = 8, 7
 _BATCH_IMAGES, _BATCH_COLUMNS = 32, 8
 """Images of `write_batch_sheet`, and images in a row of it."""
+_MOST_FAULTS = 1000
+"""Rows of a page of faults: a browser still opens its 30 MB."""
 _SHOWN_MEMBERS = 3
 """Images of an identity that a row of `write_fault_sheet` shows."""
 
@@ -53,33 +55,24 @@ def identity_rows(source: FaceDataset, columns: int = 8) -> list[Row]:
     return rows
 
 
-def write_fault_sheet(
-    source: FaceDataset, faults: Sequence[LabelFault], output: Path, *, rows: int = 100
-) -> list[Path]:
+def write_fault_sheet(source: FaceDataset, faults: Sequence[LabelFault], output: Path) -> None:
     """Write one row per label fault, for a decision by eye: the images, images of its identity, of the other identity.
 
-    The rows have the numbers of the decisions in the report. There is one page per `rows` faults: `output`, and
-    further files with _2, _3, … after its name.
-
-    Returns the files.
+    The rows have the numbers of the decisions in the report. Of more than 1,000 faults the page has the first ones.
     """
     order = np.argsort(source.labels, kind="stable")
     sorted_label = source.labels[order]
     groups = {fault.target: fault.images for fault in faults if fault.kind == MIXED_IDENTITY}
-    written = []
-    for start in range(0, max(len(faults), 1), rows):
-        page: list[Row] = []
-        for number, fault in enumerate(faults[start : start + rows], start + 1):
-            shown = list(fault.images[:_SHOWN_MEMBERS])
-            for identity in (fault.identity, fault.other):
-                if identity >= 0:
-                    first, end = np.searchsorted(sorted_label, [identity, identity + 1])
-                    members = order[first:end].tolist() if identity < source.num_classes else groups[identity]
-                    shown += [image for image in members if image not in fault.images][:_SHOWN_MEMBERS]
-            page.append((f"{number}. {_fault_title(source, fault)}", _read(source, shown)))
-        written.append(output if not start else output.with_stem(f"{output.stem}_{start // rows + 1}"))
-        _write_rows(page or [("no faults", [])], written[-1])
-    return written
+    rows: list[Row] = []
+    for number, fault in enumerate(faults[:_MOST_FAULTS], 1):
+        shown = list(fault.images[:_SHOWN_MEMBERS])
+        for identity in (fault.identity, fault.other):
+            if identity >= 0:
+                first, end = np.searchsorted(sorted_label, [identity, identity + 1])
+                members = order[first:end].tolist() if identity < source.num_classes else groups[identity]
+                shown += [image for image in members if image not in fault.images][:_SHOWN_MEMBERS]
+        rows.append((f"{number}. {_fault_title(source, fault)}", _read(source, shown)))
+    _write_rows(rows or [("no faults", [])], output)
 
 
 def write_batch_sheet(image_BCSS: Tensor, output: Path) -> None:

@@ -13,7 +13,6 @@ from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.header import read_header
 from facetrain.data.loading.sampler import permute
 
-_HISTOGRAM_BOUNDS = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500)
 _SAMPLE = 1000
 """Images whose headers are read."""
 _LISTED = 5
@@ -23,8 +22,8 @@ _LISTED = 5
 def count_images(source: FaceDataset) -> dict[str, Any]:
     """Return the numbers of images and identities, and the sizes and formats of a random sample of the images.
 
-    `fewest`, `median` and `most` are images per identity, of identities with images. `histogram` has the number of
-    identities for each range of images per identity, such as "5–9". `sizes` and `formats` are as in `count_formats`.
+    `fewest`, `median` and `most` are images per identity, of identities with images. `sizes` and `formats` are as in
+    `count_formats`.
 
     Raises:
         DataError: an image cannot be read.
@@ -39,7 +38,6 @@ def count_images(source: FaceDataset) -> dict[str, Any]:
         "fewest": int(present.min()),
         "median": float(np.median(present)),
         "most": int(present.max()),
-        "histogram": _histogram(present),
         "sample": len(numbers),
         **count_formats([source.read(number) for number in numbers.tolist()]),
     }
@@ -51,13 +49,3 @@ def count_formats(images: Sequence[bytes]) -> dict[str, dict[str, int]]:
     sizes = Counter(f"{one.width}×{one.height}" if one else "unreadable" for one in headers)
     formats = Counter(one.format if one else "unknown" for one in headers)
     return {"sizes": dict(sizes.most_common(_LISTED)), "formats": dict(formats.most_common(_LISTED))}
-
-
-def _histogram(counts: np.ndarray) -> dict[str, int]:
-    edges = [bound for bound in _HISTOGRAM_BOUNDS if bound <= counts.max()]
-    edges = edges[max(sum(edge <= counts.min() for edge in edges) - 1, 0) :]
-    ranges = zip(edges, [*edges[1:], int(counts.max()) + 1], strict=True)
-    return {
-        f"{low}" if high - low == 1 else f"{low}–{high - 1}": int(((counts >= low) & (counts < high)).sum())
-        for low, high in ranges
-    }

@@ -79,9 +79,10 @@ def test_an_identity_and_the_group_of_another_one_can_show_one_person(tmp_path):
     content["decisions"][1]["apply"] = True
     (tmp_path / "report.json").write_text(format_report(content))
     assert labels(tmp_path / "report.json", source) == [0, 0, 1, 1, 0, 0, 2, 3]
-    (sheet,) = write_fault_sheet(source, faults, tmp_path / "faults.html")
-    assert "identity 0 (p0) | identity 4, cosine 0.900" in sheet.read_text()
-    assert sheet.read_text().count("<img") == 3 + 4, "the group and its identity; both identities"
+    write_fault_sheet(source, faults, tmp_path / "faults.html")
+    sheet = (tmp_path / "faults.html").read_text()
+    assert "2. duplicate_identity: identity 0 (p0) | identity 4, cosine 0.900" in sheet
+    assert sheet.count("<img") == 3 + 4, "the group and its identity; both identities"
 
 
 @pytest.mark.parametrize(

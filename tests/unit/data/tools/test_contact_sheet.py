@@ -42,17 +42,6 @@ def test_a_sheet_of_faults_shows_the_image_its_identity_and_the_other_one(datase
     assert rows_of(tmp_path / "none.html") == [("no faults", [])]
 
 
-def test_a_sheet_has_every_fault_on_numbered_pages(dataset, tmp_path):
-    faults = [LabelFault("outlier_image", 0, -1, 0.5, (1,), -1)] * 5
-    pages = write_fault_sheet(open_dataset(dataset), faults, tmp_path / "faults.html", rows=2)
-    assert [page.name for page in pages] == ["faults.html", "faults_2.html", "faults_3.html"]
-    text = "".join(page.read_text(encoding="utf-8") for page in pages)
-    assert all(
-        f"{number}. outlier_image: identity 0 (ann), image ann/ann_0002.jpg" in text for number in range(1, 6)
-    )
-    assert text.count("<img ") == 5 * 3, "the image, and the two other images of its identity"
-
-
 def test_names_in_any_script_are_in_html_and_escaped(dataset, tmp_path):
     (dataset / "ann").rename(dataset / "安娜 <b>")
     write_identities_sheet(open_dataset(dataset), tmp_path / "sheet.html")

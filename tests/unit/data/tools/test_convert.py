@@ -8,9 +8,9 @@ from facetrain.data.formats.recordio import RecordHeader, RecordWriter
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.check import check
 from facetrain.data.tools.writing import FORMATS
-from facetrain.errors import DataError, ImageError
+from facetrain.errors import ImageError
 from tests.support.datasets import encoded_image, images_of, write_records
-from tests.unit.data.tools.helpers import convert, grouped_images
+from tests.unit.data.tools.helpers import convert
 
 ORDERED = [name for name, chosen in FORMATS.items() if chosen.keeps_order]
 
@@ -73,13 +73,6 @@ def test_several_shards_and_equal_names_are_written(tmp_path, monkeypatch):
     assert sorted(one.name for one in output.glob("*.tar")) == ["000000.tar", "000001.tar", "000002.tar"]
 
 
-def test_an_output_that_exists_is_refused(tmp_path):
-    write_records(tmp_path / "in", [0, 1])
-    (tmp_path / "out").mkdir()
-    with pytest.raises(DataError, match="already exists"):
-        convert(tmp_path / "in", tmp_path / "out", "parquet")
-
-
 @pytest.mark.parametrize(
     "names",
     [
@@ -118,14 +111,6 @@ def test_names_with_outer_white_space_are_found_again_in_shards(tmp_path):
     assert sorted(map(dataset.name, range(3))) == ["_ann/_1.png", "_bob/_1.png", "cid_/_1.png"]
 
 
-def test_files_of_a_folder_have_the_bytes_of_the_records(tmp_path):
-    data = write_records(tmp_path / "data", [0, 0, 1, 1, 1, 2, 3, 3, 3, 3])
-    written = convert(data, tmp_path / "out", "folder")
-    assert (written.identities, written.images) == (4, 10)
-    assert grouped_images(tmp_path / "out") == grouped_images(data)
-    assert (tmp_path / "out" / "3" / "9.png").read_bytes() == open_dataset(data).read(9)
-
-
 def test_no_file_or_folder_takes_the_name_of_another_one(tmp_path):
     places = ["d1/1_2.jpg\tann", "d1/1.jpg\tann", "d2/1.jpg\tann", "d2/1_3.jpg\tann", "d2/2.jpg\tbob", "d2/3.jpg\tBob",
               "d2/4.jpg\tbob_1"]  # fmt: skip
@@ -147,17 +132,6 @@ def test_names_that_are_too_long_for_a_file_system_are_cut_and_stay_apart(tmp_pa
     first, second = sorted((tmp_path / "out" / ("x" * 230)).iterdir())
     assert (first.name, second.name) == ("ä" * 115 + ".png", "ä" * 115 + "_1.png")
     assert first.read_bytes() == records.read(0)
-
-
-def test_images_of_a_dataset_with_some_names_keep_apart(tmp_path):
-    data = write_records(tmp_path / "plain", [0, 0])
-    named = write_records(tmp_path / "named", [0, 0])
-    (named / "names.csv").write_text("key,name\n1,a/1.png\n2,b/1.png\n")
-    (tmp_path / "both.yaml").write_text(f"datasets:\n  - path: {data}\n  - path: {named}\n")
-    convert(tmp_path / "both.yaml", tmp_path / "out", "folder")
-    assert sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.png")) == [
-        "0/0.png", "0/1.png", "1/1.png", "1/1_3.png",
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("to", ["folder", "webdataset"])
