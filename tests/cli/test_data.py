@@ -100,7 +100,6 @@ TWICE, SUFFIX = "same: is given for two outputs", "s.png: a contact sheet is an 
         ("pairs data --output none/x.bin", "there is no folder none"),
         ("pairs data --output x.txt", "a verification set is a .bin file"),
         ("pairs data --output x.bin --reduce-to 16", "--reduce-to needs"),
-        ("pack data --output x --image-size 6325", "use a number of at most 6324"),
     ],
 )
 def test_a_command_line_that_cannot_work_is_refused_before_anything_is_read(line, message):

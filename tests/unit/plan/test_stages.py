@@ -31,7 +31,7 @@ def test_every_stage_has_the_table_of_expectations_that_the_head_allocates(of_se
     )
     tables = head.row_state()
     allocated = sum(tables[name].nbytes for name in tables.keys() & {"weight", "expectation"})
-    found = [forecast(staged, CLASSES, 1, run=described) for _, staged, _ in stage_configs(described)]
+    found = [forecast(staged, CLASSES, 1, run=described) for _, staged in stage_configs(described)]
     assert [each.centers for each in found] == [allocated, allocated]
     needed, largest = forecast_stages(described, CLASSES, 1)
     assert needed == found[0] and largest.train.batch_size == 16
