@@ -28,8 +28,8 @@ class Profile:
     device: str
     seconds: dict[str, float]
     """Seconds over all recorded steps, by profiler range; `idle` is the time outside of all ranges."""
-    operations: list[tuple[str, float, int]]
-    """Name, seconds without the operations that it calls, number of calls; the longest first."""
+    operations: str
+    """Table of the longest operations by PyTorch."""
     peak_gib: float
 
     @property
@@ -49,17 +49,13 @@ class Profile:
             f"  {name:12}{seconds / self.steps * 1e3:10.2f} ms{shares[name]:7.1%}"
             for name, seconds in self.seconds.items()
         ]
-        operations = [
-            f"  {seconds / self.steps * 1e3:10.2f} ms{calls / self.steps:7.0f} x  {name}"
-            for name, seconds, calls in self.operations
-        ]
         return "\n".join(
             [
                 f"{self.steps} steps on {self.device}, {self.step_s * 1e3:.1f} ms each; "
                 f"peak memory {self.peak_gib:.2f} GiB",
                 *parts,
-                "longest operations of a step (time without the operations that they call):",
-                *operations,
+                f"longest operations of the {self.steps} steps:",
+                self.operations,
             ]
         )
 
@@ -137,16 +133,9 @@ def _write_trace(recorder: profile, trace: Path, device: torch.device, steps: in
         steps=steps,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         seconds=seconds_by_range(events),
-        operations=_longest_operations(recorder, device),
+        operations=recorder.key_averages().table(
+            sort_by="self_device_time_total" if device.type == "cuda" else "self_cpu_time_total",
+            row_limit=_LISTED_OPERATIONS,
+        ),
         peak_gib=peak_gib(device),
     )
-
-
-def _longest_operations(recorder: profile, device: torch.device) -> list[tuple[str, float, int]]:
-    attribute = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
-    operations = [
-        (average.key, getattr(average, attribute) / 1e6, average.count)
-        for average in recorder.key_averages()
-        if average.device_type.name.lower() == device.type and not average.is_user_annotation
-    ]
-    return sorted(operations, key=lambda operation: -operation[1])[:_LISTED_OPERATIONS]

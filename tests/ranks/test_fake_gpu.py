@@ -18,7 +18,7 @@ data:
   train: {folder}/data
   image_size: 16
   workers: 0
-  augment: {{blur: 0.5, gray: 0.5, color: 0.5, crop: 0.5, erase: 0.5, low_resolution: 0.5}}
+  augment: {{blur: 0.5, gray: 0.5, color: 0.5, crop: 0.5, low_resolution: 0.5}}
 model: {{backbone: iresnet, layers: [1, 1, 1, 1], widths: [8, 8, 16, 16], embedding_size: 16}}
 head: {{{head}}}
 train: {{batch_size: 2, max_steps: 6, device: cuda, {train}}}

@@ -102,7 +102,7 @@ HEADS = {
     },
     "adaface": {"margin": "adaface"},
 }  # fmt: skip
-AUGMENTED = "data.augment={low_resolution: 0.5, blur: 0.5, gray: 0.5, color: 0.5, crop: 0.5, erase: 0.5}"
+AUGMENTED = "data.augment={low_resolution: 0.5, blur: 0.5, gray: 0.5, color: 0.5, crop: 0.5}"
 
 
 @pytest.mark.parametrize("name", HEADS)

@@ -19,6 +19,7 @@ def test_the_profile_has_the_steps_after_the_warm_up(tmp_path):
     (found,) = profile_steps(6, tmp_path / "one.pt.trace.json.gz")
     assert found.steps == 3 and found.seconds["forward"] > 0
     assert sum(found.shares().values()) == pytest.approx(1)
+    assert "aten::sum" in found.format_summary()
     assert (tmp_path / "one.pt.trace.json.gz").exists()
 
 
