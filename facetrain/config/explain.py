@@ -45,6 +45,7 @@ REMOVED_KEYS = {
     "checkpoint.every_minutes": None,
     "train.stages.image_size": None,
     "train.tf32": True,
+    "train.deterministic": False,
     "log.mlflow": None,
     "log.mlflow_experiment": "facetrain",
     "log.wandb": None,
