@@ -91,6 +91,13 @@ def train(
     ] = False,
     launch_options: LaunchOptions,
     profile: Profile = False,
+    open_page: Annotated[
+        bool,
+        typer.Option(
+            "--open",
+            help="Show RUN_DIR/report.html, which is kept up to date, in a browser after the first step.",
+        ),
+    ] = False,
 ) -> None:
     """Train a backbone and its head as a config describes."""
     loaded, set_keys = settings.load(config, set_ or ())
@@ -105,6 +112,7 @@ def train(
             resume_existing=resume_existing,
             profile=profile,
             set_keys=set_keys,
+            open_page=open_page,
             choices=settings.choices(set_keys),
         )
 

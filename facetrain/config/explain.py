@@ -41,7 +41,6 @@ REMOVED_KEYS = {
     "optim.start_factor": 0.04,
     "optim.ema": None,
     "train.loss_spike": None,
-    "train.stop_early": None,
     "checkpoint.every_minutes": None,
     "train.stages.image_size": None,
     "train.tf32": True,

@@ -48,8 +48,8 @@ def fit(
     """Train until the batches end or the ranks agree to stop. Collective.
 
     `batches` yields the micro-batches of each step and begins at `state.step`. After the last step of the run,
-    `total_steps`, a report, a verification and a checkpoint are due. `resumed` is true if the state comes from a
-    checkpoint.
+    `total_steps`, a report, a verification and a checkpoint are due. A verification may make a step the last one
+    (`train.stop_early`). `resumed` is true if the state comes from a checkpoint.
     """
     log, evaluation = callbacks.logging, callbacks.evaluation
     checkpoints, stopping = callbacks.checkpointing, callbacks.stopping
@@ -57,6 +57,9 @@ def fit(
     # Verify the initial network: a verification set that cannot be used ends the run now and not after hours.
     # A resumed run was verified already, unless a signal interrupted that verification.
     if (not resumed or state.unverified) and _verify_first(state, callbacks, resumed=resumed):
+        return
+
+    if state.early_stop.reason(config.train.stop_early):  # resumed after its end
         return
 
     # The loader has read and decoded these images ahead, in other processes, and copied them to the device.
@@ -83,6 +86,7 @@ def fit(
         # Before the save, so that a checkpoint has the metrics of its own weights: they choose the best checkpoint.
         if is_last or due(state.step, config.eval.every_steps):
             evaluation.verify(state)
+            is_last = is_last or bool(state.early_stop.reason(config.train.stop_early))
         # Here and not after the first verification, so that the first step does not wait for it.
         evaluation.write_pairs(state)
         if callbacks.page:

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict
 
 from facetrain.config.schema import Config
 from facetrain.data.loading.staged_loader import StagedLoader
 from facetrain.distributed import collectives
-from facetrain.errors import ConfigError
+from facetrain.errors import ConfigError, RunError
+from facetrain.files import os_errors_as, read_regular_text, write_atomically
 from facetrain.run.start_checks import HIGHEST_LR
 from facetrain.training.state import TrainState
 from facetrain.training.step import TrainStep
 
+_FILE = "lr_range_test.json"
 _MOST_STEPS, _FEWEST_STEPS = 100, 20
 _LOWEST_SHARE = 1e-5
 """First rate, as a fraction of the last one, which cannot be meant (`HIGHEST_LR`)."""
@@ -34,12 +38,40 @@ _LEAST_FALL = 0.02
 """Fraction of the first loss by which the loss must fall."""
 
 
+class RangeTest(BaseModel, frozen=True):
+    """Learning rate and loss of each step of a range test, and the rate that follows from them."""
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+
+    rates: list[float]
+    losses: list[float]
+    lr: float
+
+    def write(self, folder: Path) -> None:
+        """Write the test to the run folder."""
+        with os_errors_as(RunError, folder):
+            write_atomically(folder / _FILE, self.model_dump_json() + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> RangeTest | None:
+        """Return the test of a run; None if there is none that can be read."""
+        try:
+            return cls.model_validate_json(read_regular_text(folder / _FILE))
+        except (OSError, ValueError):
+            return None
+
+    def describe(self) -> str:
+        """Return what was chosen and why, in one line."""
+        return (
+            f"--lr find: optim.lr {self.lr:.3g}, at which the loss has made most of its fall in {len(self.losses)} "
+            f"steps from {self.rates[0]:.2g} to {self.rates[-1]:.2g}"
+        )
+
+
 def run_range_test(
     config: Config, state: TrainState, step: TrainStep, loader: StagedLoader, *, steps: int, lr_factor: float
-) -> tuple[float, str]:
-    """Train a state with growing rates; return the rate to use, and why, in one line. Collective.
-
-    The state is spoiled.
+) -> RangeTest:
+    """Train a state with growing rates, and return the losses and the rate to use. Collective. The state is spoiled.
 
     Args:
         config: config of the run.
@@ -69,12 +101,7 @@ def run_range_test(
         losses.append(collectives.broadcast_json(_loss(config, state.meter.report())))
         if not math.isfinite(losses[-1]):
             break
-    lr = choose_rate(rates, losses)
-    line = (
-        f"--lr find: optim.lr {lr:.3g}, at which the loss has made most of its fall in {len(losses)} steps from "
-        f"{rates[0]:.2g} to {rates[-1]:.2g}"
-    )
-    return lr, line
+    return RangeTest(rates=rates, losses=losses, lr=choose_rate(rates, losses))
 
 
 def choose_rate(rates: Sequence[float], losses: Sequence[float]) -> float:

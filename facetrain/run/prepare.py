@@ -34,7 +34,7 @@ from facetrain.run.build.parts import (
     count_workers,
 )
 from facetrain.run.build.step_schedule import StepSchedule, schedule_steps
-from facetrain.run.callbacks.evaluation import require_metric
+from facetrain.run.callbacks.evaluation import named_metrics, require_metric
 from facetrain.run.choices import NO_CHOICES, Choices, with_rate
 from facetrain.run.folder.compatibility import (
     ConfigChange,
@@ -53,7 +53,7 @@ from facetrain.run.folder.create import (
 from facetrain.run.folder.data_digests import check_inputs, digest_inputs
 from facetrain.run.folder.hosts import Hosts
 from facetrain.run.folder.lock import RunLock
-from facetrain.run.lr_range_test import run_range_test
+from facetrain.run.lr_range_test import RangeTest, run_range_test
 from facetrain.run.start_checks import check_start
 from facetrain.telemetry.log import LogFile, log_to, warn
 from facetrain.training.choose_kernels import choose_kernels, compare_trunks
@@ -152,7 +152,7 @@ def prepare_run(
         chosen.append(line)
     with fail_together(world):
         schedule = schedule_steps(config, epoch_size(source), world.size)
-    identity = RunIdentity()
+    identity, test = RunIdentity(), None
     with fail_together(world):
         if checkpoint is not None:
             check_compatibility(checkpoint, config, total_steps=schedule.total_steps)
@@ -164,9 +164,8 @@ def prepare_run(
     run_id = collectives.broadcast_json(identity.run_id)
     if choices.lr and checkpoint is None:
         with failing_alike(world):
-            lr, line = _test_rates(config, world, source, schedule, folder)
-        chosen.append(line)
-        config = with_rate(config, lr)
+            test = _test_rates(config, world, source, schedule, folder)
+        config = with_rate(config, test.lr)
         gc.collect()  # the memory may not hold a second network and its head
     to_build = config if checkpoint is None else _without_init_from(config)
     state, network = _build(to_build, world, source, schedule, folder)
@@ -174,7 +173,7 @@ def prepare_run(
         if checkpoint is not None:
             state.restore(checkpoint)
         # After the restore, which knows what the last verification has measured.
-        _check_best_metric(config, sets, state)
+        _check_named_metrics(config, sets, state)
     # After every rank has restored its part: if the checkpoint is damaged, or the config does not fit it, the folder
     # must remain unchanged.
     warnings: list[str] = []
@@ -187,6 +186,9 @@ def prepare_run(
                 warnings += describe_batch_change(checkpoint, schedule.global_batch_size, epoch)
                 if hosts.mirror:
                     hosts.mirror.leave_after(checkpoint.step)
+            if test is not None:
+                test.write(folder)
+                chosen.append(test.describe())
         if hosts.is_owner:
             if checkpoint is not None and not world.is_leader:
                 with os_errors_as(RunError, folder):
@@ -263,11 +265,8 @@ def _build(
 
 def _test_rates(
     config: Config, world: World, source: FaceDataset, schedule: StepSchedule, folder: Path
-) -> tuple[float, str]:
-    """Find the learning rate with a state that is thrown away: the run builds another one. Collective.
-
-    Return the rate, and a line that says why.
-    """
+) -> RangeTest:
+    """Find the learning rate with a state that is thrown away: the run builds another one. Collective."""
     first = schedule.stages[0]
     if world.is_leader:
         print("--lr find: training with a growing learning rate, at most 100 steps", flush=True)
@@ -284,18 +283,17 @@ def _test_rates(
         loader.close()
 
 
-def _check_best_metric(config: Config, sets: list[PairSet], state: TrainState) -> None:
-    """Check `checkpoint.best_metric` as far as the metrics are known before the next verification.
+def _check_named_metrics(config: Config, sets: list[PairSet], state: TrainState) -> None:
+    """Check the metrics that the config names as far as they are known before the next verification.
 
     A resumed run may save before that, and would remove the best checkpoint by another metric.
     """
-    metric, names = config.checkpoint.best_metric, [pairs.name for pairs in sets]
-    if metric is None:
-        return
+    names = [pairs.name for pairs in sets]
     known = [name for name in state.metrics if name.rpartition("/")[0] in names]
-    chosen = metric.rpartition("/")[0]
-    if chosen not in names or any(name.rpartition("/")[0] == chosen for name in known):
-        require_metric(metric, known or [f"{name}/…" for name in names])
+    for key, metric in named_metrics(config.checkpoint.best_metric, config.train.stop_early).items():
+        chosen = metric.rpartition("/")[0]
+        if chosen not in names or any(name.rpartition("/")[0] == chosen for name in known):
+            require_metric(key, metric, known or [f"{name}/…" for name in names])
 
 
 def _continue_folder(folder: Path, step: int) -> list[str]:

@@ -69,9 +69,12 @@ def write_results(
     save_model(path, merge_adapters(weights, str(path)), metadata | {STEP_KEY: run.state.step})
     is_cut = run.schedule.total_steps < run.schedule.steps_of_all_epochs
     ended_by = "train.max_steps" if is_cut else "train.epochs"
+    if stopped_early := run.state.early_stop.reason(run.config.train.stop_early):
+        ended_by = "train.stop_early.patience"
     summary = (
-        f"{run.folder}: was already finished, at step {run.state.step:,}; to train on: facetrain resume "
-        f"{shell_path(run.folder)} --set {ended_by}=MORE"
+        f"{run.folder}: was already finished, at step {run.state.step:,}"
+        + (f" ({stopped_early})" if stopped_early else "")
+        + f"; to train on: facetrain resume {shell_path(run.folder)} --set {ended_by}=MORE"
     )
     if not was_finished:
         summary = summarize(
@@ -80,6 +83,7 @@ def write_results(
             run.config.eval_dir,
             loss=trained_loss(run.config),
             ended_by=ended_by,
+            stopped_early=stopped_early,
             skipped=skipped,
             has_learned=has_learned,
             seconds=time.perf_counter() - run.started_at,
@@ -97,14 +101,16 @@ def summarize(
     *,
     loss: str = "loss",
     ended_by: str,
+    stopped_early: str = "",
     skipped: list[str],
     has_learned: bool,
     seconds: float,
 ) -> str:
     """Return the summary of a run as text: first and last loss and accuracy, and the commands to run next.
 
-    `loss` is the metric of the loss. `ended_by` is the config key that set the last step. `skipped` lists the images
-    that could not be read. `seconds` is the duration of the command. Without `has_learned`, the summary says so.
+    `loss` is the metric of the loss. `ended_by` is the config key that set the last step, and `stopped_early` why it is
+    an early one. `skipped` lists the images that could not be read. `seconds` is the duration of the command. Without
+    `has_learned`, the summary says so.
     """
     records = read_metrics(folder)
     lines = ["", f"{folder}: finished in {seconds:.0f} s"]
@@ -119,6 +125,8 @@ def summarize(
         )
     if published := published_curve_of(folder, read_state(folder).total_steps):
         lines += [f"  {line}" for line in published.describe(records)]
+    if stopped_early:
+        lines.append(f"  {stopped_early}")
     if not has_learned:
         lines.append(f"  did not learn in its first steps: see the warning in {folder / 'log.txt'}")
     if (folder / REPORT_FILE).is_file():

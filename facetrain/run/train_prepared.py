@@ -168,8 +168,9 @@ def _saved(run: PreparedRun) -> SaveOutcome:
 
 
 def _is_finished(run: PreparedRun) -> bool:
-    """Return whether the run has taken its last step."""
-    return run.state.step >= run.schedule.total_steps
+    """Return whether the run has taken its last step, or has stopped early."""
+    stopped_early = run.state.early_stop.reason(run.config.train.stop_early)
+    return run.state.step >= run.schedule.total_steps or bool(stopped_early)
 
 
 def _use_first_images(run: PreparedRun, image_BCHW: Tensor) -> None:
@@ -212,6 +213,7 @@ def _build_evaluation(run: PreparedRun, outputs: RunOutputs, stop_request: StopR
         verifier,
         outputs.write,
         best_metric=run.config.checkpoint.best_metric,
+        stop_early=run.config.train.stop_early,
         pairs_file=run.folder / PAIRS_FILE if run.world.is_leader else None,
     )
 

@@ -42,6 +42,7 @@ def train(
     resume_existing: bool = False,
     profile: bool = False,
     set_keys: Set[str] = frozenset(),
+    open_page: bool = False,
     choices: Choices = NO_CHOICES,
     on_folder: Callable[[Path], None] = lambda folder: None,
 ) -> int:
@@ -49,8 +50,9 @@ def train(
 
     If torch's elastic launcher has restarted the workers, the run continues from its newest checkpoint; so it does if
     another rank resumes it. `resume_existing` also continues the run of an earlier command, if there is one in the
-    folder. `profile` records a few steps in the run folder. `set_keys` are the config keys that the command line sets.
-    `choices` says what a new run chooses itself. `on_folder` is called with the folder of the run.
+    folder. `profile` records a few steps in the run folder. `open_page` shows the report in a browser. `set_keys` are
+    the config keys that the command line sets. `choices` says what a new run chooses itself. `on_folder` is called with
+    the folder of the run.
     """
     with _joined_world(config) as world:
         prepare = partial(prepare_run, config, world, set_keys=set_keys, choices=choices)
@@ -79,7 +81,7 @@ def train(
                 prepare_checkpoints(world, folder, is_new_run=not continues, is_owner=hosts.is_owner)
                 step = fetch_checkpoint(world, hosts, folder, None) if continues else None
                 checkpoint = open_on_all_ranks(world, folder, step) if continues else None
-                return _run(prepare(folder, checkpoint, lock, hosts), profile=profile)
+                return _run(prepare(folder, checkpoint, lock, hosts), profile=profile, open_page=open_page)
         finally:
             if is_new:
                 remove_if_empty(folder, world)
@@ -151,17 +153,23 @@ def _joined_world(config: Config) -> Iterator[World]:
         yield world
 
 
-def _run(run: PreparedRun, *, profile: bool) -> int:
+def _run(run: PreparedRun, *, profile: bool, open_page: bool = False) -> int:
     """Train a prepared run, with its state in the run folder; return the exit code."""
     is_leader = run.world.is_leader
-    page = LiveReport(run.folder) if is_leader and run.config.log.report else None
+    page = LiveReport(run.folder, open_page) if is_leader and run.config.log.report else None
     train_it = partial(train_prepared, run, profile=profile, page=page)
     try:
         # One file for all ranks: `facetrain runs` reads it, and only the leader writes it.
         if not is_leader:
             return train_it()
         start = Start(step=run.state.step, ranks=run.world.size, device=run.world.device.type)
-        return train_recorded(run.folder, start, run.schedule.total_steps, train_it)
+        return train_recorded(
+            run.folder,
+            start,
+            run.schedule.total_steps,
+            train_it,
+            lambda: run.state.early_stop.reason(run.config.train.stop_early),
+        )
     finally:
         if page:
             page.write()

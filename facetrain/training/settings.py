@@ -65,6 +65,17 @@ class StageSettings(Settings):
         return self
 
 
+class StopEarlySettings(Settings):
+    """Early end of a run: when a metric of the verification no longer rises. `{metric: lfw/accuracy}`, for example."""
+
+    metric: str
+    """Metric, named as for `checkpoint.best_metric`; larger values are better."""
+    patience: Positive = 5
+    """Number of consecutive verifications without a gain after which the run ends."""
+    min_gain: Annotated[float, Field(ge=0)] = 0.0
+    """Difference from the best value that a larger value must exceed to be a gain."""
+
+
 class TrainSettings(Settings):
     """Length of the run, batch size, number formats, and limits."""
 
@@ -77,6 +88,8 @@ class TrainSettings(Settings):
     stages: tuple[StageSettings, ...] = ()
     max_steps: Positive | None = None
     """Step after which the run ends, and to which the learning rate schedule is fitted. null: after all epochs."""
+    stop_early: StopEarlySettings | None = None
+    """When the run ends before its last step. null: never."""
     precision: Literal["fp32", "bf16", "fp16"] = "bf16"
     """Number format of the backbone. The last layer and the loss are always computed in float32."""
     fused: Switch = "off"

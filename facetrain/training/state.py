@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from facetrain.optim.frozen_parts import trained_buffers
 from facetrain.optim.stepper import Stepper
 from facetrain.telemetry.meter import Meter
 from facetrain.training.distillation import Distillation
+from facetrain.training.early_stop import EarlyStop
 from facetrain.training.precision import InPrecision
 
 
@@ -46,6 +47,8 @@ class TrainState:
     """Step of that verification; None before the first."""
     unverified: bool = False
     """Whether a signal interrupted the verification of this step, so that a resumed run must do it."""
+    early_stop: EarlyStop = field(default_factory=EarlyStop)
+    """Verifications that count for `train.stop_early`."""
     skipped_images: set[str] = field(default_factory=set)
     """Messages about the images that a rank could not read so far, one for each image; the same on all ranks."""
 
@@ -87,7 +90,9 @@ class TrainState:
             rows=rows,
             num_classes=self.head.num_classes,
             rank_state=self._rank_state(),
-            meta=meta | {"verified_step": self.verified_step, "unverified": self.unverified},
+            meta=meta
+            | {"verified_step": self.verified_step, "unverified": self.unverified}
+            | {"early_stop": self.early_stop.model_dump()},
             metrics=self.metrics,
             copy_rows=self.head.on_device,
         )
@@ -121,6 +126,8 @@ class TrainState:
         self.unverified = checkpoint.meta.get("unverified") is True
         verified_step = checkpoint.meta.get("verified_step")
         self.verified_step = verified_step if isinstance(verified_step, int) else None
+        with suppress(ValueError):  # a checkpoint from before the key
+            self.early_stop = EarlyStop.model_validate(checkpoint.meta.get("early_stop"))
 
     def _load(self, checkpoint: Checkpoint) -> None:
         self.backbone.load_state_dict(checkpoint.replicated("backbone."))

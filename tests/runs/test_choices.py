@@ -1,5 +1,6 @@
 """Runs that choose their learning rate or batch: `--lr find`, `--batch auto`."""
 
+import json
 import math
 import os
 from functools import partial
@@ -22,6 +23,8 @@ from tests.runs.test_training import metrics
 from tests.support.ranks import free_ports, start_ranks
 
 STAGES = "[{until_epoch: 8, global_batch_size: 12}]"
+STOP = "train.stop_early={metric: val/accuracy, patience: 3, min_gain: 1}"
+"""Ends a run after the verification of step 18, as those of steps 6, 12 and 18 gain less than one."""
 
 
 def find_and_repeat(rank, size, config, folder, ports):
@@ -36,7 +39,7 @@ def find_and_repeat(rank, size, config, folder, ports):
             if name == "found"
             else [f"optim.lr={load_config(folder / 'found' / 'config.yaml').optim.lr!r}"]
         )
-        described = load_config(config, [f"train.stages={STAGES}", *rate])
+        described = load_config(config, [f"train.stages={STAGES}", STOP, *rate])
         choices = Choices(lr=name == "found")
         assert training.train(described, folder / name, resume_existing=True, choices=choices) == 0
 
@@ -45,9 +48,12 @@ def find_and_repeat(rank, size, config, folder, ports):
 def test_nothing_but_the_rate_remains_of_a_range_test(describe, tmp_path, size):
     config = describe(dropout=0.2, sample_rate=0.5, accumulate=2, steps=24, checkpoint="every_steps: 12")
     start_ranks(find_and_repeat, (size, config, tmp_path, free_ports(3)), size)
-    lr = load_config(tmp_path / "found" / "config.yaml").optim.lr
-    assert lr != 0.05 and f"--lr find: optim.lr {lr:.3g}" in (tmp_path / "found" / "log.txt").read_text()
+    test = json.loads((tmp_path / "found" / "lr_range_test.json").read_text())
+    assert len(test["losses"]) == 24 and test["lr"] != 0.05
+    assert load_config(tmp_path / "found" / "config.yaml").optim.lr == test["lr"], "also after the resume"
+    assert f"--lr find: optim.lr {test['lr']:.3g}" in (tmp_path / "found" / "log.txt").read_text()
     assert metrics(tmp_path / "found") == metrics(tmp_path / "given")
+    assert max(record["step"] for record in metrics(tmp_path / "found")) == 18, "stopped early"
     models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("found", "given")]
     assert models[0] == models[1]
 

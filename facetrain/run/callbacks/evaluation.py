@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from facetrain.distributed.stop_request import Stopped
 from facetrain.errors import ConfigError
 from facetrain.files import error_reason
 from facetrain.telemetry.log import warn
+from facetrain.training.settings import StopEarlySettings
 from facetrain.training.state import TrainState, averaged_buffers
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.output.hardest_pairs import write_hardest_pairs
@@ -25,6 +26,8 @@ class Evaluation:
     """Writes the metrics of a step."""
     best_metric: str | None = None
     """Metric that chooses the best checkpoint (`checkpoint.best_metric`)."""
+    stop_early: StopEarlySettings | None = None
+    """When the run ends before its last step."""
     pairs_file: Path | None = None
     """File that gets the hardest pairs of the last verification; None on ranks that write none."""
     _unwritten: tuple[int, dict[str, Result]] | None = field(default=None, init=False)
@@ -57,8 +60,11 @@ class Evaluation:
             self.write(state.step, state.metrics)
             # Written later by `write_pairs`: the first step must not wait for it.
             self._unwritten = state.step, results
-        if state.step == 0 and self.best_metric:
-            require_metric(self.best_metric, state.metrics)
+        if state.step == 0:
+            for key, metric in named_metrics(self.best_metric, self.stop_early).items():
+                require_metric(key, metric, state.metrics)
+        if self.stop_early:
+            state.early_stop = state.early_stop.after(state.step, state.metrics, self.stop_early)
         state.meter.restart_clock()  # images per second count training alone
 
     def write_pairs(self, state: TrainState) -> None:
@@ -72,14 +78,19 @@ class Evaluation:
             state.meter.restart_clock()
 
 
-def require_metric(metric: str, measured: Iterable[str]) -> None:
-    """Check that the verification measures `checkpoint.best_metric`.
+def named_metrics(best_metric: str | None, stop_early: StopEarlySettings | None) -> Mapping[str, str]:
+    """Return the metrics that a config names, by key."""
+    stop = stop_early.metric if stop_early else None
+    keys = {"checkpoint.best_metric": best_metric, "train.stop_early.metric": stop}
+    return {key: metric for key, metric in keys.items() if metric is not None}
+
+
+def require_metric(key: str, metric: str, measured: Iterable[str]) -> None:
+    """Check that the verification measures the metric that a key of the config names.
 
     Raises:
         ConfigError: it does not.
     """
     if metric not in measured:
         names = ", ".join(measured) or "no set: eval.targets is empty"
-        raise ConfigError(
-            f"checkpoint.best_metric: {metric} is not measured; the verification measures {names}"
-        )
+        raise ConfigError(f"{key}: {metric} is not measured; the verification measures {names}")

@@ -35,15 +35,24 @@ class RunState(BaseModel, frozen=True):
     state: str = FAILED
     """running, stopped (by a signal, after a checkpoint), finished or failed."""
     reason: str = ""
-    """Error message of a run that failed."""
+    """Error message of a run that failed, or why a finished run has stopped early."""
     total_steps: int | None = None
     """Last step of the run; None if the run has no `state.json`."""
     starts: tuple[Start, ...] = ()
     """First start, and every resume and restart after it."""
 
 
-def train_recorded(folder: Path, start: Start, total_steps: int, train: Callable[[], int]) -> int:
-    """Call `train`, keep `state.json` up to date, and return the exit code of `train`. For the leader only."""
+def train_recorded(
+    folder: Path,
+    start: Start,
+    total_steps: int,
+    train: Callable[[], int],
+    end_reason: Callable[[], str] = lambda: "",
+) -> int:
+    """Call `train`, keep `state.json` up to date, and return the exit code of `train`. For the leader only.
+
+    `end_reason` returns why the run has finished before its last step; empty if it has not.
+    """
     now = datetime.now(UTC).isoformat(timespec="seconds")
     starts = (*_read(folder).starts, start.model_copy(update={"time": now}))
     state = RunState(state=RUNNING, total_steps=total_steps, starts=starts)
@@ -54,7 +63,8 @@ def train_recorded(folder: Path, start: Start, total_steps: int, train: Callable
     except BaseException as error:
         _write(folder, state.model_copy(update={"state": FAILED, "reason": _reason(error)}))
         raise
-    _write(folder, state.model_copy(update={"state": STOPPED if exit_code else FINISHED}))
+    end = {"state": STOPPED} if exit_code else {"state": FINISHED, "reason": end_reason()}
+    _write(folder, state.model_copy(update=end))
     return exit_code
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from facetrain.run.lr_range_test import RangeTest
 from facetrain.run.report.published_curve import PublishedCurve
 
 if TYPE_CHECKING:
@@ -48,6 +49,20 @@ def draw_curves(
             axes.set_ylabel(_LABELS[panel])
     rows[-1].set_xlabel("step")
     rows[-1].xaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
+    return figure
+
+
+def draw_range_test(test: RangeTest, *, width: float = 7.0) -> Figure:
+    """Return a figure of the loss over the learning rate, with a line at the chosen rate; `width` is in inches."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, 2.4), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    axes.semilogx(test.rates[: len(test.losses)], test.losses, color="tab:gray")
+    axes.axvline(test.lr, color="tab:blue")
+    axes.set(xlabel="learning rate", ylabel="loss")
     return figure
 
 

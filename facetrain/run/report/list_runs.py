@@ -8,7 +8,7 @@ from typing import Any
 from facetrain.checkpoint.commit import CHECKPOINTS, complete_steps
 from facetrain.errors import UsageError
 from facetrain.files import error_reason, os_errors_as, printable
-from facetrain.run.folder.run_state import RunState, read_state
+from facetrain.run.folder.run_state import FINISHED, RunState, read_state
 from facetrain.telemetry.jsonl import read_jsonl
 from facetrain.telemetry.log import warn
 
@@ -91,7 +91,8 @@ def _row(run: ListedRun) -> tuple[str, ...]:
     saved = "–" if run.checkpoint is None else f"{run.checkpoint:,}"
     loss = "–" if run.loss is None else formatted(run.loss, ".4f")
     best = ", ".join(f"{name} {value:.2%}" for name, value in run.best.items()) or "–"
-    cells = (Path(run.folder).name, run.state, f"{run.step:,} of {total}", saved, loss, best)
+    state = run.state + (" early" if run.state == FINISHED and run.reason else "")
+    cells = (Path(run.folder).name, state, f"{run.step:,} of {total}", saved, loss, best)
     return tuple(map(printable, cells))
 
 

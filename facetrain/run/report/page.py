@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from facetrain.config.loading import load_config
+from facetrain.config.loading import load_config, plain_config
+from facetrain.config.presets import presets
 from facetrain.data.images.decode import decode_rgb, encode_jpeg
 from facetrain.errors import ConfigError, ImageError, RunError, UsageError
 from facetrain.files import os_errors_as, read_regular_text, write_atomically
 from facetrain.html_page import data_table, details_table, escape, html_page, image, svg
 from facetrain.run.folder.create import recorded_environment
 from facetrain.run.folder.run_state import RUNNING, RunState, read_state
+from facetrain.run.lr_range_test import RangeTest
 from facetrain.run.outputs import AUGMENTED_FILE, PAIRS_FILE, SKIPPED_FILE
-from facetrain.run.report.curves import PANELS, draw_curves
+from facetrain.run.report.curves import PANELS, draw_curves, draw_range_test
 from facetrain.run.report.list_runs import best_accuracies, formatted, is_run, read_metrics
 from facetrain.run.report.published_curve import PublishedCurve, published_curve_of
 from facetrain.verify.output.hardest_pairs import VerifiedPairs, pairs_html
@@ -58,12 +61,13 @@ def run_sections(folder: Path) -> Iterator[str]:
     yield "</div>"
     if published:
         yield f"<p>Dashed: the published training of {published.preset}.</p>"
+    yield from _range_test(folder)
     yield from _verifications(records)
     yield from _hardest_pairs(folder)
     yield from _first_batch(folder)
     yield from _speed(records)
     yield "<h2>Config</h2>"
-    yield from _changed_keys(folder)
+    yield from _config_differences(folder)
     yield from _listed("Skipped images", _lines(folder / SKIPPED_FILE))
     yield from _listed("Warnings", [line for line in _lines(folder / "log.txt") if " WARNING " in line])
     yield f"<h2>Starts</h2><p>{max(len(state.starts) - 1, 0)} resumes and restarts</p>"
@@ -91,15 +95,37 @@ def _summary(
     yield "report written", datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def _changed_keys(folder: Path) -> Iterator[str]:
+def _config_differences(folder: Path) -> Iterator[str]:
     try:
-        config = load_config(folder / "config.yaml")
+        values = dict(_flatten(plain_config(load_config(folder / "config.yaml"))))
     except ConfigError as error:
         yield f"<p>The config cannot be read: {escape(str(error))}</p>"
         return
-    changed = config.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    yield "<p>Keys with another value than their default:</p>"
-    yield data_table(("key", "value"), [(key, _text(value)) for key, value in _flatten(changed)])
+    known = _presets()
+
+    def count_differences(name: str) -> int:
+        return sum(known[name].get(key) != value for key, value in values.items())
+
+    name = min(known, key=count_differences)
+    differences = [
+        (key, _text(known[name].get(key)), _text(value))
+        for key, value in values.items()
+        if known[name].get(key) != value and not key.startswith("run.")
+    ]
+    yield f"<p>Differences from {escape(name)}, the most similar preset:</p>"
+    yield data_table(("key", "preset", "this run"), differences)
+
+
+@cache
+def _presets() -> dict[str, dict[str, Any]]:
+    """Return the values of all presets, which a run that writes many pages reads once."""
+    return {preset.name: dict(_flatten(plain_config(load_config(preset.path)))) for preset in presets()}
+
+
+def _range_test(folder: Path) -> Iterator[str]:
+    if test := RangeTest.read(folder):
+        yield f"<h2>Learning rate test</h2><p>{escape(test.describe())}</p>"
+        yield f'<div class="figures">{svg(draw_range_test(test, width=4.5), "lr-range-test")}</div>'
 
 
 def _verifications(records: list[dict[str, Any]]) -> Iterator[str]:
@@ -152,11 +178,15 @@ def _speed(records: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _listed(title: str, lines: list[str]) -> Iterator[str]:
-    last = f", of which the last {_MAX_LINES} are listed" if len(lines) > _MAX_LINES else ""
-    yield f"<h2>{title}</h2><p>{len(lines):,}{last}</p>"
+    yield from _counted(title, len(lines))
     if lines:
         items = "".join(f"<li>{escape(line)}</li>" for line in lines[-_MAX_LINES:])
         yield f'<ul class="lines">{items}</ul>'
+
+
+def _counted(title: str, count: int) -> Iterator[str]:
+    last = f", of which the last {_MAX_LINES} are listed" if count > _MAX_LINES else ""
+    yield f"<h2>{title}</h2><p>{count:,}{last}</p>"
 
 
 def _lines(path: Path) -> list[str]:

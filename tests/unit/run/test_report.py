@@ -1,6 +1,7 @@
 """Report of a run: one page with everything that the files of the run tell."""
 
 import json
+import re
 from html.parser import HTMLParser
 
 import numpy as np
@@ -11,6 +12,7 @@ from facetrain.data.images.decode import encode_jpeg, encode_png
 from facetrain.errors import UsageError
 from facetrain.run.folder import run_state
 from facetrain.run.folder.run_state import Start, train_recorded
+from facetrain.run.lr_range_test import RangeTest
 from facetrain.run.report.page import write_run_report
 from facetrain.telemetry.jsonl import JsonLines
 from facetrain.verify.output.hardest_pairs import HardestPairs, ShownPair, VerifiedPairs
@@ -50,6 +52,7 @@ def folder(tmp_path):
         lines.write(step + 1, {"loss": 3.0, "lr": 0.1, "images_per_s": 1234.0, "peak_memory_gib": 2.5})
     lines.write(22, {"loss": float("nan"), "lr": 0.1, "images_per_s": 1234.0, "wait_s": 1.5})
     lines.close()
+    RangeTest(rates=[0.01, 0.1, 1.0], losses=[3.0, 2.0, float("nan")], lr=0.0321).write(folder)
     (folder / "skipped_images.txt").write_text(f"{EVIL}: damaged\n")
     (folder / "log.txt").write_text(f"1970 rank 0 WARNING {EVIL} warns\n1970 rank 0 INFO quiet\n")
     sheet = np.zeros((8, 8, 3), np.uint8)
@@ -71,15 +74,14 @@ def text(folder):
 def test_the_page_has_every_part_of_the_run(text):
     page = Page(text)
     parts = ("Config", "Curves", "Verification", "Speed", "Skipped images", "Warnings")
-    for part in (*parts, "Starts", "Environment", NAME):
+    for part in (*parts, "Learning rate test", "Starts", "Environment", NAME):
         assert f"{part}\n" in page.text
-    assert "optim.lr\n0.0321\n" in page.text and "optim.momentum" not in page.text, (
-        "keys without their default"
-    )
+    assert re.search(r"optim.lr\n0.\d+\n0.0321\n", page.text), "a key with the preset's value and the run's"
+    assert "ms1mv3_r50" in page.text and "run.name" not in page.text
     assert "stopped" in page.text and "22 of 40" in page.text
     assert "70.00%" in page.text and "0.7500" in page.text and "1,234" in page.text
     assert "1 resumes and restarts" in page.text and "warns" in page.text and "quiet" not in page.text
-    assert page.tags.count("svg") == 4
+    assert page.tags.count("svg") == 5 and "--lr find: optim.lr 0.0321" in page.text
 
 
 def test_names_are_escaped_and_nothing_is_loaded_from_elsewhere(text):
