@@ -90,10 +90,9 @@ def _variant(name: str, opened: EmbeddingModel, image: Tensor) -> Callable[[], T
     network = opened.network
     if name == RIVAL:
         with tempfile.TemporaryDirectory() as folder:
-            exported = export(opened, "onnx", Path(folder, "model.onnx"), ExportOptions())
-        assert isinstance(exported.model, EmbeddingModel)
-        # The session has read the file, and has as many threads as torch.
-        network, image = exported.model.network, image.contiguous()
+            export(opened, "onnx", Path(folder, "model.onnx"), ExportOptions())
+            # The session has as many threads as torch.
+            network, image = open_model(Path(folder, "model.onnx"), _CPU).network, image.contiguous()
     elif name != "plain":
         network = inference_network(network, _CPU, bf16=name == "facetrain_bf16")
     return torch.no_grad()(lambda: network(image).float())

@@ -41,10 +41,6 @@ def average(
         raise UsageError(f"{models[0]}: an average needs at least two models")
     if output.suffix != ".safetensors":
         raise UsageError(f"{output}: a model file ends with .safetensors")
-    if weight and (len(weight) != len(models) or not sum(weight) > 0):
-        raise UsageError(
-            f"{len(weight)} weights for {len(models)} models; give --weight once per model, at least one above 0"
-        )
     require_writable(output)
     require_existing(*models)
     from facetrain.models.average_models import SOURCES_KEY, average_models

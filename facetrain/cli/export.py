@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from facetrain.models.model_file import EmbeddingModel
 
 _USUAL_COSINE = 0.98
-_USUAL_LOSS = 0.003
-"""Loss of accuracy (3 in 1,000 pairs) that is not worth advice."""
-_RATES = ("eer", "tar@", "rank", "tpir@")
-"""Beginnings of the names of the rates of sets that have no accuracy."""
 _NUM_COMPARED, _NUM_QUANTIZED = 100, 256
 """Largest number of images to take for a comparison, and for a quantization."""
 
@@ -47,6 +43,8 @@ def export(
     """Write a model to a file for another program; a file that gives other embeddings is not written."""
     if not sets.target:
         refuse_given(context, "data_dir", when="without --target")
+    if outputs.model_card is None and outputs.push is None:
+        refuse_given(context, "target", when="without --model-card or --push: the card has the results")
     row, output = FORMATS[format], outputs.output
     _check_options(format, row, file, images)
     if not output.name.endswith(row.suffix):
@@ -69,18 +67,16 @@ def export(
     row.load()  # a missing package is reported before the network is opened
     opened = open_model(model, torch.device("cpu"))
     data_dir = sets.data_dir or eval_dir_of_run(model)
-    # Before the export: a set that cannot be read then leaves no file.
-    results = _evaluate(opened, sets.target, data_dir)
+    # Before the export: a set that cannot be read then leaves no file. Quantization changes the results.
+    results = {} if file.int8 else _evaluate(opened, sets.target, data_dir)
     if row.is_compared:
         file = replace(file, images=_read_images(images, file, opened.image_size))
     exported = export_model(opened, format, output, file)
     report = _report(opened, exported)
-    if file.int8 and THRESHOLDS_KEY in opened.metadata:
-        report["left_out"] = [THRESHOLDS_KEY]
-    if results:
-        model_results, results = results, _evaluate(exported.model, sets.target, data_dir)
-        report["rates"] = {name: _compare_rates(model_results[name], results[name]) for name in results}
-    # With the results of the file: quantization changes them.
+    if file.int8:
+        results = _evaluate(output, sets.target, data_dir)
+        if THRESHOLDS_KEY in opened.metadata:
+            report["left_out"] = [THRESHOLDS_KEY]
     card = partial(_card, opened, output.name, results, file, report, outputs.license)
     if outputs.model_card:
         write_text(outputs.model_card, card())
@@ -91,7 +87,7 @@ def export(
     if outputs.as_json:
         typer.echo(json.dumps(report))
         return
-    for line in _format_report(report, is_int8=bool(file.int8)):
+    for line in _format_report(report, is_int8=file.int8):
         echo_line(line)
 
 
@@ -108,10 +104,8 @@ def _check_options(format: str, row: ExportFormat, file: ExportOptions, images: 
         raise UsageError(f"--format {format} has no option {flag}; use --format {supported} with it")
     if images is not None and not row.is_compared:
         raise UsageError(f"--format {format} has no option --images; the file has the weights themselves")
-    if file.int8 and given - {"int8", "run_config"}:
-        raise UsageError(
-            "--int8 cannot be combined with --from-pixels, --unit, --opset and --batch; remove one of them"
-        )
+    if file.int8 and given != {"int8"}:
+        raise UsageError("--int8 cannot be combined with --from-pixels and --unit; remove one of them")
 
 
 def _read_images(images: Path | None, file: ExportOptions, size: int) -> Tensor | None:
@@ -140,16 +134,6 @@ def _evaluate(model: Path | EmbeddingModel, target: list[str] | None, data_dir: 
         return {}
     evaluation = evaluate(model, target, data_dir, inference=Inference("cpu"))
     return {name: result.as_json() for name, result in evaluation.results.items()}
-
-
-def _compare_rates(model: dict[str, Any], file: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Return the accuracy of a set, or its rates if it has none, such as IJB; none that it is too small for."""
-    wanted = ["accuracy"] if "accuracy" in model else [name for name in model if name.startswith(_RATES)]
-    return {
-        name: {"model": model[name], "file": file[name]}
-        for name in wanted
-        if model[name] is not None and file[name] is not None
-    }
 
 
 def _report(opened: EmbeddingModel, exported: Exported) -> dict[str, Any]:
@@ -204,21 +188,13 @@ def _format_report(report: dict[str, Any], *, is_int8: bool) -> list[str]:
             f"cosine with the embeddings of the model: {cosine['mean']:.4f} on average, "
             f"{cosine['lowest']:.4f} at least, on {cosine['images']} images"
         )
-    losses: dict[str, float] = {}
-    for name, rates in report.get("rates", {}).items():
-        for metric, rate in rates.items():
-            losses[metric] = max(losses.get(metric, 0), rate["model"] - rate["file"])
-            lines.append(
-                f"{name}: {metric} of the file {rate['file']:.3%}, of the model {rate['model']:.3%} "
-                f"({rate['file'] - rate['model']:+.3%})"
-            )
     if "pushed" in report:
         lines.append(f"pushed with its model card: {report['pushed']}")
     if "left_out" in report:
         lines.append(
             "The file has no thresholds: those of the model were measured in float32, and the file gives other cosines."
         )
-    if is_int8 and (cosine["mean"] < _USUAL_COSINE or losses.get("accuracy", 0) > _USUAL_LOSS):
+    if is_int8 and cosine["mean"] < _USUAL_COSINE:
         lines.append(
             "The file loses more than usual; give some hundred images like those that the network will get with "
             "--images, or keep float32 without --int8."

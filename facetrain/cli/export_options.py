@@ -45,20 +45,9 @@ FileOptions = Annotated[
         "unit": typer.Option(
             help=f"{_formats_with('unit')}: divide the embeddings by their length; off by default."
         ),
-        "opset": typer.Option(
-            min=18, help="onnx: version of ONNX's operators; by default the one that torch prefers."
-        ),
-        "batch": typer.Option(
-            min=1,
-            help=f"{_formats_with('batch')}: fixed number of images per call; by default any number.",
-        ),
         "int8": typer.Option(
-            help="onnx: quantize weights and activations of convolutions and linear layers to 8 bits. Off by default."
-        ),
-        "run_config": typer.Option(
-            "--run-config",
-            help=f"{_formats_with('run_config')}: store the config of the run in the file. It names folders of this "
-            "machine.",
+            "--int8",
+            help="onnx: quantize weights and activations of convolutions and linear layers to 8 bits. Off by default.",
         ),
     },
 ]
@@ -77,14 +66,14 @@ Images = Annotated[
 
 @dataclass(frozen=True)
 class Sets:
-    """Verification sets on which both the model and the file are evaluated."""
+    """Verification sets whose results the model card has."""
 
     target: Annotated[
         list[str] | None,
         typer.Option(
             metavar="SET",
             parser=local_set,
-            help="Verification set on which both the model and the file are evaluated; may be repeated.",
+            help="Verification set whose results the model card has; may be repeated.",
         ),
     ] = None
     data_dir: DataDir = None

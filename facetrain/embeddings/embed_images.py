@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -25,7 +27,6 @@ from facetrain.embeddings.embedding_files import Embeddings
 from facetrain.embeddings.inference import Inference
 from facetrain.embeddings.normalization import l2_normalize, require_finite
 from facetrain.embeddings.photo_check import PhotoCheck
-from facetrain.embeddings.row_files import RowFile
 from facetrain.errors import DataError
 from facetrain.files import os_errors_as, printable
 from facetrain.models.inference_network import inference_network
@@ -106,15 +107,33 @@ def embed_images(
         return l2_normalize(embedding_ND)
 
     kept = None
-    for _, chunk in embed_in_chunks(embedder, embed, 0, count, _CHUNK, progress):
+    for indices, chunk in embed_in_chunks(embedder, embed, 0, count, _CHUNK, progress):
         if len(chunk) == count:
             check.warn(name, getattr(images, "location", None))
             return chunk
-        kept = kept or RowFile(count)
-        kept.append(chunk)
+        if kept is None:
+            kept = _temporary_rows(count, chunk.shape[1])
+        kept[indices.start : indices.stop] = chunk
     assert kept is not None, "no images"
     check.warn(name, getattr(images, "location", None))
-    return kept.array()
+    return kept
+
+
+def _temporary_rows(count: int, size: int) -> np.ndarray:
+    """Return an array of float32 (count, size) in an unnamed file in TMPDIR, which disappears with the array.
+
+    Raises:
+        DataError: the disk has no space for the file.
+    """
+    folder = Path(tempfile.gettempdir())
+    with (
+        os_errors_as(DataError, folder, "free some space, or set TMPDIR to another disk"),
+        tempfile.TemporaryFile() as file,
+    ):
+        # A full disk is reported now and not after hours; and a write to mapped memory would end the process.
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, 4 * count * size)
+        return np.asarray(np.memmap(file, np.float32, "w+", shape=(count, size)))
 
 
 def embed_in_chunks(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,13 +15,6 @@ from facetrain.models.layer_graph import IMAGE, Layer, LayerGraph
 _IDENTITIES = ("identity", "flatten")
 """Kinds of layers that change no number. A change of shape counts as none: the shapes of the weights determine what
 the layers take."""
-ARITHMETIC: dict[str, Callable[[Any, float], Any]] = {
-    "add": lambda x, number: x + number,
-    "sub": lambda x, number: x - number,
-    "mul": lambda x, number: x * number,
-    "div": lambda x, number: x / number,
-}
-"""Operations with a number."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +25,7 @@ class Affine:
     offset: float = 0.0
 
     def then(self, operation: str, number: float) -> Affine:
-        """Return the function followed by an operation of `ARITHMETIC`, or by `rsub`: number − x. Others give NaN."""
+        """Return the function followed by `add`, `sub`, `mul`, `div`, or `rsub`: number − x. Others give NaN."""
         scale = {"add": 1, "sub": 1, "rsub": -1, "mul": number, "div": 1 / number if number else math.nan}
         shift = {"add": number, "sub": -number, "rsub": number}.get(operation, 0.0)
         factor = scale.get(operation, math.nan)
@@ -63,10 +56,9 @@ class Node:
         return Layer(kind, self.sources[:1], weights, options)
 
     def with_number(self, operation: str, number: float) -> Layer:
-        """Return a layer that applies an operation of `ARITHMETIC` with a number."""
-        compute = ARITHMETIC[operation]
+        """Return a layer that applies an operation of `Affine.then` with a number."""
         options = {"operation": operation, "number": number}
-        return Layer(f"{operation} {number:g}", self.sources[:1], {}, options, lambda x: compute(x, number))
+        return Layer(f"{operation} {number:g}", self.sources[:1], {}, options)
 
 
 def backbone_form(graph: LayerGraph, image_of_pixel: Affine) -> LayerGraph:

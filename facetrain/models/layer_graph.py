@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from facetrain.errors import ModelError
+
 IMAGE = "image"
 """Name of the input of the first layers."""
 
@@ -30,8 +32,6 @@ class Layer:
     """`weight` and for some layers `bias`; for a norm also `mean` and `variance`."""
     options: dict[str, Any] = field(default_factory=dict)
     """`stride`, `padding`, `dilation` and `groups` of a convolution; `eps` of a norm."""
-    compute: Callable[..., Tensor] | None = None
-    """Maps the values of the sources to the value of a layer of another kind; None if only other programs run it."""
 
     def __str__(self) -> str:
         shape = f" {'×'.join(map(str, self.weights['weight'].shape))}" if self.weights else ""
@@ -84,12 +84,7 @@ def run_layer(layer: Layer, x: Tensor, *others: Tensor, in_place: bool = False) 
             return torch.maximum(x, x * weights["weight"].view(-1, 1, 1))
         case "add":
             return x.add_(others[0]) if in_place else x + others[0]
-        case "identity":
-            return x
-        case "flatten":
-            return x.flatten(1)
-    assert layer.compute is not None, f"{layer.kind}: has no computation in torch"
-    return layer.compute(x, *others, *weights.values())
+    raise ModelError(f"{layer}: is no layer that facetrain runs")
 
 
 Runner = Callable[[str, list[Tensor], bool], Tensor]

@@ -310,7 +310,7 @@ def _open_onnx(path: Path) -> EmbeddingModel:
         network.eval(),
         network.image_size,
         network.embedding_size,
-        uint8_pixels if network.from_pixels else floats,
+        _uint8_pixels if network.from_pixels else floats,
         f"ONNX, {path.name}",
         metadata,
     )
@@ -330,7 +330,7 @@ def _open_mxnet(path: Path, device: torch.device) -> EmbeddingModel:
     return EmbeddingModel(network, size, embedding_size, _float_pixels, f"MXNet, {path.name}", metadata)
 
 
-def uint8_pixels(image_BHWC: Tensor) -> Tensor:
+def _uint8_pixels(image_BHWC: Tensor) -> Tensor:
     """Map uint8 (B, H, W, 3) to uint8 (B, 3, H, W)."""
     return image_BHWC.permute(0, 3, 1, 2)
 

@@ -21,7 +21,7 @@ from facetrain.models.onnx_limits import graph_inputs
 _IDENTITIES = frozenset({"Dropout", "Identity", "Flatten", "Reshape", "Unsqueeze", "Cast"})
 """Operators that change no number at inference."""
 _ARITHMETIC = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div"}
-"""Operations of `ARITHMETIC` by the operator that can apply a number."""
+"""Operations of `Affine.then` by the operator that can apply a number."""
 
 
 def _add(node: Node) -> Layer | None:

@@ -63,7 +63,7 @@ class OnnxNetwork(nn.Module):
         if self.takes_landmarks:
             points = NORMALIZED_TEMPLATE if landmarks_B52 is None else landmarks_B52.cpu().numpy()
             inputs.append(np.array(np.broadcast_to(points, (len(image_BCHW), 5, 2)), np.float32))
-        embedding = run_in_batches(self._run, inputs, self._batch)
+        embedding = _run_in_batches(self._run, inputs, self._batch)
         return torch.from_numpy(embedding).float().flatten(1).to(image_BCHW.device)
 
     def _run(self, *inputs: np.ndarray) -> np.ndarray:
@@ -112,7 +112,7 @@ def _text(shape: Sequence[Any]) -> str:
     return " × ".join("?" if side is None else str(side) for side in shape)
 
 
-def run_in_batches(
+def _run_in_batches(
     run: Callable[..., np.ndarray], inputs: Sequence[np.ndarray], batch: int | None
 ) -> np.ndarray:
     """Return the embeddings (N, D) of inputs (N, …) from a program that takes `batch` of each, or None for any number.
@@ -147,6 +147,7 @@ def open_onnx(path: Path) -> OnnxNetwork:
     try:
         normalizes = _check(onnx.load(str(path), load_external_data=False), path)
         options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = _ERRORS  # else one line for each weight that is also listed as an input
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         network = OnnxNetwork(session, path)

@@ -17,7 +17,6 @@ from facetrain.embeddings.embed_images import embed_images, open_embedder, read_
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError, ModelError, PairsError, UsageError
 from facetrain.models.model_file import (
-    GRAPH_SUFFIXES,
     METADATA_KEY,
     THRESHOLDS_KEY,
     newest_model_file,
@@ -84,6 +83,10 @@ def calibrate_model(
     inference = inference or Inference()
     with join(inference.device) as world:
         opened = open_model(model, world.device)
+        if "backbone" not in opened.metadata:
+            raise ModelError(
+                f"{model}: is an ONNX or MXNet network; thresholds can be stored only with facetrain's backbones"
+            )
         unit_ND = embed_images(open_embedder(opened, world, inference), images, target, progress=progress)
     name = os.path.basename(os.path.abspath(target))  # also of the current folder, "."
     thresholds = calibrate(unit_ND, labels, fmrs, data=name, draws=Draws(seed=seed))
@@ -117,19 +120,11 @@ def read_known_people(target: str, data_dir: Path) -> tuple[Sequence[bytes], np.
 def _writable_model(model: Path, output: Path | None) -> Path:
     """Return the .safetensors file that gets the thresholds, before anything is measured."""
     path = newest_model_file(model) or model
-    if not path.exists():
-        raise ModelError(f"{model}: no such file or folder")
-    if path.suffix in GRAPH_SUFFIXES:
-        raise ModelError(
-            f"thresholds can be stored only with facetrain's backbones; {model} is an ONNX or MXNet network"
-        )
-    holds_thresholds = (
-        path.suffix == ".safetensors" and path.is_file() and METADATA_KEY in read_weights(path)[1]
-    )
-    if output is None and not holds_thresholds:
-        reason = "the run has no model file yet" if model.is_dir() else "its file cannot hold thresholds"
+    can_hold = path.suffix == ".safetensors" and path.is_file() and METADATA_KEY in read_weights(path)[1]
+    if output is None and not can_hold:
         raise UsageError(
-            f"{model}: {reason}; give --output FILE.safetensors for a copy of the model with the thresholds"
+            f"{model}: has no model file that can hold thresholds, such as the one of a finished run; give --output "
+            "FILE.safetensors for a copy of the model with the thresholds"
         )
     written = output or path
     if written.suffix != ".safetensors":

@@ -35,9 +35,8 @@ class Deployed(nn.Module):
 def file_metadata(model: EmbeddingModel, options: ExportOptions) -> dict[str, str]:
     """Return the metadata of an exported file: JSON by key, as docs/models.md describes it.
 
-    Without `run_config`, they have no config: it names folders of the machine that trained the network.
+    They have no config of the run: it names folders of the machine that trained the network.
     """
     layout = {"input": "uint8 NHWC" if options.from_pixels else "float32 NCHW", "unit": options.unit}
     metadata = model.metadata | {"preprocessing": model.preprocessing | layout}
-    left_out = () if options.run_config else (CONFIG_KEY,)
-    return {name: json.dumps(value) for name, value in metadata.items() if name not in left_out}
+    return {name: json.dumps(value) for name, value in metadata.items() if name != CONFIG_KEY}

@@ -1,5 +1,7 @@
 """Export of a network to files, which appear complete and compared with the network, or not at all."""
 
+# N images   H, W height and width   D embedding size
+
 from __future__ import annotations
 
 import logging
@@ -10,12 +12,32 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from facetrain.errors import RunError
+import torch
+from torch import Tensor
+
+from facetrain.errors import ModelError, RunError
 from facetrain.files import error_reason, sync_file, sync_folder
-from facetrain.models.export.checks import compare, require_exportable
-from facetrain.models.export.formats import FORMATS, Exported, ExportOptions
-from facetrain.models.export.runtime import Writer, runtime_model
+from facetrain.models.export.deployed import Deployed
+from facetrain.models.export.example_inputs import example_pixels, inputs_of_file, split_images
+from facetrain.models.export.formats import (
+    FORMATS,
+    Exported,
+    ExportOptions,
+    FileComparison,
+    Runtime,
+    Similarity,
+)
 from facetrain.models.model_file import EmbeddingModel
+from facetrain.models.onnx_network import OnnxNetwork
+
+_LEAST_COSINE = 0.5
+"""An int8 file with a smaller mean cosine to the network is not written."""
+_TOLERANCE = 1e-3
+"""Largest difference from the network to accept. Other kernels round differently: 1e-6 to 1e-5 is usual."""
+_NUM_EXAMPLES = 5
+"""Random images for the comparison if no faces are given."""
+_CHUNK = 16
+"""Images that are compared at a time; not the number with which a network is traced, to test the free batch size."""
 
 
 def export(model: EmbeddingModel, format: str, path: Path, options: ExportOptions) -> Exported:
@@ -28,19 +50,15 @@ def export(model: EmbeddingModel, format: str, path: Path, options: ExportOption
         RunError: the files cannot be written, or their embeddings differ too much.
     """
     row = FORMATS[format]
-    write: Writer = row.load()
-    require_exportable(model)
+    write = row.load()
+    _require_exportable(model)
     comparison = None
     with _new_files(row.files(path)) as folder:
         with _quiet():
-            runtime = write(model, folder / path.name, options)
+            runtime: Runtime | None = write(model, folder / path.name, options)
         if runtime is not None:
-            comparison = compare(path, runtime, model, options)
-    return Exported(
-        [file for file in row.files(path) if file.exists()],
-        path if runtime is None else runtime_model(model, runtime, options),
-        comparison,
-    )
+            comparison = _compare(path, runtime, model, options)
+    return Exported([file for file in row.files(path) if file.exists()], comparison)
 
 
 @contextmanager
@@ -88,3 +106,71 @@ def _new_files(files: Sequence[Path]) -> Iterator[Path]:
             sync_folder(first.parent)
     except OSError as error:  # it may name the temporary folder, which the user has not given
         raise RunError(f"{first}: {error_reason(error)}") from error
+
+
+def _require_exportable(model: EmbeddingModel) -> None:
+    """Refuse a network that onnxruntime runs, which has no torch operations to export, and one that has diverged.
+
+    Raises:
+        ModelError: the model was opened from an ONNX file, or has a weight that is not finite.
+    """
+    if isinstance(model.network, OnnxNetwork):
+        raise ModelError(f"{model.description}: cannot be exported; give the model that it was exported from")
+    # Else the comparison with the file would fail, and not name the reason.
+    for name, weight in model.network.state_dict().items():
+        if not weight.isfinite().all():
+            raise ModelError(
+                f"{model.description}: {name} has numbers that are not finite; the network has diverged, "
+                "give an earlier checkpoint"
+            )
+
+
+def _compare(path: Path, runtime: Runtime, model: EmbeddingModel, options: ExportOptions) -> FileComparison:
+    """Compare a file with the network, on `options.images` or else on random images.
+
+    An int8 file is compared on images that it was not calibrated with, and only the directions of its embeddings must
+    resemble the network's.
+
+    Args:
+        path: The final path of the file, for the message.
+        runtime: The file, opened.
+        model: The network.
+        options: The options with which the file was written.
+
+    Raises:
+        RunError: the embeddings differ by more than the tolerance, or are not numbers.
+    """
+    if options.int8:
+        _, faces = split_images(options, model.image_size)
+    else:
+        faces = example_pixels(model, _NUM_EXAMPLES) if options.images is None else options.images
+    difference, cosine = _differences(runtime, model, options, faces)
+    # "not <" instead of ">=": the comparison with NaN is false.
+    if options.int8 and not cosine.mean >= _LEAST_COSINE:
+        raise RunError(
+            f"{path}: not written: the mean cosine of its embeddings with the network's is {cosine.mean:.3f}; "
+            "give images like the training images with --images"
+        )
+    if not options.int8 and not difference < _TOLERANCE:
+        raise RunError(
+            f"{path}: not written: its embeddings differ from the network's by {difference:.2g} of their size, "
+            f"more than {_TOLERANCE:g}; try another version of torch or {runtime.name.split()[0]}"
+        )
+    return FileComparison(difference, cosine, runtime.name)
+
+
+def _differences(
+    runtime: Runtime, model: EmbeddingModel, options: ExportOptions, faces: Tensor
+) -> tuple[float, Similarity]:
+    """Return the largest difference of the embeddings, as a share of the largest number, and their cosines."""
+    deployed = Deployed(model, options).eval()
+    expected, found = [], []
+    for pixels in faces.split(_CHUNK):
+        inputs = inputs_of_file(model, options, pixels)
+        with torch.no_grad():
+            expected.append(deployed(*inputs))
+        found.append(torch.from_numpy(runtime.run(*(tensor.numpy() for tensor in inputs))))
+    expected_ND, found_ND = torch.cat(expected), torch.cat(found)
+    difference = float((found_ND - expected_ND).abs().max() / expected_ND.abs().max())
+    cosine_N = torch.nn.functional.cosine_similarity(found_ND, expected_ND)
+    return difference, Similarity(float(cosine_N.mean()), float(cosine_N.min()), len(faces))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,14 +14,7 @@ from typing import TYPE_CHECKING, Any
 from facetrain.errors import ModelError, missing_package
 
 if TYPE_CHECKING:
-    from facetrain.models.model_file import EmbeddingModel
-
-
-class Int8(StrEnum):
-    """Kinds of quantization to 8 bits."""
-
-    static = "static"
-    """Weights and activations, with ranges of the activations that were measured on images."""
+    import numpy as np
 
 
 @dataclass(frozen=True)
@@ -33,14 +25,8 @@ class ExportOptions:
     """Take uint8 RGB images (N, H, W, 3) and normalize them inside the network."""
     unit: bool = False
     """Divide the embeddings by their length."""
-    int8: Int8 | None = None
-    """Quantize to 8 bits."""
-    opset: int | None = None
-    """Version of ONNX's operators; None for the exporter's default."""
-    batch: int | None = None
-    """Fixed number of images per call; None for any number."""
-    run_config: bool = False
-    """Store the config of the run in the metadata. It names folders of the machine that trained the network."""
+    int8: bool = False
+    """Quantize weights and activations to 8 bits, with ranges of the activations that were measured on images."""
     images: Any = None
     """Tensor of faces, uint8 (N, H, W, 3): file and network are compared on them, and `int8` is calibrated with most of
     them. None: a few random images, and for `int8` drawn faces."""
@@ -72,13 +58,21 @@ class Exported:
 
     files: list[Path]
     """The file, and a second one that belongs to it."""
-    model: Path | EmbeddingModel
-    """The file as `facetrain.verify.evaluate.evaluate` takes it, to measure its accuracy."""
     comparison: FileComparison | None
     """Embeddings of the file beside the network's; None for a file that is not compared."""
 
 
-_GRAPH_OPTIONS = frozenset({"from_pixels", "unit", "batch", "run_config"})
+@dataclass(frozen=True)
+class Runtime:
+    """A file, opened by the program that runs it."""
+
+    name: str
+    """Program and version, such as `onnxruntime 1.31.1`."""
+    run: Callable[..., np.ndarray]
+    """Maps images, as the file takes them, and landmarks (N, 5, 2) if the network takes them, to embeddings (N, D)."""
+
+
+_GRAPH_OPTIONS = frozenset({"from_pixels", "unit"})
 
 
 @dataclass(frozen=True)
@@ -86,8 +80,9 @@ class ExportFormat:
     """A row of the registry."""
 
     module: str
-    """Module below `facetrain.models.export` whose function `write` is a `Writer` (see `runtime`); imported when the
-    format is used."""
+    """Module below `facetrain.models.export`, imported when the format is used. Its function `write(model, path,
+    options)` writes a network to a file in a new folder, perhaps with a second file, and returns the file as a
+    `Runtime`; None if no program runs it."""
     options: frozenset[str] = frozenset()
     """Fields of `ExportOptions` that the format supports."""
     packages: tuple[str, ...] = ()
@@ -127,7 +122,7 @@ FORMATS: dict[str, ExportFormat] = {
     "safetensors": ExportFormat("safetensors", suffix=".safetensors", is_compared=False),
     "onnx": ExportFormat(
         "onnx",
-        _GRAPH_OPTIONS | {"int8", "opset"},
+        _GRAPH_OPTIONS | {"int8"},
         packages=("onnx", "onnxruntime", "onnxscript"),  # torch's exporter imports onnxscript
         second_suffix=".data",
     ),

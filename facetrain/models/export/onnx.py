@@ -16,8 +16,7 @@ from facetrain.files import error_reason
 from facetrain.models.checksum import CHECKSUM_KEY, checksum_of_onnx
 from facetrain.models.export.deployed import Deployed, file_metadata
 from facetrain.models.export.example_inputs import example_pixels, inputs_of_file, split_images
-from facetrain.models.export.formats import FORMATS, ExportOptions
-from facetrain.models.export.runtime import Runtime
+from facetrain.models.export.formats import FORMATS, ExportOptions, Runtime
 from facetrain.models.int8.onnx_file import int8_model
 from facetrain.models.int8.quantize import folded_network, quantize
 from facetrain.models.model_file import THRESHOLDS_KEY, EmbeddingModel
@@ -30,7 +29,7 @@ _MOST_BYTES = 2**31 - 2**27
 
 
 def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Runtime:
-    """Write an ONNX file, with a free batch size unless `batch` is set.
+    """Write an ONNX file with a free batch size.
 
     Weights that are too large for one file are in a second one, NAME.data, beside it.
 
@@ -42,17 +41,17 @@ def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Runtime:
     With `int8` the file has no thresholds: the model has thresholds for other embeddings.
 
     Raises:
-        ModelError: torch or onnxruntime does not know the opset, or `int8` does not know the network.
+        ModelError: onnxruntime does not open the file, or `int8` does not know the network.
     """
     if options.int8:
         kept = {key: value for key, value in model.metadata.items() if key != THRESHOLDS_KEY}
         _save(_quantized(model, options), path, replace(model, metadata=kept), options)
     else:
         write_float_graph(model, path, options)
-    return _open(path, model, options.batch)
+    return _open(path, model)
 
 
-def _open(path: Path, model: EmbeddingModel, batch: int | None) -> Runtime:
+def _open(path: Path, model: EmbeddingModel) -> Runtime:
     import onnxruntime
 
     session_options = onnxruntime.SessionOptions()
@@ -62,8 +61,8 @@ def _open(path: Path, model: EmbeddingModel, batch: int | None) -> Runtime:
         session = onnxruntime.InferenceSession(str(path), session_options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no common base
         raise ModelError(
-            f"{model.description}: onnxruntime {onnxruntime.__version__} does not open the file; give a smaller "
-            f"--opset or leave it out: {error_reason(error)}"
+            f"{model.description}: onnxruntime {onnxruntime.__version__} does not open the file; try a newer version: "
+            f"{error_reason(error)}"
         ) from error
 
     def run(*inputs: np.ndarray) -> np.ndarray:
@@ -71,43 +70,29 @@ def _open(path: Path, model: EmbeddingModel, batch: int | None) -> Runtime:
         (embedding,) = session.run(None, dict(zip(_INPUTS, inputs, strict=False)))
         return embedding
 
-    return Runtime(f"onnxruntime {onnxruntime.__version__}", run, batch)
+    return Runtime(f"onnxruntime {onnxruntime.__version__}", run)
 
 
 def write_float_graph(model: EmbeddingModel, path: Path, options: ExportOptions) -> None:
-    """Write the ONNX file of a network in float32, see `write`, which other formats are converted from.
-
-    Raises:
-        ModelError: torch or onnx cannot write the opset.
-    """
+    """Write the ONNX file of a network in float32, see `write`, which other formats are converted from."""
     _save(_traced(model, options), path, model, options)
 
 
 def _traced(model: EmbeddingModel, options: ExportOptions) -> Any:
     deployed = Deployed(model, options).eval().cpu()
     # Two images: torch.export takes a size of 1 for a constant.
-    example = inputs_of_file(model, options, example_pixels(model, options.batch or 2))
-    free = None if options.batch else ({0: torch.export.Dim("batch", min=1)},) * len(example)
+    example = inputs_of_file(model, options, example_pixels(model, 2))
     program = torch.onnx.export(
         deployed,
         example,
         dynamo=True,
         input_names=_INPUTS[: len(example)],
-        dynamic_shapes=free,
-        opset_version=options.opset,
+        dynamic_shapes=({0: torch.export.Dim("batch", min=1)},) * len(example),
         verbose=False,
     )
     assert program is not None
     _name_output(program.model.graph, "embedding")
-    proto = program.model_proto
-    # Where the conversion to another opset fails, torch keeps its own one without an error.
-    (written,) = (entry.version for entry in proto.opset_import if entry.domain == "")
-    if options.opset not in (None, written):
-        raise ModelError(
-            f"{model.description}: torch writes it with opset {written}, not {options.opset}; "
-            f"give --opset {written} or leave it out"
-        )
-    return proto
+    return program.model_proto
 
 
 def _name_output(graph: Any, name: str) -> None:

@@ -10,14 +10,13 @@ import numpy as np
 import torch
 
 from facetrain.models.export.deployed import file_metadata
-from facetrain.models.export.formats import ExportOptions
+from facetrain.models.export.formats import ExportOptions, Runtime
 from facetrain.models.export.onnx import write_float_graph
-from facetrain.models.export.runtime import Runtime
 from facetrain.models.model_file import EmbeddingModel
 
 
 def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Runtime:
-    """Write NAME.xml (the graph) and NAME.bin (the weights, float32), with a free batch size unless `batch` is set.
+    """Write NAME.xml (the graph) and NAME.bin (the weights, float32), with a free batch size.
 
     The file has the input and output of the ONNX file, which OpenVINO converts. The metadata are in `rt_info` under
     `facetrain`.
@@ -31,10 +30,10 @@ def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Runtime:
         graph.set_rt_info(text, ["facetrain", name])
     # This also writes the weights, beside it.
     openvino.save_model(graph, str(path), compress_to_fp16=False)
-    return _open(path, options)
+    return _open(path)
 
 
-def _open(xml: Path, options: ExportOptions) -> Runtime:
+def _open(xml: Path) -> Runtime:
     import openvino
 
     settings = {
@@ -47,4 +46,4 @@ def _open(xml: Path, options: ExportOptions) -> Runtime:
     def run(*inputs: np.ndarray) -> np.ndarray:
         return np.array(compiled(inputs)[0])
 
-    return Runtime(f"openvino {openvino.__version__.split('-')[0]}", run, options.batch)
+    return Runtime(f"openvino {openvino.__version__.split('-')[0]}", run)

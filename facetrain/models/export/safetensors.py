@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from facetrain.errors import ModelError
-from facetrain.models.export.formats import ExportOptions
-from facetrain.models.export.runtime import Runtime
+from facetrain.models.export.formats import ExportOptions, Runtime
 from facetrain.models.model_file import EmbeddingModel, write_model
 
 

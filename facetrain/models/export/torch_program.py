@@ -11,8 +11,7 @@ import torch
 
 from facetrain.files import error_reason
 from facetrain.models.export.example_inputs import example_landmarks
-from facetrain.models.export.formats import ExportOptions
-from facetrain.models.export.runtime import Runtime
+from facetrain.models.export.formats import ExportOptions, Runtime
 from facetrain.models.model_file import EmbeddingModel
 
 

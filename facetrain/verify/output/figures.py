@@ -21,7 +21,7 @@ _LEGEND_CHARACTERS = 45
 def result_figures(result: Result, other: Result | None = None) -> dict[str, Figure]:
     """Return the figures that a result has data for: `roc`, `det`, `scores`, `discard`.
 
-    They also show the result of an `other` model on the same set; scores only if both have the same scale.
+    The curves also show the result of an `other` model on the same set.
     """
     from matplotlib.figure import Figure
 
@@ -99,28 +99,19 @@ def _draw_det(axes: Any, result: Result, other: Result | None) -> None:
     axes.set(title="DET", xlabel=false_accept, ylabel=false_reject)
 
 
-def _draw_scores(axes: Any, result: Result, other: Result | None) -> None:
+def _draw_scores(axes: Any, result: Result, _: Result | None) -> None:
     scores = result.histogram
     assert scores is not None
-    filled = [scores.edge[:-1][scores.genuine + scores.impostor > 0]]
+    filled = scores.edge[:-1][scores.genuine + scores.impostor > 0]
     # Shares, not counts: a set may have a thousand times as many impostor pairs as genuine pairs.
     kinds = ("genuine", scores.genuine, _GENUINE), ("impostor", scores.impostor, _IMPOSTOR)
     for kind, count, color in kinds:
         label = f"{kind} ({count.sum():,})"
         axes.stairs(count / max(count.sum(), 1), scores.edge, fill=True, alpha=0.6, color=color, label=label)
-    if other and other.histogram and other.scale == result.scale:
-        theirs = other.histogram
-        for count, color, named in (
-            (theirs.genuine, _GENUINE, "other model"),
-            (theirs.impostor, _IMPOSTOR, None),
-        ):
-            axes.stairs(count / max(count.sum(), 1), theirs.edge, color=color, linestyle="--", label=named)
-        filled.append(theirs.edge[:-1][theirs.genuine + theirs.impostor > 0])
     if "eer" in result.threshold:
         axes.axvline(result.threshold["eer"], color=_MARK, linestyle="--", label="equal error")
-    lowest, width = np.concatenate(filled), scores.edge[1] - scores.edge[0]
-    margin = (scores.edge[-1] - scores.edge[0]) / 100
-    axes.set_xlim(lowest.min() - margin, lowest.max() + width + margin)
+    width, margin = scores.edge[1] - scores.edge[0], (scores.edge[-1] - scores.edge[0]) / 100
+    axes.set_xlim(filled.min() - margin, filled.max() + width + margin)
     axes.set(title="Scores", xlabel=result.scale.name, ylabel="share of pairs")
 
 

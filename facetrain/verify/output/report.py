@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -37,23 +35,16 @@ _JSON = "report.json"
 
 
 def require_report(folder: Path) -> None:
-    """Check before the evaluation that its report can be written.
+    """Create the folder of a report before the evaluation.
 
     Raises:
         UsageError: the path is a file, or the folder cannot be created or written to.
     """
     try:
-        if folder.exists() and not folder.is_dir():
-            raise UsageError(f"{folder}: the report needs a folder, this is a file; name another path")
-        present = next((parent for parent in (folder, *folder.parents) if parent.exists()), folder)
-        # The flags of a folder do not show this: /proc and some network disks refuse writes that they allow. Not the
-        # folder itself is created, because several ranks check at once.
-        with tempfile.TemporaryDirectory(prefix=".facetrain-", dir=present):
+        folder.mkdir(parents=True, exist_ok=True)
+        # The flags of a folder do not show this: /proc and some network disks refuse writes that they allow.
+        with tempfile.TemporaryFile(dir=folder):
             pass
-        if locked := [
-            file for file in report_files(folder) if file.exists() and not os.access(file, os.W_OK)
-        ]:
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(locked[0]))
     except OSError as error:
         raise UsageError(
             f"{folder}: the folder of the report cannot be written: {error_reason(error)}; choose another one"

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from facetrain.cli.search import _name_results
 from facetrain.embeddings import embedding_files, exact_search
 from facetrain.embeddings.embedding_files import Embeddings
 from facetrain.embeddings.exact_search import search_exactly
 from facetrain.embeddings.normalization import l2_normalize
 from facetrain.errors import DataError
-from facetrain.verify.output.search_results import SearchResults
 
 SIZE = 24
 
@@ -97,5 +97,5 @@ def test_a_threshold_of_1_lists_the_entries_that_equal_the_probe():
     faces = Embeddings(l2_normalize(row), [str(n) for n in range(50)], np.full(50, -1))
     found = search_exactly(faces, faces, 3)
     assert (found.cosine_QK[:, 0] < 1).any(), "rounded to a number below 1"
-    results = list(SearchResults(found, faces, faces, lowest=1.0))
+    results = _name_results(found, faces, faces, 1.0)
     assert [[entry["row"] for entry in one["found"]] for one in results] == [[n] for n in range(50)]

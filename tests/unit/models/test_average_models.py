@@ -71,5 +71,7 @@ def test_other_networks_and_wrong_weights_are_refused(tmp_path):
     assert not (tmp_path / "out.safetensors").exists()
     out = ["--output", tmp_path / "out.safetensors"]
     assert "needs at least two models" in str(refusal("average", first, *out))
-    assert "1 weights for 2 models" in str(refusal("average", first, first, "--weight", 1, *out))
+    assert "2 models cannot be averaged with the weights [1.0]" in str(
+        refusal("average", first, first, "--weight", 1, *out)
+    )
     assert "ends with .safetensors" in str(refusal("average", first, first, "--output", tmp_path / "m.onnx"))

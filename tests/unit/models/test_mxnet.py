@@ -5,13 +5,10 @@ import torch
 from facetrain.backbone.registry import IRESNET_LAYERS
 from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError
-from facetrain.models.file_layers import Node
-from facetrain.models.layer_graph import run_layer
 from facetrain.models.model_file import open_model
-from facetrain.models.mxnet_network import open_mxnet
-from facetrain.models.mxnet_operators import OPERATORS
+from facetrain.models.mxnet_network import _OPERATORS, open_mxnet
 from facetrain.models.mxnet_params import read_params
-from facetrain.models.mxnet_symbol import attributes_of, read_symbol
+from facetrain.models.mxnet_symbol import read_symbol
 from tests.support.mxnet_files import KINDS, V1, V2, V3, params_bytes, randomize, write_iresnet
 
 
@@ -60,23 +57,6 @@ def test_mxnet_iresnets_give_the_embeddings_of_the_torch_network(tmp_path, name,
         torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("settings", "corner"),
-    [
-        ({"pool_type": "avg"}, 4 / 9),
-        ({"pool_type": "avg", "count_include_pad": "True"}, 4 / 9),
-        ({"pool_type": "avg", "count_include_pad": "False"}, 1),
-        ({"pool_type": "max"}, 1),
-    ],
-)
-def test_pooling_counts_the_padding_as_the_node_says(settings, corner):
-    sizes = {"kernel": "(3, 3)", "stride": "(2, 2)", "pad": "(1, 1)"}
-    attributes = attributes_of({"attrs": sizes | settings})
-    layer = OPERATORS["Pooling"](Node("Pooling", ("x",), (), attributes), attributes)
-    pooled = run_layer(layer, torch.ones(1, 1, 4, 4))
-    assert pooled[0, 0, 0, 0].item() == pytest.approx(corner) and pooled[0, 0, 1, 1] == 1
-
-
 NODE = '{"nodes": [{"op": "%s", "name": "n", "inputs": %s}], "heads": [[0, 0, 0]]}'
 
 
@@ -115,7 +95,7 @@ def test_a_file_with_another_name_is_refused(tmp_path, name):
         open_model(tmp_path / "n-symbol.json", torch.device("cpu"))
 
 
-@pytest.mark.parametrize("op", sorted(OPERATORS))
+@pytest.mark.parametrize("op", sorted(_OPERATORS))
 def test_an_operator_without_inputs_is_refused(tmp_path, op):
     (tmp_path / "m-symbol.json").write_text(NODE % (op, "[]"))
     (tmp_path / "m-0000.params").write_bytes(params_bytes({}))

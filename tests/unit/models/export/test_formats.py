@@ -53,13 +53,12 @@ def test_a_format_writes_its_files_and_replaces_older_ones(model, tmp_path, name
 
 
 def test_a_torch_program_gives_the_embeddings_of_the_network_for_any_number_of_images(model, tmp_path):
-    exported = export(model, "torch_export", tmp_path / "m.pt2", ExportOptions())
+    export(model, "torch_export", tmp_path / "m.pt2", ExportOptions())
     program = torch.export.load(tmp_path / "m.pt2").module()
     for count in (1, 4):
         image = torch.randn(count, 3, 32, 32)
         with torch.no_grad():
-            for network in (program, exported.model.network.eval()):
-                torch.testing.assert_close(network(image), model.network(image), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(program(image), model.network(image), atol=1e-5, rtol=1e-5)
 
 
 def test_a_file_with_other_embeddings_is_not_written(model, tmp_path, monkeypatch):
@@ -103,7 +102,7 @@ def test_a_format_that_cannot_write_or_gets_an_onnx_file_leaves_no_file(model, t
 def test_a_network_that_has_diverged_is_refused(model, tmp_path, name, weight):
     network = copy.deepcopy(model.network)
     network.state_dict()[weight].flatten()[0] = float("nan")
-    for int8 in (None, "static") if name == "onnx" else (None,):
+    for int8 in (False, True) if name == "onnx" else (False,):
         with pytest.raises(ModelError, match=f"{weight} has .* not finite; .* earlier checkpoint"):
             export(replace(model, network=network), name, tmp_path / "exported", ExportOptions(int8=int8))
     assert list(tmp_path.iterdir()) == []
