@@ -36,15 +36,11 @@ def embed(
     ] = True,
 ) -> None:
     """Write the embeddings of images to a file; every embedding has length 1, except in .safetensors files."""
-    from facetrain.embeddings.embedding_files import SUFFIXES, require_format, save_embeddings
+    from facetrain.embeddings.embedding_files import require_format, save_embeddings
 
     is_teacher = output.suffix == _TEACHER_SUFFIX
     require_no_input((model, input), output)
     if not is_teacher:
-        if output.suffix not in SUFFIXES:
-            raise UsageError(
-                f"{output}: unknown suffix of a file of embeddings; use {', '.join(SUFFIXES)} or {_TEACHER_SUFFIX}"
-            )
         if output.suffix == ".parquet" and output.parent.resolve() == input.resolve():
             raise UsageError(
                 f"{output}: the folder of images would be read as a Parquet dataset; choose another folder"

@@ -188,15 +188,22 @@ def read_input(input: Path) -> tuple[Sequence[bytes], Sequence[str], np.ndarray]
         )
     paths = files or [input]
     read_image_file(paths[0])
-    images = LazySequence(
-        len(paths), lambda index: read_image_file(paths[index]), lambda index: printable(str(paths[index]))
-    )
-    return images, [path.name for path in paths], np.full(len(paths), -1)
+    return lazy_files(paths), [path.name for path in paths], np.full(len(paths), -1)
 
 
 def dataset_images(source: FaceDataset) -> Sequence[bytes]:
     """Return the encoded images of a dataset, which are read on access."""
     return LazySequence(source.num_images, source.read, source.location)
+
+
+def lazy_files(paths: Sequence[Path]) -> LazySequence[bytes]:
+    """Return the contents of files, each read on access: millions of images are never in memory together.
+
+    The access to an item raises DataError if the file cannot be read.
+    """
+    return LazySequence(
+        len(paths), lambda index: read_image_file(paths[index]), lambda index: printable(str(paths[index]))
+    )
 
 
 def read_image_file(path: Path) -> bytes:

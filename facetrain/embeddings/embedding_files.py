@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -19,7 +19,6 @@ import numpy as np
 from facetrain.data.formats.arrow_columns import import_pyarrow
 from facetrain.embeddings.embedding_npz import open_npz, write_npz
 from facetrain.embeddings.embedding_parquet import open_parquet, write_parquet
-from facetrain.embeddings.normalization import l2_normalize
 from facetrain.errors import DataError
 from facetrain.files import error_reason, new_file
 
@@ -132,16 +131,6 @@ def _damage_as_error(path: Path) -> Iterator[None]:
     # zipfile, zlib, NumPy and pyarrow have many errors for damaged files, without a common base.
     except Exception as error:
         raise DataError(f"{path}: damaged, or not a file of embeddings ({error_reason(error)})") from error
-
-
-def load_embeddings(path: Path) -> Embeddings:
-    """Read a file of embeddings into memory, and normalize the embeddings to length 1.
-
-    Raises:
-        DataError: as `open_embeddings`, or a number or its square is not finite.
-    """
-    opened = open_embeddings(path)
-    return replace(opened, stored=l2_normalize(opened.rows(0, opened.count)))
 
 
 def save_embeddings(path: Path, embeddings: Embeddings) -> None:

@@ -114,7 +114,7 @@ def evaluate_scores(
 
     Args:
         scores: a score file, see `score_files`.
-        against: scores of a second system for the same pairs.
+        against: scores of a second system for the same pairs, in the same order.
         options: options of the protocols.
 
     Raises:
@@ -125,8 +125,6 @@ def evaluate_scores(
     name = scores.stem
     _warn_of_doubtful_pairs(name, table.scored.first_P, table.scored.second_P, table.scored.same_P)
     result = scores_result(table.scored, table.columns, options, table.quality)
-    for pairs in (result.hardest_genuine, result.hardest_impostors):
-        pairs[:] = [replace(pair, name=table.pair[pair.pair]) for pair in pairs]
     evaluation = EvaluatedSets(f"scores of {scores}", {name: result}, {}, is_leader=True, precision="")
     if against is None:
         return evaluation

@@ -4,7 +4,6 @@ A score file is a CSV file with a header line and one row for each pair. Columns
 
     score        similarity of the pair; higher means more similar, on any scale
     genuine      1 or true for two images of one person, 0 or false for two people
-    pair         name of the pair, unique; without it, the number of the row from 0
     subject_1    person on the first image, and `subject_2` on the second, for the bootstrap; both or neither
     quality      quality of the worse image of the pair, for the error-versus-discard curve
     any other    slices, see `slice_table`
@@ -14,8 +13,6 @@ A score file is a CSV file with a header line and one row for each pair. Columns
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,7 +30,7 @@ from facetrain.verify.sets.slice_table import QUALITY, slice_columns
 from facetrain.verify.sets.subjects import connected_subjects
 
 _SUBJECTS = ("subject_1", "subject_2")
-_NO_SLICES = {"genuine", "pair", *_SUBJECTS}
+_NO_SLICES = {"genuine", *_SUBJECTS}
 """Columns with a meaning, which are no slices."""
 _GENUINE = {"1": True, "true": True, "0": False, "false": False}
 
@@ -44,8 +41,6 @@ class ScoreTable:
 
     path: Path
     """File that the scores are from, for messages."""
-    pair: Sequence[str]
-    """Name of each pair, unique."""
     scored: ScoredPairs
     columns: dict[str, np.ndarray]
     """Slices: value of every pair, str (P,), by column."""
@@ -92,37 +87,24 @@ def scores_of_set(path: Path, target: PairSet) -> ScoredPairs:
 
 
 def scores_of_same_pairs(table: ScoreTable, other: ScoreTable) -> ScoredPairs:
-    """Return the scores of `other` in the order of the pairs of `table`, with the subjects of `table`.
+    """Return the scores of `other`, whose rows have the order of `table`, with the subjects of `table`.
 
     Raises:
-        DataError: the two have different pairs or labels.
+        DataError: the number of rows or the labels differ.
     """
-    row = {name: at for at, name in enumerate(other.pair)}
-    missing = [name for name in table.pair if name not in row]
-    if missing or len(other.pair) != len(table.pair):
-        raise DataError(
-            f"{other.path}: {len(other.pair):,} pairs, but {table.path} has {len(table.pair):,}, of which "
-            f"{len(missing):,} are missing ({listed(missing[:3])}); two systems are compared on the same pairs"
-        )
-    order_P = np.array([row[name] for name in table.pair])
-    scored = other.scored
-    _require_same_labels(other.path, scored.same_P[order_P], table.scored.same_P, str(table.path))
-    return replace(table.scored, score_P=scored.score_P[order_P], scale=scored.scale)
+    _require_same_labels(other.path, other.scored.same_P, table.scored.same_P, str(table.path))
+    return replace(table.scored, score_P=other.scored.score_P, scale=other.scored.scale)
 
 
 def _score_table(path: Path, texts: dict[str, list[str]], score_P: np.ndarray) -> ScoreTable:
     same_P = _labels(path, texts)
-    pair = texts.get("pair") or [str(number) for number in range(len(same_P))]
-    if len(set(pair)) < len(pair):
-        [(twice, _)] = Counter(pair).most_common(1)
-        raise DataError(f"{path}: the pair {twice!r} occurs more than once in the column pair")
     index_P = np.arange(len(same_P))
     # Scores do not say which images two pairs share: each pair has two images of its own.
     subject_N = _subjects(path, texts, same_P)
     scored = ScoredPairs(score_P, same_P, 2 * index_P, 2 * index_P + 1, subject_N, scale_of(score_P))
     texts = {name: values for name, values in texts.items() if name not in _NO_SLICES}
     quality = finite_numbers(path, QUALITY, texts.pop(QUALITY)) if QUALITY in texts else None
-    return ScoreTable(path, pair, scored, slice_columns(path, texts), quality)
+    return ScoreTable(path, scored, slice_columns(path, texts), quality)
 
 
 def _subjects(path: Path, texts: dict[str, list[str]], same_P: np.ndarray) -> np.ndarray:

@@ -30,8 +30,8 @@ def files(tmp_path_factory):
             (folder / "photos" / identity / f"{image}{name}.png").write_bytes(data)
         (folder / "photos" / identity / f"{name}.txt").write_text("no image")
         (folder / "photos" / identity / f"damaged {name}.png").write_bytes(b"\x89PNG\r\n\x1a\n")
-    rows = [f'{n / 40},{n % 2},"{NAME if n % 3 else "b"}","{NAME}{n}"' for n in range(40)]
-    (folder / "scores.csv").write_text(f'score,genuine,"{NAME}",pair\n' + "\n".join(rows) + "\n", newline="")
+    rows = [f'{n / 40},{n % 2},"{NAME if n % 3 else "b"}"' for n in range(40)]
+    (folder / "scores.csv").write_text(f'score,genuine,"{NAME}"\n' + "\n".join(rows) + "\n", newline="")
     unit = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
     save_embeddings(
         folder / "a.npz", Embeddings(unit, [f"{NAME}{n}" for n in range(4)], np.array([0, 0, 1, 1]))

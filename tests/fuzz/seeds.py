@@ -151,7 +151,7 @@ def _tar(form: int) -> bytes:
 
 
 def scores() -> list[bytes]:
-    table = b"pair,score,genuine,subject_1,subject_2,quality,age\na,0.5,1,x,x,0.1,3\nb,-1e-3,false,x,y,2,14\n"
+    table = b"score,genuine,subject_1,subject_2,quality,age\n0.5,1,x,x,0.1,3\n-1e-3,false,x,y,2,14\n"
     return [table, table.replace(b"score", b"distance"), "\ufeffscore,genuine\n1,0\n".encode()]
 
 

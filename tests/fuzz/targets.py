@@ -31,7 +31,7 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.clean_report import read_report
 from facetrain.data.tools.landmarks import read_landmarks
 from facetrain.data.tools.pair_lists import read_pairs
-from facetrain.embeddings.embedding_files import load_embeddings, open_embeddings
+from facetrain.embeddings.embedding_files import open_embeddings
 from facetrain.errors import (
     CheckpointError,
     ConfigError,
@@ -54,6 +54,7 @@ from tests.fuzz import framing, seeds
 from tests.fuzz.outcome import outcome
 from tests.fuzz.target import FOLDER, Target, remove_catalogs, write_input
 from tests.support.datasets import write_records
+from tests.support.embeddings import load_rows
 
 os.environ["HOME"] = str(FOLDER / "home")  # datasets keep catalogs there, too
 os.environ.pop("XDG_CACHE_HOME", None)
@@ -190,8 +191,8 @@ TARGETS = {
     ),
     "scores": Target(DataError, ["a.csv"], read_scores, seeds.scores),
     "slices": Target(DataError, ["b.csv"], lambda path: read_slice_table(path, _SAME[1:]), seeds.slices),
-    "embeddings_npz": Target(DataError, ["a.npz"], load_embeddings, seeds.npz, framing.npz_of_arrays),
-    "embeddings_parquet": Target(DataError, ["b.parquet"], load_embeddings, seeds.parquet),
+    "embeddings_npz": Target(DataError, ["a.npz"], load_rows, seeds.npz, framing.npz_of_arrays),
+    "embeddings_parquet": Target(DataError, ["b.parquet"], load_rows, seeds.parquet),
     "stored_npz": Target(DataError, ["s.npz"], _read_blocks, seeds.npz, framing.npz_of_arrays),
     "stored_parquet": Target(DataError, ["s.parquet"], _read_blocks, seeds.parquet),
     "bin_subjects": Target(

@@ -28,11 +28,11 @@ from facetrain.config.loading import load_config
 from facetrain.data.formats.bin import read_bin
 from facetrain.data.images.decode import decode_rgb, encode_jpeg
 from facetrain.data.open_dataset import open_dataset
-from facetrain.embeddings.embedding_files import load_embeddings
 from facetrain.errors import FacetrainError
 from facetrain.models.model_file import open_model
 from facetrain.models.weight_files import read_weights
 from facetrain.verify.score_files import read_scores
+from tests.support.embeddings import load_rows
 from tests.support.faults import memory_limited_to
 from tests.support.measure_memory import resident_bytes
 
@@ -217,12 +217,12 @@ def _bombs(folder: Path) -> dict[str, tuple[Callable[[], Path], Callable[[Path],
         "MXNet: nested symbol": (lambda: _symbol(f / "m1", nested), _open),
         "MXNet: an array of 2^62 numbers": (lambda: _symbol(f / "m2", '{"nodes": [], "heads": [[0]]}', _params((1 << 62,))), _open),
         "MXNet: an empty array of 0 by 2^62 numbers": (lambda: _symbol(f / "m3", '{"nodes": [], "heads": [[0]]}', _params((0, 1 << 62))), _open),
-        "embeddings: .npz of 2 GiB of zeros": (lambda: _npz(f / "e1.npz", rows=1 << 20), load_embeddings),
-        "embeddings: .npz that claims 2^40 rows": (lambda: _npz(f / "e2.npz", claimed="{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776, 512)}"), load_embeddings),
-        "embeddings: .npz with a header of 300 MiB": (lambda: _npz(f / "e3.npz", claimed=" " * (300 << 20)), load_embeddings),
-        "embeddings: .npz with a nested header": (lambda: _npz(f / "e4.npz", claimed="(" * 9_000), load_embeddings),
-        "embeddings: .parquet, 400 million equal numbers": (lambda: _embeddings_parquet(f / "e5.parquet", rows=100_000, size=4000, name="x"), load_embeddings),
-        "embeddings: .parquet, a name of 1 MiB in 5,000 rows": (lambda: _embeddings_parquet(f / "e6.parquet", rows=5000, size=2, name="x" * (1 << 20)), load_embeddings),
+        "embeddings: .npz of 2 GiB of zeros": (lambda: _npz(f / "e1.npz", rows=1 << 20), load_rows),
+        "embeddings: .npz that claims 2^40 rows": (lambda: _npz(f / "e2.npz", claimed="{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776, 512)}"), load_rows),
+        "embeddings: .npz with a header of 300 MiB": (lambda: _npz(f / "e3.npz", claimed=" " * (300 << 20)), load_rows),
+        "embeddings: .npz with a nested header": (lambda: _npz(f / "e4.npz", claimed="(" * 9_000), load_rows),
+        "embeddings: .parquet, 400 million equal numbers": (lambda: _embeddings_parquet(f / "e5.parquet", rows=100_000, size=4000, name="x"), load_rows),
+        "embeddings: .parquet, a name of 1 MiB in 5,000 rows": (lambda: _embeddings_parquet(f / "e6.parquet", rows=5000, size=2, name="x" * (1 << 20)), load_rows),
         "scores: one slice of 100,000 characters among 200,000 rows": (lambda: _file(f / "a.csv", b"score,genuine,age\n" + b"0.5,1,y\n" * 200_000 + b"0.5,1," + b"x" * 100_000 + b"\n"), read_scores),
         "scores: 20 MiB of commas": (lambda: _file(f / "b.csv", b"," * (20 << 20)), read_scores),
         "ONNX: a constant of 2^33 zeros in 100 bytes": (lambda: _constant_of_shape(f / "e.onnx"), _open),

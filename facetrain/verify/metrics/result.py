@@ -35,14 +35,12 @@ class HardPair:
     """Pair with a score far on the wrong side: a low genuine score or a high impostor score."""
 
     pair: int
-    """Index of the pair in the set."""
+    """Index of the pair in the set or score file."""
     first: int
     second: int
     """Indices of its two images or templates."""
     score: float
     """Similarity score."""
-    name: str = ""
-    """Name of the pair in a score file; empty in an evaluation set."""
 
 
 @dataclass
@@ -121,7 +119,7 @@ class Result:
             "folds": _lists(self.folds),
             "histogram": _lists(self.histogram),
             "hardest": {
-                kind: [_without_empty_name(asdict(pair)) for pair in pairs]
+                kind: [asdict(pair) for pair in pairs]
                 for kind, pairs in (("genuine", self.hardest_genuine), ("impostors", self.hardest_impostors))
             },
             "groups": [group.as_json() for group in self.groups],
@@ -156,7 +154,3 @@ def _lists(source: GridRoc | FoldAccuracy | Histogram | None) -> dict[str, list[
     if source is None:
         return None
     return {field.name.partition("_")[0]: getattr(source, field.name).tolist() for field in fields(source)}
-
-
-def _without_empty_name(pair: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in pair.items() if key != "name" or value}

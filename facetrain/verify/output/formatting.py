@@ -88,7 +88,7 @@ def format_evaluation(evaluation: EvaluatedSets) -> Iterator[str]:
             if value is not None:
                 shown = format_value(metric, value, result.interval.get(metric))
                 yield f"  {metric:16} {shown}  {result.remark(metric)}".rstrip()
-        yield from _format_absent(result.needs)
+        yield from (f"  {metric:16} {reason}" for metric, reason in result.needs.items())
         yield from (f"  {_format_group(group)}" for group in result.groups)
         for curve in result.discards:
             if curve.area_ratio is not None:
@@ -102,21 +102,6 @@ def format_evaluation(evaluation: EvaluatedSets) -> Iterator[str]:
         yield from (f"  {warning}" for warning in format_warnings(evaluation.other_results[name]))
         for metric, first, second, gap, interval, p in format_differences(differences):
             yield f"  {metric:16} {first} − {second} = {gap} {interval}  p {p}"
-
-
-def _format_absent(reasons: dict[str, str]) -> Iterator[str]:
-    """Yield one line for all metrics that a set has too few pairs for, with the smallest number that one needs."""
-    alike: dict[str, list[str]] = {}
-    for name, reason in reasons.items():
-        # "needs 1,000 impostor pairs; there are 600"
-        alike.setdefault(reason.partition("; ")[2] or reason, []).append(name)
-    for names in alike.values():
-        # The texts differ in their numbers only: the shortest has the smallest one.
-        least = min((reasons[name] for name in names), key=len)
-        if len(names) == 1:
-            yield f"  {names[0]:16} {least}"
-        else:
-            yield f"  {', '.join(names)}: {least.replace('needs ', 'needs at least ', 1)}"
 
 
 def _format_group(group: Group) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from facetrain.data.images.decode import decode_rgb, encode_jpeg, resize_square
-from facetrain.errors import ImageError, PairsError
+from facetrain.errors import DataError
 from facetrain.files import printable, write_atomically
 from facetrain.html_page import image
 from facetrain.verify.metrics.result import HardPair, Result
@@ -96,7 +96,7 @@ def _jpeg(target: Any, index: int) -> bytes:
             pixels = target.crop(decode_rgb(target.encoded[first], location=target.name), first, _IMAGE_SIZE)
         else:
             return b""
-    except (ImageError, PairsError):
+    except DataError:
         return b""
     # Encoded again, never copied from the set: the browser gets pixels, not bytes from a file of unknown origin.
     return encode_jpeg(pixels, _JPEG_QUALITY)

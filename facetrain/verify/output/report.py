@@ -24,8 +24,7 @@ from facetrain.verify.output.formatting import (
     format_warnings,
     shown_metrics,
 )
-from facetrain.verify.output.hardest_pairs import SHOWN_PAIRS, TITLES, hardest_pairs_of, pairs_html
-from facetrain.verify.sets.evaluation_sets import EvaluationSet
+from facetrain.verify.output.hardest_pairs import hardest_pairs_of, pairs_html
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -120,7 +119,7 @@ def _body(
                 for metric, value in summary.metrics.items()
             )
             yield data_table(["measure", "value and 95 % interval"], rows)
-        yield from _hardest_pairs(result, evaluation.sets.get(name))
+        yield from pairs_html(hardest_pairs_of(result, evaluation.sets.get(name)))
 
 
 def _metric_rows(result: Result) -> Iterator[list[str]]:
@@ -138,14 +137,3 @@ def _metric_rows(result: Result) -> Iterator[list[str]]:
 def _group_row(group: Group) -> list[str]:
     rates = [format_value(rate, group.metrics[rate], group.interval.get(rate)) for rate in RATES]
     return [f"{group.column} = {group.value}", f"{group.metrics['pairs']:,.0f}", *rates]
-
-
-def _hardest_pairs(result: Result, target: EvaluationSet | None) -> Iterator[str]:
-    for title, pairs in zip(TITLES, (result.hardest_genuine, result.hardest_impostors), strict=True):
-        if pairs and pairs[0].name:
-            # Scores of another system have names of pairs, but no images.
-            yield f"<h3>{title}</h3>"
-            yield data_table(
-                ["pair", "score"], ([pair.name, f"{pair.score:.4f}"] for pair in pairs[:SHOWN_PAIRS])
-            )
-    yield from pairs_html(hardest_pairs_of(result, target))

@@ -25,11 +25,10 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.images.align import align, aligned_landmarks
-from facetrain.embeddings.embed_images import LazySequence
+from facetrain.embeddings.embed_images import LazySequence, lazy_files
 from facetrain.errors import PairsError
 from facetrain.face_landmarks import TEMPLATE_SIZE, normalize_landmarks
 from facetrain.files import error_reason
-from facetrain.verify.sets.lazy_files import lazy_files
 
 _LABELED_PAIR = re.compile(r"\s*-?[0-9]+\s+-?[0-9]+\s+[01]\s*")
 _LIMIT = 1 << 63

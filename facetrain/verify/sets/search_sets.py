@@ -15,8 +15,8 @@ import numpy as np
 
 from facetrain.data.images.header import IMAGE_SUFFIXES
 from facetrain.embeddings.dense_ids import dense_ids
+from facetrain.embeddings.embed_images import lazy_files
 from facetrain.errors import PairsError
-from facetrain.verify.sets.lazy_files import lazy_files
 
 _SUBJECT_NUMBER = re.compile(r"[0-9]{1,18}")
 """Number of a subject at the beginning of a file name of TinyFace."""

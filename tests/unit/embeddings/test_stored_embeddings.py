@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from facetrain.embeddings import embedding_files, embedding_npz, embedding_parquet
-from facetrain.embeddings.embedding_files import Embeddings, load_embeddings, open_embeddings, save_embeddings
+from facetrain.embeddings.embedding_files import Embeddings, open_embeddings, save_embeddings
 from facetrain.errors import DataError
 from tests.support import bombs
+from tests.support.embeddings import load_rows
 
 
 def some(count=50, size=8):
@@ -76,7 +77,7 @@ def test_columns_that_do_not_fit_are_refused_in_one_line(tmp_path, embedding, na
     arrays = {"embedding": embedding, "label": label} | ({} if name is None else {"name": name})
     np.savez(tmp_path / "e.npz", **arrays)
     with pytest.raises(DataError, match=message) as caught:
-        load_embeddings(tmp_path / "e.npz")
+        load_rows(tmp_path / "e.npz")
     assert "\n" not in str(caught.value)
 
 
@@ -91,7 +92,7 @@ def test_rows_of_parquet_that_do_not_fit_are_refused(tmp_path, rows, message):
         "label": pa.array([0, 1][: len(rows)], pa.int64()),
     }
     pq.write_table(pa.table(columns), tmp_path / "e.parquet")
-    for read in (open_embeddings, load_embeddings):
+    for read in (open_embeddings, load_rows):
         with pytest.raises(DataError, match=message):
             read(tmp_path / "e.parquet")
 
@@ -142,23 +143,23 @@ def test_a_file_of_another_kind_is_refused_in_one_line(tmp_path, content, suffix
     with pytest.raises(
         DataError, match="not a file of embeddings .*" + ("No such file" if content is None else "")
     ) as caught:
-        load_embeddings(path)
+        load_rows(path)
     assert "\n" not in str(caught.value)
 
 
 def test_an_array_that_claims_more_than_it_has_is_refused_before_it_is_allocated(tmp_path):
     claimed = "{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776, 512)}"
     with pytest.raises(DataError, match=r"claims the shape \(1099511627776, 512\)"):
-        load_embeddings(bombs._npz(tmp_path / "a.npz", claimed=claimed))
+        load_rows(bombs._npz(tmp_path / "a.npz", claimed=claimed))
 
 
 @pytest.mark.slow
 def test_embeddings_that_compress_a_hundred_times_are_refused(tmp_path):
     with pytest.raises(DataError, match="decompresses to .* more than"):
-        load_embeddings(bombs._npz(tmp_path / "a.npz", rows=1 << 17))
+        load_rows(bombs._npz(tmp_path / "a.npz", rows=1 << 17))
     pytest.importorskip("pyarrow")
     with pytest.raises(DataError, match="decompresses to .* more than"):
-        load_embeddings(bombs._embeddings_parquet(tmp_path / "a.parquet", rows=2_000, size=40_000, name="x"))
+        load_rows(bombs._embeddings_parquet(tmp_path / "a.parquet", rows=2_000, size=40_000, name="x"))
 
 
 @pytest.mark.slow
@@ -168,7 +169,7 @@ def test_one_row_of_equal_numbers_is_refused_before_it_is_decoded(tmp_path):
     path = bombs._embeddings_parquet(tmp_path / "a.parquet", rows=1, size=100_000_000, name="x")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(DataError, match=r"decompresses to 400,000,000 bytes, more than"):
-        load_embeddings(path)
+        load_rows(path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
 
 
@@ -182,4 +183,4 @@ def test_a_changed_byte_of_an_embedding_is_found_in_the_first_pass_over_the_rows
     with pytest.raises(DataError, match=r"e\.npz: damaged.*Bad CRC-32 for file 'embedding\.npy'"):
         list(open_embeddings(path).blocks())
     with pytest.raises(DataError, match="CRC"):
-        load_embeddings(path)
+        load_rows(path)

@@ -65,22 +65,15 @@ def test_negated_distances_below_1_are_not_taken_for_cosines(tmp_path):
     assert result.metrics["accuracy"] > 0.85, "the thresholds lie between the distances"
 
 
-def test_two_systems_are_compared_pair_by_pair_in_any_order(tmp_path, pairs):
-    names = [f"pair {n}" for n in range(len(pairs.same_P))]
-    first = write(tmp_path / "one.csv", columns_of(pairs, pair=names))
-    order = np.random.default_rng(1).permutation(len(names))
-    better = replace(pairs, score_P=np.clip(pairs.score_P + 0.2 * pairs.same_P, -1, 1))
-    rows = {name: [values[n] for n in order] for name, values in columns_of(better, pair=names).items()}
+def test_two_systems_are_compared_pair_by_pair(tmp_path, pairs):
+    first = write(tmp_path / "one.csv", columns_of(pairs))
+    rows = columns_of(replace(pairs, score_P=np.clip(pairs.score_P + 0.2 * pairs.same_P, -1, 1)))
     found = evaluate_scores(first, against=write(tmp_path / "other.csv", rows), options=FAST)
     difference = found.differences["one"]["auc"]
     assert difference.second > difference.first and difference.interval[1] < 0
     assert found.other_results["one"].metrics["auc"] == difference.second
-    assert found.results["one"].hardest_genuine[0].name.startswith("pair ")
-    rows["pair"][3] = "another"
-    with pytest.raises(DataError, match="1 are missing .*; two systems are compared on the same pairs"):
-        evaluate_scores(first, against=write(tmp_path / "other.csv", rows), options=FAST)
-    rows["pair"][3], rows["genuine"][3] = names[order[3]], 1 - rows["genuine"][3]
     del rows["subject_1"], rows["subject_2"]
+    rows["genuine"][3] = 1 - rows["genuine"][3]
     with pytest.raises(DataError, match="genuine differs from the labels"):
         evaluate_scores(first, against=write(tmp_path / "other.csv", rows), options=FAST)
 
@@ -104,8 +97,7 @@ def test_slices_at_an_fmr_that_the_impostor_pairs_cannot_show_are_left_out(tmp_p
     other = evaluated(path, columns, slice_fmr=1e-4)
     assert {"slices@1e-04", "tar@1e-04"} <= other.needs.keys()
     lines = [line for line in format_evaluation(found) if f"impostor pairs; there are {impostors:,}" in line]
-    assert len(lines) == 1 and "tar@1e-05, " in lines[0] and "slices@1e-09" in lines[0]
-    assert ": needs at least 1,000 impostor pairs; there are" in lines[0]
+    assert [line.split()[0] for line in lines][-1] == "slices@1e-09"
     result = evaluated(path, columns, slice_fmr=1 / impostors)
     assert len(result.groups) == 2 and len(result.discards) == 1
     result = evaluated(tmp_path / "plain.csv", columns_of(pairs), slice_fmr=1e-5)
@@ -148,7 +140,7 @@ TWO = {"score": [1, 2], "genuine": [1, 0]}
     ("columns", "message"),
     [
         ({"score": [1], "same": [1]}, "no column genuine"),
-        ({"genuine": [1], "pair": ["a"]}, r"needs a column score, .* the columns are genuine, pair"),
+        ({"genuine": [1], "name": ["a"]}, r"needs a column score, .* the columns are genuine, name"),
         ({"score": [1, "?"], "genuine": [1, 0]}, r"row 3: score is '\?', not a finite number; 1 of 2 rows have no"),
         ({"score": [1, 2], "genuine": [1, "maybe"]}, "row 3: genuine is 'maybe'"),
         (TWO | {"subject_1": ["a", "b"]}, "has only one of the columns subject_1 and subject_2"),
@@ -160,14 +152,6 @@ TWO = {"score": [1, 2], "genuine": [1, 0]}
 )  # fmt: skip
 def test_a_wrong_score_file_is_refused_with_its_row_and_column(tmp_path, columns, message):
     with pytest.raises(DataError, match=message):
-        read_scores(write(tmp_path / "system.csv", columns))
-
-
-def test_a_pair_that_occurs_twice_in_a_long_file_is_found_in_one_pass(tmp_path):
-    # Comparing each pair with all others would take minutes.
-    pairs = 100_000
-    columns = {"score": [0.5] * pairs, "genuine": [0] * pairs, "pair": [*range(pairs - 1), pairs - 2]}
-    with pytest.raises(DataError, match="'99998' occurs more than once"):
         read_scores(write(tmp_path / "system.csv", columns))
 
 
