@@ -28,7 +28,7 @@ def _second_files() -> str:
     return "".join(
         f" {name}: {' and '.join(map(str, row.files(Path(f'FILE{row.suffix}'))))}."
         for name, row in FORMATS.items()
-        if row.suffix and row.second_suffix
+        if row.second_suffix
     )
 
 

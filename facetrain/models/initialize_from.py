@@ -27,14 +27,11 @@ from facetrain.models.layer_graph import LayerGraph
 from facetrain.models.match_weights import calibrate_norms, match_weights
 from facetrain.models.model_file import GRAPH_SUFFIXES, open_checkpoint, read_model
 from facetrain.models.mxnet_network import open_mxnet
-from facetrain.models.mxnet_symbol import read_symbol
 from facetrain.models.onnx_layers import read_onnx_layers
 from facetrain.models.published_weights import is_image_encoder
 from facetrain.models.weight_files import load_weights_into, load_without_code
 
 _ROWS_PER_COPY = 1 << 16
-_MXNET_CENTERS = "fc7_weight"
-"""Name that InsightFace's MXNet code gives to the class centers."""
 _ADAFACE_CENTERS = "head.kernel"
 """Name of the class centers (D, K) in the `state_dict` of AdaFace's checkpoints."""
 _RANK_FILE = re.compile(r"checkpoint_gpu_(\d+)\.pt")
@@ -189,7 +186,7 @@ def check_center_count(path: Path, centers: SavedCenters, num_classes: int, *, m
 
 
 def read_centers(path: Path) -> SavedCenters:
-    """Return the class centers of a run, of arcface_torch's files (one per rank), of AdaFace, or of an MXNet network.
+    """Return the class centers of a run, of arcface_torch's files (one per rank), or of AdaFace.
 
     Raises:
         ModelError: there are no centers, or centers of some ranks are missing.
@@ -202,19 +199,13 @@ def read_centers(path: Path) -> SavedCenters:
         )
     if _RANK_FILE.fullmatch(path.name):
         return _read_arcface_torch_centers(path)
-    weight = None
-    if path.suffix in (".json", ".params"):
-        weight = read_symbol(path)[2].get(_MXNET_CENTERS)
-    elif path.suffix == ".ckpt":
-        columns = _matrix_in(path, "state_dict", _ADAFACE_CENTERS)  # AdaFace stores a column for each class
-        weight = None if columns is None else columns.T
-    if weight is None or weight.dim() != 2:
+    columns = _matrix_in(path, "state_dict", _ADAFACE_CENTERS) if path.suffix == ".ckpt" else None
+    if columns is None:
         raise ModelError(
-            f"{path}: has no class centers; give a run folder, a checkpoint, arcface_torch's checkpoint_gpu_0.pt, "
-            f"AdaFace's .ckpt with {_ADAFACE_CENTERS}, or MXNet's files with {_MXNET_CENTERS}, or use "
-            "head.init_from: reinit"
+            f"{path}: has no class centers; give a run folder, a checkpoint, arcface_torch's checkpoint_gpu_0.pt, or "
+            f"AdaFace's .ckpt with {_ADAFACE_CENTERS}, or use head.init_from: reinit"
         )
-    return SavedCenters(len(weight), lambda start, stop: weight[start:stop].float())
+    return SavedCenters(columns.shape[1], lambda start, stop: columns.T[start:stop].float())
 
 
 def _read_arcface_torch_centers(path: Path) -> SavedCenters:

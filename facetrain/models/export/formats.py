@@ -91,17 +91,13 @@ class ExportFormat:
     suffix: str = ""
     """End that the name of the file must have."""
     second_suffix: str = ""
-    """Suffix of a second file, which follows the name, or replaces its last suffix if the format prescribes one; empty
-    if there is none."""
+    """Suffix of a second file, in place of the first one's; empty if there is none."""
     is_compared: bool = True
     """Whether a runtime opens the file, to compare its embeddings with the network."""
 
     def files(self, path: Path) -> list[Path]:
         """Return the files that an export to `path` writes."""
-        if not self.second_suffix:
-            return [path]
-        name = path.with_suffix("").name if self.suffix else path.name
-        return [path, path.with_name(name + self.second_suffix)]
+        return [path, path.with_suffix(self.second_suffix)] if self.second_suffix else [path]
 
     def load(self) -> Callable[..., Any]:
         """Import the module and its packages.
@@ -124,7 +120,6 @@ FORMATS: dict[str, ExportFormat] = {
         "onnx",
         _GRAPH_OPTIONS | {"int8"},
         packages=("onnx", "onnxruntime", "onnxscript"),  # torch's exporter imports onnxscript
-        second_suffix=".data",
     ),
     "torch_export": ExportFormat("torch_program"),
     "openvino": ExportFormat(

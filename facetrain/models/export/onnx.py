@@ -16,7 +16,7 @@ from facetrain.files import error_reason
 from facetrain.models.checksum import CHECKSUM_KEY, checksum_of_onnx
 from facetrain.models.export.deployed import Deployed, file_metadata
 from facetrain.models.export.example_inputs import example_pixels, inputs_of_file, split_images
-from facetrain.models.export.formats import FORMATS, ExportOptions, Runtime
+from facetrain.models.export.formats import ExportOptions, Runtime
 from facetrain.models.int8.onnx_file import int8_model
 from facetrain.models.int8.quantize import folded_network, quantize
 from facetrain.models.model_file import THRESHOLDS_KEY, EmbeddingModel
@@ -25,13 +25,11 @@ from facetrain.models.onnx_network import LANDMARKS_INPUT
 _INPUTS = "image", LANDMARKS_INPUT
 """Names of the inputs; a network without KP-RPE has the first one."""
 _MOST_BYTES = 2**31 - 2**27
-"""Largest weights that are part of an ONNX file: protobuf writes less than 2 GiB, and the nodes need some of it."""
+"""Largest weights of an ONNX file: protobuf writes less than 2 GiB, and the nodes need some of it."""
 
 
 def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Runtime:
     """Write an ONNX file with a free batch size.
-
-    Weights that are too large for one file are in a second one, NAME.data, beside it.
 
     The input is `image`: float32 (N, 3, H, W) as the network takes it, or with `from_pixels` uint8
     (N, H, W, 3) RGB. A network with KP-RPE has a second input `landmarks`: float32 (N, 5, 2), x and y as fractions of
@@ -41,8 +39,9 @@ def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Runtime:
     With `int8` the file has no thresholds: the model has thresholds for other embeddings.
 
     Raises:
-        ModelError: onnxruntime does not open the file, or `int8` does not know the network.
+        ModelError: the network is too large, onnxruntime does not open the file, or `int8` does not know the network.
     """
+    _require_fitting(model)
     if options.int8:
         kept = {key: value for key, value in model.metadata.items() if key != THRESHOLDS_KEY}
         _save(_quantized(model, options), path, replace(model, metadata=kept), options)
@@ -75,6 +74,7 @@ def _open(path: Path, model: EmbeddingModel) -> Runtime:
 
 def write_float_graph(model: EmbeddingModel, path: Path, options: ExportOptions) -> None:
     """Write the ONNX file of a network in float32, see `write`, which other formats are converted from."""
+    _require_fitting(model)
     _save(_traced(model, options), path, model, options)
 
 
@@ -109,33 +109,31 @@ def _name_output(graph: Any, name: str) -> None:
 def _quantized(model: EmbeddingModel, options: ExportOptions) -> Any:
     """Return the graph of a network on the CPU that computes in int8, calibrated with most of `options.images`."""
     network = folded_network(model.network)
-    if network is None or not _fits_one_file(model):
+    if network is None:
         raise ModelError(
-            f"{model.description}: --int8 quantizes IResNets and MobileFaceNets, also of MXNet's files, below 2 GiB; "
-            "export it without"
+            f"{model.description}: --int8 quantizes IResNets and MobileFaceNets, also of MXNet's files; export "
+            "it without"
         )
     calibration, _ = split_images(options, model.image_size)
     quantized = quantize(network, model.prepare(calibration))
     return int8_model(quantized, model.image_size, model.embedding_size)
 
 
-def _fits_one_file(model: EmbeddingModel) -> bool:
-    return sum(weight.nbytes for weight in model.network.state_dict().values()) <= _MOST_BYTES
+def _require_fitting(model: EmbeddingModel) -> None:
+    if sum(weight.nbytes for weight in model.network.state_dict().values()) > _MOST_BYTES:
+        raise ModelError(
+            f"{model.description}: its weights exceed the 2 GiB of an ONNX file; use --format torch_export"
+        )
 
 
 def _save(proto: Any, path: Path, model: EmbeddingModel, options: ExportOptions) -> None:
-    """Write a graph, with the weights in NAME.data beside it if they do not fit into one file."""
+    """Write a graph with the metadata of the model."""
     import onnx
 
     _strip(proto)
     checksum = checksum_of_onnx(proto, path.parent)
     onnx.helper.set_model_props(proto, file_metadata(model, options) | {CHECKSUM_KEY: checksum})
-    if _fits_one_file(model):
-        onnx.save(proto, str(path))
-        return
-    _, data = FORMATS["onnx"].files(path)
-    onnx.save(proto, str(path), save_as_external_data=True, location=data.name)
-    data.chmod(path.stat().st_mode)  # by the umask; onnx writes the second file for its owner only
+    onnx.save(proto, str(path))
 
 
 def _strip(proto: Any) -> None:

@@ -147,21 +147,6 @@ def test_a_file_of_another_kind_is_refused_in_one_line(tmp_path, content, suffix
     assert "\n" not in str(caught.value)
 
 
-def test_an_array_that_claims_more_than_it_has_is_refused_before_it_is_allocated(tmp_path):
-    claimed = "{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776, 512)}"
-    with pytest.raises(DataError, match=r"claims the shape \(1099511627776, 512\)"):
-        load_rows(bombs._npz(tmp_path / "a.npz", claimed=claimed))
-
-
-@pytest.mark.slow
-def test_embeddings_that_compress_a_hundred_times_are_refused(tmp_path):
-    with pytest.raises(DataError, match="decompresses to .* more than"):
-        load_rows(bombs._npz(tmp_path / "a.npz", rows=1 << 17))
-    pytest.importorskip("pyarrow")
-    with pytest.raises(DataError, match="decompresses to .* more than"):
-        load_rows(bombs._embeddings_parquet(tmp_path / "a.parquet", rows=2_000, size=40_000, name="x"))
-
-
 @pytest.mark.slow
 def test_one_row_of_equal_numbers_is_refused_before_it_is_decoded(tmp_path):
     pytest.importorskip("pyarrow")

@@ -6,15 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from facetrain.backbone.zoo import build_backbone
-from facetrain.data.formats.bin import write_bin
 from facetrain.errors import ModelError
 from facetrain.models.checksum import checksum_of
-from facetrain.models.initialize_from import initialize_backbone
 from facetrain.models.model_file import open_model
-from tests.support.command import refusal
-from tests.support.faces import face
-from tests.support.models import SMALL, write_model
+from tests.support.models import write_model
 
 CPU = torch.device("cpu")
 
@@ -56,28 +51,3 @@ def test_names_types_and_shapes_count_and_the_order_does_not():
     assert checksum_of({"a": one, "b": two}) == checksum_of({"b": two, "a": one})
     others = ({"b": one, "a": two}, {"a": one.view(3, 2), "b": two}, {"a": one.int(), "b": two})
     assert len({checksum_of({"a": one, "b": two}), *map(checksum_of, others)}) == 4
-
-
-def test_every_command_refuses_a_model_with_a_flipped_bit(path, tmp_path):
-    for number in range(4):
-        (tmp_path / "faces" / f"{number // 2}").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "faces" / f"{number // 2}" / f"{number}.png").write_bytes(face(number, size=32))
-    faces, image, out = tmp_path / "faces", tmp_path / "faces" / "0" / "0.png", tmp_path / "out.safetensors"
-    write_bin(tmp_path / "set.bin", [image.read_bytes()] * 4, [True, False])
-    sound = tmp_path / "sound.safetensors"
-    sound.write_bytes(path.read_bytes())
-    flip(path, 0.5)
-    for arguments in (
-        ["eval", path, "--target", tmp_path / "set.bin"],
-        ["eval", sound, "--target", tmp_path / "set.bin", "--against", path],
-        ["embed", path, faces, "--output", tmp_path / "e.npz"],
-        ["compare", path, image, image],
-        ["search", faces, faces, "--model", path],
-        ["calibrate", path, "--target", faces, "--fmr", 0.5],
-        ["average", sound, path, "--output", out],
-        ["export", path, "--format", "safetensors", "--output", out],
-    ):
-        assert "its weights are damaged: their SHA-256 is not the stored one" in str(refusal(*arguments))
-    assert not out.exists()
-    with pytest.raises(ModelError, match="SHA-256"):
-        initialize_backbone(build_backbone("iresnet", **SMALL), path, None)

@@ -62,10 +62,7 @@ def iresnet(layers):
         ("3", ""),
         ('{"backbone": "r50"}', ""),
         ('{"backbone": {"name": "../../r50"}}', ""),
-        ('{"backbone": {"name": ["r50"]}}', ""),
-        ('{"backbone": {"name": "iresnet", "layers": [1, 1], "widths": "many"}}', ""),
         ('{"backbone": {"name": "mbf", "embedding_size": -1}}', ""),
-        ('{"backbone": {"name": "iresnet", "layers": [1, 0, 0, 0], "widths": []}}', ""),
         ('{"backbone": {"name": "mbf", "embedding_size": 99999999999999999999999999}}', ""),
         ('{"backbone": {"name": "mbf", "depths": [1, 1, 1, 1]}}', "unknown option depths"),
         # Refused before the network is built; negative numbers of blocks do not hide large ones.

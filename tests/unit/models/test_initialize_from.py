@@ -1,6 +1,5 @@
 """Backbone weights and class centers with which a fine-tuning run begins."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,7 +15,6 @@ from facetrain.models.initialize_from import (
 )
 from facetrain.models.model_file import describe_backbone, read_model, save_model
 from tests.support.heads import make_head, margin_settings
-from tests.support.mxnet_files import params_bytes
 from tests.support.snapshots import snapshot
 
 CLASSES, WIDTH = 11, 6
@@ -77,18 +75,6 @@ def test_missing_ranks_and_ranks_of_another_run_are_refused(tmp_path):
         read_centers(tmp_path / "checkpoint_gpu_0.pt")
     with pytest.raises(ModelError, match=r"moved.pt: has no class centers.*head.init_from"):
         read_centers(tmp_path / "moved.pt")
-
-
-def test_the_centers_in_mxnet_files_are_read(tmp_path):
-    whole = np.random.default_rng(0).normal(size=(CLASSES, WIDTH)).astype(np.float32)
-    (tmp_path / "m-symbol.json").write_text("{}")
-    (tmp_path / "m-0000.params").write_bytes(params_bytes({"arg:fc7_weight": whole}))
-    for name in ("m-symbol.json", "m-0000.params"):
-        found = read_centers(tmp_path / name)
-        assert found.num_classes == CLASSES and np.array_equal(found.rows(2, 5).numpy(), whole[2:5])
-    (tmp_path / "m-0000.params").write_bytes(params_bytes({"arg:fc1_gamma": whole[0]}))
-    with pytest.raises(ModelError, match=r"m-symbol.json: has no class centers.*fc7_weight"):
-        read_centers(tmp_path / "m-symbol.json")
 
 
 def test_the_centers_of_a_run_are_read_by_class(tmp_path):

@@ -85,12 +85,3 @@ def test_a_file_that_describes_a_huge_network_is_refused_before_memory_is_alloca
     save_model(tmp_path / "wide.safetensors", weights, wide)
     with pytest.raises(ModelError, match="of another shape"):
         open_model(tmp_path / "wide.safetensors", CPU)
-
-
-@pytest.mark.parametrize(
-    "data", [b"", b"step_00000012\n", b"step_00000012", bytes(range(256)), b"\x80\x02}q\x00(."]
-)
-def test_a_file_with_other_content_is_refused(tmp_path, data):
-    (tmp_path / "m.pt").write_bytes(data)
-    with pytest.raises(ModelError, match=r"m.pt: "):
-        open_model(tmp_path / "m.pt", CPU)

@@ -6,7 +6,7 @@ from facetrain.backbone.registry import IRESNET_LAYERS
 from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError
 from facetrain.models.model_file import open_model
-from facetrain.models.mxnet_network import _OPERATORS, open_mxnet
+from facetrain.models.mxnet_network import open_mxnet
 from facetrain.models.mxnet_params import read_params
 from facetrain.models.mxnet_symbol import read_symbol
 from tests.support.mxnet_files import KINDS, V1, V2, V3, params_bytes, randomize, write_iresnet
@@ -93,11 +93,3 @@ def test_a_file_with_another_name_is_refused(tmp_path, name):
         open_model(tmp_path / name, torch.device("cpu"))
     with pytest.raises(ModelError, match="n-symbol.json: no such file"):
         open_model(tmp_path / "n-symbol.json", torch.device("cpu"))
-
-
-@pytest.mark.parametrize("op", sorted(_OPERATORS))
-def test_an_operator_without_inputs_is_refused(tmp_path, op):
-    (tmp_path / "m-symbol.json").write_text(NODE % (op, "[]"))
-    (tmp_path / "m-0000.params").write_bytes(params_bytes({}))
-    with pytest.raises(ModelError, match="m-symbol.json"):
-        open_model(tmp_path / "m-symbol.json", torch.device("cpu"))

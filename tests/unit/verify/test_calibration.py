@@ -1,4 +1,3 @@
-import os
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -119,10 +118,6 @@ def test_stored_thresholds_are_read_and_picked_by_their_rate():
     assert pick_threshold(strict[1:], None, Path("m")).fmr == 1e-3
     unknown = [replace(each, fnmr=None, fnmr_interval=None) for each in stored]
     assert pick_threshold(unknown, None, Path("m")).fmr == 1e-3
-    rare = [replace(found[0], fmr=fmr) for fmr in (1e-8, 1e-9)]
-    assert [pick_threshold(rare, fmr, Path("m")).fmr for fmr in (1e-8, 1e-9)] == [1e-8, 1e-9]
-    with pytest.raises(UsageError, match="no threshold for an FMR of 2e-09; stored are 1e-08, 1e-09"):
-        pick_threshold(rare, 2e-9, Path("m"))
     with pytest.raises(UsageError, match="no threshold for an FMR of 0.5; stored are 0.01, 0.001"):
         pick_threshold(stored, 0.5, Path("m"))
     with pytest.raises(UsageError, match="measure it with facetrain calibrate"):
@@ -132,16 +127,6 @@ def test_stored_thresholds_are_read_and_picked_by_their_rate():
             stored_thresholds(damage, Path("m"))
     (read,) = stored_thresholds({"thresholds": [asdict(unknown[0])]}, Path("m"))
     assert read == unknown[0]
-
-
-@pytest.mark.parametrize("output", [None, "copy.safetensors"])
-def test_a_folder_that_is_not_writable_is_refused_before_anything_is_read(tmp_path, monkeypatch, output):
-    model = tmp_path / "m.safetensors"
-    write_model(model)
-    copy = tmp_path / output if output else None
-    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
-    with pytest.raises(UsageError, match=f"{output or model.name}: the folder {tmp_path} is not writable"):
-        calibrate_model(model, "no such set", tmp_path, output=copy)
 
 
 def test_a_model_that_gives_embeddings_of_zeros_is_not_calibrated(tmp_path):

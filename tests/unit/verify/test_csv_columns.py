@@ -14,14 +14,6 @@ def test_columns_have_all_rows_in_order_without_outer_spaces(tmp_path):
     assert read_columns(tmp_path / "table.csv") == {"name": names, "side": sides}
 
 
-def test_equal_texts_share_their_memory_also_in_a_column_with_many_different_ones(tmp_path):
-    path = tmp_path / "table.csv"
-    path.write_text("few,many\n" + "".join(f"group {row % 3},{row}\n" for row in range(MANY)) + "group 0,0\n")
-    columns = read_columns(path)
-    assert len({id(text) for text in columns["few"]}) == 3
-    assert columns["many"][-1] == "0" and columns["many"][-2] == str(MANY - 1)
-
-
 @pytest.mark.parametrize("row", [2, MANY])
 def test_a_row_of_another_length_is_refused_with_its_number(tmp_path, row):
     path = tmp_path / "table.csv"

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from facetrain.cli.app import app
 from facetrain.errors import ModelError, RunError
 from facetrain.models.export import export as export_module
 from facetrain.models.export import onnx as onnx_format
@@ -58,30 +57,10 @@ def test_an_exported_model_opens_again_and_gives_the_same_embeddings(model, tmp_
         export(again, "onnx", tmp_path / "n.onnx", ExportOptions())
 
 
-def test_weights_that_are_too_large_for_one_file_are_in_a_second_one(model, tmp_path, monkeypatch):
+def test_weights_that_are_too_large_for_an_onnx_file_are_refused(model, tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_format, "_MOST_BYTES", 10_000)
-    pixels, (graph, weights) = faces(), (tmp_path / "m.onnx", tmp_path / "m.onnx.data")
-    exported = export(model, "onnx", graph, ExportOptions())
-    assert exported.comparison.difference < 1e-4 and exported.files == [graph, weights]
-    assert set(tmp_path.iterdir()) == {graph, weights}
-    assert weights.stat().st_size > 10_000 and weights.stat().st_mode == graph.stat().st_mode
-    np.testing.assert_allclose(embedded(open_model(graph, CPU), pixels), embedded(model, pixels), atol=1e-4)
-    with pytest.raises(ModelError, match="--int8 quantizes IResNets and MobileFaceNets, .* below 2 GiB"):
-        export(model, "onnx", tmp_path / "small.onnx", ExportOptions(int8=True))
-    weights.unlink()
-    with pytest.raises(ModelError, match=r"weights are in m\.onnx\.data, which is missing; copy it to "):
-        open_model(graph, CPU)
-
-
-def test_the_command_names_the_second_file_and_counts_its_bytes(model, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(onnx_format, "_MOST_BYTES", 10_000)
-    graph, source = tmp_path / "m.onnx", tmp_path / "m.safetensors"
-    write_model(source)
-    app(["export", str(source), "--format", "onnx", "--output", str(graph)], standalone_mode=False)
-    first, second, third = capsys.readouterr().out.splitlines()
-    size = sum(path.stat().st_size for path in (graph, tmp_path / "m.onnx.data"))
-    assert first.startswith(f"{graph}: iresnet") and second == f"{size / 1e6:.2f} MB"
-    assert third == f"{graph}.data has the weights; keep it in the folder of {graph}."
+    with pytest.raises(ModelError, match="exceed the 2 GiB of an ONNX file; use --format torch_export"):
+        export(model, "onnx", tmp_path / "m.onnx", ExportOptions())
 
 
 def test_an_exported_file_takes_any_number_of_images_also_with_the_fixed_batch_of_onnxruntime(
@@ -148,9 +127,8 @@ def test_a_file_has_nothing_about_the_machine_that_wrote_it(model, tmp_path):
         assert b"/home/someone" not in content and b"site-packages" not in content and b".py" not in content
 
 
-@pytest.mark.parametrize(("int8", "large"), [(False, False), (False, True), (True, False)])
-def test_a_flipped_bit_in_a_weight_is_an_error(model, tmp_path, monkeypatch, int8, large):
-    monkeypatch.setattr(onnx_format, "_MOST_BYTES", 10_000 if large else 2**30)
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_flipped_bit_in_a_weight_is_an_error(model, tmp_path, int8):
     path = export(model, "onnx", tmp_path / "m.onnx", ExportOptions(int8=int8)).files[-1]
     open_model(tmp_path / "m.onnx", CPU)
     weight = model.network.conv1.weight.detach().numpy().tobytes()
