@@ -12,8 +12,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from facetrain.embeddings.decoded_size import require_fitting
-from facetrain.embeddings.streamed_rows import StreamedRows
+from facetrain.embeddings.streamed_rows import StreamedRows, require_fitting
 from facetrain.errors import DataError
 
 _READ_ROWS = 4096

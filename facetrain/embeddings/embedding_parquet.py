@@ -12,8 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from facetrain.data.formats.arrow_columns import import_pyarrow
-from facetrain.embeddings.decoded_size import require_fitting
-from facetrain.embeddings.streamed_rows import StreamedRows
+from facetrain.embeddings.streamed_rows import StreamedRows, require_fitting
 from facetrain.errors import DataError
 
 _READ_ROWS = 4096

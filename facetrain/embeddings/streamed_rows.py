@@ -1,13 +1,18 @@
-"""Rows of a file that is read from its beginning to its end, block by block."""
+"""Rows of a file that is read from its beginning to its end, block by block, and the limit of its size in memory."""
 
 # N rows   n rows of one block   D embedding
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from facetrain.errors import DataError
+
+_SPARE_BYTES = 1 << 27
 
 
 class StreamedRows:
@@ -48,3 +53,16 @@ class StreamedRows:
             if stop <= end:
                 return np.concatenate(parts)
             self._first, self._block = end, next(self._unread)
+
+
+def require_fitting(path: Path, size: int) -> None:
+    """Refuse a file that grows too much when it is decompressed: embeddings hardly compress.
+
+    Raises:
+        DataError: `size`, the bytes of its columns in memory, is too large.
+    """
+    limit = 2 * path.stat().st_size + _SPARE_BYTES
+    if size > limit:
+        raise DataError(
+            f"{path}: decompresses to {size:,} bytes, more than the {limit:,} that a file of this size may need"
+        )

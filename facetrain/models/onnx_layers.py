@@ -168,8 +168,7 @@ def takes_pixels(onnx: Any, model: Any, path: Path) -> bool:
 
     Its metadata, a uint8 input or the arithmetic of its first nodes show it: they subtract about half of 255, or divide
     by 255; so does the mean of a batch norm of the image. If the numbers differ by channel or by place, their mean
-    counts. Factors and summands that differ may also be weights of a first layer, which suit neither input: such a
-    graph takes (pixels − 127.5) / 127.5, unless they normalize numbers from 0 to 1.
+    counts.
 
     Args:
         onnx: the package.
@@ -184,15 +183,15 @@ def takes_pixels(onnx: Any, model: Any, path: Path) -> bool:
         return True
     if stated is not None:
         return stated == _MEANS_AND_SCALES[0]
-    for affine, mean, may_be_weights in _first_layers(onnx, model, path):
+    for affine, mean in _first_layers(onnx, model, path):
         of_pixels = [_is_of_pixels(affine.then("sub", mean)), _is_of_pixels(affine)]
         if any(of_pixels):
             return True
-        if of_pixels[1] is None and (not may_be_weights or _is_of_unit(affine)):
+        if of_pixels[1] is None:
             raise ModelError(
                 f"{path}: its first nodes compute x · {affine.factor:g} + {affine.offset:g} for a number x of the "
                 "image, which suits neither pixels from 0 to 255 nor (pixels − 127.5) / 127.5; export the network with "
-                "one of these inputs"
+                "one of these inputs, or state the input in its metadata (see docs/models.md)"
             )
     return False
 
@@ -216,13 +215,10 @@ def _stated_input(model: Any, path: Path) -> tuple[Any, Any] | None:
     return mean_and_scale
 
 
-def _first_layers(onnx: Any, model: Any, path: Path) -> Iterator[tuple[Affine, float, bool]]:
-    """Yield for each layer that takes the image what it takes, as a function of the image, and the mean of a norm.
-
-    The third value says whether factors or summands of the function differ, and may be weights of a layer.
-    """
+def _first_layers(onnx: Any, model: Any, path: Path) -> Iterator[tuple[Affine, float]]:
+    """Yield for each layer that takes the image what it takes, as a function of the image, and the mean of a norm."""
     constants: dict[str, Any] = {weight.name: weight for weight in model.graph.initializer}
-    images: dict[str, tuple[Affine, bool]] = {graph_inputs(model.graph)[0].name: (Affine(), False)}
+    images = {graph_inputs(model.graph)[0].name: Affine()}
     for node in model.graph.node:
         operation = _ARITHMETIC.get(node.op_type, "")
         given = [constants[name] for name in node.input if name in constants]
@@ -236,18 +232,14 @@ def _first_layers(onnx: Any, model: Any, path: Path) -> Iterator[tuple[Affine, f
                 constants[node.output[0]] = given[0]
         elif source is not None and operation and given:
             numbers = _array(onnx, given[0], path.parent)
-            affine, may_be_weights = images[source]
             # The number comes first: number − x, or number / x.
             if source != node.input[0] and operation in ("sub", "div"):
                 operation = f"r{operation}"
-            differ = operation in ("mul", "add") and len(np.unique(numbers)) > 1
-            mean = float(np.mean(numbers, dtype=np.float64))
-            images[node.output[0]] = affine.then(operation, mean), may_be_weights or differ
+            images[node.output[0]] = images[source].then(operation, float(np.mean(numbers, dtype=np.float64)))
         elif source is not None and node.op_type not in _OF_SHAPE:
             is_norm = node.op_type == "BatchNormalization" and node.input[3] in constants
             mean = float(np.mean(_array(onnx, constants[node.input[3]], path.parent))) if is_norm else 0.0
-            affine, may_be_weights = images[source]
-            yield affine, mean, may_be_weights
+            yield images[source], mean
 
 
 def _is_of_pixels(affine: Affine) -> bool | None:
@@ -258,11 +250,6 @@ def _is_of_pixels(affine: Affine) -> bool | None:
         return True
     # With -1, it maps −1…1 to 0…1; with the mean color of photos after that, zero is between -0.3 and 0.1.
     return False if -1.1 <= zero <= 0.2 and abs(factor) >= 1 / 16 else None
-
-
-def _is_of_unit(affine: Affine) -> bool:
-    """Return whether a function normalizes numbers from 0 to 1: it is 0 at a mean color, and divides by a spread."""
-    return abs(affine.factor) >= 1 and 0.3 <= -affine.offset / affine.factor <= 0.7
 
 
 def _array(onnx: Any, stated: Any, folder: Path = Path()) -> np.ndarray:
