@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from facetrain.backbone.base import Backbone
 from facetrain.distributed.world import join
 from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.embeddings.embed_images import embed_images, open_embedder, read_input
@@ -83,7 +84,8 @@ def calibrate_model(
     inference = inference or Inference()
     with join(inference.device) as world:
         opened = open_model(model, world.device)
-        if "backbone" not in opened.metadata:
+        # Not by the description, which an exported ONNX file has too.
+        if not isinstance(opened.network, Backbone):
             raise ModelError(
                 f"{model}: is an ONNX or MXNet network; thresholds can be stored only with facetrain's backbones"
             )
