@@ -24,6 +24,7 @@ from facetrain.data.loading.loader import Batch, Loader, LoaderSettings
 from facetrain.data.loading.sampler import SampleOrder, build_sampler
 from facetrain.distributed import collectives
 from facetrain.distributed.ddp import wrap_in_ddp
+from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.world import World, join
 from facetrain.plan.backbone_cost import backbone_cost
 from facetrain.plan.forecast import head_load
@@ -31,6 +32,7 @@ from facetrain.run.build.parts import build_augment, build_state, count_workers
 from facetrain.run.build.step_schedule import local_batch_size, schedule_steps
 from facetrain.telemetry.memory import peak_gib
 from facetrain.training.choose_kernels import choose_kernels
+from facetrain.training.deterministic import deterministic_algorithms
 from facetrain.training.profile import RECORDED_STEPS, Profile, StepProfiler
 from facetrain.training.state import TrainState
 from facetrain.training.step import TrainStep
@@ -87,8 +89,11 @@ def measure_training(
     config, the rank and the number of classes; they take turns with the inputs.
     """
     config = config.model_copy(update={"optim": config.optim.model_copy(update={"lr": _LR})})
+    if config.train.deterministic:
+        fix_cublas_workspace()
     with (
         join(config.train.device, timeout_s=config.train.timeout_s, cpu_setting="train.device: cpu") as world,
+        deterministic_algorithms(config.train.deterministic),
         tempfile.TemporaryDirectory() as scratch,
         open_or_generate(workload.data, image_size=config.data.image_size) as source,
     ):

@@ -44,7 +44,6 @@ REMOVED_KEYS = {
     "checkpoint.every_minutes": None,
     "train.stages.image_size": None,
     "train.tf32": True,
-    "train.deterministic": False,
     "log.mlflow": None,
     "log.mlflow_experiment": "facetrain",
     "log.wandb": None,

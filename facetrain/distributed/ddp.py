@@ -61,7 +61,7 @@ def average_each_gradient(bucket: dist.GradBucket) -> Future[Tensor]:  # type: i
     DDP changes the order of the parameters in its buckets after the first step of a process. In a ring of three or more
     ranks, the order in which the ranks' values are added depends on the place in the bucket, so a resumed run would
     differ by rounding from one that was not interrupted. The place in the parameter's own gradient never changes. On a
-    GPU the many small collectives cost time, so only PyTorch's deterministic algorithms ask for them.
+    GPU the many small collectives cost time, so only `train.deterministic` asks for them.
     """
     size = dist.get_world_size()
     sums = []

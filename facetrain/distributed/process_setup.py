@@ -13,6 +13,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from facetrain.errors import ConfigError
+
 # From glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
 _INT_MAX = 2**31 - 1
@@ -69,6 +71,29 @@ def keep_compiled_code() -> None:
         # A folder may exist on a file system that is mounted read-only.
         if os.access(folder, os.W_OK):
             os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+
+
+def fix_cublas_workspace() -> None:
+    """Give cuBLAS a separate workspace for each stream: with a shared one, its sums may differ from run to run.
+
+    cuBLAS reads the setting when it starts, so call this before CUDA starts. See "Results reproducibility" in the
+    documentation of cuBLAS.
+
+    Raises:
+        ConfigError: the environment has another workspace, or CUDA has started already.
+    """
+    name, sizes = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")
+    given = os.environ.get(name)
+    if given is not None and given not in sizes:
+        raise ConfigError(
+            f"train.deterministic: the environment variable {name} is {given}; unset it, or set it to {sizes[0]}"
+        )
+    torch = sys.modules.get("torch")
+    if given is None and torch is not None and torch.cuda.is_initialized():
+        raise ConfigError(
+            f"train.deterministic: CUDA has started already in this process; export {name}={sizes[0]} before it starts"
+        )
+    os.environ[name] = given or sizes[0]
 
 
 def silence_torch_logs() -> None:

@@ -206,7 +206,6 @@ def _launcher_id() -> str:
 def _use(device: torch.device) -> torch.device:
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        # All steps have the same shapes: cuDNN may measure its algorithms once and use the fastest. Not if the program
-        # asks for equal bits, because the fastest may be another one in each process.
-        torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
+        # All steps have the same shapes: cuDNN may measure its algorithms once and use the fastest.
+        torch.backends.cudnn.benchmark = True
     return device

@@ -15,6 +15,7 @@ from facetrain.config.schema import Config
 from facetrain.distributed import collectives
 from facetrain.distributed.agreement import explain_failures
 from facetrain.distributed.grace_period import grace_s
+from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.world import World, join
 from facetrain.run.callbacks.live_report import LiveReport
 from facetrain.run.choices import NO_CHOICES, Choices
@@ -33,6 +34,7 @@ from facetrain.run.folder.run_state import Start, train_recorded
 from facetrain.run.prepare import PreparedRun, prepare_run
 from facetrain.run.train_prepared import train_prepared
 from facetrain.telemetry.log import stop_logging
+from facetrain.training.deterministic import deterministic_algorithms
 
 
 def train(
@@ -143,13 +145,20 @@ def _joined_world(config: Config) -> Iterator[World]:
     """Join the process group for the duration of the context."""
     grace_s()  # a wrong environment variable must be refused before there is a run folder
     timeout_s = config.train.timeout_s
+    deterministic = config.train.deterministic
+    if deterministic:
+        fix_cublas_workspace()  # cuBLAS reads the variable when CUDA starts, which joining does
     joining = join(
         config.train.device,
         timeout_s=timeout_s,
         keep_freed=config.train.keep_freed_memory,
         cpu_setting="train.device: cpu",
     )
-    with joining as world, explain_failures(world, timeout_s):
+    with (
+        joining as world,
+        explain_failures(world, timeout_s),
+        deterministic_algorithms(deterministic),
+    ):
         yield world
 
 

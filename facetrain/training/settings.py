@@ -100,6 +100,9 @@ class TrainSettings(Settings):
     compile: Compilation = "off"
     """Compile the blocks of the backbone with torch.compile. The compiled code is cached for later runs.
     reduce-overhead: also replay it from CUDA graphs, for small batches, where the GPU waits for the host."""
+    deterministic: bool = False
+    """Use only algorithms whose results are equal bit for bit in every run, also on a GPU. Slower, because fewer
+    algorithms are left."""
     channels_last: bool = True
     """Store images and activations in the channels_last memory layout, which is faster for convolutions."""
     compress_gradients: Literal["none", "fp16", "bf16"] = "none"
@@ -141,5 +144,19 @@ class TrainSettings(Settings):
                 f"stages: give {key} and not {other}, because train.{key} counts "
                 + ("the images of a rank" if key == "batch_size" else "the images of all ranks")
                 + (" (train.global_batch_size counts the images of all ranks)" if key == "batch_size" else "")
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_deterministic(self) -> Self:
+        if self.deterministic and self.compile != "off":
+            raise ValueError(
+                f"deterministic: true cannot be combined with compile: {self.compile}, because the compiler may choose "
+                "other code for the same network in each process"
+            )
+        if self.deterministic and self.compress_gradients != "none":
+            raise ValueError(
+                f"deterministic: true cannot be combined with compress_gradients: {self.compress_gradients}, because a "
+                "restarted process adds the compressed gradients of three or more ranks in another order"
             )
         return self

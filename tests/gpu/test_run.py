@@ -74,6 +74,32 @@ def test_a_resumed_run_goes_on_as_one_that_was_not_interrupted(describe, tmp_pat
     assert losses(tmp_path / "run") == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("name", "backbone"),
+    [
+        ("on the device", "iresnet"),
+        ("sampled on the host", "iresnet"),
+        ("in micro-batches", "iresnet"),
+        ("adaface", "vit_t"),
+    ],
+)
+def test_a_deterministic_run_resumes_bit_for_bit(describe, tmp_path, name, backbone):  # noqa: F811
+    """In processes of its own: cuBLAS reads its setting when it starts."""
+    layers = [] if backbone == "iresnet" else ["model.layers=null", "model.widths=null"]
+    changes = [
+        f"train.device={DEVICE}", "train.deterministic=true", "train.precision=bf16",
+        f"model.backbone={backbone}", "eval.targets=[]", *layers,
+    ]  # fmt: skip
+    config = describe(steps=6, checkpoint="every_steps: 2, keep: 9", **HEADS[name])
+    command = [part for change in changes for part in ("--set", change)]
+    checked(facetrain("train", "--config", config, *command, "--run-dir", tmp_path / "run"))
+    expected = losses(tmp_path / "run")
+    checked(facetrain("train", "--config", config, *command, "--run-dir", tmp_path / "again"))
+    assert losses(tmp_path / "again") == expected
+    checked(facetrain("resume", tmp_path / "run", "--checkpoint", "2"))
+    assert losses(tmp_path / "run") == expected
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one CUDA device")
 @pytest.mark.parametrize("name", HEADS)
 def test_two_gpus_lose_what_one_does(name, describe, tmp_path):  # noqa: F811

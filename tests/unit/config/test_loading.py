@@ -310,6 +310,7 @@ def test_a_switch_takes_the_words_that_yaml_reads_as_truth_values(key, word):
     [
         ("optim.accumulate=2", "optim.accumulate: 2"),
         ("model.checkpoint_activations=true", "model.checkpoint_activations: true"),
+        ("train.deterministic=true", "deterministic: true cannot be combined with compile: reduce-overhead"),
     ],
 )
 def test_replayed_code_is_refused_with_what_it_cannot_replay(other, message):
