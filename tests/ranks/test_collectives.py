@@ -51,11 +51,11 @@ def stop_in_step_3():
             if rank == 1 and step == 2:
                 time.sleep(1.0)
             since = time.monotonic()
-            stopping.begin(save=False)
+            stopping.begin()
             waited_s += time.monotonic() - since
             if rank == 1 and step == 3:
                 signal.raise_signal(signal.SIGTERM)  # received by one rank, after the exchange of this step
-            if stopping.agree(SimpleNamespace(step=step, unverified=False)).stop:
+            if stopping.agree(SimpleNamespace(step=step, unverified=False)):
                 return [step, waited_s]
     return None
 
