@@ -88,20 +88,13 @@ class Mirror:
 
     def upload(self, folder: Path, step: int, files: Iterable[FileEntry]) -> None:
         """Upload files of a checkpoint from its folder, except those that are there already."""
-        present = self._objects()
-        for entry in files:
-            name = _object_name(step, entry)
-            if present.get(name) != entry.size:
-                self._put(folder / entry.name, name)
+        for entry in self.missing(step, files):
+            self._put(folder / entry.name, _object_name(step, entry))
 
-    def missing(self, manifest: Manifest) -> list[str]:
-        """Return the files of a checkpoint that no rank has uploaded yet."""
+    def missing(self, step: int, files: Iterable[FileEntry]) -> list[FileEntry]:
+        """Return the given files of a checkpoint that are not in the mirror yet."""
         present = self._objects()
-        return [
-            entry.name
-            for entry in manifest.files
-            if present.get(_object_name(manifest.step, entry)) != entry.size
-        ]
+        return [entry for entry in files if present.get(_object_name(step, entry)) != entry.size]
 
     def commit(self, manifest: Manifest) -> None:
         """Make a checkpoint complete, all of whose files are there."""

@@ -120,7 +120,7 @@ class Uploads:
             if saved.manifest is None:  # not the leader
                 return
             self._mirror.upload_files(self._run_files())
-            while self._mirror.missing(saved.manifest):
+            while self._mirror.missing(saved.step, saved.manifest.files):
                 if self._given_up.wait(_POLL_S):
                     raise CheckpointError(self._failure_of_others)
             self._mirror.commit(saved.manifest)

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from facetrain.data.dataset import FaceDataset, image_files
-from facetrain.data.loading.sampler import SampleOrder
 from facetrain.data.object_blocks import READ_BY_RANGES, ObjectPath, StoredObject, stored_object
 from facetrain.data.settings import DataSettings
 from facetrain.distributed.process_setup import user_cache_folder
@@ -58,18 +57,10 @@ def object_versions(source: FaceDataset) -> list[list[str | int]]:
 def remarks_on_reading(source: FaceDataset, data: DataSettings) -> Iterator[str]:
     """Yield what makes the reading of a remote dataset slow."""
     size = sum(each.size for each in _objects(source))
-    if size <= data.cache_bytes:
-        return
-    windows = 2 * SampleOrder.block * SampleOrder.window / source.num_images * size
-    if data.shuffle == "full":
+    if size > data.cache_bytes and data.shuffle == "full":
         yield (
             f"data.shuffle: full sends a request for almost every image, because the remote dataset has {size:,} bytes "
             f"and data.cache_bytes is {data.cache_bytes:,}; use data.shuffle: blocks"
-        )
-    elif windows > data.cache_bytes:
-        yield (
-            f"data.cache_bytes ({data.cache_bytes:,}) cannot hold two windows of data.shuffle: blocks, and some images "
-            f"are fetched twice; set it to at least {round(1.5 * windows):,}"
         )
 
 

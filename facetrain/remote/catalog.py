@@ -103,11 +103,5 @@ def _entry(name: str, fields: dict[str, Any]) -> Entry:
         return Entry(name=name, **fields)
     path = next(path for path in card_files() if path.name == card + CARD_SUFFIX)
     values = parse_yaml(path.read_text(encoding="utf-8"))
-    of_card = {
-        "about": values["name"],
-        "terms": values["license"],
-        "origin": values.get("origin"),
-        "people": values.get("people"),
-        "images": values.get("images"),
-    }
-    return Entry(name=name, **(of_card | fields))
+    numbers = {key: values.get(key) for key in ("origin", "people", "images")}
+    return Entry(**({"name": name, "about": values["name"], "terms": values["license"]} | numbers | fields))

@@ -154,8 +154,6 @@ def _may_pass(error: BaseException) -> bool:
 
 def _reason(error: BaseException, attempts: int) -> str:
     status, name = _status(error), type(error).__name__
-    if "Offline" in name:
-        return "not in the cache, and the offline mode is on (HF_HUB_OFFLINE)"
     if name in ("RepositoryNotFoundError", "GatedRepoError"):  # 401 and 403, too
         return f"no such repository, or no access to it; accept its terms on its page, and {_CREDENTIALS}"
     if status in (401, 403) or isinstance(error, PermissionError) or "Credential" in name:
