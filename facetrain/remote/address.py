@@ -48,7 +48,8 @@ def require_supported(url: str) -> None:
     """Check the scheme and the host of an address.
 
     Raises:
-        UsageError: the scheme is unknown, the host is missing, or `http` is used for a host that is not this machine.
+        UsageError: the scheme is unknown, the host is missing, `http` is used for a host that is not this machine, or
+            there are credentials for a store, which takes none from an address.
     """
     shown = printable(without_secrets(url))
     parts = _split(url)
@@ -60,6 +61,10 @@ def require_supported(url: str) -> None:
     elif parts.scheme not in SCHEMES:
         known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
         raise UsageError(f"{shown}: unknown kind of address; the known ones are {known}")
+    elif parts.scheme != "https" and "@" in parts.netloc:
+        raise UsageError(
+            f"{shown}: has a user or a password; give credentials by the environment (docs/remote.md)"
+        )
     if not parts.hostname:
         raise UsageError(f"{shown}: names no host, bucket or repository")
 

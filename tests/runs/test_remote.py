@@ -91,10 +91,10 @@ def test_keys_are_in_no_file_and_no_output_of_a_run_an_eval_and_a_download(
     signed = f"http://user:{SECRET}@{web_server.address.removeprefix('http://')}/m.safetensors?sig={SECRET}"
     evaluation = ("eval", signed, "--target", "s3://bucket/sets/far.bin", "--report", tmp_path / "report")
     mirrored, secret = ("--set", "checkpoint.mirror=s3://bucket/runs"), f"s3://id:{SECRET}@bucket/runs"
-    failing = ("--set", "checkpoint.mirror=s3://none/runs")
+    full = ("--set", "checkpoint.mirror=s3://bucket/full")
     printed = []
     for expected, arguments in (
-        (0, ("train", "--config", model, "--run-dir", tmp_path / "run", *failing)),
+        (0, ("train", "--config", model, "--run-dir", tmp_path / "run", *full)),
         (0, ("train", "--config", model, "--run-dir", tmp_path / "mirrored", *mirrored)),
         (2, ("train", "--config", model, "--set", f"checkpoint.mirror={secret}")),
         (2, ("resume", f"{secret}/run")),
@@ -106,6 +106,7 @@ def test_keys_are_in_no_file_and_no_output_of_a_run_an_eval_and_a_download(
         (2, ("plan", signed, "--config", model)),
         (2, ("train", "--config", model, "--data", f"s3://user:{SECRET}@bucket/none")),
     ):
+        object_store.full = full[1] in arguments
         code, text = finish(*arguments)
         assert code == expected or (code == 1 and "--debug" in arguments), text
         printed.append(text)
