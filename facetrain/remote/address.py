@@ -62,9 +62,7 @@ def require_supported(url: str) -> None:
         known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
         raise UsageError(f"{shown}: unknown kind of address; the known ones are {known}")
     elif parts.scheme != "https" and "@" in parts.netloc:
-        raise UsageError(
-            f"{shown}: has a user or a password; give credentials by the environment (docs/remote.md)"
-        )
+        raise UsageError(f"{shown}: has credentials; give them by the environment (docs/remote.md)")
     if not parts.hostname:
         raise UsageError(f"{shown}: names no host, bucket or repository")
 

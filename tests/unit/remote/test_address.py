@@ -28,7 +28,7 @@ def test_other_texts_are_local_paths(path):
         ("https:///a", "names no host"),
         ("s3://", "names no host"),
         ("https://user:pass/word@host/a", "not a valid address"),
-        ("s3://id:password@bucket/a", "give credentials by the environment"),
+        ("s3://id:password@bucket/a", "give them by the environment"),
         ("https://[::1/a", "not a valid address"),
     ],
 )
