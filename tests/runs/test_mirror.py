@@ -152,7 +152,7 @@ def test_a_new_run_under_the_name_of_another_one_is_refused(object_store, descri
     config = load_config(describe(checkpoint=MIRRORED, steps=2))
     assert training.train(config, tmp_path / "one") == 0
     (tmp_path / "elsewhere").mkdir()
-    with pytest.raises(UsageError, match="another run"):
+    with pytest.raises(UsageError, match=f"another run .*facetrain resume {URL}/one"):
         training.train(config, tmp_path / "elsewhere" / "one")
 
 

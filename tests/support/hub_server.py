@@ -3,10 +3,11 @@
 import base64
 import hashlib
 import json
-import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.support.web_server import serving
 
 
 class HubServer:
@@ -167,14 +168,5 @@ def running_hub():
             part = content[int(first) : int(last) + 1] if span else content
             return self.send(part, 206 if span else 200, ETag=f'"{commit}"', X_Repo_Commit=commit)
 
-    listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    listener.daemon_threads = True
-    hub.address = f"http://127.0.0.1:{listener.server_port}"
-    thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
+    with serving(Handler) as hub.address:
         yield hub
-    finally:
-        listener.shutdown()
-        listener.server_close()
-        thread.join()

@@ -26,6 +26,21 @@ class WebServer:
 
 
 @contextmanager
+def serving(handler):
+    """Answer the requests to a free port of the loopback interface in a thread; yield the address."""
+    listener = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    listener.daemon_threads = True
+    thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.server_port}"
+    finally:
+        listener.shutdown()
+        listener.server_close()
+        thread.join()
+
+
+@contextmanager
 def running_web_server():
     server = WebServer()
 
@@ -75,14 +90,5 @@ def running_web_server():
             elif with_body:
                 self.wfile.write(part)
 
-    listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    listener.daemon_threads = True
-    server.address = f"http://127.0.0.1:{listener.server_port}"
-    thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
+    with serving(Handler) as server.address:
         yield server
-    finally:
-        listener.shutdown()
-        listener.server_close()
-        thread.join()

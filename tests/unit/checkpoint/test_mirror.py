@@ -9,7 +9,7 @@ from facetrain.checkpoint.mirror import Mirror
 from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.checkpoint.uploads import Uploads
 from facetrain.config.schema import Config
-from facetrain.errors import CheckpointError, DamagedCheckpointError, UsageError
+from facetrain.errors import CheckpointError, DamagedCheckpointError
 from facetrain.remote import filesystem
 from facetrain.remote.filesystem import open_filesystem
 from tests.support.object_store import BUCKET
@@ -188,14 +188,6 @@ def test_checkpoints_after_the_step_that_a_run_goes_back_to_do_not_count_but_are
     assert Mirror(URL).steps() == [8]
     store, path = open_filesystem(URL)
     assert any("step_00000006/replicated" in name for name in store.find(path))
-
-
-def test_the_checkpoints_of_another_run_are_refused(tmp_path):
-    Mirror(URL).check_run("f" * 16)
-    upload(tmp_path, save(tmp_path, 2))
-    Mirror(URL).check_run(RUN_ID)
-    with pytest.raises(UsageError, match=f"another run.*{RUN_ID}.*facetrain resume {URL}"):
-        Mirror(URL).check_run("f" * 16)
 
 
 @pytest.mark.parametrize("address", ["runs", "https://host/a", "s3://key:secret@bucket/a"])
