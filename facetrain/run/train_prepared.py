@@ -127,13 +127,13 @@ def _finish_uploads(
     run: PreparedRun, uploads: Uploads, outputs: RunOutputs, request: StopRequest, ended_by: int
 ) -> int:
     """Upload what is left, and the results of a run that no signal has ended; return the signal, if any. Collective."""
-    remedy = f"`facetrain resume {shell_path(run.folder)}` uploads it"
+    remedy = f"`facetrain resume {shell_path(run.folder)}` uploads the rest"
     try:
         if ended_by:
             # There is little time after a signal, and the local checkpoint is complete.
             failure = uploads.finish(grace_s() / 2)
         else:
-            outputs.report(f"uploading the last checkpoint and the results; after Ctrl-C, {remedy}")
+            outputs.report(f"uploading the last checkpoint and the results; Ctrl-C leaves, and {remedy}")
             uploads.add(_saved(run))
             failure = uploads.finish(check_stop=request.raise_if_requested)
     except Stopped:

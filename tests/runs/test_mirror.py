@@ -124,7 +124,9 @@ def test_ctrl_c_leaves_the_wait_for_a_slow_store_and_a_resume_uploads_the_rest(
     assert process.wait(60) == 128 + signal.SIGINT
     (run,) = folder.iterdir()
     assert (run / "model.safetensors").is_file(), "the results come before the wait"
-    assert f"SIGINT received; `facetrain resume {run}` uploads it" in (tmp_path / "output.txt").read_text()
+    assert (
+        f"SIGINT received; `facetrain resume {run}` uploads the rest" in (tmp_path / "output.txt").read_text()
+    )
     object_store.latency_s, mirror = 0, Mirror(f"{URL}/{run.name}")
     assert mirror.steps() != [10, 12]
     assert training.resume(load_config(run / "config.yaml"), run, None) == 0
