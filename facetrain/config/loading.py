@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from facetrain.config.explain import REMOVED_KEYS, explain
 from facetrain.config.presets import find_config
 from facetrain.config.schema import RECIPES, Config
-from facetrain.errors import ConfigError
+from facetrain.errors import ConfigError, FacetrainError
 from facetrain.files import error_reason, printable, shell_path
 from facetrain.remote.address import has_secrets, is_read_in_place, is_remote, without_secrets
 from facetrain.remote.download import is_name, pinned
@@ -161,14 +161,25 @@ def with_downloads(config: Config, pin: Callable[[str], str] = pinned) -> Config
         section, _, name = key.partition(".")
         path = _value(plain, key)
         if path and is_name(path) and not (key == "data.train" and is_read_in_place(path)):
-            plain[section][name] = pin(path)
+            plain[section][name] = _pinned_for(key, path, pin)
     targets: list[str] = plain["eval"]["targets"]
     if is_remote(folder := config.eval_dir):
         targets = [
             each if is_remote(each) else f"{folder}/{each.removesuffix('.bin')}.bin" for each in targets
         ]
-    plain["eval"]["targets"] = [pin(target) if is_remote(target) else target for target in targets]
+    plain["eval"]["targets"] = [
+        _pinned_for("eval.targets", target, pin) if is_remote(target) else target for target in targets
+    ]
     return Config.model_validate(plain)
+
+
+def _pinned_for(key: str, address: str, pin: Callable[[str], str]) -> str:
+    try:
+        return pin(address)
+    except FacetrainError as error:
+        # A name of `eval.targets` becomes an address that the user has never written.
+        error.args = (f"{key}: {error}",)
+        raise
 
 
 def _absolute_target(target: str, eval_dir: str) -> str:
