@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import zipfile
 from collections.abc import Iterator, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -16,6 +17,8 @@ from facetrain.embeddings.streamed_rows import StreamedRows, require_fitting
 from facetrain.errors import DataError
 
 _READ_ROWS = 4096
+_MOST_HEADER = 1 << 16
+"""Bytes of a member that may be its header; NumPy refuses headers of more than 10,000 characters."""
 
 
 def write_npz(file: BinaryIO, rows: Any, names: Sequence[str], label: np.ndarray, block: int) -> None:
@@ -76,7 +79,8 @@ class _Array(NamedTuple):
         name = f"{column}.npy"
         with zipfile.ZipFile(path) as archive, archive.open(name) as member:
             size = archive.getinfo(name).file_size
-            shape, fortran_order, dtype = _read_header(member)
+            # Not the member itself: NumPy reads a header of any length before it refuses one that is too long.
+            shape, fortran_order, dtype = _read_header(BytesIO(member.read(_MOST_HEADER)))
         claimed = math.prod(shape) * dtype.itemsize
         if dtype.hasobject or not dtype.itemsize or min(shape, default=1) < 0 or claimed > size:
             raise ValueError(f"{name} claims the shape {shape} of {dtype} in {size:,} bytes")
