@@ -24,7 +24,7 @@ def test_list_shows_the_presets_with_dataset_backbone_batch_and_accuracy():
         in done.stdout
     )
     assert rows["hsface10k_r50"] == ["hsface10k.lmdb", "r50", "1", "128"]
-    assert rows["quickstart"] == ["quickstart", "iresnet", "any", "128"]
+    assert rows["quickstart"] == ["quickstart", "iresnet", "any", "64"]
     assert {path.stem for path in (ROOT / "configs").glob("*.yaml")} < rows.keys()
 
 

@@ -97,9 +97,6 @@ def test_a_rank_without_a_gpu_gets_the_advice_of_its_command(count, advice, monk
     [
         "embed same faces --output same",
         "embed m same --output ./same",
-        "search same b.npz --output same",
-        "search a.npz same --output link",
-        "search a.npz faces --model same --output same",
         "eval same --target s --json same",
         "eval m --target same --json same",
         "eval m --target s --against same --json same",
@@ -141,7 +138,6 @@ def test_no_output_replaces_an_input(line, tmp_path, monkeypatch):
         ("eval m --target t --batch-size 0", "facetrain eval: invalid value for '--batch-size': '0'; use a number"),
         ("plan --config c --gpus v100", "facetrain plan: invalid value for '--gpus': 'v100'; use a whole number"),
         ("plan --config c --memory x", "facetrain plan: invalid value for '--memory': 'x'; use a number; see"),
-        ("export m --format onnx --output o --int8 x", "facetrain export: invalid value for '--int8': 'x' is not"),
     ],
 )  # fmt: skip
 def test_a_line_that_cannot_be_parsed_ends_with_2_and_one_line(line, message):
