@@ -70,7 +70,7 @@ def plant(path, *, blind):
         network(torch.rand(64, 3, 1, 1).expand(-1, -1, 32, 32) * 2 - 1)
         if blind:
             network.features.weight.zero_()
-            network.features.bias.zero_()
+            network.features.bias.fill_(1)
     write_model(path, network=network)
 
 
