@@ -60,10 +60,12 @@ class Comparison:
 class Model:
     """Network that maps images to embeddings; `load_model` opens one."""
 
-    def __init__(self, path: Path, opened: EmbeddingModel, device: torch.device) -> None:
+    def __init__(
+        self, path: Path, opened: EmbeddingModel, device: torch.device, detector: Path | None = None
+    ) -> None:
         self.path = path
         self.device = device
-        self._opened = opened
+        self._opened, self._detector = opened, detector
 
     @cached_property
     def _embedder(self) -> ImageEmbedder:
@@ -107,14 +109,16 @@ class Model:
             (64, 512)
 
         Args:
-            images: aligned face crops, RGB; whole photos give a warning.
+            images: aligned face crops, RGB; with the detector of `load_model` whole photos, which give a warning
+                without one.
             flip: add the embedding of the mirror image.
             batch_size: images per forward pass.
             landmarks: for a network with KP-RPE, the landmarks of the images (N, 5, 2), x and y as fractions of their
                 sides; None: those of the landmark file of a dataset, otherwise those of an aligned face.
 
         Raises:
-            DataError: an image cannot be read, or is not a uint8 array (H, W, 3); or the landmarks are not (N, 5, 2).
+            DataError: an image cannot be read, has no face that the detector finds, or is not a uint8 array (H, W, 3);
+                or the landmarks are not (N, 5, 2).
             ModelError: an embedding is not finite.
             UsageError: the batch size is less than 1.
         """
@@ -123,7 +127,9 @@ class Model:
         encoded = _encoded(images)
         if not len(encoded):
             return np.empty((0, self.embedding_size), np.float32)
-        if landmarks is None and isinstance(images, Dataset) and self._opened.takes_landmarks:
+        if self._detector:
+            landmarks = None  # of the aligned faces: the template
+        elif landmarks is None and isinstance(images, Dataset) and self._opened.takes_landmarks:
             landmarks = image_landmarks(images._source)
         elif landmarks is None and path is not None:
             landmarks = input_landmarks(self._opened, path)
@@ -138,6 +144,7 @@ class Model:
             "images" if path is None else str(path),
             flip=flip,
             landmarks=landmarks,
+            detector=self._detector,
         )
 
     def stored_threshold(self, fmr: float | None = None) -> Threshold | None:
@@ -181,7 +188,7 @@ class Model:
         return f"Model({str(self.path)!r}): {self._opened.description}"
 
 
-def load_model(path: PathLike, device: str = "auto") -> Model:
+def load_model(path: PathLike, device: str = "auto", detector: PathLike | None = None) -> Model:
     """Open a model.
 
     Examples:
@@ -191,6 +198,7 @@ def load_model(path: PathLike, device: str = "auto") -> Model:
         path: a run folder, a checkpoint, a .safetensors file, a .pt or .pth file of arcface_torch, an .onnx file, or
             a -symbol.json file of MXNet.
         device: `cpu`, `cuda`, or `auto`, which takes a GPU if there is one.
+        detector: `yunet`, which is downloaded, or the file of this detector: it aligns the face of each photo.
 
     Raises:
         ModelError: the file is missing or damaged, or its network is unknown.
@@ -200,7 +208,7 @@ def load_model(path: PathLike, device: str = "auto") -> Model:
     _require_device(device)
     chosen = pick_device(device, 0, cpu_setting="device='cpu'")
     file = local_path(path)
-    return Model(file, open_model(file, chosen), chosen)
+    return Model(file, open_model(file, chosen), chosen, local_path(detector) if detector else None)
 
 
 def evaluate(

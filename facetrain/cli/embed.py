@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from facetrain.cli.option_groups import option_groups
-from facetrain.cli.options import Device, InferenceOptions, Json, Model
+from facetrain.cli.options import Detector, Device, InferenceOptions, Json, Model
 from facetrain.cli.outputs import echo_line, require_existing, require_no_input, require_writable
 from facetrain.errors import UsageError
 
@@ -34,12 +34,15 @@ def embed(
     flip: Annotated[
         bool, typer.Option(help="Add the embedding of the mirror image to the embedding of each image.")
     ] = True,
+    detector: Detector = None,
 ) -> None:
     """Write the embeddings of images to a file; every embedding has length 1, except in .safetensors files."""
     from facetrain.embeddings.embedding_files import require_format, save_embeddings
 
     is_teacher = output.suffix == _TEACHER_SUFFIX
     require_no_input((model, input), output)
+    if is_teacher and detector:
+        raise UsageError(f"{output}: a teacher's embeddings need aligned faces; remove --detector")
     if not is_teacher:
         if output.suffix == ".parquet" and output.parent.resolve() == input.resolve():
             raise UsageError(
@@ -47,7 +50,7 @@ def embed(
             )
         require_format(output)
     require_writable(output)
-    require_existing(model, input)
+    require_existing(model, input, detector)
     from facetrain.cli.progress import progress_bar
     from facetrain.embeddings.embed_images import embed_input
     from facetrain.run.build.teacher_embeddings import write_teacher_embeddings
@@ -66,7 +69,7 @@ def embed(
         typer.echo(f"{output}: {count:,} images, {rows}, embeddings of size {size}")
         return
     with progress_bar("embedding") as progress:
-        embeddings = embed_input(model, input, inference, flip=flip, progress=progress)
+        embeddings = embed_input(model, input, inference, flip=flip, detector=detector, progress=progress)
     save_embeddings(output, embeddings)
     count, size = embeddings.embedding.shape
     mirrored = (
@@ -77,8 +80,8 @@ def embed(
 
 def compare(
     model: Model,
-    first: Annotated[Path, typer.Argument(help="First image: an aligned face crop.")],
-    second: Annotated[Path, typer.Argument(help="Second image: an aligned face crop.")],
+    first: Annotated[Path, typer.Argument(help="First image: an aligned face, or with --detector a photo.")],
+    second: Annotated[Path, typer.Argument(help="Second image: as FIRST.")],
     fmr: Annotated[
         float | None,
         typer.Option(
@@ -86,14 +89,15 @@ def compare(
             "lowest with an FNMR below one half; a model without thresholds gives no decision."
         ),
     ] = None,
+    detector: Detector = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Print the cosine similarity of two faces, and with a calibrated MODEL whether they are one person."""
-    require_existing(model, first, second)
+    require_existing(model, first, second, detector)
     from facetrain.api.model import load_model
 
-    opened = load_model(model, device)
+    opened = load_model(model, device, detector)
     threshold = opened.stored_threshold(fmr)
     cosine = opened.compare(first, second).cosine
     same = threshold and cosine >= threshold.cosine

@@ -15,7 +15,7 @@ from facetrain.cli.options import (
     local_file,
     local_set,
 )
-from facetrain.cli.outputs import echo_choice
+from facetrain.cli.outputs import echo_choice, require_existing
 from facetrain.errors import UsageError
 
 
@@ -81,6 +81,8 @@ class EvaluatedSystem:
         if self.scores is not None:
             return self
         model = find_run(self.model, err=err)
+        if not self.target:
+            require_existing(model)
         # Only the folder of a run states its sets.
         if self.target or not (model / "config.yaml").is_file():
             return replace(self, model=model)

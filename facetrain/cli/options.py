@@ -107,6 +107,14 @@ MODEL_HELP = (
     "file, a -symbol.json file of MXNet, an address (hf://, https://, s3://, gs://), or a name of `facetrain get`."
 )
 Model = Annotated[Path, typer.Argument(help=MODEL_HELP, parser=local_file)]
+Detector = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="ONNX",
+        parser=local_file,
+        help="OpenCV's detector YuNet, for whole photos: yunet, which is downloaded, or a model file.",
+    ),
+]
 DataDir = Annotated[
     Path | None,
     typer.Option(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from facetrain.cli.options import Device, Json, local_file
+from facetrain.cli.options import Detector, Device, Json, local_file
 from facetrain.cli.outputs import echo_line, require_existing
 from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError
@@ -40,6 +40,7 @@ def search(
             metavar="MODEL", parser=local_file, help="Model that embeds GALLERY or PROBE if they are images."
         ),
     ] = None,
+    detector: Detector = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -51,11 +52,11 @@ def search(
     from facetrain.embeddings.embedding_files import SUFFIXES
 
     if gallery.suffix in SUFFIXES and probe.suffix in SUFFIXES:
-        refuse_given(context, "model", "device", when="on files of embeddings")
-    require_existing(gallery, probe, model)
+        refuse_given(context, "model", "detector", "device", when="on files of embeddings")
+    require_existing(gallery, probe, model, detector)
     from facetrain.embeddings.exact_search import search_exactly
 
-    entries, probes = _embeddings(gallery, model, device), _embeddings(probe, model, device)
+    entries, probes = (_embeddings(faces, model, detector, device) for faces in (gallery, probe))
     with progress_bar("comparing") as progress:
         matches = search_exactly(probes, entries, top, progress=progress)
     results = _name_results(matches, probes, entries, threshold)
@@ -70,7 +71,7 @@ def search(
             echo_line("  no entry reaches the threshold")
 
 
-def _embeddings(path: Path, model: Path | None, device: str) -> Embeddings:
+def _embeddings(path: Path, model: Path | None, detector: Path | None, device: str) -> Embeddings:
     from facetrain.cli.progress import progress_bar
     from facetrain.embeddings.embed_images import embed_input
     from facetrain.embeddings.embedding_files import SUFFIXES, open_embeddings
@@ -83,7 +84,7 @@ def _embeddings(path: Path, model: Path | None, device: str) -> Embeddings:
             f"{path}: not a file of embeddings ({', '.join(SUFFIXES)}); add --model MODEL to embed its images"
         )
     with progress_bar(f"embedding {path}") as progress:
-        return embed_input(model, path, Inference(device), progress=progress)
+        return embed_input(model, path, Inference(device), detector=detector, progress=progress)
 
 
 def _name_results(

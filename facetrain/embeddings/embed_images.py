@@ -19,15 +19,17 @@ from facetrain.data.dataset import FaceDataset, image_landmarks, original_name
 from facetrain.data.formats.bin import read_bin
 from facetrain.data.formats.image_folder import folders_with_images
 from facetrain.data.formats.landmark_file import read_landmarks_beside
+from facetrain.data.images.align import align
 from facetrain.data.images.header import IMAGE_SUFFIXES
 from facetrain.data.open_dataset import DATASET_SUFFIXES, is_dataset_folder, open_dataset
+from facetrain.data.tools.landmarks import YuNet
 from facetrain.distributed.world import World, join
 from facetrain.embeddings.embedder import EncodedImage, ImageEmbedder, Landmarks
 from facetrain.embeddings.embedding_files import Embeddings
 from facetrain.embeddings.inference import Inference
 from facetrain.embeddings.normalization import l2_normalize, require_finite
 from facetrain.embeddings.photo_check import PhotoCheck
-from facetrain.errors import DataError
+from facetrain.errors import DataError, ImageError
 from facetrain.files import os_errors_as, printable
 from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import EmbeddingModel, open_model
@@ -45,12 +47,13 @@ def embed_input(
     inference: Inference | None = None,
     *,
     flip: bool = True,
+    detector: Path | None = None,
     progress: ProgressCallback | None = None,
 ) -> Embeddings:
     """Return the unit embeddings of an image, a folder of images, a dataset, a `.rec` or a `.bin`.
 
     More than one chunk of embeddings is kept in a temporary file that is mapped into memory. `progress` is
-    called with the number of embedded images and their total.
+    called with the number of embedded images and their total. `detector` is as in `embed_images`.
 
     Raises:
         ModelError: the model cannot be opened, or an embedding is not finite.
@@ -63,7 +66,8 @@ def embed_input(
         opened = open_model(model, world.device)
         embedding = embed_images(
             open_embedder(opened, world, inference), images, str(input),
-            flip=flip, landmarks=input_landmarks(opened, input), progress=progress,
+            flip=flip, landmarks=None if detector else input_landmarks(opened, input), detector=detector,
+            progress=progress,
         )  # fmt: skip
     return Embeddings(embedding, names, labels, input)
 
@@ -87,21 +91,25 @@ def embed_images(
     *,
     flip: bool = True,
     landmarks: Landmarks | None = None,
+    detector: Path | None = None,
     progress: ProgressCallback | None = None,
 ) -> np.ndarray:
     """Return the unit embeddings: float32 (N, D), an array in memory or, if there are many, in a temporary file.
 
-    Warns if the images look like whole photos. `name` is the input, for messages. `landmarks` are the landmarks of
-    the images, (N, 5, 2), see `ImageEmbedder`.
+    Warns if the images look like whole photos. With `detector`, a YuNet file, they are whole photos, whose faces are
+    aligned first. `name` is the input, for messages. `landmarks` are the landmarks of the images, (N, 5, 2), see
+    `ImageEmbedder`.
 
     Raises:
         ModelError: an embedding is not finite.
+        DataError: the detector cannot be opened, or an image has no face that it finds.
     """
-    check, count = PhotoCheck(), len(images)
+    location: Callable[[int], str] = getattr(images, "location", None) or "image {}".format
+    crop, count = AlignedFaces(detector, location) if detector else PhotoCheck(), len(images)
 
     def embed(embedder: ImageEmbedder, indices: range) -> np.ndarray:
         embedding_ND = embedder.embed(
-            images, name=name, flip=flip, crop=check, indices=indices, landmarks=landmarks
+            images, name=name, flip=flip, crop=crop, indices=indices, landmarks=landmarks
         )
         require_finite(embedding_ND, name, first=indices.start)
         return l2_normalize(embedding_ND)
@@ -109,14 +117,43 @@ def embed_images(
     kept = None
     for indices, chunk in embed_in_chunks(embedder, embed, 0, count, _CHUNK, progress):
         if len(chunk) == count:
-            check.warn(name, getattr(images, "location", None))
+            crop.warn(name, location)
             return chunk
         if kept is None:
             kept = _temporary_rows(count, chunk.shape[1])
         kept[indices.start : indices.stop] = chunk
     assert kept is not None, "no images"
-    check.warn(name, getattr(images, "location", None))
+    crop.warn(name, location)
     return kept
+
+
+class AlignedFaces:
+    """Alignment of whole photos by the face that a detector finds: a `Crop` of `ImageEmbedder`."""
+
+    def __init__(self, detector: Path, location: Callable[[int], str]) -> None:
+        self._find, self._location = YuNet(detector), location
+
+    def __call__(self, image: np.ndarray, index: int, size: int) -> np.ndarray:
+        """Return the aligned face, (size, size, 3), of an image uint8 (H, W, 3).
+
+        Raises:
+            ImageError: the image has no face that the detector finds.
+        """
+        points = self._find(self._location(index), image)
+        if points is None:
+            raise ImageError(
+                f"{self._location(index)}: the detector finds no face; leave the photo out, or all photos like it: "
+                "facetrain data pack PHOTOS --output FOLDER --detector yunet --skip-bad"
+            )
+        return align(image, points, size)
+
+    def warn(self, name: str, location: Callable[[int], str]) -> None:
+        """Warn of photos with several faces of similar size; the arguments are as in `PhotoCheck.warn`."""
+        if several := self._find.several_faces:
+            warn(
+                f"{name}: {len(several):,} photos have several faces of similar size, of which the one nearest the "
+                f"center was taken, such as {min(several)}"
+            )
 
 
 def _temporary_rows(count: int, size: int) -> np.ndarray:

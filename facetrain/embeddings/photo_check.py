@@ -24,8 +24,8 @@ Aligned faces have 0.30 to 0.41 (CelebA, LFW; drawn faces 0.19), with a standard
 width of a photo have less than 0.1.
 """
 _ADVICE = (
-    "the network needs aligned faces, and gives other images high scores by chance; align them first: facetrain data "
-    "pack PHOTOS --output FOLDER --detector FILE.onnx"
+    "the network needs aligned faces, and gives other images high scores by chance; give --detector yunet "
+    '(Python: detector="yunet") to align them'
 )
 
 

@@ -293,7 +293,7 @@ def _check_named_metrics(config: Config, sets: list[PairSet], state: TrainState)
     for key, metric in named_metrics(config.checkpoint.best_metric, config.train.stop_early).items():
         chosen = metric.rpartition("/")[0]
         if chosen not in names or any(name.rpartition("/")[0] == chosen for name in known):
-            require_metric(key, metric, known or [f"{name}/…" for name in names])
+            require_metric(key, metric, known or [f"{name}/accuracy, {name}/auc, …" for name in names])
 
 
 def _continue_folder(folder: Path, step: int) -> list[str]:

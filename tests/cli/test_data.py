@@ -107,6 +107,20 @@ def test_a_command_line_that_cannot_work_is_refused_before_anything_is_read(line
     assert message in str(refused) and refused.exit_code == 2
 
 
+def test_pack_warns_if_one_folder_has_the_images_of_all_people(tmp_path):
+    for number in range(3):
+        path = tmp_path / "celeba" / "img_align_celeba" / f"{number:06d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encoded_image(number))
+    (tmp_path / "celeba" / "people.txt").write_text("000000.jpg 5\n000001.jpg 7\n000002.jpg 5\n")
+    done = facetrain("data", "pack", tmp_path / "celeba", "--output", tmp_path / "one")
+    assert done.returncode == 0 and "3 images of 1 identities" in done.stdout
+    assert "all images are of one identity" in done.stderr and "--images FOLDER" in done.stderr
+    listed = ("data", "pack", tmp_path / "celeba" / "people.txt", "--images", path.parent)
+    done = facetrain(*listed, "--output", tmp_path / "two")
+    assert "3 images of 2 identities" in done.stdout and "one identity" not in done.stderr
+
+
 def test_pack_reads_a_list_file_and_aligns_by_landmarks(tmp_path):
     (tmp_path / "images").mkdir()
     for number in range(12):

@@ -186,6 +186,7 @@ def test_the_traceback_comes_with_debug_alone(describe, tmp_path):  # noqa: F811
 
 MISSING = (
     "eval none --target x",
+    "eval none",
     "embed none faces --output e.npz",
     "calibrate none --target x",
     "compare none a.jpg b.jpg",

@@ -98,6 +98,11 @@ def pack(
         for line in skipped_summary(packed.skipped):
             echo_line(f"    {line}")
     print_detections(finder)
+    if packed.identities == 1:
+        warn(
+            f"{source}: all images are of one identity, and a model needs many; give a folder with a folder of images "
+            "per person, or the list file of the people with --images FOLDER"
+        )
     if finder is None and (photos := describe_photos(open_dataset(source, root=images))):
         warn(f"{source}: {photos}")
     path, train = shell_path(output), json.dumps(str(output), ensure_ascii=False)

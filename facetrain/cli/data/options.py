@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from facetrain.cli.options import Json, local_file
+from facetrain.cli.options import Detector, Json, local_file
 from facetrain.cli.outputs import echo_line
 from facetrain.cli.progress import progress_bar
 from facetrain.data.images.header import MAX_PIXELS
@@ -85,14 +85,7 @@ class FaceLandmarks:
             help="CSV file with the landmarks of each image in pixels: lines name,x1,y1,…,x5,y5.",
         ),
     ] = None
-    detector: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="ONNX",
-            parser=local_file,
-            help="OpenCV's detector YuNet, which finds landmarks: yunet, which is downloaded, or a model file.",
-        ),
-    ] = None
+    detector: Detector = None
 
     def finder(self, *, center_crop: bool = False) -> LandmarkFinder | None:
         """Return the function that finds landmarks; None if neither option is given.

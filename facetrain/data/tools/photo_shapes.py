@@ -24,7 +24,7 @@ def describe_photos(source: FaceDataset) -> str | None:
     width, height = photos[0]
     return (
         f"{len(photos)} of {len(numbers)} sampled images look like whole photos ({width} × {height} pixels), and a "
-        "network needs aligned faces: facetrain data pack PHOTOS --output FOLDER --detector FILE.onnx"
+        "network needs aligned faces: facetrain data pack PHOTOS --output FOLDER --detector yunet"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from facetrain.verify.metrics.group_summary import RATES
@@ -88,7 +88,7 @@ def format_evaluation(evaluation: EvaluatedSets) -> Iterator[str]:
             if value is not None:
                 shown = format_value(metric, value, result.interval.get(metric))
                 yield f"  {metric:16} {shown}  {result.remark(metric)}".rstrip()
-        yield from (f"  {metric:16} {reason}" for metric, reason in result.needs.items())
+        yield from _format_needs(result.needs)
         yield from (f"  {_format_group(group)}" for group in result.groups)
         for curve in result.discards:
             if curve.area_ratio is not None:
@@ -110,3 +110,13 @@ def _format_group(group: Group) -> str:
         for name in RATES
     ]
     return f"{group.column} = {group.value}: {group.metrics['pairs']:,.0f} pairs  {'  '.join(rates)}"
+
+
+def _format_needs(needs: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for each kind of what a set lacks: a smaller rate needs more of the same pairs."""
+    metrics: dict[str, list[str]] = {}
+    for metric, reason in needs.items():
+        metrics.setdefault(reason.rpartition("; ")[2], []).append(metric)
+    for first, *others in metrics.values():
+        also = f"; also left out: {', '.join(others)}" if others else ""
+        yield f"  {first:16} {needs[first]}{also}"

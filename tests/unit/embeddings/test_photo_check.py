@@ -1,12 +1,19 @@
 """Warning if whole photos are embedded in place of aligned faces."""
 
+import json
+
 import cv2
 import numpy as np
 import pytest
 
 from facetrain import load_model
 from facetrain.cli.app import app
+from facetrain.data.images.align import align
+from facetrain.data.images.decode import encode_png
+from facetrain.data.tools.landmarks import YuNet
 from facetrain.embeddings.photo_check import PhotoCheck
+from facetrain.errors import ImageError
+from tests.support.detector import write_detector
 from tests.support.models import write_model
 from tests.support.shared import shared_path
 
@@ -34,9 +41,9 @@ def drawn_face():
         ((400, 400, 3), "(image 1: 400 × 400 pixels, for an input of 112 × 112)"),
     ],
 )
-def test_an_image_that_is_not_a_crop_is_named_with_the_command_that_aligns(shape, message, capsys):
+def test_an_image_that_is_not_a_crop_is_named_with_the_option_that_aligns(shape, message, capsys):
     found = warning_of([drawn_face(), np.zeros(shape, np.uint8)], capsys)
-    assert message in found and "data pack PHOTOS --output FOLDER --detector FILE.onnx" in found
+    assert message in found and "give --detector yunet" in found
 
 
 def test_images_without_a_face_at_its_place_are_reported(capsys):
@@ -69,3 +76,37 @@ def test_the_commands_and_the_python_interface_warn(tmp_path, capfd):
     assert warning.format(photos[0]) in capfd.readouterr().err
     load_model(tmp_path / "m.safetensors").embed([cv2.imread(str(photo)) for photo in photos])
     assert warning.format("image 0") in capfd.readouterr().err
+
+
+def test_a_detector_aligns_the_photos_that_are_embedded_compared_and_searched(tmp_path, capfd):
+    pytest.importorskip("onnx")
+    model, detector = tmp_path / "m.safetensors", write_detector(tmp_path / "yunet.onnx")
+    write_model(model)
+    photos, aligned = [tmp_path / "photos" / name for name in ("a.png", "b.png")], []
+    photos[0].parent.mkdir()
+    for number, photo in enumerate(photos):
+        image = np.random.default_rng(number).integers(0, 100, (256, 320, 3), dtype=np.uint8)
+        image[96:128, 128 + 32 * number :][:, :32] = 255  # a face for the test detector
+        photo.write_bytes(encode_png(image))
+        aligned.append(align(image, YuNet(detector)("photo", image), load_model(model).image_size))
+    embedding_2D = load_model(model).embed(aligned)
+    expected = pytest.approx(float(embedding_2D[0] @ embedding_2D[1]), abs=1e-6)
+    assert load_model(model).compare(*photos).cosine != expected
+
+    opened = load_model(model, detector=detector)
+    assert opened.compare(*photos).cosine == expected
+    np.testing.assert_allclose(opened.embed(photos), embedding_2D, atol=1e-5)
+    capfd.readouterr()
+    given = ["--detector", str(detector)]
+    app(["compare", str(model), *map(str, photos), "--json", *given], standalone_mode=False)
+    app(["search", *map(str, photos), "--model", str(model), "--json", *given], standalone_mode=False)
+    output = tmp_path / "embeddings.npz"
+    app(["embed", str(model), str(photos[0].parent), "--output", str(output), *given], standalone_mode=False)
+    out, err = capfd.readouterr()
+    compared, end = json.JSONDecoder().raw_decode(out)
+    (searched,), _ = json.JSONDecoder().raw_decode(out[end:].lstrip())
+    assert compared["cosine"] == expected and searched["found"][0]["cosine"] == expected
+    np.testing.assert_allclose(np.load(output)["embedding"], embedding_2D, atol=1e-5)
+    assert "whole photos" not in err
+    with pytest.raises(ImageError, match="image 0: the detector finds no face; leave the photo out"):
+        opened.embed(np.zeros((200, 300, 3), np.uint8))
