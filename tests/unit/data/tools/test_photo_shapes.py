@@ -28,6 +28,4 @@ def test_pack_warns_of_photos_that_no_detector_has_aligned(tmp_path):
     (tmp_path / "photos" / "ann").mkdir(parents=True)
     cv2.imwrite(str(tmp_path / "photos" / "ann" / "1.png"), np.zeros((30, 40, 3), np.uint8))
     packed = facetrain("data", "pack", tmp_path / "photos", "--output", tmp_path / "packed")
-    assert (
-        "look like whole photos (40 × 30 pixels)" in packed.stderr and "--detector yunet" in packed.stderr
-    )
+    assert "look like whole photos (40 × 30 pixels)" in packed.stderr and "--detector yunet" in packed.stderr
