@@ -15,8 +15,8 @@ from facetrain.config.schema import Config
 _SMALL_FACE = 48
 """Detail in pixels below which photos count as small faces."""
 _FEW_IMAGES = 20_000
-_STEPS, _MOST_EPOCHS, _LEAST_EPOCHS = 140, 40, 2
-"""Steps that a fine-tuning on few images takes, and bounds of its epochs, see docs/log/log.md."""
+_STEPS, _LEAST_EPOCHS = 128, 2
+"""Steps that a fine-tuning on few images takes, and the least number of its epochs, see docs/log/log.md."""
 
 
 @dataclass(frozen=True)
@@ -101,11 +101,12 @@ def _head(facts: Facts) -> Iterator[Choice]:
 def _optimizer(facts: Facts) -> Iterator[Choice]:
     is_small = facts.detail < _SMALL_FACE
     batch = min(32 if facts.images < _FEW_IMAGES else 128, facts.images)
-    epochs = min(max(round(_STEPS * batch / facts.images), _LEAST_EPOCHS), _MOST_EPOCHS)
+    steps_per_epoch = facts.images // batch  # a rest that fills no batch is left out of the epoch
+    epochs = max(round(_STEPS / steps_per_epoch), _LEAST_EPOCHS)
     lr = 1.5e-3 if is_small else 1e-3
     yield Choice(
         {"train.global_batch_size": batch, "train.epochs": epochs},
-        f"about {max(epochs * facts.images // batch, 1):,} steps: many more learn {facts.images:,} images by heart",
+        f"{epochs * steps_per_epoch:,} steps: many more learn {facts.images:,} images by heart",
     )
     yield Choice(
         {
