@@ -70,7 +70,8 @@ def plant(path, *, blind):
         network(torch.rand(64, 3, 1, 1).expand(-1, -1, 32, 32) * 2 - 1)
         if blind:
             network.features.weight.zero_()
-            network.features.bias.fill_(1)
+            # Not zero, which is no direction, but too small to turn the embeddings of an average.
+            network.features.bias.fill_(1e-6)
     write_model(path, network=network)
 
 
