@@ -95,7 +95,7 @@ def _measure_templates(replicates: int) -> dict[str, Any]:
     start = time.perf_counter()
     _, unit = pool_templates(embedding, template, medium, weight)
     pooled = time.perf_counter()
-    score = score_pairs(unit, first, second)
+    score = score_pairs(unit, unit, first, second)
     scored = time.perf_counter()
     pairs = ScoredPairs(score, same, first, second, subject)
     pair_result(pairs, protocol="templates", draws=Draws(replicates))

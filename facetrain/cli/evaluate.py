@@ -28,7 +28,7 @@ from facetrain.remote.address import without_secrets
 if TYPE_CHECKING:
     from facetrain.verify.evaluated_sets import EvaluatedSets
 
-_OPTIONS_OF_MODELS = ("data_dir", "flip", "device", "batch_size", "bf16")
+_OPTIONS_OF_MODELS = ("gallery_model", "data_dir", "flip", "device", "batch_size", "bf16")
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,15 @@ def evaluate(
     options: ProtocolOptions,
     results: ResultOptions,
     inference: InferenceOptions,
+    gallery_model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="MODEL",
+            parser=local_file,
+            help="Model of the enrolled faces: it embeds the galleries, and the second image or template of each pair. "
+            "Default: MODEL embeds both.",
+        ),
+    ] = None,
     against: Annotated[
         Path | None,
         typer.Option(
@@ -89,9 +98,9 @@ def evaluate(
         )
     results.check()
     path = system.given
-    inputs = (path, against, system.slices, *map(Path, system.targets))
+    inputs = (path, gallery_model, against, system.slices, *map(Path, system.targets))
     require_no_input(inputs, results.json_file)
-    require_existing(system.model, against if system.model else None, system.slices)
+    require_existing(system.model, gallery_model, against if system.model else None, system.slices)
     from facetrain.cli.progress import progress_bar
     from facetrain.config.loading import eval_dir_of_run
     from facetrain.verify.evaluate import evaluate as evaluate_model
@@ -105,6 +114,7 @@ def evaluate(
                 path,
                 system.targets,
                 system.data_dir or eval_dir_of_run(system.model),
+                gallery_model=gallery_model,
                 against=against,
                 slices=system.slices,
                 options=options,
@@ -114,7 +124,8 @@ def evaluate(
     if not evaluation.is_leader:
         return
     # The report comes last: if it fails, the results of a long evaluation are printed and stored before.
-    _print_results(evaluation, path, results)
+    models = {"model": str(path)} | ({"gallery_model": str(gallery_model)} if gallery_model else {})
+    _print_results(evaluation, models, results)
     if results.report is not None:
         from facetrain.verify.output.report import write_report
         from facetrain.verify.sets.pair_set import PairSet
@@ -122,21 +133,22 @@ def evaluate(
         files = [target.path for target in evaluation.sets.values() if isinstance(target, PairSet)]
         if system.model is None:
             files = [path]
-        details = _report_details(evaluation.sets, files, system.data_dir, against)
+        others = {"gallery model": gallery_model, "compared with": against}
+        details = _report_details(evaluation.sets, files, system.data_dir, others)
         page = write_report(results.report, evaluation, model=str(path), details=details)
         if not results.only_json:
             echo_line(f"report: {page}")
 
 
-def _print_results(evaluation: EvaluatedSets, system: Path, results: ResultOptions) -> None:
-    """Print the results, and write the JSON file."""
+def _print_results(evaluation: EvaluatedSets, models: dict[str, str], results: ResultOptions) -> None:
+    """Print the results, and write the JSON file. `models` has the paths of the models by their keys in the JSON."""
     from facetrain.verify.output.formatting import format_evaluation
 
-    content = json.dumps({"model": str(system)} | evaluation.as_json(), indent=1)
+    content = json.dumps(models | evaluation.as_json(), indent=1)
     if results.only_json:
         typer.echo(content)
         return
-    network = f"{system}: {evaluation.description}, in {evaluation.precision}"
+    network = f"{models['model']}: {evaluation.description}, in {evaluation.precision}"
     echo_line(network if evaluation.precision else evaluation.description)
     for line in format_evaluation(evaluation):
         echo_line(line)
@@ -145,7 +157,7 @@ def _print_results(evaluation: EvaluatedSets, system: Path, results: ResultOptio
 
 
 def _report_details(
-    sets: Iterable[str], files: Iterable[Path | None], data_dir: Path | None, against: Path | None
+    sets: Iterable[str], files: Iterable[Path | None], data_dir: Path | None, others: dict[str, Path | None]
 ) -> dict[str, str]:
     """Return date, versions, sets, digests of their files, and command of an evaluation, for its report."""
     import hashlib
@@ -169,6 +181,6 @@ def _report_details(
         "sets": ", ".join(sets) + (f" in {data_dir}" if data_dir else ""),
         "digests": ", ".join(f"{name} sha256:{digest}" for name, digest in digests.items())
         or "none: folders",
-        **({"compared with": str(against)} if against else {}),
+        **{role: str(path) for role, path in others.items() if path is not None},
         "command": shlex.join(["facetrain", *map(without_secrets, sys.argv[1:])]),
     }

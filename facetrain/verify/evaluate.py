@@ -12,8 +12,9 @@ from facetrain.device.capability import float32_name
 from facetrain.distributed.world import join
 from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.embeddings.embed_images import open_embedder
+from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.embeddings.inference import Inference
-from facetrain.errors import UsageError
+from facetrain.errors import ModelError, UsageError
 from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.progress import ProgressCallback
 from facetrain.telemetry.log import warn
@@ -33,6 +34,7 @@ def evaluate(
     targets: Sequence[str],
     data_dir: Path,
     *,
+    gallery_model: Path | None = None,
     against: Path | None = None,
     slices: Path | None = None,
     options: EvaluationOptions | None = None,
@@ -47,8 +49,10 @@ def evaluate(
         model: a path that `open_model` reads, or an open model.
         targets: paths or names in `data_dir`, see `open_evaluation_set`.
         data_dir: folder of the sets that are given by name.
-        against: path of the other model; or, with one set of pairs, a file of another system's scores in the order of
-            the set, see `score_files`.
+        gallery_model: path of the model that embeds the galleries, and the second image or template of each pair;
+            None for `model`.
+        against: path of the other model, which embeds everything itself; or, with one set of pairs, a file of another
+            system's scores in the order of the set, see `score_files`.
         slices: slice table (CSV) of the only set, which is a set of pairs; the default is the table of groups beside
             each set.
         options: options of the protocols.
@@ -56,7 +60,8 @@ def evaluate(
         progress: called on the leader with its embedded images of a set and their total.
 
     Raises:
-        ModelError: a model cannot be opened, or an embedding is not finite.
+        ModelError: a model cannot be opened, an embedding is not finite, or the gallery model has another embedding
+            size.
         PairsError: a set cannot be read.
         DataError: a slice table does not fit its set.
         UsageError: a slice table or another system's scores are given, and not one set of pairs.
@@ -70,6 +75,12 @@ def evaluate(
             for each in (model, against)
             if each not in (None, other_scores)
         ]
+        gallery = None if gallery_model is None else open_model(gallery_model, world.device)
+        if gallery is not None and gallery.embedding_size != models[0].embedding_size:
+            raise ModelError(
+                f"{gallery_model}: its embeddings have {gallery.embedding_size} numbers, and the probes' model gives "
+                f"{models[0].embedding_size}; choose a model whose embeddings have as many"
+            )
         sets = {target.name: target for target in open_evaluation_sets(targets, data_dir)}
         slice_tables = _read_tables(sets, slices)
         for target in sets.values():
@@ -79,18 +90,25 @@ def evaluate(
         scored = scores_of_set(other_scores, _only_set_of_pairs(sets, other_scores)) if other_scores else None
         report = progress if world.is_leader else None
 
-        def evaluate_model(opened: EmbeddingModel) -> dict[str, Result]:
-            embedder = replace(open_embedder(opened, world, inference), progress=report)
+        def embedder_of(opened: EmbeddingModel) -> ImageEmbedder:
+            return replace(open_embedder(opened, world, inference), progress=report)
+
+        def evaluate_model(
+            opened: EmbeddingModel, gallery: EmbeddingModel | None = None
+        ) -> dict[str, Result]:
+            embedder, entries = embedder_of(opened), None if gallery is None else embedder_of(gallery)
             results: dict[str, Result] = {}
             # An open model of the caller may be in training mode.
             with evaluation_mode(opened.network):
                 for name, target in sets.items():
-                    results |= evaluate_set(target, embedder, options, slice_tables.get(name))
+                    results |= evaluate_set(
+                        target, embedder, options, slice_tables.get(name), gallery=entries
+                    )
             return results
 
-        results = evaluate_model(models[0])
+        results = evaluate_model(models[0], gallery)
         evaluation = EvaluatedSets(
-            models[0].description,
+            models[0].description + (f", gallery by {gallery.description}" if gallery else ""),
             results,
             sets,
             world.is_leader,

@@ -34,16 +34,19 @@ def evaluate_set(
     embedder: ImageEmbedder,
     options: EvaluationOptions,
     table: SliceTable | None = None,
+    *,
+    gallery: ImageEmbedder | None = None,
 ) -> dict[str, Result]:
     """Embed a set and return its results by name; IJB's 1:N protocol is a second result, `NAME_1n`.
 
     Collective: all ranks embed. Only the leader computes the metrics, which take minutes and gigabytes for a
-    large set; the other ranks return an empty dict. `table` is the slice table of a set of pairs.
+    large set; the other ranks return an empty dict. `table` is the slice table of a set of pairs. `gallery` embeds
+    the galleries, and the second image or template of each pair; None for `embedder`.
 
     Raises:
         ModelError: an embedding is not finite.
     """
-    embeddings = _embed(target, embedder, options)
+    embeddings = _embed(target, embedder, options, gallery)
     # On all ranks, which all have the embeddings: none waits for one that has failed.
     for embedding_ND in embeddings:
         require_finite(embedding_ND, target.name)
@@ -51,21 +54,58 @@ def evaluate_set(
 
 
 def _embed(
-    target: EvaluationSet, embedder: ImageEmbedder, options: EvaluationOptions
+    target: EvaluationSet,
+    embedder: ImageEmbedder,
+    options: EvaluationOptions,
+    gallery: ImageEmbedder | None,
 ) -> tuple[np.ndarray, ...]:
-    embed = partial(embedder.embed, flip=options.flip)
     match target:
+        case PairSet() if gallery is not None:
+            return _embed_sides(target, embedder, gallery)
         case PairSet():
             # The protocol of pairs reports the accuracy with and without the mirror image.
             return embedder.embed_plain_and_mirrored(
                 target.images, name=target.name, landmarks=target.landmarks
             )
         case IjbSet():
-            landmarks = target.aligned_landmarks
-            return (embed(target.encoded, name=target.name, crop=target.crop, landmarks=landmarks),)
+            # A template may be on either side of a pair: both models embed all images.
+            return tuple(
+                each.embed(
+                    target.encoded,
+                    name=target.name,
+                    flip=options.flip,
+                    crop=target.crop,
+                    landmarks=target.aligned_landmarks,
+                )
+                for each in (embedder, gallery)
+                if each is not None
+            )
         case SearchSet():
-            probes = embed(target.probes, name=f"{target.name} probes")
-            return probes, embed(target.gallery, name=f"{target.name} gallery")
+            probes = embedder.embed(target.probes, name=f"{target.name} probes", flip=options.flip)
+            entries = gallery or embedder
+            return probes, entries.embed(target.gallery, name=f"{target.name} gallery", flip=options.flip)
+
+
+def _embed_sides(
+    pairs: PairSet, embedder: ImageEmbedder, gallery: ImageEmbedder
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the embeddings of images and mirror images, of the second image of each pair by `gallery`."""
+    sides = []
+    for side, (name, each) in enumerate({"first": embedder, "second": gallery}.items()):
+        landmarks = None if pairs.landmarks is None else pairs.landmarks[side::2]
+        rows_2ND = np.stack(
+            each.embed_plain_and_mirrored(
+                pairs.images[side::2], name=f"{pairs.name} {name} images", landmarks=landmarks
+            )
+        )
+        for rows_ND in rows_2ND:
+            require_finite(rows_ND, f"{pairs.name} {name} images")
+        sides.append(rows_2ND)
+    first, second = sides
+    # A cosine does not depend on the lengths, which are also the quality of an image: both models then have one scale.
+    second *= np.linalg.norm(first, axis=2).mean() / np.linalg.norm(second, axis=2).mean()
+    plain_ND, mirrored_ND = np.stack(sides, axis=2).reshape(2, len(pairs.images), -1)
+    return plain_ND, mirrored_ND
 
 
 def results_from_embeddings(
@@ -77,7 +117,7 @@ def results_from_embeddings(
     """Return the results of a set by name from its embeddings, float32 (N, D) each, not normalized.
 
     The embeddings belong to the images and to the mirror images for a `PairSet`, to all images for an
-    `IjbSet`, to probes and gallery for a `SearchSet`.
+    `IjbSet` (of each model, if there are two), to probes and gallery for a `SearchSet`.
     """
     match target:
         case PairSet():
@@ -121,15 +161,19 @@ def scores_result(
     return result
 
 
-def _ijb_results(ijb: IjbSet, options: EvaluationOptions, embedding_ND: np.ndarray) -> dict[str, Result]:
-    template, unit_TD = pool_templates(embedding_ND, ijb.template, ijb.medium, ijb.detection)
+def _ijb_results(
+    ijb: IjbSet, options: EvaluationOptions, embedding_ND: np.ndarray, gallery_ND: np.ndarray | None = None
+) -> dict[str, Result]:
+    pool = partial(pool_templates, template_N=ijb.template, media_N=ijb.medium, weight_N=ijb.detection)
+    template, unit_TD = pool(embedding_ND)
+    entry_TD = unit_TD if gallery_ND is None else pool(gallery_ND)[1]
     # Ids become rows of the pooled templates, which are sorted by id.
     first, second = np.searchsorted(template, ijb.first), np.searchsorted(template, ijb.second)
     subject = _template_subjects(template, first, second, ijb)
-    pairs = ScoredPairs(score_pairs(unit_TD, first, second), ijb.same, first, second, subject)
+    pairs = ScoredPairs(score_pairs(unit_TD, entry_TD, first, second), ijb.same, first, second, subject)
     results = {ijb.name: pair_result(pairs, protocol="templates", draws=options.draws)}
     if ijb.probes is not None:
-        searches, subjects = _search_galleries(template, unit_TD, ijb.galleries, ijb.probes)
+        searches, subjects = _search_galleries(template, unit_TD, entry_TD, ijb.galleries, ijb.probes)
         results[f"{ijb.name}_1n"] = identification_result(searches, subjects=subjects, draws=options.draws)
     return results
 
@@ -159,10 +203,14 @@ def _template_subjects(
 def _search_galleries(
     template: np.ndarray,
     unit_TD: np.ndarray,
+    entry_TD: np.ndarray,
     galleries: dict[str, TemplateSubjects],
     probes: TemplateSubjects,
 ) -> tuple[list[Search], int]:
-    """Search all probes in each gallery; return the searches and the number of subjects of the probes."""
+    """Search all probes in each gallery; return the searches and the number of subjects of the probes.
+
+    `unit_TD` has the embeddings of the templates as probes, `entry_TD` as entries of a gallery.
+    """
     all_subjects = np.concatenate([probes.subject, *(gallery.subject for gallery in galleries.values())])
     # Probes come first: their ids are then 0 to S − 1, without gaps, as the bootstrap needs them.
     ids = dense_ids(all_subjects.tolist())
@@ -170,9 +218,9 @@ def _search_galleries(
     for gallery in galleries.values():
         subject = ids[start : start + len(gallery.subject)]
         start += len(gallery.subject)
-        entry_TD = unit_TD[np.searchsorted(template, gallery.template)]
+        entries = entry_TD[np.searchsorted(template, gallery.template)]
         probe_TD = unit_TD[np.searchsorted(template, probes.template)]
-        searches.append(search(probe_TD, probe_subject, entry_TD, subject))
+        searches.append(search(probe_TD, probe_subject, entries, subject))
     return searches, int(probe_subject.max()) + 1
 
 

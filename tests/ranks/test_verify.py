@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from facetrain.data.formats.bin import write_bin
 from facetrain.distributed import collectives
 from facetrain.distributed.stop_request import Stopped, StopRequest
 from facetrain.embeddings.embedder import ImageEmbedder
@@ -16,7 +17,7 @@ from facetrain.verify.sets.evaluation_sets import open_evaluation_set
 from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.verifier import Verifier
 from tests.support.datasets import encoded_image
-from tests.support.faces import embedder
+from tests.support.faces import embedder, face
 from tests.support.protocols import write_ijb, write_tinyface
 from tests.support.ranks import run_ranks
 
@@ -56,15 +57,19 @@ def test_sharing_pairs_among_ranks_keeps_the_scores_and_a_signal_to_one_rank_sto
                 assert found[name] == pytest.approx(alone[name], rel=1e-6), name
 
 
-def evaluate_both(folder):
-    found = {}
-    for name in ("ijbc", "tinyface"):
-        found |= evaluate_set(open_evaluation_set(name, folder), embedder(), EvaluationOptions(bootstrap=10))
-    return {name: (result.metrics, result.interval) for name, result in found.items()}
+def evaluate_all(folder):
+    found, options = {}, EvaluationOptions(bootstrap=10)
+    for gallery in (None, embedder(factors=(1, 0.4, 2))):
+        for name in ("ijbc", "tinyface", "pairs"):
+            results = evaluate_set(open_evaluation_set(name, folder), embedder(), options, gallery=gallery)
+            found |= {(key, gallery is None): (one.metrics, one.interval) for key, one in results.items()}
+    return found
 
 
 def test_the_leader_of_three_ranks_gets_the_results_of_one_rank_and_the_others_get_none(tmp_path):
     write_ijb(tmp_path / "ijbc")
     write_tinyface(tmp_path / "tinyface")
-    leader, *others = run_ranks(3, evaluate_both, tmp_path)
-    assert leader == evaluate_both(tmp_path) and others == [{}, {}]
+    write_bin(tmp_path / "pairs.bin", [face(n // 3, n) for n in range(40)], [n % 2 == 0 for n in range(20)])
+    leader, *others = run_ranks(3, evaluate_all, tmp_path)
+    assert len(leader) == 8
+    assert leader == evaluate_all(tmp_path) and others == [{}, {}]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 import cv2
 import numpy as np
 import torch
@@ -18,11 +21,11 @@ def face(person: int, variation: int = 0, size: int = 16) -> bytes:
     return bytes(cv2.imencode(".png", image)[1])
 
 
-def mean_color(image_BCHW: Tensor) -> Tensor:
-    """Embed images as their mean color."""
-    return image_BCHW.mean((2, 3))
+def mean_color(image_BCHW: Tensor, factors: Sequence[float] = (1, 1, 1)) -> Tensor:
+    """Embed images as their mean color, each channel times its factor."""
+    return image_BCHW.mean((2, 3)) * torch.tensor(factors)
 
 
-def embedder(size: int = 16) -> ImageEmbedder:
+def embedder(size: int = 16, factors: Sequence[float] = (1, 1, 1)) -> ImageEmbedder:
     """Return an embedder with `mean_color` as its network."""
-    return ImageEmbedder(mean_color, size, 7, torch.device("cpu"))
+    return ImageEmbedder(partial(mean_color, factors=factors), size, 7, torch.device("cpu"))

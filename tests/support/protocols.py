@@ -8,6 +8,7 @@ from typing import Any
 import cv2
 import numpy as np
 
+from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.face_landmarks import ARCFACE_TEMPLATE
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.options import EvaluationOptions
@@ -16,10 +17,12 @@ from facetrain.verify.sets.evaluation_sets import open_evaluation_set
 from tests.support.faces import embedder, face
 
 
-def evaluated(name: str, folder: Path, **options: Any) -> dict[str, Result]:
+def evaluated(
+    name: str, folder: Path, *, gallery: ImageEmbedder | None = None, **options: Any
+) -> dict[str, Result]:
     """Evaluate the mean colors of a set, by default with few draws; return its results by their names."""
     target = open_evaluation_set(name, folder)
-    return evaluate_set(target, embedder(), EvaluationOptions(bootstrap=60, **options))
+    return evaluate_set(target, embedder(), EvaluationOptions(bootstrap=60, **options), gallery=gallery)
 
 
 def write_ijb(folder: Path, *, prefix: str = "ijbc", people: int = 8, seed: int = 0) -> Path:

@@ -64,8 +64,10 @@ def _template_ranges(ends_T: np.ndarray, limit: int) -> Iterator[tuple[int, int]
         first = end
 
 
-def score_pairs(unit_TD: np.ndarray, first_P: np.ndarray, second_P: np.ndarray) -> np.ndarray:
-    """Return the cosine similarity of pairs of rows: float32 (P,).
+def score_pairs(
+    first_TD: np.ndarray, second_TD: np.ndarray, first_P: np.ndarray, second_P: np.ndarray
+) -> np.ndarray:
+    """Return the cosine similarity of rows of `first_TD` and rows of `second_TD`, of length 1: float32 (P,).
 
     The pair lists of IJB compare a few thousand templates with nearly all others, so the scores are entries of blocks
     of one matrix product.
@@ -74,12 +76,12 @@ def score_pairs(unit_TD: np.ndarray, first_P: np.ndarray, second_P: np.ndarray) 
     score_P = np.empty(len(first_P), np.float32)
     # The pairs of a block of rows are then neighbors.
     order = np.argsort(first_P, kind="stable")
-    other_DC = np.ascontiguousarray(unit_TD[columns].T)
+    other_DC = np.ascontiguousarray(second_TD[columns].T)
     step = max(1, _MAX_PRODUCTS // len(columns))
     for start in range(0, len(rows), step):
         block = rows[start : start + step]
         kept = order[slice(*np.searchsorted(first_P, [block[0], block[-1] + 1], sorter=order))]
-        product = unit_TD[block] @ other_DC
+        product = first_TD[block] @ other_DC
         row, column = np.searchsorted(block, first_P[kept]), np.searchsorted(columns, second_P[kept])
         score_P[kept] = product[row, column]
     return score_P

@@ -10,6 +10,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from facetrain.errors import PairsError
 from facetrain.verify.metrics.roc import tar_at_far
 from facetrain.verify.sets.evaluation_sets import open_evaluation_set
+from tests.support.faces import embedder
 from tests.support.protocols import evaluated, write_ijb
 
 
@@ -24,11 +25,18 @@ def colors(folder, names, landmarks, size=16):
     return 2 * np.array(rows)
 
 
-def templates_by_loops(folder):
-    """Return the template embeddings by InsightFace's procedure, with loops over the lines of the lists."""
+def templates_by_loops(folder, factors=(1, 1, 1)):
+    """Return the template embeddings by InsightFace's procedure, with loops over the lines of the lists.
+
+    Each channel of the images' colors is multiplied by its factor.
+    """
     rows = [line.split() for line in (folder / "meta/ijbc_name_5pts_score.txt").read_text().splitlines()]
     numbers = np.array([row[1:] for row in rows], float)
-    seen = colors(folder, [row[0] for row in rows], numbers[:, :10].reshape(-1, 5, 2)) * numbers[:, 10:]
+    seen = (
+        colors(folder, [row[0] for row in rows], numbers[:, :10].reshape(-1, 5, 2))
+        * numbers[:, 10:]
+        * factors
+    )
     members = {}
     for row, line in zip(seen, (folder / "meta/ijbc_face_tid_mid.txt").read_text().splitlines(), strict=True):
         _, template, medium = line.split()
@@ -37,12 +45,17 @@ def templates_by_loops(folder):
     return {t: vector / np.linalg.norm(vector) for t, vector in pooled.items()}
 
 
-def test_ijb_one_to_one_equals_loops_over_its_files(tmp_path):
+OTHER = (1, 0.4, 2)
+"""Factors of the colors of the second model."""
+
+
+@pytest.mark.parametrize("gallery", [None, OTHER])
+def test_ijb_one_to_one_equals_loops_over_its_files(tmp_path, gallery):
     folder = write_ijb(tmp_path / "IJBC")
-    found = evaluated("ijbc", tmp_path)["ijbc"]
-    unit = templates_by_loops(folder)
+    found = evaluated("ijbc", tmp_path, gallery=gallery and embedder(factors=gallery))["ijbc"]
+    unit, second = templates_by_loops(folder), templates_by_loops(folder, gallery or (1, 1, 1))
     lines = np.loadtxt(folder / "meta/ijbc_template_pair_label.txt", int)
-    score, label = zip(*((unit[a] @ unit[b], same) for a, b, same in lines), strict=True)
+    score, label = zip(*((unit[a] @ second[b], same) for a, b, same in lines), strict=True)
     assert found.metrics["auc"] == pytest.approx(roc_auc_score(label, score), abs=1e-6)
     far, tar, _ = roc_curve(label, score, drop_intermediate=False)
     assert found.metrics["tar@1e-01"] == pytest.approx(tar[far <= 0.1].max())
@@ -60,16 +73,17 @@ def template_subjects(folder):
             yield {int(row["TEMPLATE_ID"]): int(row["SUBJECT_ID"]) for row in csv.DictReader(file)}
 
 
-def test_ijb_one_to_many_equals_loops_over_its_files(tmp_path):
+@pytest.mark.parametrize("gallery", [None, OTHER])
+def test_ijb_one_to_many_equals_loops_over_its_files(tmp_path, gallery):
     folder = write_ijb(tmp_path / "ijbc", people=40)
-    found = evaluated("ijbc", tmp_path)["ijbc_1n"]
-    unit = templates_by_loops(folder)
+    found = evaluated("ijbc", tmp_path, gallery=gallery and embedder(factors=gallery))["ijbc_1n"]
+    unit, entry = templates_by_loops(folder), templates_by_loops(folder, gallery or (1, 1, 1))
     *galleries, probes = template_subjects(folder)
     rank1, rank5, tpir = [], [], []
     for gallery in galleries:
         ranks, mates, others = [], [], []
         for probe, subject in probes.items():
-            scored = [(unit[probe] @ unit[t], other == subject) for t, other in gallery.items()]
+            scored = [(unit[probe] @ entry[t], other == subject) for t, other in gallery.items()]
             scored.sort(reverse=True)
             if subject in gallery.values():
                 ranks.append([is_mate for _, is_mate in scored].index(True))

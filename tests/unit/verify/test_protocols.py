@@ -42,12 +42,15 @@ def test_hidden_files_are_no_images_of_a_set(tmp_path):
     assert [one.metrics for one in after.values()] == [one.metrics for one in before.values()]
 
 
-def test_tinyface_ranks_equal_a_sort_of_the_gallery(tmp_path):
+@pytest.mark.parametrize("gallery_factors", [None, (1, 0.4, 2)])
+def test_tinyface_ranks_equal_a_sort_of_the_gallery(tmp_path, gallery_factors):
     folder = write_tinyface(tmp_path / "tinyface")
-    found = evaluated("tinyface", tmp_path)["tinyface"]
+    gallery_model = gallery_factors and embedder(factors=gallery_factors)
+    found = evaluated("tinyface", tmp_path, gallery=gallery_model)["tinyface"]
     seen = {}
     for path in sorted(folder.rglob("*.png")):
         color = (cv2.imread(str(path))[0, 0, ::-1].astype(float) - 127.5) / 127.5
+        color *= (gallery_factors or 1) if path.parent.name != "Probe" else 1
         seen[path] = color / np.linalg.norm(color)
     gallery = [p for p in seen if p.parent.name != "Probe"]
     ranks = []
@@ -93,6 +96,47 @@ def test_a_set_of_pairs_has_both_curves_folds_intervals_and_hardest_pairs(tmp_pa
     assert found.interval.keys() == found.available_metrics.keys() - without
     low, high = found.interval["xnorm"]
     assert low < found.metrics["xnorm"] < high
+
+
+def test_the_gallery_model_embeds_the_second_image_of_each_pair(tmp_path):
+    factors, same = np.array([1, 0.4, 2]), [number % 2 == 0 for number in range(20)]
+    people = [(number, number if one else number + 1) for number, one in enumerate(same)]
+    images = [
+        face(person, 2 * number + side)
+        for number, pair in enumerate(people)
+        for side, person in enumerate(pair)
+    ]
+    write_bin(tmp_path / "set.bin", images, same)
+    found = evaluated("set", tmp_path, gallery=embedder(factors=tuple(factors)))["set"]
+    expected, lengths = {}, []
+    for number in range(20):
+        first, second = (
+            (cv2.imdecode(np.frombuffer(image, np.uint8), 1)[0, 0, ::-1].astype(float) - 127.5) / 127.5
+            for image in images[2 * number : 2 * number + 2]
+        )
+        expected[number] = (
+            first @ (second * factors) / np.linalg.norm(first) / np.linalg.norm(second * factors)
+        )
+        lengths.append(np.linalg.norm(first))
+    scores = {pair.pair: pair.score for pair in [*found.hardest_genuine, *found.hardest_impostors]}
+    assert scores == pytest.approx(expected)
+    # The lengths of both models' embeddings have one mean, as they are compared as the quality of the images.
+    assert found.metrics["xnorm"] == pytest.approx(np.mean(lengths))
+
+
+def test_a_model_that_is_its_own_gallery_model_keeps_the_results(tmp_path):
+    write_bin(tmp_path / "set.bin", [face(n // 3, n) for n in range(40)], [n % 2 == 0 for n in range(20)])
+    alone, beside = (evaluated("set", tmp_path, gallery=each)["set"] for each in (None, embedder()))
+    for name in ("auc", "eer", "accuracy", "accuracy_no_flip"):
+        assert beside.metrics[name] == alone.metrics[name], name
+
+
+def test_an_image_that_the_gallery_model_cannot_embed_is_named(tmp_path):
+    write_bin(tmp_path / "set.bin", [face(n) for n in range(8)], [True, False] * 2)
+    with pytest.raises(
+        ModelError, match="set second images: the embedding of image 0 is not finite, or zero"
+    ):
+        evaluated("set", tmp_path, gallery=embedder(factors=(float("nan"), 1, 1)))
 
 
 @pytest.mark.parametrize("factor", [float("nan"), 0.0])

@@ -37,4 +37,4 @@ def test_block_scores_equal_single_dot_products(products, monkeypatch):
     unit = random.normal(size=(70, 8)).astype(np.float32)
     first, second = random.integers(0, 70, pairs), random.integers(20, 70, pairs)
     expected = (unit[first] * unit[second]).sum(1)
-    np.testing.assert_allclose(score_pairs(unit, first, second), expected, atol=1e-4)
+    np.testing.assert_allclose(score_pairs(unit, unit, first, second), expected, atol=1e-4)
