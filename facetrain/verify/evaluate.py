@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from facetrain.device.capability import float32_name
 from facetrain.distributed.world import join
@@ -76,11 +77,13 @@ def evaluate(
             if each not in (None, other_scores)
         ]
         gallery = None if gallery_model is None else open_model(gallery_model, world.device)
-        if gallery is not None and gallery.embedding_size != models[0].embedding_size:
-            raise ModelError(
-                f"{gallery_model}: its embeddings have {gallery.embedding_size} numbers, and the probes' model gives "
-                f"{models[0].embedding_size}; choose a model whose embeddings have as many"
-            )
+        if gallery is not None:
+            entry, probe = (_embedding_size(each, world.device) for each in (gallery, models[0]))
+            if entry != probe:
+                raise ModelError(
+                    f"{gallery_model}: has embeddings of size {entry}, and the evaluated model of size {probe}; they "
+                    "cannot be compared"
+                )
         sets = {target.name: target for target in open_evaluation_sets(targets, data_dir)}
         slice_tables = _read_tables(sets, slices)
         for target in sets.values():
@@ -148,6 +151,15 @@ def evaluate_scores(
         return evaluation
     other = scores_of_same_pairs(table, read_scores(against))
     return evaluation.compared_with(str(against), {name: scores_result(other, {}, options)})
+
+
+@torch.no_grad()
+def _embedding_size(opened: EmbeddingModel, device: torch.device) -> int:
+    """Return the length of a model's embeddings, by a black image if an ONNX file does not state it."""
+    if opened.embedding_size:
+        return opened.embedding_size
+    pixels = torch.zeros(1, opened.image_size, opened.image_size, 3, dtype=torch.uint8, device=device)
+    return int(opened.network(opened.prepare(pixels)).shape[1])
 
 
 def _warn_of_doubtful_pairs(name: str, *pairs: np.ndarray) -> None:

@@ -18,7 +18,7 @@ from facetrain.verify.calibration import MAX_IMAGES
 from facetrain.verify.output import report
 from tests.support.command import output_of, refusal
 from tests.support.faces import face
-from tests.support.models import write_model
+from tests.support.models import SMALL, write_model
 from tests.support.mxnet_files import write_iresnet
 from tests.support.protocols import write_ijb, write_tinyface
 
@@ -70,6 +70,33 @@ def test_eval_runs_every_protocol_and_compares_two_models(model, tmp_path):
         assert found["differences"][name].keys() <= result["intervals"].keys()
     gap = found["differences"]["pairs"]["auc"]
     assert gap["difference"] == pytest.approx(gap["first"] - gap["second"]) and 0 < gap["p"] <= 1
+
+
+def test_a_gallery_of_another_model_is_in_the_results_of_an_evaluation(model, tmp_path):
+    write_pairs(tmp_path / "pairs.bin", 20)
+    old = tmp_path / "old.safetensors"
+    write_model(old)
+    command = ["eval", model, "--target", "pairs", "--data-dir", tmp_path, "--bootstrap", 20, "--json", "-"]
+    alone, mixed, swapped = (
+        json.loads(output_of(*command, *options))
+        for options in ([], ["--gallery-model", old, "--against", old], ["--gallery-model", model])
+    )
+    assert (mixed["model"], mixed["gallery_model"]) == (str(model), str(old)) and "gallery_model" not in alone
+    assert ", gallery by iresnet" in mixed["description"]
+    assert mixed["sets"]["pairs"]["auc"] != alone["sets"]["pairs"]["auc"] == swapped["sets"]["pairs"]["auc"]
+    # The other model of a comparison embeds both sides.
+    old_alone = json.loads(output_of("eval", old, *command[2:]))["sets"]["pairs"]["auc"]
+    assert mixed["differences"]["pairs"]["auc"]["second"] == old_alone
+
+
+def test_a_gallery_model_with_another_embedding_size_is_refused(model, tmp_path):
+    write_pairs(tmp_path / "pairs.bin", 10)
+    other = tmp_path / "other.safetensors"
+    write_model(other, options=SMALL | {"embedding_size": 8})
+    error = refusal("eval", model, "--target", tmp_path / "pairs.bin", "--gallery-model", other)
+    assert str(error).endswith(
+        "other.safetensors: has embeddings of size 8, and the evaluated model of size 16; they cannot be compared"
+    )
 
 
 @pytest.mark.slow
@@ -177,6 +204,7 @@ def test_one_system_is_evaluated_at_a_time(model):
         (["--target", "empty"], "unknown layout of an evaluation set"),
         (["--target", "pairs", "--against", "model.safetensors", "--bootstrap", 0], "remove --bootstrap 0"),
         (["--target", "pairs", "--against", "absent"], "absent: no such file"),
+        (["--target", "pairs", "--gallery-model", "absent"], "absent: no such file"),
         (["--target", "pairs", "--device", "tpu"], "unknown device; choose one of auto, cpu, cuda"),
         (["--target", "pairs", "--json", "absent/scores.json"], "there is no folder absent"),
         (["--target", "pairs", "--report", "pairs.bin"], "pairs.bin: the folder of the report cannot be"),

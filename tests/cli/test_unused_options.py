@@ -13,6 +13,7 @@ from tests.support.command import refusal
         ("eval --scores a.csv --no-flip", "--no-flip has no effect on a.csv, which is not a MODEL; remove it"),
         ("eval --scores a.csv --flip", "--flip has no effect on a.csv, which is not a MODEL; remove it"),
         ("eval --scores a.csv --batch-size 256", "--batch-size has no effect on a.csv, which is not"),
+        ("eval --scores a.csv --gallery-model m", "--gallery-model has no effect on a.csv, which is not a MODEL"),
         ("eval --scores a.csv --data-dir c", "--data-dir has no effect on a.csv, which is"),
         ("search a.npz b.parquet --model m", "--model has no effect on files of embeddings"),
         ("export m --format onnx --output a.onnx --data-dir c", "--data-dir has no effect without --target"),

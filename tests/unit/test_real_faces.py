@@ -26,6 +26,14 @@ def test_every_config_of_the_folder_loads_and_is_run(runner):
         assert load_config(FOLDER / f"{recipe}.yaml").run.name == recipe
 
 
+def test_the_compatible_network_learns_the_old_centers_and_the_labels():
+    old, new = (load_config(ROOT / "recipes" / "compatible" / f"{name}.yaml") for name in ("old", "new"))
+    assert new.distill.loss == "fixed_centers" and new.distill.margin_weight == 1
+    assert new.distill.teacher == f"{old.run.dir}/{old.run.name}"
+    # The projection of another size would not be in the model file; one seed would give both the same first weights.
+    assert new.model.embedding_size == old.model.embedding_size and new.seed != old.seed
+
+
 @pytest.mark.parametrize("recipe", ["labels", "distilled", "shallow_labels", "shallow"])
 def test_the_small_network_has_at_most_half_a_million_parameters(recipe):
     network = build_backbone(**describe_model(load_config(FOLDER / f"{recipe}.yaml"))["backbone"])

@@ -1,18 +1,21 @@
 """`evaluate` on sets of pairs with a small network."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from facetrain.data.formats.bin import write_bin
 from facetrain.embeddings.inference import Inference
-from facetrain.errors import UsageError
+from facetrain.errors import ModelError, UsageError
+from facetrain.models.model_file import open_model
 from facetrain.verify.evaluate import evaluate, evaluate_scores
 from facetrain.verify.metrics.fold_accuracy import fold_accuracy
 from facetrain.verify.options import EvaluationOptions
 from facetrain.verify.output.formatting import format_evaluation
 from tests.support.datasets import encoded_image
-from tests.support.models import write_model
+from tests.support.models import SMALL, write_model
 
 CPU = Inference("cpu", workers=1)
 
@@ -82,6 +85,19 @@ def test_another_system_has_the_folds_of_the_set(model, tmp_path):
     other = found.other_results["pairs"]
     expected = fold_accuracy(other.scale.distance(score), np.array(same)).mean
     assert other.metrics["accuracy"] == found.differences["pairs"]["accuracy"].second == expected
+
+
+def test_the_embedding_size_of_a_network_that_does_not_state_it_is_found(model, tmp_path):
+    write_bin(tmp_path / "pairs.bin", IMAGES, [number % 2 == 0 for number in range(PAIRS)])
+    write_model(tmp_path / "other.safetensors", options=SMALL | {"embedding_size": 8})
+    unstated = replace(open_model(model, torch.device("cpu")), embedding_size=0)
+    options = {"options": WITHOUT_INTERVALS, "inference": CPU}
+    with pytest.raises(ModelError, match="embeddings of size 8, and the evaluated model of size 16"):
+        evaluate(unstated, ["pairs"], tmp_path, gallery_model=tmp_path / "other.safetensors", **options)
+    mixed = evaluate(unstated, ["pairs"], tmp_path, gallery_model=model, **options)
+    assert mixed.results["pairs"].metrics["auc"] == pytest.approx(
+        evaluate(model, ["pairs"], tmp_path, **options).results["pairs"].metrics["auc"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,8 @@ from facetrain.models.export.formats import ExportOptions
 from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.verify.metrics.draws import Draws
+from facetrain.verify.options import EvaluationOptions
+from facetrain.verify.protocols import evaluate_set
 from facetrain.verify.sets.ijb import open_ijb
 from facetrain.verify.sets.pair_set import load_pair_set
 from facetrain.verify.verification import verification_result
@@ -99,6 +101,20 @@ def test_pairs_are_embedded_with_the_landmarks_beside_the_set(network, landmarks
     write_landmarks(tmp_path / "val.landmarks.npy", landmarks[1:])
     with pytest.raises(DataError, match="not the landmarks of 12 images"):
         load_pair_set("val", tmp_path)
+
+
+@pytest.mark.usefixtures("val")
+def test_both_models_of_a_mixed_evaluation_get_the_landmarks_of_their_images(network, landmarks, tmp_path):
+    write_landmarks(tmp_path / "val.landmarks.npy", landmarks)
+    embedder = ImageEmbedder(network, 32, 5, CPU)
+    pairs, options = load_pair_set("val", tmp_path), EvaluationOptions(bootstrap=0)
+    alone, mixed = (
+        evaluate_set(pairs, embedder, options, gallery=gallery)["val"] for gallery in (None, embedder)
+    )
+    scores = [
+        [pair.score for pair in (*one.hardest_genuine, *one.hardest_impostors)] for one in (mixed, alone)
+    ]
+    np.testing.assert_allclose(*scores, atol=1e-6)
 
 
 def test_without_a_file_the_landmarks_are_those_of_aligned_faces(network):
