@@ -206,8 +206,8 @@ def _build_evaluation(run: PreparedRun, outputs: RunOutputs, stop_request: StopR
             device=run.world.device,
             workers=run.workers,
             check_stop=stop_request.raise_if_requested,  # a signal interrupts the verification
-            progress=lambda done, total: outputs.advance(run.state.step, f"verifying: {done / total:.0%}"),
         ),
+        lambda name, done, total: outputs.advance(run.state.step, f"verifying {name}: {done / total:.0%}"),
     )
     return Evaluation(
         verifier,

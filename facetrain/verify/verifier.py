@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from torch import Tensor, nn
@@ -24,14 +26,19 @@ class Verifier:
     """
 
     def __init__(
-        self, sets: Iterable[PairSet], embedder: Callable[[Callable[..., Tensor]], ImageEmbedder]
+        self,
+        sets: Iterable[PairSet],
+        embedder: Callable[[Callable[..., Tensor]], ImageEmbedder],
+        progress: Callable[[str, int, int], None] | None = None,
     ) -> None:
-        """Store the sets, and what returns the embedder of a network.
+        """Store the sets, what returns the embedder of a network, and what shows the progress.
+
+        `progress` is called with the name of a set, the number of its embedded images and their total.
 
         The embedder's `check_stop` is called after each batch; an exception that it raises ends the verification.
         """
         self.sets = list(sets)
-        self._embedder = embedder
+        self._embedder, self._progress = embedder, progress
 
     def __call__(self, model: nn.Module) -> Iterator[tuple[str, Result]]:
         """Yield the name and the result of each set. Collective."""
@@ -47,7 +54,10 @@ class Verifier:
         Embeddings that are not finite give accuracy 0 instead of an error: the training loop stops a run
         that has diverged, with a message about the step.
         """
-        plain, mirrored = self._embedder(model).embed_plain_and_mirrored(
+        embedder = self._embedder(model)
+        if self._progress:
+            embedder = replace(embedder, progress=partial(self._progress, pairs.name))
+        plain, mirrored = embedder.embed_plain_and_mirrored(
             pairs.images, name=pairs.name, landmarks=pairs.landmarks
         )
         # Every rank has all embeddings, so all ranks decide alike.

@@ -31,8 +31,17 @@ class Net(nn.Module):
         return self.fc(self.norm(x).flatten(1))
 
 
-def make_verifier(*sets):
-    return Verifier(sets, partial(ImageEmbedder, image_size=16, batch_size=7, device=torch.device("cpu")))
+def make_verifier(*sets, progress=None):
+    embedder = partial(ImageEmbedder, image_size=16, batch_size=7, device=torch.device("cpu"))
+    return Verifier(sets, embedder, progress)
+
+
+def test_the_progress_names_the_set_that_is_embedded():
+    shown = []
+    pairs = pair_set()
+    dict(make_verifier(pairs, progress=lambda *report: shown.append(report))(Net()))
+    count = len(set(pairs.images))
+    assert shown == [("set", min(done, count), count) for done in range(7, count + 7, 7)]
 
 
 def test_verification_separates_the_pairs_and_does_not_change_the_network():

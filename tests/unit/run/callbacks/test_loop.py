@@ -14,14 +14,14 @@ class Recording:
     """Callbacks of the loop that record their calls. The signal comes after step `stop_at`."""
 
     def __init__(self, state, stop_at=None, interrupted=False):
-        self.calls, self._state, self._stop_at = [], state, stop_at
+        self.calls, self.advanced, self._state, self._stop_at = [], [], state, stop_at
         self._interrupted = interrupted
 
     def announce_stage(self, state):
         pass
 
     def advance(self, state):
-        pass
+        self.advanced.append(state.step)
 
     def report(self, state, batches):
         self.calls.append(f"report {state.step}")
@@ -44,6 +44,12 @@ class Recording:
 
     def agree(self, state):
         return state.step == self._stop_at or self._interrupted
+
+
+def test_the_progress_bar_moves_with_every_step(state, loader, step):
+    recording = Recording(state)
+    fit(state, loader, step, Callbacks(*[recording] * 4), CONFIG, total_steps=4, resumed=False)
+    assert recording.advanced == [1, 2, 3, 4]
 
 
 def calls_of(state, loader, step, *, resumed=False, unverified=False, **options):
