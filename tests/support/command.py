@@ -24,7 +24,11 @@ from tests.support.ranks import PRELOADED
 
 ROOT = Path(__file__).resolve().parents[2]
 _LIMIT_S = 300
-_INHERITED = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+# The last three choose the instructions of the CPU: a process must compute the same bits as the test.
+_INHERITED = (
+    "PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV",
+    "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS",
+)  # fmt: skip
 
 
 def environment(**extra: str) -> dict[str, str]:
