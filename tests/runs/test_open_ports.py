@@ -50,7 +50,7 @@ def test_no_command_on_one_host_listens_on_another_interface_than_loopback(
     arguments = {
         "train": ("--config", config, "--run-dir", folder),
         "resume": (folder, "--set", "train.max_steps=4"),
-        "bench train": ("--config", config, "--input", "synthetic"),
+        "bench train": ("--config", config),
     }[command]
     if command == "resume":
         checked(facetrain("train", "--config", describe(steps=2), "--run-dir", folder))
