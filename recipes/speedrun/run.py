@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Speedrun: train a recipe with several seeds, and print the time and the accuracy of each run and their means.
+"""Speedrun: train recipes with several seeds, and print the time and the accuracy of each run and their means.
 
-    python recipes/speedrun/run.py --data ../shared/real
+    python recipes/speedrun/run.py --data ../shared/real                       # the least time
+    python recipes/speedrun/run.py --data ../shared/real --recipe best         # the best accuracy in 20 minutes
 
 The time is that of the whole command `facetrain train`: start, compilation with an empty cache, training, and writing
 the model. docs/log/log.md has the rules and the history of the record.
@@ -22,8 +23,9 @@ from statistics import mean, stdev
 
 FOLDER = Path(__file__).resolve().parent
 LFW = "lfw_folds1-2"
-RECIPES = ("speedrun", "plain")
-"""Names of the configs in this folder: the record, and the recipe whose accuracy it must reach."""
+RECIPES = ("speedrun", "best", "plain")
+"""Names of the configs in this folder: the least time, the best accuracy in 20 minutes, and the recipe whose accuracy
+the first one must reach."""
 
 
 @dataclass(frozen=True)
@@ -102,15 +104,18 @@ def main() -> None:
         default=Path("runs/speedrun"),
         help="folder of the results; default %(default)s",
     )
-    parser.add_argument("--recipe", choices=RECIPES, default=RECIPES[0], help="default %(default)s")
+    parser.add_argument(
+        "--recipe", choices=RECIPES, nargs="+", default=[RECIPES[0]], help=f"default {RECIPES[0]}"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5], help="default 1 2 3 4 5")
     options = parser.parse_args()
     for path in (options.data / "faces_train", options.data / "lfw_verification" / f"{LFW}.bin"):
         if not path.exists():
             parser.error(f"--data: {path} does not exist")
     options.output.mkdir(parents=True, exist_ok=True)
-    results = [run_seed(options.recipe, seed, options.data, options.output) for seed in options.seeds]
-    print(table(options.recipe, results))
+    for recipe in options.recipe:
+        results = [run_seed(recipe, seed, options.data, options.output) for seed in options.seeds]
+        print(table(recipe, results))
 
 
 if __name__ == "__main__":
