@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """Speedrun: train recipes with several seeds, and print the time and the accuracy of each run and their means.
 
-    python recipes/speedrun/run.py --data ../shared/real                       # the least time
-    python recipes/speedrun/run.py --data ../shared/real --recipe best         # the best accuracy in 20 minutes
+    python recipes/speedrun/run.py --data ../shared/real
 
 The time is that of the whole command `facetrain train`: start, compilation with an empty cache, training, and writing
 the model. docs/log/log.md has the rules and the history of the record.
@@ -23,9 +22,8 @@ from statistics import mean, stdev
 
 FOLDER = Path(__file__).resolve().parent
 LFW = "lfw_folds1-2"
-RECIPES = ("speedrun", "best", "plain")
-"""Names of the configs in this folder: the least time, the best accuracy in 20 minutes, and the recipe whose accuracy
-the first one must reach."""
+RECIPES = ("speedrun", "plain")
+"""Names of the configs in this folder: the record, and the recipe whose accuracy it must reach."""
 
 
 @dataclass(frozen=True)
