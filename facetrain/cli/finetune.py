@@ -55,6 +55,7 @@ def finetune(
     path, address = download(model) if is_name(model) else (Path(model), None)
     require_existing(photos, path, faces.detector, faces.landmarks)
     from facetrain.cli.progress import progress_bar
+    from facetrain.finetune.all_photos import config_for_all_photos, judge_on_others, needs_all_photos
     from facetrain.finetune.judge import describe, judge
     from facetrain.finetune.page import write_page
     from facetrain.finetune.prepare import Request, prepare
@@ -74,6 +75,12 @@ def finetune(
     if code := training.train(prepared.config, prepared.place.run, resume_existing=resume):
         sys.exit(code)
     verdict = judge(prepared, say=echo_line, bar=progress_bar)
+    if needs_all_photos(prepared, verdict):
+        echo_line("the fine-tuned weights help; training again on all photos, the held-out ones too")
+        config = config_for_all_photos(prepared, bar=progress_bar)
+        if code := training.train(config, prepared.place.run_on_all, resume_existing=resume):
+            sys.exit(code)
+        verdict = judge_on_others(prepared, verdict, say=echo_line, bar=progress_bar)
     for line in describe(verdict, prepared):
         echo_line(line)
     write_page(prepared, verdict)

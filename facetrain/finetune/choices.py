@@ -14,7 +14,8 @@ from facetrain.config.schema import Config
 
 _SMALL_FACE = 48
 """Detail in pixels below which photos count as small faces."""
-_FEW_IMAGES = 20_000
+FEW_IMAGES = 20_000
+"""Training images below which a fine-tuning takes small batches, and trains on the held-out images in the end."""
 _STEPS, _LEAST_EPOCHS = 128, 2
 """Steps that a fine-tuning on few images takes, and the least number of its epochs, see docs/log/log.md."""
 
@@ -100,7 +101,7 @@ def _head(facts: Facts) -> Iterator[Choice]:
 
 def _optimizer(facts: Facts) -> Iterator[Choice]:
     is_small = facts.detail < _SMALL_FACE
-    batch = min(32 if facts.images < _FEW_IMAGES else 128, facts.images)
+    batch = min(32 if facts.images < FEW_IMAGES else 128, facts.images)
     steps_per_epoch = facts.images // batch  # a rest that fills no batch is left out of the epoch
     epochs = max(round(_STEPS / steps_per_epoch), _LEAST_EPOCHS)
     lr = 1.5e-3 if is_small else 1e-3

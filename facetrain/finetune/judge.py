@@ -36,6 +36,9 @@ class Verdict:
     thresholds: list[Threshold]
     refused: str
     """Reason why there are no thresholds; empty if there are."""
+    is_on_all: bool = False
+    """Whether the model was trained again on all photos, see `all_photos`. The results on the held-out images and the
+    thresholds are then of the first training."""
 
 
 def judge(prepared: Prepared, *, say: Callable[[str], None], bar: Bar) -> Verdict:
@@ -110,6 +113,11 @@ def describe(verdict: Verdict, prepared: Prepared) -> list[str]:
     if verdict.share in (0, 1):
         kept = "the fine-tuned model" if verdict.share else "the first model, because no other is better"
     lines = [f"kept: {kept}"]
+    if verdict.is_on_all:
+        lines.append(
+            "  trained again on all photos, the held-out ones too, for as many steps; the line of the held-out "
+            "images and the thresholds are of the first training, which did not see them"
+        )
     for name, by_metric in verdict.compared.differences.items():
         chose = verdict.share > 0 and name == prepared.place.pairs.stem
         difference = by_metric["accuracy"]

@@ -38,6 +38,8 @@ def test_an_interrupted_fine_tuning_is_resumed_and_keeps_a_model(web_server, tmp
 
     printed = output_of(*command, "--resume", "--set", "train.max_steps=200")
     assert "60 images of 20 people are held out" in printed
+    # Only fine-tuned weights that help are trained again, on all photos.
+    assert (output / "run_on_all" / "model.safetensors").exists() == ("kept: the first" not in printed)
     assert "kept: " in printed and "held_out: accuracy" in printed and "  threshold " in printed, printed
     page = (output / "report.html").read_text()
     for part in (

@@ -9,10 +9,12 @@ from torch import nn
 from facetrain.backbone.zoo import build_backbone
 from facetrain.cli.progress import progress_bar
 from facetrain.config.loading import build_config
+from facetrain.finetune.all_photos import config_for_all_photos, judge_on_others, needs_all_photos
 from facetrain.finetune.held_out import write_held_out_pairs
 from facetrain.finetune.judge import describe, forgotten_on, judge, order_shares
 from facetrain.finetune.prepare import Prepared, Workplace, backbone_of
 from facetrain.models.model_file import MODEL_FILE, open_model
+from facetrain.run.build.step_schedule import schedule_steps
 from facetrain.verify.metrics.result import Result
 from tests.support.faces import face
 from tests.support.models import SMALL, write_model
@@ -94,6 +96,56 @@ def test_the_better_of_two_planted_models_is_kept(prepared, is_better, capsys):
     kept_line, held_out_line, others_line, *_ = describe(verdict, prepared)
     assert kept_line.startswith("kept: the average" if is_better else "kept: the first")
     assert ("optimistic" in held_out_line) == is_better and "optimistic" not in others_line
+
+
+def test_the_second_training_takes_all_photos_and_as_many_steps_as_the_first(prepared):
+    plant(prepared.model, blind=False)
+    place = prepared.place
+    for person in range(10):
+        for part, numbers in ((place.train, range(5, 8)), (place.faces, range(8))):
+            (part / f"p{person}").mkdir(parents=True)
+            for number in numbers:
+                (part / f"p{person}" / f"{number}.png").write_bytes(face(person, number, size=32))
+    values = {
+        "run": {"name": "run"},
+        "data": {"train": str(place.train)},
+        "distill": {"teacher": str(prepared.model), "cache": "train", "loss": "fixed_centers"},
+        "train": {"global_batch_size": 8, "epochs": 5},
+        "eval": {"targets": [str(place.pairs)]},
+    }
+    prepared = Prepared(**vars(prepared) | {"config": build_config(values, "test")})
+    config = config_for_all_photos(prepared, bar=progress_bar)
+    # 30 and 80 images: 3 and 10 steps per epoch.
+    assert schedule_steps(prepared.config, 30, 1).total_steps == 15
+    assert schedule_steps(config, 80, 1).total_steps == 15
+    assert config.data.train == str(place.faces) and not config.eval.targets
+    assert config.run.name != "run" and config.distill.cache != "train"
+    assert config.optim == prepared.config.optim
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_the_second_training_is_kept_unless_it_forgets_other_people(prepared, forgets):
+    plant(prepared.model, blind=True)
+    plant(prepared.place.run / MODEL_FILE, blind=False)
+    shutil.copy(prepared.place.pairs, prepared.place.folder / "others.bin")
+    prepared = Prepared(**vars(prepared) | {"targets": (str(prepared.place.folder / "others.bin"),)})
+    shutil.copytree(prepared.place.held_out, prepared.place.train)
+    first = judge(prepared, say=print, bar=progress_bar)
+    assert needs_all_photos(prepared, first)
+    if forgets:  # the accuracy of the first model is the limit, and blind networks have the least
+        better = {"others": first.compared.results["others"]}
+        first.compared.other_results.update(better)
+    thresholds = open_model(prepared.place.model, torch.device("cpu")).metadata["thresholds"]
+    prepared.place.run_on_all.mkdir()
+    plant(prepared.place.run_on_all / MODEL_FILE, blind=forgets)
+    said = []
+    verdict = judge_on_others(prepared, first, say=said.append, bar=progress_bar)
+    kept = open_model(prepared.place.model, torch.device("cpu"))
+    assert kept.metadata["thresholds"] == thresholds
+    (source, _), lines = kept.metadata["average_of"], describe(verdict, prepared)
+    assert source["model"] == str(prepared.place.run if forgets else prepared.place.run_on_all)
+    assert bool(said) == forgets == (not verdict.is_on_all)
+    assert ("trained again on all photos" in lines[1]) == (not forgets)
 
 
 def test_the_network_of_a_model_file_is_found(tmp_path):
