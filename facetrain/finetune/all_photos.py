@@ -1,4 +1,4 @@
-"""Second training of a fine-tuning, on all photos, with the settings and the share that the first one has chosen."""
+"""Second training of a fine-tuning, on all photos, with the settings and the share of the first one."""
 
 from __future__ import annotations
 

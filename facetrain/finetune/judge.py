@@ -115,8 +115,8 @@ def describe(verdict: Verdict, prepared: Prepared) -> list[str]:
     lines = [f"kept: {kept}"]
     if verdict.is_on_all:
         lines.append(
-            "  trained again on all photos, the held-out ones too, for as many steps; the line of the held-out "
-            "images and the thresholds are of the first training, which did not see them"
+            "  trained again on all photos, also the held-out ones, for as many steps; the accuracy on the held-out "
+            "images and the thresholds below are of the first training"
         )
     for name, by_metric in verdict.compared.differences.items():
         chose = verdict.share > 0 and name == prepared.place.pairs.stem
