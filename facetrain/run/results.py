@@ -30,6 +30,9 @@ from facetrain.telemetry.log import warn
 CARDS_FILE = "dataset_cards.yaml"
 """File of the run folder with the cards of the training data."""
 
+_MOST_GROWTH = 1.75
+"""Factor from the first to the last loss beyond which a run has not learned, however short it is."""
+
 
 def model_metadata(config: Config, folder: Path) -> dict[str, Any]:
     """Return the metadata of a model file: network, config, and the cards in the run folder."""
@@ -119,6 +122,8 @@ def summarize(
         first, last = losses[0], losses[-1]
         before = f"{formatted(first[loss], '.3f')} at step {first['step']} → " if len(losses) > 1 else ""
         lines.append(f"  loss      {before}{formatted(last[loss], '.3f')} at step {last['step']}")
+        if has_learned and _has_grown(first[loss], last[loss]):
+            lines.append("  did not learn: the loss has grown; lower optim.lr (`--lr find` finds a rate)")
     for name in sorted({name for record in records for name in record if name.endswith("/accuracy")}):
         lines.append(
             _accuracy_line(name.removesuffix("/accuracy"), [record for record in records if name in record])
@@ -142,6 +147,13 @@ def summarize(
 def trained_loss(config: Config) -> str:
     """Return the metric of the loss that is trained: the margin loss, or without it the one of the distillation."""
     return "distill_loss" if config.distill is not None and config.distill.margin_weight == 0 else "loss"
+
+
+def _has_grown(first: float | str, last: float | str) -> bool:
+    """Return whether a loss has grown by more than it varies from step to step. Texts are NaN and infinity."""
+    if isinstance(first, str) or isinstance(last, str):
+        return isinstance(last, str)
+    return last > max(_MOST_GROWTH * first, first + 1)
 
 
 def _accuracy_line(name: str, records: list[dict[str, Any]]) -> str:

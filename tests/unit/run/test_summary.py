@@ -37,3 +37,22 @@ def test_the_summary_has_the_loss_that_is_trained(tmp_path, margin_weight, line)
         seconds=3.0,
     )
     assert f"  loss      {line}\n" in text
+
+
+@pytest.mark.parametrize(
+    ("losses", "grows"),
+    [
+        ([40.0, 8.0, 71.0], True),
+        ([40.0, "nan"], True),
+        ([40.0, 69.0], False),
+        ([0.1, 0.9], False),
+        ([5.0], False),
+    ],
+)
+def test_a_run_whose_loss_has_grown_did_not_learn(tmp_path, losses, grows):
+    lines = JsonLines(tmp_path / "metrics.jsonl")
+    for step, loss in enumerate(losses):
+        lines.write(step, {"loss": float(loss)})
+    lines.close()
+    text = summarize(tmp_path, [], "", ended_by="train.epochs", skipped=[], has_learned=True, seconds=3.0)
+    assert ("\n  did not learn: the loss has grown; lower optim.lr (" in text) == grows
