@@ -216,6 +216,7 @@ def evaluate(
     sets: PathLike | Sequence[PathLike],
     data_dir: PathLike | None = None,
     *,
+    gallery_model: PathLike | None = None,
     device: str = "auto",
     batch_size: int = 256,
     bootstrap: int = 1000,
@@ -233,6 +234,8 @@ def evaluate(
         sets: .bin files, or folders in the layout of IJB or TinyFace: paths, or names in `data_dir`.
         data_dir: folder of the sets that are given by name. Default: the evaluation folder of the run, or the current
             folder if the model is not a run.
+        gallery_model: path of the model that has enrolled the galleries; it embeds the second image of each pair, too.
+            Default: `model`.
         device: `cpu`, `cuda` or `auto`; an open model stays on its own device.
         batch_size: images per forward pass.
         bootstrap: bootstrap draws of subjects for the 95 % intervals under `intervals`; 0 computes none.
@@ -252,6 +255,7 @@ def evaluate(
         model._opened if isinstance(model, Model) else path,
         [os.fspath(one) for one in ([sets] if isinstance(sets, str | os.PathLike) else sets)],
         Path(data_dir) if data_dir is not None else eval_dir_of_run(path),
+        gallery_model=None if gallery_model is None else local_path(gallery_model),
         options=EvaluationOptions(bootstrap=bootstrap, seed=seed, flip=flip),
         inference=Inference(model.device.type if isinstance(model, Model) else device, batch_size),
     )

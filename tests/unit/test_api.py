@@ -130,6 +130,17 @@ def test_sets_are_given_as_text_or_paths_one_or_several(model, tmp_path):
     assert all(result == results[0] and result.keys() == {"val"} for result in results)
 
 
+def test_the_second_image_of_each_pair_is_embedded_by_the_gallery_model(model, tmp_path):
+    write_bin(tmp_path / "val.bin", [encoded_image(number, 32) for number in range(40)], [True, False] * 10)
+    torch.manual_seed(1)
+    write_model(tmp_path / "other.safetensors")
+    plain, same, other = (
+        facetrain.evaluate(model, "val", tmp_path, gallery_model=gallery, bootstrap=0)["val"]["auc"]
+        for gallery in (None, model.path, str(tmp_path / "other.safetensors"))
+    )
+    assert plain == same != other
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
