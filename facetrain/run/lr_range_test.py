@@ -68,6 +68,19 @@ class RangeTest(BaseModel, frozen=True):
         )
 
 
+def require_steps_of_test(steps: int) -> None:
+    """Check that the first stage of a run has enough steps for a range test, before anything is built for it.
+
+    Raises:
+        ConfigError: it has fewer.
+    """
+    if steps < _FEWEST_STEPS:
+        raise ConfigError(
+            f"--lr find: a range test needs {_FEWEST_STEPS} steps with the same batch, and the run (its first stage) "
+            f"has {steps}; give --lr a number"
+        )
+
+
 def run_range_test(
     config: Config, state: TrainState, step: TrainStep, loader: StagedLoader, *, steps: int, lr_factor: float
 ) -> RangeTest:
@@ -85,11 +98,6 @@ def run_range_test(
         ConfigError: no rate can be chosen. All ranks raise it.
     """
     steps = min(steps, _MOST_STEPS)
-    if steps < _FEWEST_STEPS:
-        raise ConfigError(
-            f"--lr find: a range test needs {_FEWEST_STEPS} steps with the same batch, and the run (its first stage) "
-            f"has {steps}; give --lr a number"
-        )
     highest = HIGHEST_LR[config.optim.name]
     rates = np.geomspace(_LOWEST_SHARE * highest, highest, steps).tolist()
     losses: list[float] = []

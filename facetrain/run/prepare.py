@@ -53,7 +53,7 @@ from facetrain.run.folder.create import (
 from facetrain.run.folder.data_digests import check_inputs, digest_inputs
 from facetrain.run.folder.hosts import Hosts
 from facetrain.run.folder.lock import RunLock
-from facetrain.run.lr_range_test import RangeTest, run_range_test
+from facetrain.run.lr_range_test import RangeTest, require_steps_of_test, run_range_test
 from facetrain.run.start_checks import check_start
 from facetrain.telemetry.log import LogFile, log_to, warn
 from facetrain.training.choose_kernels import choose_kernels, compare_trunks
@@ -152,6 +152,8 @@ def prepare_run(
         chosen.append(line)
     with fail_together(world):
         schedule = schedule_steps(config, epoch_size(source), world.size)
+        if choices.lr and checkpoint is None:
+            require_steps_of_test(schedule.stages[0].stop_step)
     identity, test = RunIdentity(), None
     with fail_together(world):
         if checkpoint is not None:

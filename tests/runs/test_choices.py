@@ -23,8 +23,8 @@ from tests.runs.test_training import metrics
 from tests.support.ranks import free_ports, start_ranks
 
 STAGES = "[{until_epoch: 8, global_batch_size: 12}]"
-STOP = "train.stop_early={metric: val/accuracy, patience: 3, min_gain: 1}"
-"""Ends a run after the verification of step 18, as those of steps 6, 12 and 18 gain less than one."""
+STOP = "train.stop_early={metric: val/accuracy, patience: 2, min_gain: 1}"
+"""Ends a run after the verification of step 18: those of steps 12 and 18 gain less than one over step 6."""
 
 
 def find_and_repeat(rank, size, config, folder, ports):
@@ -80,6 +80,15 @@ def test_the_rate_is_where_the_loss_has_fallen_and_far_below_where_it_rises():
     falls_until_it_diverges = [*(20 - 3 * np.log10(rates[:70])), math.inf]
     last_mean = 65  # of nine losses, around the last but four of 70
     assert choose_rate(rates.tolist(), falls_until_it_diverges) == rates[last_mean] / 3
+
+
+def test_a_run_with_too_few_steps_for_a_range_test_is_refused_before_anything_is_built(
+    describe, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("facetrain.run.prepare._build", lambda *_: pytest.fail("a network was built"))
+    with pytest.raises(ConfigError, match="--lr find: a range test needs 20 steps .* has 12; give"):
+        training.train(load_config(describe(steps=12)), tmp_path / "run", choices=Choices(lr=True))
+    assert not (tmp_path / "run").exists()
 
 
 def fit(describe, monkeypatch, *settings, gib=100.0, device="cuda", size=1, **options):
