@@ -22,7 +22,13 @@ class EarlyStop(BaseModel, frozen=True):
     """Verifications since the last gain."""
 
     def after(self, step: int, metrics: Mapping[str, float], settings: StopEarlySettings) -> EarlyStop:
-        """Return the state after a verification. A metric that is absent or not finite is no gain."""
+        """Return the state after a verification. A metric that is absent or not finite is no gain.
+
+        The verification before the first step does not count: fine-tuning often begins with a loss of accuracy, and is
+        not over as long as it makes up for it.
+        """
+        if step == 0:
+            return self
         name = settings.metric
         if name != self.metric:  # the config of a resumed run may name another one
             return EarlyStop(metric=name).after(step, metrics, settings)

@@ -71,7 +71,8 @@ class StopEarlySettings(Settings):
     metric: str
     """Metric, named as for `checkpoint.best_metric`; larger values are better."""
     patience: Positive = 5
-    """Number of consecutive verifications without a gain after which the run ends."""
+    """Number of consecutive verifications without a gain after which the run ends. The one before the first step does
+    not count."""
     min_gain: Annotated[float, Field(ge=0)] = 0.0
     """Difference from the best value that a larger value must exceed to be a gain."""
 

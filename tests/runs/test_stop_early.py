@@ -15,23 +15,24 @@ from tests.runs.test_training import metrics
 def test_a_gain_exceeds_the_best_value_and_a_value_that_is_no_number_is_none():
     settings = StopEarlySettings(metric="lfw/accuracy", patience=2, min_gain=0.25)
     state, ends = EarlyStop(), []
-    for step, value in enumerate((math.nan, 0.25, 0.5, 0.75, 0.25, None, math.inf)):
+    # The first value, the highest, is of the network before training.
+    for step, value in enumerate((0.9, math.nan, 0.25, 0.5, 0.75, 0.25, None, math.inf)):
         state = state.after(step, {} if value is None else {"lfw/accuracy": value}, settings)
         ends.append(bool(state.reason(settings)))
-    assert (state.best, state.best_step, state.waited) == (0.75, 3, 3) and ends == [False] * 5 + [True] * 2
+    assert (state.best, state.best_step, state.waited) == (0.75, 4, 3) and ends == [False] * 6 + [True] * 2
     assert not state.reason(settings.model_copy(update={"metric": "lfw/auc"})), (
         "the waits were for another metric"
     )
 
 
 def test_a_run_ends_at_the_same_step_whether_it_was_interrupted_or_not(describe, tmp_path, capsys):
-    # No accuracy rises by more than one: of the verifications at steps 0, 2, 4 and 6, three have no gain.
-    rule = "train.stop_early={metric: val/accuracy, patience: 3, min_gain: 1}"
+    # No accuracy rises by more than one: of the verifications at steps 2, 4 and 6, two have no gain.
+    rule = "train.stop_early={metric: val/accuracy, patience: 2, min_gain: 1}"
     config, folder = load_config(describe(dropout=0.2), [rule, "eval.every_steps=2"]), tmp_path / "run"
     train_and_resume(config, folder, step=4)
     assert [record["step"] for record in metrics(folder)] == [0, 1, 2, 2, 3, 4, 4, 5, 6, 6]
     reason = json.loads((folder / "state.json").read_text())["reason"]
-    assert reason.startswith("stopped early: no gain of val/accuracy in 3 verifications over ")
+    assert reason.startswith("stopped early: no gain of val/accuracy in 2 verifications over ")
     assert capsys.readouterr().out.count(f"  {reason}\n") == 2 and "finished early  6 of 12" in format_runs(
         list_runs(folder)
     )
@@ -40,6 +41,6 @@ def test_a_run_ends_at_the_same_step_whether_it_was_interrupted_or_not(describe,
     assert training.resume(config, folder) == 0
     assert f"was already finished, at step 6 ({reason})" in capsys.readouterr().out
     assert weights == (folder / "model.safetensors").read_bytes()
-    patient = load_config(folder / "config.yaml", ["train.stop_early.patience=4"])
+    patient = load_config(folder / "config.yaml", ["train.stop_early.patience=3"])
     assert training.resume(patient, folder) == 0
     assert max(record["step"] for record in metrics(folder)) == 8
