@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from facetrain.data.settings import DataSettings
 from facetrain.distributed.process_setup import user_cache_folder
 from facetrain.errors import DataError
 from facetrain.files import make_folder, os_errors_as, replacing
+from facetrain.remote import download
 from facetrain.remote.address import is_read_in_place, scheme
 from facetrain.remote.download import local_path, version_token
 from facetrain.remote.filesystem import open_filesystem, public, with_retries
@@ -30,6 +32,8 @@ from facetrain.remote.filesystem import open_filesystem, public, with_retries
 _COPIED = ("property", "names.csv", "identities.csv", "landmarks.npy", "dataset_card.yaml")
 _COPIED_SUFFIXES = (".landmarks.npy", ".card.yaml")
 _CHUNK_BYTES = 1 << 24
+_DESCRIBED = re.compile(r"/\S*/datasets/[0-9a-f]{16}/(s3|gs)/")
+"""Beginning of a path in a folder that describes a dataset."""
 
 
 def dataset_path(data: DataSettings) -> Path:
@@ -47,6 +51,11 @@ def dataset_path(data: DataSettings) -> Path:
         with replacing(cache / "limit") as scratch:  # the ranks of a machine write it at the same time
             scratch.write_text(str(data.cache_bytes))
         return _described(data.train.rstrip("/"), cache)
+
+
+def with_addresses(text: str) -> str:
+    """Return a message in which the paths of remote datasets are their addresses: of those below, and of downloads."""
+    return download.with_addresses(_DESCRIBED.sub(r"\1://", text))
 
 
 def object_versions(source: FaceDataset) -> list[list[str | int]]:

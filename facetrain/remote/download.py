@@ -104,6 +104,16 @@ def pinned(name: str) -> str:
     return name if _COMMIT.search(name) or _CHECKSUM.search(name) else fetch(name)[1]
 
 
+def with_addresses(text: str) -> str:
+    """Return a message in which the paths of downloads are their addresses, as a user gave them."""
+    folder = user_cache_folder() / "downloads"
+    place = re.escape(f"{folder}/") + "([0-9a-f]{16})/([0-9a-f]{16})/"
+    for key, version in re.findall(place, text):
+        if copy := _read_copy(folder / key, version):
+            text = text.replace(str(folder / copy.place), without_version(copy.address))
+    return text
+
+
 def fetch(
     name: str,
     progress: ProgressCallback = ignore_progress,
@@ -304,7 +314,7 @@ def _name_below(path: str, folder: str, url: str) -> str:
 
 
 def version_token(info: dict[str, Any]) -> str:
-    """Return what tells this version of a file from others in the properties of fsspec; empty if nothing does."""
+    """Return the property of fsspec that identifies this version of a file; empty if there is none."""
     return next((str(info[key]) for key in _VERSION_KEYS if info.get(key)), "")
 
 

@@ -8,6 +8,7 @@ import tarfile
 import numpy as np
 import pytest
 
+from facetrain.cli.app import _exit_with_error
 from facetrain.data import object_blocks
 from facetrain.data.dataset import prefetch_images
 from facetrain.data.open_dataset import open_dataset
@@ -185,6 +186,20 @@ def test_what_cannot_be_read_in_place_is_refused_with_one_line(names, message, o
     with pytest.raises(DataError, match=rf"^s3://bucket/faces: {message}.*") as caught:
         open_remote("s3://bucket/faces", tmp_path / "cache")
     assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_archive_is_named_by_its_address(object_store, web_server, tmp_path, capfd):
+    write_tar(tmp_path / "faces")
+    half = (tmp_path / "faces" / "shard-000000.tar").read_bytes()[:5000]
+    open_filesystem("s3://bucket")[0].pipe_file("bucket/faces.tar", half)
+    web_server.files["/faces.tar"] = half
+    for url in ("s3://bucket/faces.tar", f"{web_server.address}/faces.tar"):
+        with pytest.raises(DataError) as caught:
+            open_remote(url, tmp_path / "cache")
+        with pytest.raises(SystemExit):
+            _exit_with_error(caught.value)
+        printed = capfd.readouterr().err
+        assert printed.startswith(f"error: {url}: ") and str(tmp_path) not in printed
 
 
 def test_small_files_beside_the_objects_count_as_on_a_disk(object_store, tmp_path):
