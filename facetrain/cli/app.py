@@ -9,6 +9,7 @@ import errno
 import re
 import sys
 import time
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -16,9 +17,14 @@ import typer
 from facetrain import __version__
 from facetrain.cli.commands import Program
 from facetrain.cli.standard_streams import OutputError, prepare_standard_streams
-from facetrain.distributed.process_lifetime import end_with_launcher, exit_process, launched_by_torchrun
+from facetrain.distributed.process_lifetime import (
+    end_with_launcher,
+    exit_process,
+    forbid_restart,
+    launched_by_torchrun,
+)
 from facetrain.distributed.process_setup import silence_torch_logs
-from facetrain.errors import FacetrainError, LostRankError, UsageError, is_out_of_memory
+from facetrain.errors import DataError, FacetrainError, LostRankError, UsageError, is_out_of_memory
 from facetrain.files import error_reason, printable
 from facetrain.remote.address import without_secrets
 
@@ -104,6 +110,8 @@ def _exit_with_error(error: Any) -> None:
         exit_process(error.exit_code)
     if isinstance(error, OutputError) and isinstance(error.__cause__, BrokenPipeError):
         sys.exit(_BROKEN_PIPE)
+    if isinstance(error, UsageError) and not isinstance(error, DataError):
+        forbid_restart()  # not after a DataError: a file system or a store may come back
     if isinstance(error, FacetrainError):
         _exit(str(error), error.exit_code)
     if hasattr(error, "format_message"):  # an exception of typer or click: the command line is wrong
@@ -142,7 +150,7 @@ def _in_our_words(message: str, cause: Any) -> str:
         if fault["type"] in _EXPECTED:
             expected = _EXPECTED[fault["type"]].format_map(fault.get("ctx", {}))
             message = message.replace(fault["msg"], f"{str(fault['input'])!r}; use {expected}")
-    # pydantic's prefix of a message that is not its own, and a guess of click that helps nobody
+    # pydantic's prefix of a message that is not its own, and a useless guess of click
     return message.replace("Value error, ", "").replace(" (Possible options: --help)", "")
 
 
@@ -155,5 +163,10 @@ def _stray_config() -> str | None:
 
 
 def _exit(message: str, exit_code: int) -> None:
+    if "/downloads/" in message or "/datasets/" in message:
+        from facetrain.data.remote_dataset import with_addresses
+
+        with suppress(OSError):  # a user without a home folder has no downloads
+            message = with_addresses(message)
     print(f"error: {printable(without_secrets(message))}", file=sys.stderr, flush=True)
     exit_process(exit_code)

@@ -20,11 +20,11 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError, rendezvous_handler_registry
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from facetrain.distributed.node_rendezvous import BACKEND, create_rendezvous
+from facetrain.distributed.node_rendezvous import BACKEND, FinalFailure, create_rendezvous
 from facetrain.distributed.process_lifetime import exit_with_message, ignores_hangup, request_exit_at_once
 from facetrain.distributed.topology import Topology
 from facetrain.distributed.watchdog import read_reason
-from facetrain.errors import LaunchError, LostRankError
+from facetrain.errors import LaunchError, LostRankError, UsageError
 from facetrain.files import error_reason
 
 _STUCK_S = 45.0
@@ -53,6 +53,9 @@ def launch_ranks(arguments: list[str], where: Topology, run_id: str) -> int:
         except ChildFailedError as error:
             request_exit_at_once(in_any_program=False)  # the cleanup of torch's store can take many seconds
             return _exit_code(error)
+        except FinalFailure:  # the rank has printed its error
+            request_exit_at_once(in_any_program=False)
+            return UsageError.exit_code
         except SignalException as error:
             if error.sigval == signal.SIGINT and not any(log_dir.glob("*/attempt_*")):
                 raise KeyboardInterrupt from None  # no rank has started that could report the signal
@@ -135,6 +138,7 @@ def _config(
         run_id=run_id,
         rdzv_backend=BACKEND,
         rdzv_endpoint=where.endpoint,
+        rdzv_configs={"log_dir": str(log_dir)},
         max_restarts=where.max_restarts,
         logs_specs=_LogsSpecs(log_dir, on_signal),
         signals_to_handle="SIGQUIT",  # the others have a handler of their own, see above

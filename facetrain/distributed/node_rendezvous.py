@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import TypeVar
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
@@ -32,6 +33,7 @@ from torch.distributed.elastic.rendezvous import (
 from facetrain.distributed.listening_sockets import listen, serve_store
 from facetrain.distributed.network_interface import LOOPBACK
 from facetrain.distributed.node_agreement import LAST_CALL_S, GroupStart, Member, SignsOfLife
+from facetrain.distributed.process_lifetime import forbids_restart
 from facetrain.distributed.topology import host_and_port
 
 BACKEND = "facetrain"
@@ -48,7 +50,15 @@ _T = TypeVar("_T")
 
 def create_rendezvous(parameters: RendezvousParameters) -> NodeRendezvous:
     """Return the rendezvous that a `LaunchConfig` describes, for torch's registry."""
-    return NodeRendezvous(parameters.endpoint, parameters.run_id, parameters.min_nodes, parameters.max_nodes)
+    handler = NodeRendezvous(
+        parameters.endpoint, parameters.run_id, parameters.min_nodes, parameters.max_nodes
+    )
+    handler.log_dir = Path(parameters.get("log_dir"))
+    return handler
+
+
+class FinalFailure(Exception):
+    """Failure of a rank of this node that a restart would only repeat."""
 
 
 class NodeRendezvous(RendezvousHandler):
@@ -74,6 +84,8 @@ class NodeRendezvous(RendezvousHandler):
         self._joined = 0
         """Number of the last start in which this node took part."""
         self._asked_at = 0.0
+        self.log_dir: Path | None = None
+        """Folder of the ranks' logs, in which a rank may forbid a restart."""
 
     def get_backend(self) -> str:
         """Return the name in torch's registry."""
@@ -92,11 +104,15 @@ class NodeRendezvous(RendezvousHandler):
         """Join the next start and wait until it is complete. A long wait is reported.
 
         Raises:
+            FinalFailure: a rank of this node has forbidden a restart.
             RendezvousClosedError: the run has ended on another node.
             RendezvousConnectionError: the store does not answer.
             RendezvousStateError: the store holds something else.
             RendezvousTimeoutError: too few nodes have joined in time.
         """
+        # torch's agent restarts ranks whatever their exit code is, but asks for the nodes of the next start first.
+        if self.log_dir is not None and forbids_restart(self.log_dir):
+            raise FinalFailure
         report, deadline = _WaitReport(), time.monotonic() + _JOIN_S
         store = self._connected = self._connected or self._connect(report, deadline)
         while not self._takes_part_in(start := self._read()):

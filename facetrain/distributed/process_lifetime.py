@@ -17,6 +17,8 @@ _STANDARD_ERROR = 2
 _OWN_LAUNCHER = "FACETRAIN_LAUNCHER"
 """Environment variable with the process id of the facetrain that starts the ranks. All others that an elastic agent
 sets are torchrun's as well."""
+_NO_RESTART = "no_restart"
+"""File in a rank's folder of the elastic agent."""
 
 _must_exit_at_once = False
 
@@ -51,6 +53,18 @@ def outside_launcher() -> str:
 def is_own_rank() -> bool:
     """Return whether facetrain's launcher, on this machine, started this rank: it has done what is done once."""
     return launched_by_torchrun() and _OWN_LAUNCHER in os.environ
+
+
+def forbid_restart() -> None:
+    """Leave a mark for facetrain's launcher: every restart of this rank would fail as it does now."""
+    if is_own_rank() and (error_file := os.environ.get("TORCHELASTIC_ERROR_FILE")):
+        with suppress(OSError):
+            Path(error_file).with_name(_NO_RESTART).touch()
+
+
+def forbids_restart(log_dir: Path) -> bool:
+    """Return whether a rank has left the mark, whose logs an elastic agent keeps in a folder."""
+    return any(log_dir.glob(f"*/attempt_*/*/{_NO_RESTART}"))
 
 
 def ignores_hangup() -> bool:

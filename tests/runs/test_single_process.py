@@ -160,10 +160,15 @@ def test_nothing_is_left_of_a_process_that_is_killed(started):
 
 
 @pytest.mark.slow
-def test_a_failure_is_repeated_as_often_as_restarts_are_allowed_and_its_code_is_kept(describe, tmp_path):
-    # A fault that only a rank finds: a missing path is found before ranks start.
+@pytest.mark.parametrize(
+    ("setting", "message", "count"),
+    [("data.train=empty", "empty: contains neither", 3), ("optim.accumulate=5", "use a multiple of 5", 1)],
+)
+def test_a_failure_is_repeated_as_often_as_restarts_are_allowed_unless_it_is_of_the_config(
+    describe, tmp_path, setting, message, count
+):
+    # Faults that only a rank finds: a missing path is found before ranks start.
     (tmp_path / "empty").mkdir()
-    done = facetrain(
-        "train", "--config", describe(), "--set", f"data.train={tmp_path / 'empty'}", "--max-restarts", 2
-    )
-    assert done.returncode == 2 and done.stderr.count("empty: ") == 3, done.stderr
+    command = ("train", "--config", describe(), "--set", setting, "--max-restarts", 2)
+    done = facetrain(*command, cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.count(message) == count, done.stderr
