@@ -17,6 +17,7 @@ from facetrain.config.loading import dump_config
 from facetrain.data.loading.staged_loader import StagedLoader
 from facetrain.distributed.agreement import fail_together, only_leader_reports
 from facetrain.distributed.grace_period import grace_s
+from facetrain.distributed.process_lifetime import outside_launcher
 from facetrain.distributed.stop_request import Stopped, StopRequest
 from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.errors import CheckpointError, ConfigError, DivergedError, SkippedError
@@ -106,9 +107,10 @@ def train_prepared(run: PreparedRun, *, profile: bool = False, page: LiveReport 
             outputs.print(f"nothing was profiled: that takes {WARM_UP_STEPS + RECORDED_STEPS + 1} steps")
         skipped = write_skipped_images(run, loader)
         if stopping.signal:
+            ending = "; the traceback that torchrun prints now is no failure" if outside_launcher() else ""
             outputs.report(
                 f"stopped at step {state.step}; `facetrain resume {shell_path(run.folder)}` continues from step "
-                f"{checkpointing.last_saved}"
+                f"{checkpointing.last_saved}{ending}"
             )
         else:
             has_learned = callbacks.logging.has_learned

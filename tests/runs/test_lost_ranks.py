@@ -5,6 +5,8 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from facetrain.checkpoint.commit import complete_steps
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.data.formats.bin import write_bin
 from tests.runs.test_training import checked, metrics
-from tests.support.command import ROOT, facetrain, start
+from tests.support.command import ROOT, environment, facetrain, restore_signals, start
 from tests.support.datasets import damage_records, encoded_image
 from tests.support.processes import descendants, kill, ranks_of, shared_memory_of, wait_until_gone
 
@@ -258,7 +260,26 @@ def test_a_signal_to_the_launcher_saves_and_ends_within_the_printed_time(started
     assert process.returncode == code and "Traceback" not in stderr, stderr
     for text in (stderr, (folder / "log.txt").read_text()):
         assert f"{number.name} received" in text and "`facetrain resume" in text
+    # Neither torch's agent nor a rank adds anything.
+    last = stderr[stderr.index(f"{number.name} received") :].splitlines()
+    assert len([line for line in last if not line.startswith("step ")]) == 2, stderr
     Checkpoint.open(folder).verify()
+
+
+@pytest.mark.slow
+def test_under_torchrun_the_last_line_before_its_traceback_says_that_this_is_no_failure(describe, tmp_path):
+    command = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "facetrain", "train"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", *command, "--config", describe(), "--run-dir", tmp_path / "run", *LONG],
+        env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=restore_signals,
+    )  # fmt: skip
+    wait_for_step(tmp_path / "run", 6, process)
+    os.killpg(process.pid, signal.SIGINT)
+    _, stderr = process.communicate(timeout=120)
+    before = stderr.partition("Traceback")[0].splitlines()[-1]
+    assert re.search(
+        r"continues from step \d+; the traceback that torchrun prints now is no failure$", before
+    )
 
 
 @pytest.mark.slow
