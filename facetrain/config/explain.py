@@ -44,6 +44,7 @@ REMOVED_KEYS = {
     "checkpoint.every_minutes": None,
     "train.stages.image_size": None,
     "train.tf32": True,
+    "train.cuda_graphs": "auto",
     "log.mlflow": None,
     "log.mlflow_experiment": "facetrain",
     "log.wandb": None,
