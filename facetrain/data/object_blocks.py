@@ -47,7 +47,7 @@ class StoredObject:
 
     Args:
         url: address of the object.
-        version: its ETag, or what else the store has to tell versions apart.
+        version: its ETag, or what else distinguishes versions in the store.
         size: its bytes.
         cache: folder of the blocks.
     """

@@ -61,7 +61,7 @@ def train(
         default = Path(config.run.dir) / config.run.name
         if _some_rank_resumes(this_rank=False):
             return _resume(config, world, run_dir or default, None, prepare, profile=profile)
-        # Before the folder is created, which tells whether a failure may remove it again.
+        # Before the folder is created, because a failure may remove only a new one.
         is_new = run_dir is None or not run_dir.exists()
         # With a mirror, the name is the same on all hosts, and in the mirror.
         given = run_dir or (default if config.checkpoint.mirror else None)

@@ -74,8 +74,8 @@ def require_distinct_names(
         first = first_of.setdefault(name, number)
         if first != number and name in finder and location_of(first) != location_of(number):
             raise DataError(
-                f"{location_of(number)}: has the name {name!r}, as {location_of(first)}; the file of landmarks does "
-                "not tell them apart: give them different names, or use --detector"
+                f"{location_of(number)}: has the name {name!r}, as {location_of(first)}; the file of landmarks has "
+                "one entry for both: give them different names, or use --detector"
             )
 
 

@@ -35,5 +35,5 @@ def _is_photo(width: int, height: int) -> bool:
 def _size(source: FaceDataset, number: int) -> tuple[int, int] | None:
     try:
         return encoded_image_size(source.read(number))
-    except UnreadableError:  # whoever needs the image reports it
+    except UnreadableError:  # the code that needs the image reports it
         return None

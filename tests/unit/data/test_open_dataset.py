@@ -77,8 +77,9 @@ def test_other_folders_beside_the_parts_of_a_dataset_are_ignored(tmp_path):
 
 
 def test_a_path_without_a_dataset_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"is\\nmissing: no such folder or file$"):
-        open_dataset(tmp_path / "is\nmissing")
+    for name, shown in (("is\nmissing", r"is\\nmissing"), ("lfw.bin", r"lfw\.bin")):
+        with pytest.raises(DataError, match=f"/{shown}: no such folder or file$"):
+            open_dataset(tmp_path / name)
     with pytest.raises(DataError, match="neither train.rec nor images"):
         open_dataset(tmp_path)
 

@@ -133,7 +133,7 @@ def test_images_of_a_packed_dataset_keep_their_names_or_are_named_by_numbers(dat
 def test_landmarks_of_a_name_that_two_images_have_are_refused(dataset, tmp_path):
     merge([dataset, dataset], tmp_path / "twice")
     points = write_csv(tmp_path / "a.csv", NAMES)
-    message = r"has the name '.*\.png', as .*; the file of landmarks does not tell them apart"
+    message = r"has the name '.*\.png', as .*; the file of landmarks has one entry for both"
     with pytest.raises(DataError, match=message):
         pack(tmp_path / "twice", tmp_path / "out", landmarks=points)
     with pytest.raises(DataError, match=message):
