@@ -45,6 +45,7 @@ REMOVED_KEYS = {
     "train.stages.image_size": None,
     "train.tf32": True,
     "train.cuda_graphs": "auto",
+    "train.compile": "auto",
     "log.mlflow": None,
     "log.mlflow_experiment": "facetrain",
     "log.wandb": None,
@@ -53,7 +54,7 @@ REMOVED_KEYS = {
     "data.augment.jpeg": 0.0,
     "data.synthetic": None,
 }
-"""Keys of earlier versions, with the value that had no effect: the config of a run of such a version has it."""
+"""Keys or values of earlier versions that had no effect: the config of each run of such a version has them."""
 
 Schema = dict[str, Any]
 

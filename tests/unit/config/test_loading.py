@@ -155,6 +155,7 @@ def test_the_config_of_a_run_of_an_earlier_version_loads_if_it_did_not_use_remov
     removed = {
         "head": {"drop_sub_centers_epoch": None, "drop_angle": 75.0, "margin": {"norms": [10.0, 110.0]}}
     }
+    removed["train"] = {"compile": "auto", "cuda_graphs": "auto"}
     values = {"data": {"train": "x", "synthetic": None, "augment": {"jpeg": 0.0}}} | removed
     assert build_config(values, "x") == build_config({"data": {"train": "x"}}, "x")
     stage = {"until_epoch": 2, "sample_rate": 0.1}
