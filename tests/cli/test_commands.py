@@ -39,17 +39,3 @@ def test_a_face_is_like_itself_and_its_embeddings_have_names(model, tmp_path):
     assert found["embedding"].shape == (3, 16) and found["label"].tolist() == [0, 0, 1]
     assert "key 2" in str(found["name"][1])
     np.testing.assert_allclose(np.linalg.norm(found["embedding"], axis=1), 1, rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_an_onnx_file_takes_pixels_and_gives_embeddings_of_length_1(model, tmp_path):
-    output = tmp_path / "model.onnx"
-    options = ["--format", "onnx", "--output", output, "--from-pixels", "--unit"]
-    assert "differs by at most" in output_of("export", model, *options)
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(str(output), providers=["CPUExecutionProvider"])
-    pixels = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
-    (embedding,) = session.run(None, {"image": pixels})
-    assert embedding.shape == (3, 16)
-    np.testing.assert_allclose(np.linalg.norm(embedding, axis=1), 1, rtol=1e-5)

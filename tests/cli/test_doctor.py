@@ -1,5 +1,4 @@
 import json
-import os
 import subprocess
 import sys
 
@@ -109,15 +108,6 @@ def test_failures_contain_advice_and_the_exit_code_is_one(tmp_path, monkeypatch,
     assert code == 1 and report["failures"] == 2
     assert "for another dataset add --set data.num_" in failed["dataset"]
     assert "no such verification set" in failed["verification sets"]
-
-
-def test_the_checkpoints_of_a_run_folder_are_verified(tmp_path, monkeypatch, capsys):
-    CheckpointWriter(tmp_path / "checkpoints", asynchronous=False).save(snapshot(1))
-    code, out, _ = run(monkeypatch, capsys, tmp_path)
-    assert code == 0 and "all checksums match" in out
-    os.truncate(tmp_path / "checkpoints" / "step_00000001" / "replicated.safetensors", 10)
-    code, out, _ = run(monkeypatch, capsys, tmp_path)
-    assert code == 1 and "the checkpoint is damaged" in out
 
 
 def test_the_checkpoints_are_verified_without_a_sound_config(tmp_path, monkeypatch, capsys):

@@ -18,7 +18,7 @@ from facetrain.verify.calibration import MAX_IMAGES
 from facetrain.verify.output import report
 from tests.support.command import output_of, refusal
 from tests.support.faces import face
-from tests.support.models import SMALL, write_model
+from tests.support.models import write_model
 from tests.support.mxnet_files import write_iresnet
 from tests.support.protocols import write_ijb, write_tinyface
 
@@ -87,16 +87,6 @@ def test_a_gallery_of_another_model_is_in_the_results_of_an_evaluation(model, tm
     # The other model of a comparison embeds both sides.
     old_alone = json.loads(output_of("eval", old, *command[2:]))["sets"]["pairs"]["auc"]
     assert mixed["differences"]["pairs"]["auc"]["second"] == old_alone
-
-
-def test_a_gallery_model_with_another_embedding_size_is_refused(model, tmp_path):
-    write_pairs(tmp_path / "pairs.bin", 10)
-    other = tmp_path / "other.safetensors"
-    write_model(other, options=SMALL | {"embedding_size": 8})
-    error = refusal("eval", model, "--target", tmp_path / "pairs.bin", "--gallery-model", other)
-    assert str(error).endswith(
-        "other.safetensors: has embeddings of size 8, and the evaluated model of size 16; they cannot be compared"
-    )
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ data:
   augment: {{blur: 0.5, gray: 0.5, color: 0.5, crop: 0.5, low_resolution: 0.5}}
 model: {{backbone: iresnet, layers: [1, 1, 1, 1], widths: [8, 8, 16, 16], embedding_size: 16}}
 head: {{{head}}}
+optim: {{{optim}}}
 train: {{batch_size: 2, max_steps: 6, device: cuda, {train}}}
 eval: {{targets: [val], every_steps: 6}}
 checkpoint: {{every_steps: 4}}
@@ -80,23 +81,29 @@ def train_rank(rank, size, port, folder, config, kernels):
 
 
 @pytest.mark.parametrize(
-    ("size", "train", "head", "kernels"),
+    ("size", "train", "head", "optim", "kernels"),
     [
-        (1, "fused: on", "", OF_THE_HEAD + OF_THE_TRUNK),
-        (2, "precision: fp16, fused: on", "placement: host, sample_rate: 0.5", OF_THE_HEAD + OF_THE_TRUNK),
-        (8, "precision: bf16", "", OF_THE_HEAD),
-        (8, "fused: auto", "", ()),  # the self-test refuses all kernels
+        (1, "fused: on", "", "muon: {}", OF_THE_HEAD + OF_THE_TRUNK),
+        (
+            2,
+            "precision: fp16, fused: on",
+            "placement: host, sample_rate: 0.5",
+            "",
+            OF_THE_HEAD + OF_THE_TRUNK,
+        ),
+        (8, "precision: bf16", "", "", OF_THE_HEAD),
+        (8, "fused: auto", "", "name: adamw, lr: 0.001", ()),  # the self-test refuses all kernels
     ],
 )
 @pytest.mark.slow
 def test_a_run_with_the_defaults_of_a_gpu_uses_it_rightly(
-    size, train, head, kernels, dataset, tmp_path, monkeypatch
+    size, train, head, optim, kernels, dataset, tmp_path, monkeypatch
 ):
     if kernels:
         pytest.importorskip("triton")
         monkeypatch.setenv("TRITON_INTERPRET", "1")
     config, folder = tmp_path / "tiny.yaml", tmp_path / "run"
-    config.write_text(CONFIG.format(folder=dataset, train=train, head=head))
+    config.write_text(CONFIG.format(folder=dataset, train=train, head=head, optim=optim))
     start_ranks(
         train_rank,
         (size, *free_ports(1), folder, config, bool(kernels)),

@@ -107,14 +107,6 @@ def test_it_finds_the_first_checkpoint_of_a_command_that_ends_while_it_waits_for
     assert metrics(folder) == metrics(finished[1])
 
 
-def test_a_config_of_another_run_is_refused(stopped):
-    values, folder = stopped
-    with pytest.raises(
-        ConfigError, match=r"seed: 2048 → 7: .*step_00000002 was trained with the values before"
-    ):
-        facetrain.train(values | {"seed": 7}, folder, resume=True)
-
-
 def test_a_run_that_ends_earlier_now_is_refused_with_a_command_that_has_the_option(stopped):
     values, folder = stopped
     shorter = values | {"train": values["train"] | {"max_steps": 1}}

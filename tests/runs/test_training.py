@@ -10,17 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.load import Checkpoint
-from facetrain.embeddings.inference import Inference
-from facetrain.models.export.export import export
-from facetrain.models.export.formats import ExportOptions
-from facetrain.models.model_file import describe_backbone, open_model, save_model
+from facetrain.models.model_file import open_model
 from facetrain.telemetry.jsonl import read_jsonl
-from facetrain.verify.evaluate import evaluate
 from tests.support.command import facetrain, start, torchrun
 from tests.support.events import read_events
-from tests.support.mxnet_files import randomize
 from tests.support.ranks import free_ports
 from tests.unit.checkpoint.test_damaged_checkpoints import flip_a_bit
 
@@ -195,24 +189,6 @@ def test_commands_of_one_shell_that_sets_the_ranks_are_no_restarts_of_each_other
         second = start("train", "--config", describe(), "--run-dir", folder, **alone, MASTER_PORT=str(port))
         _, errors = second.communicate(timeout=120)
     assert second.returncode == 2 and "run: already holds a run, at step 12; continue it with" in errors
-
-
-@pytest.mark.slow
-def test_a_run_that_fine_tunes_an_onnx_file_begins_with_what_eval_says_of_it(describe, dataset, tmp_path):
-    pytest.importorskip("onnxscript")
-    options = {"layers": (1, 1, 1, 1), "widths": (8, 8, 16, 16), "embedding_size": 16, "image_size": 32}
-    network = randomize(build_backbone("iresnet", **options))
-    save_model(tmp_path / "m.safetensors", network.state_dict(), describe_backbone("iresnet", **options))
-    opened = open_model(tmp_path / "m.safetensors", torch.device("cpu"))
-    export(opened, "onnx", tmp_path / "m.onnx", ExportOptions())
-    start_at = ("--set", f"model.init_from={tmp_path / 'm.onnx'}", "--set", "train.max_steps=1")
-    checked(facetrain("train", "--config", describe(), "--run-dir", tmp_path / "tuned", *start_at))
-    (expected,) = evaluate(
-        tmp_path / "m.onnx", ["val"], dataset / "data", inference=Inference("cpu")
-    ).results.values()
-    first = metrics(tmp_path / "tuned")[0]
-    assert first["step"] == 0 and first["val/xnorm"] == pytest.approx(expected.metrics["xnorm"], rel=1e-4)
-    assert first["val/auc"] == pytest.approx(expected.metrics["auc"], abs=0.01)
 
 
 @pytest.mark.slow

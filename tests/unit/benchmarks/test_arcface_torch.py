@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.arcface_torch import ArcfaceTorchStep, measure_steps
+from benchmarks.arcface_torch import ArcfaceTorchStep
 from facetrain.backbone.zoo import build_backbone
 from tests.support.heads import make_head, margin_settings
 
@@ -65,20 +65,3 @@ def test_the_products_with_the_class_centers_have_the_dtype_of_autocast(precisio
         assert dtype in found, shape
     logits = [result[1] for result in products.results if result[0] == (BATCH, CLASSES)]
     assert logits == [dtype]
-
-
-@pytest.mark.slow
-def test_whole_steps_of_both_take_turns():
-    small = (
-        "model.backbone=iresnet",
-        "model.layers=[1,1,1,1]",
-        "model.widths=[8,8,16,16]",
-        "data.image_size=32",
-    )
-    report = measure_steps(1000, 2, 1, [*small, "train.batch_size=8", "data.workers=1", "train.device=cpu"])
-    speed = report["inputs"]["synthetic"]["images_per_s"]
-    assert (
-        report["times_arcface_torch"]["synthetic"]
-        == speed / report["others"]["arcface_torch"]["images_per_s"]
-    )
-    assert set(report["times_arcface_torch"]) == {"synthetic", "records"}

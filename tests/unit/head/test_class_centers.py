@@ -20,18 +20,6 @@ def test_initial_centers_do_not_depend_on_the_number_of_ranks():
     assert not torch.equal(small_head(seed=6).weight.data, whole)
 
 
-def test_saved_rows_load_into_shards_of_another_world_size():
-    whole = small_head(seed=1)
-    whole(*batch()).backward()
-    state = whole.row_state()
-    for rank in range(3):
-        part = small_head(seed=2, rank=rank, world_size=3)
-        part.load_rows(lambda name, start, stop: state[name][start:stop])
-        shard = part.shard
-        assert torch.equal(part.weight.data, state["weight"][shard.start : shard.stop])
-        assert torch.equal(part.row_state()["momentum"], state["momentum"][shard.start : shard.stop])
-
-
 @pytest.mark.parametrize("rate", [1.0, 0.4, 0.0])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("placement", ["host", "disk"])

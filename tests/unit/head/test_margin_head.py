@@ -45,22 +45,6 @@ def test_a_head_in_stages_samples_with_the_rate_of_the_stage(rates, placement):
             assert all(torch.equal(later.row_state()[name], rows) for name, rows in head.row_state().items())
 
 
-@pytest.mark.parametrize("rate", [1.0, 0.3])
-def test_accumulated_micro_batches_with_a_loss_scale_equal_an_update_in_the_backward_pass(rate):
-    whole, parts = small_head(sample_rate=rate), small_head(sample_rate=rate, update_in_backward=False)
-    for step in range(2):
-        embedding, label = batch(step)
-        if rate < 1:  # a micro-batch samples its own classes, so give both the same classes
-            label = label[:6].repeat(2)
-        for head in (whole, parts):
-            head.begin_step(step, lr=0.1)
-        whole(embedding, label).backward()
-        for half in (slice(0, 6), slice(6, 12)):
-            (parts(embedding[half], label[half]) / 2 * 1024).backward()
-        parts.step(torch.tensor(1024.0), torch.tensor(0.0))
-    torch.testing.assert_close(parts.weight.data, whole.weight.data)
-
-
 @pytest.mark.parametrize("margin", ["arcface", "magface"])
 def test_a_loss_scale_scales_the_gradient_of_the_embeddings_and_no_update(margin):
     plain, scaled = (

@@ -120,12 +120,6 @@ def test_the_page_of_a_run_refreshes_itself_as_long_as_it_trains(folder, text, m
     assert refreshes in Page((folder / "report.html").read_text()).attributes
 
 
-def test_wide_tables_scroll_on_a_narrow_screen(text):
-    assert 'name="viewport" content="width=device-width' in text
-    assert ".table{overflow-x:auto}" in text and ".figures svg{width:100%" in text
-    assert text.count('<div class="table"><table>') == 3
-
-
 def test_a_run_that_has_just_begun_has_a_report(tmp_path):
     (tmp_path / "config.yaml").write_text("data: {train: x}\n")
     (tmp_path / "environment.json").write_text("not JSON")

@@ -25,7 +25,7 @@ from facetrain.errors import DataError
 from facetrain.face_landmarks import ARCFACE_TEMPLATE, NORMALIZED_TEMPLATE
 from tests.support.datasets import write_records
 from tests.support.world import ONE_RANK
-from tests.unit.data.tools.helpers import convert, merge
+from tests.unit.data.tools.helpers import convert
 
 
 def random_landmarks(count, seed=0):
@@ -130,15 +130,6 @@ def test_a_replaced_image_has_its_own_landmarks(folder):
     np.testing.assert_array_equal(batch.landmarks_B52[row], random_landmarks(12)[3])
 
 
-def test_without_the_setting_no_landmarks_are_loaded(folder):
-    sampler = GlobalSampler(12, SampleOrder(seed=1, global_batch_size=12))
-    settings = LoaderSettings(DataSettings(train="", image_size=16), 12, workers=0)
-    loader = Loader(open_dataset(folder), sampler, settings, ONE_RANK, stop_step=1)
-    ((batch,),) = list(loader)
-    loader.close()
-    assert batch.landmarks_B52 is None
-
-
 def test_subsets_and_mixtures_have_the_landmarks_of_their_images(folder, tmp_path):
     dataset, landmarks = open_dataset(folder), random_landmarks(12)
     chosen = SubsetDataset(dataset, [1, 3])
@@ -159,8 +150,6 @@ def test_written_datasets_keep_the_landmarks(folder, tmp_path):
         np.testing.assert_array_equal(image_landmarks(written)[n], landmarks[m])
     pack(folder, tmp_path / "packed", image_size=16)
     np.testing.assert_array_equal(image_landmarks(open_dataset(tmp_path / "packed")), landmarks)
-    merge([folder, tmp_path / "packed"], tmp_path / "merged")
-    assert image_landmarks(open_dataset(tmp_path / "merged")).shape == (24, 5, 2)
 
 
 def write_photographs(folder, points):
