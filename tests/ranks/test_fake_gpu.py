@@ -61,6 +61,7 @@ def train_rank(rank, size, port, folder, config, kernels):
             "LOCAL_WORLD_SIZE": f"{size}",
         }
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}", "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ["XDG_CACHE_HOME"] = f"{folder}_cache"  # it keeps the verdicts of other tests
     verdict = "" if kernels else "they are not tested here"
     kernel_verdicts._test = lambda *_: verdict
     take_step = TrainStep.__call__
