@@ -123,7 +123,9 @@ def summarize(
         before = f"{formatted(first[loss], '.3f')} at step {first['step']} → " if len(losses) > 1 else ""
         lines.append(f"  loss      {before}{formatted(last[loss], '.3f')} at step {last['step']}")
         if has_learned and _has_grown(first[loss], last[loss]):
-            lines.append("  did not learn: the loss has grown or is not finite; lower optim.lr (`--lr find` finds a rate)")
+            lines.append(
+                "  did not learn: the loss has grown or is not finite; lower optim.lr (`--lr find` finds a rate)"
+            )
     for name in sorted({name for record in records for name in record if name.endswith("/accuracy")}):
         lines.append(
             _accuracy_line(name.removesuffix("/accuracy"), [record for record in records if name in record])
