@@ -28,13 +28,6 @@ def test_list_shows_the_presets_with_dataset_backbone_batch_and_accuracy():
     assert {path.stem for path in (ROOT / "configs").glob("*.yaml")} < rows.keys()
 
 
-def test_show_takes_the_name_of_a_preset():
-    done = facetrain("config", "show", "glint360k_r50")
-    assert yaml.safe_load(done.stdout)["run"]["name"] == "glint360k_r50"
-    ambiguous = facetrain("config", "show", "wf12m")
-    assert ambiguous.returncode == 2 and "wf12m_mbf, wf12m_pfc02_r100, wf12m_r100" in ambiguous.stderr
-
-
 def test_the_schema_describes_the_keys():
     settings = json.loads(output_of("config", "schema"))["$defs"]["HeadSettings"]["properties"]
     assert "Fraction of the classes" in settings["sample_rate"]["description"]

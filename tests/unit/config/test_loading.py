@@ -163,6 +163,13 @@ def test_the_config_of_a_run_of_an_earlier_version_loads_if_it_did_not_use_remov
     assert build_config(values, "x").train.stages[0].sample_rate == 0.1
 
 
+def test_the_sets_of_a_dataset_in_one_file_are_in_its_folder(tmp_path):
+    (tmp_path / "faces.new").touch()
+    for train, folder in (("faces.new", "."), ("faces.tar", "."), ("faces.v2", "faces.v2")):
+        config = build_config({"data": {"train": f"{tmp_path}/{train}"}}, "x")
+        assert Path(config.eval_dir) == tmp_path / folder
+
+
 def test_an_invalid_key_of_an_optional_section_is_reported_with_its_name():
     with pytest.raises(ConfigError) as caught:
         build_config({"data": {"train": "x"}, "distill": {"teacher": "y", "weight": -1, "teachr": 3}}, "x")

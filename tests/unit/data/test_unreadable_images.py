@@ -7,8 +7,7 @@ from facetrain.data.formats.recordio import RecordHeader, encode_record
 from facetrain.data.loading.batch_slots import BatchSlots
 from facetrain.data.loading.reader import ImageReader, ReadRequest
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.tools.pack import pack
-from facetrain.errors import ImageError, UnreadableError
+from facetrain.errors import UnreadableError
 from tests.support.datasets import write_records
 from tests.support.lmdb_files import trainer_values, write_lmdb
 from tests.unit.data.tools.helpers import convert
@@ -96,15 +95,6 @@ def test_the_next_image_replaces_one_that_cannot_be_read(damaged):
     lenient = ImageReader(source, slots, skip_bad=True).read(request)
     assert lenient.error is None and len(set(lenient.skipped)) == len(bad)
     assert not np.isin(slots.index[0], bad).any()
-
-
-@pytest.mark.parametrize("damaged", LISTED, indirect=True)
-def test_pack_leaves_out_an_image_that_cannot_be_read(damaged, tmp_path):
-    path = damaged[0]
-    packed = pack(path, tmp_path / "packed", skip_bad=True)
-    assert packed.images == COUNT - 1 and packed.skipped[-1].kind == "unreadable"
-    with pytest.raises(ImageError, match="leave out such images with --skip-bad"):
-        pack(path, tmp_path / "strict")
 
 
 def test_a_label_that_contradicts_the_identity_records_is_never_skipped(tmp_path):
