@@ -1,7 +1,6 @@
 """One run on two hosts: the network between them is cut and repaired, and one of them is lost and returns."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -71,7 +70,8 @@ def test_a_run_survives_a_cut_network_and_a_lost_host_and_takes_the_host_back(de
             agents.append(start_agent(second, first, config, folder))
             steps.append(wait_for_training(folder, 2, agents[0]))
             assert steps == sorted(steps), "after every change training continues from where it was"
-            processes = descendants(os.getpid())
+            # Not those of this process: tests before this one may have left a fork server.
+            processes = [pid for agent in agents for pid in [agent.pid, *descendants(agent.pid)]]
             for agent in (agents[0], agents[2]):
                 agent.send_signal(signal.SIGTERM)
             assert not wait_until_gone(processes, 40)
