@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from facetrain.embeddings.embed_images import (
 )
 from facetrain.embeddings.embedder import EncodedImage, ImageEmbedder
 from facetrain.embeddings.inference import Inference
-from facetrain.errors import DataError, UsageError
+from facetrain.errors import DataError, ImageError, UsageError
 from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.remote.download import local_path
 from facetrain.verify.calibration import Threshold, pick_threshold, stored_thresholds
@@ -46,6 +46,8 @@ class Comparison:
 
     cosine: float
     """Cosine of the two embeddings, from -1 to 1; the faces of two people have a value near 0."""
+    quality: tuple[float, float]
+    """Quality of the first and of the second image, see `Model.embed`."""
     threshold: float | None = None
     """Smallest cosine of a match: as given to `Model.compare`, or of a calibrated model."""
     fmr: float | None = None
@@ -88,6 +90,7 @@ class Model:
         """Description in the model file: `backbone`, `preprocessing`, `config`."""
         return self._opened.metadata
 
+    @overload
     def embed(
         self,
         images: Image | Dataset | Sequence[Image],
@@ -95,8 +98,34 @@ class Model:
         flip: bool = True,
         batch_size: int = 64,
         landmarks: np.ndarray | None = None,
-    ) -> np.ndarray:
+        return_quality: Literal[False] = False,
+    ) -> np.ndarray: ...
+
+    @overload
+    def embed(
+        self,
+        images: Image | Dataset | Sequence[Image],
+        *,
+        flip: bool = True,
+        batch_size: int = 64,
+        landmarks: np.ndarray | None = None,
+        return_quality: Literal[True],
+    ) -> tuple[np.ndarray, np.ndarray]: ...
+
+    def embed(
+        self,
+        images: Image | Dataset | Sequence[Image],
+        *,
+        flip: bool = True,
+        batch_size: int = 64,
+        landmarks: np.ndarray | None = None,
+        return_quality: bool = False,
+    ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
         """Return the embeddings of images: float32 (N, D), each of length 1.
+
+        With `return_quality`, return the embeddings and the quality of each image, float32 (N,): the length of its
+        embedding before normalization. Blurred and hidden faces have a lower quality. Its scale depends on the model
+        and on `flip`: `facetrain eval --json` lists error rates by quality.
 
         Examples:
             >>> model.embed("face.jpg").shape             # one file
@@ -107,6 +136,7 @@ class Model:
             (2, 512)
             >>> model.embed(array_NHW3).shape             # an array uint8 (N, H, W, 3)
             (64, 512)
+            >>> embedding_ND, quality_N = model.embed("faces", return_quality=True)
 
         Args:
             images: aligned face crops, RGB; with the detector of `load_model` whole photos, which give a warning
@@ -115,6 +145,7 @@ class Model:
             batch_size: images per forward pass.
             landmarks: for a network with KP-RPE, the landmarks of the images (N, 5, 2), x and y as fractions of their
                 sides; None: those of the landmark file of a dataset, otherwise those of an aligned face.
+            return_quality: return a tuple of the embeddings and the quality of each image.
 
         Raises:
             DataError: an image cannot be read, has no face that the detector finds, or is not a uint8 array (H, W, 3);
@@ -126,7 +157,8 @@ class Model:
         path = Path(images) if isinstance(images, str | os.PathLike) else None
         encoded = _encoded(images)
         if not len(encoded):
-            return np.empty((0, self.embedding_size), np.float32)
+            nothing = np.empty((0, self.embedding_size), np.float32)
+            return (nothing, np.empty(0, np.float32)) if return_quality else nothing
         if self._detector:
             landmarks = None  # of the aligned faces: the template
         elif landmarks is None and isinstance(images, Dataset) and self._opened.takes_landmarks:
@@ -137,7 +169,7 @@ class Model:
             raise DataError(
                 f"landmarks of shape {np.shape(landmarks)} for {len(encoded):,} images; expected ({len(encoded)}, 5, 2)"
             )
-        return embed_images(
+        unit_ND, quality_N = embed_images(
             # The folded network is kept from call to call.
             replace(self._embedder, batch_size=batch_size),
             encoded,
@@ -146,6 +178,7 @@ class Model:
             landmarks=landmarks,
             detector=self._detector,
         )
+        return (unit_ND, quality_N) if return_quality else unit_ND
 
     def stored_threshold(self, fmr: float | None = None) -> Threshold | None:
         """Return the threshold for a false match rate that `facetrain calibrate` stored; None without thresholds.
@@ -159,13 +192,19 @@ class Model:
         return pick_threshold(stored_thresholds(self.metadata, self.path), fmr, self.path)
 
     def compare(
-        self, first: Image, second: Image, *, threshold: float | None = None, fmr: float | None = None
+        self,
+        first: Image,
+        second: Image,
+        *,
+        threshold: float | None = None,
+        fmr: float | None = None,
+        min_quality: float = 0,
     ) -> Comparison:
         """Return the cosine similarity of two faces, and whether it reaches a threshold.
 
         The threshold is the given one, or that of the false match rate `fmr` in a model file that
         `facetrain calibrate` wrote; by default of the lowest stored rate with an FNMR below one half, and none in
-        other files.
+        other files. An image with a lower quality than `min_quality` is refused, see `embed`.
 
         Examples:
             >>> model.compare("a.jpg", "b.jpg", threshold=0.3).same
@@ -173,16 +212,26 @@ class Model:
 
         Raises:
             DataError, ModelError: as `embed`.
+            ImageError: the quality of an image is lower than `min_quality`.
             UsageError: both are given, or the model file has no threshold for `fmr`.
         """
         if threshold is not None and fmr is not None:
             raise UsageError("compare: give threshold or fmr, not both")
-        embedding_2D = self.embed([first, second])
-        cosine = float(embedding_2D[0] @ embedding_2D[1])
+        images = [first, second]
+        embedding_2D, quality_2 = self.embed(images, return_quality=True)
+        for index, quality in enumerate(quality_2.tolist()):
+            if not quality >= min_quality:  # also for NaN
+                raise ImageError(
+                    f"{_place(images[index], index)}: quality {quality:.4g}, less than the minimum "
+                    f"{min_quality:g}; use a sharper image of the face, or a lower minimum"
+                )
+        compared = Comparison(
+            float(embedding_2D[0] @ embedding_2D[1]), (float(quality_2[0]), float(quality_2[1]))
+        )
         if threshold is not None:
-            return Comparison(cosine, threshold)
+            return replace(compared, threshold=threshold)
         stored = self.stored_threshold(fmr)
-        return Comparison(cosine, stored.cosine, stored.fmr) if stored else Comparison(cosine)
+        return replace(compared, threshold=stored.cosine, fmr=stored.fmr) if stored else compared
 
     def __repr__(self) -> str:
         return f"Model({str(self.path)!r}): {self._opened.description}"

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from facetrain.cli.option_groups import option_groups
-from facetrain.cli.options import Detector, Device, InferenceOptions, Json, Model
+from facetrain.cli.options import Detector, Device, InferenceOptions, Json, MinQuality, Model
 from facetrain.cli.outputs import echo_line, require_existing, require_no_input, require_writable
 from facetrain.errors import UsageError
 
@@ -26,7 +26,7 @@ def embed(
     output: Annotated[
         Path,
         typer.Option(
-            help="File for the columns `embedding`, `name` and `label`: .npz, or .parquet, which needs "
+            help="File for the columns `embedding`, `quality`, `name` and `label`: .npz, or .parquet, which needs "
             "facetrain[parquet]; or .safetensors, a teacher's embeddings of a dataset for `distill.cache`."
         ),
     ],
@@ -89,21 +89,26 @@ def compare(
             "lowest with an FNMR below one half; a model without thresholds gives no decision."
         ),
     ] = None,
+    min_quality: MinQuality = 0,
     detector: Detector = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Print the cosine similarity of two faces, and with a calibrated MODEL whether they are one person."""
+    """Print the cosine similarity of two faces, and with a calibrated MODEL whether they are one person.
+
+    An image of lower quality than --min-quality is refused, as a photo without a face.
+    """
     require_existing(model, first, second, detector)
     from facetrain.api.model import load_model
 
     opened = load_model(model, device, detector)
     threshold = opened.stored_threshold(fmr)
-    cosine = opened.compare(first, second).cosine
+    compared = opened.compare(first, second, min_quality=min_quality)
+    cosine = compared.cosine
     same = threshold and cosine >= threshold.cosine
     if as_json:
         decision = {"same": same, "threshold": asdict(threshold)} if threshold else {}
-        typer.echo(json.dumps({"cosine": cosine} | decision))
+        typer.echo(json.dumps({"cosine": cosine, "quality": compared.quality} | decision))
         return
     line = f"cosine similarity {cosine:.4f}"
     if threshold:
@@ -112,3 +117,4 @@ def compare(
             f": {verdict} at FMR {threshold.fmr:g} (threshold {threshold.cosine:.4f}, from {threshold.data})"
         )
     echo_line(line)
+    echo_line(f"quality {compared.quality[0]:.4g} and {compared.quality[1]:.4g}")

@@ -93,6 +93,14 @@ DEVICE_OPTION = typer.Option(
     help="Device that runs the network: cpu, cuda, or auto, which takes a GPU if there is one.",
 )
 Device = Annotated[str, DEVICE_OPTION]
+MinQuality = Annotated[
+    float,
+    typer.Option(
+        min=0,
+        help="Lowest quality of an image that is used: the length of its embedding before normalization. `facetrain "
+        "eval --json` lists error rates by quality.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
 Config = Annotated[Path, typer.Option(help="Config of the run: a YAML file, or the name of a preset.")]
 OptionalConfig = Annotated[

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from facetrain.cli.options import Detector, Device, Json, local_file
+from facetrain.cli.options import Detector, Device, Json, MinQuality, local_file
 from facetrain.cli.outputs import echo_line, require_existing
 from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from facetrain.embeddings.embedding_files import Embeddings
     from facetrain.embeddings.exact_search import Found
 
@@ -40,13 +42,15 @@ def search(
             metavar="MODEL", parser=local_file, help="Model that embeds GALLERY or PROBE if they are images."
         ),
     ] = None,
+    min_quality: MinQuality = 0,
     detector: Detector = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Find the most similar faces of a gallery for each probe, by cosine similarity.
 
-    Files of embeddings are read in blocks: a gallery may be larger than the memory.
+    Files of embeddings are read in blocks: a gallery may be larger than the memory. With --min-quality,
+    probes and entries of lower quality are left out, and warnings say how many.
     """
     from facetrain.cli.progress import progress_bar
     from facetrain.embeddings.embedding_files import SUFFIXES
@@ -57,11 +61,13 @@ def search(
     from facetrain.embeddings.exact_search import search_exactly
 
     entries, probes = (_embeddings(faces, model, detector, device) for faces in (gallery, probe))
+    usable_Q, usable_G = _usable(probes, min_quality), _usable(entries, min_quality, required=False)
     with progress_bar("comparing") as progress:
-        matches = search_exactly(probes, entries, top, progress=progress)
-    results = _name_results(matches, probes, entries, threshold)
+        matches = search_exactly(probes, entries, top, among=usable_G, progress=progress)
+    named = _name_results(matches, probes, entries, threshold)
+    results = [result for result, usable in zip(named, usable_Q, strict=True) if usable]
     if as_json:
-        typer.echo(json.dumps(list(results), indent=1))
+        typer.echo(json.dumps(results, indent=1))
         return
     for result in results:
         echo_line(result["probe"])
@@ -85,6 +91,22 @@ def _embeddings(path: Path, model: Path | None, detector: Path | None, device: s
         )
     with progress_bar(f"embedding {path}") as progress:
         return embed_input(model, path, Inference(device), detector=detector, progress=progress)
+
+
+def _usable(faces: Embeddings, min_quality: float, *, required: bool = True) -> np.ndarray:
+    """Return which images have at least a quality, bool (N,); warn of the others.
+
+    Without `required`, a file without qualities gives all images, and a warning.
+    """
+    from facetrain.telemetry.log import warn
+
+    if min_quality and faces.quality is None and not required:
+        warn(f"{faces.path}: has no column `quality`; all its images are searched")
+        min_quality = 0
+    usable_N = faces.usable(min_quality)
+    if left_out := int((~usable_N).sum()):
+        warn(f"{faces.path}: {left_out:,} of {faces.count:,} images left out; quality below {min_quality:g}")
+    return usable_N
 
 
 def _name_results(

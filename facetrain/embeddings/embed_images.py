@@ -27,7 +27,7 @@ from facetrain.distributed.world import World, join
 from facetrain.embeddings.embedder import EncodedImage, ImageEmbedder, Landmarks
 from facetrain.embeddings.embedding_files import Embeddings
 from facetrain.embeddings.inference import Inference
-from facetrain.embeddings.normalization import l2_normalize, require_finite
+from facetrain.embeddings.normalization import embedding_lengths, l2_normalize, require_finite
 from facetrain.embeddings.photo_check import PhotoCheck
 from facetrain.errors import DataError, ImageError
 from facetrain.files import os_errors_as, printable
@@ -50,7 +50,7 @@ def embed_input(
     detector: Path | None = None,
     progress: ProgressCallback | None = None,
 ) -> Embeddings:
-    """Return the unit embeddings of an image, a folder of images, a dataset, a `.rec` or a `.bin`.
+    """Return the unit embeddings and qualities of an image, a folder of images, a dataset, a `.rec` or a `.bin`.
 
     More than one chunk of embeddings is kept in a temporary file that is mapped into memory. `progress` is
     called with the number of embedded images and their total. `detector` is as in `embed_images`.
@@ -64,12 +64,12 @@ def embed_input(
     # After the input, so that a wrong path is reported before the network is loaded.
     with join(inference.device) as world:
         opened = open_model(model, world.device)
-        embedding = embed_images(
+        embedding, quality = embed_images(
             open_embedder(opened, world, inference), images, str(input),
             flip=flip, landmarks=None if detector else input_landmarks(opened, input), detector=detector,
             progress=progress,
         )  # fmt: skip
-    return Embeddings(embedding, names, labels, input)
+    return Embeddings(embedding, names, labels, input, quality)
 
 
 def open_embedder(opened: EmbeddingModel, world: World, inference: Inference) -> ImageEmbedder:
@@ -93,8 +93,11 @@ def embed_images(
     landmarks: Landmarks | None = None,
     detector: Path | None = None,
     progress: ProgressCallback | None = None,
-) -> np.ndarray:
-    """Return the unit embeddings: float32 (N, D), an array in memory or, if there are many, in a temporary file.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the unit embeddings, float32 (N, D), and their lengths before normalization, float32 (N,).
+
+    The embeddings are an array in memory or, if there are many, in a temporary file. With `flip`, they are the sums of
+    the embeddings of image and mirror image.
 
     Warns if the images look like whole photos. With `detector`, a YuNet file, they are whole photos, whose faces are
     aligned first. `name` is the input, for messages. `landmarks` are the landmarks of the images, (N, 5, 2), see
@@ -106,25 +109,27 @@ def embed_images(
     """
     location: Callable[[int], str] = getattr(images, "location", None) or "image {}".format
     crop, count = AlignedFaces(detector, location) if detector else PhotoCheck(), len(images)
+    quality_N = np.empty(count, np.float32)
 
     def embed(embedder: ImageEmbedder, indices: range) -> np.ndarray:
         embedding_ND = embedder.embed(
             images, name=name, flip=flip, crop=crop, indices=indices, landmarks=landmarks
         )
         require_finite(embedding_ND, name, first=indices.start)
+        quality_N[indices.start : indices.stop] = embedding_lengths(embedding_ND)
         return l2_normalize(embedding_ND)
 
     kept = None
     for indices, chunk in embed_in_chunks(embedder, embed, 0, count, _CHUNK, progress):
         if len(chunk) == count:
             crop.warn(name, location)
-            return chunk
+            return chunk, quality_N
         if kept is None:
             kept = _temporary_rows(count, chunk.shape[1])
         kept[indices.start : indices.stop] = chunk
     assert kept is not None, "no images"
     crop.warn(name, location)
-    return kept
+    return kept, quality_N
 
 
 class AlignedFaces:

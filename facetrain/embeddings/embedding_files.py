@@ -1,4 +1,4 @@
-"""Files of embeddings with image names and labels: `.npz` (NumPy) and `.parquet`.
+"""Files of embeddings with image names, labels and qualities: `.npz` (NumPy) and `.parquet`.
 
 Embeddings are read in blocks, from the first to the last, for galleries that do not fit into memory. These are ordinary
 file reads: mapped memory would end the process if the file shrinks.
@@ -54,6 +54,8 @@ class Embeddings:
     """Class of each image, int (N,); −1 if it has none."""
     path: Path = Path("embeddings")
     """File or input, for messages."""
+    quality: np.ndarray | None = None
+    """Length of each embedding before normalization, float (N,); None for a file without the column."""
 
     @property
     def count(self) -> int:
@@ -69,6 +71,26 @@ class Embeddings:
     def embedding(self) -> np.ndarray:
         """All embeddings as they are stored, (N, D)."""
         return np.asarray(self.stored[: self.count])
+
+    def usable(self, min_quality: float) -> np.ndarray:
+        """Return which images have at least a quality, bool (N,); all images for 0.
+
+        Raises:
+            DataError: the file has no qualities, or no image has this one.
+        """
+        if not min_quality:
+            return np.ones(self.count, bool)
+        if self.quality is None:
+            raise DataError(
+                f"{self.path}: has no column `quality`; embed the images again, or give no minimum"
+            )
+        usable_N: np.ndarray = self.quality >= min_quality  # false for NaN
+        if not usable_N.any():
+            raise DataError(
+                f"{self.path}: no image has a quality of {min_quality:g} or more; the highest is "
+                f"{self.quality.max():.4g}; use better images, or a lower minimum"
+            )
+        return usable_N
 
     def rows(self, start: int, stop: int) -> np.ndarray:
         """Return the rows from `start` to `stop`, float32 (n, D).
@@ -108,7 +130,7 @@ def open_embeddings(path: Path) -> Embeddings:
     """
     open_columns, _ = _FORMATS.get(path.suffix, _FORMATS[".parquet"])
     with _damage_as_error(path):
-        embedding, name, label = open_columns(path)
+        embedding, name, label, quality = open_columns(path)
     fits = len(embedding.shape) == 2 and (len(name),) == label.shape == embedding.shape[:1]
     if not fits or embedding.dtype.kind not in "fiu":
         raise DataError(
@@ -119,7 +141,7 @@ def open_embeddings(path: Path) -> Embeddings:
         raise DataError(f"{path}: expected labels that are whole numbers (−1 for none), not {label.dtype}")
     if not all(embedding.shape):
         raise DataError(f"{path}: has no embeddings; embed at least one image")
-    return Embeddings(embedding, name, label, path)
+    return Embeddings(embedding, name, label, path, quality)
 
 
 @contextmanager
@@ -142,7 +164,7 @@ def save_embeddings(path: Path, embeddings: Embeddings) -> None:
     require_format(path)
     _, write = _FORMATS[path.suffix]
     with new_file(path, DataError) as scratch, scratch.open("wb") as file:
-        write(file, embeddings.stored, embeddings.name, embeddings.label, _WRITE_ROWS)
+        write(file, embeddings.stored, embeddings.name, embeddings.label, embeddings.quality, _WRITE_ROWS)
 
 
 def require_format(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Embeddings in `.npz` files, as `np.savez` writes them: the arrays `embedding`, `name` and `label`."""
+"""Embeddings in `.npz` files, as `np.savez` writes them: the arrays `embedding`, `name`, `label` and `quality`."""
 
 # N images
 
@@ -21,7 +21,9 @@ _MOST_HEADER = 1 << 16
 """Bytes of a member that may be its header; NumPy refuses headers of more than 10,000 characters."""
 
 
-def write_npz(file: BinaryIO, rows: Any, names: Sequence[str], label: np.ndarray, block: int) -> None:
+def write_npz(
+    file: BinaryIO, rows: Any, names: Sequence[str], label: np.ndarray, quality: np.ndarray | None, block: int
+) -> None:
     """Write what `np.savez` writes, the embeddings as float32, `block` rows at a time to need no second copy."""
     width = max([1, *map(len, names)])
     columns: dict[str, tuple[Any, np.dtype[Any], tuple[int, ...]]] = {
@@ -29,6 +31,8 @@ def write_npz(file: BinaryIO, rows: Any, names: Sequence[str], label: np.ndarray
         "name": (names, np.dtype(f"<U{width}"), label.shape),
         "label": (label, label.dtype, label.shape),
     }
+    if quality is not None:
+        columns["quality"] = (quality, np.dtype(np.float32), label.shape)
     with zipfile.ZipFile(file, "w") as archive:
         for column, (values, kind, shape) in columns.items():
             header = {"descr": kind.str, "fortran_order": False, "shape": shape}
@@ -39,22 +43,29 @@ def write_npz(file: BinaryIO, rows: Any, names: Sequence[str], label: np.ndarray
                     member.write(part.tobytes())
 
 
-def open_npz(path: Path) -> tuple[StreamedRows, list[str], np.ndarray]:
-    """Return the columns embedding, name and label; the embeddings are read on access.
+def open_npz(path: Path) -> tuple[StreamedRows, list[str], np.ndarray, np.ndarray | None]:
+    """Return the columns embedding, name, label and quality; the embeddings are read on access.
+
+    The quality is None if the file does not have one number for each label.
 
     Raises:
         DataError: the file grows too much when it is decompressed, or the names are no texts.
         ValueError: the file is damaged. zipfile, zlib and NumPy raise other types too.
     """
     embedding, name, label = (_Array.find(path, column) for column in ("embedding", "name", "label"))
-    require_fitting(path, embedding.size + name.size + label.size)
+    with zipfile.ZipFile(path) as archive:
+        quality = _Array.find(path, "quality") if "quality.npy" in archive.namelist() else None
+    if quality is not None and (quality.dtype.kind != "f" or quality.shape != label.shape):
+        quality = None  # a column of another program
+    require_fitting(path, embedding.size + name.size + label.size + (quality.size if quality else 0))
     if name.dtype.kind != "U" or len(name.shape) != 1:
         raise DataError(f"{path}: the names must be texts, not {name.dtype} of shape {name.shape}")
     try:
         names = [str(text) for block in name.blocks() for text in block.tolist()]
     except SystemError as error:  # NumPy, for a number that is no character
         raise DataError(f"{path}: has a name that is no text") from error
-    return StreamedRows(embedding.shape, embedding.dtype, embedding.blocks), names, label.read()
+    rows = StreamedRows(embedding.shape, embedding.dtype, embedding.blocks)
+    return rows, names, label.read(), quality.read() if quality else None
 
 
 class _Array(NamedTuple):

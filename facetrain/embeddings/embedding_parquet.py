@@ -1,4 +1,4 @@
-"""Embeddings in Parquet files: one row per image with `name`, `label` and `embedding`."""
+"""Embeddings in Parquet files: one row per image with `name`, `label`, `embedding` and `quality`."""
 
 # N images   n images of one batch   D embedding
 
@@ -18,13 +18,17 @@ from facetrain.errors import DataError
 _READ_ROWS = 4096
 
 
-def write_parquet(file: BinaryIO, rows: Any, names: Sequence[str], label: np.ndarray, block: int) -> None:
+def write_parquet(
+    file: BinaryIO, rows: Any, names: Sequence[str], label: np.ndarray, quality: np.ndarray | None, block: int
+) -> None:
     """Write embeddings as float32 in row groups of `block` rows."""
     import pyarrow as pa
     import pyarrow.parquet
 
     size = rows.shape[1]
     schema = pa.schema({"name": pa.string(), "label": pa.int64(), "embedding": pa.list_(pa.float32(), size)})
+    if quality is not None:
+        schema = schema.append(pa.field("quality", pa.float32()))
     with pyarrow.parquet.ParquetWriter(file, schema) as writer:
         for start in range(0, len(names), block):
             part = slice(start, start + block)
@@ -34,11 +38,15 @@ def write_parquet(file: BinaryIO, rows: Any, names: Sequence[str], label: np.nda
                 pa.array(label[part].astype(np.int64)),
                 pa.FixedSizeListArray.from_arrays(flat, size),
             ]
+            if quality is not None:
+                columns.append(pa.array(quality[part].astype(np.float32)))
             writer.write_table(pa.table(columns, schema=schema))
 
 
-def open_parquet(path: Path) -> tuple[StreamedRows, list[str], np.ndarray]:
-    """Return the columns embedding, name and label; the embeddings are read on access.
+def open_parquet(path: Path) -> tuple[StreamedRows, list[str], np.ndarray, np.ndarray | None]:
+    """Return the columns embedding, name, label and quality; the embeddings are read on access.
+
+    The quality is None if the file does not have one number for each label.
 
     Raises:
         DataError: pyarrow is not installed, the file grows too much when it is decoded, or it has no rows.
@@ -46,24 +54,28 @@ def open_parquet(path: Path) -> tuple[StreamedRows, list[str], np.ndarray]:
     """
     pa = import_pyarrow(path)
     names: list[Any] = []
-    labels, name_bytes = [np.empty(0, np.int64)], 0
-    for batch in _batches(path, ["name", "label"]):
+    labels, qualities, name_bytes = [np.empty(0, np.int64)], [], 0
+    for batch in _batches(path, ["name", "label", "quality"]):
         # Before the names are decoded: one long name may belong to many rows.
         name_bytes += _decoded_bytes(batch["name"])
         require_fitting(path, name_bytes)
         names += batch["name"].cast(pa.large_string()).to_pylist()
         labels.append(batch["label"].to_numpy())
+        if "quality" in batch.schema.names:
+            qualities.append(batch["quality"].to_numpy(zero_copy_only=False))  # a missing one is NaN
     if None in names:
         raise DataError(f"{path}: {names.count(None):,} rows have no name; write a text into each")
     first = next(_embeddings(path), None)
     if first is None:
         raise DataError(f"{path}: has no embeddings; embed at least one image")
     shape = len(names), first.shape[1]
-    return StreamedRows(shape, first.dtype, partial(_embeddings, path)), names, np.concatenate(labels)
+    rows = StreamedRows(shape, first.dtype, partial(_embeddings, path))
+    return rows, names, np.concatenate(labels), np.concatenate(qualities) if qualities else None
 
 
 def _batches(path: Path, columns: list[str]) -> Iterator[Any]:
-    """Yield batches of some columns; names are a dictionary."""
+    """Yield batches of some columns; names are a dictionary. A `quality` that is no number is left out."""
+    import pyarrow as pa
     import pyarrow.parquet
 
     with path.open("rb") as file:
@@ -78,6 +90,9 @@ def _batches(path: Path, columns: list[str]) -> Iterator[Any]:
         stored = [group.column(number) for group in groups for number in range(group.num_columns)]
         numbers = sum(each.num_values for each in stored if each.path_in_schema.startswith("embedding"))
         require_fitting(path, 4 * numbers)
+        place = parquet.schema_arrow.get_field_index("quality")  # −1 without it
+        if place < 0 or not pa.types.is_floating(parquet.schema_arrow.field(place).type):
+            columns = [column for column in columns if column != "quality"]
         # use_threads=False: pyarrow's idle threads sometimes abort the process when the interpreter exits.
         yield from parquet.iter_batches(_READ_ROWS, columns=columns, use_threads=False)
 

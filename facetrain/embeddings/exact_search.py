@@ -40,6 +40,7 @@ def search_exactly(
     gallery: Embeddings,
     count: int,
     *,
+    among: np.ndarray | None = None,
     progress: ProgressCallback = ignore_progress,
 ) -> Found:
     """Return the `count` gallery entries of the highest cosine for each probe; all entries if there are fewer.
@@ -51,21 +52,27 @@ def search_exactly(
         probes: embeddings to search for.
         gallery: embeddings to search among.
         count: number of entries for each probe.
+        among: True for the entries of the gallery that are searched, bool (G,); None for all.
         progress: called after every block of the gallery.
 
     Raises:
         DataError: the embeddings have different sizes, a file cannot be read, or a number is not finite.
     """
     _require_same_size(probes, gallery)
-    kept = min(count, gallery.count)
+    among = np.ones(gallery.count, bool) if among is None else among
+    kept = min(count, int(among.sum()))
     row_QK = np.full((probes.count, kept), -1, np.int64)
     cosine_QK = np.full((probes.count, kept), -np.inf)
     for first in range(0, probes.count, _PROBES_PER_PASS):
         probe_QD = unit_rows(probes.rows(first, first + _PROBES_PER_PASS))
         chosen = slice(first, first + len(probe_QD))
         for start, entry_gD in gallery.blocks():
-            _add_block(probe_QD, entry_gD, start, row_QK[chosen], cosine_QK[chosen])
-            compared = first * gallery.count + (start + len(entry_gD)) * len(probe_QD)
+            end = start + len(entry_gD)
+            row_g = start + np.flatnonzero(among[start:end])
+            if len(row_g):
+                entry_gD = entry_gD if len(row_g) == len(entry_gD) else entry_gD[row_g - start]
+                _add_block(probe_QD, entry_gD, row_g, row_QK[chosen], cosine_QK[chosen])
+            compared = first * gallery.count + end * len(probe_QD)
             progress(compared, probes.count * gallery.count)
     return Found(row_QK, cosine_QK)
 
@@ -127,11 +134,11 @@ def _best_of_each(
 def _add_block(
     probe_QD: np.ndarray,
     entry_gD: np.ndarray,
-    start: int,
+    row_g: np.ndarray,
     row_QK: np.ndarray,
     cosine_QK: np.ndarray,
 ) -> None:
-    """Replace results, in place, by better entries of a block of the gallery whose first row is `start`."""
+    """Replace results, in place, by better entries of a block; `row_g` are their rows in the gallery."""
     kept, error = row_QK.shape[1], float32_error(entry_gD.shape[1])
     entry = torch.from_numpy(entry_gD)
     length = torch.linalg.vector_norm(entry, dim=1, dtype=torch.float64, keepdim=True).clamp_min_(1e-12)
@@ -146,7 +153,7 @@ def _add_block(
         cosine_C = rescore(probe_qD, entry_gD, probe_C, entry_C)
         changed = np.unique(probe_C)
         probe_C = np.append(np.repeat(changed, kept), probe_C)
-        row_C = np.append(row_QK[part][changed], entry_C + start)
+        row_C = np.append(row_QK[part][changed], row_g[entry_C])
         cosine_C = np.append(cosine_QK[part][changed], cosine_C)
         best, position = _best_of_each(probe_C, row_C, cosine_C, kept)
         row_QK[part][probe_C[best], position] = row_C[best]

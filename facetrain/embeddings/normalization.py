@@ -1,4 +1,4 @@
-"""L2 normalization of embeddings, and the check of what a network has computed."""
+"""L2 normalization of embeddings, their length before it, and the check of what a network has computed."""
 
 # N rows   D embedding
 
@@ -9,12 +9,21 @@ import numpy as np
 from facetrain.errors import ModelError
 
 
+def embedding_lengths(embedding_ND: np.ndarray) -> np.ndarray:
+    """Return the length of each row, (N,): before normalization, it is the quality of the image.
+
+    Networks give blurred and hidden faces shorter embeddings (Meng et al., "MagFace", CVPR 2021).
+    """
+    length_N: np.ndarray = np.linalg.norm(embedding_ND, axis=1)
+    return length_N
+
+
 def l2_normalize(embedding_ND: np.ndarray) -> np.ndarray:
     """Return the rows scaled to length 1, in the same dtype: (N, D).
 
     The length is bounded below by 1e-12, so that a row of zeros stays zero instead of becoming NaN.
     """
-    return embedding_ND / np.maximum(np.linalg.norm(embedding_ND, axis=1, keepdims=True), 1e-12)
+    return embedding_ND / np.maximum(embedding_lengths(embedding_ND), 1e-12)[:, None]
 
 
 def require_finite(embedding_ND: np.ndarray, name: str, *, first: int = 0) -> None:

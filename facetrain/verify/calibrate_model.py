@@ -89,7 +89,7 @@ def calibrate_model(
             raise ModelError(
                 f"{model}: is an ONNX or MXNet network; thresholds can be stored only with facetrain's backbones"
             )
-        unit_ND = embed_images(open_embedder(opened, world, inference), images, target, progress=progress)
+        unit_ND, _ = embed_images(open_embedder(opened, world, inference), images, target, progress=progress)
     name = os.path.basename(os.path.abspath(target))  # also of the current folder, "."
     thresholds = calibrate(unit_ND, labels, fmrs, data=name, draws=Draws(seed=seed))
     stored = {THRESHOLDS_KEY: [asdict(threshold) for threshold in thresholds]}

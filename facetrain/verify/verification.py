@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from facetrain.embeddings.normalization import embedding_lengths
 from facetrain.verify.metrics import bootstrap
 from facetrain.verify.metrics.discard import pair_quality
 from facetrain.verify.metrics.draws import DRAWS, Draws
@@ -34,8 +35,7 @@ def verification_result(
 ) -> Result:
     """Return the metrics of a set of pairs.
 
-    The quality measure of the error-versus-discard curve is the length of the embedding: networks give blurred and
-    hidden faces shorter ones (Meng et al., "MagFace", CVPR 2021).
+    The quality measure of the error-versus-discard curve is the length of the embedding, see `embedding_lengths`.
 
     The embedding of an image is the sum of the embeddings of the image and of its mirror image, as in
     InsightFace's `verification.py`. `accuracy_no_flip` uses the image only. `xnorm` is InsightFace's XNorm:
@@ -51,13 +51,14 @@ def verification_result(
         draws: bootstrap draws of subjects; 0 gives no intervals.
     """
     subject_N = known_or_inferred_subjects(pairs)
-    scored = score_pairs(plain_ND + mirrored_ND, pairs.same, subject_N)
+    sum_ND = plain_ND + mirrored_ND
+    scored = score_pairs(sum_ND, pairs.same, subject_N)
     result = pair_result(scored, protocol="verification", draws=draws)
     add_fold_accuracy(result, scored, draws=draws)
     no_flip = score_pairs(plain_ND, pairs.same, subject_N)
     folds, replicate = bootstrap_fold_accuracy(no_flip, draws=draws)
     result.metrics["accuracy_no_flip"] = folds.mean
-    norm_N = (np.linalg.norm(plain_ND, axis=1) + np.linalg.norm(mirrored_ND, axis=1)) / 2
+    norm_N = (embedding_lengths(plain_ND) + embedding_lengths(mirrored_ND)) / 2
     result.metrics["xnorm"] = float(norm_N.mean())
     sum_S, count_S = np.bincount(subject_N, weights=norm_N), np.bincount(subject_N)
     mean = bootstrap.replicate(
@@ -70,7 +71,7 @@ def verification_result(
     if draws.number:
         add_replicates(result, {"accuracy_no_flip": replicate["accuracy"]} | mean)
     columns = table.columns if table else {}
-    qualities = {"embedding length": pair_quality(norm_N, scored.first_P, scored.second_P)}
+    qualities = {"embedding length": pair_quality(embedding_lengths(sum_ND), scored.first_P, scored.second_P)}
     if table and table.quality is not None:
         qualities["quality"] = table.quality
     add_slices(result, scored, columns, qualities, fmr=slice_fmr, draws=draws)

@@ -30,6 +30,8 @@ class DiscardCurve:
     """Share of the genuine pairs that is discarded, ascending from 0, float64 (V,)."""
     fnmr: np.ndarray
     """False non-match rate of the other genuine pairs, float64 (V,)."""
+    min_quality: np.ndarray
+    """Lowest quality of the other genuine pairs: the limit that discards this share, float (V,)."""
 
     @property
     def area_ratio(self) -> float | None:
@@ -52,6 +54,7 @@ class DiscardCurve:
             "area_ratio": self.area_ratio,
             "share": self.share[kept].tolist(),
             "fnmr": self.fnmr[kept].tolist(),
+            "min_quality": self.min_quality[kept].tolist(),
         }
 
 
@@ -73,10 +76,11 @@ def discard_curve(
         return None
     order = np.argsort(quality_G, kind="stable")
     # Pairs of one quality are discarded together: the curve has a point before each distinct quality.
-    first = np.flatnonzero(np.diff(quality_G[order], prepend=-np.inf))
+    quality_G = quality_G[order]
+    first = np.flatnonzero(np.diff(quality_G, prepend=-np.inf))
     left = len(order) - first
     rejected_left = rejected_G.sum() - np.concatenate([[0], np.cumsum(rejected_G[order])])[first]
-    return DiscardCurve(quality, first / len(order), rejected_left / left)
+    return DiscardCurve(quality, first / len(order), rejected_left / left, quality_G[first])
 
 
 def pair_quality(quality_N: np.ndarray, first_P: np.ndarray, second_P: np.ndarray) -> np.ndarray:
