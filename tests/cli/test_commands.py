@@ -1,11 +1,13 @@
 """The commands around training: what they write, and what they say."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from tests.support.command import output_of
+from facetrain.embeddings.embedding_files import Embeddings, save_embeddings
+from tests.support.command import facetrain, output_of, refusal
 from tests.support.datasets import encoded_image, write_records
 from tests.support.models import write_model
 
@@ -33,9 +35,26 @@ def test_a_face_is_like_itself_and_its_embeddings_have_names(model, tmp_path):
         (tmp_path / f"{number}.png").write_bytes(encoded_image(number, 32))
     same = json.loads(output_of("compare", model, tmp_path / "1.png", tmp_path / "1.png", "--json"))
     assert same["cosine"] == pytest.approx(1, abs=1e-5)
+    refused = refusal("compare", model, tmp_path / "1.png", tmp_path / "2.png", "--min-quality", 1e9)
+    assert f"1.png: quality {same['quality'][0]:.4g}, less" in str(refused) and refused.exit_code == 2
     write_records(tmp_path / "data", [0, 0, 1], size=32)
     output_of("embed", model, tmp_path / "data", "--output", tmp_path / "e.npz")
     found = np.load(tmp_path / "e.npz", allow_pickle=False)
     assert found["embedding"].shape == (3, 16) and found["label"].tolist() == [0, 0, 1]
     assert "key 2" in str(found["name"][1])
     np.testing.assert_allclose(np.linalg.norm(found["embedding"], axis=1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("gallery", "rows"), [("new", {0, 2}), ("old", {0, 1, 2})])
+def test_a_search_leaves_out_images_of_low_quality_and_says_how_many(tmp_path, gallery, rows):
+    faces = Embeddings(np.eye(3), ["a", "b", "c"], np.arange(3), quality=np.array([3.0, 1.0, 2.0]))
+    files = {name: tmp_path / f"{name}.npz" for name in ("new", "old")}
+    save_embeddings(files["new"], faces)
+    save_embeddings(files["old"], replace(faces, quality=None))
+    done = facetrain("search", files[gallery], files["new"], "--min-quality", 2, "--json")
+    found = {each["probe"]: {entry["row"] for entry in each["found"]} for each in json.loads(done.stdout)}
+    assert found == {"a": rows, "c": rows}
+    assert "new.npz: 1 of 3 images left out; quality below 2" in done.stderr
+    assert ("old.npz: has no column `quality`; all its images" in done.stderr) == (gallery == "old")
+    message = {"old": "has no column `quality`; embed", "new": "no image has a quality of 4 or"}[gallery]
+    assert message in str(refusal("search", files["new"], files[gallery], "--min-quality", 4))

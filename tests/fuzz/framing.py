@@ -44,7 +44,8 @@ def npz_of_arrays(data: bytes) -> bytes:
     """Pack arrays of NumPy, which are separated by a line; or take an archive as it is."""
     if data[:2] == b"PK":
         return data
-    return zip_of(dict(zip(("embedding.npy", "name.npy", "label.npy"), data.split(SEPARATOR), strict=False)))
+    names = ("embedding.npy", "name.npy", "label.npy", "quality.npy")
+    return zip_of(dict(zip(names, data.split(SEPARATOR), strict=False)))
 
 
 def signed_manifest(data: bytes) -> bytes:

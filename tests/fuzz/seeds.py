@@ -31,7 +31,7 @@ from tests.support.mxnet_files import write_iresnet
 _CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 _MAGIC = struct.pack("<I", MAGIC)
 NARROW = {"layers": (1, 1, 1, 1), "widths": (2, 2, 2, 2), "embedding_size": 4, "image_size": 32}
-EMBEDDINGS = Embeddings(np.eye(3, 4, dtype=np.float32), ["a", "b", "c"], np.array([0, 1, -1]))
+EMBEDDINGS = Embeddings(np.eye(3, 4, dtype=np.float32), list("abc"), np.array([0, 1, -1]), quality=np.ones(3))
 PEER = b"""from easydict import EasyDict as edict
 config = edict()
 config.margin_list = (1.0, 0.0, 0.4)

@@ -13,6 +13,7 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.data.formats.bin import write_bin
 from facetrain.embeddings.embed_images import embed_input
 from facetrain.embeddings.inference import Inference
+from facetrain.models.model_file import open_model
 from facetrain.run.build.teacher_embeddings import write_teacher_embeddings
 from tests.support.datasets import encoded_image, write_records
 from tests.support.models import SMALL, write_model
@@ -72,8 +73,21 @@ def test_files_arrays_lists_and_datasets_give_the_same_embeddings(folder, model)
         np.testing.assert_allclose(found, expected, atol=1e-6)
         np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, rtol=1e-6)
     assert model.embed(str(files[0])).shape == model.embed(images[0]).shape == (1, 16)
-    assert model.embed([]).shape == (0, 16)
+    assert [found.shape for found in model.embed([], return_quality=True)] == [(0, 16), (0,)]
     assert not np.allclose(model.embed(images, flip=False), expected, atol=1e-3)
+
+
+def test_the_quality_is_the_length_of_the_sum_with_the_mirror_image_as_float64_computes_it(folder, model):
+    images = np.stack([image for image, _ in facetrain.Dataset(folder / "faces")])
+    network = open_model(model.path, torch.device("cpu")).network.eval().double()
+    pixels = (torch.from_numpy(images).permute(0, 3, 1, 2).double() - 127.5) / 127.5
+    with torch.no_grad():
+        plain, mirrored = network(pixels).numpy(), network(pixels.flip(3)).numpy()
+    for flip, total in ((True, plain + mirrored), (False, plain)):
+        unit, quality = model.embed(images, flip=flip, return_quality=True)
+        assert quality.dtype == np.float32
+        np.testing.assert_allclose(quality, np.linalg.norm(total, axis=1), rtol=1e-5)
+        np.testing.assert_allclose(quality[:, None] * unit, total, atol=1e-5)
 
 
 def test_two_images_are_compared_with_and_without_a_threshold(folder, model):
@@ -81,6 +95,14 @@ def test_two_images_are_compared_with_and_without_a_threshold(folder, model):
     assert model.compare(image, image).cosine == pytest.approx(1) and model.compare(image, image).same is None
     compared = model.compare(folder / "images" / "0.png", folder / "images" / "1.png", threshold=1.5)
     assert compared.same is False and -1 <= compared.cosine <= 1
+    files = sorted((folder / "images").iterdir())[:2]
+    assert compared.quality == pytest.approx(model.embed(files, return_quality=True)[1].tolist())
+    least = sum(compared.quality) / 2
+    worse, better = sorted(files, key=lambda file: compared.quality[files.index(file)])
+    assert model.compare(better, better, min_quality=least).quality == (max(compared.quality),) * 2
+    for pair in ((better, worse), (worse, better)):
+        with pytest.raises(facetrain.errors.ImageError, match=f"{worse}: quality .* less than the minimum"):
+            model.compare(*pair, min_quality=least)
     assert model.compare(image, image, threshold=0.9).same is True
 
 
@@ -156,13 +178,6 @@ def test_unusable_options_are_errors_of_facetrain(folder, model, options, messag
     if "batch_size" in options:
         with pytest.raises(facetrain.errors.UsageError, match=message):
             model.embed(folder / "images", **options)
-
-
-def test_unusable_models_and_configs_are_errors_of_facetrain(tmp_path):
-    with pytest.raises(facetrain.errors.ModelError):
-        facetrain.load_model(tmp_path / "nothing.safetensors")
-    with pytest.raises(facetrain.errors.UsageError, match="unknown device"):
-        facetrain.load_model(tmp_path / "nothing.safetensors", device="gpu")
 
 
 def test_a_machine_without_a_gpu_is_a_usage_error_that_names_the_argument(tmp_path, monkeypatch):

@@ -56,16 +56,15 @@ def test_results_are_those_of_a_full_sort_for_blocks_of_any_size(monkeypatch, en
     np.testing.assert_allclose(found.cosine_QK, cosine, atol=1e-11)
 
 
-def test_equal_entries_are_listed_in_the_order_of_their_rows():
-    gallery = np.ones((50, SIZE), np.float32)
-    found = search_exactly(stored(gallery[:2]), stored(gallery), 5)
-    assert found.row_QK.tolist() == [[0, 1, 2, 3, 4]] * 2 and np.allclose(found.cosine_QK, 1)
-
-
-def test_a_gallery_with_fewer_entries_than_results_is_listed_as_a_whole():
+@pytest.mark.parametrize("row", [np.arange(4), np.arange(0, 700, 3), np.array([3, 120, 699])])
+def test_a_part_of_a_gallery_is_searched_as_if_the_other_entries_were_not_there(monkeypatch, row):
+    monkeypatch.setattr(embedding_files, "BLOCK_BYTES", 50 * 4 * SIZE)
     probe, gallery = hard_gallery()
-    found = search_exactly(stored(probe), stored(gallery[:4]), 9)
-    np.testing.assert_array_equal(found.row_QK, reference(probe, gallery[:4], 4)[0])
+    found = search_exactly(stored(probe), stored(gallery), 9, among=np.isin(np.arange(700), row))
+    # With fewer entries than results, all are listed.
+    position, cosine = reference(probe, gallery[row], min(9, len(row)))
+    np.testing.assert_array_equal(found.row_QK, row[position])
+    np.testing.assert_allclose(found.cosine_QK, cosine, atol=1e-11)
 
 
 def test_entries_of_any_length_are_compared_by_their_direction():

@@ -1,7 +1,6 @@
 """Embeddings read from their file in blocks."""
 
 import resource
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,26 +14,14 @@ from tests.support.embeddings import load_rows
 
 def some(count=50, size=8):
     rows = np.random.default_rng(0).normal(size=(count, size)).astype(np.float32)
-    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    return Embeddings(rows, [f"ä{'x' * (n % 5)} {n // 2}.jpg" for n in range(count)], np.arange(count) - 1)
-
-
-@pytest.mark.parametrize("suffix", [".npz", ".parquet"])
-def test_rows_names_and_labels_are_those_that_were_written(tmp_path, monkeypatch, suffix):
-    if suffix == ".parquet":
-        pytest.importorskip("pyarrow")
-    monkeypatch.setattr(embedding_files, "_WRITE_ROWS", 7)
-    path = tmp_path / f"e{suffix}"
-    save_embeddings(path, some())
-    found = open_embeddings(path)
-    assert (found.count, found.size) == (50, 8)
-    np.testing.assert_array_equal(found.rows(3, 99), some().embedding[3:])
-    assert list(found.name) == some().name  # some names are equal
-    assert [int(found.label[n]) for n in range(50)] == some().label.tolist()
+    length = np.linalg.norm(rows, axis=1)
+    names = [f"ä{'x' * (n % 5)} {n // 2}.jpg" for n in range(count)]  # some are equal
+    return Embeddings(rows / length[:, None], names, np.arange(count) - 1, quality=length)
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".parquet", "compressed", "columns first"])
-def test_rows_are_read_in_any_order(tmp_path, monkeypatch, suffix):
+def test_columns_are_those_that_were_written_and_rows_are_read_in_any_order(tmp_path, monkeypatch, suffix):
+    monkeypatch.setattr(embedding_files, "_WRITE_ROWS", 7)
     known, path = some(), tmp_path / "e.npz"
     arrays = {"embedding": known.embedding, "name": known.name, "label": known.label}
     if suffix == "compressed":
@@ -48,9 +35,28 @@ def test_rows_are_read_in_any_order(tmp_path, monkeypatch, suffix):
     for module in (embedding_npz, embedding_parquet):
         monkeypatch.setattr(module, "_READ_ROWS", 7)
     found = open_embeddings(path)
-    for start, stop in ((0, 3), (3, 20), (30, 30), (36, 37), (6, 50), (14, 21)):
+    assert (found.count, found.size) == (50, 8)
+    for start, stop in ((0, 3), (3, 20), (30, 30), (36, 37), (6, 99), (14, 21)):
         np.testing.assert_array_equal(found.rows(start, stop), known.embedding[start:stop])
-    assert list(found.name) == known.name
+    assert list(found.name) == known.name and list(found.label) == known.label.tolist()
+    if suffix.startswith("."):
+        np.testing.assert_array_equal(found.quality, known.quality)
+    else:
+        assert found.quality is None and found.usable(0).all()
+
+
+@pytest.mark.parametrize(
+    ("quality", "usable"),
+    [([3.0, None, 1.0], [True, False, False]), (["good", "bad", "bad"], None), ([[3.0]] * 3, None)],
+)
+def test_a_quality_of_another_program_counts_if_it_is_one_number_for_each_image(tmp_path, quality, usable):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {"embedding": [[1.0, 2.0]] * 3, "name": ["a", "b", "c"], "label": [0, 1, 2], "quality": quality}
+    pq.write_table(pa.table(columns), tmp_path / "e.parquet")
+    np.savez(tmp_path / "e.npz", **columns | {"quality": np.array(quality, float if usable else None)})
+    for suffix in ("npz", "parquet"):
+        found = open_embeddings(tmp_path / f"e.{suffix}")
+        assert found.quality is None if usable is None else found.usable(2).tolist() == usable
 
 
 ONE = np.ones((1, 4))
@@ -114,13 +120,9 @@ def test_other_programs_read_the_files(tmp_path, suffix):
     save_embeddings(path, known)
     columns = np.load(path) if suffix == ".npz" else parquet.read_table(path).to_pydict()
     assert list(columns["name"]) == known.name and list(columns["label"]) == known.label.tolist()
-    np.testing.assert_array_equal(np.array(columns["embedding"], np.float32), known.embedding)
+    for column in ("embedding", "quality"):
+        np.testing.assert_array_equal(np.array(columns[column], np.float32), getattr(known, column))
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
-
-
-def test_an_unknown_suffix_is_refused():
-    with pytest.raises(DataError, match=r"unknown suffix .* use \.npz or \.parquet"):
-        save_embeddings(Path("e.csv"), some())
 
 
 @pytest.mark.slow

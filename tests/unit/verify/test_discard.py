@@ -14,6 +14,7 @@ def test_the_curve_is_what_a_plain_loop_over_the_shares_finds():
     kept_scores = [score[same & (quality >= lowest)] for lowest in np.unique(quality[same])]
     assert curve.fnmr == pytest.approx([np.mean(kept < 0) for kept in kept_scores])
     assert curve.share == pytest.approx([1 - len(kept) / same.sum() for kept in kept_scores])
+    assert curve.min_quality.tolist() == np.unique(quality[same]).tolist()
     assert curve.share[0] == 0 and curve.fnmr[0] == np.mean(score[same] < 0)
 
 
@@ -29,7 +30,8 @@ def test_a_perfect_measure_has_a_small_area_and_a_random_one_the_area_of_random_
     assert discard_curve(score, ~same, score, 0.0, quality="q") is None
     without_errors = discard_curve(score, same, score, -100.0, quality="q")
     assert without_errors.area_ratio is None
-    assert len(json.loads(json.dumps(perfect.as_json(), allow_nan=False))["share"]) <= 101
+    points = json.loads(json.dumps(perfect.as_json(), allow_nan=False))
+    assert len(points["share"]) == len(points["fnmr"]) == len(points["min_quality"]) <= 101
 
 
 def test_all_images_of_one_quality_give_one_point():

@@ -131,7 +131,7 @@ def test_a_dataset_and_a_set_are_embedded_with_their_landmarks(network, opened, 
         points = input_landmarks(opened, tmp_path / "val.bin")
         images, _, _ = read_input(tmp_path / "val.bin")
         embedder = open_embedder(opened, world, Inference("cpu", 5))
-        found = embed_images(embedder, images, "val", flip=False, landmarks=points)
+        found, _ = embed_images(embedder, images, "val", flip=False, landmarks=points)
     plain = expected(network, landmarks, mirrored=False)
     unit = plain / np.linalg.norm(plain, axis=1, keepdims=True)
     np.testing.assert_allclose(found, unit, atol=1e-5)

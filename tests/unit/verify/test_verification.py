@@ -22,6 +22,15 @@ def metrics_of(embedding, same):
     return verification_result(embedding, embedding, pairs, draws=Draws(0)).available_metrics
 
 
+def test_pairs_are_discarded_by_the_length_of_the_sum_of_image_and_mirror_image():
+    plain, mirrored = np.random.default_rng(0).normal(size=(2, 80, 4))
+    same = np.arange(40) % 2 == 0
+    pairs = PairSet("set", [], same, subject=np.arange(80))
+    (curve,) = verification_result(plain, mirrored, pairs, draws=Draws(0)).discards
+    length = np.sqrt(((plain + mirrored) ** 2).sum(1)).reshape(40, 2).min(1)
+    np.testing.assert_allclose(curve.min_quality, np.sort(length[same]))
+
+
 def accuracy_by_double_loop(distance, same, folds=10):
     parts = np.array_split(np.arange(len(same)), folds)
     accuracy, thresholds = [], []
