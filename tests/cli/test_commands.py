@@ -39,8 +39,13 @@ def test_a_face_is_like_itself_and_its_embeddings_have_names(model, tmp_path):
     assert f"1.png: quality {same['quality'][0]:.4g}, less" in str(refused) and refused.exit_code == 2
     write_records(tmp_path / "data", [0, 0, 1], size=32)
     output_of("embed", model, tmp_path / "data", "--output", tmp_path / "e.npz")
-    found = np.load(tmp_path / "e.npz", allow_pickle=False)
-    assert found["embedding"].shape == (3, 16) and found["label"].tolist() == [0, 0, 1]
+    with np.load(tmp_path / "e.npz", allow_pickle=False) as file:
+        found = dict(file)
+    assert (
+        found["embedding"].shape == (3, 16)
+        and found["quality"].shape == (3,)
+        and found["label"].tolist() == [0, 0, 1]
+    )
     assert "key 2" in str(found["name"][1])
     np.testing.assert_allclose(np.linalg.norm(found["embedding"], axis=1), 1, rtol=1e-5)
 

@@ -191,6 +191,7 @@ def test_embeddings_in_a_temporary_file_equal_those_in_memory(model, tmp_path, m
     whole, in_chunks = found
     np.testing.assert_allclose(in_chunks.embedding, whole.embedding, atol=1e-6)
     assert list(in_chunks.name) == list(whole.name)
+    np.testing.assert_allclose(in_chunks.quality, whole.quality, rtol=1e-6)
     assert in_chunks.label.tolist() == [0, 0, 1, 1, 2, 2, 2]
     assert reports == [(n, 7) for n in (2, 4, 6, 7)] + [(n, 7) for n in (2, 3, 5, 6, 7)]
 
