@@ -125,7 +125,7 @@ class Model:
 
         With `return_quality`, return the embeddings and the quality of each image, float32 (N,): the length of its
         embedding before normalization. Blurred and hidden faces have a lower quality. Its scale depends on the model
-        and on `flip`: `facetrain eval --json` lists error rates by quality.
+        and on `flip`: the JSON of `facetrain eval` has error rates by quality.
 
         Examples:
             >>> model.embed("face.jpg").shape             # one file

@@ -97,8 +97,8 @@ MinQuality = Annotated[
     float,
     typer.Option(
         min=0,
-        help="Lowest quality of an image that is used: the length of its embedding before normalization. `facetrain "
-        "eval --json` lists error rates by quality.",
+        help="Lowest quality of an image that is used: the length of its embedding before normalization. The JSON "
+        "of `facetrain eval` has error rates by quality.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
