@@ -1,4 +1,4 @@
-"""Command `facetrain average`: weighted average of models of one network."""
+"""Commands `facetrain average` and `facetrain gate`: one model of several models of one network."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ import typer
 from facetrain.cli.options import local_file
 from facetrain.cli.outputs import echo_line, require_existing, require_writable
 from facetrain.errors import UsageError
+
+_Output = Annotated[
+    Path, typer.Option(metavar="FILE", help="File for the new model, .safetensors.", show_default=False)
+]
 
 
 def average(
@@ -23,10 +27,7 @@ def average(
             show_default=False,
         ),
     ],
-    output: Annotated[
-        Path,
-        typer.Option(metavar="FILE", help="File for the averaged model, .safetensors.", show_default=False),
-    ],
+    output: _Output,
     weight: Annotated[
         list[float] | None,
         typer.Option(
@@ -39,13 +40,47 @@ def average(
     """Average the weights of models of one network, such as a model and its fine-tuned version."""
     if len(models) < 2:
         raise UsageError(f"{models[0]}: an average needs at least two models")
-    if output.suffix != ".safetensors":
-        raise UsageError(f"{output}: a model file ends with .safetensors")
-    require_writable(output)
-    require_existing(*models)
+    _check(models, output)
     from facetrain.models.average_models import SOURCES_KEY, average_models
 
     description = average_models(models, weight or [1.0] * len(models), output)
     for source in description[SOURCES_KEY]:
         echo_line(f"{source['weight']:.3f} × {source['model']}")
     echo_line(f"{output}: written; evaluate it, because the average of unrelated models is useless")
+
+
+def gate(
+    small: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SMALL",
+            parser=local_file,
+            help="Model for small faces: a run, a checkpoint or a model file.",
+            show_default=False,
+        ),
+    ],
+    large: Annotated[
+        Path,
+        typer.Argument(
+            metavar="LARGE",
+            parser=local_file,
+            help="Model for other faces, of the same network; it may also be an MXNet or ONNX file.",
+            show_default=False,
+        ),
+    ],
+    output: _Output,
+) -> None:
+    """Put two models of one network into one, which takes the first for small faces, such as a fine-tuned version."""
+    _check([small, large], output)
+    from facetrain.models.average_models import gate_models
+
+    gate_models(small, large, output)
+    echo_line(f"{output}: written; {small} embeds faces with the detail of 28 of 112 pixels or fewer")
+
+
+def _check(models: list[Path], output: Path) -> None:
+    """Refuse models that do not exist, and an output that cannot be written or has another suffix."""
+    if output.suffix != ".safetensors":
+        raise UsageError(f"{output}: a model file ends with .safetensors")
+    require_writable(output)
+    require_existing(*models)

@@ -24,6 +24,7 @@ _COMMANDS = {
     "compare": "embed.compare",
     "search": "search.search",
     "average": "average.average",
+    "gate": "average.gate",
     "export": "export.export",
     "get": "get.get",
     "doctor": "doctor.doctor",

@@ -1,4 +1,4 @@
-"""Weighted average of the weights of several models of one network."""
+"""Model files made of several models of one network: their weighted average, or two with the choice by size."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError
 from facetrain.models.initialize_from import initialize_backbone
 from facetrain.models.model_file import STEP_KEY, THRESHOLDS_KEY, open_model, save_model
+from facetrain.models.size_gate import GATE_KEY
 
 SOURCES_KEY = "average_of"
 """Key in the description of a model file: the averaged models and their weights."""
@@ -45,6 +46,44 @@ def average_models(models: Sequence[Path], weights: Sequence[float], output: Pat
             f"{len(models)} models cannot be averaged with the weights {list(weights)}; give one finite number of "
             "at least 0 for each model, not all of them 0"
         )
+    states, description = _read_states(models)
+    shares = [weight / sum(weights) for weight in weights]
+    description[SOURCES_KEY] = [
+        {"model": str(path), "weight": share} for path, share in zip(models, shares, strict=True)
+    ]
+    # One tensor after the other: the sums in float64 are never all in memory.
+    average = {name: _average([state[name] for state in states], shares) for name in states[0]}
+    save_model(output, average, description)
+    return description
+
+
+def gate_models(small: Path, large: Path, output: Path) -> None:
+    """Write a model that embeds small faces by one model and other faces by another, see `SizeGate`.
+
+    Args:
+        small: run, checkpoint or file of a facetrain backbone, whose description is taken over.
+        large: file that `initialize_backbone` loads into that network.
+        output: .safetensors file.
+
+    Raises:
+        ModelError: a model cannot be read or has another network.
+        RunError: the file cannot be written.
+    """
+    states, description = _read_states([small, large])
+    weights = {
+        f"{prefix}.{name}": tensor
+        for prefix, state in zip(("small", "large"), states, strict=True)
+        for name, tensor in state.items()
+    }
+    save_model(output, weights, description | {GATE_KEY: True})
+
+
+def _read_states(models: Sequence[Path]) -> tuple[list[dict[str, Tensor]], dict[str, Any]]:
+    """Return the weights of models of one network, and the description of the first without what was measured on it.
+
+    Raises:
+        ModelError: a model cannot be read or has another network, or the first is not a backbone of facetrain.
+    """
     # The first model describes the network; files of other programs cannot.
     first = open_model(models[0], torch.device("cpu"))
     if not isinstance(first.network, Backbone):
@@ -54,15 +93,7 @@ def average_models(models: Sequence[Path], weights: Sequence[float], output: Pat
         )
     states = [first.network.state_dict()]
     states += [_read_state(path, first.metadata["backbone"]) for path in models[1:]]
-    shares = [weight / sum(weights) for weight in weights]
-    description = {key: value for key, value in first.metadata.items() if key not in _MEASURED_KEYS}
-    description[SOURCES_KEY] = [
-        {"model": str(path), "weight": share} for path, share in zip(models, shares, strict=True)
-    ]
-    # One tensor after the other: the sums in float64 are never all in memory.
-    average = {name: _average([state[name] for state in states], shares) for name in states[0]}
-    save_model(output, average, description)
-    return description
+    return states, {key: value for key, value in first.metadata.items() if key not in _MEASURED_KEYS}
 
 
 def _read_state(path: Path, options: dict[str, Any]) -> dict[str, Tensor]:

@@ -24,6 +24,7 @@ from facetrain.models.model_file import (
     open_model,
     save_model,
 )
+from facetrain.models.size_gate import SizeGate
 from facetrain.models.weight_files import read_weights
 from facetrain.progress import ProgressCallback
 from facetrain.verify.calibration import (
@@ -85,7 +86,7 @@ def calibrate_model(
     with join(inference.device) as world:
         opened = open_model(model, world.device)
         # Not by the description, which an exported ONNX file has too.
-        if not isinstance(opened.network, Backbone):
+        if not isinstance(opened.network, Backbone | SizeGate):
             raise ModelError(
                 f"{model}: is an ONNX or MXNet network; thresholds can be stored only with facetrain's backbones"
             )
