@@ -11,9 +11,8 @@ from facetrain.config.schema import Config
 from facetrain.data.open_dataset import open_dataset
 from facetrain.embeddings.inference import Inference
 from facetrain.finetune.choices import FEW_IMAGES
-from facetrain.finetune.judge import Verdict, forgotten_on
+from facetrain.finetune.judge import Verdict, forgotten_on, write_candidate
 from facetrain.finetune.prepare import Bar, Prepared
-from facetrain.models.average_models import average_models
 from facetrain.models.model_file import THRESHOLDS_KEY, read_model, save_model
 from facetrain.run.build.step_schedule import schedule_steps
 from facetrain.run.build.teacher_embeddings import write_teacher_embeddings
@@ -60,9 +59,9 @@ def judge_on_others(prepared: Prepared, verdict: Verdict, *, say: Callable[[str]
         ModelError: a model cannot be opened, or an embedding is not finite.
         RunError: a file cannot be written.
     """
-    place, share = prepared.place, verdict.share
+    place = prepared.place
     average = place.run_on_all / "average.safetensors"
-    average_models([place.run_on_all, prepared.model], [share, 1 - share], average)
+    write_candidate(prepared, place.run_on_all, verdict.share, average)
     results = {}
     if prepared.targets:
         inference = Inference(prepared.config.train.device)

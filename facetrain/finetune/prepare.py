@@ -25,6 +25,7 @@ from facetrain.data.tools.selection import Selection
 from facetrain.data.tools.writing import SKIPPED_FILE, write_parts
 from facetrain.embeddings.photo_check import PhotoCheck
 from facetrain.errors import ModelError, RunError, UnreadableError, UsageError
+from facetrain.face_landmarks import TEMPLATE_SIZE
 from facetrain.files import listed, make_folder, os_errors_as, read_regular_text, shell_path, write_atomically
 from facetrain.finetune.choices import Choice, Facts, choose, config_text
 from facetrain.finetune.face_detail import face_detail
@@ -38,6 +39,7 @@ from facetrain.models.model_file import (
     read_model,
     save_model,
 )
+from facetrain.models.size_gate import REDUCTION
 from facetrain.progress import ProgressCallback
 from facetrain.run.build.open_data import evenly_spread_images
 from facetrain.run.build.teacher_embeddings import write_teacher_embeddings
@@ -103,6 +105,8 @@ class Prepared:
     targets: tuple[str, ...]
     choices: list[Choice]
     config: Config
+    has_small_faces: bool
+    """Whether the photos have the faces that a size gate takes for small, see `facetrain.models.size_gate`."""
 
 
 def prepare(
@@ -182,7 +186,8 @@ def prepare(
     text, config = config_text(choices, request.overrides, place.run.name, str(output))
     write_atomically(output / CONFIG_FILE, text)
     say(f"the same run by hand: facetrain train --config {shell_path(output / CONFIG_FILE)}")
-    return Prepared(place, model, request.targets, choices, config)
+    has_small_faces = facts.detail <= TEMPLATE_SIZE // REDUCTION
+    return Prepared(place, model, request.targets, choices, config, has_small_faces)
 
 
 def backbone_of(model: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 GATE_KEY = "size_gate"
 """Key in the description of a model file: true if the file has two networks."""
-_REDUCTION = 4
+REDUCTION = 4
 """Small faces look alike after a reduction to a quarter of the side, 28 of 112 pixels. This side has to divide by 4."""
 _LOST = 0.005
 """Share of an image's variance that the reduction may lose if the face is small. Of the training data's faces that were
@@ -50,7 +50,7 @@ def is_small(image_BCHW: Tensor) -> Tensor:
     As `finetune.face_detail`, with one size and in tensor operations, which a file in ONNX can have.
     """
     image = image_BCHW.float().mean(1, keepdim=True)
-    small = F.avg_pool2d(image, _REDUCTION)
+    small = F.avg_pool2d(image, REDUCTION)
     enlarged = F.interpolate(small, size=image.shape[2:], mode="bicubic", align_corners=False)
     lost_B = (image - enlarged).square().mean((1, 2, 3))
     return lost_B <= _LOST * image.var((1, 2, 3), correction=0)
