@@ -39,7 +39,7 @@ from facetrain.models.model_file import (
     read_model,
     save_model,
 )
-from facetrain.models.size_gate import REDUCTION
+from facetrain.models.size_gate import REDUCTION, require_one_network
 from facetrain.progress import ProgressCallback
 from facetrain.run.build.open_data import evenly_spread_images
 from facetrain.run.build.teacher_embeddings import write_teacher_embeddings
@@ -199,6 +199,7 @@ def backbone_of(model: Path) -> dict[str, Any]:
     """
     if model.is_dir() or model.suffix not in GRAPH_SUFFIXES:
         weights, description, origin = read_model(model)
+        require_one_network(description, origin)
         described = description if "backbone" in description else identify_backbone(weights, origin)
         return dict(described["backbone"])
     opened = open_model(model, torch.device("cpu"))

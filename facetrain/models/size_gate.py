@@ -10,9 +10,14 @@ give similar embeddings of one face, as the student of `distill` and its teacher
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from facetrain.errors import ModelError
 
 GATE_KEY = "size_gate"
 """Key in the description of a model file: true if the file has two networks."""
@@ -42,6 +47,19 @@ class SizeGate(nn.Module):
             return (self.small if small_B[0] else self.large)(image_BCHW, *landmarks)
         embeddings = self.small(image_BCHW, *landmarks), self.large(image_BCHW, *landmarks)
         return torch.where(small_B[:, None], *embeddings)
+
+
+def require_one_network(description: Mapping[str, Any], origin: str) -> None:
+    """Check by the description of a model file that a training can start with it.
+
+    Raises:
+        ModelError: the file has two networks.
+    """
+    if description.get(GATE_KEY) is True:
+        raise ModelError(
+            f"{origin}: has two networks, for small and for other faces, and a training starts with one; give one of "
+            "the models that it was made of"
+        )
 
 
 def is_small(image_BCHW: Tensor) -> Tensor:

@@ -7,11 +7,13 @@ import torch
 
 from facetrain.backbone.zoo import build_backbone
 from facetrain.data.synthetic.render import render_jpeg
+from facetrain.errors import ModelError
 from facetrain.models.average_models import gate_models
 from facetrain.models.export.example_inputs import decode_faces
 from facetrain.models.export.export import export
 from facetrain.models.export.formats import ExportOptions
 from facetrain.models.inference_network import inference_network
+from facetrain.models.initialize_from import check_backbone_weights
 from facetrain.models.model_file import open_model
 from facetrain.models.size_gate import is_small
 from tests.support.command import refusal
@@ -87,3 +89,9 @@ def test_the_description_is_the_first_models_and_other_uses_are_refused(gate, tm
         refusal("gate", gate / "small.safetensors", gate / "other.safetensors", "--output", out)
     )
     assert not out.exists()
+    photos = gate / "photos"
+    photos.mkdir()
+    error = refusal("finetune", photos, "--model", gate / "gate.safetensors", "--output", tmp_path / "tuned")
+    assert "gate.safetensors: has two networks" in str(error)
+    with pytest.raises(ModelError, match="has two networks"):
+        check_backbone_weights(gate / "gate.safetensors", {"name": "iresnet", **OPTIONS})
