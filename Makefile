@@ -70,7 +70,7 @@ bench: $(READY)  ## run every benchmark in a short form, about 15 minutes (docs/
 real-faces: $(READY)  ## train the recipes on the real faces in REAL (../shared/real), three seeds each, about two hours
 	$(BIN)/python recipes/real_faces/run.py --data $(REAL)
 
-speedrun: $(READY)  ## train RECIPE (speedrun, plain) on the real faces in REAL with five seeds (docs/log/log.md)
+speedrun: $(READY)  ## train RECIPE (speedrun, best, plain) on the real faces in REAL with five seeds (docs/log/log.md)
 	$(BIN)/python recipes/speedrun/run.py --data $(REAL) --recipe $(RECIPE)
 
 config-docs: $(READY)  ## write the reference of the config keys into docs/config.md
