@@ -23,7 +23,7 @@ from statistics import mean, stdev
 FOLDER = Path(__file__).resolve().parent
 LFW = "lfw_folds1-2"
 RECIPES = ("speedrun", "best", "plain")
-"""Names of the configs in this folder: the record, the best in 20 minutes, and the recipe that the record must equal."""
+"""Names of the configs here: the record, the best in 20 minutes, and the recipe that the record must reach."""
 
 
 @dataclass(frozen=True)
