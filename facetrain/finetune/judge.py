@@ -69,7 +69,7 @@ def judge(prepared: Prepared, *, say: Callable[[str], None], bar: Bar) -> Verdic
         forgotten = forgotten_on(before, best.results)
         if share == 0 or not forgotten:
             break
-        say(f"an average with {share:.0%} of the fine-tuned weights is left out: {forgotten}")
+        say(f"a model with {share:.0%} of the fine-tuned weights is left out: {forgotten}")
     first = results[0.0].results | before
     compared = best.compared_with(str(prepared.model), first)
     accuracy = {share: accuracy_of(result.results[name]) for share, result in results.items()}

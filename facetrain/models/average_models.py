@@ -15,7 +15,7 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError
 from facetrain.models.initialize_from import initialize_backbone
 from facetrain.models.model_file import STEP_KEY, THRESHOLDS_KEY, open_model, save_model
-from facetrain.models.size_gate import GATE_KEY
+from facetrain.models.size_gate import GATE_KEY, require_one_network
 
 SOURCES_KEY = "average_of"
 """Key in the description of a model file: the averaged models and their weights."""
@@ -86,6 +86,7 @@ def _read_states(models: Sequence[Path]) -> tuple[list[dict[str, Tensor]], dict[
     """
     # The first model describes the network; files of other programs cannot.
     first = open_model(models[0], torch.device("cpu"))
+    require_one_network(first.metadata, str(models[0]))
     if not isinstance(first.network, Backbone):
         raise ModelError(
             f"{models[0]}: is not a backbone of facetrain; begin with a run or a .safetensors file, and give this file "

@@ -50,15 +50,15 @@ class SizeGate(nn.Module):
 
 
 def require_one_network(description: Mapping[str, Any], origin: str) -> None:
-    """Check by the description of a model file that a training can start with it.
+    """Check by the description of a model file that it can be trained, averaged, or one of two networks.
 
     Raises:
         ModelError: the file has two networks.
     """
     if description.get(GATE_KEY) is True:
         raise ModelError(
-            f"{origin}: has two networks, for small and for other faces, and a training starts with one; give one of "
-            "the models that it was made of"
+            f"{origin}: has two networks, for small and for other faces, and one is needed; give one of the models "
+            "that it was made of"
         )
 
 

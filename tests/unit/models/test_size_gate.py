@@ -80,7 +80,7 @@ def test_the_description_is_the_first_models_and_other_uses_are_refused(gate, tm
     model = open_model(gate / "gate.safetensors", CPU)
     assert "step" not in model.metadata and model.embedding_size == 8
     out = tmp_path / "out.safetensors"
-    assert "not a backbone of facetrain" in str(
+    assert "has two networks" in str(
         refusal("average", gate / "gate.safetensors", gate / "small.safetensors", "--output", out)
     )
     other = write_model(gate / "other.safetensors", options=OPTIONS | {"widths": (4, 4, 8, 16)})
