@@ -1,4 +1,4 @@
-"""Commands `facetrain average` and `facetrain gate`: one model of several models of one network."""
+"""Command `facetrain average`: one model of several models of one network."""
 
 from __future__ import annotations
 
@@ -10,10 +10,6 @@ import typer
 from facetrain.cli.options import local_file
 from facetrain.cli.outputs import echo_line, require_existing, require_writable
 from facetrain.errors import UsageError
-
-_Output = Annotated[
-    Path, typer.Option(metavar="FILE", help="File for the new model, .safetensors.", show_default=False)
-]
 
 
 def average(
@@ -27,7 +23,9 @@ def average(
             show_default=False,
         ),
     ],
-    output: _Output,
+    output: Annotated[
+        Path, typer.Option(metavar="FILE", help="File for the new model, .safetensors.", show_default=False)
+    ],
     weight: Annotated[
         list[float] | None,
         typer.Option(
@@ -40,47 +38,13 @@ def average(
     """Average the weights of models of one network, such as a model and its fine-tuned version."""
     if len(models) < 2:
         raise UsageError(f"{models[0]}: an average needs at least two models")
-    _check(models, output)
+    if output.suffix != ".safetensors":
+        raise UsageError(f"{output}: a model file ends with .safetensors")
+    require_writable(output)
+    require_existing(*models)
     from facetrain.models.average_models import SOURCES_KEY, average_models
 
     description = average_models(models, weight or [1.0] * len(models), output)
     for source in description[SOURCES_KEY]:
         echo_line(f"{source['weight']:.3f} × {source['model']}")
     echo_line(f"{output}: written; evaluate it, because the average of unrelated models is useless")
-
-
-def gate(
-    small: Annotated[
-        Path,
-        typer.Argument(
-            metavar="SMALL",
-            parser=local_file,
-            help="Model for small faces: a run, a checkpoint or a model file.",
-            show_default=False,
-        ),
-    ],
-    large: Annotated[
-        Path,
-        typer.Argument(
-            metavar="LARGE",
-            parser=local_file,
-            help="Model for other faces, of the same network; it may also be an MXNet or ONNX file.",
-            show_default=False,
-        ),
-    ],
-    output: _Output,
-) -> None:
-    """Put two models of one network into one, which takes the first for small faces, such as a fine-tuned version."""
-    _check([small, large], output)
-    from facetrain.models.average_models import gate_models
-
-    gate_models(small, large, output)
-    echo_line(f"{output}: written; {small} embeds faces with the detail of 28 of 112 pixels or fewer")
-
-
-def _check(models: list[Path], output: Path) -> None:
-    """Refuse models that do not exist, and an output that cannot be written or has another suffix."""
-    if output.suffix != ".safetensors":
-        raise UsageError(f"{output}: a model file ends with .safetensors")
-    require_writable(output)
-    require_existing(*models)

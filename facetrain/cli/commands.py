@@ -24,7 +24,6 @@ _COMMANDS = {
     "compare": "embed.compare",
     "search": "search.search",
     "average": "average.average",
-    "gate": "average.gate",
     "export": "export.export",
     "get": "get.get",
     "doctor": "doctor.doctor",

@@ -12,8 +12,6 @@ import yaml as pyyaml
 from facetrain.config.loading import build_config, override_values
 from facetrain.config.schema import Config
 
-_SMALL_FACE = 48
-"""Detail in pixels below which photos count as small faces."""
 FEW_IMAGES = 20_000
 """Training images below which a fine-tuning takes small batches, and trains on the held-out images in the end."""
 _STEPS, _LEAST_EPOCHS = 128, 2
@@ -33,8 +31,6 @@ class Facts:
     people: int
     images: int
     """Numbers of the training images and of the people on them."""
-    detail: int
-    """Detail of the faces in pixels, see `face_detail`."""
     held_out: str
     """Path of the verification set of held-out images."""
     teacher_cache: str
@@ -81,8 +77,8 @@ def _data(facts: Facts) -> Iterator[Choice]:
     )
     yield Choice(
         {"data.augment": {"flip": 0.5, "color": 0.2, "crop": 0.2}},
-        f"the faces have the detail of {facts.detail} pixels: mild changes of color and place, which take none of it; "
-        "without them the model forgets more of other people",
+        "mild changes of color and place, which take no detail from small faces; without them the model forgets more "
+        "of other people",
     )
 
 
@@ -100,24 +96,21 @@ def _head(facts: Facts) -> Iterator[Choice]:
 
 
 def _optimizer(facts: Facts) -> Iterator[Choice]:
-    is_small = facts.detail < _SMALL_FACE
     batch = min(32 if facts.images < FEW_IMAGES else 128, facts.images)
     steps_per_epoch = facts.images // batch  # a rest that fills no batch is left out of the epoch
     epochs = max(round(_STEPS / steps_per_epoch), _LEAST_EPOCHS)
-    lr = 1.5e-3 if is_small else 1e-3
     yield Choice(
         {"train.global_batch_size": batch, "train.epochs": epochs},
         f"{epochs * steps_per_epoch:,} steps: many more learn {facts.images:,} images by heart",
     )
     yield Choice(
         {
-            "optim.lr": lr,
+            "optim.lr": 1e-3,
             "optim.schedule": "cosine",
             "optim.warmup_epochs": 0.5,
             "optim.clip_grad_norm": 50,
         },
-        "far below the usual 0.1, to keep what the model knows; "
-        + ("small faces need the higher one of two" if is_small else "sharp faces get the lower one"),
+        "far below the usual 0.1, to keep what the model knows",
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError
 from facetrain.finetune.prepare import Bar, Prepared
-from facetrain.models.average_models import average_models, gate_models
+from facetrain.models.average_models import average_models
 from facetrain.verify.calibrate_model import calibrate_model
 from facetrain.verify.calibration import Threshold
 from facetrain.verify.evaluate import evaluate
@@ -18,8 +18,7 @@ from facetrain.verify.metrics.result import Result
 
 SHARES = (0.25, 0.5, 0.75, 1.0)
 """Shares of the fine-tuned weights in the averages that are compared; the rest is the model's (WiSE-FT). The last
-is compared only if there is a set of other people, which shows what it forgets, or for small faces alone, see
-docs/log/log.md."""
+is compared only if there is a set of other people, which shows what it forgets, see docs/log/log.md."""
 _FORGOTTEN = 0.002
 """Accuracy that an average may lose on a set of other people."""
 
@@ -82,21 +81,17 @@ def judge(prepared: Prepared, *, say: Callable[[str], None], bar: Bar) -> Verdic
 
 
 def write_candidate(prepared: Prepared, fine_tuned: Path, share: float, output: Path) -> None:
-    """Write a model with a share of fine-tuned weights, the rest the first model's; for small faces alone if it can be.
+    """Write a model with a share of fine-tuned weights; the rest are the first model's.
 
     Raises:
         ModelError: a model cannot be opened.
         RunError: the file cannot be written.
     """
     average_models([fine_tuned, prepared.model], [share, 1 - share], output)
-    if share > 0 and prepared.has_small_faces:
-        gate_models(output, prepared.model, output)
 
 
 def _shares(prepared: Prepared) -> tuple[float, ...]:
     """Return the shares of the fine-tuned weights that are compared."""
-    if prepared.has_small_faces:
-        return SHARES[-1:]  # large faces take the first model, so that an average has nothing to bring back
     return SHARES if prepared.targets else SHARES[:-1]
 
 
@@ -130,9 +125,7 @@ def accuracy_of(result: Result) -> float:
 def describe(verdict: Verdict, prepared: Prepared) -> list[str]:
     """Return which model is kept, and by how much it is better, as lines for the user."""
     kept = f"the average of {verdict.share:.0%} of the fine-tuned weights and {1 - verdict.share:.0%} of the model's"
-    if verdict.share == 1 and prepared.has_small_faces:
-        kept = "the fine-tuned model for small faces, the first model for others, in one file"
-    elif verdict.share in (0, 1):
+    if verdict.share in (0, 1):
         kept = "the fine-tuned model" if verdict.share else "the first model, because no other is better"
     lines = [f"kept: {kept}"]
     if verdict.is_on_all:

@@ -25,10 +25,8 @@ from facetrain.data.tools.selection import Selection
 from facetrain.data.tools.writing import SKIPPED_FILE, write_parts
 from facetrain.embeddings.photo_check import PhotoCheck
 from facetrain.errors import ModelError, RunError, UnreadableError, UsageError
-from facetrain.face_landmarks import TEMPLATE_SIZE
 from facetrain.files import listed, make_folder, os_errors_as, read_regular_text, shell_path, write_atomically
 from facetrain.finetune.choices import Choice, Facts, choose, config_text
-from facetrain.finetune.face_detail import face_detail
 from facetrain.finetune.held_out import require_enough, select_held_out, write_held_out_pairs
 from facetrain.models.initialize_from import check_backbone_weights, initialize_backbone
 from facetrain.models.model_file import (
@@ -39,7 +37,6 @@ from facetrain.models.model_file import (
     read_model,
     save_model,
 )
-from facetrain.models.size_gate import REDUCTION, require_one_network
 from facetrain.progress import ProgressCallback
 from facetrain.run.build.open_data import evenly_spread_images
 from facetrain.run.build.teacher_embeddings import write_teacher_embeddings
@@ -51,7 +48,7 @@ CONFIG_FILE, _COMMAND_FILE = "finetune.yaml", "command.txt"
 _GRAPH_NETWORKS = ("mbf_small", "mbf", "mbf_large", "r18", "r34", "r50", "r100")
 """Networks that an ONNX or MXNet file may have."""
 _EXAMINED = 64
-"""Images whose alignment and detail are measured, evenly spread."""
+"""Images whose alignment is examined, evenly spread."""
 
 
 class Workplace:
@@ -105,8 +102,6 @@ class Prepared:
     targets: tuple[str, ...]
     choices: list[Choice]
     config: Config
-    has_small_faces: bool
-    """Whether the photos have the faces that a size gate takes for small, see `facetrain.models.size_gate`."""
 
 
 def prepare(
@@ -174,7 +169,6 @@ def prepare(
         train=str(place.train),
         people=train.num_classes,
         images=train.num_images,
-        detail=face_detail(_sample(source)),
         held_out=str(place.pairs),
         teacher_cache=str(cache),
         has_gpu=torch.cuda.is_available(),
@@ -186,8 +180,7 @@ def prepare(
     text, config = config_text(choices, request.overrides, place.run.name, str(output))
     write_atomically(output / CONFIG_FILE, text)
     say(f"the same run by hand: facetrain train --config {shell_path(output / CONFIG_FILE)}")
-    has_small_faces = facts.detail <= TEMPLATE_SIZE // REDUCTION
-    return Prepared(place, model, request.targets, choices, config, has_small_faces)
+    return Prepared(place, model, request.targets, choices, config)
 
 
 def backbone_of(model: Path) -> dict[str, Any]:
@@ -199,7 +192,6 @@ def backbone_of(model: Path) -> dict[str, Any]:
     """
     if model.is_dir() or model.suffix not in GRAPH_SUFFIXES:
         weights, description, origin = read_model(model)
-        require_one_network(description, origin)
         described = description if "backbone" in description else identify_backbone(weights, origin)
         return dict(described["backbone"])
     opened = open_model(model, torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Model files made of several models of one network: their weighted average, or two with the choice by size."""
+"""Weighted averages of models of one network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError
 from facetrain.models.initialize_from import initialize_backbone
 from facetrain.models.model_file import STEP_KEY, THRESHOLDS_KEY, open_model, save_model
-from facetrain.models.size_gate import GATE_KEY, require_one_network
 
 SOURCES_KEY = "average_of"
 """Key in the description of a model file: the averaged models and their weights."""
@@ -57,27 +56,6 @@ def average_models(models: Sequence[Path], weights: Sequence[float], output: Pat
     return description
 
 
-def gate_models(small: Path, large: Path, output: Path) -> None:
-    """Write a model that embeds small faces by one model and other faces by another, see `SizeGate`.
-
-    Args:
-        small: run, checkpoint or file of a facetrain backbone, whose description is taken over.
-        large: file that `initialize_backbone` loads into that network.
-        output: .safetensors file.
-
-    Raises:
-        ModelError: a model cannot be read or has another network.
-        RunError: the file cannot be written.
-    """
-    states, description = _read_states([small, large])
-    weights = {
-        f"{prefix}.{name}": tensor
-        for prefix, state in zip(("small", "large"), states, strict=True)
-        for name, tensor in state.items()
-    }
-    save_model(output, weights, description | {GATE_KEY: True})
-
-
 def _read_states(models: Sequence[Path]) -> tuple[list[dict[str, Tensor]], dict[str, Any]]:
     """Return the weights of models of one network, and the description of the first without what was measured on it.
 
@@ -86,7 +64,6 @@ def _read_states(models: Sequence[Path]) -> tuple[list[dict[str, Tensor]], dict[
     """
     # The first model describes the network; files of other programs cannot.
     first = open_model(models[0], torch.device("cpu"))
-    require_one_network(first.metadata, str(models[0]))
     if not isinstance(first.network, Backbone):
         raise ModelError(
             f"{models[0]}: is not a backbone of facetrain; begin with a run or a .safetensors file, and give this file "

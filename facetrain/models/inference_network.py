@@ -19,7 +19,6 @@ from facetrain.errors import ModelError
 from facetrain.models.backbone_layers import backbone_layers
 from facetrain.models.layer_graph import IMAGE, Layer, LayerGraph, embed, run_layer, with_weights
 from facetrain.models.mxnet_network import MxnetNetwork
-from facetrain.models.size_gate import SizeGate
 
 BLOCK = 32
 """Images that a folded network computes at a time. oneDNN and MKL choose the order of their sums by the shape of the
@@ -40,10 +39,6 @@ def inference_network(network: nn.Module, device: torch.device, *, bf16: bool = 
         device: device of the network.
         bf16: compute in bfloat16: convolutions of a folded network, or the whole network in autocast.
     """
-    if isinstance(network, SizeGate):
-        return SizeGate(
-            *(inference_network(each, device, bf16=bf16) for each in (network.large, network.small))
-        )
     if device.type == "cpu":
         try:
             return FoldedNetwork(layers_of(network), torch.bfloat16 if bf16 else torch.float32)

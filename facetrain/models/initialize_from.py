@@ -29,7 +29,6 @@ from facetrain.models.model_file import GRAPH_SUFFIXES, open_checkpoint, read_mo
 from facetrain.models.mxnet_network import open_mxnet
 from facetrain.models.onnx_layers import read_onnx_layers
 from facetrain.models.published_weights import is_image_encoder
-from facetrain.models.size_gate import require_one_network
 from facetrain.models.weight_files import load_weights_into, load_without_code
 
 _ROWS_PER_COPY = 1 << 16
@@ -76,8 +75,7 @@ def initialize_backbone(
     """
     merged: list[str] = []
     if path.is_dir() or path.suffix not in GRAPH_SUFFIXES:
-        weights, description, origin = read_model(path)
-        require_one_network(description, origin)
+        weights, description, _ = read_model(path)
         if isinstance(backbone, TimmVisionTransformer) and not description and is_image_encoder(weights):
             weights = adapt_image_encoder(backbone, weights, path)
     else:

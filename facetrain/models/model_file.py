@@ -4,8 +4,7 @@ The description is JSON under the metadata key `facetrain` of a .safetensors fil
 
     {"backbone": {"name": "r50", "embedding_size": 512, "image_size": 112},
      "preprocessing": {"channels": "RGB", "mean": 127.5, "scale": 127.5, "layout": "NCHW"},
-     "config": {…}, "step": 2000,                         the settings and the last step of the run, in files of a run
-     "size_gate": true}                                   the file has two networks, see size_gate.py
+     "config": {…}, "step": 2000}                         the settings and the last step of the run, in files of a run
 """
 
 # B images   H, W height and width   D embedding size
@@ -38,7 +37,6 @@ from facetrain.models.checksum import CHECKSUM_KEY, checksum_of
 from facetrain.models.mxnet_network import open_mxnet
 from facetrain.models.onnx_network import open_onnx
 from facetrain.models.published_weights import is_image_encoder
-from facetrain.models.size_gate import GATE_KEY, SizeGate
 from facetrain.models.weight_files import (
     ORIGIN_KEY,
     load_weights_into,
@@ -268,21 +266,19 @@ def _build_model(
         if (stated := description.get("preprocessing", PREPROCESSING)) != PREPROCESSING:
             raise ValueError(f"its preprocessing is {listed([str(stated)])}, not {PREPROCESSING}")
         # On the meta device first, without memory: a crafted file may describe a network of any size.
-        described: nn.Module = build_on_meta(name, **options)
+        described = build_on_meta(name, **options)
     except Exception as error:  # torch's layers raise many types for impossible sizes, without a common base
         raise ModelError(
             f"{origin}: has no valid description of its network ({error_reason(error)})"
         ) from error
-    has_gate = description.get(GATE_KEY) is True
     # Names and shapes are compared before the network gets memory.
-    require_same_shapes(SizeGate(described, described) if has_gate else described, weights, origin)
+    require_same_shapes(described, weights, origin)
     backbone = build_backbone(name, **options)
-    network = SizeGate(backbone, build_backbone(name, **options)) if has_gate else backbone
-    load_weights_into(network, weights, origin)
-    parameters = sum(parameter.numel() for parameter in network.parameters())
+    load_weights_into(backbone, weights, origin)
+    parameters = sum(parameter.numel() for parameter in backbone.parameters())
     origin_program = description.get(ORIGIN_KEY)
     return EmbeddingModel(
-        network.eval().to(device),
+        backbone.eval().to(device),
         options.get("image_size", DEFAULT_IMAGE_SIZE),
         backbone.embedding_size,
         normalize,

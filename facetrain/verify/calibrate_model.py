@@ -24,7 +24,6 @@ from facetrain.models.model_file import (
     open_model,
     save_model,
 )
-from facetrain.models.size_gate import SizeGate
 from facetrain.models.weight_files import read_weights
 from facetrain.progress import ProgressCallback
 from facetrain.verify.calibration import (
@@ -86,7 +85,7 @@ def calibrate_model(
     with join(inference.device) as world:
         opened = open_model(model, world.device)
         # Not by the description, which an exported ONNX file has too.
-        if not isinstance(opened.network, Backbone | SizeGate):
+        if not isinstance(opened.network, Backbone):
             raise ModelError(
                 f"{model}: is an ONNX or MXNet network; thresholds can be stored only with facetrain's backbones"
             )

@@ -25,17 +25,13 @@ RECIPES = {
     "shallow_labels": "labels",
     "shallow": "shallow_labels",
     "small_faces": "y1",
-    "gated": "small_faces",
 }
 """Names of the configs in this folder, each with the recipe that it is compared with."""
 WITHOUT_TEACHER = ("labels", "shallow_labels")
-FROM_TEACHER = ("shallow_labels", "shallow", "small_faces", "gated")
+FROM_TEACHER = ("shallow_labels", "shallow", "small_faces")
 """Recipes that start with weights of the teacher."""
 AVERAGED = {"small_faces": 0.6}
 """Recipes whose weights are averaged with those of the teacher, and the weight of the recipe."""
-GATED = ("gated",)
-"""Recipes whose weights are for small faces only; they are evaluated in one model with the recipe that they are
-compared with, which gets the other faces and has to be run too."""
 SMALL = 16
 """Side of the small faces, pixels."""
 LFW, SMALL_LFW = "lfw_folds1-2", f"lfw_{SMALL}px"
@@ -88,20 +84,12 @@ def steps(data: Path, output: Path, recipes: Sequence[str], seeds: Sequence[int]
             against = ["--against", teacher if other == "y1" else str(output / f"{other}_{seed}")]
             if other != "y1" and other not in recipes:
                 against = []
-            elif other in AVERAGED:
-                against[1] += ".safetensors"
             model = run
             if recipe in AVERAGED:
                 model = output / f"{run.name}.safetensors"
                 weights = [f"{weight:g}" for weight in (AVERAGED[recipe], 1 - AVERAGED[recipe])]
                 options = [word for weight in weights for word in ("--weight", weight)]
                 yield Step(model, ["average", str(run), teacher, *options, "--output", str(model)])
-            if recipe in GATED:
-                model = output / f"{run.name}.safetensors"
-                yield Step(
-                    model,
-                    ["gate", str(run), str(output / f"{other}_{seed}.safetensors"), "--output", str(model)],
-                )
             yield evaluation(output / f"{run.name}.json", str(model), [*targets, *against])
 
 

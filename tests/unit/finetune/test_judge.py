@@ -2,8 +2,6 @@
 
 import shutil
 
-import cv2
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,7 +14,6 @@ from facetrain.finetune.held_out import write_held_out_pairs
 from facetrain.finetune.judge import describe, forgotten_on, judge, order_shares
 from facetrain.finetune.prepare import Prepared, Workplace, backbone_of
 from facetrain.models.model_file import MODEL_FILE, open_model
-from facetrain.models.size_gate import SizeGate
 from facetrain.run.build.step_schedule import schedule_steps
 from facetrain.verify.metrics.result import Result
 from tests.support.faces import face
@@ -61,9 +58,7 @@ def prepared(tmp_path):
     write_held_out_pairs(place.held_out, place.pairs)
     place.run.mkdir()
     config = build_config({"data": {"train": "unused"}, "train": {"device": "cpu"}}, "test")
-    return Prepared(
-        place, tmp_path / "first.safetensors", (str(place.pairs),), [], config, has_small_faces=False
-    )
+    return Prepared(place, tmp_path / "first.safetensors", (str(place.pairs),), [], config)
 
 
 def plant(path, *, blind):
@@ -101,28 +96,6 @@ def test_the_better_of_two_planted_models_is_kept(prepared, is_better, capsys):
     kept_line, held_out_line, others_line, *_ = describe(verdict, prepared)
     assert kept_line.startswith("kept: the average" if is_better else "kept: the first")
     assert ("optimistic" in held_out_line) == is_better and "optimistic" not in others_line
-
-
-def test_weights_for_small_faces_leave_large_faces_to_the_first_model(prepared):
-    place = prepared.place
-    ramp = np.linspace([[0.5]] * 32, 1, 32)  # (32, 32, 1), no edges, as in a small face that was enlarged
-    checks = np.where(np.indices((32, 32)).sum(0) % 2, 1, 0.5)[..., None]
-    for pairs, pattern in ((place.folder / "others.bin", checks), (place.pairs, ramp)):
-        for path in place.held_out.rglob("*.png"):
-            image = cv2.imread(str(path)).mean((0, 1)) * pattern
-            cv2.imwrite(str(path), image.astype(np.uint8))
-        write_held_out_pairs(place.held_out, pairs)
-    plant(prepared.model, blind=True)
-    plant(place.run / MODEL_FILE, blind=False)
-    changes = {"targets": (str(place.folder / "others.bin"),), "has_small_faces": True}
-    prepared = Prepared(**vars(prepared) | changes)
-    verdict = judge(prepared, say=print, bar=progress_bar)
-    difference = verdict.compared.differences
-    assert difference["held_out"]["accuracy"].first > difference["held_out"]["accuracy"].second + 0.2
-    assert difference["others"]["auc"].first == difference["others"]["auc"].second
-    assert verdict.share == 1 and set(verdict.accuracy) == {0, 1}
-    assert describe(verdict, prepared)[0].startswith("kept: the fine-tuned model for small faces, the first")
-    assert isinstance(open_model(place.model, torch.device("cpu")).network, SizeGate)
 
 
 def test_the_second_training_takes_all_photos_and_as_many_steps_as_the_first(prepared):
