@@ -1,30 +1,24 @@
 """The wheel, unpacked outside the repository: presets, types, metadata, and a short training run."""
 
-import shutil
 import subprocess
 import sys
 import zipfile
 from email.parser import Parser
-from importlib.machinery import PathFinder
 
 import pytest
 
 from tests.support.command import ROOT, environment
+from tests.support.installer import pip, uv
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     """The folder of the unpacked wheel."""
     folder = tmp_path_factory.mktemp("wheel")
-    # scripts/setup installs uv into build/uv where the machine has none.
-    if uv := shutil.which("uv") or shutil.which("uv", path=ROOT / "build/uv/bin"):
-        build = [uv, "build", "--wheel", "--out-dir", str(folder), str(ROOT)]
-    # importlib.util.find_spec would run setuptools' hook, which then gives this process the standard library's
-    # distutils, and torch's compiler fails on Python 3.11.
-    elif PathFinder.find_spec("pip"):
-        build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
+    if path := uv():
+        build = [path, "build", "--wheel", "--out-dir", str(folder), str(ROOT)]
     else:
-        pytest.skip("needs uv or pip")
+        build = [*pip(), "wheel", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
     built = subprocess.run(build, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
     (file,) = folder.glob("*.whl")

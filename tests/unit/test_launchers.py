@@ -5,11 +5,13 @@ import re
 import shlex
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.support.command import ROOT
+from tests.support.installer import pip
 
 SCRIPTS = sorted((ROOT / "recipes" / "launch").glob("*.s*"))
 MANIFESTS = sorted((ROOT / "recipes" / "launch").glob("*.yaml"))
@@ -49,13 +51,14 @@ def test_a_kubernetes_manifest_trains_resumes_and_mounts_shared_memory(path):
     assert arguments[arguments.index("--run-dir") + 1].startswith("/runs/")
     assert {"nvidia.com/gpu": 8} in list(find(found, "limits"))
     mounts = [mount["mountPath"] for mounts in find(found, "volumeMounts") for mount in mounts]
-    assert sorted(mounts) == ["/data", "/dev/shm", "/runs"]
+    assert sorted(mounts) == ["/cache", "/data", "/dev/shm", "/runs"]
     (user,) = re.findall(r"useradd .*--uid (\d+)", (ROOT / "docker" / "Dockerfile").read_text())
     assert list(find(found, "fsGroup")) == [int(user)], "the user of the image must write to the volume"
 
 
 SRUN = """#!/bin/bash
 echo "$@" >> {folder}/srun
+command -v facetrain > {folder}/facetrain
 trap 'exit 138' USR1
 sleep 0.2
 kill -USR1 $PPID
@@ -69,14 +72,23 @@ def test_the_slurm_job_gives_its_cpus_to_srun_passes_the_signal_on_and_is_requeu
         (tmp_path / "bin" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "bin" / name).write_text(text.format(folder=tmp_path))
         (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "venv/bin").mkdir(parents=True)
+    (tmp_path / "venv/bin/facetrain").write_text("#!/bin/sh\n")
+    (tmp_path / "venv/bin/facetrain").chmod(0o755)
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[0-1]", "SLURM_JOB_NUM_NODES": "2"}
     done = subprocess.run(
         ["bash", ROOT / "recipes" / "launch" / "slurm.sbatch", "--set", "optim.lr=0.2"],
-        env=job | {"SLURM_CPUS_PER_TASK": "64", "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"},
+        env=job
+        | {
+            "VENV": f"{tmp_path}/venv",
+            "SLURM_CPUS_PER_TASK": "64",
+            "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
+        },
         timeout=60,
     )
     assert done.returncode == 138
     assert (tmp_path / "scontrol").read_text().splitlines()[1:] == ["requeue 7"]
+    assert (tmp_path / "facetrain").read_text().strip() == f"{tmp_path}/venv/bin/facetrain"
     words = (tmp_path / "srun").read_text().split()
     assert words[words.index("--cpus-per-task") + 1] == "64"
     assert "--run-dir runs/glint360k_r100 --resume --set optim.lr=0.2 --nnodes 2" in " ".join(words)
@@ -118,9 +130,13 @@ def test_two_containers_are_two_nodes_of_one_job(path):
 
 def test_each_container_has_as_many_gpus_as_processes():
     (found,) = documents(ROOT / "docker" / "compose.yaml")
-    for service in found["services"].values():
-        (gpus,) = find(service, "device_ids")
-        assert f"--nproc-per-node={len(gpus)}" in service["command"]
+    gpus = [gpus for service in found["services"].values() for gpus in find(service, "device_ids")]
+    for service, its_gpus in zip(found["services"].values(), gpus, strict=True):
+        assert f"--nproc-per-node={len(its_gpus)}" in service["command"]
+    # The learning rate of the default config is for 8 GPUs.
+    values = yaml.safe_load((ROOT / "configs/ms1mv3_r50.yaml").read_text())
+    micro_batches = 8 * values["optim"]["accumulate"] // sum(map(len, gpus))
+    assert f"--set=optim.accumulate=${{ACCUMULATE:-{micro_batches}}}" in service["command"]
 
 
 @pytest.mark.parametrize("path", COMPOSE, ids=lambda path: path.name)
@@ -135,15 +151,43 @@ def test_docker_compose_accepts_the_file(path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cpu"])
-def test_an_image_is_pinned_runs_as_an_ordinary_user_and_has_a_health_check(name):
-    text = (ROOT / "docker" / name).read_text()
-    lines = text.replace("\\\n", " ").splitlines()
-    instructions = [line.split()[0] for line in lines if line and line[0].isupper()]
-    assert instructions[0] == "FROM"
-    assert "--require-hashes -r requirements.lock" in text
+def image_instructions():
+    """The instructions of the Dockerfile, each as a list of words."""
+    text = (ROOT / "docker" / "Dockerfile").read_text().replace("\\\n", " ")
+    return [shlex.split(line) for line in text.splitlines() if line and line[0].isupper()]
+
+
+def test_the_image_is_pinned_runs_as_an_ordinary_user_and_has_a_health_check():
+    instructions = [words[0] for words in image_instructions()]
+    assert instructions[0] == "FROM" and "HEALTHCHECK" in instructions
+    assert ["RUN", *["pip", "install", "--require-hashes", "-r", "requirements.lock"]] in image_instructions()
     assert instructions.index("USER") > max(i for i, word in enumerate(instructions) if word == "RUN")
-    assert "HEALTHCHECK" in instructions
-    copied = [word for line in lines if line.startswith("COPY") for word in shlex.split(line)[1:-1]]
-    kept = {line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines()}
-    assert all((ROOT / word).exists() and word in kept for word in copied)
+
+
+def test_the_image_gets_what_runs_and_no_tools_of_developers():
+    names = set(re.findall(r"^([\w.-]+)==", (ROOT / "docker/requirements.lock").read_text(), re.MULTILINE))
+    assert {"torch", "onnxruntime", "s3fs"} <= names
+    assert not names & {"pytest", "mypy", "moto", "ruff", "mkdocs", "mkdocs-material", "ipykernel"}
+
+
+@pytest.mark.slow
+def test_the_image_installs_from_the_files_that_it_copies(tmp_path):
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    let_through = {line.removeprefix("!") for line in ignored if line.startswith("!")}
+    for copied in (words[1:] for words in image_instructions() if words[0] == "COPY"):
+        *sources, target = copied
+        assert let_through.issuperset(sources), "the build context lacks what is copied"
+        for source in sources:
+            place = tmp_path / "app" / target / ("" if (ROOT / source).is_dir() else Path(source).name)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            copy = shutil.copytree if (ROOT / source).is_dir() else shutil.copy
+            copy(ROOT / source, place)
+    (install,) = [
+        words for words in image_instructions() if words[1:5] == ["pip", "install", "--no-deps", "."]
+    ]
+    command = [*pip(), *install[2 : install.index("&&")], "--target", tmp_path / "installed"]
+    done = subprocess.run(command, cwd=tmp_path / "app", capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "installed/facetrain/config/presets/quickstart.yaml").is_file()
+    assert list((tmp_path / "installed/facetrain/data/published_cards").glob("*.card.yaml"))
+    assert (tmp_path / "app/requirements.lock").is_file()
