@@ -7,6 +7,8 @@ READY  := $(VENV)/ready
 TORCH_VERSION ?=
 # Most tests use one thread, and many wait for processes or for a time limit: three workers keep two cores busy.
 WORKERS ?= 3
+# More options for pytest.
+OPTIONS ?=
 SECONDS ?= 60
 KILLS ?= 1000
 DAMAGES ?= 10000
@@ -33,10 +35,10 @@ quickstart: $(READY)  ## draw a dataset and train on it, about two minutes on tw
 	$(BIN)/facetrain train --config configs/quickstart.yaml
 
 test: $(READY)  ## run the tests, about five minutes on two CPU cores
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(WORKERS) --maxschedchunk 1 -m "not slow and not long"
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(WORKERS) --maxschedchunk 1 -m "not slow and not long" $(OPTIONS)
 
 test-slow: $(READY)  ## run the other tests: whole runs, many ranks, kernels under Triton's interpreter
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(WORKERS) --maxschedchunk 1 -m "slow and not long"
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(WORKERS) --maxschedchunk 1 -m "slow and not long" $(OPTIONS)
 
 unit: $(READY)  ## run the fast unit tests only
 	$(BIN)/pytest tests/unit -m "not slow"
