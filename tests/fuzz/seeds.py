@@ -117,22 +117,10 @@ def mxnet() -> list[bytes]:
     ]
 
 
-def lmdbs() -> list[bytes]:
-    """Return a database of three pages of 512 bytes: two meta pages and a leaf, as the library writes them."""
-    values = {b"__keys__": b"\x92\xa10\xa11"}
-    for number in range(2):
-        image = encoded_image(number, 2)
-        values[b"%d" % number] = b"\x92\xc4" + bytes([len(image)]) + image + bytes([number])
-    page, pointers, place = bytearray(512), [], 512
-    for key in sorted(values):
-        node = struct.pack("<4H", len(values[key]), 0, 0, len(key)) + key + values[key]
-        place -= len(node) + len(node) % 2
-        page[place : place + len(node)] = node
-        pointers.append(place)
-    lower = 16 + 2 * len(pointers)
-    struct.pack_into(f"<Q4H{len(pointers)}H", page, 0, 2, 0, 2, lower, place, *pointers)
-    layout, tree = "<Q4HII16xIHH40xIHH7Q", (0, 8, 0, 0, 0xBEEFC0DE, 1, 512, 0, 0, 0, 0, 1, 0, 1, 0, 3, 2, 2)
-    return [b"".join(struct.pack(layout, n, *tree, n).ljust(512, b"\0") for n in range(2)) + page]
+def msgpack_lists() -> list[bytes]:
+    """Return the value of an LMDB database, and its list of keys."""
+    image = encoded_image(0, 2)
+    return [b"\x92\xc4" + bytes([len(image)]) + image + b"\xcd\x01\x00", b"\x92\xa10\xd9\x011"]
 
 
 def tars() -> list[bytes]:

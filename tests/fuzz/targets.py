@@ -23,6 +23,7 @@ from facetrain.data.dataset_card import CARD_FILE, read_cards
 from facetrain.data.formats.bin import read_bin
 from facetrain.data.formats.bin_tables import read_subjects
 from facetrain.data.formats.landmark_file import landmarks_path, read_landmarks_beside
+from facetrain.data.formats.msgpack_list import list_items
 from facetrain.data.formats.record_index import build_catalog
 from facetrain.data.formats.record_names import IDENTITIES_FILE, NAMES_FILE, RecordNames
 from facetrain.data.formats.recordio import RecordReader, decode_record
@@ -185,7 +186,9 @@ TARGETS = {
     "peer_config": Target(ConfigError, ["peer.py"], convert, lambda: [seeds.PEER]),
     "mixture": Target(DataError, ["mix.yaml", "keep.txt"], _open_mixture, seeds.mixtures, separator=b"\n\n"),
     "mxnet_network": Target(ModelError, ["m-symbol.json", "m-0000.params"], _open_mxnet, seeds.mxnet),
-    "lmdb_database": Target(DataError, ["lmdb/a.lmdb"], _read_dataset, seeds.lmdbs),
+    "msgpack_list": Target(
+        ValueError, ["a.msgpack"], lambda path: list_items(memoryview(path.read_bytes())), seeds.msgpack_lists
+    ),
     "tar_shard": Target(
         DataError, ["tar/a.tar"], _read_dataset, seeds.tars, framing.tar_with_checksums, opened="tar"
     ),

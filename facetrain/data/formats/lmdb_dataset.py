@@ -2,28 +2,44 @@
 
 Each value is (encoded image, label) in msgpack. The key __keys__ holds the list of all keys, in order.
 Without it, the keys are in the order of their numbers, or sorted if they are not numbers.
+
+The package `lmdb` trusts every page number in a file, so a damaged file can end the process that opens it. It therefore
+runs once, in a process of its own, which finds the place of each image in the file. The images are then read at these
+places, as those of every other format.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import mmap
+import os
+import signal
+from collections.abc import Collection, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from facetrain.data.column_cache import Columns, cached_columns
 from facetrain.data.formats.base import CatalogDataset, Format, catalog_path, columns_of_rows
 from facetrain.data.formats.labels import MAX_LABEL
-from facetrain.data.formats.lmdb_pages import LmdbFile, Value
-from facetrain.data.formats.msgpack_values import image_and_label, list_items
-from facetrain.errors import DataError
-from facetrain.files import printable
+from facetrain.data.formats.msgpack_list import Item, list_items
+from facetrain.distributed.process_lifetime import end_with_parent
+from facetrain.distributed.spawn import HelperContext
+from facetrain.errors import DataError, missing_package
+from facetrain.files import error_reason, os_errors_as, printable
 
 _KEYS = b"__keys__"
 _DATA_FILE = "data.mdb"
+_COMPARED_BYTES = 64
+_LEAST_FOUND_BYTES = 64
+"""Size of a value that is searched in the file: a short one may also be elsewhere."""
 
 
 class LmdbDataset(CatalogDataset):
-    """Images of a database, read without LMDB. The names are the keys, unless they are numbers."""
+    """Images of a database. The names are the keys, unless they are numbers."""
 
     def name(self, index: int) -> str | None:
         """Return the key of an image; None if it is a number."""
@@ -35,55 +51,144 @@ def open_lmdb(path: Path) -> CatalogDataset:
     """Open a database: a file, or the data.mdb of a folder.
 
     Raises:
-        DataError: the database is damaged, or a value is not a pair of an image and a label.
+        DataError: the package is missing, the database is damaged, or a value is not a pair of an image and a label.
     """
     file = path / _DATA_FILE if path.is_dir() else path
-    columns = cached_columns(catalog_path(path), [file], partial(_build_catalog, file))
+    columns = cached_columns(catalog_path(path), [file], partial(_catalog_of_helper, file))
     return LmdbDataset(path, [file], columns)
 
 
 FORMAT = Format("LMDB", open_lmdb, parts=(_DATA_FILE,), suffixes=(".lmdb",))
 
 
-def _build_catalog(path: Path) -> Columns:
-    file = LmdbFile(path)
-    value_of = {value.key: value for value in file.values()}
+def _catalog_of_helper(path: Path) -> Columns:
+    """Return the catalog, which a process of its own builds.
+
+    Raises:
+        DataError: as `build_catalog`, or the process died.
+    """
+    with ProcessPoolExecutor(1, HelperContext(), end_with_parent, (signal.SIGKILL,)) as helper:
+        try:
+            return helper.submit(build_catalog, path).result()
+        except BrokenProcessPool:
+            raise DataError(
+                f"{path}: the LMDB library crashed while it read the database, which is truncated or damaged; copy it "
+                "again"
+            ) from None
+
+
+def build_catalog(path: Path) -> Columns:
+    """Return the catalog of a database; a damaged one can end the process."""
+    with os_errors_as(DataError, path), path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if not size:
+            raise DataError(f"{path}: an empty file; copy the database again")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content, _values(path) as value_of:
+            return _catalog(path, value_of, _Places(path, file.fileno(), content, value_of))
+
+
+@contextmanager
+def _values(path: Path) -> Iterator[dict[bytes, tuple[memoryview, memoryview]]]:
+    """Yield key and value of each entry by its key; the views are of the library's mapping of the file."""
+    try:
+        import lmdb
+    except ImportError as error:
+        raise DataError(f"{path}: {missing_package(error, 'lmdb')}") from error
+    try:
+        with (
+            lmdb.open(str(path), subdir=False, readonly=True, lock=False, create=False) as database,
+            database.begin(buffers=True) as transaction,
+        ):
+            value_of = {bytes(key): (key, value) for key, value in transaction.cursor()}
+            if len(value_of) != database.stat()["entries"]:  # a damaged page number leads to another page
+                raise DataError(f"{path}: the database has lost entries; copy it again")
+            yield value_of
+    except lmdb.Error as error:
+        raise DataError(
+            f"{path}: not an LMDB database, or a damaged one ({error_reason(error)}); copy it again"
+        ) from error
+
+
+class _Places:
+    """Offsets in the file of views of the library's mapping, each checked against the bytes of the file."""
+
+    def __init__(
+        self, path: Path, file: int, content: mmap.mmap, value_of: dict[bytes, tuple[memoryview, memoryview]]
+    ) -> None:
+        """Find where the mapping begins, by the first value that is long enough to be found in the file."""
+        self._path, self._file, self._size, self._base = path, file, len(content), 0
+        view = next((value for _, value in value_of.values() if len(value) >= _LEAST_FOUND_BYTES), None)
+        at = -1 if view is None else content.find(view)
+        while view is not None and at >= 0:
+            # A page that was replaced may hold an equal value at another place within a page.
+            if (_address(view) - at) % mmap.PAGESIZE == 0:
+                self._base = _address(view) - at
+                return
+            at = content.find(view, at + 1)
+
+    def __call__(self, view: memoryview) -> int:
+        """Return the offset of a view.
+
+        Raises:
+            DataError: the file has other bytes there.
+        """
+        offset = _address(view) - self._base
+        ends = offset, max(offset, offset + len(view) - _COMPARED_BYTES)
+        inside = offset >= 0 and offset + len(view) <= self._size
+        if not inside or any(self._differs(view, offset, start) for start in ends):
+            raise DataError(f"{self._path}: an entry is not where the file has it; copy the database again")
+        return offset
+
+    def _differs(self, view: memoryview, offset: int, start: int) -> bool:
+        expected = view[start - offset :][:_COMPARED_BYTES]
+        return os.pread(self._file, len(expected), start) != expected
+
+
+def _address(view: memoryview) -> int:
+    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0]) if len(view) else 0
+
+
+def _catalog(path: Path, value_of: dict[bytes, tuple[memoryview, memoryview]], place: _Places) -> Columns:
     # Keys in underscores are of programs; any other key would be an image that is left out.
     images = {key for key in value_of if not key.startswith(b"__")}
     try:
-        keys = _listed(file, value_of[_KEYS]) if _KEYS in value_of else _in_key_order(images)
+        keys = _listed(value_of[_KEYS][1]) if _KEYS in value_of else _in_key_order(images)
         if unlisted := images.difference(keys):
             raise ValueError(f"{min(unlisted)!r} is not in the list")
-        values = [value_of[key] for key in keys]
+        entries = [value_of[key] for key in keys]
     except (ValueError, KeyError) as error:
         raise DataError(
             f"{path}: {_KEYS.decode()} is not the list of the {len(images):,} keys: {error}; write the database again"
         ) from None
-    rows = [(*_parse(file, value), value.key_offset, len(value.key)) for value in values]
+    rows = []
+    for key, value in entries:
+        image, label = _image_and_label(path, key, value)
+        rows.append((place(value) + image.start, image.end - image.start, label, place(key), len(key)))
     return Columns.of(**columns_of_rows("offset size label name_offset name_size", rows))
 
 
-def _parse(file: LmdbFile, value: Value) -> tuple[int, int, int]:
-    """Return the byte offset and the size of an image, and its label."""
+def _image_and_label(path: Path, key: memoryview, value: memoryview) -> tuple[Item, int]:
+    """Return the place of the image in a value, and its label."""
     try:
-        start, end, label = image_and_label(file.part(value.offset, value.size), value.size)
-        if end > value.size or not 0 <= label < MAX_LABEL:
+        items = list_items(value)
+        images = [item for item in items if item.number is None]
+        labels = [item.number for item in items if item.number is not None]
+        if (len(images), len(labels)) != (1, 1):
             raise ValueError(
-                f"the label {label} is not from 0 to 2^31, or the image is longer than the value"
+                f"{len(images)} byte strings and {len(labels)} whole numbers; expected one of each"
             )
-    except (ValueError, OverflowError, IndexError) as error:
-        key = printable(value.key.decode("utf-8", "replace"))
+        if not 0 <= labels[0] < MAX_LABEL:
+            raise ValueError(f"the label {labels[0]} is not from 0 to 2^31")
+    except ValueError as error:
+        name = printable(bytes(key).decode("utf-8", "replace"))
         raise DataError(
-            f"{file.path}: the value of key {key!r} is not a pair of image and label: {error}"
+            f"{path}: the value of key {name!r} is not a pair of image and label: {error}"
         ) from None
-    return value.offset + start, end - start, label
+    return images[0], labels[0]
 
 
-def _listed(file: LmdbFile, value: Value) -> list[bytes]:
-    """Return the byte strings of a list."""
-    data = file.bytes_at(value.offset, value.size)
-    items = list_items(lambda start, count: data[start : start + count], len(data), most=len(data))
-    return [data[item.start : item.end] for item in items]
+def _listed(value: memoryview) -> list[bytes]:
+    return [bytes(value[item.start : item.end]) for item in list_items(value)]
 
 
 def _in_key_order(keys: Collection[bytes]) -> list[bytes]:

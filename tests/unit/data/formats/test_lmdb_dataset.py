@@ -1,10 +1,10 @@
+import os
 import pickle
 
 import numpy as np
 import pytest
 
 from facetrain.data.dataset import identity_name, original_name
-from facetrain.data.formats.lmdb_pages import LmdbFile
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.check import check
 from facetrain.errors import DataError
@@ -42,22 +42,30 @@ def test_named_keys_are_the_names_of_the_images(tmp_path):
     assert [original_name(dataset, n) for n in range(2)] == ["zoe/1.png", "ann/1.png"]
 
 
-def test_our_pages_have_the_keys_and_values_that_the_library_reads(tmp_path):
+def test_the_places_of_values_of_all_sizes_hold_what_the_library_reads(tmp_path):
     rng = np.random.default_rng(0)
     path = tmp_path / "a.lmdb"
-    sizes = [0, 1, 100, 2000, 2030, 2040, 4000, 4096, 5000, 70_000]
+    sizes = [1, 100, 2000, 2030, 2040, 4000, 4096, 5000, 70_000]
+    expected = {}
     with lmdb.open(str(path), map_size=1 << 26, subdir=False) as database:
         for start in range(0, 3000, 500):  # several transactions, so that pages are moved and freed
             with database.begin(write=True) as transaction:
                 for n in range(start, start + 500):
-                    transaction.put(f"key {n * 7919 % 3000}".encode(), rng.bytes(sizes[n % 10]))
+                    expected[n * 7919 % 3000] = n % 5, rng.bytes(sizes[n % 9])
+                    label, image = expected[n * 7919 % 3000]
+                    transaction.put(str(n * 7919 % 3000).encode(), packed(image, label))
                 for n in range(start, start + 500, 3):
-                    transaction.delete(f"key {n * 7919 % 3000}".encode())
-        with database.begin() as transaction:
-            expected = list(transaction.cursor())
-    file = LmdbFile(path)
-    assert [(one.key, file.bytes_at(one.offset, one.size)) for one in file.values()] == expected
-    assert all(file.bytes_at(one.key_offset, len(one.key)) == one.key for one in file.values())
+                    transaction.delete(str(n * 7919 % 3000).encode())
+                    del expected[n * 7919 % 3000]
+    assert images_of(open_dataset(path)) == [expected[key] for key in sorted(expected)]
+
+
+def test_a_crash_of_the_library_on_a_damaged_file_is_one_error(tmp_path):
+    path = write_lmdb(tmp_path / "a.lmdb", trainer_values([0] * 200))
+    os.truncate(path, 8192)  # the library then reads past the end of the file, which is a SIGBUS
+    with pytest.raises(DataError) as caught:
+        open_dataset(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("mask", [[4, 0, 5], [True, False, False, False, True, True]])
@@ -87,7 +95,7 @@ def test_a_mask_that_does_not_fit_is_refused(tmp_path, mask, message):
 
 @pytest.mark.parametrize(
     ("values", "message"),
-    [({b"0": b"\x01"}, "not a list in msgpack"), ({b"0": pickle.dumps((b"x", 1))}, "not a list in msgpack"),
+    [({b"0": b"\x01"}, "of msgpack"), ({b"0": pickle.dumps((b"x", 1))}, "of msgpack"),
       ({b"0": packed(b"x", b"y")}, "expected one of each"),
      ({b"0": packed(b"x", 2**31)}, "the label 2147483648"), ({b"__len__": b"\x01"}, "no images"),
      ({b"0": packed(b"x", 1), b"__keys__": packed(b"1")}, "not the list of the 1 keys")],
