@@ -50,9 +50,8 @@ def command_reference() -> str:
 def commands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield (words, Click command) for a command and, if it is a group, for those in it."""
     yield words, command
-    for name, inner in getattr(command, "commands", {}).items():
-        if not inner.hidden:
-            yield from commands(inner, (*words, name))
+    for name in command.list_commands(None) if hasattr(command, "commands") else ():
+        yield from commands(command.get_command(None, name), (*words, name))
 
 
 def _description(command: Any) -> list[str]:

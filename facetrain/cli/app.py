@@ -1,12 +1,11 @@
 """The `facetrain` program: its options, and the exit codes and messages of errors.
 
-`facetrain --help` imports no command, and the modules of the commands import torch only when a command is called.
+The modules of the commands import torch only when a command is called, so that help is fast.
 """
 
 from __future__ import annotations
 
 import errno
-import re
 import sys
 import time
 from contextlib import suppress
@@ -34,17 +33,6 @@ _BROKEN_PIPE = 141
 _HEAD_START_S = 1.0
 _WRONG_PATH = (errno.ENAMETOOLONG, errno.EACCES)
 """Errors of a path that is only looked for; a missing one is no error then."""
-_EXPECTED = {
-    "int_parsing": "a whole number",
-    "int_from_float": "a whole number",
-    "float_parsing": "a number",
-    "greater_than_equal": "a number of at least {ge}",
-    "greater_than": "a number greater than {gt}",
-    "less_than_equal": "a number of at most {le}",
-    "less_than": "a number less than {lt}",
-}
-"""Kind of a fault that pydantic finds in an option -> what the option needs."""
-_CONFIG_FILE = re.compile(r"[^-=][^=]*\.(ya?ml|py)")
 
 app = typer.Typer(
     name="facetrain",
@@ -75,7 +63,7 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """Train, verify and export face-recognition models, on one CPU or on many GPUs."""
+    """Train, verify and export face-recognition models."""
 
 
 def main() -> None:
@@ -135,31 +123,8 @@ def _exit_with_usage_error(error: Any) -> None:
     if text.startswith("Usage: "):  # no command was given: the message is the help
         print(text, file=sys.stderr, flush=True)
         exit_process(error.exit_code)
-    message = _in_our_words(" ".join(text.split()).removesuffix("."), error.__cause__)
     command = error.ctx.command_path if error.ctx else "facetrain"
-    advice = "" if message.endswith("?") else f"; see {command} --help"
-    asks_config = "--config" in getattr(getattr(error, "param", None), "opts", ())
-    if (asks_config or "unexpected extra argument" in message) and (stray := _stray_config()):
-        advice = f"; did you mean --config {stray}?"
-    _exit(f"{command}: {message[0].lower()}{message[1:]}{advice}", error.exit_code)
-
-
-def _in_our_words(message: str, cause: Any) -> str:
-    """Replace pydantic's description of an invalid value, which does not repeat the value."""
-    for fault in cause.errors() if hasattr(cause, "errors") else ():
-        if fault["type"] in _EXPECTED:
-            expected = _EXPECTED[fault["type"]].format_map(fault.get("ctx", {}))
-            message = message.replace(fault["msg"], f"{str(fault['input'])!r}; use {expected}")
-    # pydantic's prefix of a message that is not its own, and a useless guess of click
-    return message.replace("Value error, ", "").replace(" (Possible options: --help)", "")
-
-
-def _stray_config() -> str | None:
-    """Return the first argument that may be a config without --config in front of it; None if there is none."""
-    from facetrain.config.presets import presets
-
-    names = {preset.name for preset in presets()}
-    return next((name for name in sys.argv[2:] if name in names or _CONFIG_FILE.fullmatch(name)), None)
+    _exit(f"{command}: {' '.join(text.split())} (see {command} --help)", error.exit_code)
 
 
 def _exit(message: str, exit_code: int) -> None:

@@ -35,7 +35,10 @@ def average(
         ),
     ] = None,
 ) -> None:
-    """Average the weights of models of one network, such as a model and its fine-tuned version."""
+    """Average the weights of models of one network.
+
+    For example of a model and its fine-tuned version.
+    """
     if len(models) < 2:
         raise UsageError(f"{models[0]}: an average needs at least two models")
     if output.suffix != ".safetensors":

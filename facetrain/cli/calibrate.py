@@ -60,7 +60,10 @@ def calibrate(
     ] = 0,
     as_json: Json = False,
 ) -> None:
-    """Measure the cosine thresholds of false match rates on known people, and store them in the model file."""
+    """Store the thresholds of false match rates in a model file.
+
+    They are measured on the photos of known people.
+    """
     # What needs no torch is checked before its import, which takes seconds.
     require_writable(output)
     require_existing(model)

@@ -1,111 +1,99 @@
-"""The table of commands: each command's module is imported when the command is called."""
+"""Groups of commands in sections: the module of a command is imported when it is called or described."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, MutableMapping
 from functools import cache
 from importlib import import_module
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import typer
 from typer.core import TyperGroup
 
-_COMMANDS = {
-    "train": "train.train",
-    "resume": "train.resume",
-    "finetune": "finetune.finetune",
-    "runs": "train.runs",
-    "report": "train.report",
-    "eval": "evaluate.evaluate",
-    "embed": "embed.embed",
-    "calibrate": "calibrate.calibrate",
-    "compare": "embed.compare",
-    "search": "search.search",
-    "average": "average.average",
-    "export": "export.export",
-    "get": "get.get",
-    "doctor": "doctor.doctor",
-    "plan": "plan.plan",
-    "data": "data.app",
-    "config": "config.app",
-    "bench": "bench.app",
-}
-"""Name of a command -> module below facetrain.cli and function, or `app` for a group of commands."""
-
 
 class CommandGroup(TyperGroup):
-    """Group whose help shows the whole summary of each command."""
+    """Group of commands whose help has a section for each kind of them."""
+
+    sections: ClassVar[dict[str, dict[str, str]]]
+    """Title of a section -> name of a command -> `module:function` below facetrain.cli, or `module:app`."""
+
+    def __init__(self, **settings: Any) -> None:
+        self._places = {name: place for names in self.sections.values() for name, place in names.items()}
+        # typer reads the names only: for the list of commands, and for a guess at a misspelled one.
+        super().__init__(**(settings | {"commands": dict.fromkeys(self._places)}))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import a command and return it in the form that typer runs; None if there is none of this name."""
+        return _load(cmd_name, self._places[cmd_name]) if cmd_name in self._places else None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the names of the commands and their summaries."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, self.summary(name)) for name in self.commands])
-
-    def summary(self, name: str) -> str:
-        """Return the first line of the help of a command."""
-        return (self.commands[name].help or "").partition("\n")[0]
+        """Write a section for each kind of commands: their names, and the first line of their help."""
+        for title, names in self.sections.items():
+            with formatter.section(title):
+                lines = [(name, self.get_command(ctx, name).help.partition("\n")[0]) for name in names]
+                formatter.write_dl(lines)
 
 
 class Program(CommandGroup):
-    """The program `facetrain`: its help reads the summaries from the source files, and imports no command."""
+    """The commands of `facetrain`."""
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**(settings | {"commands": _Commands()}))
+    sections: ClassVar[dict[str, dict[str, str]]] = {
+        "Commands": {
+            "train": "train:train",
+            "resume": "train:resume",
+            "finetune": "finetune:finetune",
+            "eval": "evaluate:evaluate",
+            "export": "export:export",
+            "data": "data:app",
+        },
+        "Faces and embeddings": {
+            "embed": "embed:embed",
+            "compare": "embed:compare",
+            "search": "search:search",
+            "calibrate": "calibrate:calibrate",
+        },
+        "Models": {"get": "get:get", "average": "average:average"},
+        "Runs": {"runs": "train:runs", "report": "train:report"},
+        "Before a run": {
+            "config": "config:app",
+            "plan": "plan:plan",
+            "doctor": "doctor:doctor",
+            "bench": "bench:app",
+        },
+    }
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of the commands."""
-        return list(_COMMANDS)
 
-    def summary(self, name: str) -> str:
-        """Return the first line of the docstring of a command, or the help of a group."""
-        module, _, function = _COMMANDS[name].rpartition(".")
-        path = Path(__file__).parent / module
-        source = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text("utf-8")
-        pattern = (
-            r'typer\.Typer\([^)]*?help="([^"]*)"'
-            if function == "app"
-            else rf'^def {function}\(.*?"""([^"\n]*)'
-        )
-        match = re.search(pattern, source, re.DOTALL | re.MULTILINE)
-        assert match is not None, f"{path}: no summary of {function}"
-        return match[1]
+class DataCommands(CommandGroup):
+    """The commands of `facetrain data`."""
 
-
-class _Commands(MutableMapping[str, Any]):
-    """Commands by name; read-only, although typer declares the mapping as one that can be changed."""
-
-    def __getitem__(self, name: str) -> Any:
-        return _load(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_COMMANDS)
-
-    def __len__(self) -> int:
-        return len(_COMMANDS)
-
-    def __setitem__(self, name: str, command: Any) -> None:
-        raise TypeError("the table of commands cannot be changed")
-
-    def __delitem__(self, name: str) -> None:
-        raise TypeError("the table of commands cannot be changed")
+    sections: ClassVar[dict[str, dict[str, str]]] = {
+        "Commands": {
+            "pack": "data.create:pack",
+            "convert": "data.transform:convert",
+            "inspect": "data.inspect:inspect",
+            "check": "data.inspect:check",
+        },
+        "Which images": {
+            "clean": "data.clean:clean",
+            "overlap": "data.clean:overlap",
+            "merge": "data.transform:merge",
+            "split": "data.transform:split",
+        },
+        "Beside the images": {
+            "pairs": "data.pairs:pairs",
+            "landmarks": "data.create:landmarks",
+            "synth": "data.create:synth",
+        },
+    }
 
 
 @cache
-def _load(name: str) -> Any:
-    """Import a command; return it in the form that typer runs.
-
-    Raises:
-        KeyError: there is no such command.
-    """
-    module, _, function = _COMMANDS[name].rpartition(".")
-    target = getattr(import_module(f"facetrain.cli.{module}"), function)
-    if not isinstance(target, typer.Typer):
-        app = typer.Typer(add_completion=False, rich_markup_mode=None)
-        app.command(name)(target)
-        return typer.main.get_command(app)
-    target.info.cls, target.rich_markup_mode = CommandGroup, None
-    group = typer.main.get_group(target)
-    group.name = name
-    return group
+def _load(name: str, place: str) -> Any:
+    module, _, attribute = place.partition(":")
+    target = getattr(import_module(f"facetrain.cli.{module}"), attribute)
+    if isinstance(target, typer.Typer):
+        group = typer.main.get_group(target)
+        group.name = name
+        return group
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(name)(target)
+    return typer.main.get_command(app)

@@ -11,14 +11,15 @@ import typer
 from facetrain.cli.options import Set
 
 app = typer.Typer(
-    help="List the presets, show a config or the schema, convert a config of arcface_torch.",
+    rich_markup_mode=None,
+    help="List, show, describe and convert configs.",
     no_args_is_help=True,
 )
 
 
 @app.command("list")
 def list_() -> None:
-    """List the configs that come with facetrain, with dataset, backbone, GPUs, and published accuracy."""
+    """List the configs that come with facetrain."""
     from facetrain.config.loading import load_config
     from facetrain.config.presets import presets
     from facetrain.data.published_datasets import published_entry
@@ -56,7 +57,7 @@ def show(
     config: Annotated[Path, typer.Argument(help="Config: a YAML file, or the name of a preset.")],
     set_: Set = None,
 ) -> None:
-    """Print all keys with their values, after recipe, `extends` and --set."""
+    """Print all keys with their values."""
     from facetrain.config.loading import dump_config, load_config
 
     typer.echo(dump_config(load_config(config, set_ or ())), nl=False)
@@ -64,7 +65,7 @@ def show(
 
 @app.command()
 def schema() -> None:
-    """Print the JSON schema of a config file, with a description of every key."""
+    """Print the JSON schema of a config file."""
     from facetrain.config.schema import file_schema
 
     typer.echo(json.dumps(file_schema(), indent=1, ensure_ascii=False))

@@ -37,7 +37,7 @@ def doctor(
     set_: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Find problems of the machine, the dataset and the config before a run starts.
+    """Find faults of the machine, the dataset and the config.
 
     Under torchrun it also measures the network between the ranks. The exit code is 1 if a check fails.
     """

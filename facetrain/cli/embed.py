@@ -36,7 +36,10 @@ def embed(
     ] = True,
     detector: Detector = None,
 ) -> None:
-    """Write the embeddings of images to a file; every embedding has length 1, except in .safetensors files."""
+    """Write the embeddings of images to a file.
+
+    Every embedding has length 1, except in .safetensors files.
+    """
     from facetrain.embeddings.embedding_files import require_format, save_embeddings
 
     is_teacher = output.suffix == _TEACHER_SUFFIX
@@ -94,7 +97,9 @@ def compare(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Print the cosine similarity of two faces, and with a calibrated MODEL whether they are one person.
+    """Compare two faces: cosine similarity, and if it is one person.
+
+    Whether it is one person needs a calibrated MODEL: see `facetrain calibrate`.
 
     An image of lower quality than --min-quality is refused, as a photo without a face.
     """

@@ -21,14 +21,11 @@ from facetrain.cli.outputs import (
     require_writable,
     write_text,
 )
-from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError
 from facetrain.remote.address import without_secrets
 
 if TYPE_CHECKING:
     from facetrain.verify.evaluated_sets import EvaluatedSets
-
-_OPTIONS_OF_MODELS = ("gallery_model", "data_dir", "flip", "device", "batch_size", "bf16")
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,6 @@ class ResultOptions:
 
 @option_groups
 def evaluate(
-    context: typer.Context,
     system: EvaluatedSystem,
     options: ProtocolOptions,
     results: ResultOptions,
@@ -87,11 +83,12 @@ def evaluate(
         ),
     ] = None,
 ) -> None:
-    """Evaluate a model, or the scores of another system, with exact ROC curves and bootstrap intervals."""
+    """Verify a model, or the scores of another system.
+
+    The ROC curves are exact; the intervals come from a bootstrap over subjects.
+    """
     system = system.completed(err=results.only_json)
     system.check()
-    if system.model is None:
-        refuse_given(context, *_OPTIONS_OF_MODELS, when=f"on {system.given}, which is not a MODEL")
     if against is not None and not options.bootstrap:
         raise UsageError(
             f"--against {against}: the difference is tested on bootstrap draws; remove --bootstrap 0"

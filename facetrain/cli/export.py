@@ -14,7 +14,6 @@ from facetrain.cli.export_options import FileOptions, Format, Images, Outputs, S
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import Model
 from facetrain.cli.outputs import echo_line, require_existing, require_no_input, require_writable, write_text
-from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError
 from facetrain.models.export.formats import FORMATS, ExportFormat, ExportOptions
 from facetrain.remote.publish import push, require_repository
@@ -32,7 +31,6 @@ _NUM_COMPARED, _NUM_QUANTIZED = 100, 256
 
 @option_groups
 def export(
-    context: typer.Context,
     model: Model,
     format: Format,
     outputs: Outputs,
@@ -40,11 +38,14 @@ def export(
     sets: Sets,
     images: Images = None,
 ) -> None:
-    """Write a model to a file for another program; a file that gives other embeddings is not written."""
-    if not sets.target:
-        refuse_given(context, "data_dir", when="without --target")
-    if outputs.model_card is None and outputs.push is None:
-        refuse_given(context, "target", when="without --model-card or --push: the card has the results")
+    """Write a model to a file that another program runs.
+
+    A file that gives other embeddings than the model is not written.
+    """
+    if sets.target and outputs.model_card is None and outputs.push is None:
+        raise UsageError(
+            "--target: the results go into the model card; give --model-card FILE or --push NAME"
+        )
     row, output = FORMATS[format], outputs.output
     _check_options(format, row, file, images)
     if not output.name.endswith(row.suffix):

@@ -28,7 +28,7 @@ def get(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Download a model, a detector or a dataset by its name or address, or list what can be had."""
+    """Download a model, detector or dataset, or list the catalog."""
     from facetrain.remote.address import is_remote
     from facetrain.remote.catalog import catalog, find_entry
 

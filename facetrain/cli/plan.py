@@ -55,7 +55,7 @@ def plan(
     set_: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Forecast the memory by purpose, the limits of batch and identities, images per second and the time of the run.
+    """Forecast the memory and the time that a run needs.
 
     Identities and images are read from data.train if it is on this machine or in an object store, and the config does
     not state them. The exit code is 1 if the run does not fit into the memory.

@@ -11,7 +11,6 @@ import typer
 
 from facetrain.cli.options import Detector, Device, Json, MinQuality, local_file
 from facetrain.cli.outputs import echo_line, require_existing
-from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ _ROUNDING = 1e-12
 
 
 def search(
-    context: typer.Context,
     gallery: Annotated[Path, typer.Argument(help=f"Faces to search among: {_INPUT}.")],
     probe: Annotated[Path, typer.Argument(help=f"Faces to search for: {_INPUT}.")],
     top: Annotated[int, typer.Option(min=1, help="Number of gallery entries per probe.")] = 5,
@@ -47,16 +45,13 @@ def search(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Find the most similar faces of a gallery for each probe, by cosine similarity.
+    """Find the most similar faces of a gallery for each probe.
 
     Files of embeddings are read in blocks: a gallery may be larger than the memory. With --min-quality,
     probes and entries of lower quality are left out, and warnings say how many.
     """
     from facetrain.cli.progress import progress_bar
-    from facetrain.embeddings.embedding_files import SUFFIXES
 
-    if gallery.suffix in SUFFIXES and probe.suffix in SUFFIXES:
-        refuse_given(context, "model", "detector", "device", when="on files of embeddings")
     require_existing(gallery, probe, model, detector)
     from facetrain.embeddings.exact_search import search_exactly
 

@@ -20,7 +20,6 @@ from facetrain.cli.options import (
     with_downloaded_inputs,
 )
 from facetrain.cli.outputs import echo_line, require_existing, require_writable
-from facetrain.cli.unused_options import refuse_launch_options
 from facetrain.cli.usual_settings import UsualSettings
 from facetrain.remote.address import is_remote
 
@@ -60,7 +59,6 @@ Profile = Annotated[
 
 @option_groups
 def train(
-    context: typer.Context,
     *,
     config: Annotated[
         Path | None,
@@ -116,12 +114,11 @@ def train(
             choices=settings.choices(set_keys),
         )
 
-    _run(context, start, loaded, launch_options)
+    _run(start, loaded, launch_options)
 
 
 @option_groups
 def resume(
-    context: typer.Context,
     *,
     run: Annotated[
         str | None,
@@ -166,11 +163,10 @@ def resume(
             set_keys=set_keys,
         )
 
-    _run(context, start, loaded, launch_options)
+    _run(start, loaded, launch_options)
 
 
 def _run(
-    context: typer.Context,
     start: Callable[[], int],
     config: Config,
     options: LaunchOptions,
@@ -180,7 +176,6 @@ def _run(
     from facetrain.distributed.process_lifetime import exit_process, launched_by_torchrun
     from facetrain.distributed.topology import topology
 
-    refuse_launch_options(context)
     if launched_by_torchrun():
         sys.exit(start())
     # Also checked by the ranks, but only after the seconds that the import of torch takes.
@@ -195,7 +190,7 @@ def runs(
     ),
     as_json: Json = False,
 ) -> None:
-    """List the runs of a folder with their state, step, last loss and best accuracy."""
+    """List the runs of a folder: state, step, loss, best accuracy."""
     from facetrain.run.report.list_runs import format_runs, list_runs
 
     listed = list_runs(folder)

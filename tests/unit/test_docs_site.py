@@ -13,6 +13,7 @@ import facetrain
 from facetrain.cli.app import app
 from facetrain.config.schema import Config
 from scripts.config_docs import all_keys
+from scripts.mkdocs_hooks import commands
 from tests.support.command import ROOT, environment
 
 # The log names the commands and files of its days.
@@ -77,7 +78,7 @@ def complaint(words, *, complete):
             break
         if words[0] not in command.commands:
             return f"no command {words[0]}"
-        command, words = command.commands[words[0]], words[1:]
+        command, words = command.get_command(None, words[0]), words[1:]
     if hasattr(command, "commands"):
         return None
     context = command.context_class(command, info_name="facetrain")
@@ -139,7 +140,7 @@ def test_commands_that_messages_name_exist():
             words = line.split()
             command = typer.main.get_command(app)
             while words and hasattr(command, "commands") and command is not None:
-                command = command.commands.get(words.pop(0))
+                command = command.get_command(None, words.pop(0))
             if command is None:
                 wrong[str(path)] = line
     assert wrong == {}
@@ -196,14 +197,9 @@ def test_site_builds_without_warnings_and_without_the_network(tmp_path):
     assert 'id="facetrain.errors.FacetrainError"' in api
     assert 'id="facetrain.head.margin_head.MarginHead"' in api
     reference = (tmp_path / "commands.html").read_text()
-    for words, command in commands_below(typer.main.get_command(app), "facetrain"):
+    for names, command in commands(typer.main.get_command(app), ("facetrain",)):
+        words = " ".join(names)
         assert f">{words}<" in reference, words
         for option in command.params:
             names = option.opts[0], option.name.upper(), option.metavar or option.name
             assert any(escape(name) in reference for name in names), (words, option.name)
-
-
-def commands_below(command, words):
-    yield words, command
-    for name, inner in getattr(command, "commands", {}).items():
-        yield from commands_below(inner, f"{words} {name}")

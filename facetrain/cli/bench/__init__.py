@@ -21,10 +21,9 @@ from facetrain.cli.bench.options import (
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import DEVICE_OPTION, Device, Json, Set, resolve_device
 from facetrain.cli.train import Processes
-from facetrain.cli.unused_options import refuse_launch_options
 from facetrain.cpu_cores import usable_cores
 
-app = typer.Typer(no_args_is_help=True, help="Measure parts of a run on this machine.")
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Measure parts of a run on this machine.")
 _MOST_IDENTITIES = 10_000_000_000
 """More than all people: larger numbers are mistakes, and overflow in sizes of tensors."""
 
@@ -32,7 +31,6 @@ _MOST_IDENTITIES = 10_000_000_000
 @app.command()
 @option_groups
 def train(
-    context: typer.Context,
     *,
     config: Annotated[
         Path | None,
@@ -52,7 +50,7 @@ def train(
     nproc_per_node: Processes = "auto",
     as_json: Json = False,
 ) -> None:
-    """Measure whole steps of a run: images per second, share of the machine's peak, and where the time goes.
+    """Measure whole steps of a run.
 
     The inputs are one batch that stays on the device (synthetic), and a dataset through the loader (records).
     """
@@ -75,7 +73,6 @@ def train(
             print_report(report, as_json)
         return 0
 
-    refuse_launch_options(context)
     if launched_by_torchrun():
         sys.exit(measure())
     where = topology(nproc_per_node, "1", None, 0, described.train.device)
@@ -97,7 +94,7 @@ def loader(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Compare the loader with the JPEG decoder alone; images per second."""
+    """Measure the loader, beside the JPEG decoder alone."""
     import torch
 
     from facetrain.bench.loader import measure_loader
@@ -134,7 +131,7 @@ def head(
     variants: Variants = None,
     as_json: Json = False,
 ) -> None:
-    """Measure full steps of the head, in its number formats and with samples of the classes.
+    """Measure full steps of the head.
 
     Without --variant, all variants are measured except fp16 and a sample rate of 1 %.
     """
@@ -164,7 +161,7 @@ def backbone(
     variants: Variants = None,
     as_json: Json = False,
 ) -> None:
-    """Measure a backbone's training step with PyTorch's defaults, in bf16, in channels_last, and compiled.
+    """Measure a backbone's training step.
 
     Without --variant, all variants are measured but facetrain_fused and facetrain_replayed, which need a GPU.
     """
@@ -194,7 +191,7 @@ def embed(
     rounds: Annotated[int, ROUNDS_OPTION] = 10,
     as_json: Json = False,
 ) -> None:
-    """Measure the embedding of images on the CPU, beside onnxruntime with the same weights where it is installed."""
+    """Measure the embedding of images, beside onnxruntime."""
     from facetrain.bench.embedding import VARIANTS, measure_embedding
 
     require_known("--variant", variants or (), VARIANTS)

@@ -11,20 +11,9 @@ import sys
 
 import typer
 
-from facetrain.cli.data import clean, create, inspect, pairs, transform
+from facetrain.cli.commands import DataCommands
 
-app = typer.Typer(help="Create, inspect, check, transform and clean datasets.", no_args_is_help=True)
-app.command("synth")(create.synth)
-app.command("pack")(create.pack)
-app.command("pairs")(pairs.pairs)
-app.command("landmarks")(create.landmarks)
-app.command("inspect")(inspect.inspect)
-app.command("check")(inspect.check)
-app.command("merge")(transform.merge)
-app.command("split")(transform.split)
-app.command("convert")(transform.convert)
-app.command("overlap")(clean.overlap)
-app.command("clean")(clean.clean)
+app = typer.Typer(cls=DataCommands, no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.callback()

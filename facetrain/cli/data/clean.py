@@ -24,7 +24,6 @@ from facetrain.cli.outputs import (
     write_text,
 )
 from facetrain.cli.progress import progress_bar
-from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -72,7 +71,6 @@ class CleanFiles:
 
 @option_groups
 def clean(
-    context: typer.Context,
     inputs: Annotated[
         list[Path],
         typer.Argument(
@@ -91,7 +89,7 @@ def clean(
     workers: Workers = None,
     as_json: Json = False,
 ) -> None:
-    """Find wrong labels: mixed identities, duplicate identities, mislabeled images and outliers."""
+    """Find wrong labels with a model, and write a corrected dataset."""
     from facetrain.data.open_dataset import open_dataset
     from facetrain.data.tools.clean import find_label_faults
     from facetrain.data.tools.clean_report import describe_report, format_report, read_report
@@ -100,7 +98,7 @@ def clean(
     from facetrain.data.tools.selection import select_relabeled
     from facetrain.data.tools.writing import write_dataset
 
-    _check_arguments(context, inputs, files)
+    _check_arguments(inputs, files)
     model, folder = inputs[0], inputs[-1]
     source = open_dataset(folder)
     report = None
@@ -132,22 +130,18 @@ def clean(
     print_written(written)
 
 
-def _check_arguments(context: typer.Context, inputs: list[Path], files: CleanFiles) -> None:
+def _check_arguments(inputs: list[Path], files: CleanFiles) -> None:
     """Check the arguments and the outputs before the model runs.
 
     Raises:
-        UsageError: there is one argument too many or too few, an option has no effect, or an output cannot be written.
+        UsageError: there is one argument too many or too few, or an output cannot be written.
     """
     if len(inputs) != (2 if files.apply is None else 1):
         raise UsageError(
             f"{inputs[0]}: clean needs a model and a dataset, or a dataset and --apply REPORT, which needs no model"
         )
-    if files.apply is not None:
-        refuse_given(context, "report", "sheet", "device", "batch_size", when="with --apply")
-        if files.output is None:
-            raise UsageError(f"--apply {files.apply}: give the folder of the new dataset with --output")
-    elif files.output is None:
-        refuse_given(context, "yes", "workers", when="without --output")
+    if files.apply is not None and files.output is None:
+        raise UsageError(f"--apply {files.apply}: give the folder of the new dataset with --output")
     require_absent(files.output)
     require_distinct(files.output, files.report, files.sheet)
     require_no_input((*inputs, files.apply), files.report, files.sheet)
@@ -219,7 +213,7 @@ def overlap(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Find the identities of a training set that a test set also has."""
+    """Find identities that a training set and a test set share."""
     from facetrain.data.dataset import identity_name
     from facetrain.data.open_dataset import open_dataset
     from facetrain.data.tools.contact_sheet import identity_title

@@ -23,7 +23,6 @@ from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import Json
 from facetrain.cli.outputs import echo_line
 from facetrain.cli.progress import progress_bar, progress_bars
-from facetrain.cli.unused_options import refuse_given
 from facetrain.data.synthetic.options import SyntheticFaces
 from facetrain.errors import UsageError
 from facetrain.files import shell_path
@@ -44,7 +43,7 @@ def synth(
     ],
     writing: Writing,
 ) -> None:
-    """Render synthetic identities: a training set, and verification pairs of other identities."""
+    """Draw people that do not exist: a training set, and pairs."""
     from facetrain.data.synthetic.dataset_writer import write_synthetic
 
     with progress_bar("rendering identities") as progress:
@@ -56,7 +55,6 @@ def synth(
 
 @option_groups
 def pack(
-    context: typer.Context,
     source: Annotated[
         Path,
         typer.Argument(
@@ -72,8 +70,7 @@ def pack(
     ] = False,
     images: Annotated[Path | None, typer.Option(help="Folder of the paths in a list file.")] = None,
 ) -> None:
-    """Write a dataset as train.rec, train.idx and property, in InsightFace's format."""
-    from facetrain.data.formats.image_list import LIST_SUFFIXES
+    """Write a dataset as train.rec, train.idx and property."""
     from facetrain.data.open_dataset import open_dataset
     from facetrain.data.skipped_files import skipped_summary
     from facetrain.data.tools import pack as tool
@@ -81,8 +78,6 @@ def pack(
     from facetrain.data.tools.writing import SKIPPED_FILE
     from facetrain.telemetry.log import warn
 
-    if source.suffix.lower() not in LIST_SUFFIXES:
-        refuse_given(context, "images", when=f"on {source}, which is not a list file")
     finder, output = faces.finder(), writing.output
     with progress_bars("checking", "packing") as (checking, progress):
         packed = tool.pack(
@@ -128,7 +123,10 @@ def landmarks(
     workers: Workers = None,
     as_json: Json = False,
 ) -> None:
-    """Write landmarks to a file beside the images, from --detector or --landmarks, for backbones with KP-RPE."""
+    """Write landmarks to a file beside the images.
+
+    They come from --detector or --landmarks; backbones with KP-RPE need them.
+    """
     from facetrain.data.formats.landmark_file import landmarks_path
     from facetrain.data.tools.detect_landmarks import write_dataset_landmarks
 

@@ -37,7 +37,7 @@ def inspect(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the number of identities and images of a dataset, image sizes and formats."""
+    """Show the identities, images, sizes and formats of a dataset."""
     require_sheet(sheet)
     if dataset.suffix == ".bin" and dataset.is_file():
         facts, lines = _inspect_pairs(dataset, sheet)
@@ -119,7 +119,10 @@ def check(
     workers: Workers = None,
     as_json: Json = False,
 ) -> None:
-    """Read and decode every image and list the faults; exit code 2 if they would harm training."""
+    """Decode every image of a dataset and list the faults.
+
+    The exit code is 2 if they would harm a training.
+    """
     from facetrain.data.tools import check as tool
 
     require_absent(repair)

@@ -14,7 +14,6 @@ from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import Json
 from facetrain.cli.outputs import echo_line, require_absent, require_writable
 from facetrain.cli.progress import progress_bar
-from facetrain.cli.unused_options import refuse_given
 from facetrain.errors import UsageError
 
 
@@ -38,7 +37,6 @@ class PairWriting:
 
 @option_groups
 def pairs(
-    context: typer.Context,
     source: Annotated[
         Path,
         typer.Argument(
@@ -58,7 +56,10 @@ def pairs(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a verification set from a pair list and its images, from other sets, or from a dataset."""
+    """Write a verification set (.bin).
+
+    From a pair list and its images, from other sets, or from the identities of a dataset.
+    """
     from facetrain.data.formats.bin import is_bin
     from facetrain.data.tools.pair_lists import (
         bin_pairs,
@@ -80,10 +81,6 @@ def pairs(
         raise UsageError(
             "--reduce-to needs a .bin set; write it first without --reduce-to, then reduce the .bin"
         )
-    if not is_list:
-        refuse_given(context, "image_size", when=f"on {source}: only a pair list is aligned")
-    if is_list or is_bin(source):
-        refuse_given(context, "count", "seed", when=f"on {source}, which has its own pairs")
     if output.suffix != ".bin":
         raise UsageError(f"{output}: a verification set is a .bin file; change the suffix")
     require_absent(output)

@@ -19,7 +19,10 @@ def merge(
     datasets: Annotated[list[Path], typer.Argument(metavar="DATASET", help="Two or more datasets.")],
     writing: Writing,
 ) -> None:
-    """Write several datasets as one; identities of different datasets stay different."""
+    """Write several datasets as one.
+
+    Identities of different datasets stay different.
+    """
     from facetrain.data.tools.selection import select_merged
 
     if len(datasets) < 2:
@@ -41,7 +44,10 @@ def split(
     validation: Annotated[float, typer.Option(help="Share of the identities for validation.")] = 0.1,
     seed: Seed = 0,
 ) -> None:
-    """Split a dataset into OUTPUT/train and OUTPUT/validation, which have no identity in common."""
+    """Split a dataset by identities into training and validation.
+
+    OUTPUT/train and OUTPUT/validation have no identity in common.
+    """
     import numpy as np
 
     from facetrain.data.tools.sample_pairs import FOLDS, needed_share
@@ -71,7 +77,10 @@ def convert(
         typer.Option(help="Format to write."),
     ],
 ) -> None:
-    """Write a dataset in another format, with the same bytes, order and names; labels lose their gaps."""
+    """Write a dataset in another format.
+
+    Bytes, order and names stay the same; labels lose their gaps.
+    """
     from facetrain.data.tools.selection import select_all
 
     written = writing.write("converting", select_all(dataset), to)
