@@ -24,10 +24,7 @@ def _switch_name(value: object) -> object:
     return ("on" if value else "off") if isinstance(value, bool) else value
 
 
-Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch_name)]
 Compilation = Annotated[Literal["off", "on", "reduce-overhead"], BeforeValidator(_switch_name)]
-
-
 Expectations = Annotated[Literal["off", "moving", "fixed"], BeforeValidator(_switch_name)]
 
 

@@ -9,9 +9,8 @@ API does the same, and what is gained.
 - `TorchDispatchMode` (same versions): intercepts every operation, to follow which tensors exist at the same time and
   which memory the operations read and write. No public API reports that on the CPU. torch documents the class in its
   notes on extending PyTorch.
-- `foreach_copy_` and `foreach_add_` (`torch._foreach_copy_`, `torch._foreach_add_`, same versions): change a list of
-  tensors by a few kernels. The public `Tensor.copy_` launches one for each tensor: 300 in a step, for the statistics of
-  an r100's batch norms.
+- `foreach_copy_` (`torch._foreach_copy_`, same versions): copies a list of tensors by a few kernels. The
+  public `Tensor.copy_` launches one for each tensor: 300 in a step, for the statistics of an r100's batch norms.
 - `onednn_linear` (`torch.ops.mkldnn._linear_pointwise`, same versions; None in a build without oneDNN): x·weightᵀ in
   float32 on a CPU by oneDNN, as torch.compile calls it. The public `torch.mm` calls MKL, which on AMD's processors does
   not use AVX-512. Gain on a Zen 4: 12 % of the CPU time of a step of the sampled head with 1 million identities.
@@ -34,13 +33,12 @@ __all__ = [
     "FakeTensorMode",
     "LiveBytes",
     "TorchDispatchMode",
-    "foreach_add_",
     "foreach_copy_",
     "onednn_linear",
     "tree_leaves",
 ]
 
-foreach_add_, foreach_copy_ = torch._foreach_add_, torch._foreach_copy_
+foreach_copy_ = torch._foreach_copy_
 
 
 def _find_onednn_linear() -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:

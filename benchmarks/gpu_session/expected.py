@@ -8,7 +8,6 @@ import torch
 
 from facetrain.config.loading import build_config
 from facetrain.config.schema import Config
-from facetrain.plan.backbone_cost import on_device
 from facetrain.plan.device import DEVICES, Device
 from facetrain.plan.forecast import forecast, head_load
 from facetrain.plan.head_cost import head_work, table_bytes
@@ -25,7 +24,7 @@ def device_kind() -> Device | None:
 
 
 def run_config(keys: dict[str, Any], device: str) -> Config:
-    """Return the config of a run without verification; `keys` are keys such as `train.fused` and their values."""
+    """Return the config of a run without verification; `keys` are keys such as `train.precision` and their values."""
     values: dict[str, Any] = {"data": {"train": "generated"}, "eval": {"targets": []}}
     for key, value in ({"train.device": device} | keys).items():
         section, name = key.split(".")
@@ -49,6 +48,5 @@ def expected_head(config: Config, num_classes: int) -> tuple[float | None, int]:
 
 def expected_peak(config: Config, num_classes: int) -> int:
     """Return the forecast of the bytes that a step allocates on the GPU: without CUDA's context and verification."""
-    device = device_kind()
-    parts = forecast(on_device(config, device) if device else config, num_classes, 1).parts()
+    parts = forecast(config, num_classes, 1).parts()
     return sum(value for name, value in parts.items() if name not in ("runtime", "verification", "saving"))

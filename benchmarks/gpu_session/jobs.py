@@ -22,7 +22,6 @@ GROUPS = {
     "tests": "Tests on the device (`tests/gpu`)",
 }
 """Groups of jobs in the order of their value, with the titles of their tables."""
-_KERNEL_TESTS = ("interpret_kernels", "interpret_fused_iresnet")
 _TEST = re.compile(r"^def (test_\w+)", re.MULTILINE)
 
 
@@ -94,9 +93,7 @@ def _kernels() -> Iterator[Job]:
     for precision in ("bf16", "fp16"):
         name = f"self-test {precision}"
         yield Job(name, "self-test", 300, {"precision": precision}, interpreted=True)
-    for module in _KERNEL_TESTS:
-        options = {"module": f"tests.support.{module}"}
-        yield Job(f"kernels {module}", "kernels", 300, options, interpreted=True)
+    yield Job("kernels", "kernels", 300, {"module": "tests.support.interpret_kernels"}, interpreted=True)
 
 
 def _steps(sizes: Sizes) -> Iterator[Job]:
@@ -125,9 +122,7 @@ def _backbones(sizes: Sizes) -> Iterator[Job]:
 
 
 def _memory(sizes: Sizes) -> Iterator[Job]:
-    changes: tuple[dict[str, Any], ...] = (
-        {}, {"train__fused": "on"}, {"model__checkpoint_activations": True}
-    )  # fmt: skip
+    changes: tuple[dict[str, Any], ...] = ({}, {"model__checkpoint_activations": True})
     for backbone, change in itertools.product(sizes.step_backbones, changes):
         config = sizes.config(backbone, sizes.step_batches[-1], **change)
         label = " ".join(f"{key}={value}" for key, value in change.items()).replace("__", ".") or "defaults"

@@ -30,9 +30,6 @@ _REHEARSED_IDENTITIES, _REHEARSED_LIMIT = 4000, 3500
 
 def measure_memory(config: dict[str, Any], device: str, identities: int, failures: list[str]) -> Rows:
     """Yield the peak of allocated memory of whole steps."""
-    if device == "cpu" and config.get("train.fused") == "on":
-        print("Triton's interpreter takes minutes for a whole network; the group `kernels` runs the kernels")
-        return
     described = expected.run_config(config, device)
     with open_or_generate(None, image_size=described.data.image_size) as source:
         peak = _take_steps(described, identities, source)

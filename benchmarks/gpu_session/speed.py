@@ -27,7 +27,7 @@ from facetrain.errors import UsageError
 from facetrain.telemetry.jsonl import read_jsonl
 
 _EMBEDDING_SIZE = 512
-_BACKBONE_VARIANTS = ("facetrain", "facetrain_compiled", "facetrain_replayed", "facetrain_fused")
+_BACKBONE_VARIANTS = ("facetrain", "facetrain_compiled", "facetrain_replayed")
 
 
 def measure_steps(
@@ -105,7 +105,7 @@ def measure_backbone(
             failures.append(f"{name}, {label}: {traceback.format_exc()}")
             continue
         keys = {"model.backbone": name, "train.batch_size": batch, "data.image_size": image_size}
-        config = expected.run_config(keys | {"train.fused": train.fused}, device)
+        config = expected.run_config(keys, device)
         forecast = None if train.compile != "off" else expected.expected_step(config, 1000)
         what = f"{name}, batch {batch}, {label}"
         yield row(what, "images/s", measured["images_per_s"], forecast and batch / forecast.backbone)

@@ -99,10 +99,6 @@ class IResNet(Backbone):
         x = self.stem(image_BCHW)
         for block in self.blocks():
             x = run_block(block, x, recompute=self._recompute)
-        return self.flatten_features(x, key_B)
-
-    def flatten_features(self, x: Tensor, key_B: Tensor | None = None) -> Tensor:
-        """Map the features of the last block (B, C, H, W) to flat features (B, C·S·S), normalized."""
         return self.drop(self.bn2(x).flatten(1), key_B)
 
     def stem(self, image_BCHW: Tensor) -> Tensor:

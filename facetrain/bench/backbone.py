@@ -19,16 +19,14 @@ from typing import Any
 import torch
 
 from facetrain.backbone.prelu import use_torch_backward
-from facetrain.backbone.registry import IRESNET_LAYERS
 from facetrain.backbone.zoo import build_backbone
 from facetrain.bench.machine_peak import synchronize
 from facetrain.bench.workloads import BackboneWorkload, Turns, in_turn, result_of
 from facetrain.cpu_cores import usable_cores
 from facetrain.distributed.process_setup import keep_freed_memory
 from facetrain.distributed.spawn import HelperContext
-from facetrain.errors import ConfigError, UsageError
+from facetrain.errors import UsageError
 from facetrain.telemetry.memory import peak_gib
-from facetrain.training.choose_kernels import choose_trunk
 from facetrain.training.precision import InPrecision, memory_format_for
 from facetrain.training.settings import TrainSettings
 
@@ -43,13 +41,12 @@ VARIANTS = {
     "channels_last": TrainSettings(precision="bf16"),
     "facetrain": TrainSettings(precision="bf16"),
     "facetrain_compiled": TrainSettings(precision="bf16", compile="on"),
-    "facetrain_fused": TrainSettings(precision="bf16", fused="on"),
     "facetrain_replayed": TrainSettings(precision="bf16", compile="reduce-overhead"),
 }
-"""Section `train` of the config: precision, memory layout, compiler, fused kernels. Variants of facetrain also use the
-fused optimizer and, on the CPU, its allocator settings and PReLU backward pass."""
+"""Section `train` of the config: precision, memory layout, compiler. Variants of facetrain also use the fused optimizer
+and, on the CPU, its allocator settings and PReLU backward pass."""
 ON_EVERY_DEVICE = ["plain", "bf16", "channels_last", "facetrain", "facetrain_compiled"]
-"""Variants for all networks and devices. Fused kernels need a GPU and an IResNet, replayed code needs a GPU."""
+"""Variants for all devices. Replayed code needs a GPU."""
 BASELINE = "plain"
 """PyTorch's defaults, with which the other variants are compared."""
 
@@ -103,14 +100,8 @@ def measure_backbone_steps(
 
 def _check_variants(workload: BackboneWorkload, variants: Sequence[str]) -> None:
     for name in variants:
-        train = VARIANTS[name]
-        if workload.device == "cpu" and (train.fused == "on" or train.compile == "reduce-overhead"):
+        if workload.device == "cpu" and VARIANTS[name].compile == "reduce-overhead":
             raise UsageError(f"--variant {name}: needs a GPU; measure another variant, or use --device cuda")
-        if train.fused == "on" and workload.backbone not in IRESNET_LAYERS:
-            raise UsageError(
-                f"--variant {name}: {workload.backbone} has no fused kernels; use --backbone "
-                f"{', '.join(IRESNET_LAYERS)}"
-            )
 
 
 def _take_steps(workload: BackboneWorkload, name: str, steps: int) -> tuple[float, float]:
@@ -146,9 +137,6 @@ def _prepared_step(workload: BackboneWorkload, name: str) -> Callable[[], None]:
     network = InPrecision(
         backbone, train.precision, device, memory_format=memory_format, compile=train.compile
     )
-    choose_trunk(network, train.fused, checkpoint_activations=False)
-    if train.fused == "on" and network.fused_trunk is None:
-        raise ConfigError(network.remark)  # another trunk than the variant's would be measured
     optimizer = torch.optim.SGD(
         [parameter for parameter in backbone.parameters() if parameter.requires_grad],
         lr=_LR,

@@ -125,7 +125,7 @@ def build_run(
     """Build network, head and optimizers as `facetrain train` does, with `num_classes` classes."""
     schedule = schedule_steps(config, _ENDLESS, world.size)
     state = build_state(config, world, num_classes, schedule, scratch, source)
-    choose_kernels(state, config.train, checkpoint_activations=config.model.checkpoint_activations)
+    choose_kernels(state, config.train)
     network = wrap_in_ddp(
         state.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
     )
@@ -200,7 +200,7 @@ def _report(
     profiles: dict[str, Profile],
 ) -> dict[str, Any]:
     config, world, batch = run.config, run.world, run.local_batch_size
-    cost = backbone_cost(config, world.size, cuda=world.device.type == "cuda")
+    cost = backbone_cost(config, world.size)
     head = head_load(config, num_classes, world.size, batch, cuda=world.device.type == "cuda")
     # Three products of an embedding with each sampled class: the logits and two gradients. A multiply-add is two.
     flops = {

@@ -71,8 +71,6 @@ def plan(
     if memory and memory > _MOST_GIB:
         raise UsageError(f"--memory {memory:g}: use a number of at most {_MOST_GIB:,}")
     described = load_config(config, set_ or ())
-    from facetrain.plan.backbone_cost import on_device  # imports torch, which takes seconds
-
     known_classes, num_images = _dataset_size(described)
     num_classes = identities or known_classes
     if num_classes is None:
@@ -80,9 +78,6 @@ def plan(
             f"{config}: has no data.num_classes, and {described.data.train} is not on this machine; give the number "
             "with --identities N"
         )
-    # The whole report is then of what this GPU would run.
-    if gpu in DEVICES:
-        described = on_device(described, DEVICES[gpu])
     report = _report(described, num_classes, num_images, gpus, gpu, memory or DEVICES[gpu].memory_gib)
     typer.echo(json.dumps(report, indent=1) if as_json else _format(report))
     if not report["fits"]:

@@ -30,11 +30,6 @@ def use_sync_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:
     return module
 
 
-def has_sync_batch_norm(module: nn.Module) -> bool:
-    """Return whether a network has synchronized batch norms."""
-    return any(isinstance(child, nn.SyncBatchNorm | _HostSyncBatchNorm) for child in module.modules())
-
-
 class _HostSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
     """Synchronized batch norm for CPU tensors. All ranks must have the same batch size."""
 

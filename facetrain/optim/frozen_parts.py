@@ -41,11 +41,6 @@ def freeze(module: nn.Module, prefixes: Collection[str], *, train_batch_norm: bo
         )
 
 
-def has_frozen_batch_norm(module: nn.Module) -> bool:
-    """Return whether a batch norm of a network in training mode is frozen."""
-    return any(not submodule.training for submodule in module.modules())
-
-
 def trained_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield name and value of the buffers that training changes: all but the buffers of frozen batch norms."""
     for prefix, submodule in module.named_modules():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,21 +9,17 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from facetrain.backbone.base import Backbone
-from facetrain.backbone.iresnet import IResNet
 from facetrain.backbone.prelu import use_torch_backward
 from facetrain.backbone.settings import ModelSettings
 from facetrain.backbone.zoo import build_on_meta
 from facetrain.config.schema import Config
 from facetrain.optim.parameter_names import require_prefixes
-from facetrain.plan.device import Device
 from facetrain.plan.memory_traffic import MemoryTraffic
 from facetrain.plan.pass_cost import PassCost, count_twice, remembered
 from facetrain.run.build.backbone import restrict_training
-from facetrain.run.build.parts import is_batch_norm_synced
 from facetrain.run.build.step_schedule import local_batch_size
 from facetrain.torch_private import FakeTensorMode, LiveBytes
-from facetrain.training.choose_kernels import why_not_fused
-from facetrain.training.precision import InPrecision, autocast_for, memory_format_for
+from facetrain.training.precision import autocast_for
 
 
 @dataclass(frozen=True)
@@ -40,40 +34,12 @@ class BackboneCost:
     """Forward and backward pass for one micro-batch."""
 
 
-def on_device(config: Config, device: Device) -> Config:
-    """Return the config with `train.fused` off if the device cannot run the fused kernels."""
-    if device.has_bf16:  # Both need compute capability 8.0.
-        return config
-    return config.model_copy(update={"train": config.train.model_copy(update={"fused": "off"})})
-
-
-def runs_fused(config: Config, *, cuda: bool = True) -> bool:
-    """Return whether the backbone runs on fused kernels on a GPU of compute capability 8.0 or higher.
-
-    False without Triton on this machine: then they cannot be counted.
-    """
-    train, gpu = config.train, torch.device("cuda")
-    if (
-        not cuda
-        or train.fused == "off"
-        or is_batch_norm_synced(config)
-        or importlib.util.find_spec("triton") is None
-    ):
-        return False
-    net = _training_network(config.model, config.data.image_size)
-    layout = memory_format_for(net, gpu, channels_last=train.channels_last)
-    network = InPrecision(net, train.precision, gpu, memory_format=layout)
-    network.compile_mode = train.compile  # without the compiler itself
-    return not why_not_fused(network, config.model.checkpoint_activations)
-
-
-def backbone_cost(config: Config, gpus: int, *, cuda: bool = True) -> BackboneCost:
+def backbone_cost(config: Config, gpus: int) -> BackboneCost:
     """Return the cost of the config's backbone. Results are remembered.
 
     Args:
         config: run description.
         gpus: ranks of the whole run.
-        cuda: for GPUs that can run the fused kernels; see `on_device` for others.
 
     Raises:
         ConfigError: the global batch cannot be divided among the GPUs, or a prefix of `model` names no part.
@@ -86,7 +52,6 @@ def backbone_cost(config: Config, gpus: int, *, cuda: bool = True) -> BackboneCo
         batch=local_batch_size(config, gpus),
         # DDP's buckets hold the gradients before the backward pass, and after it.
         gradients_held=gpus > 1,
-        fused=runs_fused(config, cuda=cuda),
     )
 
 
@@ -98,7 +63,6 @@ def measure_backbone(
     precision: str,
     batch: int,
     gradients_held: bool = True,
-    fused: bool = False,
 ) -> BackboneCost:
     """Count a training step with `batch` images and with twice as many.
 
@@ -108,7 +72,6 @@ def measure_backbone(
         precision: fp32, bf16 or fp16.
         batch: images per rank and micro-batch.
         gradients_held: the gradients exist before the backward pass.
-        fused: count the fused trunk of an IResNet (`train.fused`); needs Triton.
 
     Raises:
         ConfigError: `model` names parts that the backbone does not have.
@@ -120,7 +83,7 @@ def measure_backbone(
         parameters=sum(weight.numel() for weight in weights),
         state_bytes=sum(tensor.nbytes for tensor in (*net.parameters(), *net.buffers())),
         step=count_twice(
-            lambda images: _count_step(net, images, image_size, precision, gradients_held, fused),
+            lambda images: _count_step(net, images, image_size, precision, gradients_held),
             batch,
             _count_flops(model, image_size),
         ),
@@ -136,7 +99,7 @@ def forward_bytes(model: ModelSettings, image_size: int, *, batch: int) -> int:
         _give_fake_tensors(net)
         image_BCHW = torch.zeros(batch, 3, image_size, image_size)
         with torch.no_grad(), LiveBytes() as live:
-            _forward(net, net.trunk, image_BCHW, "fp32")
+            _forward(net, image_BCHW, "fp32")
         return live.peak
 
 
@@ -157,7 +120,7 @@ def _training_network(model: ModelSettings, image_size: int) -> Backbone:
 
 
 def _count_step(
-    net: Backbone, images: int, side: int, precision: str, gradients_held: bool, fused: bool
+    net: Backbone, images: int, side: int, precision: str, gradients_held: bool
 ) -> tuple[int, int, int, int]:
     """Return launches, and bytes moved, kept and at the peak."""
     with FakeTensorMode():
@@ -167,34 +130,14 @@ def _count_step(
                 if parameter.requires_grad:
                     parameter.grad = torch.zeros_like(parameter)
         image_BCHW = torch.zeros(images, 3, side, side)
-        if fused:
-            return _count_fused_step(net, image_BCHW, precision)
         with LiveBytes() as live, MemoryTraffic() as traffic:
-            kept = _forward_and_backward(net, net.trunk, image_BCHW, precision, live)
+            kept = _forward_and_backward(net, image_BCHW, precision, live)
         return traffic.launches, traffic.bytes, kept, live.peak
 
 
-def _count_fused_step(net: Backbone, image_BCHW: Tensor, precision: str) -> tuple[int, int, int, int]:
-    from facetrain.backbone.fused_iresnet import FusedTrunk
-    from facetrain.device.kernel_launches import shapes_only
-
-    assert isinstance(net, IResNet)
-    for module in net.modules():
-        if isinstance(module, nn.Conv2d):
-            module.weight = nn.Parameter(module.weight.detach().contiguous(memory_format=torch.channels_last))
-    image_BCHW = image_BCHW.contiguous(memory_format=torch.channels_last)
-    # On fake CPU tensors some convolutions return NCHW, which a clone changes; on CUDA they return channels_last.
-    traffic = MemoryTraffic(without=frozenset(["clone"]))
-    with shapes_only() as kernels, LiveBytes() as live, traffic:
-        kept = _forward_and_backward(net, FusedTrunk(net), image_BCHW, precision, live)
-    return traffic.launches + kernels.launches, traffic.bytes + kernels.bytes, kept, live.peak
-
-
-def _forward_and_backward(
-    net: Backbone, trunk: Callable[[Tensor], Tensor], image_BCHW: Tensor, precision: str, live: LiveBytes
-) -> int:
+def _forward_and_backward(net: Backbone, image_BCHW: Tensor, precision: str, live: LiveBytes) -> int:
     """Run both passes; return the bytes that exist between them."""
-    embedding_BD = _forward(net, trunk, image_BCHW, precision)
+    embedding_BD = _forward(net, image_BCHW, precision)
     kept = live.now
     embedding_BD.backward(torch.zeros_like(embedding_BD))
     return kept
@@ -206,13 +149,13 @@ def _count_flops(model: ModelSettings, image_size: int) -> int:
     net = _training_network(model.model_copy(update={"checkpoint_activations": False}), image_size)
     with FakeTensorMode(), FlopCounterMode(display=False) as counter:
         _give_fake_tensors(net)
-        _forward(net, net.trunk, torch.zeros(2, 3, image_size, image_size), "fp32").sum().backward()
+        _forward(net, torch.zeros(2, 3, image_size, image_size), "fp32").sum().backward()
     return counter.get_total_flops() // 2
 
 
-def _forward(net: Backbone, trunk: Callable[[Tensor], Tensor], image_BCHW: Tensor, precision: str) -> Tensor:
+def _forward(net: Backbone, image_BCHW: Tensor, precision: str) -> Tensor:
     with autocast_for(precision, torch.device("cpu"))():
-        feature = trunk(image_BCHW)
+        feature = net.trunk(image_BCHW)
     return net.neck(feature.float())
 
 

@@ -152,7 +152,7 @@ def forecast(
         ModelError, CheckpointError, DataError: as `teacher_cost`.
     """
     batch = batch or local_batch_size(config, gpus)
-    cost = backbone_cost(config, gpus, cuda=cuda)
+    cost = backbone_cost(config, gpus)
     kept, backward = cost.step.kept(batch), cost.step.peak(batch) - cost.step.kept(batch)
     head = head_load(config, num_classes, gpus, batch, run=run, cuda=cuda)
     taught = teacher_load(config, head)

@@ -52,8 +52,7 @@ class MemoryTraffic(TorchDispatchMode):
     Works on real and on fake tensors. Operations inside Triton kernels are not dispatched, so they are not counted.
     """
 
-    def __init__(self, *, without: frozenset[str] = frozenset()) -> None:
-        """Count all operations but those named `without`."""
+    def __init__(self) -> None:
         super().__init__()
         self.operand_bytes = 0
         """Bytes of the arguments and results of all operations, each counted once."""
@@ -61,13 +60,12 @@ class MemoryTraffic(TorchDispatchMode):
         """Bytes that the kernels of these operations read and write: some read an argument twice."""
         self.launches = 0
         """Kernels that the host launches."""
-        self._skipped = _NO_KERNEL | without
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation and count what it moves."""
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
-        if not func.is_view and name not in self._skipped:
+        if not func.is_view and name not in _NO_KERNEL:
             moved = sum(_bytes(tensor) for tensor in tree_leaves((args, kwargs, result)))
             # One kernel per gradient, so where only one is wanted, nothing is read twice.
             single = name == "convolution_backward" and sum(args[-1][:2]) < 2

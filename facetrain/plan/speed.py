@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from facetrain.config.schema import Config
-from facetrain.plan.backbone_cost import BackboneCost, backbone_cost, on_device
+from facetrain.plan.backbone_cost import BackboneCost, backbone_cost
 from facetrain.plan.device import (
     BETWEEN_MACHINES,
     GPUS_PER_MACHINE,
@@ -72,7 +72,6 @@ def step_time(config: Config, num_classes: int, gpus: int, device: Device) -> St
     Raises:
         ConfigError: the global batch cannot be divided among the GPUs.
     """
-    config = on_device(config, device)
     batch, micro_batches = local_batch_size(config, gpus), config.optim.accumulate
     cost = backbone_cost(config, gpus)
     seconds = micro_batches * _pass_seconds(cost.step, batch, config, device)

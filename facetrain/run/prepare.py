@@ -6,7 +6,6 @@ import gc
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +55,7 @@ from facetrain.run.folder.lock import RunLock
 from facetrain.run.lr_range_test import RangeTest, require_steps_of_test, run_range_test
 from facetrain.run.start_checks import check_start
 from facetrain.telemetry.log import LogFile, log_to, warn
-from facetrain.training.choose_kernels import choose_kernels, compare_trunks
+from facetrain.training.choose_kernels import choose_kernels
 from facetrain.training.state import TrainState
 from facetrain.training.step import TrainStep
 from facetrain.verify.sets.pair_set import PairSet
@@ -258,7 +257,7 @@ def _build(
         # All labels now, on the host: on a GPU, the head does not check those of a step.
         state.head.check_labels(source.labels)
     # Apart from the block above: ranks exchange whether they can use the kernels, and all must take part.
-    choose_kernels(state, config.train, checkpoint_activations=config.model.checkpoint_activations)
+    choose_kernels(state, config.train)
     network = wrap_in_ddp(
         state.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
     )
@@ -273,11 +272,8 @@ def _test_rates(
     if world.is_leader:
         print("--lr find: training with a growing learning rate, at most 100 steps", flush=True)
     state, network = _build(config, world, source, schedule, folder)
-    compare = partial(compare_trunks, state.network) if state.network.fused_trunk is not None else None
     # The test ends itself when the loss is not finite.
-    step = TrainStep(
-        network, build_augment(config), max_skipped_steps=first.stop_step + 1, on_first_images=compare
-    )
+    step = TrainStep(network, build_augment(config), max_skipped_steps=first.stop_step + 1)
     loader = build_loader(config, world, source, schedule, workers=count_workers(config, world), start_step=0)
     try:
         return run_range_test(config, state, step, loader, steps=first.stop_step, lr_factor=first.lr_factor)

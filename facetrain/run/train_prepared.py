@@ -27,7 +27,6 @@ from facetrain.run.callbacks.checkpointing import Checkpointing, Stopping
 from facetrain.run.callbacks.evaluation import Evaluation
 from facetrain.run.callbacks.live_report import LiveReport, write_first_batch
 from facetrain.run.callbacks.logging import Logging
-from facetrain.run.folder.create import record_execution
 from facetrain.run.folder.lock import LOCK_FILE
 from facetrain.run.loop import Callbacks, fit
 from facetrain.run.opening import report_start
@@ -35,7 +34,6 @@ from facetrain.run.outputs import PAIRS_FILE, RunOutputs, open_outputs
 from facetrain.run.prepare import PreparedRun
 from facetrain.run.results import model_metadata, write_divergence, write_results, write_skipped_images
 from facetrain.telemetry.log import warn
-from facetrain.training.choose_kernels import compare_trunks
 from facetrain.training.profile import RECORDED_STEPS, WARM_UP_STEPS, Profile, StepProfiler
 from facetrain.training.state import averaged_state
 from facetrain.training.step import TrainStep
@@ -176,14 +174,8 @@ def _is_finished(run: PreparedRun) -> bool:
 
 
 def _use_first_images(run: PreparedRun, image_BCHW: Tensor) -> None:
-    """Write the first images; compare the fused trunk with the plain one, and report if it is not used. Collective."""
     if run.world.is_leader:
         write_first_batch(run.folder, image_BCHW)
-    if run.state.network.fused_trunk is not None and compare_trunks(run.state.network, image_BCHW):
-        execution = run.state.describe_execution()
-        if run.world.is_leader:
-            warn(execution)
-            record_execution(run.folder, execution)
 
 
 def _build_logging(run: PreparedRun, outputs: RunOutputs, step: TrainStep, loader: StagedLoader) -> Logging:

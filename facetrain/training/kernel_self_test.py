@@ -1,15 +1,12 @@
-"""Self-test of facetrain's Triton kernels: whole blocks of the trunk and whole steps of the head, beside PyTorch's."""
+"""Self-test of the head's Triton kernels: whole steps of the head, beside PyTorch's operations."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from facetrain.backbone.iresnet import IResNet
-from facetrain.device.kernel_launches import multiprocessors
 from facetrain.distributed.world import World
 from facetrain.head.head_run import HeadRun
 from facetrain.head.margin_head import MarginHead
@@ -17,7 +14,6 @@ from facetrain.head.margins.base import build_margin
 from facetrain.head.margins.registry import MARGINS
 from facetrain.head.settings import HeadSettings, MarginSettings
 from facetrain.optim.settings import OptimSettings
-from facetrain.training.trunk_comparison import trunk_difference
 
 _HEADS: tuple[dict[str, Any], ...] = (
     {"sample_rate": 0.3},
@@ -28,40 +24,6 @@ _HEADS: tuple[dict[str, Any], ...] = (
 _MOST_TIMES, _ROUNDING = 4.0, 2e-3
 """The largest error may be this many times the one of PyTorch's operations, and this much more, relative to the
 largest number."""
-
-
-def check_trunk(device: torch.device, dtype: torch.dtype) -> str:
-    """Return what is wrong with the fused trunk on a device, "" if nothing is.
-
-    The second stage goes from 64 to 128 channels. The third and fourth stage have numbers of channels that are no
-    multiple of a tile.
-    """
-    from facetrain.backbone.fused_iresnet import FusedTrunk
-
-    # On a CPU, Triton's interpreter would take hours for the sizes of a GPU.
-    images, side = (_images_for(multiprocessors(device)), 112) if device.type == "cuda" else (2, 32)
-    torch.manual_seed(0)
-    network = IResNet((2, 1, 1, 1), (64, 128, 72, 24), embedding_size=32, image_size=side)
-    for module in network.modules():
-        # As after some training: with the initial ones, errors of weights and biases would not show.
-        if isinstance(module, nn.BatchNorm2d):
-            nn.init.uniform_(module.weight, 0.5, 1.5)
-            nn.init.normal_(module.bias, 0, 0.3)
-        elif isinstance(module, nn.PReLU):
-            nn.init.uniform_(module.weight, -0.2, 0.5)
-    network = network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    image_BCHW = torch.randn(images, 3, side, side, device=device).contiguous(
-        memory_format=torch.channels_last
-    )
-    return trunk_difference(network, FusedTrunk(network), image_BCHW, dtype)
-
-
-def _images_for(multiprocessors: int) -> int:
-    """Return so many images of 112 × 112 pixels that each program has several tiles of the rows of the second stage.
-
-    In training it has up to 49. For one tile, Triton compiles other code.
-    """
-    return max(multiprocessors // 7, 13)
 
 
 def check_head(device: torch.device, dtype: torch.dtype) -> str:
@@ -125,7 +87,3 @@ def _head_results(
         "the centers": head.weight.data,
     }
     return {name: tensor.float() for name, tensor in found.items()}
-
-
-CHECKS: dict[str, Callable[[torch.device, torch.dtype], str]] = {"trunk": check_trunk, "head": check_head}
-"""Checks of the parts of a run that have kernels, by the names of the parts."""

@@ -1,4 +1,4 @@
-"""Verdict on facetrain's Triton kernels on this machine, by a self-test in another process, which is kept.
+"""Verdict on the head's Triton kernels on this machine, by a self-test in another process, which is kept.
 
 The self-test does not run in the process that trains: an illegal memory access ends CUDA in its process for good, and a
 kernel may also hang. A verdict that the kernels work holds for a GPU, a driver, a version of torch and Triton, and the
@@ -29,53 +29,49 @@ from facetrain.distributed.spawn import HelperContext
 from facetrain.files import make_folder, read_regular_text, write_atomically
 
 LIMIT_S = 300.0
-"""Time for a self-test. Triton compiles about 30 kernels in it, which takes most of a minute on a slow machine."""
+"""Time for a self-test. Triton compiles about 20 kernels in it, which takes most of a minute on a slow machine."""
 _SOURCES = (
-    "backbone/**/*.py",
     "head/**/*.py",
     "device/*.py",
     "training/kernel_self_test.py",
-    "training/trunk_comparison.py",
 )
 """Files whose changes make a verdict out of date."""
 _DRIVER = Path("/proc/driver/nvidia/version")
 
-Check = Callable[[str, torch.device, torch.dtype], str]
+Check = Callable[[torch.device, torch.dtype], str]
 
 
-def run_self_test(part: str, device: torch.device, dtype: torch.dtype) -> str:
-    """Return what is wrong with the kernels of a part of a run, "" if nothing is. For a process of its own."""
-    from facetrain.training.kernel_self_test import CHECKS
+def run_self_test(device: torch.device, dtype: torch.dtype) -> str:
+    """Return what is wrong with the kernels, "" if nothing is. For a process of its own."""
+    from facetrain.training.kernel_self_test import check_head
 
-    return CHECKS[part](device, dtype)
+    return check_head(device, dtype)
 
 
 def agree_on_kernels(
-    part: str,
     device: torch.device,
     dtype: torch.dtype,
     *,
     check: Check = run_self_test,
     limit_s: float = LIMIT_S,
 ) -> str:
-    """Return why the kernels of a part are not used, "" if they are; the same on all ranks. Collective.
+    """Return why the kernels are not used, "" if they are; the same on all ranks. Collective.
 
     One rank of each host tests its GPU, and one for each other kind of GPU on the host. The others wait for it.
 
     Args:
-        part: trunk or head.
         device: device of this rank.
-        dtype: dtype of the activations, or of the factors of the head's products.
+        dtype: dtype of the factors of the products.
         check: returns what is wrong, "" if nothing is. It runs in another process.
         limit_s: time after which the self-test is ended. Less than the ranks wait for each other.
     """
     reason = _why_impossible(device)
-    key = {} if reason else _machine_key(part, device, dtype)
+    key = {} if reason else _machine_key(device, dtype)
     place = [socket.gethostname(), key]
     # The first rank with a host and a key tests for all that have the same. A rank without kernels has an empty key.
     places = collectives.gather_json(place)
     if key and places.index(place) == collectives.rank():
-        reason = _kept_verdict(key, lambda: _test(check, part, device, dtype, limit_s))
+        reason = _kept_verdict(key, lambda: _test(check, device, dtype, limit_s))
     # Here the others wait: `limit_s` is shorter than the timeout of a collective.
     reasons = collectives.gather_json(reason)
     hosts = {host for host, _ in places}
@@ -92,16 +88,16 @@ def _why_impossible(device: torch.device) -> str:
         return "Triton is not installed"
     import triton
 
-    from facetrain.backbone.kernels.tiles import count_rows
+    from facetrain.head.kernels.center_update import _update
 
     # Triton's interpreter runs the kernels on any device; the tests use it.
-    is_interpreted = not isinstance(count_rows, triton.JITFunction)
+    is_interpreted = not isinstance(_update, triton.JITFunction)
     if is_interpreted or multiplies_bfloat16(device):
         return ""
     return "the kernels need a GPU of compute capability 8.0 or higher"
 
 
-def _machine_key(part: str, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+def _machine_key(device: torch.device, dtype: torch.dtype) -> dict[str, str]:
     """Return what a verdict depends on."""
     package = Path(facetrain.__file__).parent
     # By content: a version with other kernels, or an edited file, is tested again.
@@ -111,7 +107,6 @@ def _machine_key(part: str, device: torch.device, dtype: torch.dtype) -> dict[st
     with suppress(OSError):
         driver = _DRIVER.read_text(errors="replace").partition("\n")[0]
     return {
-        "part": part,
         "dtype": str(dtype),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "driver": driver,
@@ -139,11 +134,11 @@ def _kept_verdict(key: dict[str, str], test: Callable[[], str]) -> str:
     return reason
 
 
-def _test(check: Check, part: str, device: torch.device, dtype: torch.dtype, limit_s: float) -> str:
+def _test(check: Check, device: torch.device, dtype: torch.dtype, limit_s: float) -> str:
     """Run a check in a new process; return what is wrong, or how the process has ended, "" if nothing is."""
     context = HelperContext()
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_report, args=(sender, check, part, device, dtype), daemon=True)
+    process = context.Process(target=_report, args=(sender, check, device, dtype), daemon=True)
     process.start()
     sender.close()  # so that the pipe ends with the process
     try:
@@ -162,12 +157,12 @@ def _test(check: Check, part: str, device: torch.device, dtype: torch.dtype, lim
         receiver.close()
 
 
-def _report(sender: Connection, check: Check, part: str, device: torch.device, dtype: torch.dtype) -> None:
+def _report(sender: Connection, check: Check, device: torch.device, dtype: torch.dtype) -> None:
     """Send the verdict of a check to the process that has started this one."""
     try:
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        reason = check(part, device, dtype)
+        reason = check(device, dtype)
         verdict = f"their self-test has found that {reason}" if reason else ""
     except Exception as error:  # of Triton, the C compiler or the driver: they have no common type
         line = " ".join(str(error).split())[:200]

@@ -84,18 +84,13 @@ class InPrecision(nn.Module):
         self.backbone = backbone
         self.device, self.dtype = device, _DTYPES.get(precision)
         self.memory_format, self.compile_mode = memory_format, compile
-        self.fused_trunk: Callable[[Tensor], Tensor] | None = None
-        """Computes what the trunk does, on fused kernels; `choose_trunk` sets it."""
-        self.remark = ""
-        """Reason why training runs otherwise than the config allows."""
         self._autocast = autocast_for(precision, device)
         self._regions = None if compile == "off" else CompiledRegions(backbone, compile)
 
     def describe_execution(self) -> str:
         """Return how training runs the backbone, in words."""
         mode = {"off": "eager", "on": "compiled", "reduce-overhead": "compiled and replayed from CUDA graphs"}
-        words = "eager on fused kernels" if self.fused_trunk is not None else mode[self.compile_mode]
-        return f"the backbone runs {words}" + (f" ({self.remark})" if self.remark else "")
+        return f"the backbone runs {mode[self.compile_mode]}"
 
     def forward(self, image_BCHW: Tensor, *landmarks: Tensor, **keys: Tensor) -> Tensor:
         """Map normalized images (B, 3, H, W) to embeddings (B, D), float32.
@@ -104,13 +99,9 @@ class InPrecision(nn.Module):
         """
         # Each layer passes the layout of its input on: here it is chosen for all of them.
         image_BCHW = image_BCHW.contiguous(memory_format=self.memory_format)
-        trunk: Callable[..., Tensor] = self.backbone.trunk
-        if self.training and torch.is_grad_enabled():
-            if self._regions is not None:
-                self._regions.begin_pass()
-            if self.fused_trunk is not None:
-                trunk = self.fused_trunk
+        if self._regions is not None and self.training and torch.is_grad_enabled():
+            self._regions.begin_pass()
         with self._autocast():
-            feature = trunk(image_BCHW, *landmarks, **keys)
+            feature = self.backbone.trunk(image_BCHW, *landmarks, **keys)
         # Outside of autocast, which would round the factors of the last layer again.
         return self.backbone.neck(feature.float())

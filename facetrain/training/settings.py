@@ -12,7 +12,6 @@ from facetrain.settings import (
     Positive,
     Probability,
     Settings,
-    Switch,
 )
 
 
@@ -93,11 +92,6 @@ class TrainSettings(Settings):
     """When the run ends before its last step. null: never."""
     precision: Literal["fp32", "bf16", "fp16"] = "bf16"
     """Number format of the backbone. The last layer and the loss are always computed in float32."""
-    fused: Switch = "off"
-    """Run batch norm, PReLU and residual addition of an IResNet as fused Triton kernels: less memory traffic, half of
-    the activations. auto: if the network has such a trunk, and the kernels agree with PyTorch in a self-test on this
-    machine and in the first step. on: the same, but an error if another key of the config excludes them. No run on a
-    GPU has confirmed that they are faster."""
     compile: Compilation = "off"
     """Compile the blocks of the backbone with torch.compile. The compiled code is cached for later runs.
     reduce-overhead: also replay it from CUDA graphs, for small batches, where the GPU waits for the host."""

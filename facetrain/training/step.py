@@ -141,7 +141,6 @@ class TrainStep:
                 key_B = self._augment.network_keys(batch.sample_B, batch.epoch)
                 keys["key_B"] = key_B.to(image_BCHW.device, non_blocking=True)
         if self._on_first_images is not None:
-            # Once in a process: real images and weights, at the sizes of this run, show what no self-test does.
             self._on_first_images(image_BCHW)
             self._on_first_images = None
         with profiler_range("forward"):

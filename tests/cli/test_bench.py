@@ -52,19 +52,12 @@ def test_the_loader_is_measured_beside_the_decoder():
         ("backbone --device cuda", "--device cuda: this machine has no GPU; use --device cpu"),
         ("head --device cuda", "--device cuda: this machine has no GPU; use --device cpu"),
         ("backbone --variant facetrain_replayed", "--variant facetrain_replayed: needs a GPU"),
-        ("backbone --variant facetrain_fused", "--variant facetrain_fused: needs a GPU"),
     ],
 )
 def test_what_cannot_be_measured_is_a_usage_error_of_one_line(line, message, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     error = refusal("bench", *line.split())
     assert error.exit_code == 2 and message in str(error) and "\n" not in str(error)
-
-
-def test_fused_kernels_are_not_measured_with_a_network_that_has_none(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    error = refusal("bench", "backbone", "--backbone", "mbf", "--variant", "facetrain_fused")
-    assert error.exit_code == 2 and "mbf has no fused kernels; use --backbone r18, " in str(error)
 
 
 @pytest.mark.slow

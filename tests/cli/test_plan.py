@@ -28,7 +28,6 @@ def plan(*arguments):
 @pytest.mark.slow
 def test_the_json_of_a_plan_has_memory_limits_and_time():
     arguments = ("plan", "--config", CONFIG, "--gpus", 8, "--memory", 80, "--gpu", "h100", *FEW_BLOCKS)
-    arguments += ("--set", "train.fused=on")
     done = facetrain(*arguments, "--json", fresh=True)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)

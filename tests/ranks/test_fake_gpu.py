@@ -31,7 +31,6 @@ QUIET_STEPS = (4,)
 """Steps without a report, a verification or a save, after the first ones, in which DDP orders its buckets."""
 
 OF_THE_HEAD = ("_statistics", "_slopes", "_update")
-OF_THE_TRUNK = ("_normalize", "_reduce_gradient", "_border_sums")
 
 
 @pytest.fixture(scope="module")
@@ -84,16 +83,10 @@ def train_rank(rank, size, port, folder, config, kernels):
 @pytest.mark.parametrize(
     ("size", "train", "head", "optim", "kernels"),
     [
-        (1, "fused: on", "", "muon: {}", OF_THE_HEAD + OF_THE_TRUNK),
-        (
-            2,
-            "precision: fp16, fused: on",
-            "placement: host, sample_rate: 0.5",
-            "",
-            OF_THE_HEAD + OF_THE_TRUNK,
-        ),
+        (1, "", "", "muon: {}", OF_THE_HEAD),
+        (2, "precision: fp16", "placement: host, sample_rate: 0.5", "", OF_THE_HEAD),
         (8, "precision: bf16", "", "", OF_THE_HEAD),
-        (8, "fused: auto", "", "name: adamw, lr: 0.001", ()),  # the self-test refuses all kernels
+        (8, "", "", "name: adamw, lr: 0.001", ()),  # the self-test refuses all kernels
     ],
 )
 @pytest.mark.slow

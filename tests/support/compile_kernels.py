@@ -1,6 +1,6 @@
-"""Compiles Triton kernels for A100, H100, H200 and B200 without a GPU, and prints what the assembler reports.
+"""Compiles the head's Triton kernels for GPUs without a GPU, and prints what the assembler reports.
 
-The argument is `softmax` or `updates` of the head, or `batch_norms` of the fused IResNet.
+The argument is `softmax` or `updates`.
 """
 
 import json
@@ -16,7 +16,6 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from facetrain.backbone.kernels import gradient, launch, normalize, statistics
 from facetrain.head.kernels import center_update as update
 from facetrain.head.kernels import margin_softmax as softmax
 
@@ -81,25 +80,6 @@ def machine_code(ptx: str, capability: int) -> Counts:
     return {"registers": int(registers), "spilled_bytes": sum(map(int, spilled))}
 
 
-NORM_TYPES = (
-    dict.fromkeys(("x", "y", "normed", "grad", "grad_x", "residual", "by_normed"), "*bf16")
-    | dict.fromkeys(("eps", "momentum", "share"), "fp32")
-    | dict.fromkeys(("N", "C", "tiles", "P", "H", "W", "outputs"), "i32")
-)
-NORMS = {
-    "statistics": (statistics._statistics, ()),
-    "batch norm, and its normalized input": (normalize._normalize, ("has_normed",)),
-    "batch norm, PReLU, statistics": (normalize._normalize, ("has_slope", "has_statistics")),
-    "batch norm, shortcut, statistics": (
-        normalize._normalize, ("has_residual", "has_residual_norm", "has_statistics"),
-    ),
-    "reduce gradient, recompute": (gradient._reduce_gradient, ("has_slope", "has_result")),
-    "apply gradient": (gradient._apply_gradient, ("has_slope", "has_residual", "has_sums")),
-    "finish the weight's gradient": (gradient._finish_weight_gradient, ()),
-    "border sums": (gradient._border_sums, ()),
-    "finish statistics": (statistics._finish_statistics, ()),
-}  # fmt: skip
-"""Kernels of batch norm with the flags that are set."""
 UPDATE_TYPES = dict.fromkeys(("lr", "momentum_factor", "weight_decay"), "fp32") | {
     "scale": "*fp32", "index": "*i64", "target_gradient": "*fp32", "sample": "*i64", "first": "*i32", "valid": "*u8",
 }  # fmt: skip
@@ -143,32 +123,5 @@ def updates() -> dict[str, Counts]:
     }  # fmt: skip
 
 
-def batch_norms() -> dict[str, Counts]:
-    """Compile for bfloat16 activations, as the kernels are launched for an IResNet's channels.
-
-    Triton compiles another variant where an argument is 1: `one tile` is the one of few rows.
-    """
-    flags = {"is_normed", *(flag for _, chosen in NORMS.values() for flag in chosen)}
-    sizes = {"BN": launch.BLOCK_ROWS, "BC": launch.BLOCK_CHANNELS, "STAGES": launch.STAGES}
-    found = {}
-    for name, (kernel, chosen) in NORMS.items():
-        constants = sizes | {flag: flag in chosen for flag in flags}
-        types = NORM_TYPES | ({"weight": "*bf16"} if "by_normed" in kernel.arg_names else {})
-        variants = {f"{name} for sm_{capability}": (capability, {}) for capability in SHARED_BYTES}
-        if "tiles" in kernel.arg_names:
-            variants[f"{name}, one tile, for sm_90"] = (90, {"tiles": 1})
-        for variant, (capability, more) in variants.items():
-            found[variant] = compile_kernel(
-                kernel,
-                types,
-                constants | more,
-                capability,
-                default="*fp32",
-                aligned="C",
-                num_warps=launch.WARPS,
-            )
-    return found
-
-
 if __name__ == "__main__":
-    print(json.dumps({"softmax": softmaxes, "updates": updates, "batch_norms": batch_norms}[sys.argv[1]]()))
+    print(json.dumps({"softmax": softmaxes, "updates": updates}[sys.argv[1]]()))

@@ -163,7 +163,7 @@ def backbone(
 ) -> None:
     """Measure a backbone's training step.
 
-    Without --variant, all variants are measured but facetrain_fused and facetrain_replayed, which need a GPU.
+    Without --variant, all variants are measured but facetrain_replayed, which needs a GPU.
     """
     from facetrain.backbone.registry import BACKBONES
     from facetrain.bench.backbone import ON_EVERY_DEVICE, VARIANTS, measure_backbone_steps

@@ -175,13 +175,6 @@ def write_run_files(folder: Path, world: World, config_text: str, run_id: str, *
         write_atomically(folder / _ENVIRONMENT, json.dumps(environment, indent=1) + "\n")
 
 
-def record_execution(folder: Path, execution: str) -> None:
-    """Write to environment.json how training runs the network from now on. To be called by the leader only."""
-    environment = recorded_environment(folder) | {"execution": execution}
-    with os_errors_as(RunError, folder):
-        write_atomically(folder / _ENVIRONMENT, json.dumps(environment, indent=1) + "\n")
-
-
 def recorded_environment(folder: Path) -> dict[str, Any]:
     """Return the content of a run's environment.json; empty if the file is absent or damaged."""
     try:

@@ -20,7 +20,6 @@ from facetrain.config.loading import load_config
 from facetrain.errors import ConfigError, ModelError
 from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import open_model
-from facetrain.optim.frozen_parts import has_frozen_batch_norm
 from facetrain.run import training
 from tests.runs.conftest import dataset  # noqa: F401
 
@@ -105,7 +104,9 @@ def test_only_targets_get_adapters_and_all_else_is_frozen():
         name.split(".parametrizations")[0] for name, p in network.named_parameters() if p.requires_grad
     }
     assert trained == {"fc", "layer3.0.conv1", "layer3.0.conv2", "layer3.0.downsample.0"}
-    assert has_frozen_batch_norm(network)
+    assert not any(
+        module.training for module in network.modules() if isinstance(module, torch.nn.BatchNorm2d)
+    )
     with pytest.raises(ConfigError, match=r"model\.lora\.targets: .* starts with 'bn1'"):
         add_adapters(NETWORKS["iresnet"](), LoraSettings(rank=2, targets=("bn1",)))
 

@@ -304,13 +304,13 @@ def test_any_values_give_a_config_or_an_error_of_one_line(values):
 
 
 @pytest.mark.parametrize(
-    ("key", "word"),
-    [("fused", "on"), ("fused", "off"), ("fused", "auto"), ("compile", "on"), ("compile", "reduce-overhead")],
+    "word",
+    ["on", "off", "reduce-overhead"],
 )
-def test_a_switch_takes_the_words_that_yaml_reads_as_truth_values(key, word):
-    values = {"data": {"train": "x"}} | parse_yaml(f"train: {{{key}: {word}}}")
-    assert getattr(build_config(values, "x").train, key) == word
-    assert getattr(build_config({"data": {"train": "x"}}, "x", [f"train.{key}={word}"]).train, key) == word
+def test_a_switch_takes_the_words_that_yaml_reads_as_truth_values(word):
+    values = {"data": {"train": "x"}} | parse_yaml(f"train: {{compile: {word}}}")
+    assert build_config(values, "x").train.compile == word
+    assert build_config({"data": {"train": "x"}}, "x", [f"train.compile={word}"]).train.compile == word
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,6 @@ from facetrain.optim.frozen_parts import freeze
 from facetrain.optim.optimizer import build_optimizer, parameter_groups
 from facetrain.optim.settings import OptimSettings
 from facetrain.run import training
-from facetrain.training.choose_kernels import choose_trunk
-from facetrain.training.precision import InPrecision
 from facetrain.training.state import averaged_buffers, averaged_state
 from tests.runs.conftest import dataset  # noqa: F401
 
@@ -70,13 +68,6 @@ def test_statistics_of_frozen_norms_are_not_averaged_over_the_ranks(network, mon
     frozen = [buffer for name, buffer in network.named_buffers() if name.startswith("layer1")]
     assert frozen and state_of_all == len(list(network.buffers())) - len(frozen)
     assert not {buffer.data_ptr() for buffer in frozen} & {buffer.data_ptr() for buffer in averaged}
-
-
-def test_the_fused_trunk_is_refused_for_a_frozen_batch_norm(network):
-    freeze(network, ["layer1"])
-    wrapped = InPrecision(network, "bf16", torch.device("cpu"), memory_format=torch.channels_last)
-    with pytest.raises(ConfigError, match=r"statistics of each batch, and model\.freeze"):
-        choose_trunk(wrapped, "on", checkpoint_activations=False)
 
 
 @pytest.mark.parametrize("key", ["freeze: [conv, bn, prelu, layer, features]", "train_batch_norm: false"])

@@ -8,7 +8,7 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.head.settings import HeadSettings
 from facetrain.models.model_file import describe_backbone, save_model
 from facetrain.optim.settings import OptimSettings
-from facetrain.plan.backbone_cost import measure_backbone, runs_fused
+from facetrain.plan.backbone_cost import measure_backbone
 from facetrain.plan.forecast import forecast
 from facetrain.plan.head_cost import HeadLoad, head_work, table_bytes
 from facetrain.run.build.backbone import restrict_training
@@ -66,15 +66,6 @@ def test_a_teacher_adds_its_weights_and_its_centers(teacher, tmp_path):
     after = forecast(cached, classes, gpus)
     assert after.teacher == 4 * 8 * 16 * 3
     assert after.centers == before.centers + 501 * 16 * 4 and after.center_moments == before.center_moments
-
-
-def test_the_fused_trunk_is_not_planned_with_frozen_batch_norms():
-    pytest.importorskip("triton")
-    model = small_config().model.model_dump(exclude_none=True)
-    train = {"batch_size": 4, "precision": "bf16", "fused": "on"}
-    assert runs_fused(small_config(train=train))
-    assert runs_fused(small_config(train=train, model=model | {"freeze": ["fc"]}))
-    assert not runs_fused(small_config(train=train, model=model | {"freeze": ["layer1"]}))
 
 
 def test_the_bytes_of_a_head_that_is_not_trained_are_forecast():
