@@ -1,7 +1,7 @@
 """Collective operations. All ranks must call each of them, in the same order.
 
 With a single process, or without a process group, every operation is the identity: callers need no
-case for it.
+case for it. `group` is the process group whose ranks take part; None: all ranks.
 """
 
 # B local batch   G gathered batch (B times the world size)   D embedding   W world size
@@ -24,18 +24,20 @@ from facetrain.device.profiler_ranges import profiler_range
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
+ProcessGroup = dist.ProcessGroup
+
 _traffic: list[Counter[str]] = []
 _forbidden_in: list[str] = []
 
 
-def world_size() -> int:
+def world_size(group: ProcessGroup | None = None) -> int:
     """Return the number of ranks."""
-    return dist.get_world_size() if dist.is_initialized() else 1
+    return dist.get_world_size(group) if dist.is_initialized() else 1
 
 
-def rank() -> int:
+def rank(group: ProcessGroup | None = None) -> int:
     """Return the rank of this process."""
-    return dist.get_rank() if dist.is_initialized() else 0
+    return dist.get_rank(group) if dist.is_initialized() else 0
 
 
 @contextmanager
@@ -77,19 +79,21 @@ class GatheredRows:
     world size, because DDP divides by it later.
     """
 
-    def __init__(self, x_BD: Tensor) -> None:
+    def __init__(self, x_BD: Tensor, group: ProcessGroup | None = None) -> None:
         """Start sending the rows of this rank."""
-        self._x_BD = x_BD
-        if world_size() > 1:
+        self._x_BD, self._group, self._size = x_BD, group, world_size(group)
+        if self._size > 1:
             self._sent_BD = x_BD.detach().contiguous()  # kept alive: the transfer reads it until `wait`
             _record("all_gather", self._sent_BD)
             # Allocated here and not in `wait`: the transfer writes into it from now on.
-            self._stacked_WBD = self._sent_BD.new_empty((world_size(), *self._sent_BD.shape))
-            self._work = _all_gather(self._stacked_WBD.view(-1), self._sent_BD.view(-1), async_op=True)
+            self._stacked_WBD = self._sent_BD.new_empty((self._size, *self._sent_BD.shape))
+            self._work = _all_gather(
+                self._stacked_WBD.view(-1), self._sent_BD.view(-1), group=group, async_op=True
+            )
 
     def wait(self) -> Tensor:
         """Wait for the rows of all ranks and return them: (G, D)."""
-        return _Arrived.apply(self._x_BD, self._arrive) if world_size() > 1 else self._x_BD
+        return _Arrived.apply(self._x_BD, self._arrive, self._group) if self._size > 1 else self._x_BD
 
     def _arrive(self) -> Tensor:
         """Wait for the rows and return them without gradient: (W, B, D)."""
@@ -100,46 +104,47 @@ class GatheredRows:
 
 class _Arrived(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_BD: Tensor, arrive: Callable[[], Tensor]) -> Tensor:
+    def forward(ctx: Any, x_BD: Tensor, arrive: Callable[[], Tensor], group: ProcessGroup | None) -> Tensor:
+        ctx.group = group
         return arrive().flatten(0, 1)
 
     @staticmethod
-    def backward(ctx: Any, grad_GD: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad_GD: Tensor) -> tuple[Tensor, None, None]:
         # Each rank has the gradient of all rows by its classes. The sum over the ranks is the gradient by all classes,
         # of which a rank needs its rows only.
-        grad_BD = reduce_scatter_rows(grad_GD)
+        grad_BD = reduce_scatter_rows(grad_GD, ctx.group)
         # The head's loss is a single value over the global batch, not a mean of losses per rank. DDP averages
         # the backbone's gradients over the ranks as if it were such a mean; this factor cancels the division.
-        return grad_BD * world_size(), None
+        return grad_BD * world_size(ctx.group), None, None
 
 
-def gather(x: Tensor) -> Tensor:
+def gather(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
     """Stack every rank's tensor in rank order, without gradient: (...) -> (W, ...)."""
-    if world_size() == 1:
+    if world_size(group) == 1:
         return x.detach().unsqueeze(0)
     x = x.detach().contiguous()
     _record("all_gather", x)
-    stacked = x.new_empty((world_size(), *x.shape))
+    stacked = x.new_empty((world_size(group), *x.shape))
     with profiler_range("collectives"):
-        _all_gather(stacked.view(-1), x.view(-1))
+        _all_gather(stacked.view(-1), x.view(-1), group=group)
     return stacked
 
 
-def reduce_scatter_rows(x_GD: Tensor) -> Tensor:
+def reduce_scatter_rows(x_GD: Tensor, group: ProcessGroup | None = None) -> Tensor:
     """Sum over the ranks and return the rows of this rank: (G, D) -> (B, D). G must be a multiple of W."""
-    if world_size() == 1:
+    if world_size(group) == 1:
         return x_GD
     x_GD = x_GD.contiguous()
     _record("reduce_scatter", x_GD)
-    kept_BD = x_GD.new_empty((x_GD.shape[0] // world_size(), *x_GD.shape[1:]))
+    kept_BD = x_GD.new_empty((x_GD.shape[0] // world_size(group), *x_GD.shape[1:]))
     with profiler_range("collectives"):
-        _reduce_scatter(kept_BD, x_GD)
+        _reduce_scatter(kept_BD, x_GD, group=group)
     return kept_BD
 
 
-def sum_(x: Tensor) -> Tensor:
+def sum_(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
     """Sum x over the ranks in place, and return it."""
-    return _start_all_reduce_(x, dist.ReduceOp.SUM)()
+    return _start_all_reduce_(x, dist.ReduceOp.SUM, group)()
 
 
 def max_(x: Tensor) -> Tensor:
@@ -152,13 +157,13 @@ def start_max_(x: Tensor) -> Callable[[], Tensor]:
     return _start_all_reduce_(x, dist.ReduceOp.MAX)
 
 
-def _start_all_reduce_(x: Tensor, op: Any) -> Callable[[], Tensor]:
-    if world_size() == 1:
+def _start_all_reduce_(x: Tensor, op: Any, group: ProcessGroup | None = None) -> Callable[[], Tensor]:
+    if world_size(group) == 1:
         return lambda: x
     _record("all_reduce", x)
     # A CPU tensor goes over gloo and a CUDA tensor over NCCL: with the former, ranks agree without waiting for a
     # kernel.
-    work = dist.all_reduce(x, op, async_op=True)
+    work = dist.all_reduce(x, op, group, async_op=True)
 
     def wait() -> Tensor:
         with profiler_range("collectives"):

@@ -15,18 +15,18 @@ from facetrain.counter_rng import key_of
 from facetrain.distributed import collectives
 from facetrain.distributed.world import World
 from facetrain.head.base_head import BaseHead
+from facetrain.head.build import build_margin
 from facetrain.head.center_gradient import AccumulatedGradient
 from facetrain.head.class_centers import RowTables, allocate_tables, draw_centers
 from facetrain.head.class_chunk import Chunk, FusedChunk, default_chunk_size, fused_chunks_available
 from facetrain.head.class_shard import shard_classes
 from facetrain.head.expectations import Expectations
 from facetrain.head.head_run import HeadRun, HeadStage
-from facetrain.head.margins.base import build_margin
-from facetrain.head.margins.combined import CombinedMargin
+from facetrain.head.margins.function_margin import make_margin
 from facetrain.head.row_file import Layout
 from facetrain.head.row_optimizer import RowOptimizer, moment_layout, one_pass_available
 from facetrain.head.sampling import ClassSampler, SampledClasses
-from facetrain.head.settings import HeadSettings, MarginSettings
+from facetrain.head.settings import HeadSettings
 from facetrain.head.sharded_softmax import ClassSweep, TakeGradient, sharded_cross_entropy
 from facetrain.head.target import NearestCount
 from facetrain.optim.settings import OptimSettings
@@ -65,9 +65,7 @@ class MarginHead(BaseHead):
         # stages.
         self._stages = run.stages or (HeadStage(0, settings),)
         self._stage = self._stages[0]
-        anchor_margin = CombinedMargin(
-            MarginSettings(scale=self.margin.scale), m3=settings.expectation_margin
-        )
+        anchor_margin = make_margin("cosface", scale=self.margin.scale, m3=settings.expectation_margin)
         self._expectations = Expectations(self._stages, anchor_margin)
         self._tables = self._allocate_tables()
         self.weight = self._tables.by_name["weight"]

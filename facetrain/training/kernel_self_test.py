@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from facetrain.distributed.world import World
+from facetrain.head.build import build_margin
 from facetrain.head.head_run import HeadRun
 from facetrain.head.margin_head import MarginHead
-from facetrain.head.margins.base import build_margin
 from facetrain.head.margins.registry import MARGINS
 from facetrain.head.settings import HeadSettings, MarginSettings
 from facetrain.optim.settings import OptimSettings

@@ -1,41 +1,45 @@
-"""Test oracle of the head: one process, all logits at once, float64, autograd."""
+"""Test oracle of the head: `facetrain.head.dense` with the margins' equations, for float64."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from facetrain.head import dense
 from facetrain.head.class_shard import ClassShard
 from facetrain.head.sampling import draw_classes
 
 
-def margin_logits(cos: Tensor, label: Tensor, margin: dict) -> Tensor:
-    """Return logits (G, K) from cosines by the papers' equations, differentiable by autograd."""
-    theta = torch.arccos(cos)
+def target_equation(margin: dict) -> Callable[[Tensor], Tensor]:
+    """Return cos(m1·θ + m2) − m3 by the papers' equations, as a function of cos θ."""
     m1, m2, m3 = margin.get("m1", 1.0), margin.get("m2", 0.0), margin.get("m3", 0.0)
-    target = torch.cos(m1 * theta + m2) - m3
-    straight_through = margin.get("gradient") == "straight_through"
-    if m1 == 1 and not straight_through:
-        target = torch.where(theta + m2 > math.pi, cos - m2 * math.sin(m2) - m3, target)
-    if straight_through:
-        target = cos + (target - cos).detach()
-    is_target = torch.nn.functional.one_hot(label, cos.shape[1]).bool()
-    negatives = cos
-    if margin.get("filter_threshold"):
-        negatives = torch.where(cos > margin["filter_threshold"], torch.zeros_like(cos), cos)
-    return torch.where(is_target, target, negatives) * margin["scale"]
+
+    def target(cos: Tensor) -> Tensor:
+        theta = torch.arccos(cos)
+        value = torch.cos(m1 * theta + m2) - m3
+        if margin.get("gradient") == "straight_through":
+            return cos + (value - cos).detach()
+        return torch.where(theta + m2 > math.pi, cos - m2 * math.sin(m2) - m3, value) if m1 == 1 else value
+
+    return target
+
+
+def margin_logits(cos: Tensor, label: Tensor, margin: dict) -> Tensor:
+    """Return logits (G, K) from cosines, differentiable by autograd."""
+    return dense.dense_logits(
+        cos, label, target_equation(margin), margin["scale"], margin.get("filter_threshold", 0.0)
+    )
 
 
 def dense_loss(
     embedding: Tensor, weight: Tensor, label: Tensor, margin: dict, sample: Tensor | None = None
 ) -> Tensor:
     """Return the mean cross-entropy over all classes, or over a sample of them (ascending class numbers)."""
-    if sample is not None:
-        weight, label = weight[sample], torch.searchsorted(sample, label)
-    unit, center = torch.nn.functional.normalize(embedding), torch.nn.functional.normalize(weight)
-    return torch.nn.functional.cross_entropy(margin_logits(unit @ center.T, label, margin), label)
+    options = {name: margin[name] for name in ("scale", "filter_threshold") if name in margin}
+    return dense.dense_loss(embedding, weight, label, target_equation(margin), **options, class_S=sample)
 
 
 def sample_classes(shard: ClassShard, positive: Tensor, rate: float, *, seed: int, step: int) -> Tensor:

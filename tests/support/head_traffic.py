@@ -56,6 +56,8 @@ def step_bytes(patch: Any, classes: int, *, one_pass: bool = True, **options: An
     patch.setattr("facetrain.head.margin_head.draw_centers", lambda *_: None)
     patch.setattr(torch, "_fused_sgd_", lambda *_, **__: None)
     patch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    # Autograd, which differentiates the margin, needs a GPU for such tensors.
+    patch.setattr("facetrain.head.margins.base._differentiated", lambda formula, cos: (formula(cos), cos))
     context, function = Context(), sharded_softmax._CrossEntropy
     patch.setattr(function, "apply", lambda *arguments: function.forward(context, *arguments))
     with FakeTensorMode(allow_non_fake_inputs=True):

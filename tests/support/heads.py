@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from facetrain.distributed.world import World
+from facetrain.head.build import build_margin
 from facetrain.head.head_run import HeadRun, HeadStage
 from facetrain.head.margin_head import MarginHead
-from facetrain.head.margins.base import Margin, build_margin
+from facetrain.head.margins.base import Margin
 from facetrain.head.settings import HeadSettings, MarginSettings
 from facetrain.optim.settings import OptimSettings
 from tests.support.fake_gpu import GPU

@@ -5,13 +5,12 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from facetrain.head.margins.base import Margin, RunningAverages, TargetCosine, published, sine
-from facetrain.head.settings import MarginSettings
+from facetrain.head.margins.base import Margin, RunningAverages, angle
 
 _EPSILON = 1e-3
 """Bound of the angle, and term added to the deviation, as in the authors' code."""
@@ -28,14 +27,14 @@ class AdaFace(Margin):
     No gradient passes through ẑ. The angle is clipped to [ε, π − ε], ε = 0.001, as in the authors' code.
     """
 
-    needs_norms: ClassVar[bool] = True
+    needs_norms = True
     h: ClassVar[float] = 0.333
     average: ClassVar[float] = 0.01
     """Weight of a batch in the running averages; `t_alpha` in the authors' code."""
 
-    def __init__(self, settings: MarginSettings, seed: int = 0) -> None:
-        super().__init__(settings)
-        self._m2 = published(settings.m2, 0.4)
+    def __init__(self, *, m2: float = 0.4, **common: Any) -> None:
+        super().__init__(**common)
+        self.m2 = m2
         self._averages = RunningAverages(mean=20.0, deviation=100.0)
 
     def update_averages(self, norm_G: Tensor | None, cos_G: Tensor) -> None:
@@ -46,14 +45,11 @@ class AdaFace(Margin):
         spread = {"deviation": norm_G.std()} if len(norm_G) > 1 else {}
         self._averages.update(self.average, mean=norm_G.mean(), **spread)
 
-    def apply(self, cos_G: Tensor, norm_G: Tensor | None) -> TargetCosine:
+    def target(self, cos_G: Tensor, norm_G: Tensor | None) -> Tensor:
         assert norm_G is not None
-        quality_G = self._quality(norm_G)
-        angle_G = torch.arccos(cos_G) - self._m2 * quality_G
-        clipped_G = angle_G.clamp(_EPSILON, math.pi - _EPSILON)
-        # Where the angle is clipped, the target is constant: no gradient.
-        slope_G = torch.where(clipped_G == angle_G, torch.sin(angle_G) / sine(cos_G), 0.0)
-        return TargetCosine(torch.cos(clipped_G) - self._m2 * (quality_G + 1), slope_G)
+        quality_G = self._quality(norm_G.detach())
+        angle_G = (angle(cos_G) - self.m2 * quality_G).clamp(_EPSILON, math.pi - _EPSILON)
+        return torch.cos(angle_G) - self.m2 * (quality_G + 1)
 
     def state(self) -> dict[str, Tensor]:
         return self._averages.values

@@ -1,4 +1,4 @@
-"""Base class of the margins, and their construction from the settings.
+"""Base class of the margins, which finds the derivatives of a margin's formula.
 
 With θ the angle between an embedding and the center of its identity, most margins replace the target's cosine by
 
@@ -13,14 +13,12 @@ the negatives, stay unless a margin's docstring describes a change.
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-
-from facetrain.head.margins.registry import MARGINS
-from facetrain.head.settings import MarginSettings
-from facetrain.settings import imported
+from torch.autograd.function import once_differentiable
 
 
 class TargetCosine(NamedTuple):
@@ -34,34 +32,57 @@ class TargetCosine(NamedTuple):
 
 
 class Margin:
-    """Base class of the margins: the softmax with a scale s, and no margin."""
+    """Base class of the margins. A subclass gives the formula, `target`; autograd differentiates it."""
 
-    needs_norms: ClassVar[bool] = False
+    needs_norms: bool = False
     """The formula contains the norms of the embeddings, so each rank sends them along with its embeddings."""
     needs_all_target_cosines: ClassVar[bool] = False
     """The formula contains the target cosines of the whole batch, so all ranks exchange them."""
 
-    def __init__(self, settings: MarginSettings, seed: int = 0) -> None:
-        """Take the settings; a margin ignores those that its formula does not have."""
-        self.scale, self.filter_threshold = settings.scale, settings.filter_threshold
+    def __init__(self, *, scale: float = 64.0, filter_threshold: float = 0.0, seed: int = 0) -> None:
+        """Take the factor on the cosines, and the numbers that all margins have.
+
+        A negative whose cosine exceeds `filter_threshold` counts as label noise, and its logit is set to 0 (0: no
+        filter). `seed` is for margins that draw random numbers.
+        """
+        self.scale, self.filter_threshold, self.seed = scale, filter_threshold, seed
 
     @property
     def changes_negatives(self) -> bool:
         """Whether the formula changes the negatives' cosines; the filter does not count."""
         return type(self).change_negatives_ is not Margin.change_negatives_
 
-    def apply(self, cos_G: Tensor, norm_G: Tensor | None) -> TargetCosine:
-        """Return the target cosines with the margin.
+    def target(self, cos_G: Tensor, norm_G: Tensor | None) -> Tensor:
+        """Return the target cosines with the margin: the formula, of operations that autograd can differentiate.
 
-        `cos_G` holds the target cosines in [−1, 1], `norm_G` the norms of the embeddings if `needs_norms`.
+        `cos_G` holds the target cosines in [−1, 1], `norm_G` the norms of the embeddings if `needs_norms`. Where no
+        gradient shall pass, detach. The derivative of `torch.arccos` is infinite at ±1; that of `angle` is not.
         """
-        return TargetCosine(cos_G, torch.ones_like(cos_G))
+        raise NotImplementedError
+
+    def penalty(self, norm_G: Tensor) -> Tensor | None:
+        """Return the term added to each sample's loss, a formula of the norm, (G,); None: no term."""
+        return None
+
+    def apply(self, cos_G: Tensor, norm_G: Tensor | None) -> TargetCosine:
+        """Return the target cosines with the margin and their derivatives. Called once per micro-batch."""
+        if norm_G is None:
+            return TargetCosine(*_differentiated(lambda cos: self.target(cos, None), cos_G))
+        return TargetCosine(*_differentiated(self.target, cos_G, norm_G))
+
+    def norm_penalty(self, norm_G: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return `penalty` and its derivative by the norm, (G,) each; None: no term."""
+        if type(self).penalty is Margin.penalty:
+            return None
+        value_G, slope_G = _differentiated(self.penalty, norm_G)
+        return value_G, slope_G
 
     def change_negatives_(self, logit_GC: Tensor, target_cos_G: Tensor) -> Tensor | None:
         """Change the negatives' logits in place; return the factor (G, C) on their derivatives, or None for 1.
 
-        `target_cos_G` holds the target cosines before the margin. For samples whose class is on another rank
-        it is valid only if `needs_all_target_cosines`.
+        By hand and not by autograd, which would keep several tensors of the size of the logits. `target_cos_G` holds
+        the target cosines before the margin. For samples whose class is on another rank it is valid only if
+        `needs_all_target_cosines`.
         """
         if not self.filter_threshold:
             return None
@@ -69,10 +90,6 @@ class Margin:
         # To 0 and not to −∞, as in arcface_torch: a filtered negative counts like a class at a right angle.
         logit_GC.mul_(trusted_GC)
         return trusted_GC
-
-    def norm_penalty(self, norm_G: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the term added to each sample's loss, and its derivative by the norm, (G,) each; None: no term."""
-        return None
 
     def begin_step(self, step: int) -> None:
         """Start a step. Margins that draw random numbers derive them from its number."""
@@ -85,23 +102,40 @@ class Margin:
         return {}
 
 
-def build_margin(settings: MarginSettings, *, seed: int = 0) -> Margin:
-    """Build the margin that `settings.type` names; `seed` is for margins that draw random numbers."""
-    margin: Margin = imported(MARGINS[settings.type])(settings, seed)
-    return margin
+def _differentiated(formula: Callable[..., Tensor | None], *inputs_G: Tensor) -> list[Tensor]:
+    """Return a formula's value for each sample, and its derivative by each input; (G,) each."""
+    # Also inside of the head's own forward pass, where autograd is off.
+    with torch.enable_grad():
+        leaves = [input_G.detach().requires_grad_() for input_G in inputs_G]
+        value_G = formula(*leaves)
+    assert value_G is not None
+    if not value_G.requires_grad:
+        return [value_G, *map(torch.zeros_like, inputs_G)]
+    # Samples do not depend on each other: the derivative of the sum is that of each.
+    slopes = torch.autograd.grad(value_G, leaves, torch.ones_like(value_G), materialize_grads=True)
+    return [value_G.detach(), *slopes]
 
 
-def published(value: float | None, default: float) -> float:
-    """Return the value of a setting, or where it is null the published value."""
-    return default if value is None else value
+def angle(cos: Tensor) -> Tensor:
+    """Return the angle in [0, π] of a cosine, with a derivative that is finite at cos = ±1.
 
-
-def sine(cos: Tensor) -> Tensor:
-    """Return the sine of an angle in [0, π] from its cosine, at least √ε of the dtype.
-
-    The derivative of an angle by its cosine, −1/sin, is infinite at cos = ±1; the bound keeps it finite.
+    It is −1/sin, with the sine at least √ε of the dtype.
     """
-    return (1 - cos * cos).clamp_min(torch.finfo(cos.dtype).eps).sqrt()
+    found: Tensor = _Angle.apply(cos)
+    return found
+
+
+class _Angle(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, cos: Tensor) -> Tensor:
+        ctx.save_for_backward(cos)
+        return torch.arccos(cos)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (cos,) = ctx.saved_tensors
+        return -grad / (1 - cos * cos).clamp_min(torch.finfo(cos.dtype).eps).sqrt()
 
 
 class RunningAverages:

@@ -4,17 +4,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from facetrain.head.margins.base import RunningAverages, published
-from facetrain.head.margins.combined import CombinedMargin
-from facetrain.head.settings import MarginSettings
+from facetrain.head.margins.base import Margin, RunningAverages
+from facetrain.head.margins.combined import arcface
 
 
-class CurricularFace(CombinedMargin):
+class CurricularFace(Margin):
     """ArcFace's margin with a curriculum of hard negatives (Huang et al., "CurricularFace", arXiv 2004.00288).
 
     The target is cos(θ_y + m2), with ArcFace's linear part beyond π. A negative whose cosine exceeds it is
@@ -30,10 +29,13 @@ class CurricularFace(CombinedMargin):
     average: ClassVar[float] = 0.01
     """Weight of a batch in t."""
 
-    def __init__(self, settings: MarginSettings, seed: int = 0) -> None:
-        super().__init__(settings, m2=published(settings.m2, 0.5))
-        self.straight_through = False
+    def __init__(self, *, m2: float = 0.5, **common: Any) -> None:
+        super().__init__(**common)
+        self.m2 = m2
         self._averages = RunningAverages(t=0.0)
+
+    def target(self, cos_G: Tensor, norm_G: Tensor | None) -> Tensor:
+        return arcface(cos_G, m2=self.m2)
 
     def update_averages(self, norm_G: Tensor | None, cos_G: Tensor) -> None:
         self._averages.update(self.average, t=cos_G.mean())

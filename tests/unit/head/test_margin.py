@@ -1,11 +1,14 @@
 import pytest
 import torch
 
+from facetrain.errors import UsageError
+from facetrain.head.build import build_margin
 from facetrain.head.class_shard import shard_classes
-from facetrain.head.margins.base import build_margin
+from facetrain.head.margins.function_margin import make_margin
 from facetrain.head.margins.registry import MARGINS as REGISTRY
 from tests.support.dense_head import MARGINS
-from tests.support.heads import combined, make_margin
+from tests.support.heads import combined
+from tests.support.heads import make_margin as named_margin
 
 
 @pytest.mark.parametrize("name", list(MARGINS))
@@ -13,7 +16,7 @@ def test_the_slope_is_the_derivative_of_the_value(name):
     margin = build_margin(combined(**MARGINS[name]))
     cos = torch.linspace(-0.995, 0.995, 401, dtype=torch.float64)
     value, slope = margin.apply(cos, None)[:2]
-    if margin.straight_through:
+    if MARGINS[name].get("gradient") == "straight_through":
         assert torch.equal(slope, torch.ones_like(cos))
         return
     step = 1e-6
@@ -47,7 +50,7 @@ def test_beyond_pi_the_linear_margin_is_monotonic_and_the_plain_one_is_not():
     [("arcface", {"m2": 0.5}), ("cosface", {"m3": 0.4}), ("combined", {"m1": 1.2, "m2": 0.5, "m3": 0.4})],
 )
 def test_a_margin_ignores_settings_that_its_formula_does_not_have(name, used):
-    margin = make_margin(name, m1=1.2, m2=0.5, m3=0.4, scale=30.0)
+    margin = named_margin(name, m1=1.2, m2=0.5, m3=0.4, scale=30.0)
     cos = torch.linspace(-0.85, 0.85, 18, dtype=torch.float64)
     torch.testing.assert_close(margin.apply(cos, None).value_G, combined_cosine(cos, **used))
     assert margin.scale == 30
@@ -59,7 +62,7 @@ def combined_cosine(cos, m1=1.0, m2=0.0, m3=0.0):
 
 @pytest.mark.parametrize("name", list(REGISTRY))
 def test_every_margin_of_the_registry_can_be_built(name):
-    assert make_margin(name, scale=30.0).scale == 30
+    assert named_margin(name, scale=30.0).scale == 30
 
 
 @pytest.mark.parametrize(("num_classes", "world_size"), [(10, 3), (3, 3), (2, 3), (1, 1), (2_059_906, 8)])
@@ -69,3 +72,35 @@ def test_shards_cover_all_classes_and_the_first_ones_have_one_more(num_classes, 
     assert all(a.stop == b.start for a, b in zip(shards, shards[1:], strict=False))
     extra = num_classes % world_size
     assert [s.size for s in shards] == [num_classes // world_size + (r < extra) for r in range(world_size)]
+
+
+def own_margin(cos, *, width=0.3):
+    return torch.cos(torch.arccos(cos) + width)
+
+
+def own_margin_of_norms(cos, norm):
+    return cos - 0.01 * norm
+
+
+def test_a_function_of_cosines_is_a_margin():
+    cos = torch.linspace(-1, 1, 21, dtype=torch.float64)
+    found = make_margin(own_margin, width=0.5, scale=30.0)
+    expected = make_margin("combined", m1=1.0 + 1e-12, m2=0.5)
+    for own, built_in in zip(found.apply(cos, None)[:2], expected.apply(cos, None)[:2], strict=True):
+        torch.testing.assert_close(own[1:-1], built_in[1:-1])
+        assert torch.isfinite(own).all(), "arccos has an infinite slope at cosines of 1 and -1"
+    assert found.scale == 30 and not found.needs_norms
+
+
+def test_a_function_of_cosines_and_norms_gets_the_norms_and_has_a_slope_by_them():
+    cos, norm = torch.rand(5, dtype=torch.float64), torch.full((5,), 20.0, dtype=torch.float64)
+    margin = make_margin(own_margin_of_norms)
+    value, by_cos, by_norm = margin.apply(cos, norm)
+    assert margin.needs_norms
+    torch.testing.assert_close(value, cos - 0.2)
+    assert by_cos.tolist() == [1.0] * 5 and by_norm.tolist() == [-0.01] * 5
+
+
+def test_a_name_that_no_margin_has_is_refused_with_the_names_there_are():
+    with pytest.raises(UsageError, match="cosfase.*cosface"):
+        make_margin("cosfase")

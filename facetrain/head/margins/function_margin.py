@@ -1,0 +1,111 @@
+"""Margin that is one function of the target cosines, and perhaps of the norms of the embeddings."""
+
+# G gathered batch
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from facetrain.errors import UsageError
+from facetrain.head.margins.base import Margin
+from facetrain.head.margins.registry import MARGINS
+from facetrain.settings import imported
+
+MarginLike = str | Callable[..., Any] | Margin
+"""Margin by its name; as a function of the target cosines (G,), or of these and the norms (G,); as a subclass of
+`Margin`; or as an object of one."""
+
+
+class FunctionMargin(Margin):
+    """Margin whose target cosines a function returns: f(cos_G), or f(cos_G, norm_G) for one with a second argument."""
+
+    def __init__(self, function: Callable[..., Tensor], options: dict[str, Any], **common: Any) -> None:
+        """Take the function, its keyword arguments, and the numbers that all margins have."""
+        super().__init__(**common)
+        self._function = partial(function, **options)
+        self.needs_norms = len(_positional(function)) > 1
+
+    def target(self, cos_G: Tensor, norm_G: Tensor | None) -> Tensor:
+        return self._function(cos_G, norm_G) if self.needs_norms else self._function(cos_G)
+
+
+class ForeignMargin(FunctionMargin):
+    """Function that may use `torch.arccos`, whose derivative is infinite at cosines of ±1: it gets none so near."""
+
+    def target(self, cos_G: Tensor, norm_G: Tensor | None) -> Tensor:
+        largest = 1 - torch.finfo(cos_G.dtype).eps
+        # Moved without a change of the derivative.
+        return super().target(cos_G + (cos_G.clamp(-largest, largest) - cos_G).detach(), norm_G)
+
+
+def make_margin(
+    margin: MarginLike,
+    *,
+    scale: float = 64.0,
+    filter_threshold: float = 0.0,
+    seed: int = 0,
+    **options: Any,
+) -> Margin:
+    """Return a margin as an object.
+
+    Args:
+        margin: see `MarginLike`. A loss of arcface_torch, which is a module of (logits, labels), is accepted too; it
+            has its own scale and filter.
+        scale: factor on the cosines.
+        filter_threshold: cosine above which a negative's logit is set to 0; 0: no filter.
+        seed: key of margins that draw random numbers.
+        options: keyword arguments of the function or the class.
+
+    Raises:
+        UsageError: there is no margin of this name.
+    """
+    if isinstance(margin, Margin):
+        return margin
+    common: dict[str, Any] = {"scale": scale, "filter_threshold": filter_threshold, "seed": seed}
+    if isinstance(margin, str):
+        if margin not in MARGINS:
+            raise UsageError(f"margin {margin!r} is unknown; use one of {', '.join(MARGINS)}, or a function")
+        found = imported(MARGINS[margin])
+        return _made(found, options, common, FunctionMargin)
+    if isinstance(margin, nn.Module) and _positional(margin.forward)[1:] == ["labels"]:
+        return _of_logits(margin)
+    return _made(margin, options, common, ForeignMargin)
+
+
+def _made(
+    part: Callable[..., Any],
+    options: dict[str, Any],
+    common: dict[str, Any],
+    of_function: type[FunctionMargin],
+) -> Margin:
+    if isinstance(part, type):
+        margin: Margin = part(**common, **options)
+        return margin
+    return of_function(part, options, **common)
+
+
+def _of_logits(module: Any) -> Margin:
+    """Return the margin of a module like arcface_torch's, which changes the target's entry of (logits, labels)."""
+    scale: float = module.s
+
+    def target(cos_G: Tensor) -> Tensor:
+        # A matrix of the target class alone. A copy, because the module may write into it.
+        label_G1 = torch.zeros(len(cos_G), 1, dtype=torch.int64, device=cos_G.device)
+        logit_G1: Tensor = module(cos_G[:, None].clone(), label_G1)
+        return logit_G1[:, 0] / scale
+
+    threshold = getattr(module, "interclass_filtering_threshold", 0.0)
+    return ForeignMargin(target, {}, scale=scale, filter_threshold=threshold)
+
+
+def _positional(function: Callable[..., Any]) -> list[str]:
+    """Return the names of the arguments that a caller must give by position."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(function).parameters.values()
+    return [each.name for each in parameters if each.kind in kinds and each.default is each.empty]
