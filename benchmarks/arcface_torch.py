@@ -39,8 +39,8 @@ from facetrain.distributed import collectives
 from facetrain.distributed.ddp import LOCAL_BUFFERS
 from facetrain.distributed.world import World
 from facetrain.head.class_shard import shard_classes
-from facetrain.run.build.backbone import describe_model
-from facetrain.run.build.step_schedule import local_batch_size
+from facetrain.run.parts.backbone import describe_model
+from facetrain.run.parts.step_schedule import local_batch_size
 
 NAME = "arcface_torch"
 

@@ -33,7 +33,7 @@ from facetrain.head.margin_head import MarginHead
 from facetrain.head.settings import HeadSettings, MarginSettings
 from facetrain.optim.settings import OptimSettings
 from facetrain.progress import ProgressCallback, ignore_progress
-from facetrain.run.build.head import product_dtype
+from facetrain.run.parts.head import product_dtype
 from facetrain.telemetry.log import warn
 from facetrain.training.choose_kernels import choose_head_kernels
 

@@ -28,8 +28,9 @@ from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.world import World, join
 from facetrain.plan.backbone_cost import backbone_cost
 from facetrain.plan.forecast import head_load
-from facetrain.run.build.parts import build_augment, build_state, count_workers
-from facetrain.run.build.step_schedule import local_batch_size, schedule_steps
+from facetrain.run.parts.loader import build_augment, count_workers
+from facetrain.run.parts.state import build_state
+from facetrain.run.parts.step_schedule import local_batch_size, schedule_steps
 from facetrain.telemetry.memory import peak_gib
 from facetrain.training.choose_kernels import choose_kernels
 from facetrain.training.deterministic import deterministic_algorithms

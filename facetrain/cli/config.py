@@ -24,7 +24,7 @@ def list_() -> None:
     from facetrain.config.presets import presets
     from facetrain.data.published_datasets import published_entry
     from facetrain.remote.catalog import nearest_available
-    from facetrain.run.build.step_schedule import local_batch_size
+    from facetrain.run.parts.step_schedule import local_batch_size
 
     rows = [("name", "dataset", "backbone", "GPUs", "images per step", "IJB-C TAR@1e-4")]
     withdrawn = {}

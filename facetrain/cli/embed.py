@@ -56,7 +56,7 @@ def embed(
     require_existing(model, input, detector)
     from facetrain.cli.progress import progress_bar
     from facetrain.embeddings.embed_images import embed_input
-    from facetrain.run.build.teacher_embeddings import write_teacher_embeddings
+    from facetrain.run.parts.teacher_embeddings import write_teacher_embeddings
 
     if is_teacher:
         with progress_bar("embedding") as progress:

@@ -107,7 +107,7 @@ def _report(
     from facetrain.plan.forecast import forecast_stages
     from facetrain.plan.limits import MemoryBudget
     from facetrain.plan.teacher_cost import teacher_cost
-    from facetrain.run.build.step_schedule import local_batch_size
+    from facetrain.run.parts.step_schedule import local_batch_size
 
     memory, cuda = int(memory_gib * GIB), gpu != "cpu"
     timed = _time(config, num_classes, num_images, gpus, DEVICES[gpu]) if cuda else {}
@@ -149,7 +149,7 @@ def _time(
 ) -> dict[str, Any]:
     """Return the mean speed of the run and its hours; the last stage's speed if the number of images is not known."""
     from facetrain.plan.speed import step_time
-    from facetrain.run.build.step_schedule import schedule_steps, stage_configs
+    from facetrain.run.parts.step_schedule import schedule_steps, stage_configs
 
     times = [step_time(staged, num_classes, gpus, device) for _, staged in stage_configs(config)]
     if not num_images:

@@ -29,8 +29,8 @@ from facetrain.doctor.teacher import check_teacher
 from facetrain.models.initialize_from import check_backbone_weights, check_center_count, read_centers
 from facetrain.plan.forecast import forecast_stages
 from facetrain.remote.download import local_path
-from facetrain.run.build.backbone import describe_model, load_initial_weights
-from facetrain.run.build.step_schedule import schedule_steps
+from facetrain.run.parts.backbone import describe_model, load_initial_weights
+from facetrain.run.parts.step_schedule import schedule_steps
 from facetrain.verify.sets.pair_set import PairSet, load_pair_sets
 
 _NORMALIZATION_IMAGES = 64

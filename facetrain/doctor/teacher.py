@@ -18,7 +18,7 @@ from facetrain.doctor.check_result import CheckResult, passed, warned_if
 from facetrain.doctor.image_sample import read_images
 from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.remote.download import local_path
-from facetrain.run.build.teacher_embeddings import open_cache
+from facetrain.run.parts.teacher_embeddings import open_cache
 
 _PAIRS = 24
 """Identities of which two images are embedded; a large teacher takes some 0.2 s for an image on a CPU core."""

@@ -14,8 +14,8 @@ from facetrain.finetune.choices import FEW_IMAGES
 from facetrain.finetune.judge import Verdict, forgotten_on, write_candidate
 from facetrain.finetune.prepare import Bar, Prepared
 from facetrain.models.model_file import THRESHOLDS_KEY, read_model, save_model
-from facetrain.run.build.step_schedule import schedule_steps
-from facetrain.run.build.teacher_embeddings import write_teacher_embeddings
+from facetrain.run.parts.step_schedule import schedule_steps
+from facetrain.run.parts.teacher_embeddings import write_teacher_embeddings
 from facetrain.verify.evaluate import evaluate
 
 

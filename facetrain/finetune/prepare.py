@@ -38,8 +38,8 @@ from facetrain.models.model_file import (
     save_model,
 )
 from facetrain.progress import ProgressCallback
-from facetrain.run.build.open_data import evenly_spread_images
-from facetrain.run.build.teacher_embeddings import write_teacher_embeddings
+from facetrain.run.parts.open_data import evenly_spread_images
+from facetrain.run.parts.teacher_embeddings import write_teacher_embeddings
 from facetrain.verify.sets.pair_set import load_pair_sets, require_distinct_names
 
 Bar = Callable[[str], AbstractContextManager[ProgressCallback]]

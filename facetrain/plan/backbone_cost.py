@@ -16,8 +16,8 @@ from facetrain.config.schema import Config
 from facetrain.optim.parameter_names import require_prefixes
 from facetrain.plan.memory_traffic import MemoryTraffic
 from facetrain.plan.pass_cost import PassCost, count_twice, remembered
-from facetrain.run.build.backbone import restrict_training
-from facetrain.run.build.step_schedule import local_batch_size
+from facetrain.run.parts.backbone import restrict_training
+from facetrain.run.parts.step_schedule import local_batch_size
 from facetrain.torch_private import FakeTensorMode, LiveBytes
 from facetrain.training.precision import autocast_for
 

@@ -16,8 +16,8 @@ from facetrain.distributed.world import World
 from facetrain.errors import ConfigError
 from facetrain.plan.device import GIB
 from facetrain.plan.limits import MemoryBudget
-from facetrain.run.build.step_schedule import local_batch_size, lr_factor
 from facetrain.run.choices import with_rate, with_values
+from facetrain.run.parts.step_schedule import local_batch_size, lr_factor
 
 _MARGIN = 0.9
 """Share of the free memory that the forecast may take, because the forecast has an error too."""

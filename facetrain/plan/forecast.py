@@ -10,8 +10,8 @@ from facetrain.plan.backbone_cost import backbone_cost, forward_bytes
 from facetrain.plan.device import CONTEXT_BYTES, NCCL_BYTES, PROCESS_BYTES
 from facetrain.plan.head_cost import HeadLoad, head_work, table_bytes
 from facetrain.plan.teacher_cost import teacher_bytes, teacher_cost
-from facetrain.run.build.head import teacher_settings
-from facetrain.run.build.step_schedule import local_batch_size, stage_configs
+from facetrain.run.parts.head import teacher_settings
+from facetrain.run.parts.step_schedule import local_batch_size, stage_configs
 
 # Of a batch: two copies in uint8 (the loader prefetches one), and float32 before and after the change of layout.
 _BYTES_PER_PIXEL = 3 * (2 + 4 + 4)
@@ -96,7 +96,7 @@ def head_load(
     config: Config, num_classes: int, gpus: int, batch: int, *, run: Config | None = None, cuda: bool = True
 ) -> HeadLoad:
     """Return the head's work for `batch` images per rank and micro-batch; for `run`, see `forecast`."""
-    # As `product_dtype` of run/build/head.py, on a GPU that multiplies bfloat16.
+    # As `product_dtype` of run/parts/head.py, on a GPU that multiplies bfloat16.
     narrow = config.train.precision == "bf16" or (cuda and config.train.precision == "fp16")
     return HeadLoad(
         config.head,

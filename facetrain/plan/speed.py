@@ -20,7 +20,7 @@ from facetrain.plan.forecast import head_load
 from facetrain.plan.head_cost import HeadLoad, moved_per_number
 from facetrain.plan.memory_traffic import weight_bytes
 from facetrain.plan.pass_cost import PassCost
-from facetrain.run.build.step_schedule import local_batch_size
+from facetrain.run.parts.step_schedule import local_batch_size
 
 # Estimates, counted from the operations of facetrain/head (class_chunk.py, sampling.py); not measured on a GPU.
 _PRODUCTS = 4

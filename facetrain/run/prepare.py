@@ -24,15 +24,6 @@ from facetrain.distributed.ddp import wrap_in_ddp
 from facetrain.distributed.world import World
 from facetrain.errors import RunError
 from facetrain.files import os_errors_as
-from facetrain.run.build.open_data import open_data
-from facetrain.run.build.parts import (
-    build_augment,
-    build_loader,
-    build_state,
-    check_precision,
-    count_workers,
-)
-from facetrain.run.build.step_schedule import StepSchedule, schedule_steps
 from facetrain.run.callbacks.evaluation import named_metrics, require_metric
 from facetrain.run.choices import NO_CHOICES, Choices, with_rate
 from facetrain.run.folder.compatibility import (
@@ -53,6 +44,10 @@ from facetrain.run.folder.data_digests import check_inputs, digest_inputs
 from facetrain.run.folder.hosts import Hosts
 from facetrain.run.folder.lock import RunLock
 from facetrain.run.lr_range_test import RangeTest, require_steps_of_test, run_range_test
+from facetrain.run.parts.loader import build_augment, build_loader, count_workers
+from facetrain.run.parts.open_data import open_data
+from facetrain.run.parts.state import build_state, check_precision
+from facetrain.run.parts.step_schedule import StepSchedule, schedule_steps
 from facetrain.run.start_checks import check_start
 from facetrain.telemetry.log import LogFile, log_to, warn
 from facetrain.training.choose_kernels import choose_kernels

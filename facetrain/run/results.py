@@ -19,9 +19,9 @@ from facetrain.errors import DivergedError, RunError
 from facetrain.files import error_reason, printable, shell_path, write_atomically
 from facetrain.models.model_file import MODEL_FILE, STEP_KEY, save_model
 from facetrain.remote.address import is_remote
-from facetrain.run.build.backbone import describe_model
 from facetrain.run.folder.run_state import read_state
 from facetrain.run.outputs import DIVERGED_FILE, REPORT_FILE, SKIPPED_FILE
+from facetrain.run.parts.backbone import describe_model
 from facetrain.run.prepare import PreparedRun
 from facetrain.run.report.list_runs import formatted, read_metrics
 from facetrain.run.report.published_curve import published_curve_of

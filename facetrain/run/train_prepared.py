@@ -22,7 +22,6 @@ from facetrain.distributed.stop_request import Stopped, StopRequest
 from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.errors import CheckpointError, ConfigError, DivergedError, SkippedError
 from facetrain.files import error_reason, shell_path, sync_folder, write_atomically
-from facetrain.run.build.parts import build_augment, build_learning_check, build_loader
 from facetrain.run.callbacks.checkpointing import Checkpointing, Stopping
 from facetrain.run.callbacks.evaluation import Evaluation
 from facetrain.run.callbacks.live_report import LiveReport, write_first_batch
@@ -31,6 +30,8 @@ from facetrain.run.folder.lock import LOCK_FILE
 from facetrain.run.loop import Callbacks, fit
 from facetrain.run.opening import report_start
 from facetrain.run.outputs import PAIRS_FILE, RunOutputs, open_outputs
+from facetrain.run.parts.learning_check import build_learning_check
+from facetrain.run.parts.loader import build_augment, build_loader
 from facetrain.run.prepare import PreparedRun
 from facetrain.run.results import model_metadata, write_divergence, write_results, write_skipped_images
 from facetrain.telemetry.log import warn

@@ -19,8 +19,8 @@ from facetrain.data.images.augment import Augment
 from facetrain.data.loading.loader import Batch
 from facetrain.distributed.world import World
 from facetrain.plan.forecast import forecast
-from facetrain.run.build.parts import build_state
-from facetrain.run.build.step_schedule import schedule_steps
+from facetrain.run.parts.state import build_state
+from facetrain.run.parts.step_schedule import schedule_steps
 from facetrain.training.step import TrainStep
 
 EXACT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}

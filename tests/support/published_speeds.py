@@ -13,7 +13,7 @@ from facetrain.plan import device
 from facetrain.plan.backbone_cost import backbone_cost
 from facetrain.plan.memory_traffic import weight_bytes
 from facetrain.plan.speed import StepTime, step_time
-from facetrain.run.build.step_schedule import local_batch_size
+from facetrain.run.parts.step_schedule import local_batch_size
 from tests.support.command import ROOT
 
 V100 = device.DEVICES["v100"]

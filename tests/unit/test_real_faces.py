@@ -8,7 +8,7 @@ import pytest
 
 from facetrain.backbone.zoo import build_backbone
 from facetrain.config.loading import load_config
-from facetrain.run.build.backbone import describe_model
+from facetrain.run.parts.backbone import describe_model
 from tests.support.command import ROOT
 from tests.unit.test_docs_site import complaint
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from facetrain.data.loading.loader import Batch
 from facetrain.data.loading.staged_loader import StagedLoader
 from facetrain.errors import SkippedError
-from facetrain.run.build.step_schedule import StepSchedule
 from facetrain.run.outputs import RunOutputs
+from facetrain.run.parts.step_schedule import StepSchedule
 from facetrain.telemetry.memory import peak_gib
 from facetrain.training.learning_check import LearningCheck
 from facetrain.training.state import TrainState

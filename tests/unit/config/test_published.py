@@ -9,7 +9,7 @@ from facetrain.backbone.registry import BACKBONES
 from facetrain.config.arcface_torch import convert
 from facetrain.config.loading import load_config
 from facetrain.errors import ConfigError
-from facetrain.run.build.step_schedule import schedule_steps
+from facetrain.run.parts.step_schedule import schedule_steps
 from tests.support.command import ROOT
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))

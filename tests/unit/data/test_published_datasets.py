@@ -4,7 +4,7 @@ from facetrain.config.loading import load_config
 from facetrain.data.published_datasets import require_dataset
 from facetrain.data.settings import DataSettings
 from facetrain.errors import DataError
-from facetrain.run.build.open_data import open_data
+from facetrain.run.parts.open_data import open_data
 from tests.support.command import ROOT
 
 

@@ -11,8 +11,8 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.doctor import teacher as checks
 from facetrain.errors import DataError
 from facetrain.models.model_file import EmbeddingModel
-from facetrain.run.build import teacher_embeddings
 from facetrain.run.folder.data_digests import digest_labels
+from facetrain.run.parts import teacher_embeddings
 from facetrain.training.teacher_cache import new_cache
 
 SIDE = 16

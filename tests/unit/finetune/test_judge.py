@@ -14,7 +14,7 @@ from facetrain.finetune.held_out import write_held_out_pairs
 from facetrain.finetune.judge import describe, forgotten_on, judge, order_shares
 from facetrain.finetune.prepare import Prepared, Workplace, backbone_of
 from facetrain.models.model_file import MODEL_FILE, open_model
-from facetrain.run.build.step_schedule import schedule_steps
+from facetrain.run.parts.step_schedule import schedule_steps
 from facetrain.verify.metrics.result import Result
 from tests.support.faces import face
 from tests.support.models import SMALL, write_model

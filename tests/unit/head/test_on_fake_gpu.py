@@ -7,8 +7,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from facetrain.config.schema import Config
 from facetrain.distributed.world import World
 from facetrain.head.class_chunk import Chunk, FusedChunk
-from facetrain.run.build.head import build_head
-from facetrain.run.build.step_schedule import schedule_steps
+from facetrain.run.parts.head import build_head
+from facetrain.run.parts.step_schedule import schedule_steps
 from tests.support.fake_gpu import GPU, fake_gpu
 from tests.support.heads import head_stage, head_step, make_head, margin_settings
 

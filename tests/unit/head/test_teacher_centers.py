@@ -6,8 +6,8 @@ import torch
 from facetrain.config.loading import build_config
 from facetrain.distributed.world import World
 from facetrain.head.class_shard import ClassShard
-from facetrain.run.build.head import build_teacher_centers
-from facetrain.run.build.step_schedule import schedule_steps
+from facetrain.run.parts.head import build_teacher_centers
+from facetrain.run.parts.step_schedule import schedule_steps
 from tests.support.dense_head import dense_loss, sample_classes
 from tests.support.heads import make_head, margin_settings
 

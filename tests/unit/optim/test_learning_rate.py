@@ -7,8 +7,8 @@ from facetrain.backbone.registry import BACKBONES
 from facetrain.backbone.zoo import build_backbone
 from facetrain.config.loading import build_config
 from facetrain.optim.learning_rate import SCHEDULES, cosine_lr, polynomial_lr
-from facetrain.run.build.step_schedule import schedule_steps
-from facetrain.run.build.stepper import learning_rates
+from facetrain.run.parts.step_schedule import schedule_steps
+from facetrain.run.parts.stepper import learning_rates
 from tests.support.golden import golden_path
 
 

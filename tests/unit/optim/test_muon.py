@@ -6,7 +6,7 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ConfigError
 from facetrain.optim.muon import Muon, hidden_weights, orthogonalize, split_groups
 from facetrain.optim.settings import OptimSettings
-from facetrain.run.build.stepper import build_optimizers
+from facetrain.run.parts.stepper import build_optimizers
 
 LR, MOMENTUM, DECAY = 0.03, 0.9, 0.2
 

@@ -7,8 +7,8 @@ from facetrain.distributed.world import World
 from facetrain.head.margin_head import MarginHead
 from facetrain.plan.forecast import forecast, forecast_stages, head_load, teacher_load
 from facetrain.plan.head_cost import table_bytes
-from facetrain.run.build.head import head_run
-from facetrain.run.build.step_schedule import schedule_steps, stage_configs
+from facetrain.run.parts.head import head_run
+from facetrain.run.parts.step_schedule import schedule_steps, stage_configs
 from tests.unit.plan.helpers import small_config
 
 CLASSES = 1001

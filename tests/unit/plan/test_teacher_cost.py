@@ -11,7 +11,7 @@ from facetrain.optim.settings import OptimSettings
 from facetrain.plan.backbone_cost import measure_backbone
 from facetrain.plan.forecast import forecast
 from facetrain.plan.head_cost import HeadLoad, head_work, table_bytes
-from facetrain.run.build.backbone import restrict_training
+from facetrain.run.parts.backbone import restrict_training
 from facetrain.torch_private import LiveBytes
 from facetrain.training.teacher_cache import new_cache
 from tests.support.heads import make_head, margin_settings

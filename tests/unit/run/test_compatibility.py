@@ -8,8 +8,8 @@ import pytest
 
 from facetrain.config.loading import build_config, plain_config
 from facetrain.errors import ConfigError
-from facetrain.run.build.step_schedule import schedule_steps
 from facetrain.run.folder.compatibility import check_compatibility, describe_batch_change
+from facetrain.run.parts.step_schedule import schedule_steps
 
 
 def mobile(layers):

@@ -8,8 +8,9 @@ from facetrain.config.schema import Config
 from facetrain.data.images.augment import Augment
 from facetrain.data.loading.loader import Batch
 from facetrain.errors import ConfigError
-from facetrain.run.build.parts import build_learning_check, build_state
-from facetrain.run.build.step_schedule import schedule_steps
+from facetrain.run.parts.learning_check import build_learning_check
+from facetrain.run.parts.state import build_state
+from facetrain.run.parts.step_schedule import schedule_steps
 from facetrain.training.step import TrainStep
 from tests.support.world import ONE_RANK
 

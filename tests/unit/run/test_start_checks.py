@@ -11,7 +11,7 @@ from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import build_config, load_config
 from facetrain.errors import ConfigError, DataError, RunError
 from facetrain.run import start_checks, training
-from facetrain.run.build.parts import check_precision
+from facetrain.run.parts.state import check_precision
 from facetrain.run.start_checks import _check_identities, _check_learning_rate, check_free_space
 from tests.runs.conftest import dataset, describe  # noqa: F401
 

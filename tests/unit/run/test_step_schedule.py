@@ -7,8 +7,8 @@ from facetrain.config.loading import build_config
 from facetrain.data.loading.sampler import GlobalSampler, MixtureSampler, SampleOrder
 from facetrain.errors import ConfigError, DataError
 from facetrain.optim.learning_rate import polynomial_lr
-from facetrain.run.build.step_schedule import schedule_steps, stage_configs
-from facetrain.run.build.stepper import learning_rates
+from facetrain.run.parts.step_schedule import schedule_steps, stage_configs
+from facetrain.run.parts.stepper import learning_rates
 
 IMAGES = 103
 STAGES = [{"until_epoch": 2, "global_batch_size": 8}, {"until_epoch": 3, "global_batch_size": 24}]

@@ -22,8 +22,8 @@ from facetrain.embeddings.inference import Inference
 from facetrain.errors import CheckpointError, ConfigError, DataError
 from facetrain.models.model_file import open_model
 from facetrain.run import training
-from facetrain.run.build.teacher_embeddings import open_cache, write_teacher_embeddings
 from facetrain.run.folder.data_digests import digest_labels
+from facetrain.run.parts.teacher_embeddings import open_cache, write_teacher_embeddings
 from facetrain.training.teacher import LiveTeacher, digest_model
 from facetrain.training.teacher_cache import CachedTeacher, cache_digest, new_cache
 from tests.runs.conftest import dataset, train_and_resume  # noqa: F401

@@ -20,7 +20,7 @@ from facetrain.models.initialize_from import initialize_backbone
 from facetrain.models.model_file import describe_backbone
 from facetrain.optim.frozen_parts import freeze
 from facetrain.remote.download import local_path
-from facetrain.run.build.open_data import evenly_spread_images
+from facetrain.run.parts.open_data import evenly_spread_images
 
 
 def describe_model(config: Config) -> dict[str, Any]:

@@ -20,10 +20,10 @@ from facetrain.head.head_group import Head, HeadGroup
 from facetrain.head.head_run import HeadRun, HeadStage
 from facetrain.head.margin_head import MarginHead
 from facetrain.head.settings import HeadSettings, MarginSettings
-from facetrain.run.build.step_schedule import StepSchedule
 from facetrain.run.folder.create import HEAD_ROWS, TEACHER_ROWS
+from facetrain.run.parts.step_schedule import StepSchedule
 
-# Numbers that derive the keys of the random centers and of the margins from config.seed; parts.py lists the others.
+# Numbers that derive the keys of the random centers and of the margins from config.seed; loader.py lists the others.
 _HEAD_STREAMS, _TEACHER_STREAMS = (5, 6), (8, 9)
 
 

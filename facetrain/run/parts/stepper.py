@@ -17,7 +17,7 @@ from facetrain.optim.muon import Muon, hidden_weights, split_groups
 from facetrain.optim.optimizer import GroupOptimizer, ParameterGroup, build_optimizer, parameter_groups
 from facetrain.optim.settings import OptimSettings
 from facetrain.optim.stepper import Stepper
-from facetrain.run.build.step_schedule import StepSchedule
+from facetrain.run.parts.step_schedule import StepSchedule
 from facetrain.training.distillation import Distillation
 
 

@@ -12,16 +12,16 @@ from facetrain.distributed.world import World
 from facetrain.head.head_group import Head, head_parts
 from facetrain.models.model_file import open_model
 from facetrain.remote.download import local_path
-from facetrain.run.build.head import build_teacher_centers
-from facetrain.run.build.step_schedule import StepSchedule
-from facetrain.run.build.teacher_embeddings import open_cache
+from facetrain.run.parts.head import build_teacher_centers
+from facetrain.run.parts.step_schedule import StepSchedule
+from facetrain.run.parts.teacher_embeddings import open_cache
 from facetrain.training.distillation import Distillation
 from facetrain.training.precision import autocast_for
 from facetrain.training.teacher import LiveTeacher, digest_model
 from facetrain.training.teacher_cache import CachedTeacher
 
 _PROJECTION_STREAM = 7
-"""Number that derives the key of the initial projection from config.seed; build.py lists the others."""
+"""Number that derives the key of the initial projection from config.seed; loader.py lists the others."""
 
 
 def build_distillation(

@@ -1,0 +1,85 @@
+"""Builders of what brings images to a training step: the loader of a rank, and the augmentation."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from facetrain.backbone.zoo import takes_landmarks
+from facetrain.config.schema import Config
+from facetrain.counter_rng import key_of
+from facetrain.cpu_cores import usable_cores
+from facetrain.data.dataset import FaceDataset
+from facetrain.data.images.augment import Augment
+from facetrain.data.loading.loader import Loader, LoaderSettings
+from facetrain.data.loading.sampler import SampleOrder, build_sampler
+from facetrain.data.loading.staged_loader import StagedLoader
+from facetrain.distributed.world import World
+from facetrain.run.parts.step_schedule import Stage, StepSchedule
+
+_MAX_AUTO_WORKERS = 16
+# Numbers that derive independent random keys from config.seed (counter_rng.key_of); head.py uses 5, 6, 8 and 9,
+# distillation.py uses 7.
+_AUGMENT_STREAM = 3
+
+
+def count_workers(config: Config, world: World) -> int:
+    """Return the number of reading processes of this rank."""
+    if config.data.workers != "auto":
+        return config.data.workers
+    return min(max(usable_cores() // world.local_size, 1), _MAX_AUTO_WORKERS)
+
+
+def build_augment(config: Config) -> Augment:
+    """Build the augmentation of image batches on the device."""
+    return Augment(key_of(config.seed, _AUGMENT_STREAM), config.data.augment)
+
+
+def build_loader(
+    config: Config,
+    world: World,
+    source: FaceDataset,
+    schedule: StepSchedule,
+    *,
+    workers: int,
+    start_step: int,
+) -> StagedLoader:
+    """Build the loader of this rank's batches; it begins to read at once."""
+    open_stage = partial(_build_stage_loader, config, world, source, workers=workers)
+    # A run that is finished opens its last stage, which yields nothing.
+    stages = [stage for stage in schedule.stages if stage.stop_step > start_step]
+    return StagedLoader(
+        [
+            partial(open_stage, stage, start_step=max(stage.first_step, start_step))
+            for stage in stages or schedule.stages[-1:]
+        ]
+    )
+
+
+def _build_stage_loader(
+    config: Config,
+    world: World,
+    source: FaceDataset,
+    stage: Stage,
+    skipped: list[str],
+    *,
+    workers: int,
+    start_step: int,
+) -> Loader:
+    order = SampleOrder(
+        config.seed,
+        stage.global_batch_size,
+        config.data.shuffle,
+        first_step=stage.first_step,
+        first_epoch=stage.first_epoch,
+    )
+    settings = LoaderSettings(
+        config.data,
+        stage.local_batch_size,
+        accumulate=config.optim.accumulate,
+        workers=workers,
+        landmarks=takes_landmarks(config.model.backbone),
+    )
+    sampler = build_sampler(source, order)
+    return Loader(
+        source, sampler, settings, world, start_step=start_step, stop_step=stage.stop_step, skipped=skipped
+    )

@@ -1,0 +1,94 @@
+"""Builder of a run's state: network, head and optimizers on this rank's device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from facetrain.config.schema import Config
+from facetrain.data.dataset import FaceDataset
+from facetrain.device.capability import multiplies_bfloat16
+from facetrain.distributed.sync_batch_norm import use_sync_batch_norm
+from facetrain.distributed.world import World
+from facetrain.errors import ConfigError
+from facetrain.models.initialize_from import initialize_centers
+from facetrain.optim.loss_scale import LossScale
+from facetrain.remote.download import local_path
+from facetrain.run.parts.backbone import build_initial_backbone
+from facetrain.run.parts.distillation import build_distillation
+from facetrain.run.parts.head import build_head
+from facetrain.run.parts.loader import build_augment
+from facetrain.run.parts.step_schedule import StepSchedule
+from facetrain.run.parts.stepper import build_stepper
+from facetrain.training.precision import InPrecision, memory_format_for
+from facetrain.training.state import TrainState
+
+
+def check_precision(config: Config, world: World) -> None:
+    """Check that the GPU computes in the number format of the config without emulating it.
+
+    Raises:
+        ConfigError: it has no bfloat16, in which PyTorch would compute many times slower, without a word.
+    """
+    if config.train.precision != "bf16" or world.device.type != "cuda":
+        return
+    if not multiplies_bfloat16(world.device):
+        version = ".".join(map(str, torch.cuda.get_device_capability(world.device)))
+        raise ConfigError(
+            f"train.precision: bf16 needs a GPU of compute capability 8.0 or higher, and this one has {version}; set "
+            "it to fp16"
+        )
+
+
+def build_state(
+    config: Config, world: World, num_classes: int, schedule: StepSchedule, folder: Path, source: FaceDataset
+) -> TrainState:
+    """Build network, head and optimizers on this rank's device.
+
+    The weights of the backbone are the same on every rank, and a class center is the same whichever rank holds it.
+    """
+    # On the CPU, and from one seed: its weights do not depend on the device or on the number of ranks.
+    backbone = build_initial_backbone(config, source)
+    memory_format = memory_format_for(backbone, world.device, channels_last=config.train.channels_last)
+    # Before the optimizers are built: their moments take the layout of the weights.
+    backbone = backbone.to(world.device, memory_format=memory_format)  # type: ignore[call-overload]
+    if is_batch_norm_synced(config):
+        # Before the compiler and the fused kernels look at the modules.
+        use_sync_batch_norm(backbone, world.device)
+    network = InPrecision(
+        backbone,
+        config.train.precision,
+        world.device,
+        memory_format=memory_format,
+        compile=config.train.compile,
+    )
+    scale = LossScale(world.device, enabled=config.train.precision == "fp16")
+    head = build_head(
+        config,
+        world,
+        num_classes,
+        folder,
+        # With several micro-batches, the gradient of the centers is complete only after the last one.
+        update_in_backward=config.optim.accumulate == 1,
+        schedule=schedule,
+        source=source,
+    )
+    if config.model.init_from and config.head.init_from != "reinit":
+        initialize_centers(
+            head, local_path(config.model.init_from), may_grow=config.head.init_from == "extend"
+        )
+    distillation = build_distillation(
+        config, world, num_classes, folder, schedule, source, build_augment(config)
+    )
+    # After the head and the teacher: it takes the projection, and sets the rate of the head in each step.
+    stepper = build_stepper(config, backbone, head, scale, schedule, distillation)
+    return TrainState(world, network, head, stepper, distillation)
+
+
+def is_batch_norm_synced(config: Config) -> bool:
+    """Return whether batch norm uses the statistics of all ranks, if there are several."""
+    if config.model.batch_norm == "auto":
+        # A global batch size promises a result that does not depend on the number of ranks.
+        return config.train.global_batch_size is not None
+    return config.model.batch_norm == "sync"
