@@ -6,26 +6,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from facetrain.device.capability import float32_name
 from facetrain.distributed.world import join
-from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.embeddings.embed_images import open_embedder
 from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import ModelError, UsageError
 from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.progress import ProgressCallback
-from facetrain.telemetry.log import warn
 from facetrain.verify.evaluated_sets import EvaluatedSets
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.options import EvaluationOptions
 from facetrain.verify.protocols import evaluate_set, scores_result
 from facetrain.verify.score_files import is_score_file, read_scores, scores_of_same_pairs, scores_of_set
+from facetrain.verify.set_faults import warn_of_faults, warn_of_faulty_set
 from facetrain.verify.sets.evaluation_sets import EvaluationSet, open_evaluation_sets
-from facetrain.verify.sets.pair_set import PairSet, doubtful_pairs
+from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.sets.slice_table import SliceTable, read_slice_table
 from facetrain.verify.verifier import evaluation_mode
 
@@ -88,8 +86,7 @@ def evaluate(
         slice_tables = _read_tables(sets, slices)
         for target in sets.values():
             if world.is_leader and isinstance(target, PairSet):
-                image_N = dense_ids(target.images)
-                _warn_of_doubtful_pairs(target.name, image_N[0::2], image_N[1::2], target.same)
+                warn_of_faulty_set(target)
         scored = scores_of_set(other_scores, _only_set_of_pairs(sets, other_scores)) if other_scores else None
         report = progress if world.is_leader else None
 
@@ -121,7 +118,7 @@ def evaluate(
             return evaluation
         if scored is None:
             return evaluation.compared_with(models[1].description, evaluate_model(models[1]))
-        others = {name: scores_result(scored, {}, options, folds_of_set=True) for name in results}
+        others = {name: scores_result(scored, {}, options) for name in results}
         return evaluation.compared_with(str(against), others)
 
 
@@ -144,7 +141,7 @@ def evaluate_scores(
     options = options or EvaluationOptions()
     table = read_scores(scores)
     name = scores.stem
-    _warn_of_doubtful_pairs(name, table.scored.first_P, table.scored.second_P, table.scored.same_P)
+    warn_of_faults(name, table.scored.first_P, table.scored.second_P, table.scored.same_P)
     result = scores_result(table.scored, table.columns, options, table.quality)
     evaluation = EvaluatedSets(f"scores of {scores}", {name: result}, {}, is_leader=True, precision="")
     if against is None:
@@ -160,11 +157,6 @@ def _embedding_size(opened: EmbeddingModel, device: torch.device) -> int:
         return opened.embedding_size
     pixels = torch.zeros(1, opened.image_size, opened.image_size, 3, dtype=torch.uint8, device=device)
     return int(opened.network(opened.prepare(pixels)).shape[1])
-
-
-def _warn_of_doubtful_pairs(name: str, *pairs: np.ndarray) -> None:
-    for message in doubtful_pairs(name, *pairs):
-        warn(message)
 
 
 def _only_set_of_pairs(sets: dict[str, EvaluationSet], table: Path) -> PairSet:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -13,7 +12,6 @@ from facetrain.distributed import collectives
 from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.embeddings.normalization import l2_normalize, require_finite
-from facetrain.verify.metrics.fold_accuracy import fold_order
 from facetrain.verify.metrics.identification import Search, identification_result, search
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.metrics.scored_pairs import ScoredPairs, add_fold_accuracy, pair_result
@@ -137,25 +135,10 @@ def scores_result(
     columns: dict[str, np.ndarray],
     options: EvaluationOptions,
     quality_P: np.ndarray | None = None,
-    *,
-    folds_of_set: bool = False,
 ) -> Result:
-    """Return the metrics of pairs that another system scored, with the slices of `columns`, str (P,) each.
-
-    The folds of the accuracy are runs of consecutive pairs, as published. If the pairs are sorted by their labels, so
-    that a fold would have pairs of one kind only, the pairs are dealt to the folds in turn; but not with
-    `folds_of_set`, for pairs of a set which are in the order of its folds.
-    """
+    """Return the metrics of pairs that another system scored, with the slices of `columns`, str (P,) each."""
     result = pair_result(scored, protocol="verification", draws=options.draws)
-    order_P = np.arange(len(scored.same_P)) if folds_of_set else fold_order(scored.same_P)
-    ordered = replace(
-        scored,
-        score_P=scored.score_P[order_P],
-        same_P=scored.same_P[order_P],
-        first_P=scored.first_P[order_P],
-        second_P=scored.second_P[order_P],
-    )
-    add_fold_accuracy(result, ordered, draws=options.draws)
+    add_fold_accuracy(result, scored, draws=options.draws)
     qualities = {} if quality_P is None else {"quality": quality_P}
     add_slices(result, scored, columns, qualities, fmr=options.slice_fmr, draws=options.draws)
     return result

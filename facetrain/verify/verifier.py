@@ -10,10 +10,12 @@ from functools import partial
 import numpy as np
 from torch import Tensor, nn
 
+from facetrain.distributed import collectives
 from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.models.inference_network import inference_network
 from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.metrics.result import Result
+from facetrain.verify.set_faults import warn_of_faulty_set
 from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.verification import verification_result
 
@@ -36,8 +38,13 @@ class Verifier:
         `progress` is called with the name of a set, the number of its embedded images and their total.
 
         The embedder's `check_stop` is called after each batch; an exception that it raises ends the verification.
+
+        The leader warns of faults of the sets.
         """
         self.sets = list(sets)
+        if not collectives.rank():
+            for pairs in self.sets:
+                warn_of_faulty_set(pairs)
         self._embedder, self._progress = embedder, progress
 
     def __call__(self, model: nn.Module) -> Iterator[tuple[str, Result]]:

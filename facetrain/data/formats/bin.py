@@ -40,7 +40,12 @@ _ALLOWED_OPCODES = frozenset({
     "GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD",
 })  # fmt: skip
 """Instructions of pickles of lists, tuples, numbers, strings, bytes and arrays; no dicts, sets or objects."""
-_BYTE_DTYPES = frozenset({"u1", "|u1", "b1", "|b1", "i1", "|i1", "bool", "uint8"})
+_DTYPES = frozenset(
+    {"b1", "bool", "uint8", "O8", "object"}
+    | {f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)}
+    | {"f4", "f8"}
+)
+"""Types of arrays: bytes of an image, labels of any integer or floating-point type, and Python objects."""
 
 
 def is_bin(path: Path) -> bool:
@@ -65,9 +70,9 @@ def read_bin(path: Path) -> tuple[list[bytes], np.ndarray]:
             warnings.simplefilter("ignore", DeprecationWarning)  # invalid escapes in text of old protocols
             _check_instructions(data)
             value = _ImageSetUnpickler(data).load()
+            return _check_set(value, path)
     except _LOAD_ERRORS as error:
         raise PairsError(f"{path}: not a verification set ({error_reason(error)})") from None
-    return _check_set(value, path)
 
 
 def write_bin(path: Path, images: Iterable[bytes], same: Sequence[bool]) -> None:
@@ -103,16 +108,20 @@ def _write_pickle(file: BinaryIO, images: Iterable[bytes], same: Sequence[bool])
 
 
 def _check_instructions(data: bytes) -> None:
-    """Raise ValueError unless all instructions are allowed and need no more memory than the file's size.
+    """Raise ValueError unless all instructions are allowed, need no more memory than the file's size, and are all.
 
     `pickletools` checks the length of every argument against the data. What remains is the index of a
     memo entry: the unpickler allocates an array up to this index.
     """
-    for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
+    end = 0
+    for count, (opcode, argument, place) in enumerate(pickletools.genops(data)):
+        end = (place or 0) + 1
         if opcode.name not in _ALLOWED_OPCODES:
             raise ValueError(f"instruction {opcode.name} is not allowed")
         if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0) > count:
             raise ValueError(f"memo index {argument} after {count} instructions")
+    if end < len(data):
+        raise ValueError(f"{len(data) - end:,} bytes after its end: were two sets joined?")
 
 
 class _ImageSetUnpickler(pickle.Unpickler):
@@ -124,7 +133,7 @@ class _ImageSetUnpickler(pickle.Unpickler):
         self._copyable_bytes = len(data)
         self._constructors: dict[tuple[str, str], Callable[..., Any]] = {
             ("_codecs", "encode"): self._bytes,
-            ("numpy", "dtype"): _ByteDtype,
+            ("numpy", "dtype"): _Dtype,
             ("numpy", "ndarray"): _no_call,
         }
         for package in ("numpy.core", "numpy._core"):  # before and since NumPy 2
@@ -159,54 +168,73 @@ class _ImageSetUnpickler(pickle.Unpickler):
             raise ValueError("unexpected encoding of bytes")
         return self.copy_bytes(value)
 
-    def _reconstruct(self, *_: Any) -> _ByteArray:
-        return _ByteArray(self)
+    def _reconstruct(self, *_: Any) -> _Array:
+        return _Array(self)
 
-    def _frombuffer(self, buffer: Any, dtype: Any, *_: Any) -> bytes:
-        _require_byte_dtype(dtype)
-        return self.copy_bytes(buffer)
+    def _frombuffer(self, buffer: Any, dtype: Any, *_: Any) -> _Array:
+        array = _Array(self)
+        array.fill(dtype, buffer)
+        return array
 
-    def _scalar(self, dtype: Any, value: Any) -> int:
-        _require_byte_dtype(dtype)
-        return self.copy_bytes(value)[0]
+    def _scalar(self, dtype: Any, value: Any) -> int | float:
+        array = _Array(self)
+        array.fill(dtype, value)
+        return array.values()[0]
 
 
-class _ByteArray:
-    """Replacement of a NumPy array of bytes: created empty, then filled by its pickled state."""
+class _Array:
+    """Replacement of a NumPy array: created empty, then filled by its pickled state."""
 
     def __init__(self, unpickler: _ImageSetUnpickler) -> None:
         self._unpickler = unpickler
-        self.data: bytes | None = None
+        self._type: np.dtype[Any] = np.dtype(np.uint8)
+        self.data: Any = None
+        """Bytes of the numbers, or the list of the objects."""
 
     def __setstate__(self, state: Any) -> None:
         _, _, dtype, _, data = state  # version, shape, dtype, is_fortran, data
-        _require_byte_dtype(dtype)
-        self.data = self._unpickler.copy_bytes(data)
+        self.fill(dtype, data)
+
+    def fill(self, dtype: Any, data: Any) -> None:
+        """Store the content of the array."""
+        self._type = (dtype if isinstance(dtype, _Dtype) else _Dtype(dtype)).type
+        is_list = self._type.hasobject and isinstance(data, list)
+        self.data = data if is_list else self._unpickler.copy_bytes(data)
+
+    def image(self) -> bytes:
+        """Return the content of an array of bytes."""
+        if self._type.itemsize != 1 or not isinstance(self.data, bytes):
+            raise ValueError(f"an encoded image is an array of bytes, not of {self._type}")
+        return self.data
+
+    def values(self) -> list[Any]:
+        """Return the items of an array."""
+        if isinstance(self.data, list):
+            return self.data
+        return np.frombuffer(self.data or b"", self._type).tolist()
 
 
-class _ByteDtype:
-    """Replacement of a NumPy dtype of one byte."""
+class _Dtype:
+    """Replacement of a NumPy dtype."""
 
     def __init__(self, name: Any, *_: Any) -> None:
-        if not isinstance(name, str) or name not in _BYTE_DTYPES:
-            raise ValueError("unexpected call of numpy.dtype: an encoded image is an array of bytes")
+        if not isinstance(name, str) or name.lstrip("|<>=") not in _DTYPES:
+            raise ValueError("unexpected call of numpy.dtype: a set has arrays of bytes and of labels")
+        self.type: np.dtype[Any] = np.dtype(object if name == "O8" else name)
 
     def __setstate__(self, state: Any) -> None:
-        """Ignore the byte order and the flags: they mean nothing for one byte."""
+        """Set the byte order, the second entry of the state; the others mean nothing for numbers."""
+        if isinstance(state, tuple) and len(state) > 1 and state[1] in ("<", ">"):
+            self.type = self.type.newbyteorder(state[1])
 
 
 def _no_call(*_: Any) -> None:
     raise ValueError("unexpected call of numpy.ndarray")
 
 
-def _require_byte_dtype(dtype: Any) -> None:
-    if not isinstance(dtype, _ByteDtype) and not (isinstance(dtype, str) and dtype in _BYTE_DTYPES):
-        raise ValueError("it has an array of a type other than bytes")
-
-
 def _check_set(value: Any, path: Path) -> tuple[list[bytes], np.ndarray]:
     try:
-        images, flags = (part.data if isinstance(part, _ByteArray) else part for part in value)
+        images, flags = (part.values() if isinstance(part, _Array) else part for part in value)
         if not isinstance(images, list | tuple) or not isinstance(flags, list | tuple | bytes):
             raise TypeError
     except (TypeError, ValueError):
@@ -218,8 +246,8 @@ def _check_set(value: Any, path: Path) -> tuple[list[bytes], np.ndarray]:
     for number, item in enumerate(images):
         if id(item) not in converted:
             converted[id(item)] = _image_bytes(item, path, number)
-    if not all(isinstance(flag, int) and flag in (0, 1) for flag in flags):  # bytes: of a NumPy array
-        raise PairsError(f"{path}: the second list has a value other than true and false")
+    if not all(isinstance(flag, int | float) and flag in (0, 1) for flag in flags):
+        raise PairsError(f"{path}: the second list, the labels, has a value other than true and false")
     if not flags or len(images) != 2 * len(flags):
         raise PairsError(
             f"{path}: {len(images):,} images for {len(flags):,} pairs; expected two for each pair"
@@ -228,8 +256,8 @@ def _check_set(value: Any, path: Path) -> tuple[list[bytes], np.ndarray]:
 
 
 def _image_bytes(item: Any, path: Path, number: int) -> bytes:
-    if isinstance(item, _ByteArray):
-        item = item.data
+    if isinstance(item, _Array):
+        item = item.image()
     with contextlib.suppress(UnicodeEncodeError):
         if isinstance(item, str | bytes | bytearray):
             return item.encode("latin1") if isinstance(item, str) else bytes(item)

@@ -1,22 +1,25 @@
 """Pairs of a list, in the forms of the public verification sets.
 
-LFW: `name i j` is a pair of one person, `name i other j` a pair of two. A first line of one or two numbers, the count
-of folds and pairs, is skipped. Image i of a person is `name/name_000i.jpg`.
+LFW: `name i j` is a pair of one person, `name i other j` a pair of two. Image i of a person is `name/name_000i.jpg`.
 
 CALFW and CPLFW: two lines `image.jpg number` are a pair, of two people if the number is 0. The images are in one
 folder, or in one folder per person, which has the name of the image up to its last `_`.
 
-AgeDB-30, MLFW and others: `image image 1` is a pair of one person, `image image 0` a pair of two.
+AgeDB-30, MLFW and others: `image image 1` or `1 image image` is a pair of one person, with 0 a pair of two.
 
 CFP: a folder Split/FP or Split/FF with 01/same.txt, 01/diff.txt, and so on. Their lines `i,j` refer to line i of
 Pair_list_F.txt and to line j of Pair_list_P.txt (for FF, of Pair_list_F.txt as well). Both lists are in the folder
 that contains Split.
+
+A first line of one or two numbers, the count of folds and pairs, is skipped. The words of a line are separated by tabs
+if it is then of one of these forms, otherwise by any spaces: names of people may have spaces between tabs. The suffix
+of an image may be in upper case where a list has lower case.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -65,9 +68,9 @@ def read_pairs(path: Path, images: Path | None) -> list[ListedPair]:
         raise PairsError(f"{path}: the folder of the images is not known; give it with --images")
     else:
         lines = read_lines(path)
-        words = lines[0][1] if lines else [""]
-        read = _READERS.get(len(words), _read_numbered_pairs) if _is_image(words[0]) else _read_numbered_pairs
-        pairs = list(read(lines, images))
+        if lines and len(lines[0][1]) <= 2 and all(word.isdigit() for word in lines[0][1]):
+            lines = lines[1:]  # the numbers of folds and pairs
+        pairs = list(_reader(lines)(lines, images))
     if not pairs:
         raise PairsError(f"{path}: the list has no pairs")
     return pairs
@@ -79,11 +82,8 @@ def _read_numbered_pairs(lines: list[Line], images: Path) -> Iterator[ListedPair
     Raises:
         PairsError: a line has another form, or there is no such image.
     """
-    if lines and len(lines[0][1]) <= 2 and all(word.isdigit() for word in lines[0][1]):
-        lines = lines[1:]  # the numbers of folds and pairs
     for location, words in lines:
-        has_numbers = len(words) in (3, 4) and all(map(_NUMBER.fullmatch, (words[1], words[-1])))
-        require_form(has_numbers, location, words, "`name i j` or `name i other j`")
+        require_form(_is_numbered_pair(words), location, words, "`name i j` or `name i other j`")
         people = words[0], words[-2] if len(words) == 4 else words[0]
         first, second = (
             _find_image(images, _numbered_files(images / name, name, number), location)
@@ -96,8 +96,7 @@ def _read_two_line_pairs(lines: list[Line], images: Path) -> Iterator[ListedPair
     for one, other in _in_twos(lines):
         files, numbers = [], []
         for location, words in (one, other):
-            is_valid = len(words) == 2 and _is_image(words[0]) and words[1].isdigit()
-            require_form(is_valid, location, words, "`image.jpg number`")
+            require_form(_is_half_of_pair(words), location, words, "`image.jpg number`")
             folders = (images, images / _person(words[0]))
             files.append(_find_image(images, [folder / words[0] for folder in folders], location))
             numbers.append(words[1])
@@ -111,15 +110,56 @@ def _read_two_line_pairs(lines: list[Line], images: Path) -> Iterator[ListedPair
 
 def _read_path_pairs(lines: list[Line], images: Path) -> Iterator[ListedPair]:
     for location, words in lines:
-        is_valid = len(words) == 3 and words[2] in ("0", "1")
-        require_form(is_valid, location, words, "`image image 1` or `image image 0`")
-        first, second = (_find_image(images, [images / word], location) for word in words[:2])
-        people = (_person_of_path(images, first), _person_of_path(images, second))
-        yield ListedPair(first, second, words[2] == "1", people)
+        require_form(_is_path_pair(words), location, words, "`image image 1` or `image image 0`")
+        yield _path_pair(location, words[:2], words[2], images)
 
 
-_READERS = {2: _read_two_line_pairs, 3: _read_path_pairs}
-"""Readers of lists whose first word is an image, by the number of words in the first line."""
+def _read_labeled_pairs(lines: list[Line], images: Path) -> Iterator[ListedPair]:
+    for location, words in lines:
+        require_form(_is_labeled_pair(words), location, words, "`1 image image` or `0 image image`")
+        yield _path_pair(location, words[1:], words[0], images)
+
+
+def _path_pair(location: str, paths: list[str], label: str, images: Path) -> ListedPair:
+    first, second = (_find_image(images, [images / path], location) for path in paths)
+    return ListedPair(
+        first, second, label == "1", (_person_of_path(images, first), _person_of_path(images, second))
+    )
+
+
+def _is_numbered_pair(words: list[str]) -> bool:
+    return len(words) in (3, 4) and all(map(_NUMBER.fullmatch, (words[1], words[-1])))
+
+
+def _is_half_of_pair(words: list[str]) -> bool:
+    return len(words) == 2 and _is_image(words[0]) and words[1].isdigit()
+
+
+def _is_path_pair(words: list[str]) -> bool:
+    return len(words) == 3 and all(map(_is_image, words[:2])) and words[2] in ("0", "1")
+
+
+def _is_labeled_pair(words: list[str]) -> bool:
+    return len(words) == 3 and words[0] in ("0", "1") and all(map(_is_image, words[1:]))
+
+
+_FORMS: tuple[tuple[Callable[[list[str]], bool], Callable[[list[Line], Path], Iterator[ListedPair]]], ...] = (
+    (_is_half_of_pair, _read_two_line_pairs),
+    (_is_path_pair, _read_path_pairs),
+    (_is_labeled_pair, _read_labeled_pairs),
+    (_is_numbered_pair, _read_numbered_pairs),
+)
+"""Whether the first line of a list has a form, and the reader of the form."""
+
+
+def _reader(lines: list[Line]) -> Callable[[list[Line], Path], Iterator[ListedPair]]:
+    """Return the reader of a list, by its first line."""
+    location, words = lines[0] if lines else ("", ["", "1", "1"])
+    read = next((read for has_form, read in _FORMS if has_form(words)), None)
+    forms = "`name i j`, `name i other j`, `image image 1`, `1 image image` or `image.jpg number`"
+    require_form(read is not None, location, words, forms)
+    assert read is not None, "checked before"
+    return read
 
 
 def _read_cfp(split: Path, images: Path | None) -> Iterator[ListedPair]:
@@ -160,7 +200,12 @@ def read_lines(path: Path) -> list[Line]:
     except (OSError, UnicodeDecodeError) as error:
         raise PairsError(f"{path}: {error_reason(error)}") from error
     numbered = enumerate(text.splitlines(), start=1)
-    return [(f"{path}, line {number}", line.split()) for number, line in numbered if line.strip()]
+    return [(f"{path}, line {number}", _words(line)) for number, line in numbered if line.strip()]
+
+
+def _words(line: str) -> list[str]:
+    by_tabs = [word.strip() for word in line.strip().split("\t")]
+    return by_tabs if any(has_form(by_tabs) for has_form, _ in _FORMS) else line.split()
 
 
 def require_form(is_valid: bool, location: str, words: list[str], form: str) -> None:
@@ -185,9 +230,17 @@ def _find_image(root: Path, files: Sequence[Path], location: str) -> Path:
         # A list comes from anywhere: it may not read other files of the user.
         if "\0" in str(path) or not _is_image(path.name) or not path.resolve().is_relative_to(root.resolve()):
             raise PairsError(f"{location}: {path} is not an image inside {root}")
-        if path.is_file():
-            return path
+        if found := _existing(path):
+            return found
     raise PairsError(f"{location}: there is no {' nor '.join(map(str, files[:2]))}")
+
+
+def _existing(path: Path) -> Path | None:
+    """Return an image file with this path, or with its suffix in other letters: cameras write `.JPG`."""
+    if path.is_file():
+        return path
+    suffixes = (path.suffix.lower(), path.suffix.upper())
+    return next((other for suffix in suffixes if (other := path.with_suffix(suffix)).is_file()), None)
 
 
 def _is_image(word: str) -> bool:

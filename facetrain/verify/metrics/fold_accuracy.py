@@ -155,15 +155,19 @@ def _search(distance_P: np.ndarray, same_P: np.ndarray, folds: int) -> FoldSearc
 
 
 def fold_order(same_P: np.ndarray, *, folds: int = FOLDS) -> np.ndarray:
-    """Return an order of the pairs, int (P,), in which every fold has genuine and impostor pairs where possible.
+    """Return an order of the pairs, int (P,), in which every fold has genuine and impostor pairs.
 
-    It is the given order if that has them. Otherwise fold k gets the pairs k, k + F, k + 2F and so on.
+    It is the given order if that has them, or if there are too few pairs of one kind. Otherwise, as for a set sorted by
+    its labels, fold i gets the i-th tenth of the genuine and the i-th tenth of the impostor pairs: the threshold of a
+    fold would come from nine folds of which it has no pairs.
     """
-    order_P, folds = np.arange(len(same_P)), min(folds, len(same_P))
-    parts = np.array_split(same_P, folds)
-    if all(part.any() and not part.all() for part in parts):
-        return order_P
-    return np.argsort(order_P % folds, kind="stable")
+    genuine = int(same_P.sum())
+    too_few = min(genuine, len(same_P) - genuine) < folds
+    if too_few or all(part.any() and not part.all() for part in np.array_split(same_P, folds)):
+        return np.arange(len(same_P))
+    from sklearn.model_selection import StratifiedKFold  # its import would delay the start of every run
+
+    return np.concatenate([fold for _, fold in StratifiedKFold(folds).split(same_P, same_P)])
 
 
 def _fold_sizes(pairs: int, folds: int) -> np.ndarray:

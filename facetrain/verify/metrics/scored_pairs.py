@@ -4,13 +4,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from facetrain.verify.metrics import bootstrap
 from facetrain.verify.metrics.draws import DRAWS, Draws
-from facetrain.verify.metrics.fold_accuracy import FOLDS, FoldAccuracy, FoldSearch, grid_roc, mean_over_folds
+from facetrain.verify.metrics.fold_accuracy import (
+    FOLDS,
+    FoldAccuracy,
+    FoldSearch,
+    fold_order,
+    grid_roc,
+    mean_over_folds,
+)
 from facetrain.verify.metrics.pair_blocks import every_subject_once
 from facetrain.verify.metrics.result import HardPair, Histogram, Result
 from facetrain.verify.metrics.roc import (
@@ -61,6 +68,14 @@ class ScoredPairs:
         """Return the number of subjects in some pairs, given by their indices or as bool (P,)."""
         return len(np.unique(self.subject_N[np.append(self.first_P[pair], self.second_P[pair])]))
 
+    def in_fold_order(self) -> ScoredPairs:
+        """Return the pairs in an order in which every fold has both kinds, see `fold_order`."""
+        order_P = fold_order(self.same_P)
+        score_P, same_P, first_P, second_P = (
+            column_P[order_P] for column_P in (self.score_P, self.same_P, self.first_P, self.second_P)
+        )
+        return replace(self, score_P=score_P, same_P=same_P, first_P=first_P, second_P=second_P)
+
 
 def pair_result(pairs: ScoredPairs, *, protocol: str, draws: Draws = DRAWS) -> Result:
     """Return `auc`, `eer` and `tar@FAR` with their intervals, the ROC, the histogram and the hardest pairs.
@@ -89,9 +104,10 @@ def pair_result(pairs: ScoredPairs, *, protocol: str, draws: Draws = DRAWS) -> R
 def add_fold_accuracy(result: Result, pairs: ScoredPairs, *, draws: Draws = DRAWS) -> None:
     """Add `accuracy` and `accuracy_std` by the 10-fold protocol, and the ROC on the published grid.
 
-    For cosines, also add the published `threshold`, a squared distance. The folds are runs of consecutive pairs, so
-    the pairs must be in the order of the official list.
+    For cosines, also add the published `threshold`, a squared distance. The folds are runs of consecutive pairs, as in
+    the official lists, unless a fold would have pairs of one kind only, see `fold_order`.
     """
+    pairs = pairs.in_fold_order()
     folds, replicate = bootstrap_fold_accuracy(pairs, draws=draws)
     result.folds = folds
     result.grid = grid_roc(pairs.scale.distance(pairs.score_P), pairs.same_P, folds=len(folds.accuracy_F))
@@ -113,6 +129,7 @@ def bootstrap_fold_accuracy(
     a draw holds about 63 % of the subjects, so its folds have fewer distinct pairs and differ more than the folds of
     the set. Its standard deviation over the folds is therefore biased upward, often by more than it varies.
     """
+    pairs = pairs.in_fold_order()
     folds = min(FOLDS, len(pairs.same_P))
     search = FoldSearch(pairs.scale.distance(pairs.score_P), pairs.same_P, folds, *pairs.sides)
     accuracy, threshold = search.accuracy(every_subject_once(pairs.subjects))

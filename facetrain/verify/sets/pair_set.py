@@ -43,12 +43,10 @@ def load_pair_set(target: str, folder: Path) -> PairSet:
     Without a table of subjects, a published list gives the subjects if the set is published, see `known_subjects`.
 
     Raises:
-        PairsError: the set does not exist (the message lists the sets of the folder), cannot be read, or its table of
-            subjects does not belong to it.
+        PairsError: the set does not exist (the message lists the sets of the folder), exists twice, cannot be read, or
+            its table of subjects does not belong to it.
     """
-    path = local_path(target) if is_remote(target) else Path(target)
-    if path.suffix != ".bin":
-        path = folder / f"{target}.bin"
+    path = local_path(target) if is_remote(target) else _set_file(target, folder)
     if not is_bin(path):
         names = sorted(other.stem for other in path.parent.glob("*.bin"))
         hint = (
@@ -63,6 +61,28 @@ def load_pair_set(target: str, folder: Path) -> PairSet:
         subjects = known_subjects(images, same)
     landmarks = read_landmarks_beside(path, len(images))
     return PairSet(path.stem, images, same, subjects, groups if groups.is_file() else None, landmarks, path)
+
+
+def _set_file(target: str, folder: Path) -> Path:
+    """Return the file of a set, which may not exist: the path `target`, or the file of this name in `folder`.
+
+    Raises:
+        PairsError: both exist, or the path is another file than a set.
+    """
+    path, named = Path(target), folder / f"{target.removesuffix('.bin')}.bin"
+    if path.suffix != ".bin":
+        if path.is_file() and not named.is_file():
+            raise PairsError(
+                f"{path}: not a verification set; expected a .bin file, as `facetrain data pairs` writes it, or the "
+                "folder of a protocol"
+            )
+        return named
+    if path.name == target and path.is_file() and named.is_file() and not path.samefile(named):
+        raise PairsError(
+            f"{target}: there are two such sets, {path.absolute()} and {named.absolute()}; give ./{target} for the "
+            f"first, or {path.stem} for the second"
+        )
+    return path if path.is_file() else named
 
 
 def load_pair_sets(targets: Iterable[str], folder: Path) -> list[PairSet]:
@@ -96,29 +116,3 @@ def known_or_inferred_subjects(pairs: PairSet) -> np.ndarray:
     image_N = dense_ids(pairs.images)
     first_P, second_P = image_N[0::2], image_N[1::2]
     return connected_subjects(first_P, second_P, pairs.same, int(image_N.max()) + 1)[image_N]
-
-
-def doubtful_pairs(name: str, first_P: np.ndarray, second_P: np.ndarray, same_P: np.ndarray) -> list[str]:
-    """Return a message for each fault of a set that makes its results useless, although they can be computed.
-
-    Args:
-        name: name of the set.
-        first_P: number of the first image of each pair, int (P,); equal images have equal numbers.
-        second_P: number of the second image.
-        same_P: True for a genuine pair, bool (P,).
-    """
-    if same_P.all() or not same_P.any():
-        return [
-            f"{name}: all pairs are of one kind; accuracy and error rates need genuine and impostor pairs"
-        ]
-    # Sorted: (a, b) and (b, a) are one pair.
-    side_P2 = np.sort(np.column_stack([first_P, second_P]), axis=1)
-    messages = []
-    if equal := int((side_P2[:, 0] == side_P2[:, 1]).sum()):
-        messages.append(f"{name}: {equal:,} pairs have the same image on both sides; remove them")
-    distinct = len(np.unique(side_P2, axis=0))
-    if contradictory := len(np.unique(np.column_stack([side_P2, same_P]), axis=0)) - distinct:
-        messages.append(
-            f"{name}: {contradictory:,} pairs are listed both as genuine and as impostor; correct their labels"
-        )
-    return messages

@@ -1,5 +1,7 @@
 """Verification sets as `.bin`, with the tables beside them."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,8 @@ from facetrain.data.formats.bin_tables import write_subjects
 from facetrain.data.formats.landmark_file import read_landmarks_beside, write_landmarks
 from facetrain.data.images.decode import decode_rgb
 from facetrain.errors import PairsError
-from facetrain.verify.sets.pair_set import load_pair_set
+from facetrain.verify.set_faults import warn_of_faulty_set
+from facetrain.verify.sets.pair_set import PairSet, load_pair_set
 from tests.support.datasets import encoded_image
 from tests.support.pairs import convert_bin
 
@@ -31,6 +34,53 @@ def test_a_set_is_reduced_to_few_pixels_and_keeps_its_tables_and_landmarks(tmp_p
         image = decode_rgb(encoded, location="test")
         expected = image.reshape(8, image.shape[0] // 8, 8, image.shape[1] // 8, 3).mean((1, 3))
         np.testing.assert_allclose(decode_rgb(data, location="test"), expected, atol=0.51)
+
+
+def test_a_name_with_its_suffix_is_found_in_the_folder_of_the_sets(tmp_path, monkeypatch):
+    (tmp_path / "sets" / "deep").mkdir(parents=True)
+    write_bin(tmp_path / "sets" / "deep" / "own.bin", IMAGES, SAME)
+    monkeypatch.chdir(tmp_path)
+    for target in ("deep/own.bin", "deep/own", "sets/deep/own.bin"):
+        assert load_pair_set(target, Path("sets")).name == "own"
+    assert load_pair_set("own.bin", Path("sets/deep")).name == "own"
+    with pytest.raises(PairsError, match="sets/other.bin: no such .* there are|has no verification sets"):
+        load_pair_set("other.bin", Path("sets"))
+
+
+def test_a_set_that_exists_twice_is_refused_until_the_path_is_given(tmp_path, monkeypatch):
+    (tmp_path / "sets").mkdir()
+    write_bin(tmp_path / "val.bin", IMAGES, SAME)
+    write_bin(tmp_path / "sets" / "val.bin", IMAGES[:4], SAME[:2])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PairsError, match=r"\./val\.bin for the first, or val"):
+        load_pair_set("val.bin", Path("sets"))
+    assert len(load_pair_set("./val.bin", Path("sets")).same) == 3
+    assert len(load_pair_set("val", Path("sets")).same) == 2
+    assert len(load_pair_set("val.bin", Path()).same) == 3
+
+
+def test_a_file_that_is_no_set_is_named_as_it_was_given(tmp_path):
+    (tmp_path / "train.rec").write_bytes(b"record")
+    with pytest.raises(PairsError, match=r"train\.rec: not a verification set"):
+        load_pair_set(str(tmp_path / "train.rec"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "same", "fault"),
+    [
+        ([(0, 1), (2, 3)], [True, True], "of one kind"),
+        ([(0, 1), (2, 2)], [True, False], "1 pairs have the same image"),
+        ([(0, 1), (1, 0), (2, 3)], [True, True, False], "1 pairs are listed more than once"),
+        ([(0, 1), (1, 0), (2, 3)], [True, False, False], "1 pairs are listed both"),
+        ([(2 * n, 2 * n + 1) for n in range(40)], [n < 20 for n in range(40)], "sorted by kind"),
+        ([(2 * n, 2 * n + 1) for n in range(40)], [n % 4 < 2 for n in range(40)], ""),
+    ],
+)
+def test_the_faults_of_a_set_are_named(capsys, pairs, same, fault):
+    images = [b"%d" % image for pair in pairs for image in pair]
+    warn_of_faulty_set(PairSet("own", images, np.array(same)))
+    warnings = capsys.readouterr().err.splitlines()
+    assert len(warnings) == bool(fault) and all(fault in line and "own" in line for line in warnings)
 
 
 def test_a_missing_set_names_those_that_exist(tmp_path):

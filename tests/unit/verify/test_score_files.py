@@ -7,7 +7,6 @@ import pytest
 
 from facetrain.errors import DataError
 from facetrain.verify.evaluate import evaluate_scores
-from facetrain.verify.metrics.fold_accuracy import fold_order
 from facetrain.verify.metrics.score_scale import COSINE
 from facetrain.verify.options import EvaluationOptions
 from facetrain.verify.output.formatting import format_evaluation
@@ -124,15 +123,6 @@ def test_a_quality_column_gives_a_discard_curve_and_no_slice(tmp_path, pairs):
     result = evaluated(tmp_path / "system.csv", columns)
     (curve,) = result.discards
     assert curve.quality == "quality" and curve.area_ratio < 0.5 and not result.groups
-
-
-def test_sorted_pairs_are_dealt_to_the_folds():
-    same = np.arange(103) < 50
-    order = fold_order(same)
-    assert sorted(order) == list(range(103))
-    assert all(part.any() and not part.all() for part in np.array_split(same[order], 10))
-    mixed = np.arange(103) % 2 == 0
-    assert (fold_order(mixed) == np.arange(103)).all()
 
 
 TWO = {"score": [1, 2], "genuine": [1, 0]}

@@ -4,7 +4,7 @@ from scipy.optimize import brentq
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from facetrain.verify.metrics.draws import Draws
-from facetrain.verify.metrics.fold_accuracy import THRESHOLDS, fold_accuracy
+from facetrain.verify.metrics.fold_accuracy import THRESHOLDS, fold_accuracy, fold_order
 from facetrain.verify.metrics.roc import auc, eer_threshold, equal_error_rate, roc, tar_at_far, threshold_at
 from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.verification import verification_result
@@ -50,6 +50,24 @@ def test_the_cumulative_search_equals_the_loop_over_folds_and_thresholds(pairs, 
     found = fold_accuracy(distance, same)
     np.testing.assert_array_equal(found.accuracy_F, accuracy)
     np.testing.assert_array_equal(found.threshold_F, thresholds)
+
+
+@pytest.mark.parametrize("genuine", [10, 50, 95])
+def test_the_accuracy_of_a_set_does_not_suffer_from_an_order_by_kind(genuine):
+    same = np.arange(105) < genuine
+    order = fold_order(same)
+    assert sorted(order) == list(range(105))
+    assert all(part.any() and not part.all() for part in np.array_split(same[order], 10))
+    embedding = np.random.default_rng(0).normal(size=(210, 4)) * 0.3 + [1, 0, 0, 0]
+    embedding[1::2][~same] += [0, 1, 0, 0]
+    images = order.repeat(2) * 2 + np.tile([0, 1], 105)
+    given, ordered = metrics_of(embedding, same), metrics_of(embedding[images], same[order])
+    assert given == pytest.approx(ordered)
+
+
+@pytest.mark.parametrize("same", [np.arange(103) % 2 == 0, np.arange(103) < 9, np.ones(103, bool)])
+def test_pairs_of_a_set_keep_their_folds_if_these_have_both_kinds_or_cannot_have_them(same):
+    assert (fold_order(same) == np.arange(103)).all()
 
 
 def test_fewer_pairs_than_folds_is_an_error():

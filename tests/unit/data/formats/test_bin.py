@@ -27,12 +27,27 @@ def test_every_pickle_protocol_and_type_of_bytes_reads_the_same(tmp_path, protoc
     assert same.tolist() == [True, False]
 
 
-@pytest.mark.parametrize(
-    "flags", [[1, 0], [np.bool_(True), np.bool_(False)], (True, False), np.array([True, False])]
-)
-def test_every_type_of_flags_is_understood(tmp_path, flags):
-    (tmp_path / "a.bin").write_bytes(pickle.dumps((IMAGES, flags)))
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("kind", ["?", "i1", "u2", "<i4", ">i8", "i8", "f4", ">f8", "O"])
+@pytest.mark.parametrize("wrap", [np.array, list, tuple])
+def test_every_type_of_labels_is_understood(tmp_path, protocol, kind, wrap):
+    labels = wrap(np.array([1, 0]).astype(kind))
+    (tmp_path / "a.bin").write_bytes(pickle.dumps((IMAGES, labels), protocol=protocol))
     assert read_bin(tmp_path / "a.bin")[1].tolist() == [True, False]
+
+
+def test_images_in_an_array_of_objects_are_understood(tmp_path):
+    images = np.empty(len(IMAGES), object)
+    images[:] = [np.frombuffer(image, np.uint8) for image in IMAGES]
+    (tmp_path / "a.bin").write_bytes(pickle.dumps((images, [True, False])))
+    assert read_bin(tmp_path / "a.bin")[0] == IMAGES
+
+
+def test_two_joined_sets_are_refused_instead_of_read_in_part(tmp_path):
+    write_bin(tmp_path / "a.bin", IMAGES, [True, False])
+    (tmp_path / "b.bin").write_bytes(2 * (tmp_path / "a.bin").read_bytes())
+    with pytest.raises(PairsError, match="after its end"):
+        read_bin(tmp_path / "b.bin")
 
 
 def test_a_written_set_can_be_read_by_insightface(tmp_path):
@@ -90,7 +105,9 @@ def _pickle_that(code):
         (_pickle_that(b"cnumpy\ndty\\pe\n"), "not a verification set"),
         (_pickle_that(b"(((((tttttt"), "not a verification set"),
         (pickle.dumps((IMAGES, [True, False]))[:-30], "not a verification set"),
-        (pickle.dumps(([np.zeros(3)] * 2, [True])), "unexpected call of numpy.dtype"),
+        (pickle.dumps(([np.zeros(3)] * 2, [True])), "an encoded image is an array of bytes"),
+        (pickle.dumps((IMAGES, np.array([0.5, 1]))), "the labels"),
+        (pickle.dumps((IMAGES, np.array(["1", "0"]))), "unexpected call of numpy.dtype"),
     ],
 )
 def test_other_data_is_refused_and_runs_no_code(tmp_path, data, message):

@@ -43,7 +43,7 @@ def test_lists_with_two_lines_per_pair_find_images_in_one_folder_or_one_per_pers
     [
         ("../list.jpg ann_0002.jpg 1", "line 1: .* is not an image inside"),
         ("none.jpg ann_0002.jpg 1", "line 1: there is no"),
-        ("ann_0001.jpg ann_0002.jpg 2", "line 1: .* is not of the form `image image 1`"),
+        ("ann_0001.jpg ann_0002.jpg 2", "line 1: .* is not of the form"),
         ("ann_0001.jpg 1\n", "line 1: the second line of the last pair is missing"),
         ("ann_0001.jpg 1\nann_0002.jpg 0\n", "line 2: the number 0 contradicts 1"),
         ("ann_0001.jpg 1\nann_0009.jpg 1\n", "line 2: there is no"),
@@ -150,6 +150,47 @@ def test_the_face_of_an_image_in_several_pairs_is_searched_once_and_its_center_t
     assert find.fallbacks == dict.fromkeys(("ann_0002.jpg", "bob_x_0001.jpg"), "center crop")
 
 
+PATHS = [
+    ("Zoë Lee/Zoë Lee_0001.jpg", "Zoë Lee/Zoë Lee_0002.jpg", "1"),
+    ("Zoë Lee/Zoë Lee_0001.jpg", "Bo/Bo_0001.jpg", "0"),
+]
+"""Pairs of images in folders, one of them with a space, and their labels."""
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [("Zoë Lee", "1", "2"), ("Zoë Lee", "1", "Bo", "1")],
+        [("10", "1"), ("Zoë Lee", "1", "2"), ("Zoë Lee", "1", "Bo", "1")],
+        PATHS,
+        [(label, first, second) for first, second, label in PATHS],
+        [
+            ("Zoë Lee_0001.jpg", "3"),
+            ("Zoë Lee_0002.jpg", "3"),
+            ("Zoë Lee_0001.jpg", "0"),
+            ("Bo_0001.jpg", "0"),
+        ],
+    ],
+)
+@pytest.mark.parametrize("suffix", [".jpg", ".JPG", ".PNG"])
+@pytest.mark.parametrize("separator", ["\t", " "])
+def test_every_form_of_a_list_takes_tabs_between_names_with_spaces_and_suffixes_in_capitals(
+    tmp_path, lines, suffix, separator
+):
+    if suffix == ".PNG" and any(".jpg" in word for line in lines for word in line):
+        lines = [[word.replace(".jpg", ".png") for word in line] for line in lines]
+    name = "Zoë Lee" if separator == "\t" else "ZoëLee"
+    for number, (person, image) in enumerate(((name, 1), (name, 2), ("Bo", 1))):
+        (tmp_path / "imgs" / person).mkdir(parents=True, exist_ok=True)
+        path = tmp_path / "imgs" / person / f"{person}_000{image}{suffix}"
+        path.write_bytes(encoded_image(number))
+    text = "\n".join(separator.join(line) for line in lines).replace("Zoë Lee", name)
+    (tmp_path / "list.txt").write_text(text + "\n", encoding="utf-8")
+    assert convert_pair_list(tmp_path / "list.txt", tmp_path / "imgs", tmp_path / "a.bin") == (2, 1)
+    images, same = read_bin(tmp_path / "a.bin")
+    assert images == [encoded_image(number) for number in (0, 1, 0, 2)] and same.tolist() == [True, False]
+
+
 def test_a_byte_order_mark_is_no_part_of_a_list(dataset, tmp_path):
     (tmp_path / "pairs.txt").write_text("ann\t1\t3\nann\t2\tcy\t1\n", encoding="utf-8-sig")
     assert convert_pair_list(tmp_path / "pairs.txt", dataset, tmp_path / "set.bin") == (2, 1)
@@ -159,7 +200,7 @@ def test_a_byte_order_mark_is_no_part_of_a_list(dataset, tmp_path):
     ("line", "message"),
     [
         ("ann 1 9", "line 1: there is no"),
-        ("ann", "is not of the form `name i j`"),
+        ("ann", "is not of the form"),
         ("../ann 1 2", "is not an image inside"),
         ("ann x 2", "is not of the form"),
         ("ann ² 2", "is not of the form"),

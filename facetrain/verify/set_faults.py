@@ -1,0 +1,54 @@
+"""Faults of a set of pairs that make its results doubtful, although they can be computed."""
+
+# P pairs
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from facetrain.embeddings.dense_ids import dense_ids
+from facetrain.telemetry.log import warn
+from facetrain.verify.metrics.fold_accuracy import FOLDS, fold_order
+from facetrain.verify.sets.pair_set import PairSet
+
+
+def warn_of_faults(name: str, first_P: np.ndarray, second_P: np.ndarray, same_P: np.ndarray) -> None:
+    """Warn of each fault of the pairs of a set.
+
+    Args:
+        name: name of the set.
+        first_P: number of the first image of each pair, int (P,); equal images have equal numbers.
+        second_P: number of the second image.
+        same_P: True for a genuine pair, bool (P,).
+    """
+    for fault in _faults(first_P, second_P, same_P):
+        warn(f"{name}: {fault}")
+
+
+def warn_of_faulty_set(pairs: PairSet) -> None:
+    """Warn of the faults of a set of pairs, as `warn_of_faults`."""
+    image_N = dense_ids(pairs.images)
+    warn_of_faults(pairs.name, image_N[0::2], image_N[1::2], pairs.same)
+
+
+def _faults(first_P: np.ndarray, second_P: np.ndarray, same_P: np.ndarray) -> Iterator[str]:
+    if same_P.all() or not same_P.any():
+        yield "all pairs are of one kind; accuracy and error rates need genuine and impostor pairs"
+        return
+    # Sorted: (a, b) and (b, a) are one pair.
+    side_P2 = np.sort(np.column_stack([first_P, second_P]), axis=1)
+    if equal := int((side_P2[:, 0] == side_P2[:, 1]).sum()):
+        yield f"{equal:,} pairs have the same image on both sides; remove them"
+    distinct = len(np.unique(side_P2, axis=0))
+    labeled = len(np.unique(np.column_stack([side_P2, same_P]), axis=0))
+    if labeled > distinct:
+        yield f"{labeled - distinct:,} pairs are listed both as genuine and as impostor; correct their labels"
+    if labeled < len(same_P):
+        yield f"{len(same_P) - labeled:,} pairs are listed more than once, and count as often; remove the repetitions"
+    if np.any(np.diff(fold_order(same_P)) < 0):
+        yield (
+            "the pairs are sorted by kind, and a fold of consecutive pairs would have one kind only; each of the "
+            f"{FOLDS} folds gets its share of both kinds instead"
+        )
