@@ -24,19 +24,6 @@ def layers() -> list[set[str]]:
 LAYERS = layers()
 CONFIG_IMPORTS = {"errors", "files", "remote", "settings", "strict_yaml"}
 CONFIG_KNOWN_BY = set().union(*LAYERS[next(i for i, names in enumerate(LAYERS) if "run" in names) :])
-QUESTIONS = {"What", "Which", "How", "Where", "Who", "Whether", "When", "Why"}
-THIRD_PERSON = {
-    "Returns",
-    "Yields",
-    "Writes",
-    "Reads",
-    "Checks",
-    "Computes",
-    "Builds",
-    "Makes",
-    "Opens",
-    "Runs",
-}
 MODULES = sorted(ROOT.rglob("*.py"))
 
 
@@ -160,21 +147,6 @@ def test_only_torch_private_uses_private_torch_apis():
             # Dunder names, such as torch.__version__, are public.
             private = [part for part in name.split(".") if part.startswith("_") and not part.startswith("__")]
             assert not private, f"{path}: {name} is private; see facetrain/torch_private.py"
-
-
-def test_docstrings_name_a_thing_or_command_an_action():
-    for path in MODULES:
-        kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-        for node in nodes(path):
-            # A property is named like a field: `Whether …` describes one that is true or false.
-            is_property = "property" in map(ast.unparse, getattr(node, "decorator_list", ()))
-            is_described = isinstance(node, kinds) and not is_property
-            words = (ast.get_docstring(node) or "-").split() if is_described else ["-"]
-            assert words[0] not in QUESTIONS, f"{path}: {' '.join(words[:8])} …"
-            if isinstance(node, ast.FunctionDef) and words[0] in THIRD_PERSON:
-                raise AssertionError(
-                    f"{path}: {node.name}: write `{words[0].removesuffix('s')}`, not `{words[0]}`"
-                )
 
 
 def test_the_settings_of_all_parts_are_read_without_torch():

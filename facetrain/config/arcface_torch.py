@@ -37,12 +37,13 @@ DEFAULTS: dict[str, Any] = {
 
 _NOT_NEEDED = {
     *("resume", "save_all_states", "momentum", "num_workers", "dali", "output"),
-    *("using_wandb", "wandb_project", "wandb_key", "wandb_resume"),
+    *("wandb_project", "wandb_key", "wandb_resume"),
 }
 """Settings that need no key: facetrain does the same, or arcface_torch ignores them."""
 _TRANSLATED = DEFAULTS.keys() | {
     "rec",
     "dali_aug",
+    "using_wandb",
     "num_classes",
     "num_image",
 }
@@ -206,6 +207,8 @@ def _translate(values: dict[str, Any], path: Path) -> dict[str, Any]:
         "eval": {"targets": list(values["val_targets"]), "every_steps": _steps("verbose", values)},
         "log": {"every_steps": _steps("frequent", values)},
     }
+    if values.get("using_wandb"):
+        described["log"]["sinks"] = ["tensorboard", "wandb"]
     described["data"] |= {
         ours: values[theirs] for theirs, ours in _SIZES.items() if isinstance(values.get(theirs), int)
     }

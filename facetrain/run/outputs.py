@@ -1,4 +1,4 @@
-"""Outputs of a run while it trains: console, log.txt, metrics.jsonl and TensorBoard."""
+"""Outputs of a run while it trains: console, log.txt, metrics.jsonl and the sinks of `log.sinks`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from facetrain.checkpoint.identity import read_run_id
+from facetrain.config.loading import plain_config
 from facetrain.config.schema import Config
 from facetrain.errors import RunError
 from facetrain.files import os_errors_as
 from facetrain.telemetry.console import Console
 from facetrain.telemetry.jsonl import JsonLines
 from facetrain.telemetry.log import logger
-from facetrain.telemetry.tensorboard import TensorBoard
+from facetrain.telemetry.sink import LoggedRun, Sink, Sinks
 
 DIVERGED_FILE, SKIPPED_FILE = "diverged.json", "skipped_images.txt"
 AUGMENTED_FILE, PAIRS_FILE, REPORT_FILE = "augmented.png", "hardest_pairs.json", "report.html"
@@ -25,11 +27,11 @@ class RunOutputs:
     journal: JsonLines | None = None
     """metrics.jsonl."""
     console: Console | None = None
-    board: TensorBoard | None = None
+    sinks: Sink | None = None
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Write the metrics of a step."""
-        for sink in (self.journal, self.console, self.board):
+        for sink in (self.journal, self.console, self.sinks):
             if sink:
                 sink.write(step, values)
 
@@ -68,7 +70,7 @@ class RunOutputs:
 
     def close(self) -> None:
         """Close all outputs but the log."""
-        for sink in (self.journal, self.console, self.board):
+        for sink in (self.journal, self.console, self.sinks):
             if sink:
                 sink.close()
 
@@ -81,9 +83,13 @@ def open_outputs(config: Config, folder: Path, *, total_steps: int, resume_at: i
 
     Args:
         config: config of the run.
-        folder: run folder. TensorBoard gets its name as the name of the run.
+        folder: run folder.
         total_steps: last step of the run.
         resume_at: step from which the run continues; None for a new run.
+
+    Raises:
+        RunError: metrics.jsonl cannot be written.
+        UsageError: a sink needs a package that is not installed.
     """
     # A run that failed before its first checkpoint leaves these files, and the new one would seem to have written them.
     if resume_at is None:
@@ -93,8 +99,7 @@ def open_outputs(config: Config, folder: Path, *, total_steps: int, resume_at: i
     # metrics.jsonl first: it must have a record even if a later sink fails.
     journal = JsonLines(folder / "metrics.jsonl", resume_at=resume_at)
     console = Console(total_steps=total_steps, start_step=resume_at or 0)
-    if not config.log.tensorboard:
+    if not config.log.sinks:
         return RunOutputs(journal, console)
-    # In a folder with the name of the run, because TensorBoard names a run after its folder below --logdir.
-    board = TensorBoard(folder / "tensorboard" / folder.resolve().name, resume_at=resume_at)
-    return RunOutputs(journal, console, board)
+    logged = LoggedRun(folder, read_run_id(folder) or folder.name, plain_config(config), resume_at)
+    return RunOutputs(journal, console, Sinks(config.log.sinks, logged))

@@ -1,1 +1,1 @@
-"""Output of a run: console, log.txt, metrics.jsonl and TensorBoard."""
+"""Output of a run: console, log.txt, metrics.jsonl and sinks such as TensorBoard."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from facetrain.settings import Positive, Settings
+from typing import Annotated
+
+from facetrain.settings import OneOf, Positive, Settings
+from facetrain.telemetry.sink import SINKS
 
 
 class LogSettings(Settings):
@@ -13,5 +16,6 @@ class LogSettings(Settings):
     report: bool = True
     """Keep `report.html` in the run folder up to date while the run trains. From the second page on, this takes at most
     0.5 % of the run's time."""
-    tensorboard: bool = True
-    """Write the metrics for TensorBoard, too."""
+    sinks: tuple[Annotated[str, OneOf(SINKS)], ...] = ("tensorboard",)
+    """Programs that get the metrics of `metrics.jsonl`, too: TensorBoard, by files in the run folder, and Weights &
+    Biases, which needs the extra `[wandb]`."""

@@ -1,0 +1,42 @@
+"""Weights & Biases. Its own variables choose the project and the mode: WANDB_PROJECT, WANDB_MODE=offline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from facetrain.errors import UsageError, missing_package
+from facetrain.telemetry.sink import LoggedRun
+
+
+class WeightsAndBiases:
+    """A run of W&B with the name of the run folder. A resume continues it; its files are in the folder `wandb`."""
+
+    def __init__(self, run: LoggedRun) -> None:
+        """Open the run.
+
+        Raises:
+            UsageError: the package is not installed, or nobody has logged in.
+        """
+        try:
+            import wandb
+        except ImportError as error:
+            raise UsageError(f"log.sinks: wandb {missing_package(error, 'wandb')}") from error
+        try:
+            self._run = wandb.init(
+                id=run.run_id,
+                name=run.folder.resolve().name,
+                dir=str(run.folder),
+                config=run.config,
+                resume="allow",
+                settings=wandb.Settings(console="off"),  # the console of the run stays what it is
+            )
+        except wandb.errors.Error as error:
+            raise UsageError(f"log.sinks: wandb: {error}; log in, or set WANDB_MODE=offline") from error
+
+    def write(self, step: int, values: dict[str, Any]) -> None:
+        """Write the numbers of a step. W&B drops steps that it has: after a resume they are the same numbers."""
+        self._run.log(values, step=step)
+
+    def close(self) -> None:
+        """Wait until everything is written, or uploaded."""
+        self._run.finish()

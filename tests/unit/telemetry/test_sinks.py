@@ -1,0 +1,105 @@
+"""Sinks of metrics: TensorBoard, Weights & Biases, and what happens to a run whose sink fails."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from facetrain.telemetry.sink import LoggedRun, Sinks
+from tests.support.command import environment
+from tests.support.events import read_events
+from tests.support.faults import full, small_disk
+
+
+def logged(folder, resume_at=None):
+    return LoggedRun(folder, "a1b2c3", {"seed": 0}, resume_at)
+
+
+def test_tensorboard_has_the_metrics_in_groups_under_the_name_of_the_run(tmp_path):
+    sinks = Sinks(["tensorboard"], logged(tmp_path))
+    sinks.write(1, {"loss": 1.5, "lr": 0.1, "wait_s": 2.0, "epoch": 0.0, "lfw/accuracy": 0.5})
+    sinks.close()
+    events = read_events(tmp_path / "tensorboard" / tmp_path.name)
+    tags = {"loss/loss", "lr/lr", "speed/wait_s", "run/epoch", "eval/lfw/accuracy"}
+    assert set(events.Tags()["scalars"]) == tags
+    assert [(event.step, event.value) for event in events.Scalars("loss/loss")] == [(1, 1.5)]
+
+
+@pytest.mark.parametrize(
+    ("starts", "shown"),
+    [([(None, (1, 2, 3)), (2, (3, 4))], [1, 2, 3, 4]), ([(None, (1, 2, 3)), (None, (1, 2))], [1, 2])],
+    ids=["resumed", "started over"],
+)
+def test_tensorboard_shows_each_step_of_a_resumed_run_once_and_no_run_before(tmp_path, starts, shown):
+    for resume_at, steps in starts:
+        sinks = Sinks(["tensorboard"], logged(tmp_path, resume_at))
+        for step in steps:
+            sinks.write(step, {"loss": float(step)})
+        sinks.close()
+    events = read_events(tmp_path / "tensorboard" / tmp_path.name)
+    assert [event.step for event in events.Scalars("loss/loss")] == shown
+
+
+# The thread of SummaryWriter that writes the file raises its error, too.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_sink_on_a_full_disk_is_given_up_with_a_warning(tmp_path, capfd):
+    disk = tmp_path / "disk"
+    with small_disk(disk, size_kib=64):
+        sinks = Sinks(["tensorboard"], logged(disk))
+        with full(disk):
+            for step in range(100):
+                sinks.write(step, {f"number_{n}": 0.0 for n in range(50)})
+        sinks.write(100, {"loss": 1.0})
+        sinks.close()
+    assert capfd.readouterr().err.count("warning: log.sinks: tensorboard failed") == 1
+
+
+def test_a_sink_without_its_package_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(Exception, match=r"facetrain\[wandb\]") as refused:
+        Sinks(["wandb"], logged(tmp_path))
+    assert refused.value.exit_code == 2
+
+
+CONTINUED = """
+import sys
+from pathlib import Path
+from facetrain.telemetry.sink import LoggedRun, Sinks
+resume_at, steps = (None, range(4)) if sys.argv[2] == "start" else (2, range(3, 6))
+sinks = Sinks(["wandb"], LoggedRun(Path(sys.argv[1]), "a1b2c3", {"optim": {"lr": 0.1}}, resume_at))
+for step in steps:
+    sinks.write(step, {"loss": float(step)})
+    sinks.write(step, {"lfw/accuracy": 0.5})
+sinks.close()
+"""
+
+
+@pytest.mark.slow
+def test_wandb_keeps_an_offline_run_with_the_config_and_all_metrics(tmp_path):
+    pytest.importorskip("wandb")
+    for start in ("start", "resume"):
+        command = [sys.executable, "-c", CONTINUED, tmp_path, start]
+        done = subprocess.run(
+            command, env=environment(WANDB_MODE="offline"), capture_output=True, text=True, timeout=200
+        )
+        assert done.returncode == 0, done.stderr
+    files = sorted((tmp_path / "wandb").glob("offline-run-*-a1b2c3/run-a1b2c3.wandb"))
+    histories = [list(history(file)) for file in files]
+    assert [(each["_step"], each["loss"]) for each in histories[0]] == [(s, float(s)) for s in range(4)]
+    assert all(each["lfw/accuracy"] == 0.5 for each in histories[0])
+    assert [each["_step"] for each in histories[1]] == [3, 4, 5]
+
+
+def history(path):
+    """Yield the metrics of each step in a small file of an offline run: records behind 7 bytes of length and kind."""
+    from wandb.proto import wandb_internal_pb2
+
+    data = path.read_bytes()[7:]
+    while len(data) > 7:
+        length = int.from_bytes(data[4:6], "little")
+        record = wandb_internal_pb2.Record.FromString(data[7 : 7 + length])
+        data = data[7 + length :]
+        if record.WhichOneof("record_type") == "history":
+            items = record.history.item
+            yield {each.key or "/".join(each.nested_key): json.loads(each.value_json) for each in items}
