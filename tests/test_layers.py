@@ -2,9 +2,12 @@
 
 import ast
 import functools
+import importlib.metadata
+import itertools
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -147,6 +150,22 @@ def test_only_torch_private_uses_private_torch_apis():
             # Dunder names, such as torch.__version__, are public.
             private = [part for part in name.split(".") if part.startswith("_") and not part.startswith("__")]
             assert not private, f"{path}: {name} is private; see facetrain/torch_private.py"
+
+
+def declared_packages() -> set[str]:
+    project = tomllib.loads((DOCS / "pyproject.toml").read_text())["project"]
+    lines = [*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())]
+    return {re.match(r"[\w-]+", line)[0].lower() for line in lines} - {"facetrain"}
+
+
+def test_the_project_declares_what_it_imports_and_imports_what_it_declares():
+    """Without this, a package that another one happens to install is missing the day that this one drops it."""
+    installs = importlib.metadata.packages_distributions()
+    modules = {name.split(".")[0] for path in MODULES for name in imported(path)} - sys.stdlib_module_names
+    packages = {installs.get(name, [name])[0].lower().replace("_", "-") for name in modules - {"facetrain"}}
+    assert packages - {"triton"} <= declared_packages(), "triton comes with torch"
+    # Interfaces of fsspec and torch load these themselves.
+    assert declared_packages() - packages <= {"gcsfs", "onnxscript", "tensorboard"}
 
 
 def test_the_settings_of_all_parts_are_read_without_torch():
