@@ -18,7 +18,14 @@ from facetrain.data.formats.bin import write_bin
 from tests.runs.test_training import checked, metrics
 from tests.support.command import ROOT, environment, facetrain, restore_signals, start
 from tests.support.datasets import damage_records, encoded_image
-from tests.support.processes import descendants, kill, ranks_of, shared_memory_of, wait_until_gone
+from tests.support.processes import (
+    descendants,
+    kill,
+    presses_until_the_end,
+    ranks_of,
+    shared_memory_of,
+    wait_until_gone,
+)
 
 LONG = ["--set", "train.max_steps=100000", "--set", "train.epochs=100000"]
 
@@ -43,10 +50,12 @@ for name in ("all_reduce", "all_gather_single", "all_gather_into_tensor", "reduc
         setattr(dist, name, patient(getattr(dist, name)))
 """
 
+# A process that waits without end says so first: it handles no signal that came together with SIGUSR2.
 BLOCKED_BY_SIGUSR2 = """
-import signal, threading
+import pathlib, signal, threading
 
 def block(number, frame):
+    pathlib.Path(__file__).with_name("blocked").touch()
     lock = threading.Lock()
     lock.acquire()
     lock.acquire()
@@ -325,10 +334,7 @@ def test_a_second_ctrl_c_ends_even_ranks_that_hang_at_once(started_run):
     _, process = started_run(*LONG)
     ranks = ranks_of(process.pid)
     os.kill(ranks[1], signal.SIGSTOP)
-    process.send_signal(signal.SIGINT)
-    time.sleep(1)
-    assert process.poll() is None, "it waits for ranks that may be saving"
-    process.send_signal(signal.SIGINT)
+    assert presses_until_the_end(process) > 1, "it waits for ranks that may be saving"
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130 and stderr.count("error: interrupted") == 1, stderr
     assert not wait_until_gone(ranks.values(), 20)

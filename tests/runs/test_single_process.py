@@ -16,7 +16,13 @@ import pytest
 from facetrain.checkpoint.load import Checkpoint
 from tests.runs.test_lost_ranks import BLOCKED_BY_SIGUSR2, LONG, wait_for_step
 from tests.support.command import ROOT, environment, facetrain, restore_signals
-from tests.support.processes import descendants, kill, shared_memory_of, wait_until_gone
+from tests.support.processes import (
+    descendants,
+    kill,
+    presses_until_the_end,
+    shared_memory_of,
+    wait_until_gone,
+)
 
 
 @pytest.fixture
@@ -104,7 +110,8 @@ def hang(process, folder):
     """Make the main thread wait for a lock without end."""
     wait_for_step(folder, 2, process)
     process.send_signal(signal.SIGUSR2)
-    time.sleep(0.3)
+    while not (folder.parent / "blocked").exists() and process.poll() is None:
+        time.sleep(0.01)
 
 
 def fill_its_messages(process, folder):
@@ -137,11 +144,7 @@ def test_a_second_ctrl_c_ends_even_a_process_that_hangs_or_that_nobody_reads(sta
     process, folder = started()
     make_unable(process, folder)
     there = descendants(process.pid)
-    process.send_signal(signal.SIGINT)
-    time.sleep(0.5)
-    assert process.poll() is None, "it may be saving"
-    process.send_signal(signal.SIGINT)
-    process.wait(timeout=60)
+    assert presses_until_the_end(process) > 1, "it may be saving"
     assert process.returncode == 130
     assert there and not wait_until_gone(there, 20)
     if make_unable is hang:

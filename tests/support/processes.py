@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -73,6 +74,18 @@ def wait_until_gone(pids: Iterable[int], timeout_s: float) -> list[int]:
         time.sleep(0.05)
         left = [pid for pid in left if is_alive(pid)]
     return left
+
+
+def presses_until_the_end(process: subprocess.Popen) -> int:
+    """Press Ctrl-C once a second until a process ends; return how often. Two that come at once may count as one."""
+    for presses in range(1, 61):
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            continue
+        return presses
+    raise AssertionError("it ignores Ctrl-C")
 
 
 def _children(pid: int) -> list[int]:
