@@ -40,7 +40,7 @@ def test_a_run_is_trained_with_an_empty_cache_then_evaluated_and_kept(runner, tm
     monkeypatch.setattr("subprocess.run", pretend)
     result = runner["run_seed"]("speedrun", 3, Path("data/real"), tmp_path)
     assert (result.seed, result.accuracy, result.eer) == (3, 0.87, 0.125)
-    assert 0 < result.seconds < 60
+    assert result.seconds > 0
     assert [command[0] for command in commands] == ["train", "eval"]
     assert [reason for command in commands if (reason := complaint(command, complete=True))] == []
     assert "seed=3" in commands[0]
