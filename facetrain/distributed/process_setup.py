@@ -10,9 +10,11 @@ import errno
 import logging
 import os
 import sys
+import warnings
 from contextlib import suppress
 from pathlib import Path
 
+from facetrain.device.gpu_driver import has_gpu_driver
 from facetrain.errors import ConfigError
 
 # From glibc's malloc.h.
@@ -104,17 +106,11 @@ def silence_torch_logs() -> None:
     """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR" if has_gpu_driver() else "FATAL")
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler's library, which logs even its start
+    warnings.filterwarnings(
+        "ignore", "CUDA initialization"
+    )  # `pick_device` says what is wrong with the driver
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     os.environ.setdefault("LOGLEVEL", "CRITICAL")  # some modules of the agent read their level from here
-
-
-def has_gpu_driver() -> bool:
-    """Return whether a GPU driver is installed. Without one there is no need to import torch to count devices."""
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return Path("/dev/kfd").exists()  # AMD's
-    return True
 
 
 def _mallopt(values: dict[int, int]) -> None:

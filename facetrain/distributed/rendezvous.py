@@ -13,29 +13,69 @@ import secrets
 import socket
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from facetrain.distributed.listening_sockets import listen, listen_on_all_interfaces, serve_store
+from facetrain.distributed.network_interface import LOOPBACK, address_toward, is_loopback
 from facetrain.errors import RunError
 
 _STORE_TIMEOUT = timedelta(seconds=10)
 _POLL_S = 0.02
 
 
-def find_ranks(timeout_s: float) -> tuple[Store, int, int, str]:
-    """Return a store that only the ranks of this start share, this rank, the world size and the rendezvous id.
+@dataclass(frozen=True)
+class Meeting:
+    """What the ranks of one start know of each other."""
+
+    store: Store
+    """Store that only the ranks of this start share."""
+    rank: int
+    id: str
+    """Random id of this start."""
+    places: list[str]
+    """Host and process of each rank, as in "node7, process 4711"."""
+    address: str
+    """Address of this host that the hosts of the other ranks reach."""
+
+    @property
+    def size(self) -> int:
+        """World size."""
+        return len(self.places)
+
+
+def meet(timeout_s: float, local_size: int) -> Meeting:
+    """Find the other ranks through the store. `local_size` is the number of ranks on this host.
 
     Raises:
-        OSError: rank 0 cannot listen at the address in the environment.
+        OSError: rank 0 cannot listen at the address in the environment, or this host has no address.
         RunError: a rank did not arrive in time.
         ValueError: the environment has no such address.
     """
     rank, world_size = int(_variable("RANK")), int(_variable("WORLD_SIZE"))
     store = _open_store(rank, timeout_s)
     rendezvous_id = _create_id(store, world_size, timeout_s) if rank == 0 else _receive_id(store, rank)
-    return _with_prefix(rendezvous_id, store), rank, world_size, rendezvous_id
+    own = _with_prefix(rendezvous_id, store)
+    register_rank(own, rank)
+    address = LOOPBACK if local_size == world_size else _shared_address(own, rank, world_size)
+    places = own.multi_get([f"place/{other}" for other in range(world_size)])
+    return Meeting(own, rank, rendezvous_id, [place.decode(errors="replace") for place in places], address)
+
+
+def _shared_address(store: Store, rank: int, world_size: int) -> str:
+    """Return the address of this host that other hosts reach; a loopback address if there are no other hosts."""
+    host, port = store_address()
+    own = address_toward(host, port)
+    store.set(f"address/{rank}", own)
+    if not is_loopback(own):
+        return own
+    # The store is on this host, whose name leads to its loopback interface. The other hosts reach the store by another
+    # one: that which leads to them.
+    addresses = store.multi_get([f"address/{other}" for other in range(world_size)])
+    others = [address for address in map(bytes.decode, addresses) if not is_loopback(address)]
+    return address_toward(others[0], port) if others else own
 
 
 def store_address() -> tuple[str, int]:
@@ -69,38 +109,25 @@ def register_rank(store: Store, rank: int) -> None:
     store.set(f"place/{rank}", f"{socket.gethostname()}, process {os.getpid()}")
 
 
-def watchdog_address(store: Store, rank: int) -> tuple[tuple[str, int] | None, socket.socket | None]:
+def watchdog_address(meeting: Meeting) -> tuple[tuple[str, int] | None, socket.socket | None]:
     """Return the address on which rank 0's watchdog listens, and on rank 0 the listening socket.
 
-    The address belongs to the interface that leads to the store. None if rank 0 has no such address.
+    None if rank 0 cannot listen.
     """
-    if rank:
+    if meeting.rank:
         # `get` waits until rank 0 has published it.
-        published = str(store.get("watchdog").decode()).rpartition(" ")
+        published = meeting.store.get("watchdog").decode().rpartition(" ")
         return ((published[0], int(published[2])) if published[0] else None), None
     listener, host = None, ""
     with suppress(OSError):
-        family, host = _own_address(*store_address())
+        family = socket.AF_INET6 if ":" in meeting.address else socket.AF_INET
         # Port 0: the kernel picks a free one. The backlog holds the watchdogs of all ranks, which connect at once.
-        # One interface only: hosts that reach the store reach it, others need not.
-        listener = socket.create_server((host, 0), family=family, backlog=1024)
+        # One interface only: the other ranks reach it, others need not.
+        listener = socket.create_server((meeting.address, 0), family=family, backlog=1024)
+        host = meeting.address
     port = listener.getsockname()[1] if listener else 0
-    store.set("watchdog", f"{host if listener else ''} {port}")
+    meeting.store.set("watchdog", f"{host} {port}")
     return ((host, port) if listener else None), listener
-
-
-def _own_address(host: str, port: int) -> tuple[socket.AddressFamily, str]:
-    """Return the address of this host from which it reaches another one. Sends nothing."""
-    refusal = OSError(f"{host} has no address")
-    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
-        try:
-            with socket.socket(family, kind, protocol) as probe:
-                # Of a datagram socket: the kernel only chooses the interface.
-                probe.connect(address)
-                return family, str(probe.getsockname()[0])
-        except OSError as error:
-            refusal = error
-    raise refusal
 
 
 def place_of(store: Store, rank: int) -> str:

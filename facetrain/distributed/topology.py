@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from facetrain.distributed.process_setup import has_gpu_driver, silence_torch_logs
+from facetrain.device.gpu_driver import gpu_failure, has_gpu_driver
+from facetrain.distributed.process_setup import silence_torch_logs
 from facetrain.errors import UsageError
 
 _ENDPOINT = re.compile(r"[\w.:\[\]-]+")
@@ -95,6 +96,14 @@ def host_and_port(endpoint: str) -> tuple[str, int]:
     return host, _DEFAULT_PORT if parts.port is None else parts.port
 
 
+def unusable_gpus(reason: str, cpu_setting: str) -> str:
+    """Return the message for GPUs that torch cannot use; `cpu_setting` is how the user selects the CPU."""
+    return (
+        f"torch cannot use the GPUs of this machine: {reason}; install a torch that is not newer than the driver, or "
+        f"use {cpu_setting}"
+    )
+
+
 def _processes(nproc_per_node: str, device: str) -> int:
     # Without a GPU driver the answer is known, and the import of torch, which takes seconds, is saved.
     if nproc_per_node == "auto":
@@ -103,6 +112,8 @@ def _processes(nproc_per_node: str, device: str) -> int:
         silence_torch_logs()
         import torch
 
+        if reason := gpu_failure():
+            raise UsageError(unusable_gpus(reason, "--set train.device=cpu"))
         return max(torch.cuda.device_count(), 1)
     if not re.fullmatch("[0-9]{1,9}", nproc_per_node) or int(nproc_per_node) == 0:
         raise UsageError(f"--nproc-per-node {nproc_per_node}: give a number of processes, or auto")

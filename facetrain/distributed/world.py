@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 from facetrain.cpu_cores import usable_cores
-from facetrain.distributed.network_interface import is_loopback, use_loopback_interface
+from facetrain.device.gpu_driver import gpu_failure
+from facetrain.distributed.network_interface import is_loopback, use_interface_of
 from facetrain.distributed.process_lifetime import (
     has_agent,
     launched_by_torchrun,
@@ -24,14 +25,9 @@ from facetrain.distributed.process_lifetime import (
     request_exit_at_once,
 )
 from facetrain.distributed.process_setup import keep_freed_memory, release_freed_memory
-from facetrain.distributed.rendezvous import (
-    find_ranks,
-    place_of,
-    register_rank,
-    store_address,
-    watchdog_address,
-)
+from facetrain.distributed.rendezvous import meet, store_address, watchdog_address
 from facetrain.distributed.stopped_helpers import ended_if_helpers_stop
+from facetrain.distributed.topology import unusable_gpus
 from facetrain.distributed.watchdog import Peers, watchdog
 from facetrain.errors import RunError, UsageError
 
@@ -72,8 +68,10 @@ def pick_device(name: str, local_rank: int, *, cpu_setting: str) -> torch.device
     `cpu_setting` is how the user selects the CPU, for the message.
 
     Raises:
-        UsageError: there is no GPU for this local rank.
+        UsageError: there is no GPU for this local rank, or torch cannot use the GPUs.
     """
+    if name != "cpu" and (reason := gpu_failure()):
+        raise UsageError(unusable_gpus(reason, cpu_setting))
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name != "cuda":
@@ -147,43 +145,37 @@ def join(
 def _form_group(device: torch.device, local_rank: int, timeout_s: float) -> tuple[World, Peers]:
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     try:
-        host, port = store_address()
-        store, rank, size, rendezvous_id = find_ranks(timeout_s)
-        # All ranks are on this host: gloo and NCCL need no open port.
-        if local_size == size or is_loopback(host):
-            use_loopback_interface()
+        meeting = meet(timeout_s, local_size)
+        use_interface_of(meeting.address)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-            store=store,
-            rank=rank,
-            world_size=size,
+            store=meeting.store,
+            rank=meeting.rank,
+            world_size=meeting.size,
             timeout=timedelta(seconds=timeout_s),
         )
-        # After the group is formed, which waits for all ranks: each of them is about to do the same.
-        register_rank(store, rank)
-        # Read now: when a place is needed, its rank is lost, and the store may be lost with it.
-        places = [place_of(store, other) for other in range(size)]
-        watchdog_at, listener = watchdog_address(store, rank)
+        watchdog_at, listener = watchdog_address(meeting)
     except (OSError, RuntimeError, ValueError) as error:
         address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise RunError(
             f"rank {os.environ.get('RANK')} could not join the process group at {address}: {error}"
         ) from error
     world = World(
-        rank=rank,
+        rank=meeting.rank,
         local_rank=local_rank,
-        size=size,
+        size=meeting.size,
         local_size=local_size,
         device=device,
         # Without an agent the parent can be a shell, in which a user starts one run after the other.
         launcher_id=_launcher_id() if has_agent() else "",
-        rendezvous_id=rendezvous_id,
+        rendezvous_id=meeting.id,
         restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
     )
+    host, port = store_address()
     if world.is_leader and outside_launcher() and (has_agent() or not is_loopback(host)):
         _warn_of_open_port(port)
     speaks = local_rank == 0 and not has_agent()
-    return world, Peers(rank, places, rendezvous_id, watchdog_at, listener, speaks)
+    return world, Peers(meeting.rank, meeting.places, meeting.id, watchdog_at, listener, speaks)
 
 
 def _warn_of_open_port(port: int) -> None:

@@ -7,7 +7,6 @@ import platform
 import shutil
 import socket
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,8 +14,8 @@ import torch
 
 from facetrain.cpu_cores import usable_cores
 from facetrain.device.capability import multiplies_bfloat16
+from facetrain.device.gpu_driver import gpu_failure
 from facetrain.distributed import collectives
-from facetrain.distributed.process_setup import has_gpu_driver
 from facetrain.doctor.check_result import CheckResult, count_text, failed, passed, warned_if
 from facetrain.files import error_reason
 from facetrain.plan.device import GIB
@@ -49,19 +48,15 @@ def _check_torch() -> CheckResult:
 
 
 def _check_cuda() -> CheckResult:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        is_available = torch.cuda.is_available()
+    is_available = torch.cuda.is_available()
     message = f"torch is built for {f'CUDA {torch.version.cuda}' if torch.version.cuda else 'the CPU only'}"
     if is_available and torch.distributed.is_nccl_available():
         return passed("cuda", f"{message} and NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}")
     if is_available:
         advice = "several GPUs need a torch that was built with NCCL: install another build"
         return failed("cuda", f"{message}, without NCCL", advice)
-    if not has_gpu_driver():
-        return passed("cuda", "no GPU driver: training runs on the CPU")
-    # torch's warning says whether the driver is too old, or is not answering.
-    reason = " ".join(str(caught[0].message).split()) if caught else "torch finds no GPU"
+    if not (reason := gpu_failure()):
+        return passed("cuda", "no GPU: training runs on the CPU")
     advice = (
         "install a CUDA build of torch (pytorch.org/get-started lists them) that is not newer than the driver, and "
         "check CUDA_VISIBLE_DEVICES and `nvidia-smi`"

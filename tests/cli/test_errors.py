@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from facetrain.cli.app import _exit_with_error
-from facetrain.distributed.process_setup import has_gpu_driver
+from facetrain.device import gpu_driver
+from facetrain.device.gpu_driver import has_gpu_driver
+from facetrain.distributed.topology import topology
 from facetrain.distributed.world import pick_device
 from facetrain.errors import UsageError
 from tests.runs.conftest import dataset, describe  # noqa: F401
@@ -216,3 +218,45 @@ def test_too_little_memory_is_not_an_internal_error(capfd):
     assert ended.value.code == 1
     message = "error: too little memory (Unable to allocate 30.5 MiB); use a smaller"
     assert capfd.readouterr().err.startswith(message)
+
+
+class DriverWithGpus:
+    def cuInit(self, flags):
+        return 0
+
+    def cuDeviceGetCount(self, count):
+        count._obj.value = 8
+        return 0
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        lambda: topology("auto", "1", None, 0, "auto"),
+        lambda: pick_device("auto", 0, cpu_setting="train.device: cpu"),
+        lambda: pick_device("cuda", 0, cpu_setting="train.device: cpu"),
+    ],
+)
+def test_gpus_that_torch_cannot_use_are_an_error_and_no_run_on_the_cpu(start, monkeypatch):
+    def refuse():
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 12020).\nUpdate it.")
+
+    monkeypatch.setattr(gpu_driver, "_cuda_driver", DriverWithGpus)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "init", refuse)
+    with pytest.raises(UsageError) as refused:
+        start()
+    message = str(refused.value)
+    assert refused.value.exit_code == 2 and "\n" not in message
+    assert "driver on your system is too old" in message and "device" in message and "cpu" in message
+
+
+def test_gpus_that_are_hidden_leave_the_cpu(monkeypatch):
+    class Driver(DriverWithGpus):
+        def cuDeviceGetCount(self, count):
+            return 100  # as with an empty CUDA_VISIBLE_DEVICES
+
+    monkeypatch.setattr(gpu_driver, "_cuda_driver", Driver)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert pick_device("auto", 0, cpu_setting="train.device: cpu").type == "cpu"

@@ -82,3 +82,23 @@ def test_a_run_survives_a_cut_network_and_a_lost_host_and_takes_the_host_back(de
     checkpoint = Checkpoint.open(folder)
     checkpoint.verify()
     assert checkpoint.step >= steps[-1] and checkpoint.manifest.world_size == 2
+
+
+@pytest.mark.slow
+def test_two_hosts_train_where_the_name_of_each_leads_to_its_loopback_interface(describe, tmp_path):
+    config, folder = describe(steps=3), tmp_path / "run"
+    with two_hosts() as (first, second):
+        # As the installers of Debian and Ubuntu write it.
+        names = [[("127.0.1.1", "node0")], [(first.address, "node0"), ("127.0.1.1", "node1")]]
+        agents = [
+            subprocess.Popen(
+                [*host.named(*table), sys.executable, "-m", "facetrain", "train", "--config", config,
+                 "--run-dir", folder, "--nnodes", "2", "--nproc-per-node", "1",
+                 "--rdzv-endpoint", "node0:29400", "--set", "train.timeout_s=20"],
+                env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )
+            for host, table in zip((first, second), names, strict=True)
+        ]  # fmt: skip
+        outputs = [agent.communicate(timeout=120) for agent in agents]
+    assert [agent.returncode for agent in agents] == [0, 0], outputs
+    assert "could not connect" not in "".join(stderr for _, stderr in outputs), "the watchdogs are connected"

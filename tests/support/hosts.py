@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,20 @@ class Host:
     def command(self, *arguments: object) -> list[str]:
         """Return a command line that runs the given one on this host."""
         return ["ip", "netns", "exec", self.name, *map(str, arguments)]
+
+    def named(self, *names: tuple[str, str]) -> list[str]:
+        """Return the beginning of a command line that runs on this host, with /etc/hosts as given: (address, name).
+
+        The last name is the host's own. Skip the calling test if that is not permitted.
+        """
+        table = "".join(f"{address} {name}\n" for address, name in (("127.0.0.1", "localhost"), *names))
+        script = 'hostname "$1" && mount --bind "$2" /etc/hosts && shift 2 && exec "$@"'
+        with tempfile.NamedTemporaryFile("w", prefix="hosts", delete=False) as file:
+            file.write(table)
+        command = ["unshare", "--uts", "--mount", "sh", "-c", script, "sh", names[-1][1], file.name]
+        if subprocess.run([*command, "true"], capture_output=True).returncode:
+            pytest.skip("needs the permission to name a host")
+        return self.command(*command)
 
     def set_link(self, state: str) -> None:
         """Disconnect the cable ("down") or connect it ("up")."""

@@ -1,0 +1,47 @@
+"""GPU driver of this machine, asked without torch: whether there is one, and whether torch fails to use its GPUs."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+# From cuda.h.
+_SUCCESS, _STUB_LIBRARY, _NO_DEVICE = 0, 34, 100
+
+
+def has_gpu_driver() -> bool:
+    """Return whether a GPU driver is installed. Without one there is no need to import torch to count devices."""
+    return _cuda_driver() is not None or Path("/dev/kfd").exists()  # AMD's
+
+
+def gpu_failure() -> str:
+    """Return why torch cannot use the GPUs of this machine; "" if it can, or if there are none (or all are hidden).
+
+    A driver that is older than torch's CUDA is such a reason.
+    """
+    import torch  # takes seconds
+
+    if torch.cuda.is_available() or not _driver_has_gpus():
+        return ""
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return " ".join(str(error).split()).rstrip(".")
+    return "torch finds no GPU"
+
+
+def _driver_has_gpus() -> bool:
+    """Return whether the driver has a GPU that this process may use, or fails. False for AMD's."""
+    driver, count = _cuda_driver(), ctypes.c_int()
+    if driver is None:
+        return False
+    # The driver itself is never too old. It respects CUDA_VISIBLE_DEVICES.
+    status = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    return count.value > 0 if status == _SUCCESS else status not in (_NO_DEVICE, _STUB_LIBRARY)
+
+
+def _cuda_driver() -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
