@@ -178,8 +178,7 @@ def prepare_run(
             warnings += check_start(config, folder, source, state, schedule.total_steps - state.step)
             if checkpoint is not None:
                 warnings += _continue_folder(folder, checkpoint.step)
-                epoch = schedule.progress(checkpoint.step) / schedule.steps_per_epoch
-                warnings += describe_batch_change(checkpoint, schedule.global_batch_size, epoch)
+                warnings += describe_batch_change(checkpoint, config, schedule, world.size)
                 if hosts.mirror:
                     hosts.mirror.leave_after(checkpoint.step)
             if test is not None:

@@ -1,5 +1,6 @@
 """A checkpoint's tensors and the config of the run that continues from it."""
 
+import re
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ import pytest
 from facetrain.config.loading import build_config, plain_config
 from facetrain.errors import ConfigError
 from facetrain.run.folder.compatibility import check_compatibility, describe_batch_change
+from facetrain.run.parts.state import is_batch_norm_synced
 from facetrain.run.parts.step_schedule import schedule_steps
 
 
@@ -43,24 +45,40 @@ def test_other_numbers_of_blocks_than_the_published_ones_are_refused_with_the_ke
         check(before, now)
 
 
-@pytest.mark.parametrize(("ranks", "epoch"), [(4, "7.1"), (8, None), (12, "19.4")])
-def test_another_number_of_ranks_with_a_batch_per_rank_is_named_with_the_epoch(ranks, epoch):
+@pytest.mark.parametrize(
+    ("ranks", "epoch", "options"),
+    [
+        (4, "7.1", "--set optim.accumulate=2"),
+        (8, None, ""),
+        (16, "25.6", "--set train.batch_size=64"),
+        (3, "5.6", "a number of ranks that divides 1,024, which 3 does not"),
+    ],
+)
+def test_another_number_of_ranks_gets_the_epoch_and_options_that_keep_batch_and_batch_norm(
+    ranks, epoch, options
+):
     config = build_config({"data": {"train": "x"}, "train": {"batch_size": 128, "epochs": 40}}, "x")
     saved, now = (schedule_steps(config, 1_000_000, number) for number in (8, ranks))
     checkpoint = SimpleNamespace(step=12_000, meta={"schedule": asdict(saved)})
-    reached = now.progress(12_000) / now.steps_per_epoch
-    lines = describe_batch_change(checkpoint, now.global_batch_size, reached)
+    lines = describe_batch_change(checkpoint, config, now, ranks)
     assert len(lines) == (epoch is not None)
     for line in lines:
-        assert line.startswith(
-            f"the global batch was 1,024 images and is {now.global_batch_size:,} now: step 12,000 "
+        assert (
+            f"was 1,024 images and is {now.global_batch_size:,} now: step 12,000 is in epoch {epoch} " in line
         )
-        assert f"is in epoch {epoch} of the schedule" in line and line.endswith(
-            "train.global_batch_size=1024"
-        )
+        assert line.endswith(options)
+        sets = re.findall(r"--set (\S+)=(\S+)", line)
+        kept = build_config({"data": {"train": "x"}, "train": {"batch_size": 128}}, "x")
+        for key, value in sets:
+            section, name = key.split(".")
+            changed = getattr(kept, section).model_copy(update={name: int(value)})
+            kept = kept.model_copy(update={section: changed})
+        assert not sets or schedule_steps(kept, 1_000_000, ranks).global_batch_size == 1024
+        assert not is_batch_norm_synced(kept)
 
 
 @pytest.mark.parametrize("schedule", [None, [], {}, {"global_batch_size": "x"}])
 def test_a_checkpoint_without_its_batch_is_not_compared(schedule):
+    config = build_config({"data": {"train": "x"}}, "x")
     checkpoint = SimpleNamespace(step=1, meta={"schedule": schedule})
-    assert describe_batch_change(checkpoint, 128, 0.5) == []
+    assert describe_batch_change(checkpoint, config, schedule_steps(config, 1000, 1), 1) == []
