@@ -5,7 +5,8 @@ Each part declares its settings in its `settings.py`. These modules import no to
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import difflib
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Annotated, Any, Literal
 
@@ -31,12 +32,26 @@ Expectations = Annotated[Literal["off", "moving", "fixed"], BeforeValidator(_swi
 class OneOf:
     """Constraint on text: one of the names of a registry."""
 
-    def __init__(self, names: Iterable[str]) -> None:
-        self._names = list(names)
+    def __init__(
+        self, names: Iterable[str], *, alias: Callable[[str], str | None] = lambda name: None
+    ) -> None:
+        """Take the names; `alias` returns ours for a name of another project, None if it knows none."""
+        self._names, self._alias = list(names), alias
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
-        """Return the schema of a literal, whose names are in messages and in the JSON schema."""
-        return core_schema.literal_schema(self._names)
+        """Return the schema of text that is checked."""
+        return core_schema.no_info_after_validator_function(self._check, core_schema.str_schema())
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
+        """Return the JSON schema, which has the names."""
+        return {"type": "string", "enum": self._names}
+
+    def _check(self, name: str) -> str:
+        if name in self._names:
+            return name
+        similar = self._alias(name) or next(iter(difflib.get_close_matches(name, self._names, n=1)), None)
+        hint = f"did you mean {similar}?" if similar else f"use one of {', '.join(self._names)}"
+        raise ValueError(f"{name} does not exist; {hint}")
 
 
 def imported(place: str) -> Any:

@@ -1,6 +1,6 @@
 """Strict YAML reader: 5e-4 is a number, duplicate keys are errors, and no file can run code.
 
-A subclass of PyYAML's SafeLoader. Its errors are translated, because PyYAML's speak of its tokens.
+A subclass of PyYAML's SafeLoader.
 """
 
 from __future__ import annotations
@@ -9,24 +9,6 @@ import re
 from typing import Any
 
 import yaml
-
-_MESSAGES = (
-    (r"found character '\\t'", "a tab is not allowed here; indent with spaces"),
-    (r"found character '(.)' that cannot start", r"a value cannot start with {0}; put it in quotes"),
-    ("could not determine a constructor", "tags (!name) are not allowed; remove the tag"),
-    ("mapping values are not allowed", "unexpected ':'; put text that contains ': ' in quotes"),
-    (r"expected ',' or '([\]}])'", "',' or '{0}' is missing"),
-    ("could not find expected ':'", "':' is missing after the key"),
-    (
-        "expected <block end>, but found|expected '<document start>'",
-        "the line does not continue what is above it; check its indentation and the brackets",
-    ),
-    ("found unexpected end of stream", "a quote is not closed"),
-    ("unknown escape character|expected escape sequence", "invalid escape sequence; use single quotes"),
-    ("expected alphabetic or numeric character", "text that begins with & or * must be in quotes"),
-    ("found another document", "only one document is allowed; remove the line `---`"),
-)
-"""Patterns of PyYAML's problems, with our messages; groups of the pattern fill the braces."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -75,7 +57,7 @@ def parse_yaml(text: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f"line {mark.line + 1}: " if mark else ""
-        raise ValueError(f"{line}{_translate(error.problem or '')}") from error
+        raise ValueError(f"{line}{error.problem}") from error
     except yaml.reader.ReaderError as error:
         code = f"#x{error.character:04x}"
         raise ValueError(f"contains a character that YAML does not allow ({code})") from error
@@ -84,11 +66,3 @@ def parse_yaml(text: str) -> Any:
     except (yaml.YAMLError, ValueError, AttributeError, KeyError, TypeError, OverflowError) as error:
         # For example a date with a 13th month, or `!!bool x`: the resolver recognizes it, and the constructor fails.
         raise ValueError(f"contains a value that is not valid YAML ({error})") from error
-
-
-def _translate(problem: str) -> str:
-    for pattern, message in _MESSAGES:
-        if match := re.search(pattern, problem):
-            return message.format(*match.groups())
-    # The loader's own problems are plain, and the rest of PyYAML's rare.
-    return problem

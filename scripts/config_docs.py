@@ -9,13 +9,12 @@ import json
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Any
 
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
-from facetrain.config.explain import describe_key
-from facetrain.config.schema import Config
+from facetrain.config.explain import section_of
+from facetrain.config.schema import NAME_PATTERN, Config
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "config.md"
 HEADING = "## Keys\n"
@@ -43,11 +42,13 @@ def sections(settings: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 def keys(settings: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Yield the lines of the keys of some settings that are not sections."""
+    schema = settings.model_json_schema()["properties"]
     for name, field in settings.model_fields.items():
         if not section_of(field):
             key = prefix + (field.alias or name)
             default = "required" if field.is_required() else f"default `{json.dumps(field.get_default())}`"
-            yield wrapped(f"- **`{key}`**: {describe_key(key)}; {default}.", "  ")
+            values = describe_values(schema[field.alias or name])
+            yield wrapped(f"- **`{key}`**: {values}; {default}.", "  ")
             yield "  " + wrapped(str(field.description), "  ")
 
 
@@ -68,10 +69,45 @@ def wrapped(text: str, indent: str = "") -> str:
     return f"\n{indent}".join(lines)
 
 
-def section_of(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the settings that a key has as its value, or in a list; None if it is not a section."""
-    kinds = (field.annotation, *get_args(field.annotation))
-    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+def describe_values(schema: dict[str, Any]) -> str:
+    """Return the values that the JSON schema of a key allows, for example "a number greater than 0, or null"."""
+    if "anyOf" in schema:
+        # A key that may be null has two schemas.
+        *others, last = [describe_values(each) for each in schema["anyOf"]]
+        return f"{', '.join(others)}, or {last}"
+    if "const" in schema:
+        return str(schema["const"])
+    if "enum" in schema:
+        return f"one of {', '.join(schema['enum'])}"
+    kind = schema.get("type")
+    if kind in ("integer", "number"):
+        return ("a whole number" if kind == "integer" else "a number") + bounds_of(schema)
+    if kind == "array" and "prefixItems" in schema:
+        items = schema["prefixItems"]
+        return f"a list of {len(items)} values in brackets, each {describe_values(items[0])}"
+    if kind == "array":
+        return f"a list in brackets, each value {describe_values(schema['items'])}"
+    if kind == "object":
+        values = schema["additionalProperties"]
+        return "`name: value` lines" + ("" if values is True else f", each value {describe_values(values)}")
+    if schema.get("pattern") == NAME_PATTERN:
+        return "letters, digits, '.', '_' and '-', beginning with a letter or a digit"
+    return {"boolean": "true or false", "null": "null"}.get(str(kind), "text")
+
+
+def bounds_of(schema: dict[str, Any]) -> str:
+    """Return the bounds of a number in a JSON schema, for example " of at least 0"."""
+    if "minimum" in schema and "maximum" in schema:
+        return f" from {schema['minimum']} to {schema['maximum']}"
+    names = {
+        "exclusiveMinimum": "greater than",
+        "minimum": "of at least",
+        "exclusiveMaximum": "less than",
+        "maximum": "of at most",
+        "multipleOf": "a multiple of",
+    }
+    bounds = [f"{words} {schema[name]}" for name, words in names.items() if name in schema]
+    return f" {' and '.join(bounds)}" if bounds else ""
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ The places are text, so that the settings have the names without importing torch
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -131,3 +132,14 @@ BACKBONES: dict[str, Architecture] = {
     },
     "iresnet": Architecture(_IRESNET, {}, changeable=("layers", "widths"), is_published=False),
 }
+
+
+def name_in_facetrain(name: str) -> str | None:
+    """Return the IResNet that other projects name iresnet50 or ir_50; None if there is none.
+
+    difflib would find torchvision's resnet50, another network.
+    """
+    depth = re.fullmatch(r"(?:l?resnet|ir|iresnet)[-_]?(\d+)(?:e-ir)?", name.lower())
+    if depth and f"r{depth[1]}" in IRESNET_LAYERS and name.lower().replace("_", "") not in BACKBONES:
+        return f"r{depth[1]}"
+    return None

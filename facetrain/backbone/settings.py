@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from facetrain.backbone.registry import BACKBONES
+from facetrain.backbone.registry import BACKBONES, name_in_facetrain
 from facetrain.settings import NotNegative, OneOf, Positive, Settings
 
 
@@ -27,7 +27,7 @@ class LoraSettings(Settings):
 class ModelSettings(Settings):
     """Backbone network, which maps an image to an embedding."""
 
-    backbone: Annotated[str, OneOf(BACKBONES)] = "r50"
+    backbone: Annotated[str, OneOf(BACKBONES, alias=name_in_facetrain)] = "r50"
     """Architecture of the backbone: an IResNet (r18 to r2060), MobileFaceNet (mbf…), ViT (vit_…, timm_vit_…), ViT with
     position encoding by landmarks (vit_…_kprpe), IR network of AdaFace and CVLface (ir18 to ir101), or ResNet of
     torchvision (resnet…); iresnet takes `layers` and `widths`."""

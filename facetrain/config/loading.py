@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from facetrain.config.explain import REMOVED_KEYS, explain
+from facetrain.config.explain import explain
 from facetrain.config.presets import find_config
 from facetrain.config.schema import RECIPES, Config
 from facetrain.errors import ConfigError, FacetrainError
@@ -61,7 +61,6 @@ def build_config(values: dict[str, Any], where: str, overrides: Iterable[str] = 
     changes = [_parse_override(override) for override in overrides]
     for change in changes:
         _merge(values, change)
-    _drop_removed_keys(values)
     _require_no_secrets(values, where)
     # After --set, which may choose another recipe; below the file, whose keys win over it.
     recipe = values.get("recipe", Config.model_fields["recipe"].default)
@@ -72,7 +71,7 @@ def build_config(values: dict[str, Any], where: str, overrides: Iterable[str] = 
         return Config.model_validate(merged)
     except ValidationError as error:
         where += " and the command line" if changes else ""
-        raise ConfigError(f"{where}: {explain(error)}") from error
+        raise ConfigError(f"{where}: {explain(error, merged)}") from error
 
 
 def _require_no_secrets(values: Any, where: str, key: str = "") -> None:
@@ -91,22 +90,6 @@ def _require_no_secrets(values: Any, where: str, key: str = "") -> None:
     )
     for name, value in items:
         _require_no_secrets(value, where, f"{key}.{name}" if key else str(name))
-
-
-def _drop_removed_keys(values: dict[str, Any]) -> None:
-    """Remove the keys of earlier versions that have no effect: the config of each run of such a version has them."""
-    for key, unused in REMOVED_KEYS.items():
-        _drop_key(values, key.split("."), unused)
-
-
-def _drop_key(values: Any, path: list[str], unused: Any) -> None:
-    name, *rest = path
-    for keys in values if isinstance(values, list) else [values]:  # a list has several sections
-        if isinstance(keys, dict) and name in keys:
-            if rest:
-                _drop_key(keys[name], rest, unused)
-            elif keys[name] == unused:
-                del keys[name]
 
 
 def plain_config(config: Config) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 import pytest
 
+from facetrain.config.explain import section_of
 from facetrain.config.schema import Config
-from scripts.config_docs import PAGE, page, section_of
+from scripts.config_docs import PAGE, page
 
 
 def test_the_reference_of_the_config_is_that_of_the_settings():

