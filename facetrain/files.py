@@ -139,9 +139,10 @@ def parse_json(text: str) -> Any:
 
 def write_atomically(path: Path, text: str) -> None:
     """Write a small text file. After a crash, the file holds the old text or the new text, never a mixture."""
-    scratch = path.with_name(f".{path.name}.writing")
+    # A name that others can guess could be a link to another file.
+    scratch = scratch_path(path)
     try:
-        with scratch.open("w", encoding="utf-8") as file:
+        with scratch.open("x", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -259,6 +260,27 @@ def make_folder(folder: Path, *, exist_ok: bool = True) -> None:
     folder.mkdir(parents=True, exist_ok=exist_ok)
     for path in reversed(missing):
         sync_folder(path.parent)
+
+
+def private_folder(folder: Path) -> Path:
+    """Return a folder, created if need be, that only this user can change: what it holds is trusted later.
+
+    Raises:
+        DataError: another user owns it, or other users may write to it.
+        OSError: it cannot be created.
+    """
+    if not folder.exists():
+        make_folder(folder.parent)
+        with suppress(FileExistsError):  # another process was faster
+            folder.mkdir(mode=0o700)
+        sync_folder(folder.parent)
+    status = folder.stat()
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or status.st_uid not in (os.geteuid(), 0):
+        raise DataError(
+            f"{folder}: other users can change files in this cache; use another folder, or take their right away: "
+            f"chmod go-w {shell_path(folder)}"
+        )
+    return folder
 
 
 def sync_file(descriptor: int, path: Path | str) -> None:

@@ -43,8 +43,8 @@ from facetrain.checkpoint.manifest import (
 )
 from facetrain.errors import CheckpointError, DamagedCheckpointError, NoCheckpointError, UsageError
 from facetrain.files import make_folder, os_errors_as, replacing
-from facetrain.remote.download import download_ranges
 from facetrain.remote.filesystem import open_filesystem, public, with_retries
+from facetrain.remote.ranges import download_ranges
 
 T = TypeVar("T")
 

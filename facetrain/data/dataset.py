@@ -23,6 +23,7 @@ class FaceDataset(Protocol):
         prefetch(first, count)   asks the operating system to read neighboring images in advance
         name(index)              path of an image inside the dataset; None if it is unknown
         identity_name(label)     name of an identity; its number if it has none
+        forget(index)            has an image of an object store fetched again when it is read next
         files                    paths of the files that the images are in
         places(index)            first byte and size of images in their files, see `image_places`
         landmarks                float32 (num_images, 5, 2), see `formats/landmark_file.py`; None without any
@@ -57,6 +58,16 @@ def prefetch_images(dataset: FaceDataset, first: int, count: int) -> None:
     """Announce a read of images `first` to `first + count - 1`; does nothing if the dataset cannot prefetch."""
     if (prefetch := getattr(dataset, "prefetch", None)) is not None:
         prefetch(first, count)
+
+
+def read_afresh(dataset: FaceDataset, index: int) -> bytes | None:
+    """Return an encoded image, fetched again from its object store; None if it is not in one.
+
+    Raises:
+        DataError: as `FaceDataset.read`.
+    """
+    forget = getattr(dataset, "forget", None)
+    return dataset.read(index) if forget is not None and forget(index) else None
 
 
 def image_name(dataset: FaceDataset, index: int) -> str:
@@ -126,6 +137,12 @@ class DatasetView:
         """Return the encoded image."""
         dataset, inner = self._find(index)
         return dataset.read(inner)
+
+    def forget(self, index: int) -> bool:
+        """Have the image fetched again; return whether it is in an object store."""
+        dataset, inner = self._find(index)
+        forget = getattr(dataset, "forget", None)
+        return forget is not None and bool(forget(inner))
 
     def name(self, index: int) -> str | None:
         """Return the image's name in its dataset."""

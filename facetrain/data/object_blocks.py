@@ -1,10 +1,12 @@
 """Objects of a store, read by ranges through a bounded folder of blocks that all processes of a host share.
 
-    CACHE/blocks/OBJECT/NUMBER    one block; OBJECT is a digest of an address and its version
+    CACHE/blocks/OBJECT/NUMBER    one block; OBJECT is a digest of an address and its version. The CRC-32 of each 4 KiB
+                                  follow the bytes of the object.
     CACHE/locks/NUMBER            held while a part of an object is fetched
     CACHE/used, CACHE/limit       bytes of all blocks, and the most that there may be
 
-A block never changes. One that is removed while a process reads it stays readable to this process.
+A block never changes. One that is removed while a process reads it stays readable to this process. One that the disk
+has damaged is fetched again.
 """
 
 from __future__ import annotations
@@ -18,15 +20,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, cached_property
 from pathlib import Path, PosixPath
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from facetrain.errors import DataError, FacetrainError
 from facetrain.files import locked, os_errors_as, parse_json, replacing
-from facetrain.remote.download import version_token
 from facetrain.remote.filesystem import open_filesystem, public, with_retries
+from facetrain.remote.listing import version_token
 
 BLOCK_BYTES = 1 << 18
 """About what `shuffle: blocks` reads at one place: larger blocks would be read in vain, smaller ones are more files."""
+_CHECKED_BYTES = 1 << 12
+"""Bytes of a block with one checksum: the reading of an image does not read a whole block to check it."""
 _REGION_BLOCKS = 16
 """Blocks that one request may fetch, and that one process fetches at a time."""
 _THREADS = 8
@@ -95,6 +99,12 @@ class StoredObject:
                 else:
                     first += -(-len(self._get_missing(first, stop)) // BLOCK_BYTES)
 
+    def forget(self, offset: int, count: int) -> None:
+        """Remove the blocks of a range from the cache: what they hold makes no sense, and is to be fetched again."""
+        for number in range(offset // BLOCK_BYTES, -(-min(offset + count, self.size) // BLOCK_BYTES)):
+            with suppress(OSError):
+                os.unlink(self._path(number))
+
     def _fetched(self, first: int, stop: int) -> bytes:
         """Return the block `first`, and the blocks after it that are missing up to the end of its region."""
         with self._region_lock(first):
@@ -117,41 +127,49 @@ class StoredObject:
 
     def _get(self, start: int, end: int) -> bytes:
         filesystem, path = open_filesystem(self.url)
+        opened: list[Any] = [getattr(self._thread, "file", None)]
 
         def read() -> tuple[str, bytes]:
-            file = getattr(self._thread, "file", None)
-            self._thread.file = None  # after an error, the next attempt opens the object again
+            file = opened.pop() if opened else None  # after an error, the next attempt opens the object again
             file = file or filesystem.open(path, "rb", cache_type="none")
             version, data = version_token(file.details), b""
             if version == self.version:
                 file.seek(start)  # s3fs reads with If-Match: never a part of another version
                 data = file.read(end - start)
-                if len(data) < end - start:
-                    raise OSError("the answer is too short")
-                self._thread.file = file
+                if len(data) != end - start:
+                    raise OSError("the answer has another length than the range")
+                opened.append(file)
             return version, data
 
-        version, data = with_retries(self.url, read)
+        self._thread.file = None
+        version, data = with_retries(self.url, read, most_bytes=end - start)
         if version != self.version:
             raise DataError(
                 f"{public(self.url)}: the object was changed while the run read it; restore it, or start the command "
                 "again to use the new one"
             )
+        self._thread.file = opened.pop()
         return data
 
     def _cached(self, number: int, low: int, high: int) -> bytes | None:
-        """Return the bytes from `low` to `high` of a block; None if it is not in the cache."""
+        """Return the bytes from `low` to `high` of a block; None if it is not in the cache, or damaged there."""
+        first, size = low // _CHECKED_BYTES, self._block_size(number)
+        last = -(-high // _CHECKED_BYTES)
         try:
             with open(self._path(number), "rb", buffering=0) as file:
-                file.seek(low)
-                data = file.read(high - low)
-        except FileNotFoundError:
+                file.seek(first * _CHECKED_BYTES)
+                data = file.read(min(last * _CHECKED_BYTES, size) - first * _CHECKED_BYTES)
+                file.seek(size + 4 * first)
+                stored = file.read(4 * (last - first))
+        except OSError:  # not there, or the disk cannot read it
             return None
-        return data if len(data) == high - low else None  # shorter after a power cut
+        part = data[low - first * _CHECKED_BYTES :][: high - low]
+        return part if len(part) == high - low and stored == _checksums(data) else None
 
     def _is_cached(self, number: int) -> bool:
         with suppress(FileNotFoundError):
-            return os.stat(self._path(number)).st_size == self._block_size(number)
+            size = self._block_size(number)
+            return os.stat(self._path(number)).st_size == size + 4 * -(-size // _CHECKED_BYTES)
         return False
 
     def _block_size(self, number: int) -> int:
@@ -160,7 +178,8 @@ class StoredObject:
     def _path(self, number: int) -> str:
         return f"{self._folder}/{number}"
 
-    def _store(self, number: int, block: bytes) -> None:
+    def _store(self, number: int, data: bytes) -> None:
+        block = data + _checksums(data)
         os.makedirs(self._folder, exist_ok=True)
         with locked(self._cache / "used") as file:
             assert file is not None, "waits for the lock"
@@ -188,6 +207,12 @@ class StoredObject:
             locked(self._cache / "locks" / str(zlib.crc32(region.encode()) % _LOCKS), wait=wait) as file,
         ):
             yield file is not None
+
+
+def _checksums(data: bytes) -> bytes:
+    """Return the CRC-32 of every `_CHECKED_BYTES`, 4 bytes each."""
+    parts = (data[start : start + _CHECKED_BYTES] for start in range(0, len(data), _CHECKED_BYTES))
+    return b"".join(zlib.crc32(part).to_bytes(4, "little") for part in parts)
 
 
 def open_object(stored: StoredObject) -> BinaryIO:

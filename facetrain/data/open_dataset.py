@@ -17,7 +17,7 @@ from facetrain.data.formats.image_list import open_list
 from facetrain.data.formats.landmark_file import landmarks_path, open_landmarks
 from facetrain.data.formats.table import FORMATS
 from facetrain.data.mixture import MIXTURE_SUFFIXES, MixtureDataset, open_mixture
-from facetrain.data.remote_dataset import dataset_path
+from facetrain.data.remote_dataset import dataset_path, forget_objects
 from facetrain.data.settings import DataSettings
 from facetrain.errors import DataError
 from facetrain.files import listed, os_errors_as, printable, shell_path
@@ -60,7 +60,12 @@ def open_dataset(
             # The paths in the file come from other people, and are in the messages of all formats.
             raise type(error)(printable(str(error))) from error
     format = _format_of(path)
-    dataset = open_list(path, root) if format.open is open_list else format.open(path)
+    try:
+        dataset = open_list(path, root) if format.open is open_list else format.open(path)
+    except DataError:
+        if not forget_objects(path):  # an answer of a store may have been damaged on its way
+            raise
+        dataset = format.open(path)
     if with_landmarks and (landmarks := landmarks_path(path)).is_file():
         dataset.landmark_file = landmarks
         open_landmarks(landmarks, dataset.num_images)  # an error now, not in the middle of a run

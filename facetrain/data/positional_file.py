@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
@@ -54,9 +53,11 @@ class PositionalFile:
                 f"{self.path}: cannot read {count:,} bytes at byte {offset:,}: {error_reason(error)}"
             ) from error
 
-    def part(self, offset: int, size: int) -> Callable[[int, int], bytes]:
-        """Return a function (position, count) that reads bytes of a part of the file, and none after the part."""
-        return lambda position, count: self.bytes_at(offset + position, max(min(count, size - position), 0))
+    def forget(self, offset: int, count: int) -> bool:
+        """Have a range of an object fetched again when it is read next; return whether this is an object."""
+        if self._object:
+            self._object.forget(offset, count)
+        return self._object is not None
 
     def prefetch_bytes(self, offset: int, count: int) -> None:
         """Ask the operating system to read a range into its cache, or threads to fetch that range of an object."""

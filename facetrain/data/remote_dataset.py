@@ -23,11 +23,12 @@ from facetrain.data.object_blocks import READ_BY_RANGES, ObjectPath, StoredObjec
 from facetrain.data.settings import DataSettings
 from facetrain.distributed.process_setup import user_cache_folder
 from facetrain.errors import DataError
-from facetrain.files import make_folder, os_errors_as, replacing
+from facetrain.files import os_errors_as, private_folder, replacing
 from facetrain.remote import download
 from facetrain.remote.address import is_read_in_place, scheme
-from facetrain.remote.download import local_path, version_token
+from facetrain.remote.download import local_path
 from facetrain.remote.filesystem import open_filesystem, public, with_retries
+from facetrain.remote.listing import version_token
 
 _COPIED = ("property", "names.csv", "identities.csv", "landmarks.npy", "dataset_card.yaml")
 _COPIED_SUFFIXES = (".landmarks.npy", ".card.yaml")
@@ -47,7 +48,7 @@ def dataset_path(data: DataSettings) -> Path:
     with os_errors_as(DataError, Path(data.cache or "cache"), "set data.cache to another folder"):
         cache = Path(data.cache).absolute() if data.cache else user_cache_folder() / "objects"
         for name in ("blocks", "locks", "datasets"):
-            make_folder(cache / name)
+            private_folder(cache / name)
         with replacing(cache / "limit") as scratch:  # the ranks of a machine write it at the same time
             scratch.write_text(str(data.cache_bytes))
         return _described(data.train.rstrip("/"), cache)
@@ -56,6 +57,16 @@ def dataset_path(data: DataSettings) -> Path:
 def with_addresses(text: str) -> str:
     """Return a message in which the paths of remote datasets are their addresses: of those below, and of downloads."""
     return download.with_addresses(_DESCRIBED.sub(r"\1://", text))
+
+
+def forget_objects(path: Path) -> bool:
+    """Have the objects of a remote dataset fetched again; return whether a path is one."""
+    if not isinstance(path, ObjectPath):
+        return False
+    for part in path.iterdir() if path.is_dir() else [path]:
+        if stored := stored_object(part):
+            stored.forget(0, stored.size)
+    return True
 
 
 def object_versions(source: FaceDataset) -> list[list[str | int]]:

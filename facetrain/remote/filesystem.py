@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import random
 import sys
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from facetrain.errors import DataError, FacetrainError, UsageError, missing_package
@@ -25,6 +27,9 @@ ATTEMPTS = 5
 FIRST_WAIT_S = 0.5
 """Wait before the second attempt; every further wait is twice as long."""
 _CONNECT_S, _READ_S = 10, 60
+PATIENCE_S = 60.0
+_LEAST_BYTES_PER_S = 50_000
+"""An answer of N bytes has `PATIENCE_S` + N / `_LEAST_BYTES_PER_S` seconds: one byte per second is a failure."""
 _TRANSIENT_STATUS = (408, 425, 429)
 _CREDENTIALS = "give credentials by the environment or by the files of the library (docs/remote.md)"
 
@@ -40,11 +45,8 @@ def open_filesystem(url: str) -> tuple[AbstractFileSystem, str]:
     """
     require_supported(url)
     kind, rest = scheme(url), url.partition("://")[2]
-    options = {"s3": _s3_options, "http": _http_options, "https": _http_options}.get(kind, dict)
     try:
-        import fsspec
-
-        filesystem = fsspec.filesystem(kind, use_listings_cache=False, **options())
+        filesystem = _FILESYSTEMS.get(kind, _plain_filesystem)(kind)
     except ImportError as error:
         # fsspec raises an error of its own for a library that is missing.
         cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
@@ -56,8 +58,17 @@ def open_filesystem(url: str) -> tuple[AbstractFileSystem, str]:
     return filesystem, _hub_path(rest) if kind == "hf" else rest.rstrip("/")
 
 
-def with_retries(url: str, operation: Callable[[], T], kind: type[FacetrainError] = DataError) -> T:
+def with_retries(
+    url: str,
+    operation: Callable[[], T],
+    kind: type[FacetrainError] = DataError,
+    *,
+    most_bytes: int | None = None,
+) -> T:
     """Return the result of an operation on the file system of `url`; repeat it after errors that may pass.
+
+    `most_bytes` of the answer bound the time of each attempt: the operation runs in a thread, which is left alone when
+    the time is over. None: no bound, for uploads of any size.
 
     Run nothing else in the operation: an error of the local disk would be taken for one of the store. The text of the
     library's error is dropped, also from tracebacks, because it can have keys and signed addresses.
@@ -68,8 +79,10 @@ def with_retries(url: str, operation: Callable[[], T], kind: type[FacetrainError
     attempt = 1
     while True:
         try:
-            return operation()
+            return operation() if most_bytes is None else _within(PATIENCE_S, most_bytes, operation)
         except Exception as error:
+            if isinstance(error.__cause__, FacetrainError):  # fsspec has turned it into "not found"
+                raise error.__cause__ from None
             if not _is_remote_error(error):
                 raise
             cause = _cause(error)
@@ -78,6 +91,24 @@ def with_retries(url: str, operation: Callable[[], T], kind: type[FacetrainError
         # Half of the wait is random: many ranks would otherwise repeat their requests at the same moment.
         time.sleep(FIRST_WAIT_S * 2 ** (attempt - 1) * random.uniform(0.5, 1))
         attempt += 1
+
+
+def _within(patience_s: float, most_bytes: int, operation: Callable[[], T]) -> T:
+    """Return the result of an operation.
+
+    Raises:
+        TimeoutError: an answer of so many bytes would have been here.
+    """
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(operation())
+        except BaseException as error:  # the waiting thread raises it
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return outcome.result(patience_s + most_bytes / _LEAST_BYTES_PER_S)
 
 
 def public(url: str) -> str:
@@ -97,20 +128,30 @@ def _hub_path(rest: str) -> str:
     return "/".join(["/".join(parts[:depth]) + "@" + revision.replace("/", "%2F"), *parts[depth:]])
 
 
-def _http_options() -> dict[str, Any]:
+def _plain_filesystem(kind: str, **options: Any) -> AbstractFileSystem:
+    import fsspec
+
+    return fsspec.filesystem(kind, use_listings_cache=False, **options)
+
+
+def _web_filesystem(_: str) -> AbstractFileSystem:
     from aiohttp import ClientTimeout
+
+    from facetrain.remote.web_filesystem import WebFileSystem, open_session
 
     timeout = ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_READ_S)
     # Addresses are taken as they are: signatures of a query cover its spelling.
-    return {"encoded": True, "client_kwargs": {"timeout": timeout, "trust_env": True}}
+    options = {"encoded": True, "client_kwargs": {"timeout": timeout, "trust_env": True}}
+    return WebFileSystem(use_listings_cache=False, get_client=open_session, **options)
 
 
-def _s3_options() -> dict[str, Any]:
+def _store_filesystem(kind: str) -> AbstractFileSystem:
     retries = {"mode": "standard", "total_max_attempts": 3}
-    return {
-        "config_kwargs": {"connect_timeout": _CONNECT_S, "read_timeout": _READ_S, "retries": retries},
-        "default_cache_type": "none",
-    }
+    config = {"connect_timeout": _CONNECT_S, "read_timeout": _READ_S, "retries": retries}
+    return _plain_filesystem(kind, config_kwargs=config, default_cache_type="none")
+
+
+_FILESYSTEMS = {"s3": _store_filesystem, "http": _web_filesystem, "https": _web_filesystem}
 
 
 def _cause(error: BaseException) -> BaseException:

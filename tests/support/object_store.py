@@ -3,6 +3,7 @@
 import random
 import threading
 import time
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,8 @@ class ObjectStore:
     """Share of the requests that fail, drawn with a fixed seed: half by status 503, half by a cut connection."""
     full: bool = False
     """Whether every write is refused, with status 507."""
+    lie: Callable[[bytes], bytes] | None = None
+    """Function of the right answer to a range, which returns the bytes that are sent instead; None: no lie."""
     requests: list[tuple[str, str, str]] = field(default_factory=list)
     """Method, path and Range of every request, in the order of their arrival."""
     failures: int = 0
@@ -52,6 +55,8 @@ class ObjectStore:
             if fails and not is_cut:
                 start_response("503 Slow Down", [("Content-Length", str(len(_SLOW_DOWN)))])
                 return [_SLOW_DOWN]
+            if self.lie and environ["REQUEST_METHOD"] == "GET" and environ.get("HTTP_RANGE"):
+                return self._lie(application, environ, start_response)
             parts = application(environ, start_response)
             if fails and environ["REQUEST_METHOD"] != "HEAD":
                 whole = b"".join(parts)
@@ -59,6 +64,13 @@ class ObjectStore:
             return parts
 
         return answer
+
+    def _lie(self, application, environ, start_response):
+        given = []
+        body = self.lie(b"".join(application(environ, lambda *arguments: given.extend(arguments))))
+        headers = [(name, value) for name, value in given[1] if name.lower() != "content-length"]
+        start_response(given[0], [*headers, ("Content-Length", str(len(body)))])
+        return [body]
 
 
 class _Body:

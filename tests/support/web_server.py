@@ -20,6 +20,12 @@ class WebServer:
         """Number of the next requests that are answered by status 503."""
         self.takes_ranges = True
         self.has_etags = True
+        self.drip_s = 0.0
+        """Wait before every byte of a body."""
+        self.lie = None
+        """Function of the content, the first and the last asked byte; returns status, Content-Range and body."""
+        self.redirects = {}
+        """Where a path leads to."""
         self.requests = []
         """Method, path with its query, and Range."""
         self.headers = []
@@ -61,6 +67,12 @@ def running_web_server():
             server.requests.append((self.command, self.path, span))
             server.headers.append(dict(self.headers))
             time.sleep(server.wait_s)
+            if location := server.redirects.get(self.path):
+                self.send_response(302)
+                self.send_header("Location", location)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
             content = server.files.get(self.path.partition("?")[0])
             if content is None or server.busy:
                 self.send_response(503 if server.busy else 404)
@@ -69,7 +81,13 @@ def running_web_server():
                 self.end_headers()
                 return
             part = content
-            if span and server.takes_ranges:
+            if span and server.lie:
+                first, _, last = span.removeprefix("bytes=").partition("-")
+                status, content_range, part = server.lie(content, int(first), int(last))
+                self.send_response(status)
+                if content_range:
+                    self.send_header("Content-Range", content_range)
+            elif span and server.takes_ranges:
                 first, _, last = span.removeprefix("bytes=").partition("-")
                 part = content[int(first) : int(last) + 1 if last else None]
                 self.send_response(206)
@@ -87,6 +105,10 @@ def running_web_server():
             if with_body and server.cut_after is not None and len(part) > server.cut_after:
                 self.wfile.write(part[: server.cut_after])
                 self.close_connection = True
+            elif with_body and server.drip_s:
+                for byte in part:
+                    time.sleep(server.drip_s)
+                    self.wfile.write(bytes([byte]))
             elif with_body:
                 self.wfile.write(part)
 

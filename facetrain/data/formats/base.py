@@ -71,7 +71,7 @@ class CatalogDataset:
         identities              list of the names of the identities; empty or absent if they have none
         skipped                 list of [name, kind, reason] of the members that are no images of an identity
 
-    A format whose images are not stored as such overrides `read`, one whose names are not texts `_decode_name`.
+    A format whose images are not stored as such overrides `_read`, one whose names are not texts `_decode_name`.
 
     Attributes:
         path: the file or folder of the dataset.
@@ -128,11 +128,30 @@ class CatalogDataset:
         return None if self.landmark_file is None else read_landmarks(self.landmark_file, self.num_images)
 
     def read(self, index: int) -> bytes:
-        """Return the encoded image.
+        """Return the encoded image; one of an object store that makes no sense is fetched once more.
 
         Raises:
             UnreadableError: the file ends inside the image, or cannot be read.
+            DataError: the image contradicts the catalog.
         """
+        try:
+            return self._read(index)
+        except DataError:
+            if not self.forget(index):
+                raise
+            return self._read(index)
+
+    def forget(self, index: int) -> bool:
+        """Have an image fetched again when it is read next; return whether it is in an object store."""
+        if "offset" not in self.columns.arrays:  # a file each
+            return False
+        _, start, end = self._extents(slice(index, index + 1))
+        if not len(start):  # a row of a compressed table
+            return False
+        return self.file_of(index).forget(start.item(0), max(end.item(0) - start.item(0), 1))
+
+    def _read(self, index: int) -> bytes:
+        """Return the encoded image as the file has it; `read` says which errors."""
         arrays = self.columns.arrays
         size = arrays["size"].item(index)
         data = self.file_of(index).bytes_at(arrays["offset"].item(index), size)

@@ -41,14 +41,9 @@ class ParquetDataset(CatalogDataset):
     column, `group_bytes` the size of the largest row group.
     """
 
-    def read(self, index: int) -> bytes:
-        """Return the encoded image.
-
-        Raises:
-            UnreadableError: if the row, or its group of rows, is damaged, or the row contains no bytes.
-        """
+    def _read(self, index: int) -> bytes:
         if self.columns.arrays["offset"].item(index) >= 0:
-            return super().read(index)
+            return super()._read(index)
         image = self._value(index, 0)
         if image is None:
             raise UnreadableError(f"{self.location(index)}: the image column contains no bytes")

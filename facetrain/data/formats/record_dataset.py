@@ -42,12 +42,7 @@ class RecordDataset(CatalogDataset):
         if self._names:
             self.num_classes = _announced_classes(files[0].with_name("property"), self.num_classes)
 
-    def read(self, index: int) -> bytes:
-        """Return the encoded image.
-
-        Raises:
-            DataError: if the record is damaged, or its label differs from the catalog's.
-        """
+    def _read(self, index: int) -> bytes:
         offsets = self.columns.arrays["offset"]
         offset, expected = offsets.item(index), self.labels.item(index)
         # In most files, the record of image i + 1 follows the record of image i: read exactly up to it.

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 import cv2
 import numpy as np
 
-from facetrain.data.dataset import FaceDataset
+from facetrain.data.dataset import FaceDataset, read_afresh
 from facetrain.data.images.decode import NotAnImageError, decode, resize_square
 from facetrain.data.loading.batch_slots import BatchSlots
 from facetrain.errors import DataError, FacetrainError, ImageError, RunError, UnreadableError
@@ -72,9 +72,17 @@ class ImageReader:
 
     def _load(self, index: int) -> np.ndarray:
         try:
-            return resize_square(decode(self._dataset.read(index)), self._size)
+            return resize_square(self._decoded(index), self._size)
         except NotAnImageError as error:
             raise ImageError(f"{self._dataset.location(index)}: {error}") from None
+
+    def _decoded(self, index: int) -> np.ndarray:
+        try:
+            return decode(self._dataset.read(index))
+        except NotAnImageError:
+            if (again := read_afresh(self._dataset, index)) is None:
+                raise
+            return decode(again)
 
     def _load_replacement(self, index: int, skipped: list[str]) -> tuple[np.ndarray, int]:
         """Return the next readable image after a bad one and its index."""

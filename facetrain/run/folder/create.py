@@ -48,7 +48,6 @@ HEAD_ROWS, TEACHER_ROWS = "centers", "teacher_centers"
 _LEFTOVER = re.compile(
     r"\.("
     r".+\.[0-9a-f]{16}\.tmp.*"  # files.scratch_path
-    r"|.+\.writing"  # files.write_atomically
     r"|tmp[A-Za-z0-9]{6}"  # the library of safetensors
     r"|run\.lock\.[0-9a-f]{16}(\.claim)?"  # LockFile.create, RunLock
     r")"

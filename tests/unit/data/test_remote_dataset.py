@@ -11,6 +11,9 @@ import pytest
 from facetrain.cli.app import _exit_with_error
 from facetrain.data import object_blocks
 from facetrain.data.dataset import prefetch_images
+from facetrain.data.images.decode import decode_rgb
+from facetrain.data.loading.batch_slots import BatchSlots
+from facetrain.data.loading.reader import ImageReader, ReadRequest
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.remote_dataset import dataset_path, object_versions, remarks_on_reading
 from facetrain.data.settings import DataSettings
@@ -147,6 +150,71 @@ def test_many_processes_read_the_same_through_one_small_cache(limit, object_stor
         images = pickle.loads(process.communicate()[0])
         assert process.returncode == 0 and images == [image for _, image in expected]
     assert block_bytes(tmp_path / "cache") <= limit
+
+
+def damaged_once(damage):
+    """Return a lie of the store: the first answer is damaged, the others are right."""
+    answers = iter([damage])
+    return lambda body: next(answers, bytes)(body)
+
+
+@pytest.mark.parametrize("format", WRITERS)
+def test_a_block_that_the_disk_has_damaged_is_fetched_again(format, object_store, tmp_path):
+    WRITERS[format](tmp_path / "faces")
+    expected = images_of(open_dataset(tmp_path / "faces"))
+    remote = open_remote(upload(tmp_path / "faces"), tmp_path / "cache")
+    assert images_of(remote) == expected
+    for block in (path for path in (tmp_path / "cache" / "blocks").rglob("*") if path.is_file()):
+        data = bytearray(block.read_bytes())
+        data[len(data) // 2] ^= 1
+        block.write_bytes(data)
+    assert images_of(remote) == expected
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda body: bytes(len(body)),
+        lambda body: body[:-1],
+        lambda body: body + b"x",
+        lambda body: body[::-1],
+    ],
+)
+def test_a_wrong_answer_that_passes_is_asked_for_again(damage, object_store, tmp_path):
+    write_records(tmp_path / "faces", LABELS)
+    expected = images_of(open_dataset(tmp_path / "faces"))
+    url = upload(tmp_path / "faces")
+    object_store.lie = damaged_once(damage)
+    remote = open_remote(url, tmp_path / "cache")
+    assert images_of(remote) == expected
+    shutil.rmtree(tmp_path / "cache" / "blocks")
+    (tmp_path / "cache" / "blocks").mkdir()
+    object_store.lie = damaged_once(damage)
+    assert images_of(remote) == expected
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda body: bytes(len(body)), lambda body: body[:-1], lambda body: body + b"x"]
+)
+def test_a_store_that_keeps_lying_is_an_error(damage, object_store, tmp_path):
+    write_records(tmp_path / "faces", LABELS)
+    remote = open_remote(upload(tmp_path / "faces"), tmp_path / "cache", cache_bytes=100)
+    object_store.lie = damage
+    with pytest.raises(DataError, match=r"train\.rec"):
+        images_of(remote)
+
+
+def test_an_image_that_cannot_be_decoded_is_fetched_again(object_store, tmp_path):
+    write_records(tmp_path / "faces", LABELS)
+    remote = open_remote(upload(tmp_path / "faces"), tmp_path / "cache")
+    slots = BatchSlots(1, 4, 16)
+    reader = ImageReader(remote, slots, skip_bad=False)
+    whole = remote.read(3)
+    shutil.rmtree(tmp_path / "cache" / "blocks")
+    (tmp_path / "cache" / "blocks").mkdir()
+    object_store.lie = damaged_once(lambda body: body.replace(whole[10:], bytes(len(whole) - 10)))
+    assert reader.read(ReadRequest(0, 0, (3,))).error is None
+    assert np.array_equal(slots.image[0, 0], decode_rgb(whole, location=""))
 
 
 def test_a_changed_object_is_an_error_for_who_reads_it_and_new_for_who_opens_it(object_store, tmp_path):

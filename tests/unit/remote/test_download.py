@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from facetrain.errors import DataError, UsageError
-from facetrain.remote import download, filesystem
+from facetrain.remote import download, filesystem, ranges
 from facetrain.remote.download import fetch, is_name, local_path, pinned
 
 CONTENT = bytes(range(256)) * 20
@@ -22,7 +22,8 @@ CHECKSUM = hashlib.sha256(CONTENT).hexdigest()
 def short(monkeypatch, tmp_path):
     """An empty cache, short waits and parts."""
     monkeypatch.setattr(filesystem, "FIRST_WAIT_S", 0.001)
-    monkeypatch.setattr(download, "_CHUNK", 1000)
+    monkeypatch.setattr(ranges, "_FIRST_PART", 1000)
+    monkeypatch.setattr(ranges, "_LARGEST_PART", 1000)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in ("FACETRAIN_OFFLINE", "HF_HUB_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
@@ -34,7 +35,7 @@ def url(web_server):
     return f"{web_server.address}/models/a.onnx"
 
 
-def ranges(web_server):
+def asked(web_server):
     return [span for method, _, span in web_server.requests if method == "GET"]
 
 
@@ -61,7 +62,7 @@ def test_a_changed_file_is_downloaded_again_and_the_old_one_stays(web_server, ur
     assert (old.read_bytes(), new.read_bytes()) == (CONTENT, b"new")
     web_server.files["/models/a.onnx"] = CONTENT
     web_server.requests.clear()
-    assert local_path(url) == old and not ranges(web_server)
+    assert local_path(url) == old and not asked(web_server)
 
 
 def test_an_address_with_its_version_needs_no_network(web_server, url):
@@ -116,7 +117,7 @@ def test_a_cut_download_leaves_no_file_and_continues(web_server, url, tmp_path, 
     assert all(".partial" in str(path) for path in files_in_cache(tmp_path))
     assert local_path(url).read_bytes() == CONTENT
     if takes_ranges:
-        assert ranges(web_server)[0] == "bytes=3000-3999"
+        assert asked(web_server)[0] == "bytes=3000-3999"
 
 
 def test_a_rest_is_not_continued_if_the_file_has_changed(web_server, url):
@@ -151,7 +152,102 @@ def test_without_versions_nothing_is_continued(web_server, url):
     web_server.has_etags = False
     cut(web_server, url)
     assert local_path(url).read_bytes() == CONTENT
-    assert ranges(web_server)[0] == "bytes=0-999"
+    assert asked(web_server)[0] == "bytes=0-999"
+
+
+LIES = {
+    "short": lambda content, first, last: (206, f"bytes {first}-{last}/5120", content[first:last]),
+    "long": lambda content, first, last: (206, f"bytes {first}-{last}/5120", content[first : last + 2]),
+    "another range": lambda content, first, last: (206, f"bytes 0-{last - first}/5120", content[: last - first + 1]),
+    "a range without its place": lambda content, first, last: (206, None, content[first : last + 1]),
+    "a part as the whole": lambda content, first, last: (200, None, content[: last - first + 1]),
+    "more than the whole": lambda content, first, last: (200, None, content + b"x"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_an_answer_with_other_bytes_than_those_asked_for_is_no_download(web_server, url, tmp_path, lie):
+    web_server.lie = LIES[lie]
+    with pytest.raises(DataError) as caught:
+        local_path(url)
+    assert "models/a.onnx" in str(caught.value) and all(
+        ".partial" in str(path) for path in files_in_cache(tmp_path)
+    )
+    web_server.lie = None
+    assert local_path(url).read_bytes() == CONTENT
+
+
+def test_a_rest_that_is_longer_than_the_file_is_dropped(web_server, url, tmp_path):
+    cut(web_server, url)
+    (rest,) = (tmp_path / "cache").rglob("*.partial/a.onnx")
+    rest.write_bytes(CONTENT * 2)
+    assert local_path(url).read_bytes() == CONTENT
+
+
+def test_a_server_of_a_byte_now_and_then_is_given_up(web_server, url, monkeypatch):
+    monkeypatch.setattr(filesystem, "PATIENCE_S", 0.05)
+    web_server.drip_s = 0.05
+    with pytest.raises(DataError, match="models/a.onnx"):
+        local_path(url)
+
+
+def test_a_redirect_is_checked_before_it_is_followed(web_server, url):
+    web_server.redirects = {
+        "/here": f"{web_server.address}/models/a.onnx",
+        "/away": "http://facetrain.invalid/a",
+    }
+    assert local_path(f"{web_server.address}/here").read_bytes() == CONTENT
+    with pytest.raises(UsageError, match="facetrain.invalid"):
+        local_path(f"{web_server.address}/away")
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[7] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [flip, lambda path: os.truncate(path, 9), lambda path: path.unlink()])
+def test_a_copy_that_was_damaged_in_the_cache_is_downloaded_again(web_server, url, monkeypatch, damage):
+    exact = pinned(url)
+    for address in (exact, url):
+        damage(local_path(address))
+        assert local_path(address).read_bytes() == CONTENT
+    damage(local_path(exact))
+    monkeypatch.setenv("FACETRAIN_OFFLINE", "1")
+    with pytest.raises(DataError, match="FACETRAIN_OFFLINE"):
+        local_path(exact)
+
+
+def test_a_copy_with_other_times_is_used_after_a_look_at_its_bytes(web_server, url):
+    path = local_path(url)
+    os.utime(path, (1, 1))
+    web_server.requests.clear()
+    assert local_path(f"{url}#sha256={CHECKSUM}") == path and not web_server.requests
+
+
+@pytest.mark.parametrize("place", ["{outside}", "../{name}/x", "{key}/../../x"])
+def test_a_record_cannot_name_another_file(web_server, url, tmp_path, place):
+    exact = pinned(url)
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"evil")
+    for record in (tmp_path / "cache").rglob("*.json"):
+        content = json.loads(record.read_text())
+        key = content["place"].partition("/")[0]
+        content["place"] = place.format(outside=outside, name=outside.name, key=key)
+        status = outside.stat()
+        stamp = [status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
+        record.write_text(json.dumps(content | {"files": {"": [CHECKSUM, stamp]}}))
+    assert local_path(exact).read_bytes() == CONTENT
+
+
+def test_a_cache_that_other_users_can_change_is_refused(web_server, url, tmp_path):
+    local_path(url)
+    folder = tmp_path / "cache" / "facetrain" / "downloads"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o777)
+    with pytest.raises(DataError, match="chmod go-w"):
+        local_path(url)
 
 
 def test_two_processes_download_a_file_once(web_server, url, tmp_path):
@@ -169,7 +265,7 @@ def test_two_processes_download_a_file_once(web_server, url, tmp_path):
     results = [process.communicate() for process in started]
     (first, second), errors = zip(*results, strict=True)
     assert first == second and Path(first.strip()).read_bytes() == CONTENT
-    assert len(ranges(web_server)) == 1 and sum("terms:" in text for text in errors) == 1
+    assert len(asked(web_server)) == 1 and sum("terms:" in text for text in errors) == 1
 
 
 def test_offline_what_is_there_is_used(web_server, url, monkeypatch):
@@ -177,7 +273,7 @@ def test_offline_what_is_there_is_used(web_server, url, monkeypatch):
     web_server.requests.clear()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert local_path(url) == path and not web_server.requests
-    with pytest.raises(DataError, match="not in the cache, and downloads are switched off"):
+    with pytest.raises(DataError, match="FACETRAIN_OFFLINE"):
         local_path(f"{url}2")
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setenv("FACETRAIN_OFFLINE", "1")
@@ -196,14 +292,14 @@ def test_a_disk_without_enough_space_is_an_error_before_the_download(web_server,
     monkeypatch.setattr(download.shutil, "disk_usage", lambda folder: usage(5119))
     with pytest.raises(DataError, match=r"needs 0\.0 MB, and .* left; .* XDG_CACHE_HOME"):
         local_path(url)
-    assert not ranges(web_server)
+    assert not asked(web_server)
 
 
 def test_a_disk_that_gets_full_leaves_no_file(url, monkeypatch, tmp_path):
     def full(descriptor, path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    monkeypatch.setattr(download, "sync_file", full)
+    monkeypatch.setattr(ranges, "sync_file", full)
     with pytest.raises(DataError, match=r"No space left on device; set XDG_CACHE_HOME"):
         local_path(url)
     assert all(".partial" in str(path) for path in files_in_cache(tmp_path))

@@ -5,7 +5,7 @@ from facetrain.run.folder.create import remove_leftovers
 LEFTOVERS = [
     ".model.safetensors.0123456789abcdef.tmp",
     ".model.onnx.0123456789abcdef.tmp.onnx",
-    ".state.json.writing",
+    ".state.json.0123456789abcdef.tmp",
     ".tmpaB3dEf",
     ".run.lock.0123456789abcdef",
     ".run.lock.0123456789abcdef.claim",
@@ -29,9 +29,9 @@ def test_the_temporary_files_of_killed_processes_are_removed_and_no_others(tmp_p
     for name in [*folders, "centers", "teacher_centers"]:
         (tmp_path / name).mkdir()
     (tmp_path / "centers" / "rows_00000.bin").touch()
-    for name in ("latest", ".latest.writing"):
+    for name in ("latest", ".latest.0123456789abcdef.tmp"):
         (tmp_path / "checkpoints" / name).touch()
-    (tmp_path / "profile" / ".summary.txt.writing").touch()
+    (tmp_path / "profile" / ".summary.txt.0123456789abcdef.tmp").touch()
     remove_leftovers(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*KEPT, *folders])
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["latest"]
