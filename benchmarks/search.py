@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.common import in_new_process, memory_mib, run
 from facetrain.embeddings.embed_images import LazySequence
 from facetrain.embeddings.embedding_files import Embeddings, open_embeddings, save_embeddings
-from facetrain.embeddings.exact_search import search_exactly
+from facetrain.embeddings.gallery_search import search_gallery
 
 _BLOCK = 1 << 16
 _TOP = 5
@@ -34,12 +34,12 @@ def measure_search(
     """Write a gallery of `entries` embeddings and `probes` probes into `folder`, and search with each method."""
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         gallery, probe = Path(scratch) / "gallery.npz", Path(scratch) / "probes.npz"
-        rows = _GeneratedRows(entries, size)
+        rows = _generated_rows(Path(scratch) / "rows.npy", entries, size)
         save_embeddings(gallery, Embeddings(rows, _names(entries), np.arange(entries)))
-        some = rows[0 : min(probes, entries)]
+        some = np.array(rows[:probes])
         save_embeddings(probe, Embeddings(some, _names(len(some)), np.arange(len(some))))
         report: dict[str, Any] = {"gallery_bytes": gallery.stat().st_size}
-        report["exact"] = in_new_process(_search_exactly, probe, gallery)
+        report["exact"] = in_new_process(_search_gallery, probe, gallery)
         if find_spec("faiss"):
             report["faiss flat"] = in_new_process(_search_with_faiss, probe, gallery)
     return report
@@ -49,31 +49,18 @@ def _names(count: int) -> LazySequence[str]:
     return LazySequence(count, "{:09d}.jpg".format)
 
 
-class _GeneratedRows:
-    """Random unit embeddings that are generated on access, so that a gallery of any size fits into memory."""
-
-    def __init__(self, count: int, size: int) -> None:
-        self.shape = count, size
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, block: slice) -> np.ndarray:
-        start, stop, _ = block.indices(len(self))
-        first = start // _BLOCK
-        row_nD = np.concatenate([self._block(number) for number in range(first, (stop - 1) // _BLOCK + 1)])
-        return row_nD[start - first * _BLOCK : stop - first * _BLOCK]
-
-    def _block(self, number: int) -> np.ndarray:
-        # Bytes are ten times as fast as normal numbers, and in many dimensions as good.
-        data = np.random.default_rng(number).bytes(_BLOCK * self.shape[1])
-        row_nD = np.frombuffer(data, np.int8).reshape(_BLOCK, -1) + np.float32(0.5)
-        return row_nD / np.linalg.norm(row_nD, axis=1, keepdims=True)
+def _generated_rows(path: Path, count: int, size: int) -> np.ndarray:
+    """Return random unit embeddings, float32 (count, size), in a file: a gallery may be larger than the memory."""
+    rows = np.lib.format.open_memmap(path, "w+", np.float32, (count, size))
+    for start in range(0, count, _BLOCK):
+        row_nD = np.random.default_rng(start).normal(size=rows[start : start + _BLOCK].shape)
+        rows[start : start + _BLOCK] = row_nD / np.linalg.norm(row_nD, axis=1, keepdims=True)
+    return rows
 
 
-def _search_exactly(probe: Path, gallery: Path) -> dict[str, Any]:
+def _search_gallery(probe: Path, gallery: Path) -> dict[str, Any]:
     probes, before, start = open_embeddings(probe), memory_mib("VmRSS"), time.process_time()
-    search_exactly(probes, open_embeddings(gallery), _TOP)
+    search_gallery(probes, open_embeddings(gallery), _TOP)
     return _report(probes.count, before, time.process_time() - start)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from facetrain.embeddings.embedding_files import Embeddings
-    from facetrain.embeddings.exact_search import Found
+    from facetrain.embeddings.gallery_search import Found
 
 _INPUT = "a file of embeddings that `facetrain embed` wrote (.npz, .parquet), or with --model any images"
 
@@ -47,18 +47,18 @@ def search(
 ) -> None:
     """Find the most similar faces of a gallery for each probe.
 
-    Files of embeddings are read in blocks: a gallery may be larger than the memory. With --min-quality,
+    A .npz file is read in blocks: a gallery may be larger than the memory. With --min-quality,
     probes and entries of lower quality are left out, and warnings say how many.
     """
     from facetrain.cli.progress import progress_bar
 
     require_existing(gallery, probe, model, detector)
-    from facetrain.embeddings.exact_search import search_exactly
+    from facetrain.embeddings.gallery_search import search_gallery
 
     entries, probes = (_embeddings(faces, model, detector, device) for faces in (gallery, probe))
     usable_Q, usable_G = _usable(probes, min_quality), _usable(entries, min_quality, required=False)
     with progress_bar("comparing") as progress:
-        matches = search_exactly(probes, entries, top, among=usable_G, progress=progress)
+        matches = search_gallery(probes, entries, top, among=usable_G, progress=progress)
     named = _name_results(matches, probes, entries, threshold)
     results = [result for result, usable in zip(named, usable_Q, strict=True) if usable]
     if as_json:

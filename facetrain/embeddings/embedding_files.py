@@ -1,18 +1,18 @@
 """Files of embeddings with image names, labels and qualities: `.npz` (NumPy) and `.parquet`.
 
-Embeddings are read in blocks, from the first to the last, for galleries that do not fit into memory. These are ordinary
-file reads: mapped memory would end the process if the file shrinks.
+Embeddings of `.npz` files are read in blocks, from the first to the last, for galleries that do not fit into memory.
+These are ordinary file reads: mapped memory would end the process if the file shrinks.
 """
 
 # N images   n images of one block   D embedding
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -22,13 +22,9 @@ from facetrain.embeddings.embedding_parquet import open_parquet, write_parquet
 from facetrain.errors import DataError
 from facetrain.files import error_reason, new_file
 
-_FORMATS = {".npz": (open_npz, write_npz), ".parquet": (open_parquet, write_parquet)}
-"""Suffix -> functions that open and that write a file."""
-SUFFIXES = tuple(_FORMATS)
+SUFFIXES = (".npz", ".parquet")
 BLOCK_BYTES = 1 << 24
 """Bytes of a block of embeddings in float32: 8,192 embeddings of size 512."""
-_WRITE_ROWS = 1 << 16
-"""Rows that are written at a time: 128 MiB of embeddings of size 512 in float32."""
 
 
 class Rows(Protocol):
@@ -93,30 +89,24 @@ class Embeddings:
         return usable_N
 
     def rows(self, start: int, stop: int) -> np.ndarray:
-        """Return the rows from `start` to `stop`, float32 (n, D).
+        """Return the rows from `start` to `stop`, float32 or float64 (n, D).
 
         Raises:
-            DataError: the file cannot be read, or a number or its square is not finite.
+            DataError: the file cannot be read, or a number is not finite.
         """
-        with (
-            _damage_as_error(self.path),
-            np.errstate(over="ignore"),
-        ):  # float64 beyond float32: reported below
-            # A copy: torch needs memory that can be written.
-            row_nD = np.array(self.stored[start : min(stop, self.count)], np.float32, order="C")
-        # One pass: a sum is finite only if all numbers are, and squares cannot cancel.
-        with np.errstate(over="ignore", invalid="ignore"):
-            square_n = np.einsum("nd,nd->n", row_nD, row_nD)
-        if not np.isfinite(square_n).all():
-            row = int(np.flatnonzero(~np.isfinite(square_n))[0])
+        with _damage_as_error(self.path):
+            stored_nD = self.stored[start : min(stop, self.count)]
+        row_nD = np.asarray(stored_nD, np.float64 if stored_nD.dtype.itemsize > 4 else np.float32)
+        if not np.isfinite(row_nD).all():
+            row = int(np.flatnonzero(~np.isfinite(row_nD).all(1))[0])
             raise DataError(
-                f"{self.path}: row {start + row:,} ({self.name[start + row]}) has numbers that are not finite, or "
-                "whose squares are not; embed the image again, or write zeros if the system cannot process it"
+                f"{self.path}: row {start + row:,} ({self.name[start + row]}) has numbers that are not finite; embed "
+                "the image again, or write zeros if the system cannot process it"
             )
         return row_nD
 
     def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield the number of the first row of each block, and its rows, float32 (n, D)."""
+        """Yield the number of the first row of each block, and its rows, float32 or float64 (n, D)."""
         step = max(BLOCK_BYTES // (4 * self.size), 1)
         for start in range(0, self.count, step):
             yield start, self.rows(start, start + step)
@@ -128,7 +118,8 @@ def open_embeddings(path: Path) -> Embeddings:
     Raises:
         DataError: the file cannot be read, lacks a column, or its columns do not fit together.
     """
-    open_columns, _ = _FORMATS.get(path.suffix, _FORMATS[".parquet"])
+    open_columns: Callable[[Path], tuple[Any, list[str], np.ndarray, np.ndarray | None]]
+    open_columns = open_npz if path.suffix == ".npz" else open_parquet
     with _damage_as_error(path):
         embedding, name, label, quality = open_columns(path)
     fits = len(embedding.shape) == 2 and (len(name),) == label.shape == embedding.shape[:1]
@@ -156,15 +147,15 @@ def _damage_as_error(path: Path) -> Iterator[None]:
 
 
 def save_embeddings(path: Path, embeddings: Embeddings) -> None:
-    """Write a `.npz` or `.parquet` file in blocks, complete or not at all.
+    """Write a `.npz` or `.parquet` file, complete or not at all.
 
     Raises:
         DataError: the suffix is unknown, pyarrow is not installed, or the file cannot be written.
     """
     require_format(path)
-    _, write = _FORMATS[path.suffix]
+    write = write_npz if path.suffix == ".npz" else write_parquet
     with new_file(path, DataError) as scratch, scratch.open("wb") as file:
-        write(file, embeddings.stored, embeddings.name, embeddings.label, embeddings.quality, _WRITE_ROWS)
+        write(file, embeddings.embedding, embeddings.name, embeddings.label, embeddings.quality)
 
 
 def require_format(path: Path) -> None:

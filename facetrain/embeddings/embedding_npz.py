@@ -22,25 +22,17 @@ _MOST_HEADER = 1 << 16
 
 
 def write_npz(
-    file: BinaryIO, rows: Any, names: Sequence[str], label: np.ndarray, quality: np.ndarray | None, block: int
+    file: BinaryIO, rows_ND: np.ndarray, names: Sequence[str], label: np.ndarray, quality: np.ndarray | None
 ) -> None:
-    """Write what `np.savez` writes, the embeddings as float32, `block` rows at a time to need no second copy."""
-    width = max([1, *map(len, names)])
-    columns: dict[str, tuple[Any, np.dtype[Any], tuple[int, ...]]] = {
-        "embedding": (rows, np.dtype(np.float32), rows.shape),
-        "name": (names, np.dtype(f"<U{width}"), label.shape),
-        "label": (label, label.dtype, label.shape),
+    """Write embeddings as float32; NumPy writes them piece by piece, and needs no second copy."""
+    columns: dict[str, Any] = {
+        "embedding": np.asarray(rows_ND, np.float32),
+        "name": np.array(list(names)),
+        "label": label,
     }
     if quality is not None:
-        columns["quality"] = (quality, np.dtype(np.float32), label.shape)
-    with zipfile.ZipFile(file, "w") as archive:
-        for column, (values, kind, shape) in columns.items():
-            header = {"descr": kind.str, "fortran_order": False, "shape": shape}
-            with archive.open(f"{column}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array_header_1_0(member, header)
-                for start in range(0, len(names), block):
-                    part = np.ascontiguousarray(values[start : start + block], kind)
-                    member.write(part.tobytes())
+        columns["quality"] = quality.astype(np.float32)
+    np.savez(file, **columns)
 
 
 def open_npz(path: Path) -> tuple[StreamedRows, list[str], np.ndarray, np.ndarray | None]:

@@ -5,7 +5,7 @@ import resource
 import numpy as np
 import pytest
 
-from facetrain.embeddings import embedding_files, embedding_npz, embedding_parquet
+from facetrain.embeddings import embedding_files, embedding_npz
 from facetrain.embeddings.embedding_files import Embeddings, open_embeddings, save_embeddings
 from facetrain.errors import DataError
 from tests.support import bombs
@@ -21,7 +21,6 @@ def some(count=50, size=8):
 
 @pytest.mark.parametrize("suffix", [".npz", ".parquet", "compressed", "columns first"])
 def test_columns_are_those_that_were_written_and_rows_are_read_in_any_order(tmp_path, monkeypatch, suffix):
-    monkeypatch.setattr(embedding_files, "_WRITE_ROWS", 7)
     known, path = some(), tmp_path / "e.npz"
     arrays = {"embedding": known.embedding, "name": known.name, "label": known.label}
     if suffix == "compressed":
@@ -32,8 +31,7 @@ def test_columns_are_those_that_were_written_and_rows_are_read_in_any_order(tmp_
         if suffix == ".parquet":
             pytest.importorskip("pyarrow")
         save_embeddings(path := path.with_suffix(suffix), known)
-    for module in (embedding_npz, embedding_parquet):
-        monkeypatch.setattr(module, "_READ_ROWS", 7)
+    monkeypatch.setattr(embedding_npz, "_READ_ROWS", 7)
     found = open_embeddings(path)
     assert (found.count, found.size) == (50, 8)
     for start, stop in ((0, 3), (3, 20), (30, 30), (36, 37), (6, 99), (14, 21)):
@@ -61,7 +59,7 @@ def test_a_quality_of_another_program_counts_if_it_is_one_number_for_each_image(
 
 ONE = np.ones((1, 4))
 NO_TEXT = np.array([b"a\0\0\0", b"\xff\xff\xff\xff"]).view("<U1")
-NOT_FINITE = r"e\.npz: row 1 \(b\) has numbers that are not finite, or whose squares are not"
+NOT_FINITE = r"e\.npz: row 1 \(b\) has numbers that are not finite"
 
 
 @pytest.mark.parametrize(
@@ -76,7 +74,7 @@ NOT_FINITE = r"e\.npz: row 1 \(b\) has numbers that are not finite, or whose squ
         (ONE, None, [0], "not a file of embeddings"),
         (ONE, np.array(["a"], object), [0], "claims the shape|not a file of embeddings"),  # pickled
         (np.eye(2), NO_TEXT, [0, 1], r"e\.npz: has a name that is no text"),
-        *((np.array([[1, 0], [n, 1]]), ["a", "b"], [0, 1], NOT_FINITE) for n in (np.nan, np.inf, -1e30, 1e300)),
+        *((np.array([[1, 0], [n, 1]]), ["a", "b"], [0, 1], NOT_FINITE) for n in (np.nan, np.inf)),
     ],
 )  # fmt: skip
 def test_columns_that_do_not_fit_are_refused_in_one_line(tmp_path, embedding, name, label, message):

@@ -1,0 +1,139 @@
+"""Search for the most similar embeddings of a gallery, by scikit-learn's brute-force neighbors.
+
+The gallery is read in blocks. scikit-learn finds the candidates of a block in float32; their cosines are then computed
+in float64. The result is the exact order by cosine and row, for blocks of any size.
+"""
+
+# Q probes   q some of them   G gallery   g entries of one block   D embedding   K results   C candidates of a probe
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from facetrain.embeddings.embedding_files import Embeddings
+from facetrain.errors import DataError
+from facetrain.progress import ProgressCallback, ignore_progress
+
+_PROBES_PER_PASS = 4096
+"""Probes that share one pass over the gallery."""
+_PROBES_AT_ONCE = 256
+"""Probes whose candidates are compared at once in float64."""
+_SPARE = 16
+"""Candidates of a block beyond the number of results: entries that are close to each other in float32."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Best gallery entries of each probe, best first; entries of equal cosine in the order of their rows."""
+
+    row_QK: np.ndarray
+    """Rows of the gallery, int64 (Q, K)."""
+    cosine_QK: np.ndarray
+    """Cosine similarities, float64 (Q, K)."""
+
+
+def search_gallery(
+    probes: Embeddings,
+    gallery: Embeddings,
+    count: int,
+    *,
+    among: np.ndarray | None = None,
+    progress: ProgressCallback = ignore_progress,
+) -> Found:
+    """Return the `count` gallery entries of the highest cosine for each probe; all entries if there are fewer.
+
+    Needs memory for the results, 4,096 probes and one block of the gallery. `progress` is called with the number of
+    comparisons.
+
+    Args:
+        probes: embeddings to search for.
+        gallery: embeddings to search among.
+        count: number of entries for each probe.
+        among: True for the entries of the gallery that are searched, bool (G,); None for all.
+        progress: called after every block of the gallery.
+
+    Raises:
+        DataError: the embeddings have different sizes, a file cannot be read, or a number is not finite.
+    """
+    if gallery.size != probes.size:
+        raise DataError(
+            f"{gallery.path} has embeddings of size {gallery.size}, {probes.path} of size {probes.size}; embed both "
+            "with one model"
+        )
+    among = np.ones(gallery.count, bool) if among is None else among
+    kept = min(count, int(among.sum()))
+    found = Found(np.full((probes.count, kept), -1), np.full((probes.count, kept), -np.inf))
+    for first in range(0, probes.count, _PROBES_PER_PASS):
+        probe_QD = unit_rows(probes.rows(first, first + _PROBES_PER_PASS))
+        chosen = slice(first, first + len(probe_QD))
+        best = Found(found.row_QK[chosen], found.cosine_QK[chosen])  # views
+        for start, entry_gD in gallery.blocks():
+            row_g = start + np.flatnonzero(among[start : start + len(entry_gD)])
+            if len(row_g):
+                _add_block(probe_QD, unit_rows(entry_gD[row_g - start]), row_g, best)
+            compared = first * gallery.count + (start + len(entry_gD)) * len(probe_QD)
+            progress(compared, probes.count * gallery.count)
+    return found
+
+
+def unit_rows(row_ND: np.ndarray) -> np.ndarray:
+    """Return rows scaled to length 1 in float64, (N, D); rows of zeros stay zero."""
+    row_ND = row_ND.astype(np.float64)
+    largest_N1 = np.abs(row_ND).max(1, keepdims=True)
+    row_ND /= np.where(
+        largest_N1 > 0, largest_N1, 1
+    )  # squares of very small or large numbers have no float64
+    # Row by row: the same row has the same length in every block.
+    length_N = np.sqrt(np.einsum("nd,nd->n", row_ND, row_ND))
+    return np.asarray(row_ND / np.where(length_N > 0, length_N, 1)[:, None])
+
+
+def _add_block(probe_QD: np.ndarray, entry_gD: np.ndarray, row_g: np.ndarray, best: Found) -> None:
+    """Replace results, in place, by better entries of a block; `row_g` are their rows in the gallery."""
+    from sklearn.neighbors import NearestNeighbors
+
+    neighbors = NearestNeighbors(algorithm="brute", metric="cosine").fit(entry_gD.astype(np.float32))
+    error, kept = _float32_error(entry_gD.shape[1]), best.row_QK.shape[1]
+    pending, candidates = np.arange(len(probe_QD)), kept + _SPARE
+    while len(pending):
+        candidates = min(candidates, len(entry_gD))
+        distance_qC, entry_qC = neighbors.kneighbors(probe_QD[pending].astype(np.float32), candidates)
+        promising = 1 - distance_qC[:, 0] >= best.cosine_QK[pending, -1] - error
+        pending, distance_qC, entry_qC = pending[promising], distance_qC[promising], entry_qC[promising]
+        row_qK, cosine_qK = _merged(probe_QD, pending, entry_gD, entry_qC, row_g, best)
+        # An entry that is no candidate is at most as similar in float32 as the last candidate.
+        complete = (candidates == len(entry_gD)) | (1 - distance_qC[:, -1] + error < cosine_qK[:, -1])
+        done = pending[complete]
+        best.row_QK[done], best.cosine_QK[done] = row_qK[complete], cosine_qK[complete]
+        pending, candidates = pending[~complete], 4 * candidates
+
+
+def _merged(
+    probe_QD: np.ndarray,
+    chosen_q: np.ndarray,
+    entry_gD: np.ndarray,
+    entry_qC: np.ndarray,
+    row_g: np.ndarray,
+    best: Found,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows and cosines of the best of the results so far and of the candidates, (q, K) each."""
+    cosine_qC = np.empty(entry_qC.shape)
+    for start in range(0, len(chosen_q), _PROBES_AT_ONCE):
+        part = slice(start, start + _PROBES_AT_ONCE)
+        cosine_qC[part] = np.einsum("qd,qcd->qc", probe_QD[chosen_q[part]], entry_gD[entry_qC[part]])
+    row = np.concatenate([best.row_QK[chosen_q], row_g[entry_qC]], axis=1)
+    cosine = np.concatenate([best.cosine_QK[chosen_q], cosine_qC], axis=1)
+    # By cosine, and for equal cosines by row.
+    order = np.lexsort((row, -cosine))[:, : best.row_QK.shape[1]]
+    return np.take_along_axis(row, order, 1), np.take_along_axis(cosine, order, 1)
+
+
+def _float32_error(size: int) -> float:
+    """Return the largest rounding error of the cosine of two embeddings of a size in float32.
+
+    That of a dot product of unit vectors is at most (D + 2) ε, and the normalization of both factors adds to it
+    (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 3.1).
+    """
+    return (size + 8) * 2.0**-24
