@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import in_new_process, memory_mib, run
-from facetrain.embeddings.embed_images import LazySequence
 from facetrain.embeddings.embedding_files import Embeddings, open_embeddings, save_embeddings
 from facetrain.embeddings.gallery_search import search_gallery
+from facetrain.embeddings.image_inputs import LazySequence
 
 _BLOCK = 1 << 16
 _TOP = 5

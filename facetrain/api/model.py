@@ -18,23 +18,22 @@ from facetrain.api.dataset import Dataset, PathLike
 from facetrain.config.loading import eval_dir_of_run
 from facetrain.data.dataset import image_landmarks
 from facetrain.distributed.world import World, pick_device
-from facetrain.embeddings.embed_images import (
+from facetrain.embeddings.embed_images import embed_images, open_embedder
+from facetrain.embeddings.embedder import EncodedImage, ImageEmbedder
+from facetrain.embeddings.image_inputs import (
     LazySequence,
     dataset_images,
-    embed_images,
     input_landmarks,
-    open_embedder,
     read_image_file,
     read_input,
 )
-from facetrain.embeddings.embedder import EncodedImage, ImageEmbedder
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError, ImageError, UsageError
 from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.remote.download import local_path
 from facetrain.verify.calibration import Threshold, pick_threshold, stored_thresholds
 from facetrain.verify.evaluate import evaluate as evaluate_model
-from facetrain.verify.options import EvaluationOptions
+from facetrain.verify.protocol_options import EvaluationOptions
 
 Image = PathLike | np.ndarray
 """Image file, or RGB pixels uint8 (H, W, 3)."""

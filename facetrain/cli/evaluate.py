@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from facetrain.cli.evaluated_system import EvaluatedSystem
+from facetrain.cli.model_or_scores import ModelOrScores
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import InferenceOptions, ProtocolOptions, local_file
 from facetrain.cli.outputs import (
@@ -25,7 +25,7 @@ from facetrain.errors import UsageError
 from facetrain.remote.address import without_secrets
 
 if TYPE_CHECKING:
-    from facetrain.verify.evaluated_sets import EvaluatedSets
+    from facetrain.verify.model_results import ModelResults
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class ResultOptions:
 
 @option_groups
 def evaluate(
-    system: EvaluatedSystem,
+    system: ModelOrScores,
     options: ProtocolOptions,
     results: ResultOptions,
     inference: InferenceOptions,
@@ -137,7 +137,7 @@ def evaluate(
             echo_line(f"report: {page}")
 
 
-def _print_results(evaluation: EvaluatedSets, models: dict[str, str], results: ResultOptions) -> None:
+def _print_results(evaluation: ModelResults, models: dict[str, str], results: ResultOptions) -> None:
     """Print the results, and write the JSON file. `models` has the paths of the models by their keys in the JSON."""
     from facetrain.verify.output.formatting import format_evaluation
 

@@ -115,7 +115,7 @@ def _read_images(images: Path | None, file: ExportOptions, size: int) -> Tensor 
     Raises:
         UsageError: the input has no images.
     """
-    from facetrain.embeddings.embed_images import read_input
+    from facetrain.embeddings.image_inputs import read_input
     from facetrain.models.export.example_inputs import decode_faces, drawn_faces
 
     if images is None:

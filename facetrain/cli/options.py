@@ -13,7 +13,7 @@ from facetrain.cli.progress import progress_bar
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import UsageError
 from facetrain.remote.address import is_read_in_place, is_remote
-from facetrain.verify.options import EvaluationOptions
+from facetrain.verify.protocol_options import EvaluationOptions
 
 if TYPE_CHECKING:
     from facetrain.config.schema import Config as RunConfig

@@ -1,4 +1,4 @@
-"""Embedding of images from any input: an image, a folder, a dataset, a `.rec` or a `.bin`."""
+"""Embedding of the images of an input in chunks, with their qualities."""
 
 # N images   D embedding
 
@@ -8,29 +8,22 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
 
 import numpy as np
 
 from facetrain.cpu_cores import usable_cores
-from facetrain.data.dataset import FaceDataset, image_landmarks, original_name
-from facetrain.data.formats.bin import read_bin
-from facetrain.data.formats.image_folder import folders_with_images
-from facetrain.data.formats.landmark_file import read_landmarks_beside
 from facetrain.data.images.align import align
-from facetrain.data.images.header import IMAGE_SUFFIXES
-from facetrain.data.open_dataset import DATASET_SUFFIXES, is_dataset_folder, open_dataset
 from facetrain.data.tools.landmarks import YuNet
 from facetrain.distributed.world import World, join
 from facetrain.embeddings.embedder import EncodedImage, ImageEmbedder, Landmarks
 from facetrain.embeddings.embedding_files import Embeddings
+from facetrain.embeddings.image_inputs import input_landmarks, read_input
 from facetrain.embeddings.inference import Inference
 from facetrain.embeddings.normalization import embedding_lengths, l2_normalize, require_finite
 from facetrain.embeddings.photo_check import PhotoCheck
 from facetrain.errors import DataError, ImageError
-from facetrain.files import os_errors_as, printable
+from facetrain.files import os_errors_as
 from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.progress import ProgressCallback
@@ -38,7 +31,6 @@ from facetrain.telemetry.log import warn
 
 _CHUNK = 1 << 16
 """Images that are embedded at a time: 128 MiB of embeddings with 512 float32 numbers."""
-T = TypeVar("T")
 
 
 def embed_input(
@@ -199,124 +191,3 @@ def embed_in_chunks(
     for start in range(first, count, chunk):
         indices = range(start, min(start + chunk, count))
         yield indices, embed(embedder, indices)
-
-
-def read_input(input: Path) -> tuple[Sequence[bytes], Sequence[str], np.ndarray]:
-    """Return the encoded images of an input, their names, and their labels, int (N,), −1 for no label.
-
-    Images are read on access, except those of a `.bin`. Images beside a dataset, and below a folder of images, are
-    not read; the first call for a folder warns of them.
-
-    Raises:
-        DataError: the input does not exist or cannot be read.
-    """
-    if input.suffix == ".bin":
-        members, _ = read_bin(input)
-        return members, [f"{input.name}:{index}" for index in range(len(members))], np.full(len(members), -1)
-    files = _image_files(input)
-    if _is_dataset(input, files):
-        if files:
-            _warn_once(
-                f"{input}: read as a dataset; the images beside it ({files[0].name}) are not read; to embed such "
-                "images, move them to another folder"
-            )
-        source = open_dataset(input)
-        names = LazySequence(source.num_images, lambda index: _image_name(source, index))
-        return dataset_images(source), names, np.asarray(source.labels, np.int64)
-    for name in folders_with_images(input, 1) if files else ():
-        _warn_once(
-            f"{input}: read as a folder of images; the images in its subfolder {name} are not read; to embed them, "
-            "give the subfolder"
-        )
-    paths = files or [input]
-    read_image_file(paths[0])
-    return lazy_files(paths), [path.name for path in paths], np.full(len(paths), -1)
-
-
-def dataset_images(source: FaceDataset) -> Sequence[bytes]:
-    """Return the encoded images of a dataset, which are read on access."""
-    return LazySequence(source.num_images, source.read, source.location)
-
-
-def lazy_files(paths: Sequence[Path]) -> LazySequence[bytes]:
-    """Return the contents of files, each read on access: millions of images are never in memory together.
-
-    The access to an item raises DataError if the file cannot be read.
-    """
-    return LazySequence(
-        len(paths), lambda index: read_image_file(paths[index]), lambda index: printable(str(paths[index]))
-    )
-
-
-def read_image_file(path: Path) -> bytes:
-    """Return the content of an image file.
-
-    Raises:
-        DataError: it cannot be read.
-    """
-    with os_errors_as(DataError, path):
-        return path.read_bytes()
-
-
-def input_landmarks(opened: EmbeddingModel, input: Path) -> np.ndarray | None:
-    """Return the landmarks of the images of an input, (N, 5, 2), for a network that takes them; None without any.
-
-    Raises:
-        DataError: the landmark file does not fit the input.
-    """
-    if not opened.takes_landmarks:
-        return None
-    if input.suffix == ".bin":
-        return read_landmarks_beside(input, len(read_bin(input)[0]))
-    return image_landmarks(open_dataset(input)) if _is_dataset(input, _image_files(input)) else None
-
-
-def _image_name(source: FaceDataset, index: int) -> str:
-    """Return the path of a packed image in the dataset that was packed; otherwise the location of the image."""
-    name = original_name(source, index)
-    location = source.location(index)
-    return location if name is None or location.endswith("/" + name) else name
-
-
-def _is_dataset(input: Path, files: list[Path]) -> bool:
-    """Return whether an input is a dataset, and not an image or a folder of images, `files`."""
-    if files:
-        return is_dataset_folder(input)
-    return input.is_dir() or input.suffix.lower() in DATASET_SUFFIXES
-
-
-@cache
-def _warn_once(message: str) -> None:
-    """Print a warning once: a command may read its input again."""
-    warn(message)
-
-
-def _image_files(folder: Path) -> list[Path]:
-    """Return the images directly in a folder.
-
-    Hidden files are left out, as in a dataset: macOS writes a file `._NAME.jpg` beside an image.
-    """
-    entries = folder.iterdir() if folder.is_dir() else ()
-    return sorted(
-        path for path in entries if path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
-    )
-
-
-class LazySequence(Sequence[T]):
-    """Sequence whose items a function computes on access.
-
-    `location`, if there is one, is an attribute that names the place of an image for messages.
-    """
-
-    def __init__(
-        self, count: int, item: Callable[[int], T], location: Callable[[int], str] | None = None
-    ) -> None:
-        self._indices, self._item, self.location = range(count), item, location
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def __getitem__(self, index: Any) -> Any:
-        """Return an item, or a list of the items of a slice."""
-        index = self._indices[index]
-        return list(map(self._item, index)) if isinstance(index, range) else self._item(index)

@@ -13,8 +13,8 @@ from facetrain.models.average_models import average_models
 from facetrain.verify.calibrate_model import calibrate_model
 from facetrain.verify.calibration import Threshold
 from facetrain.verify.evaluate import evaluate
-from facetrain.verify.evaluated_sets import EvaluatedSets
 from facetrain.verify.metrics.result import Result
+from facetrain.verify.model_results import ModelResults
 
 SHARES = (0.25, 0.5, 0.75, 1.0)
 """Shares of the fine-tuned weights in the averages that are compared; the rest is the model's (WiSE-FT). The last
@@ -31,7 +31,7 @@ class Verdict:
     """Share of the fine-tuned weights in it; 0 if the first model is kept."""
     accuracy: dict[float, float]
     """Accuracy on the held-out images by share."""
-    compared: EvaluatedSets
+    compared: ModelResults
     """Results of the better model on all sets, and its differences to the first model."""
     thresholds: list[Threshold]
     refused: str
@@ -51,7 +51,7 @@ def judge(prepared: Prepared, *, say: Callable[[str], None], bar: Bar) -> Verdic
     place, held_out, targets = prepared.place, str(prepared.place.pairs), prepared.targets
     inference = Inference(prepared.config.train.device)
 
-    def evaluate_share(share: float, sets: Iterable[str], title: str) -> EvaluatedSets:
+    def evaluate_share(share: float, sets: Iterable[str], title: str) -> ModelResults:
         write_candidate(prepared, place.run, share, place.model)
         with bar(title) as progress:
             return evaluate(place.model, list(sets), Path(), inference=inference, progress=progress)

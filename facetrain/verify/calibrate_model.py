@@ -14,7 +14,8 @@ import numpy as np
 from facetrain.backbone.base import Backbone
 from facetrain.distributed.world import join
 from facetrain.embeddings.dense_ids import dense_ids
-from facetrain.embeddings.embed_images import embed_images, open_embedder, read_input
+from facetrain.embeddings.embed_images import embed_images, open_embedder
+from facetrain.embeddings.image_inputs import read_input
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError, ModelError, PairsError, UsageError
 from facetrain.models.model_file import (

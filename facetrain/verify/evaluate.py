@@ -1,4 +1,4 @@
-"""EvaluatedSets of one model or other system, or of two in comparison: the functions behind `facetrain eval`."""
+"""Results of one model or other system, or of two in comparison: the functions behind `facetrain eval`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from facetrain.embeddings.inference import Inference
 from facetrain.errors import ModelError, UsageError
 from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.progress import ProgressCallback
-from facetrain.verify.evaluated_sets import EvaluatedSets
 from facetrain.verify.metrics.result import Result
-from facetrain.verify.options import EvaluationOptions
+from facetrain.verify.model_results import ModelResults
+from facetrain.verify.protocol_options import EvaluationOptions
 from facetrain.verify.protocols import evaluate_set, scores_result
 from facetrain.verify.score_files import is_score_file, read_scores, scores_of_same_pairs, scores_of_set
 from facetrain.verify.set_faults import warn_of_faults, warn_of_faulty_set
-from facetrain.verify.sets.evaluation_sets import EvaluationSet, open_evaluation_sets
+from facetrain.verify.sets.open_sets import AnySet, open_sets
 from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.sets.slice_table import SliceTable, read_slice_table
 from facetrain.verify.verifier import evaluation_mode
@@ -39,14 +39,14 @@ def evaluate(
     options: EvaluationOptions | None = None,
     inference: Inference | None = None,
     progress: ProgressCallback | None = None,
-) -> EvaluatedSets:
+) -> ModelResults:
     """Evaluate a model on every set, and compare it with the model `against` if that is given.
 
     Under torchrun all ranks share the embedding, and the leader has the results.
 
     Args:
         model: a path that `open_model` reads, or an open model.
-        targets: paths or names in `data_dir`, see `open_evaluation_set`.
+        targets: paths or names in `data_dir`, see `open_set`.
         data_dir: folder of the sets that are given by name.
         gallery_model: path of the model that embeds the galleries, and the second image or template of each pair;
             None for `model`.
@@ -82,7 +82,7 @@ def evaluate(
                     f"{gallery_model}: has embeddings of size {entry}, and the evaluated model of size {probe}; they "
                     "cannot be compared"
                 )
-        sets = {target.name: target for target in open_evaluation_sets(targets, data_dir)}
+        sets = {target.name: target for target in open_sets(targets, data_dir)}
         slice_tables = _read_tables(sets, slices)
         for target in sets.values():
             if world.is_leader and isinstance(target, PairSet):
@@ -107,7 +107,7 @@ def evaluate(
             return results
 
         results = evaluate_model(models[0], gallery)
-        evaluation = EvaluatedSets(
+        evaluation = ModelResults(
             models[0].description + (f", gallery by {gallery.description}" if gallery else ""),
             results,
             sets,
@@ -127,7 +127,7 @@ def evaluate_scores(
     *,
     against: Path | None = None,
     options: EvaluationOptions | None = None,
-) -> EvaluatedSets:
+) -> ModelResults:
     """Evaluate the scores of another system, without its images.
 
     Args:
@@ -143,7 +143,7 @@ def evaluate_scores(
     name = scores.stem
     warn_of_faults(name, table.scored.first_P, table.scored.second_P, table.scored.same_P)
     result = scores_result(table.scored, table.columns, options, table.quality)
-    evaluation = EvaluatedSets(f"scores of {scores}", {name: result}, {}, is_leader=True, precision="")
+    evaluation = ModelResults(f"scores of {scores}", {name: result}, {}, is_leader=True, precision="")
     if against is None:
         return evaluation
     other = scores_of_same_pairs(table, read_scores(against))
@@ -159,7 +159,7 @@ def _embedding_size(opened: EmbeddingModel, device: torch.device) -> int:
     return int(opened.network(opened.prepare(pixels)).shape[1])
 
 
-def _only_set_of_pairs(sets: dict[str, EvaluationSet], table: Path) -> PairSet:
+def _only_set_of_pairs(sets: dict[str, AnySet], table: Path) -> PairSet:
     """Return the only set, to whose pairs the rows of a table belong."""
     target = next(iter(sets.values()))
     if len(sets) > 1 or not isinstance(target, PairSet):
@@ -167,7 +167,7 @@ def _only_set_of_pairs(sets: dict[str, EvaluationSet], table: Path) -> PairSet:
     return target
 
 
-def _read_tables(sets: dict[str, EvaluationSet], slices: Path | None) -> dict[str, SliceTable]:
+def _read_tables(sets: dict[str, AnySet], slices: Path | None) -> dict[str, SliceTable]:
     """Read the slice tables of the sets, which get the subjects of their table, if it has them."""
     paths = {name: one.groups for name, one in sets.items() if isinstance(one, PairSet) and one.groups}
     if slices is not None:

@@ -17,18 +17,18 @@ from facetrain.verify.metrics.result import Result
 from facetrain.verify.metrics.scored_pairs import ScoredPairs, add_fold_accuracy, pair_result
 from facetrain.verify.metrics.slices import add_slices
 from facetrain.verify.metrics.templates import pool_templates, score_pairs
-from facetrain.verify.options import EvaluationOptions
-from facetrain.verify.sets.evaluation_sets import EvaluationSet
+from facetrain.verify.pair_protocol import verification_result
+from facetrain.verify.protocol_options import EvaluationOptions
 from facetrain.verify.sets.ijb import IjbSet, TemplateSubjects
+from facetrain.verify.sets.open_sets import AnySet
 from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.sets.search_sets import SearchSet
 from facetrain.verify.sets.slice_table import SliceTable
 from facetrain.verify.sets.subjects import connected_subjects, items_of_pairs, subjects_of_items
-from facetrain.verify.verification import verification_result
 
 
 def evaluate_set(
-    target: EvaluationSet,
+    target: AnySet,
     embedder: ImageEmbedder,
     options: EvaluationOptions,
     table: SliceTable | None = None,
@@ -52,7 +52,7 @@ def evaluate_set(
 
 
 def _embed(
-    target: EvaluationSet,
+    target: AnySet,
     embedder: ImageEmbedder,
     options: EvaluationOptions,
     gallery: ImageEmbedder | None,
@@ -107,7 +107,7 @@ def _embed_sides(
 
 
 def results_from_embeddings(
-    target: EvaluationSet,
+    target: AnySet,
     embeddings: tuple[np.ndarray, ...],
     options: EvaluationOptions,
     table: SliceTable | None = None,

@@ -15,9 +15,9 @@ from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.models.inference_network import inference_network
 from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.metrics.result import Result
+from facetrain.verify.pair_protocol import verification_result
 from facetrain.verify.set_faults import warn_of_faulty_set
 from facetrain.verify.sets.pair_set import PairSet
-from facetrain.verify.verification import verification_result
 
 
 class Verifier:

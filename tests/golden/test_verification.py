@@ -2,8 +2,8 @@ import numpy as np
 
 from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.metrics.fold_accuracy import fold_accuracy, grid_roc, squared_distances
+from facetrain.verify.pair_protocol import verification_result
 from facetrain.verify.sets.pair_set import PairSet
-from facetrain.verify.verification import verification_result
 from tests.support.golden import golden_path
 
 

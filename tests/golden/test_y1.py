@@ -10,7 +10,7 @@ from facetrain.embeddings.inference import Inference
 from facetrain.models.initialize_from import check_backbone_weights, initialize_backbone
 from facetrain.models.model_file import open_model
 from facetrain.verify.evaluate import evaluate
-from facetrain.verify.options import EvaluationOptions
+from facetrain.verify.protocol_options import EvaluationOptions
 from facetrain.verify.sets.pair_set import load_pair_sets
 from tests.support.shared import shared_path
 

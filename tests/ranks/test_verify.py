@@ -11,9 +11,9 @@ from facetrain.data.formats.bin import write_bin
 from facetrain.distributed import collectives
 from facetrain.distributed.stop_request import Stopped, StopRequest
 from facetrain.embeddings.embedder import ImageEmbedder
-from facetrain.verify.options import EvaluationOptions
+from facetrain.verify.protocol_options import EvaluationOptions
 from facetrain.verify.protocols import evaluate_set
-from facetrain.verify.sets.evaluation_sets import open_evaluation_set
+from facetrain.verify.sets.open_sets import open_set
 from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.verifier import Verifier
 from tests.support.datasets import encoded_image
@@ -61,7 +61,7 @@ def evaluate_all(folder):
     found, options = {}, EvaluationOptions(bootstrap=10)
     for gallery in (None, embedder(factors=(1, 0.4, 2))):
         for name in ("ijbc", "tinyface", "pairs"):
-            results = evaluate_set(open_evaluation_set(name, folder), embedder(), options, gallery=gallery)
+            results = evaluate_set(open_set(name, folder), embedder(), options, gallery=gallery)
             found |= {(key, gallery is None): (one.metrics, one.interval) for key, one in results.items()}
     return found
 

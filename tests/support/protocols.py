@@ -11,9 +11,9 @@ import numpy as np
 from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.face_landmarks import ARCFACE_TEMPLATE
 from facetrain.verify.metrics.result import Result
-from facetrain.verify.options import EvaluationOptions
+from facetrain.verify.protocol_options import EvaluationOptions
 from facetrain.verify.protocols import evaluate_set
-from facetrain.verify.sets.evaluation_sets import open_evaluation_set
+from facetrain.verify.sets.open_sets import open_set
 from tests.support.faces import embedder, face
 
 
@@ -21,7 +21,7 @@ def evaluated(
     name: str, folder: Path, *, gallery: ImageEmbedder | None = None, **options: Any
 ) -> dict[str, Result]:
     """Evaluate the mean colors of a set, by default with few draws; return its results by their names."""
-    target = open_evaluation_set(name, folder)
+    target = open_set(name, folder)
     return evaluate_set(target, embedder(), EvaluationOptions(bootstrap=60, **options), gallery=gallery)
 
 

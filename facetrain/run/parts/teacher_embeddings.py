@@ -14,8 +14,9 @@ from facetrain.data.images.augment import Augment
 from facetrain.data.open_dataset import images_of_large_identities, open_dataset
 from facetrain.data.remote_dataset import dataset_path
 from facetrain.distributed.world import join
-from facetrain.embeddings.embed_images import embed_in_chunks, input_landmarks, open_embedder, read_input
+from facetrain.embeddings.embed_images import embed_in_chunks, open_embedder
 from facetrain.embeddings.embedder import ImageEmbedder
+from facetrain.embeddings.image_inputs import input_landmarks, read_input
 from facetrain.embeddings.inference import Inference
 from facetrain.embeddings.normalization import require_finite
 from facetrain.models.model_file import open_model

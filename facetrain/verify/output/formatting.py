@@ -22,10 +22,10 @@ _RATIOS = ("_ratio", "_to_mean")
 """Ends of the names of metrics that are quotients of two rates."""
 
 if TYPE_CHECKING:
-    from facetrain.verify.evaluated_sets import EvaluatedSets
     from facetrain.verify.metrics.group_summary import Group
     from facetrain.verify.metrics.result import Result
     from facetrain.verify.model_comparison import Difference
+    from facetrain.verify.model_results import ModelResults
 
 
 def format_number(name: str, value: float | None) -> str:
@@ -79,7 +79,7 @@ def format_warnings(result: Result) -> Iterator[str]:
         )
 
 
-def format_evaluation(evaluation: EvaluatedSets) -> Iterator[str]:
+def format_evaluation(evaluation: ModelResults) -> Iterator[str]:
     """Yield the lines of an evaluation: metrics of every set, its slices, the differences to the other model."""
     for name, result in evaluation.results.items():
         yield f"{name}: {format_counts(result)}"

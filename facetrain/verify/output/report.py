@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from facetrain.errors import RunError, UsageError
 from facetrain.files import error_reason, os_errors_as
 from facetrain.html_page import data_table, details_table, escape, html_page, svg
-from facetrain.verify.evaluated_sets import EvaluatedSets
 from facetrain.verify.metrics.group_summary import RATES, Group
 from facetrain.verify.metrics.result import Result
+from facetrain.verify.model_results import ModelResults
 from facetrain.verify.output.figures import result_figures
 from facetrain.verify.output.formatting import (
     format_counts,
@@ -56,7 +56,7 @@ def report_files(folder: Path) -> list[Path]:
 
 
 def write_report(
-    folder: Path, evaluation: EvaluatedSets, *, model: str, details: Mapping[str, str] | None = None
+    folder: Path, evaluation: ModelResults, *, model: str, details: Mapping[str, str] | None = None
 ) -> Path:
     """Write `report.html`, `report.json` and a PNG file per figure into a folder; return the path of the page.
 
@@ -86,7 +86,7 @@ def write_report(
 
 
 def _body(
-    evaluation: EvaluatedSets, figures: dict[str, dict[str, Figure]], details: Mapping[str, str]
+    evaluation: ModelResults, figures: dict[str, dict[str, Figure]], details: Mapping[str, str]
 ) -> Iterator[str]:
     yield f"<p>{escape(evaluation.description)}</p>"
     about = {**details, **({"precision": evaluation.precision} if evaluation.precision else {})}

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.images.align import align, aligned_landmarks
-from facetrain.embeddings.embed_images import LazySequence, lazy_files
+from facetrain.embeddings.image_inputs import LazySequence, lazy_files
 from facetrain.errors import PairsError
 from facetrain.face_landmarks import TEMPLATE_SIZE, normalize_landmarks
 from facetrain.files import error_reason

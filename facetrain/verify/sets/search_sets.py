@@ -15,7 +15,7 @@ import numpy as np
 
 from facetrain.data.images.header import IMAGE_SUFFIXES
 from facetrain.embeddings.dense_ids import dense_ids
-from facetrain.embeddings.embed_images import lazy_files
+from facetrain.embeddings.image_inputs import lazy_files
 from facetrain.errors import PairsError
 
 _SUBJECT_NUMBER = re.compile(r"[0-9]{1,18}")

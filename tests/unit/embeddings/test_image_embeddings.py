@@ -11,8 +11,8 @@ from torch import nn
 
 from facetrain.data.formats.bin import write_bin
 from facetrain.embeddings import embed_images as image_embeddings
-from facetrain.embeddings.embed_images import read_input
 from facetrain.embeddings.embedder import ImageEmbedder
+from facetrain.embeddings.image_inputs import read_input
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError, ImageError
 from facetrain.models.inference_network import inference_network

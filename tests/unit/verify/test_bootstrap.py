@@ -11,9 +11,9 @@ from facetrain.verify.metrics.roc import auc, equal_error_rate, roc, tar_at_far
 from facetrain.verify.metrics.scored_pairs import ScoredPairs, add_fold_accuracy, pair_result
 from facetrain.verify.metrics.slices import slice_groups
 from facetrain.verify.model_comparison import compare_results
+from facetrain.verify.pair_protocol import score_pairs, verification_result
 from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.sets.subjects import connected_subjects
-from facetrain.verify.verification import score_pairs, verification_result
 
 
 def some_pairs(seed=0, pairs=300, subjects=40, decimals=1):

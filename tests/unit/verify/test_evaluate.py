@@ -12,8 +12,8 @@ from facetrain.errors import ModelError, UsageError
 from facetrain.models.model_file import open_model
 from facetrain.verify.evaluate import evaluate, evaluate_scores
 from facetrain.verify.metrics.fold_accuracy import fold_accuracy, fold_order
-from facetrain.verify.options import EvaluationOptions
 from facetrain.verify.output.formatting import format_evaluation
+from facetrain.verify.protocol_options import EvaluationOptions
 from tests.support.datasets import encoded_image
 from tests.support.models import SMALL, write_model
 

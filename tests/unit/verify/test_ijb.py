@@ -9,7 +9,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from facetrain.errors import PairsError
 from facetrain.verify.metrics.roc import tar_at_far
-from facetrain.verify.sets.evaluation_sets import open_evaluation_set
+from facetrain.verify.sets.open_sets import open_set
 from tests.support.faces import embedder
 from tests.support.protocols import evaluated, write_ijb
 
@@ -152,7 +152,7 @@ def test_a_damaged_list_is_reported_with_its_line(tmp_path, file, damage, messag
     else:
         path.unlink()
     if message is None:
-        assert open_evaluation_set("ijbc", tmp_path).probes is None
+        assert open_set("ijbc", tmp_path).probes is None
         return
     with pytest.raises(PairsError, match=message):
-        open_evaluation_set("ijbc", tmp_path)
+        open_set("ijbc", tmp_path)

@@ -16,8 +16,9 @@ from facetrain.data.formats.landmark_file import write_landmarks
 from facetrain.data.images.augment import mirror_landmarks, normalize
 from facetrain.data.images.decode import decode_rgb
 from facetrain.distributed.world import join
-from facetrain.embeddings.embed_images import embed_images, input_landmarks, open_embedder, read_input
+from facetrain.embeddings.embed_images import embed_images, open_embedder
 from facetrain.embeddings.embedder import ImageEmbedder
+from facetrain.embeddings.image_inputs import input_landmarks, read_input
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError, ModelError
 from facetrain.face_landmarks import ARCFACE_TEMPLATE, NORMALIZED_TEMPLATE
@@ -26,11 +27,11 @@ from facetrain.models.export.formats import ExportOptions
 from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.verify.metrics.draws import Draws
-from facetrain.verify.options import EvaluationOptions
+from facetrain.verify.pair_protocol import verification_result
+from facetrain.verify.protocol_options import EvaluationOptions
 from facetrain.verify.protocols import evaluate_set
 from facetrain.verify.sets.ijb import open_ijb
 from facetrain.verify.sets.pair_set import load_pair_set
-from facetrain.verify.verification import verification_result
 from facetrain.verify.verifier import Verifier
 from tests.support.datasets import encoded_image, write_records
 from tests.support.protocols import write_ijb

@@ -6,9 +6,9 @@ import pytest
 from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.bin_tables import write_subjects
 from facetrain.verify.metrics.draws import Draws
+from facetrain.verify.pair_protocol import verification_result
 from facetrain.verify.sets.known_subjects import TABLE, known_subjects
 from facetrain.verify.sets.pair_set import known_or_inferred_subjects, load_pair_set
-from facetrain.verify.verification import verification_result
 
 PEOPLE = {"lfw": 4281, "cfp_fp": 500, "cfp_ff": 500}
 

@@ -8,9 +8,9 @@ import pytest
 
 from facetrain.data.formats.bin import write_bin
 from facetrain.errors import ModelError, PairsError
-from facetrain.verify.options import EvaluationOptions
+from facetrain.verify.protocol_options import EvaluationOptions
 from facetrain.verify.protocols import evaluate_set
-from facetrain.verify.sets.evaluation_sets import open_evaluation_set
+from facetrain.verify.sets.open_sets import open_set
 from tests.support.faces import embedder, face
 from tests.support.protocols import evaluated, write_ijb, write_tinyface
 
@@ -19,18 +19,18 @@ def test_a_name_prefers_the_bin_set_to_a_folder_of_the_same_name(tmp_path, monke
     write_bin(tmp_path / "lfw.bin", [face(n) for n in range(4)], [True, False])
     (tmp_path / "lfw").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert open_evaluation_set("lfw", tmp_path).images
+    assert open_set("lfw", tmp_path).images
     with pytest.raises(PairsError, match="unknown layout of an evaluation set"):
-        open_evaluation_set("./lfw/", tmp_path / "lfw")
+        open_set("./lfw/", tmp_path / "lfw")
 
 
 @pytest.mark.parametrize("write", [write_ijb, write_tinyface])
 def test_a_set_in_the_current_folder_has_the_name_of_the_folder(tmp_path, monkeypatch, write):
     folder = write(tmp_path / "Some")
     monkeypatch.chdir(folder)
-    assert open_evaluation_set(".", tmp_path).name == "some"
+    assert open_set(".", tmp_path).name == "some"
     monkeypatch.chdir(next(path for path in folder.iterdir() if path.is_dir()))
-    assert open_evaluation_set("..", tmp_path).name == "some"
+    assert open_set("..", tmp_path).name == "some"
 
 
 def test_hidden_files_are_no_images_of_a_set(tmp_path):
@@ -69,7 +69,7 @@ def test_a_file_name_of_tinyface_without_a_subject_number_is_refused(tmp_path, n
     folder = write_tinyface(tmp_path / "tinyface")
     (folder / "Probe" / "1_2.png").rename(folder / "Probe" / f"{number}_2.png")
     with pytest.raises(PairsError, match="does not begin with a subject number"):
-        open_evaluation_set("tinyface", tmp_path)
+        open_set("tinyface", tmp_path)
 
 
 def test_a_set_of_pairs_has_both_curves_folds_intervals_and_hardest_pairs(tmp_path):
@@ -137,4 +137,4 @@ def test_an_embedding_that_is_not_finite_or_zero_is_an_error(tmp_path, factor):
     write_ijb(tmp_path / "ijbc")
     broken = replace(embedder(), network=lambda image: image.mean((2, 3)) * factor)
     with pytest.raises(ModelError, match="ijbc: the embedding of image 0 is not finite, or zero"):
-        evaluate_set(open_evaluation_set("ijbc", tmp_path), broken, EvaluationOptions())
+        evaluate_set(open_set("ijbc", tmp_path), broken, EvaluationOptions())

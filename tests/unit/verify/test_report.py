@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from facetrain.verify.evaluated_sets import EvaluatedSets
 from facetrain.verify.metrics.draws import Draws
+from facetrain.verify.model_results import ModelResults
 from facetrain.verify.output.figures import result_figures
 from facetrain.verify.output.report import write_report
+from facetrain.verify.pair_protocol import verification_result
 from facetrain.verify.sets.pair_set import PairSet
-from facetrain.verify.verification import verification_result
 from tests.support.faces import face
 
 FIGURES = {"roc", "det", "scores", "discard"}
@@ -32,7 +32,7 @@ def found():
     images = [face(n + (0 if k == 0 or same[n] else 50), k) for n in range(40) for k in range(2)]
     pairs = PairSet("lfw", images, same)
     result = verified(pairs)
-    return EvaluatedSets("r50 <script>alert(1)</script>", {"lfw": result}, {"lfw": pairs}, True)
+    return ModelResults("r50 <script>alert(1)</script>", {"lfw": result}, {"lfw": pairs}, True)
 
 
 def test_the_page_is_self_contained_and_has_no_script(found, tmp_path):

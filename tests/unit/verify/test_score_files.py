@@ -8,8 +8,8 @@ import pytest
 from facetrain.errors import DataError
 from facetrain.verify.evaluate import evaluate_scores
 from facetrain.verify.metrics.score_scale import COSINE
-from facetrain.verify.options import EvaluationOptions
 from facetrain.verify.output.formatting import format_evaluation
+from facetrain.verify.protocol_options import EvaluationOptions
 from facetrain.verify.protocols import scores_result
 from facetrain.verify.score_files import read_scores, scores_of_set
 from facetrain.verify.sets.pair_set import PairSet

@@ -6,8 +6,8 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.metrics.fold_accuracy import THRESHOLDS, fold_accuracy, fold_order
 from facetrain.verify.metrics.roc import auc, eer_threshold, equal_error_rate, roc, tar_at_far, threshold_at
+from facetrain.verify.pair_protocol import verification_result
 from facetrain.verify.sets.pair_set import PairSet
-from facetrain.verify.verification import verification_result
 
 
 def scores(pairs=300, seed=0, decimals=2):

@@ -9,8 +9,8 @@ from facetrain.data.formats.bin import write_bin
 from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.errors import ImageError, PairsError
 from facetrain.verify.output.figures import result_figures
+from facetrain.verify.pair_protocol import verification_result
 from facetrain.verify.sets.pair_set import PairSet, load_pair_sets
-from facetrain.verify.verification import verification_result
 from facetrain.verify.verifier import Verifier
 from tests.support.datasets import encoded_image
 

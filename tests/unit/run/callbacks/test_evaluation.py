@@ -12,8 +12,8 @@ from facetrain.errors import ConfigError
 from facetrain.run.callbacks.evaluation import Evaluation
 from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.output.hardest_pairs import SHOWN_PAIRS, VerifiedPairs
+from facetrain.verify.pair_protocol import verification_result
 from facetrain.verify.sets.pair_set import PairSet
-from facetrain.verify.verification import verification_result
 from facetrain.verify.verifier import Verifier
 from tests.support.datasets import encoded_image
 from tests.unit.run.callbacks.helpers import CPU, SIZE, Board

@@ -14,10 +14,10 @@ from facetrain.verify.sets.ijb import IjbSet, open_ijb
 from facetrain.verify.sets.pair_set import PairSet, load_pair_set, require_distinct_names
 from facetrain.verify.sets.search_sets import SearchSet, open_tinyface
 
-EvaluationSet = PairSet | IjbSet | SearchSet
+AnySet = PairSet | IjbSet | SearchSet
 
 
-def open_evaluation_set(target: str, folder: Path) -> EvaluationSet:
+def open_set(target: str, folder: Path) -> AnySet:
     """Open a `.bin` set of pairs, or a folder in the layout of IJB or TinyFace.
 
     `target` is a path, or a name in `folder`; for folders the name in upper case is tried too.
@@ -47,12 +47,12 @@ def open_evaluation_set(target: str, folder: Path) -> EvaluationSet:
     return load_pair_set(target, folder)
 
 
-def open_evaluation_sets(targets: Iterable[str], folder: Path) -> list[EvaluationSet]:
+def open_sets(targets: Iterable[str], folder: Path) -> list[AnySet]:
     """Open several sets.
 
     Raises:
-        PairsError: as `open_evaluation_set`, or two sets have the same name.
+        PairsError: as `open_set`, or two sets have the same name.
     """
-    sets = [open_evaluation_set(target, folder) for target in targets]
+    sets = [open_set(target, folder) for target in targets]
     require_distinct_names([target.name for target in sets])
     return sets

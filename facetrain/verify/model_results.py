@@ -7,18 +7,18 @@ from typing import Any
 
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.model_comparison import Difference, compare_results
-from facetrain.verify.sets.evaluation_sets import EvaluationSet
+from facetrain.verify.sets.open_sets import AnySet
 
 
 @dataclass(frozen=True)
-class EvaluatedSets:
+class ModelResults:
     """Results of a model on all sets, and its differences to another model."""
 
     description: str
     """Architecture and origin of the model, for the reader."""
     results: dict[str, Result]
     """Results by the name of the set; IJB's 1:N protocol is `NAME_1n`. Empty on all ranks but the leader."""
-    sets: dict[str, EvaluationSet]
+    sets: dict[str, AnySet]
     """The sets by name: the report shows the images of the hardest pairs."""
     is_leader: bool
     """True on the rank that has the results."""
@@ -31,7 +31,7 @@ class EvaluatedSets:
     differences: dict[str, dict[str, Difference]] = field(default_factory=dict)
     """Differences to the other model by set and metric."""
 
-    def compared_with(self, against: str, results: dict[str, Result]) -> EvaluatedSets:
+    def compared_with(self, against: str, results: dict[str, Result]) -> ModelResults:
         """Return the results beside the results of another model on the same sets, and the differences."""
         differences = {name: compare_results(result, results[name]) for name, result in self.results.items()}
         return replace(self, against=against, other_results=results, differences=differences)

@@ -20,7 +20,7 @@ from facetrain.errors import UsageError
 
 
 @dataclass(frozen=True)
-class EvaluatedSystem:
+class ModelOrScores:
     """The evaluated system, and the sets or pairs that it is evaluated on."""
 
     model: Annotated[
@@ -70,7 +70,7 @@ class EvaluatedSystem:
         assert given is not None, "one is given"
         return given
 
-    def completed(self, *, err: bool) -> EvaluatedSystem:
+    def completed(self, *, err: bool) -> ModelOrScores:
         """Return this system with the newest run if none is given, and with the sets of the run if it has no target.
 
         Raises:
