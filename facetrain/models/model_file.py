@@ -38,6 +38,7 @@ from facetrain.models.mxnet_network import open_mxnet
 from facetrain.models.onnx_network import open_onnx
 from facetrain.models.published_weights import is_image_encoder
 from facetrain.models.weight_files import (
+    COUNTER,
     ORIGIN_KEY,
     load_weights_into,
     read_weights,
@@ -237,7 +238,7 @@ def identify_backbone(weights: dict[str, Tensor], origin: str) -> dict[str, Any]
     embedding_size = next(
         (len(weights[name]) for name in _LAST_WEIGHTS if name in weights), DEFAULT_EMBEDDING_SIZE
     )
-    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items() if not name.endswith(COUNTER)}
     for name in names:
         # Building the 1,030 blocks of r2060 takes seconds, even without memory for the weights.
         if name in IRESNET_LAYERS and f"layer3.{IRESNET_LAYERS[name][2] - 1}.bn1.weight" not in weights:
@@ -253,7 +254,7 @@ def identify_backbone(weights: dict[str, Tensor], origin: str) -> dict[str, Any]
 @lru_cache(maxsize=64)
 def _published_shapes(name: str, embedding_size: int) -> dict[str, tuple[int, ...]]:
     state = build_on_meta(name, embedding_size=embedding_size).state_dict()
-    return {key: tuple(tensor.shape) for key, tensor in state.items()}
+    return {key: tuple(tensor.shape) for key, tensor in state.items() if not key.endswith(COUNTER)}
 
 
 def _build_model(

@@ -138,6 +138,11 @@ def _add(node: Node) -> Layer | None:
     return None if node.constants else Layer("add", node.sources)
 
 
+def _cast(node: Node) -> Layer | None:
+    # An fp16 training leaves casts to float16 and back, which change no number beyond rounding.
+    return Layer("identity", node.sources) if str(node.attributes["dtype"]).startswith("float") else None
+
+
 def _with_number(operation: str) -> Callable[[Node], Layer]:
     return lambda node: node.with_number(operation, float(node.attributes["scalar"]))
 
@@ -152,6 +157,7 @@ _OPERATORS: dict[str, Callable[[Node], Layer | None]] = {
         ("Dropout", "identity", "_copy", "BlockGrad"), lambda node: Layer("identity", node.sources)
     ),
     # MXNet has renamed its arithmetic operators; files have every name.
+    **dict.fromkeys(("Cast", "cast", "amp_cast"), _cast),
     **dict.fromkeys(("elemwise_add", "_plus", "_Plus", "broadcast_add"), _add),
     **dict.fromkeys(("_plus_scalar", "_PlusScalar"), _with_number("add")),
     **dict.fromkeys(("_minus_scalar", "_MinusScalar"), _with_number("sub")),

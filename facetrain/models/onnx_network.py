@@ -19,8 +19,10 @@ from facetrain.models.onnx_limits import require_small_values, require_stored_we
 
 _DEFAULT_IMAGE_SIZE = 112
 _IMAGE_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
-_ERRORS = 3
-"""onnxruntime's level of messages without its warnings, which advise on the writing of the file."""
+_ERRORS, _FATAL = 3, 4
+"""onnxruntime's levels of messages: without its warnings (advice on the writing of the file), and without errors."""
+_LEAST_SIZE = 4
+"""Numbers of the shortest embedding. Networks for age, gender or a printed photo give up to three for each face."""
 LANDMARKS_INPUT = "landmarks"
 """Name of the second input of a network with KP-RPE: landmarks (B, 5, 2), x and y as fractions of the sides."""
 
@@ -63,20 +65,42 @@ class OnnxNetwork(nn.Module):
         if self.takes_landmarks:
             points = NORMALIZED_TEMPLATE if landmarks_B52 is None else landmarks_B52.cpu().numpy()
             inputs.append(np.array(np.broadcast_to(points, (len(image_BCHW), 5, 2)), np.float32))
-        embedding = _run_in_batches(self._run, inputs, self._batch)
-        return torch.from_numpy(embedding).float().flatten(1).to(image_BCHW.device)
+        return torch.from_numpy(self._embed(inputs)).float().to(image_BCHW.device)
+
+    def _embed(self, inputs: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the embeddings (N, D) of inputs (N, …)."""
+        try:
+            return _run_in_batches(self._run, inputs, self._batch)
+        except ModelError:
+            if self._batch is not None or len(inputs[0]) == 1:
+                raise
+        # arcface_torch's torch2onnx.py traces one image and then renames the batch: a reshape inside keeps it at one.
+        self._batch = 1
+        return _run_in_batches(self._run, inputs, self._batch)
 
     def _run(self, *inputs: np.ndarray) -> np.ndarray:
+        """Return the embeddings (N, D) of inputs (N, …), with as many images as the graph takes."""
+        import onnxruntime
+
         names = self._input_name, LANDMARKS_INPUT
+        options = onnxruntime.RunOptions()
+        options.log_severity_level = _FATAL  # its error is in our message
         embedding: np.ndarray
         try:
-            (embedding, *_) = self._session.run(None, dict(zip(names, inputs, strict=False)))
+            (embedding, *_) = self._session.run(None, dict(zip(names, inputs, strict=False)), options)
         except Exception as error:  # onnxruntime's errors have no common base
             shape = " × ".join(map(str, inputs[0].shape))
             raise ModelError(
                 f"{self._path}: onnxruntime cannot run it on images of the shape {shape}: {error_reason(error)}"
             ) from error
-        return embedding
+        rows, numbers = len(inputs[0]), embedding.size // max(len(inputs[0]), 1)
+        # A detector has a row for each place of the image: its first rows would pass for embeddings.
+        if embedding.shape[:1] != (rows,) or (rows and numbers < _LEAST_SIZE):
+            raise ModelError(
+                f"{self._path}: is no network for face recognition: for a batch of {rows} it gives "
+                f"{_text(embedding.shape)} numbers, not one embedding for each image; a detector, say, does so"
+            )
+        return embedding.reshape(rows, -1)
 
 
 def _read_layout(path: Path, image: Any, others: Sequence[Any], embedding: Any) -> tuple[bool, int]:

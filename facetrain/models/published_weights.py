@@ -113,10 +113,20 @@ def _require_known_variant(weights: Mapping[str, Tensor], path: Path) -> None:
     for part, variant in (
         ("rpe_", "has relative position encodings without landmarks (iRPE)"),
         ("se_block", "has squeeze-and-excitation blocks"),
+        (
+            "res_layer.5.fc",
+            "has squeeze-and-excitation blocks (IR-SE of InsightFace_Pytorch and face.evoLVe)",
+        ),
         ("res_layer.7", "has bottleneck blocks"),
     ):
         if any(part in name for name in weights):
             raise ModelError(f"{path}: its network {variant}; facetrain has no such backbone")
+    second = weights.get("body.0.res_layer.3.weight")
+    if second is not None and second.dim() == 4:
+        raise ModelError(
+            f"{path}: its blocks have no norm after the first convolution (IR of InsightFace_Pytorch and face.evoLVe); "
+            "facetrain has no such backbone"
+        )
 
 
 def _convert_ir(weights: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:

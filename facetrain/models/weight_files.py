@@ -19,6 +19,9 @@ from facetrain.models.published_weights import convert_published
 
 ORIGIN_KEY = "origin"
 """Key under which `read_weights` returns the program of converted weights, and their color order."""
+COUNTER = ".num_batches_tracked"
+"""End of the name of a batch norm's counter, which no embedding depends on: files from before torch 0.4.1 and of
+converters lack it."""
 _MAX_TENSORS = 1 << 16
 """Tensors of one file; each needs a kilobyte of memory, even without numbers."""
 _REFUSED = re.compile(r"GLOBAL ([\w.]{1,200})")
@@ -130,6 +133,13 @@ def _require_saved_by_torch(path: Path) -> None:
     """
     with zipfile.ZipFile(path) as archive:
         records = archive.infolist()
+    if any(
+        "/code/" in record.filename for record in records
+    ):  # beside the weights, which torch.load would take
+        raise ModelError(
+            f"{path}: is a TorchScript program, which facetrain does not run; give the state dict of the network, "
+            "`torch.save(model.state_dict(), FILE)`"
+        )
     packed = [record.filename for record in records if record.compress_type != zipfile.ZIP_STORED]
     if packed:
         raise ModelError(f"{path}: has compressed records ({packed[0]}), which torch.save does not write")
@@ -147,12 +157,14 @@ def load_weights_into(module: nn.Module, weights: dict[str, Tensor], origin: str
         ModelError: as `require_same_shapes`, or weights are not real numbers, as in a quantized network.
     """
     require_same_shapes(module, weights, origin)
-    for name, tensor in module.state_dict().items():
-        given = weights[name]
+    state = module.state_dict()
+    for name, tensor in state.items():
+        given = weights.get(name, tensor)
         if given.is_complex() or (tensor.is_floating_point() and not given.is_floating_point()):
             kind = str(given.dtype).removeprefix("torch.")
             raise ModelError(f"{origin}: weights {name} are {kind}, and not floating-point numbers")
-    module.load_state_dict(weights)
+    counters = {name: tensor for name, tensor in state.items() if name.endswith(COUNTER)}
+    module.load_state_dict(counters | weights)
 
 
 def require_same_shapes(module: nn.Module, weights: dict[str, Tensor], origin: str) -> None:
@@ -162,7 +174,7 @@ def require_same_shapes(module: nn.Module, weights: dict[str, Tensor], origin: s
         ModelError: weights are missing, unexpected, or of another shape; the message counts and names them.
     """
     expected = module.state_dict()
-    missing = [name for name in expected if name not in weights]
+    missing = [name for name in expected if name not in weights and not name.endswith(COUNTER)]
     unexpected = [name for name in weights if name not in expected]
     other_shape = [
         name for name in expected if name in weights and expected[name].shape != weights[name].shape

@@ -74,15 +74,20 @@ class Graph:
         return folder / "model-symbol.json"
 
 
-def write_iresnet(folder: Path, net: nn.Module, *, offset: float = 127.5, factor: float = 0.0078125) -> Path:
+def write_iresnet(
+    folder: Path, net: nn.Module, *, offset: float = 127.5, factor: float = 0.0078125, half: bool = False
+) -> Path:
     """Write an IResNet like the LResNetE-IR networks of InsightFace's model zoo, including the softmax of the training.
 
-    The network takes (p − offset) · factor for pixels p. The gamma of the last norm is fixed.
+    The network takes (p − offset) · factor for pixels p. The gamma of the last norm is fixed. `half`: with the casts of
+    a training in float16.
     """
     g = Graph()
     x = g.node("identity", "id", [g.node("null", "data", [])])
     x = g.node("_minus_scalar", "_minusscalar0", [x], {"scalar": str(offset)})
     x = g.node("_mul_scalar", "_mulscalar0", [x], {"scalar": str(factor)})
+    if half:
+        x = g.node("Cast", "cast0", [x], {"dtype": "float16"})
     x = g.prelu(g.norm(g.conv(x, "conv0", net.conv1), "bn0", net.bn1), "relu0", net.prelu)
     added = 0
     for stage in range(1, 5):
@@ -96,6 +101,8 @@ def write_iresnet(folder: Path, net: nn.Module, *, offset: float = 127.5, factor
                 x = g.norm(g.conv(x, f"{name}_conv1sc", conv), f"{name}_sc", norm)
             x, added = g.node("elemwise_add", f"_plus{added}", [y, x]), added + 1
     x = g.node("Dropout", "dropout0", [g.norm(x, "bn1", net.bn2)], {"p": "0.4"})
+    if half:
+        x = g.node("Cast", "cast1", [x], {"dtype": "float32"})
     width = net.fc.out_features
     inputs = [
         x,

@@ -1,3 +1,5 @@
+import warnings
+
 import pytest
 import torch
 
@@ -42,6 +44,24 @@ def test_the_network_of_an_arcface_torch_file_is_identified_by_its_weights(tmp_p
     opened = open_model(tmp_path / "model.pt", CPU)
     assert opened.description.startswith(f"{name}, ")
     assert torch.equal(embedding_of(opened.network, 112), embedding_of(network, 112))
+
+
+@pytest.mark.parametrize("name", ["r18", "mbf"])
+def test_weights_without_the_counters_of_batch_norms_are_complete(tmp_path, name):
+    network = build_backbone(name).eval()
+    weights = {key: value for key, value in network.state_dict().items() if "num_batches" not in key}
+    torch.save(weights, tmp_path / "model.pt")
+    opened = open_model(tmp_path / "model.pt", CPU)
+    assert torch.equal(embedding_of(opened.network, 112), embedding_of(network, 112))
+
+
+def test_a_torchscript_program_is_named_and_the_way_out_too(tmp_path):
+    module = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.trace(module, torch.zeros(1, 3, 8, 8)).save(str(tmp_path / "m.pt"))
+    with pytest.raises(ModelError, match=r"m.pt: is a TorchScript program.*state_dict"):
+        open_model(tmp_path / "m.pt", CPU)
 
 
 def test_weights_of_another_network_are_refused_with_their_differences(tmp_path):

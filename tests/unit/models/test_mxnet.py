@@ -57,6 +57,17 @@ def test_mxnet_iresnets_give_the_embeddings_of_the_torch_network(tmp_path, name,
         torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
 
 
+def test_casts_of_a_training_in_float16_change_no_embedding(tmp_path):
+    net = randomize(build_backbone("iresnet", layers=(1, 1, 1, 1), widths=(4, 4, 8, 8), embedding_size=16))
+    opened = open_model(write_iresnet(tmp_path, net, half=True), torch.device("cpu"))
+    image = torch.randint(0, 256, (2, 112, 112, 3), dtype=torch.uint8)
+    with torch.no_grad():
+        expected = net((image.permute(0, 3, 1, 2) - 127.5) / 128)
+        torch.testing.assert_close(
+            opened.network(opened.prepare(image)), expected, atol=1e-4 * expected.abs().max().item(), rtol=0
+        )
+
+
 NODE = '{"nodes": [{"op": "%s", "name": "n", "inputs": %s}], "heads": [[0, 0, 0]]}'
 
 

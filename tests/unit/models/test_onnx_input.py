@@ -223,11 +223,35 @@ def test_images_are_given_in_the_type_and_layout_of_the_input(tmp_path, kind, ch
 
 
 def test_embeddings_may_be_images_of_one_pixel(tmp_path):
-    last = [("GlobalAveragePool", ("x",))]
-    path = write_graph(tmp_path / "m.onnx", [], inputs=FLOAT_IMAGE, last=last, shape=["batch", 3, 1, 1])
+    weight = np.ones((8, 3, 1, 1), np.float32)
+    last = [("Conv", ("x", weight)), ("GlobalAveragePool", ("x",))]
+    path = write_graph(tmp_path / "m.onnx", [], inputs=FLOAT_IMAGE, last=last, shape=["batch", 8, 1, 1])
     found, x = embedded(path)
-    torch.testing.assert_close(found, ((x - 127.5) / 127.5).mean((2, 3)))
-    assert open_model(path, CPU).embedding_size == 3
+    mean_B = ((x - 127.5) / 127.5).sum(1).mean((1, 2))
+    torch.testing.assert_close(found, mean_B[:, None].expand(-1, 8))
+    assert open_model(path, CPU).embedding_size == 8
+
+
+ROWS_OF_ANCHORS = [("Transpose", ("x",), [0, 2, 3, 1]), ("Reshape", ("x", np.array([-1, 12], np.int64)))]
+ONE_NUMBER = [("GlobalMaxPool", ("x",)), ("Flatten", ("x",)), ("ReduceMax", ("x", np.array([1], np.int64)))]
+
+
+@pytest.mark.parametrize("last", [ROWS_OF_ANCHORS, ONE_NUMBER])
+@pytest.mark.parametrize("batch", ["batch", 1])
+def test_a_network_without_one_embedding_for_each_image_is_refused(tmp_path, last, batch):
+    path = write_graph(tmp_path / "det.onnx", [], inputs=(1, [batch, 3, 4, 4]), last=last, shape=["n", "d"])
+    with changed(path) as model:
+        model.opset_import[0].version = 18
+    with pytest.raises(ModelError, match=r"det.onnx: is no network for face recognition"):
+        embedded(path)
+
+
+def test_a_network_that_was_traced_with_one_image_embeds_several(tmp_path, capfd):
+    last = [("Reshape", ("x", np.array([1, 48], np.int64)))]
+    path = write_graph(tmp_path / "m.onnx", [], inputs=FLOAT_IMAGE, last=last, shape=["batch", 48])
+    found, x = embedded(path)
+    torch.testing.assert_close(found, (x / 127.5 - 1).flatten(1))
+    assert capfd.readouterr().err == "", "onnxruntime's own lines"
 
 
 @pytest.mark.parametrize(
@@ -285,6 +309,6 @@ def test_a_further_input_is_refused(tmp_path):
 def test_a_graph_that_does_not_run_on_images_is_reported_in_one_line(tmp_path):
     last = [("Relu", ("x",)), ("Mul", ("x", np.ones((5, 5), np.float32))), ("Flatten", ("x",))]
     path = write_graph(tmp_path / "m.onnx", [], inputs=(1, ["batch", 3, "h", "w"]), last=last)
-    with pytest.raises(ModelError, match="onnxruntime cannot run it on .* 2 × 3 × 4 × 4: ") as refused:
+    with pytest.raises(ModelError, match="onnxruntime cannot run it on .* 1 × 3 × 4 × 4: ") as refused:
         open_model(path, CPU).network(torch.zeros(2, 3, 4, 4))
     assert "\n" not in str(refused.value)
