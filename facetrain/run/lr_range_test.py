@@ -2,7 +2,8 @@
 
 Smith, "Cyclical Learning Rates for Training Neural Networks" (arXiv 1506.01186), section 3.3. There the rate grows
 linearly, and one reads off where the accuracy stops rising. Here it grows exponentially, because not even its order of
-magnitude is known, and the loss is observed, because after a few steps an accuracy says nothing yet.
+magnitude is known, and the loss is observed, because after a few steps an accuracy says nothing yet. With a hard margin
+and many identities a few steps may not lower the loss at all; the rate of the config stays then.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from facetrain.distributed import collectives
 from facetrain.errors import ConfigError, RunError
 from facetrain.files import os_errors_as, read_regular_text, write_atomically
 from facetrain.run.start_checks import HIGHEST_LR
+from facetrain.telemetry.log import warn
 from facetrain.training.state import TrainState
 from facetrain.training.step import TrainStep
 
@@ -29,13 +31,17 @@ _LOWEST_SHARE = 1e-5
 """First rate, as a fraction of the last one, which cannot be meant (`HIGHEST_LR`)."""
 _WINDOW = 9
 """Losses in a mean of the smoothed curve."""
-_FALL = 0.9
-"""Fraction of the fall of the loss that the rate must reach: beyond it, a higher rate gains little and risks much."""
+_DEPTH = 0.5
+"""Fraction of the fall of the loss below which a rate belongs to the valley. The first part of the fall, at rates that
+are far too low, only makes the embeddings more alike; in the valley the loss is flat and noisy."""
 _SHARE = 1 / 3
 """Largest fraction of the rate with the smallest loss. Beyond that rate the loss rises after a few steps; a run has to
 be stable for all its steps."""
 _LEAST_FALL = 0.02
 """Fraction of the first loss by which the loss must fall."""
+_LEAST_NOISE = 2
+"""Standard deviations of the loss of a step by which the smoothed loss must fall: chance alone gives 0.8 ± 0.3, because
+the lowest of many means counts."""
 
 
 class RangeTest(BaseModel, frozen=True):
@@ -46,6 +52,8 @@ class RangeTest(BaseModel, frozen=True):
     rates: list[float]
     losses: list[float]
     lr: float
+    """The rate that was found, or the one of the config."""
+    found: bool = True
 
     def write(self, folder: Path) -> None:
         """Write the test to the run folder."""
@@ -62,10 +70,10 @@ class RangeTest(BaseModel, frozen=True):
 
     def describe(self) -> str:
         """Return what was chosen and why, in one line."""
-        return (
-            f"--lr find: optim.lr {self.lr:.3g}, at which the loss has made most of its fall in {len(self.losses)} "
-            f"steps from {self.rates[0]:.2g} to {self.rates[-1]:.2g}"
-        )
+        tested = f"{len(self.losses)} steps with rates from {self.rates[0]:.2g} to {self.rates[-1]:.2g}"
+        if not self.found:
+            return f"--lr find: optim.lr stays {self.lr:.3g}: the loss fell at no rate in {tested}"
+        return f"--lr find: optim.lr {self.lr:.3g}, the middle of the rates that lowered the loss in {tested}"
 
 
 def require_steps_of_test(steps: int) -> None:
@@ -95,7 +103,7 @@ def run_range_test(
         lr_factor: factor of the first stage on the rate.
 
     Raises:
-        ConfigError: no rate can be chosen. All ranks raise it.
+        ConfigError: the loss was not finite from the beginning. All ranks raise it.
     """
     steps = min(steps, _MOST_STEPS)
     highest = HIGHEST_LR[config.optim.name]
@@ -109,17 +117,23 @@ def run_range_test(
         losses.append(collectives.broadcast_json(_loss(config, state.meter.report())))
         if not math.isfinite(losses[-1]):
             break
-    return RangeTest(rates=rates, losses=losses, lr=choose_rate(rates, losses))
+    found = choose_rate(rates, losses)
+    if found is None and collectives.rank() == 0:
+        warn(
+            f"--lr find: in {len(losses)} steps the loss fell at no learning rate; optim.lr stays {config.optim.lr:g}. "
+            "A hard margin or many identities need more steps than a test has; that is no fault of the data"
+        )
+    return RangeTest(rates=rates, losses=losses, lr=found or config.optim.lr, found=found is not None)
 
 
-def choose_rate(rates: Sequence[float], losses: Sequence[float]) -> float:
-    """Return the smallest rate at which the smoothed loss has made nine tenths of its fall.
+def choose_rate(rates: Sequence[float], losses: Sequence[float]) -> float | None:
+    """Return the geometric middle of the rates with half of the fall of the smoothed loss; None without a fall.
 
     It is at most a third of the rate with the smallest smoothed loss. `losses` belong to the first of the `rates`; only
     the last one may be infinite or NaN.
 
     Raises:
-        ConfigError: the loss was not finite from the beginning, or did not fall.
+        ConfigError: the loss was not finite from the beginning.
     """
     finite = [loss for loss in losses if math.isfinite(loss)]
     if len(finite) < _FEWEST_STEPS:
@@ -130,18 +144,16 @@ def choose_rate(rates: Sequence[float], losses: Sequence[float]) -> float:
         )
     # Centered, so that the smallest value stays at its rate; the first and last rates have no mean.
     smoothed = np.convolve(finite, np.full(_WINDOW, 1 / _WINDOW), "valid")
+    tested = rates[_WINDOW // 2 :]
     lowest = int(smoothed.argmin())
     fall = smoothed[0] - smoothed[lowest]
-    # The first rates are too small to change anything: their losses differ by chance.
-    if fall < max(_LEAST_FALL * smoothed[0], float(np.std(finite[:_WINDOW]))):
-        raise ConfigError(
-            f"--lr find: the loss fell at no learning rate from {rates[0]:.2g} to {rates[len(finite) - 1]:.2g} "
-            f"({smoothed[0]:.4g} at first, {smoothed[lowest]:.4g} at the lowest); the labels may not belong to the "
-            "images (`facetrain data check`); a network that has been trained on this data needs a number: --lr X"
-        )
-    reached = int((smoothed <= smoothed[0] - _FALL * fall).argmax())
-    center = _WINDOW // 2
-    return min(rates[reached + center], _SHARE * rates[lowest + center])
+    # The standard deviation of a step's loss, from the differences of neighbors: the curve hardly changes between them.
+    noise = 1.4826 * float(np.median(np.abs(np.diff(finite)))) / math.sqrt(2)
+    if fall < max(_LEAST_FALL * smoothed[0], _LEAST_NOISE * noise):
+        return None
+    valley = np.flatnonzero(smoothed <= smoothed[0] - _DEPTH * fall)
+    middle = math.sqrt(tested[valley[0]] * tested[valley[-1]])
+    return min(middle, _SHARE * tested[lowest])
 
 
 def _loss(config: Config, values: dict[str, float]) -> float:
