@@ -18,7 +18,6 @@ import numpy as np
 
 from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.metrics.pair_blocks import PairBlocks
-from facetrain.verify.metrics.roc import ROUNDING
 
 LEVEL = 0.95
 """Confidence level: the share of sets of other people whose interval contains the true value."""
@@ -162,26 +161,3 @@ def _cumulative_shares(count_RB: np.ndarray) -> np.ndarray:
     share_RV = np.zeros((len(count_RB), count_RB.shape[1] + 1))
     np.cumsum(count_RB, axis=1, out=share_RV[:, 1:])
     return share_RV / total_R1
-
-
-def areas(far_RV: np.ndarray, tar_RV: np.ndarray) -> np.ndarray:
-    """Return the area under each curve: float64 (R,). See `roc.auc`."""
-    return np.trapezoid(tar_RV, far_RV, axis=1)
-
-
-def equal_error_rates(far_RV: np.ndarray, tar_RV: np.ndarray) -> np.ndarray:
-    """Return the equal error rate of each curve: float64 (R,). See `roc.equal_error_rate`."""
-    gap_RV = far_RV + tar_RV - 1
-    row = np.arange(len(gap_RV))
-    after = np.argmax(gap_RV >= 0, axis=1)
-    before = np.maximum(after - 1, 0)
-    rise = gap_RV[row, after] - gap_RV[row, before]
-    share = np.divide(-gap_RV[row, before], rise, out=np.full(len(row), np.nan), where=rise > 0)
-    return far_RV[row, before] + share * (far_RV[row, after] - far_RV[row, before])
-
-
-def true_accept_rates(far_RV: np.ndarray, tar_RV: np.ndarray, far: float) -> np.ndarray:
-    """Return TAR@FAR of each curve: float64 (R,), NaN for a draw without impostor pairs. See `roc.tar_at_far`."""
-    last = (far_RV <= far * ROUNDING).sum(1) - 1
-    # Without impostor pairs, every rate is NaN and no point is counted.
-    return np.where(last < 0, np.nan, tar_RV[np.arange(len(tar_RV)), last])

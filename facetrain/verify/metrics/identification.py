@@ -15,13 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from facetrain.verify.metrics import bootstrap
+from facetrain.verify.metrics.curve_metrics import can_measure, tar_at_far, value_of
 from facetrain.verify.metrics.draws import DRAWS, Draws
 from facetrain.verify.metrics.result import Result
-from facetrain.verify.metrics.roc import FPIRS, Roc, roc, tar_at_far
+from facetrain.verify.metrics.roc import FPIRS, Roc, roc
 from facetrain.verify.metrics.scored_pairs import add_replicates
 
 RANKS = (1, 5, 10, 20)
@@ -141,9 +143,9 @@ def _add_ranks(result: Result, searches: list[Search]) -> tuple[int, ...]:
 def _add_tpir(result: Result, searches: list[Search], fpir: float) -> None:
     name = f"tpir@{fpir:.0e}"
     curves = [search.curve for search in searches]
-    rates = [None if curve is None else tar_at_far(curve, fpir) for curve in curves]
-    known = [rate for rate in rates if rate is not None]
-    result.metrics[name] = float(np.mean(known)) if len(known) == len(rates) else None
+    known = [curve for curve in curves if curve is not None and can_measure(curve, fpir)]
+    rates = [value_of(curve, partial(tar_at_far, far=fpir)) for curve in known]
+    result.metrics[name] = float(np.mean(rates)) if len(rates) == len(curves) else None
     if result.metrics[name] is None:
         nonmated = min(int((~search.mated_Q).sum()) for search in searches)
         result.needs[name] = (
@@ -167,7 +169,7 @@ def _bootstrap_searches(
     def metrics(drawn_RS: np.ndarray) -> dict[str, np.ndarray]:
         rates = [curve.rates(drawn_RS) for curve in curves]
         return _drawn_rank_rates(searches, drawn_RS, ranks) | {
-            f"tpir@{fpir:.0e}": np.mean([bootstrap.true_accept_rates(*rate, fpir) for rate in rates], axis=0)
+            f"tpir@{fpir:.0e}": np.mean([tar_at_far(*rate, far=fpir) for rate in rates], axis=0)
             for fpir in measured_fpirs
         }
 

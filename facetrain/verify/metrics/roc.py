@@ -1,4 +1,4 @@
-"""Exact error rates from sorted similarity scores: ROC, AUC, EER, TAR@FAR.
+"""Exact ROC of similarity scores, and thresholds on it; `curve_metrics` has the metrics.
 
 The terms of ISO/IEC 19795-1 ("Biometric performance testing and reporting") and of the face-recognition
 papers correspond as follows; a decision here is one comparison, so the rates agree:
@@ -67,42 +67,6 @@ def roc(score_P: np.ndarray, same_P: np.ndarray) -> Roc | None:
         threshold=np.append(np.inf, score[last]),
         impostors=impostors,
     )
-
-
-def tar_at_far(curve: Roc, far: float) -> float | None:
-    """Return TAR@FAR: the largest true accept rate among the points with a false accept rate of at most `far`.
-
-    This is the metric of IJB-C (Maze et al., "IARPA Janus Benchmark-C", 2018); in ISO/IEC 19795-1 it is
-    1 − FNMR at an FMR limit. Return None if there are fewer than `1 / far` impostor pairs: the limit would
-    then mean that no impostor pair is accepted, and the set cannot show whether that rate holds.
-    """
-    if curve.impostors * far < 1 - 1e-9:
-        return None
-    return float(curve.tar[np.searchsorted(curve.far, far * ROUNDING, side="right") - 1])
-
-
-def auc(curve: Roc) -> float:
-    """Return the area under the ROC by the trapezoidal rule.
-
-    It is the probability that a random genuine pair scores higher than a random impostor pair; ties count
-    one half (Hanley and McNeil, "The meaning and use of the area under a ROC curve", 1982).
-    """
-    return float(np.trapezoid(curve.tar, curve.far))
-
-
-def equal_error_rate(curve: Roc) -> float:
-    """Return the EER: the rate at which FMR and FNMR are equal (ISO/IEC 19795-1).
-
-    Linear interpolation between the two neighboring points of the ROC.
-    """
-    # The gap rises from −1 to 1 along the curve, so its first value of at least 0 is where the rates cross.
-    gap = curve.far - (1 - curve.tar)
-    after = int(np.argmax(gap >= 0))
-    if after == 0:
-        return float(curve.far[0])
-    before = after - 1
-    share = -gap[before] / (gap[after] - gap[before])
-    return float(curve.far[before] + share * (curve.far[after] - curve.far[before]))
 
 
 def threshold_at(curve: Roc, far: float) -> float:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from facetrain.verify.metrics import bootstrap
+from facetrain.verify.metrics.curve_metrics import CURVE_METRICS, CurveMetric
 from facetrain.verify.metrics.draws import DRAWS, Draws
 from facetrain.verify.metrics.fold_accuracy import (
     FOLDS,
@@ -20,16 +21,7 @@ from facetrain.verify.metrics.fold_accuracy import (
 )
 from facetrain.verify.metrics.pair_blocks import every_subject_once
 from facetrain.verify.metrics.result import HardPair, Histogram, Result
-from facetrain.verify.metrics.roc import (
-    FARS,
-    Roc,
-    auc,
-    eer_threshold,
-    equal_error_rate,
-    roc,
-    tar_at_far,
-    threshold_at,
-)
+from facetrain.verify.metrics.roc import Roc, roc
 from facetrain.verify.metrics.score_scale import COSINE, ScoreScale
 
 _HARDEST = 50
@@ -78,10 +70,7 @@ class ScoredPairs:
 
 
 def pair_result(pairs: ScoredPairs, *, protocol: str, draws: Draws = DRAWS) -> Result:
-    """Return `auc`, `eer` and `tar@FAR` with their intervals, the ROC, the histogram and the hardest pairs.
-
-    `tar@FAR` is a rate of genuine pairs, so its interval rests on the subjects that have one.
-    """
+    """Return the `CURVE_METRICS` with their intervals, the ROC, the histogram and the hardest pairs."""
     curve = roc(pairs.score_P, pairs.same_P)
     genuine = int(pairs.same_P.sum())
     counts = {"pairs": len(pairs.same_P), "genuine": genuine, "impostors": len(pairs.same_P) - genuine}
@@ -93,10 +82,12 @@ def pair_result(pairs: ScoredPairs, *, protocol: str, draws: Draws = DRAWS) -> R
         result.metrics["auc"], result.needs["auc"] = None, NEEDS_BOTH_KINDS
         return result
     result.curve = curve
-    _add_curve_metrics(result, curve)
+    for metric in CURVE_METRICS:
+        _add_curve_metric(result, curve, metric)
     replicate = _bootstrap_curve(pairs, result, draws)
     with_genuine_pairs = pairs.count_subjects(pairs.same_P)
-    result.metric_subjects = {name: with_genuine_pairs for name in replicate if name.startswith("tar@")}
+    rates = (metric.name for metric in CURVE_METRICS if metric.of_genuine_pairs)
+    result.metric_subjects = dict.fromkeys(rates, with_genuine_pairs)
     add_replicates(result, replicate)
     return result
 
@@ -154,16 +145,12 @@ def add_replicates(result: Result, replicates: dict[str, np.ndarray]) -> None:
             result.interval[name] = interval
 
 
-def _add_curve_metrics(result: Result, curve: Roc) -> None:
-    result.metrics |= {"auc": auc(curve), "eer": equal_error_rate(curve)}
-    result.threshold["eer"] = eer_threshold(curve)
-    for far in FARS:
-        name = f"tar@{far:.0e}"
-        result.metrics[name] = tar_at_far(curve, far)
-        if result.metrics[name] is None:
-            result.needs[name] = needed_impostors(curve, far)
-        else:
-            result.threshold[f"{far:.0e}"] = threshold_at(curve, far)
+def _add_curve_metric(result: Result, curve: Roc, metric: CurveMetric) -> None:
+    value = result.metrics[metric.name] = metric.of(curve)
+    if value is None:
+        result.needs[metric.name] = needed_impostors(curve, metric.far)
+    elif metric.threshold is not None:
+        result.threshold[metric.name.removeprefix("tar@")] = metric.threshold(curve)
 
 
 def needed_impostors(curve: Roc, far: float) -> str:
@@ -174,13 +161,11 @@ def needed_impostors(curve: Roc, far: float) -> str:
 def _bootstrap_curve(pairs: ScoredPairs, result: Result, draws: Draws) -> dict[str, np.ndarray]:
     # Sorted once for all draws.
     curve = bootstrap.WeightedCurve(pairs.score_P, pairs.same_P, *pairs.sides)
-    measured_fars = [far for far in FARS if result.metrics[f"tar@{far:.0e}"] is not None]
+    measured = [metric for metric in CURVE_METRICS if result.metrics[metric.name] is not None]
 
     def metrics(drawn_RS: np.ndarray) -> dict[str, np.ndarray]:
         rates = curve.rates(drawn_RS)
-        return {"auc": bootstrap.areas(*rates), "eer": bootstrap.equal_error_rates(*rates)} | {
-            f"tar@{far:.0e}": bootstrap.true_accept_rates(*rates, far) for far in measured_fars
-        }
+        return {metric.name: metric.formula(*rates) for metric in measured}
 
     return bootstrap.replicate(metrics, pairs.subjects, draws, pairs=len(pairs.same_P))
 

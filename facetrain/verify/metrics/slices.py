@@ -9,12 +9,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from facetrain.verify.metrics import bootstrap
+from facetrain.verify.metrics.curve_metrics import can_measure
 from facetrain.verify.metrics.discard import discard_curve
 from facetrain.verify.metrics.draws import DRAWS, Draws
 from facetrain.verify.metrics.group_summary import RATES, Group, summarize_groups
 from facetrain.verify.metrics.pair_blocks import PairBlocks, every_subject_once
 from facetrain.verify.metrics.result import Result
-from facetrain.verify.metrics.roc import tar_at_far, threshold_at
+from facetrain.verify.metrics.roc import threshold_at
 from facetrain.verify.metrics.scored_pairs import NEEDS_BOTH_KINDS, ScoredPairs, needed_impostors
 
 _OUTCOMES = 4
@@ -47,7 +48,7 @@ def add_slices(
     curve = result.curve
     if fmr is None:
         threshold = result.threshold["accuracy"]
-    elif curve is not None and tar_at_far(curve, fmr) is not None:
+    elif curve is not None and can_measure(curve, fmr):
         threshold = threshold_at(curve, fmr)
     else:
         name = f"slices@{fmr:.0e}"

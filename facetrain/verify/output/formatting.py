@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from facetrain.verify.metrics.curve_metrics import CURVE_METRICS
 from facetrain.verify.metrics.group_summary import RATES
 
 COUNTS = {
@@ -16,7 +17,7 @@ COUNTS = {
     "searches",
 }
 """Metrics that are the size of a set, not a property of the model."""
-_NOT_PERCENT = {"threshold", "xnorm", "auc"}
+_NOT_PERCENT = {"threshold", "xnorm", *(metric.name for metric in CURVE_METRICS if not metric.is_rate)}
 """Metrics that are no rates, and the AUC, which needs more digits because it is close to 1."""
 _RATIOS = ("_ratio", "_to_mean")
 """Ends of the names of metrics that are quotients of two rates."""

@@ -5,9 +5,10 @@ from scipy.stats import norm, t
 from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.verify.metrics import bootstrap
 from facetrain.verify.metrics.bootstrap import WeightedCurve, draw_subjects, interval
+from facetrain.verify.metrics.curve_metrics import CURVE_METRICS, auc, equal_error_rate, tar_at_far
 from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.metrics.fold_accuracy import FoldSearch
-from facetrain.verify.metrics.roc import auc, equal_error_rate, roc, tar_at_far
+from facetrain.verify.metrics.roc import roc
 from facetrain.verify.metrics.scored_pairs import ScoredPairs, add_fold_accuracy, pair_result
 from facetrain.verify.metrics.slices import slice_groups
 from facetrain.verify.model_comparison import compare_results
@@ -38,17 +39,12 @@ def test_the_metrics_of_a_draw_equal_those_of_the_pairs_repeated_one_by_one(deci
     curve = WeightedCurve(score, same, first, second)
     for drawn_RS in draw_subjects(40, 20, pairs=0):
         far, tar = curve.rates(drawn_RS)
-        found = (
-            bootstrap.areas(far, tar),
-            bootstrap.equal_error_rates(far, tar),
-            bootstrap.true_accept_rates(far, tar, 0.1),
-        )
-        for area, error, accepted, drawn_S in zip(*found, drawn_RS, strict=True):
-            written = repeated(drawn_S, first, second)
-            expected = roc(score[written], same[written])
-            assert area == pytest.approx(auc(expected))
-            assert error == pytest.approx(equal_error_rate(expected))
-            assert accepted == pytest.approx(tar_at_far(expected, 0.1))
+        for metric in CURVE_METRICS:
+            if metric.far < 0.1:
+                continue
+            for value, drawn_S in zip(metric.formula(far, tar), drawn_RS, strict=True):
+                written = repeated(drawn_S, first, second)
+                assert value == pytest.approx(metric.of(roc(score[written], same[written])))
 
 
 def test_the_fold_accuracy_of_a_draw_equals_that_of_loops_over_repeated_pairs():
@@ -75,9 +71,9 @@ def test_a_draw_without_pairs_of_one_kind_has_no_rates():
     # Both kinds; no impostor pair; no genuine pair; nothing at all.
     drawn = np.array([[1, 1, 1, 1], [2, 2, 0, 0], [0, 0, 2, 2], [0, 0, 4, 0]], np.uint16)
     rates = curve.rates(drawn)
-    for metric in (bootstrap.areas(*rates), bootstrap.true_accept_rates(*rates, 0.1)):
+    for metric in (auc(*rates), tar_at_far(*rates, far=0.1)):
         np.testing.assert_array_equal(metric, [1, np.nan, np.nan, np.nan])
-    np.testing.assert_array_equal(bootstrap.equal_error_rates(*rates), [0, np.nan, np.nan, np.nan])
+    np.testing.assert_array_equal(equal_error_rate(*rates), [0, np.nan, np.nan, np.nan])
 
 
 def test_a_draw_without_pairs_has_no_fold_accuracy():

@@ -1,11 +1,14 @@
+from functools import partial
+
 import numpy as np
 import pytest
 from scipy.optimize import brentq
 from sklearn.metrics import roc_auc_score, roc_curve
 
+from facetrain.verify.metrics.curve_metrics import auc, equal_error_rate, tar_at_far, value_of
 from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.metrics.fold_accuracy import THRESHOLDS, fold_accuracy, fold_order
-from facetrain.verify.metrics.roc import auc, eer_threshold, equal_error_rate, roc, tar_at_far, threshold_at
+from facetrain.verify.metrics.roc import eer_threshold, roc, threshold_at
 from facetrain.verify.pair_protocol import verification_result
 from facetrain.verify.sets.pair_set import PairSet
 
@@ -82,12 +85,11 @@ def test_the_roc_and_its_area_agree_with_scikit_learn(decimals):
     far, tar, _ = roc_curve(same, -distance, drop_intermediate=False)
     np.testing.assert_allclose(curve.far, far)
     np.testing.assert_allclose(curve.tar, tar)
-    assert auc(curve) == pytest.approx(roc_auc_score(same, -distance))
+    assert value_of(curve, auc) == pytest.approx(roc_auc_score(same, -distance))
 
 
 def test_tar_at_a_far_below_one_impostor_pair_is_not_available():
-    distance, same = scores(400)
-    assert tar_at_far(roc(-distance, same), 1e-3) is None
+    _, same = scores(400)
     metrics = metrics_of(np.random.default_rng(0).normal(size=(800, 4)), same)
     assert "tar@1e-02" in metrics and "tar@1e-03" not in metrics
 
@@ -98,8 +100,8 @@ def test_the_equal_error_rate_agrees_with_scipys_root(seed, decimals):
     distance, same = scores(300, seed, decimals)
     far, tar, _ = roc_curve(same, -distance, drop_intermediate=False)
     root = brentq(lambda rate: 1 - rate - np.interp(rate, far, tar), 0, 1, xtol=1e-12)
-    assert equal_error_rate(roc(-distance, same)) == pytest.approx(root, abs=1e-9)
-    assert equal_error_rate(roc(np.array([1.0, 0.0]), np.array([True, False]))) == 0
+    assert value_of(roc(-distance, same), equal_error_rate) == pytest.approx(root, abs=1e-9)
+    assert value_of(roc(np.array([1.0, 0.0]), np.array([True, False])), equal_error_rate) == 0
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -112,7 +114,7 @@ def test_thresholds_agree_with_a_search_over_all_scores(seed):
     assert eer_threshold(curve) == tried[accepts >= rejects][0]
     for far in (0.3, 1e-1, 1e-2):
         assert threshold_at(curve, far) == tried[accepts <= far][-1]
-        assert tar_at_far(curve, far) == pytest.approx(1 - rejects[accepts <= far][-1])
+        assert value_of(curve, partial(tar_at_far, far=far)) == pytest.approx(1 - rejects[accepts <= far][-1])
     best = score.max() + 1
     none = roc(np.append(score, best), np.append(same, False))
     assert threshold_at(none, 1e-3) > best, "an impostor pair with the highest score leaves no accepted pair"
