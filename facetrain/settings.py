@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import CoreSchema, core_schema
 
+from facetrain.own_parts import PLACE_PATTERN, is_place
+
 Probability = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
@@ -30,13 +32,25 @@ Expectations = Annotated[Literal["off", "moving", "fixed"], BeforeValidator(_swi
 
 
 class OneOf:
-    """Constraint on text: one of the names of a registry."""
+    """Constraint on text: one of the names of a registry, or also the place of a part of one's own."""
 
     def __init__(
-        self, names: Iterable[str], *, alias: Callable[[str], str | None] = lambda name: None
+        self,
+        names: Iterable[str],
+        *,
+        own: bool = False,
+        prefix: str | None = None,
+        alias: Callable[[str], str | None] = lambda name: None,
     ) -> None:
-        """Take the names; `alias` returns ours for a name of another project, None if it knows none."""
-        self._names, self._alias = list(names), alias
+        """Take the names.
+
+        Args:
+            names: of the registry.
+            own: whether MODULE:NAME is allowed, too.
+            prefix: beginning of the names of a library, which are checked when the part is built. None: no such names.
+            alias: returns ours for a name of another project, None if it knows none.
+        """
+        self._names, self._own, self._prefix, self._alias = list(names), own, prefix, alias
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
         """Return the schema of text that is checked."""
@@ -44,13 +58,19 @@ class OneOf:
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
         """Return the JSON schema, which has the names."""
-        return {"type": "string", "enum": self._names}
+        patterns = [f"^{self._prefix}"] * bool(self._prefix) + [PLACE_PATTERN] * self._own
+        others = [{"type": "string", "pattern": pattern} for pattern in patterns]
+        names = {"type": "string", "enum": self._names}
+        return {"anyOf": [names, *others]} if others else names
 
     def _check(self, name: str) -> str:
-        if name in self._names:
+        if name in self._names or (self._own and is_place(name)):
+            return name
+        if self._prefix and name.startswith(self._prefix):
             return name
         similar = self._alias(name) or next(iter(difflib.get_close_matches(name, self._names, n=1)), None)
-        hint = f"did you mean {similar}?" if similar else f"use one of {', '.join(self._names)}"
+        others = [f"{self._prefix}NAME"] * bool(self._prefix) + ["MODULE:NAME"] * self._own
+        hint = f"did you mean {similar}?" if similar else f"use one of {', '.join([*self._names, *others])}"
         raise ValueError(f"{name} does not exist; {hint}")
 
 
@@ -71,3 +91,12 @@ class Settings(BaseModel):
         validate_default=True,
         populate_by_name=True,
     )
+
+
+class OwnPart(Settings):
+    """Part of one's own."""
+
+    type: Annotated[str, Field(pattern=PLACE_PATTERN)]
+    """Place of a function or class: MODULE:NAME."""
+    options: dict[str, Any] = Field(default={})
+    """Keyword arguments."""

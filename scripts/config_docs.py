@@ -15,10 +15,17 @@ from pydantic import BaseModel
 
 from facetrain.config.explain import section_of
 from facetrain.config.schema import NAME_PATTERN, Config
+from facetrain.own_parts import PLACE_PATTERN
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "config.md"
 HEADING = "## Keys\n"
 WIDTH = 120
+PATTERNS = {
+    NAME_PATTERN: "letters, digits, '.', '_' and '-', beginning with a letter or a digit",
+    PLACE_PATTERN: "MODULE:NAME",
+    "^timm/": "timm/NAME",
+}
+"""Texts of a pattern, in words."""
 
 
 def page() -> str:
@@ -75,6 +82,8 @@ def describe_values(schema: dict[str, Any]) -> str:
         # A key that may be null has two schemas.
         *others, last = [describe_values(each) for each in schema["anyOf"]]
         return f"{', '.join(others)}, or {last}"
+    if "$ref" in schema:
+        return f"the keys of {schema['$ref'].rpartition('/')[2]}"
     if "const" in schema:
         return str(schema["const"])
     if "enum" in schema:
@@ -90,8 +99,8 @@ def describe_values(schema: dict[str, Any]) -> str:
     if kind == "object":
         values = schema["additionalProperties"]
         return "`name: value` lines" + ("" if values is True else f", each value {describe_values(values)}")
-    if schema.get("pattern") == NAME_PATTERN:
-        return "letters, digits, '.', '_' and '-', beginning with a letter or a digit"
+    if pattern := schema.get("pattern"):
+        return PATTERNS[pattern]
     return {"boolean": "true or false", "null": "null"}.get(str(kind), "text")
 
 

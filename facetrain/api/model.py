@@ -236,7 +236,9 @@ class Model:
         return f"Model({str(self.path)!r}): {self._opened.description}"
 
 
-def load_model(path: PathLike, device: str = "auto", detector: PathLike | None = None) -> Model:
+def load_model(
+    path: PathLike, device: str = "auto", detector: PathLike | None = None, *, allow_code: bool = False
+) -> Model:
     """Open a model.
 
     Examples:
@@ -247,8 +249,11 @@ def load_model(path: PathLike, device: str = "auto", detector: PathLike | None =
             a -symbol.json file of MXNet.
         device: `cpu`, `cuda`, or `auto`, which takes a GPU if there is one.
         detector: `yunet`, which is downloaded, or the file of this detector: it aligns the face of each photo.
+        allow_code: whether the code of a network that the file names (MODULE:NAME) may run. Only for files that you
+            trust.
 
     Raises:
+        ConfigError: the file names code, and `allow_code` is false.
         ModelError: the file is missing or damaged, or its network is unknown.
         CheckpointError: the checkpoint is damaged, or the folder has none.
         UsageError: there is no such device.
@@ -256,7 +261,12 @@ def load_model(path: PathLike, device: str = "auto", detector: PathLike | None =
     _require_device(device)
     chosen = pick_device(device, 0, cpu_setting="device='cpu'")
     file = local_path(path)
-    return Model(file, open_model(file, chosen), chosen, local_path(detector) if detector else None)
+    return Model(
+        file,
+        open_model(file, chosen, allow_code=allow_code),
+        chosen,
+        local_path(detector) if detector else None,
+    )
 
 
 def evaluate(

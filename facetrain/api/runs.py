@@ -16,6 +16,7 @@ import numpy as np
 from facetrain.api.dataset import PathLike
 from facetrain.api.model import Model, load_model
 from facetrain.config.loading import build_config, override_values, read_merged
+from facetrain.config.own_code import allow_code_of, require_code_allowed
 from facetrain.config.presets import find_config
 from facetrain.config.schema import Config
 from facetrain.errors import RunError, UsageError
@@ -37,7 +38,7 @@ class Run:
 
     def load_model(self, device: str = "auto") -> Model:
         """Open the model of the run."""
-        return load_model(self.folder, device)
+        return load_model(self.folder, device, allow_code=True)  # it has run in this process
 
 
 def train(
@@ -73,6 +74,7 @@ def train(
     from facetrain.run import training
 
     built = _build_config(config, overrides)
+    allow_code_of(built)
     _require_main_thread()
     given = None if run_dir is None else Path(run_dir)
     # Training reports the folder that it has chosen: the name may have got a number.
@@ -86,11 +88,13 @@ def train(
 def resume(
     run_dir: PathLike,
     checkpoint: int | None = None,
+    *,
+    allow_code: bool = False,
     **overrides: Any,
 ) -> Run:
     """Continue a run from a checkpoint, by default the newest, and return the run.
 
-    `checkpoint` is its step.
+    `checkpoint` is its step. With `allow_code`, code that the config of the run names (MODULE:NAME) may run.
 
     Examples:
         >>> run = facetrain.resume("runs/quickstart", train={"epochs": 10})
@@ -105,6 +109,9 @@ def resume(
     if not (folder / "config.yaml").is_file():
         raise UsageError(f"{folder}: not the folder of a run (it has no config.yaml)")
     built = _build_config(folder / "config.yaml", overrides)
+    if allow_code:
+        allow_code_of(built)
+    require_code_allowed(built, str(folder / "config.yaml"))
     _require_main_thread()
     set_keys = _keys_of(overrides)
     return _finished(folder, training.resume(built, folder, checkpoint, set_keys=set_keys))

@@ -9,6 +9,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from facetrain.own_parts import is_place
+
 
 class ChannelStatistics(NamedTuple):
     """Mean and standard deviation of the channels of RGB images, for pixels from 0 to 1."""
@@ -143,3 +145,12 @@ def name_in_facetrain(name: str) -> str | None:
     if depth and f"r{depth[1]}" in IRESNET_LAYERS and name.lower().replace("_", "") not in BACKBONES:
         return f"r{depth[1]}"
     return None
+
+
+def architecture(name: str) -> Architecture:
+    """Return the architecture of a name in the config; of MODULE:NAME, the place of the user's own.
+
+    Raises:
+        KeyError: there is no such name.
+    """
+    return Architecture(name, {}, is_published=False) if is_place(name) else BACKBONES[name]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from facetrain.backbone.registry import BACKBONES, name_in_facetrain
+from facetrain.backbone.registry import BACKBONES, architecture, name_in_facetrain
+from facetrain.own_parts import is_place
 from facetrain.settings import NotNegative, OneOf, Positive, Settings
 
 
@@ -27,10 +28,14 @@ class LoraSettings(Settings):
 class ModelSettings(Settings):
     """Backbone network, which maps an image to an embedding."""
 
-    backbone: Annotated[str, OneOf(BACKBONES, alias=name_in_facetrain)] = "r50"
+    backbone: Annotated[str, OneOf(BACKBONES, own=True, alias=name_in_facetrain)] = "r50"
     """Architecture of the backbone: an IResNet (r18 to r2060), MobileFaceNet (mbf…), ViT (vit_…, timm_vit_…), ViT with
     position encoding by landmarks (vit_…_kprpe), IR network of AdaFace and CVLface (ir18 to ir101), or ResNet of
-    torchvision (resnet…); iresnet takes `layers` and `widths`."""
+    torchvision (resnet…); iresnet takes `layers` and `widths`. MODULE:NAME: a function or class of your own that builds
+    a torch module from images (B, 3, H, W) to embeddings (B, D); it takes `embedding_size`, `image_size` and
+    `options`."""
+    options: dict[str, Any] = Field(default={})
+    """Keyword arguments of a backbone of your own."""
     embedding_size: Positive = 512
     """Number of elements of an embedding."""
     layers: tuple[NotNegative, ...] | None = None
@@ -84,12 +89,14 @@ class ModelSettings(Settings):
 
     @model_validator(mode="after")
     def _check_layers_and_widths(self) -> Self:
-        if problem := BACKBONES[self.backbone].shape_problem(self.layers, self.widths):
+        if problem := architecture(self.backbone).shape_problem(self.layers, self.widths):
             raise ValueError(f"backbone {self.backbone}: {problem}")
+        if self.options and not is_place(self.backbone):
+            raise ValueError(f"options are for a backbone of your own, MODULE:NAME, not for {self.backbone}")
         return self
 
     @property
-    def shape(self) -> dict[str, tuple[int, ...]]:
-        """Arguments of `build_backbone` that are given: `layers` and `widths`."""
-        given = {"layers": self.layers, "widths": self.widths}
-        return {name: numbers for name, numbers in given.items() if numbers is not None}
+    def shape(self) -> dict[str, Any]:
+        """Arguments of `build_backbone` that are given: `layers`, `widths` and `own`."""
+        given = {"layers": self.layers, "widths": self.widths, "own": self.options or None}
+        return {name: value for name, value in given.items() if value is not None}

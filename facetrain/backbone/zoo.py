@@ -10,8 +10,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from facetrain.backbone.base import Backbone
+from facetrain.backbone.own_network import build_own
 from facetrain.backbone.registry import BACKBONES
 from facetrain.errors import ModelError
+from facetrain.own_parts import is_place, load_part
 from facetrain.settings import imported
 
 _OPTIONS = ("embedding_size", "image_size", "dropout", "checkpoint_activations")
@@ -20,8 +22,8 @@ _OPTIONS = ("embedding_size", "image_size", "dropout", "checkpoint_activations")
 
 def takes_landmarks(name: str) -> bool:
     """Return whether a backbone takes landmarks with each image, see `Backbone.takes_landmarks`."""
-    network: type[Backbone] = imported(BACKBONES[name].place)
-    return network.takes_landmarks
+    part = load_part(name, "model.backbone") if is_place(name) else imported(BACKBONES[name].place)
+    return bool(getattr(part, "takes_landmarks", False))
 
 
 def build_backbone(
@@ -29,19 +31,23 @@ def build_backbone(
     *,
     layers: Sequence[int] | None = None,
     widths: Sequence[int] | None = None,
+    own: dict[str, Any] | None = None,
     **options: Any,
 ) -> Backbone:
     """Build a backbone with random weights, on the CPU and in float32.
 
     `layers` and `widths` are the blocks and the channels of the four stages. `iresnet` needs both; a MobileFaceNet can
-    take `layers`, in place of the published numbers. The options are embedding_size, image_size, dropout and
-    checkpoint_activations.
+    take `layers`, in place of the published numbers. `own` are keyword arguments of a part of the user, MODULE:NAME.
+    The options are embedding_size, image_size, dropout and checkpoint_activations.
 
     Raises:
         ModelError: no backbone has that name, or it does not have an option.
+        ConfigError: the user's part may not run, or cannot be built.
     """
     if unknown := options.keys() - _OPTIONS:
         raise ModelError(f"model.backbone: {name} has no option {min(unknown)}; use {', '.join(_OPTIONS)}")
+    if is_place(name):
+        return build_own(load_part(name, "model.backbone"), own or {}, **options)
     if name not in BACKBONES:
         close = difflib.get_close_matches(name, BACKBONES, n=1)
         hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(BACKBONES)}"

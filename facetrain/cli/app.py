@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from facetrain import __version__
+from facetrain import __version__, own_parts
 from facetrain.cli.commands import Program
 from facetrain.cli.standard_streams import OutputError, prepare_standard_streams
 from facetrain.distributed.process_lifetime import (
@@ -31,6 +31,8 @@ _INTERRUPTED = 130
 _BROKEN_PIPE = 141
 """128 + SIGPIPE: nothing reads the output any more, as after `facetrain runs | head -1`."""
 _HEAD_START_S = 1.0
+_ANYWHERE = ("--debug", "--allow-code")
+"""Options of the program that are accepted anywhere on the command line."""
 _WRONG_PATH = (errno.ENAMETOOLONG, errno.EACCES)
 """Errors of a path that is only looked for; a missing one is no error then."""
 
@@ -50,16 +52,25 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _allow_code(wanted: bool) -> None:
+    if wanted:
+        own_parts.allow_all()
+
+
 @app.callback()
 def options(
     version: Annotated[
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
-    debug: Annotated[
+    debug: Annotated[bool, typer.Option("--debug", help="Print the traceback of an error.")] = False,
+    allow_code: Annotated[
         bool,
         typer.Option(
-            "--debug", help="Print the traceback of an error. Accepted anywhere on the command line."
+            "--allow-code",
+            callback=_allow_code,
+            help="Run the code (MODULE:NAME) that the config of a run or a model file names. Only for those that you "
+            "trust. This option and --debug are accepted anywhere on the command line.",
         ),
     ] = False,
 ) -> None:
@@ -68,9 +79,9 @@ def options(
 
 def main() -> None:
     """Run the `facetrain` program; end the process with the exit code of the command or of its error."""
-    # Removed before typer parses: --debug is accepted behind the options of a command, too.
-    debug = "--debug" in sys.argv
-    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    # To the front: these are accepted behind the options of a command, too.
+    arguments = sorted(sys.argv[1:], key=lambda argument: argument not in _ANYWHERE)
+    debug = "--debug" in arguments
     prepare_standard_streams()
     end_with_launcher()
     if launched_by_torchrun():

@@ -41,7 +41,7 @@ def doctor(
 
     Under torchrun it also measures the network between the ranks. The exit code is 1 if a check fails.
     """
-    from facetrain.config.loading import load_config
+    from facetrain.config.own_code import load_trusted
     from facetrain.distributed import collectives
     from facetrain.distributed.process_lifetime import launched_by_torchrun
     from facetrain.distributed.topology import topology
@@ -61,7 +61,7 @@ def doctor(
     if (gpus or set_) and not config and not (of_run and of_run.is_file()):
         option = "--gpus" if gpus else "--set"
         raise UsageError(f"{option} needs a config to check; give one with --config")
-    described = load_config(config, set_ or ()) if config else None
+    described = load_trusted(config, set_ or ()) if config else None
     faults: list[CheckResult] = []
     if of_run and of_run.is_file():
         described, faults = _config_of_run(of_run, set_ or ())

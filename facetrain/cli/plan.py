@@ -60,7 +60,7 @@ def plan(
     Identities and images are read from data.train if it is on this machine or in an object store, and the config does
     not state them. The exit code is 1 if the run does not fit into the memory.
     """
-    from facetrain.config.loading import load_config
+    from facetrain.config.own_code import load_trusted
     from facetrain.errors import UsageError
     from facetrain.plan.device import DEVICES
 
@@ -70,7 +70,7 @@ def plan(
         raise UsageError("--gpu-kind cpu: also give --memory, the GiB that each process may use")
     if memory and memory > _MOST_GIB:
         raise UsageError(f"--memory {memory:g}: use a number of at most {_MOST_GIB:,}")
-    described = load_config(config, set_ or ())
+    described = load_trusted(config, set_ or ())
     known_classes, num_images = _dataset_size(described)
     num_classes = identities or known_classes
     if num_classes is None:

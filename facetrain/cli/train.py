@@ -98,7 +98,10 @@ def train(
     ] = False,
 ) -> None:
     """Train a backbone and its head as a config describes."""
+    from facetrain.config.own_code import allow_code_of
+
     loaded, set_keys = settings.load(config, set_ or ())
+    allow_code_of(loaded)
     loaded = with_downloaded_inputs(loaded)
 
     def start() -> int:
@@ -137,6 +140,7 @@ def resume(
 ) -> None:
     """Continue a run from a checkpoint, on any number of processes."""
     from facetrain.config.loading import load_config, override_keys
+    from facetrain.config.own_code import require_code_allowed
     from facetrain.errors import UsageError
 
     from_mirror = list[str]()
@@ -150,6 +154,7 @@ def resume(
     if not (run_dir / "config.yaml").is_file():
         raise UsageError(f"{run_dir}: not the folder of a run (it has no config.yaml)")
     loaded = load_config(run_dir / "config.yaml", [*from_mirror, *(set_ or ())])
+    require_code_allowed(loaded, str(run_dir / "config.yaml"))
     set_keys = override_keys(set_ or ())
 
     def start() -> int:

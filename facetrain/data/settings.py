@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import Literal
 
-from facetrain.settings import ImageSize, NotNegative, Positive, Probability, Settings
+from facetrain.settings import ImageSize, NotNegative, OwnPart, Positive, Probability, Settings
+
+
+class OwnAugmentation(OwnPart):
+    """Augmentations of your own, after the others.
+
+    Each is a function f(image, key, **options) of the images that it is drawn for, float32 (S, 3, H, W) from -1 to 1,
+    and a random number of each, int64 (S,), which is the same on any number of ranks. It returns images of the same
+    shape, and moves no landmarks.
+    """
+
+    probability: Probability = 1.0
+    """Probability for an image."""
 
 
 class AugmentSettings(Settings):
@@ -25,6 +37,7 @@ class AugmentSettings(Settings):
     """Probability of a change of brightness, contrast and saturation."""
     crop: Probability = 0.0
     """Probability of a random crop, enlarged to the full size."""
+    own: tuple[OwnAugmentation, ...] = ()
 
 
 class DataSettings(Settings):

@@ -9,17 +9,19 @@ from facetrain.head.margins.base import Margin
 from facetrain.head.margins.function_margin import make_margin
 from facetrain.head.margins.registry import MARGINS
 from facetrain.head.settings import MarginSettings
+from facetrain.own_parts import is_place, load_part
 from facetrain.settings import imported
 
 
 def build_margin(settings: MarginSettings, *, seed: int = 0) -> Margin:
     """Build the margin that `settings.type` names; `seed` is for margins that draw random numbers."""
+    is_own = is_place(settings.type)
     return make_margin(
-        settings.type,
+        load_part(settings.type, "head.margin.type") if is_own else settings.type,
         scale=settings.scale,
         filter_threshold=settings.filter_threshold,
         seed=seed,
-        **_numbers(settings),
+        **(settings.options if is_own else _numbers(settings)),
     )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from facetrain.head.margins.registry import MARGINS
+from facetrain.own_parts import is_place
 from facetrain.settings import Expectations, OneOf, Positive, Probability, Settings
 
 CLASSES_PER_READ = 8
@@ -16,11 +17,14 @@ CLASSES_PER_READ = 8
 class MarginSettings(Settings):
     """Margin of the softmax loss."""
 
-    type: Annotated[str, OneOf(MARGINS)] = "arcface"
+    type: Annotated[str, OneOf(MARGINS, own=True)] = "arcface"
     """Formula of the target logit. arcface: cos(θ + m2). cosface: cos θ − m3. combined: cos(m1·θ + m2) − m3.
     softmax: cos θ, no margin. adaface: m2 scaled by the image quality. magface: a margin that grows with the norm of
     the embedding. curricularface: arcface with a growing weight on hard negatives. elastic_arcface, elastic_cosface: m2
-    or m3 drawn at random for each image. Further parameters have the published values."""
+    or m3 drawn at random for each image. Further parameters have the published values. MODULE:NAME: a function of the
+    target cosines (and norms) of your own, see docs/head.md."""
+    options: dict[str, Any] = Field(default={})
+    """Keyword arguments of a margin of your own."""
     scale: Annotated[float, Field(gt=0)] = 64.0
     """Factor s on the cosines."""
     m1: Annotated[float, Field(ge=1)] = 1.0
@@ -48,6 +52,8 @@ class MarginSettings(Settings):
             raise ValueError(
                 f"m1 must be 1 for {self.type}, not {self.m1:g}; use type combined for another m1"
             )
+        if self.options and not is_place(self.type):
+            raise ValueError(f"options are for a margin of your own, MODULE:NAME, not for {self.type}")
         if self.type == "curricularface" and self.filter_threshold:
             raise ValueError(
                 "filter_threshold cannot be used with curricularface: both change the hard negatives"

@@ -23,6 +23,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from facetrain import own_parts
 from facetrain.backbone.low_rank import merge_adapters
 from facetrain.backbone.registry import BACKBONES, IRESNET_LAYERS
 from facetrain.backbone.zoo import build_backbone, build_on_meta
@@ -31,7 +32,7 @@ from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.manifest import MANIFEST
 from facetrain.checkpoint.tensor_file import write_tensors
 from facetrain.data.images.augment import normalize
-from facetrain.errors import CheckpointError, ModelError, RunError
+from facetrain.errors import CheckpointError, ConfigError, ModelError, RunError
 from facetrain.files import error_reason, listed, new_file, parse_json
 from facetrain.models.checksum import CHECKSUM_KEY, checksum_of
 from facetrain.models.mxnet_network import open_mxnet
@@ -57,7 +58,7 @@ THRESHOLDS_KEY = "thresholds"
 _MODEL_SUFFIXES = ("-symbol.json", ".ckpt", ".onnx", ".pt", ".pth", ".safetensors")
 DEFAULT_IMAGE_SIZE = 112
 _OPTIONS = frozenset(
-    {"layers", "widths", "embedding_size", "image_size", "dropout", "checkpoint_activations"}
+    {"layers", "widths", "own", "embedding_size", "image_size", "dropout", "checkpoint_activations"}
 )
 """Options of a network that a description may have."""
 _WEIGHTS_PER_BLOCK = 4
@@ -126,13 +127,15 @@ def write_model(path: Path, state: dict[str, Tensor], description: dict[str, Any
     write_tensors(path, tensors, metadata)
 
 
-def open_model(path: Path, device: torch.device) -> EmbeddingModel:
+def open_model(path: Path, device: torch.device, *, allow_code: bool = False) -> EmbeddingModel:
     """Open a network in evaluation mode on a device (ONNX: on the CPU).
 
     `path` is a run folder, a checkpoint, the file `latest` that names one, a .safetensors file, a .pt, .pth or .ckpt
-    file of arcface_torch, AdaFace, CVLface or timm, a .onnx file, or either file of an MXNet network.
+    file of arcface_torch, AdaFace, CVLface or timm, a .onnx file, or either file of an MXNet network. With
+    `allow_code`, the network may be code that the file names (MODULE:NAME).
 
     Raises:
+        ConfigError: the file names code that may not run.
         ModelError: the file is missing or damaged, or its network is unknown.
         CheckpointError: the checkpoint is damaged, or the folder has none.
     """
@@ -143,6 +146,8 @@ def open_model(path: Path, device: torch.device) -> EmbeddingModel:
     weights, description, origin = read_model(path)
     if not description.keys() - {ORIGIN_KEY}:
         description = identify_backbone(weights, origin) | description
+    if allow_code:
+        own_parts.allow([str((description.get("backbone") or {}).get("name"))])
     return _build_model(weights, description, origin, device)
 
 
@@ -263,11 +268,15 @@ def _build_model(
     try:
         options = dict(description["backbone"])
         name = options.pop("name")
+        if own_parts.is_place(name):
+            own_parts.require_allowed(name, origin)
         _check_options(options, len(weights))
         if (stated := description.get("preprocessing", PREPROCESSING)) != PREPROCESSING:
             raise ValueError(f"its preprocessing is {listed([str(stated)])}, not {PREPROCESSING}")
         # On the meta device first, without memory: a crafted file may describe a network of any size.
         described = build_on_meta(name, **options)
+    except ConfigError:  # code that may not run, or that the user's own code does not take
+        raise
     except Exception as error:  # torch's layers raise many types for impossible sizes, without a common base
         raise ModelError(
             f"{origin}: has no valid description of its network ({error_reason(error)})"

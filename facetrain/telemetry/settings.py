@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from facetrain.settings import OneOf, Positive, Settings
+from facetrain.settings import OneOf, OwnPart, Positive, Settings
 from facetrain.telemetry.sink import SINKS
 
 
@@ -16,6 +16,6 @@ class LogSettings(Settings):
     report: bool = True
     """Keep `report.html` in the run folder up to date while the run trains. From the second page on, this takes at most
     0.5 % of the run's time."""
-    sinks: tuple[Annotated[str, OneOf(SINKS)], ...] = ("tensorboard",)
+    sinks: tuple[Annotated[str, OneOf(SINKS, own=True)] | OwnPart, ...] = ("tensorboard",)
     """Programs that get the metrics of `metrics.jsonl`, too: TensorBoard, by files in the run folder, and Weights &
-    Biases, which needs the extra `[wandb]`."""
+    Biases, which needs the extra `[wandb]`; and sinks of your own, MODULE:NAME, or {type: MODULE:NAME, options: …}."""

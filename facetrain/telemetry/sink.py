@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from facetrain.files import error_reason
-from facetrain.settings import imported
+from facetrain.own_parts import is_place, load_part
+from facetrain.settings import OwnPart, imported
 from facetrain.telemetry.log import warn
 
 SINKS = {
@@ -43,30 +44,37 @@ class Sink(Protocol):
 class Sinks:
     """The sinks of a run. One that fails gets no more metrics, and the run goes on: metrics.jsonl has them all."""
 
-    def __init__(self, names: Iterable[str], run: LoggedRun) -> None:
-        """Open sinks.
+    def __init__(self, sinks: Iterable[str | OwnPart], run: LoggedRun) -> None:
+        """Open sinks by their names, or places of the user's own.
 
         Raises:
-            UsageError: an optional package is missing.
+            UsageError: an optional package is missing, or a part of the user may not run or cannot be imported.
         """
-        self._sinks: dict[str, Sink] = {name: imported(SINKS[name])(run) for name in names}
+        self._sinks = [_open(sink, run) for sink in sinks]
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Write numbers of a step to every sink."""
-        for name, sink in list(self._sinks.items()):
+        for entry in list(self._sinks):
             try:
-                sink.write(step, values)
+                entry[1].write(step, values)
             except Exception as error:
-                self._give_up(name, error)
+                self._give_up(entry, error)
 
     def close(self) -> None:
         """Close every sink."""
-        for name, sink in list(self._sinks.items()):
+        for entry in list(self._sinks):
             try:
-                sink.close()
+                entry[1].close()
             except Exception as error:
-                self._give_up(name, error)
+                self._give_up(entry, error)
 
-    def _give_up(self, name: str, error: Exception) -> None:
-        warn(f"log.sinks: {name} failed ({error_reason(error)}); it gets no more metrics until a resume")
-        del self._sinks[name]
+    def _give_up(self, entry: tuple[str, Sink], error: Exception) -> None:
+        warn(f"log.sinks: {entry[0]} failed ({error_reason(error)}); it gets no more metrics until a resume")
+        self._sinks.remove(entry)
+
+
+def _open(sink: str | OwnPart, run: LoggedRun) -> tuple[str, Sink]:
+    """Return the name of a sink, and the sink."""
+    name, options = (sink, {}) if isinstance(sink, str) else (sink.type, sink.options)
+    part = load_part(name, "log.sinks") if is_place(name) else imported(SINKS[name])
+    return name, part(run, **options)

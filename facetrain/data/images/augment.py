@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
 
 import cv2
 import numpy as np
@@ -15,12 +16,13 @@ from torch import Tensor
 from facetrain.counter_rng import hash64, key_of, uniform
 from facetrain.data.settings import AugmentSettings
 from facetrain.face_landmarks import MIRRORED_ORDER
+from facetrain.own_parts import load_part
 
 # One number per random draw: a new augmentation does not change the draws of the others.
 _FLIP, _LOW_RESOLUTION, _LOW_RESOLUTION_SCALE, _BLUR, _BLUR_SIGMA = range(5)
 _GRAY, _COLOR, _BRIGHTNESS, _CONTRAST, _SATURATION = range(5, 10)
 _CROP, _CROP_SIZE, _CROP_X, _CROP_Y = range(10, 14)
-_NETWORK = 21
+_NETWORK, _OWN = 21, 22
 _IMAGES_IN_CACHE = 2
 """Float32 images of 112 × 112 that fit into a core's level-2 cache with room to spare."""
 _LUMA = (0.299, 0.587, 0.114)  # weights of red, green and blue in gray: ITU-R BT.601, as in OpenCV
@@ -121,6 +123,8 @@ class Augment:
             )
             if probability > 0
         ]
+        own = [(each, load_part(each.type, "data.augment.own")) for each in settings.own]
+        self._own = [(each.probability, partial(part, **each.options)) for each, part in own]
 
     def __call__(self, image_BHWC: Tensor, sample_B: Tensor, epoch: int) -> Tensor:
         """Augment and normalize a batch.
@@ -140,6 +144,13 @@ class Augment:
             if len(selected_S):
                 rows_S = selected_S.to(image.device, non_blocking=True)
                 image[rows_S] = augment(image[rows_S], sample_B[selected_S], epoch)
+        for number, (probability, part) in enumerate(self._own):
+            drawn_B = uniform(sample_B, key_of(self._seed, epoch, _OWN, number))
+            selected_S = (drawn_B < probability).nonzero()[:, 0]
+            if len(selected_S):
+                key_S = hash64(sample_B[selected_S], key_of(self._seed, epoch, _OWN, number, 1))
+                rows_S = selected_S.to(image.device, non_blocking=True)
+                image[rows_S] = part(image[rows_S], key_S)
         return image.contiguous(memory_format=torch.channels_last)
 
     def flips(self, sample_B: Tensor, epoch: int) -> Tensor | None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from facetrain.backbone.zoo import takes_landmarks
 from facetrain.checkpoint.load import Checkpoint
+from facetrain.config.own_code import code_digests
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset, image_landmarks, image_places
 from facetrain.data.mixture import MixtureDataset
@@ -35,6 +36,10 @@ _INPUTS = {
     "mixture": (_DATA_KEYS, "datasets, weights or lists in the mixture"),
     "sets": (("eval.targets", "eval.dir"), "verification sets"),
     "teacher_cache": (("distill.cache", "distill.teacher"), "embeddings of the teacher"),
+    "code": (
+        ("head.margin.type", "model.backbone", "data.augment.own", "log.sinks"),
+        "code of your own: the source file has changed",
+    ),
 }
 """What a run reads, by the name of its digest: the config keys and sections that choose it (`--set` changes it on
 purpose, and the first one begins the message), and what differs, in words."""
@@ -45,7 +50,8 @@ def digest_inputs(config: Config, source: FaceDataset, sets: Sequence[PairSet]) 
 
     `dataset`, `records`, `objects` (empty for data on a disk), `landmarks` (empty for a backbone that takes none) and
     `teacher_cache` (empty without one) are texts. `mixture` has the path, the weight and the checksums of the lists of
-    each dataset of a mixture; it is empty for another dataset. `sets` has a text for each verification set.
+    each dataset of a mixture; it is empty for another dataset. `sets` has a text for each verification set,
+    and `code` one for each part of the user's own, by its key.
 
     Raises:
         DataError: the cache of the teacher cannot be read.
@@ -59,6 +65,7 @@ def digest_inputs(config: Config, source: FaceDataset, sets: Sequence[PairSet]) 
         "mixture": source.entries if isinstance(source, MixtureDataset) else [],
         "sets": {pairs.name: digest_set(pairs) for pairs in sets},
         "teacher_cache": cache_digest(Path(cache)) if cache else "",
+        "code": code_digests(config),
     }
 
 

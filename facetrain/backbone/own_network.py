@@ -1,0 +1,63 @@
+"""Network of one's own as a backbone: a module that maps images to embeddings, without a division into halves."""
+
+# B batch   D embedding
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from facetrain.backbone.base import Backbone, run_block
+from facetrain.errors import ConfigError
+
+
+class OwnNetwork(Backbone):
+    """Module that maps (B, 3, H, W) to (B, D). It runs as a whole in the precision of the trunk."""
+
+    def __init__(self, network: nn.Module, **options: Any) -> None:
+        super().__init__(**options)
+        if self._dropout:
+            raise ConfigError("model.dropout: a network of one's own has its own; leave the key out")
+        self.network = network
+
+    def trunk(self, image_BCHW: Tensor) -> Tensor:
+        """Map normalized images (B, 3, H, W) to embeddings (B, D)."""
+        return run_block(self.network, image_BCHW, recompute=self._recompute)
+
+    def neck(self, feature: Tensor) -> Tensor:
+        """Return the embeddings (B, D) as they are."""
+        return feature
+
+    def regions(self) -> Iterator[tuple[nn.Module, str]]:
+        """Yield the whole network."""
+        yield self.network, "forward"
+
+    def layer_prefixes(self) -> list[tuple[str, ...]]:
+        """Return the names of all children but the last, which holds the last layer."""
+        return [(f"network.{name}.",) for name, _ in list(self.network.named_children())[:-1]]
+
+
+def build_own(part: Callable[..., Any], own: dict[str, Any], **options: Any) -> Backbone:
+    """Build a backbone by a function or class of the user.
+
+    A subclass of `Backbone` gets the options of every backbone, anything else `embedding_size` and `image_size`.
+
+    Args:
+        part: the function or class; it returns a module that maps (B, 3, H, W) to (B, D).
+        own: further keyword arguments, `model.options`.
+        options: options of every backbone.
+
+    Raises:
+        ConfigError: it takes other arguments, or builds no module.
+    """
+    is_backbone = isinstance(part, type) and issubclass(part, Backbone)
+    sizes = {name: options[name] for name in options.keys() & {"embedding_size", "image_size"}}
+    try:
+        network = part(**own, **(options if is_backbone else sizes))
+    except TypeError as error:
+        raise ConfigError(f"model.backbone: {part.__name__}: {error}; see model.options") from error
+    if not isinstance(network, nn.Module):
+        raise ConfigError(f"model.backbone: {part.__name__} builds {type(network).__name__}, no torch module")
+    return network if isinstance(network, Backbone) else OwnNetwork(network, **options)

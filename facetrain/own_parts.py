@@ -1,0 +1,91 @@
+"""Parts of one's own: code that a config names by its place, MODULE:NAME.
+
+A place runs only if it was allowed in this process: by `allow`, for what the user's own config names, or by
+`allow_all`, for the option `--allow-code`. So a config or a model of other people cannot name code that runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+import re
+import sys
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from facetrain.errors import ConfigError
+
+PLACE_PATTERN = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
+_allowed: set[str] = set()
+_allows_all = False
+
+
+def is_place(name: str) -> bool:
+    """Return whether a name in a config is the place of code, MODULE:NAME."""
+    return re.fullmatch(PLACE_PATTERN, name) is not None
+
+
+def allow(places: Iterable[str]) -> None:
+    """Let these places run in this process."""
+    _allowed.update(places)
+
+
+def allow_all() -> None:
+    """Let every place run in this process: the user trusts the config or the model that names it."""
+    global _allows_all
+    _allows_all = True
+
+
+def require_allowed(place: str, named_by: str) -> None:
+    """Check that a place may run.
+
+    Raises:
+        ConfigError: it was not allowed. The message begins with `named_by`, the key or the file that names it.
+    """
+    if not _allows_all and place not in _allowed:
+        raise ConfigError(
+            f"{named_by}: names the code {place}, which does not run for a config or a model of others; if you trust "
+            "it, add --allow-code, or allow_code=True in Python"
+        )
+
+
+def load_part(place: str, named_by: str) -> Any:
+    """Import the module of a place, and return its function or class.
+
+    Modules are found as Python finds them, and then in the current folder.
+
+    Args:
+        place: MODULE:NAME.
+        named_by: key or file that names it, for errors.
+
+    Raises:
+        ConfigError: the place was not allowed, or is not that of a function or a class.
+    """
+    require_allowed(place, named_by)
+    name, _, attribute = place.partition(":")
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())  # last: a file of the folder does not replace an installed module
+    try:
+        part = getattr(import_module(name), attribute)
+    except Exception as error:  # the code may raise anything
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"{named_by}: {place} cannot be imported ({type(error).__name__}: {reason}); start facetrain in the folder "
+            f"that has {name.partition('.')[0]}, or set PYTHONPATH"
+        ) from error
+    if not callable(part):
+        raise ConfigError(f"{named_by}: {place} is no function or class")
+    return part
+
+
+def source_digest(place: str, named_by: str) -> str:
+    """Return the SHA-256 of the source file that defines a part; it is imported for that. Errors as `load_part`."""
+    part = load_part(place, named_by)
+    try:
+        source = Path(inspect.getfile(inspect.unwrap(part)))
+        return hashlib.sha256(source.read_bytes()).hexdigest()
+    except (TypeError, OSError):  # compiled code has no source
+        return ""

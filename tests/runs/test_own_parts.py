@@ -1,0 +1,148 @@
+"""Parts of one's own, which a config names by their code: training, resume, and who may run them."""
+
+import json
+
+import pytest
+
+from facetrain import own_parts
+from facetrain.checkpoint.load import Checkpoint
+from facetrain.errors import ConfigError
+from facetrain.telemetry.jsonl import read_jsonl
+from tests.support.command import facetrain
+
+SOURCE = """
+import json
+from pathlib import Path
+
+import torch
+
+from facetrain.counter_rng import uniform
+
+Path("imported").touch()
+
+
+def margin(cos, *, m):
+    return torch.cos(torch.arccos(cos) + m)
+
+
+def brighter(image, key, *, by):
+    return image + by * uniform(key, 0).float().view(-1, 1, 1, 1)
+
+
+class Net(torch.nn.Module):
+    def __init__(self, embedding_size, image_size, width=4):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, width, 3, 2)
+        self.fc = torch.nn.Linear(width, embedding_size)
+
+    def forward(self, image):
+        return self.fc(self.conv(image).mean((2, 3)))
+
+
+class Lines:
+    def __init__(self, run, name="lines.txt"):
+        self.file = open(run.folder / name, "a")
+
+    def write(self, step, values):
+        print(json.dumps([step, values]), file=self.file)
+
+    def close(self):
+        self.file.close()
+"""
+OWN = [
+    "head={margin: {type: own_faces.parts:margin, options: {m: 0.3}, scale: 16}}",
+    "model={backbone: own_faces.parts:Net, options: {width: 6}, layers: null, widths: null}",
+    "data.augment={own: [{type: own_faces.parts:brighter, probability: 0.5, options: {by: 0.3}}]}",
+    "log.sinks=[own_faces.parts:Lines, {type: own_faces.parts:Lines, options: {name: more.txt}}]",
+]
+
+
+def options(changes):
+    return [word for change in changes for word in ("--set", change)]
+
+
+@pytest.fixture
+def home(tmp_path):
+    """Folder in which the user has written parts, and starts facetrain."""
+    (tmp_path / "own_faces").mkdir()
+    (tmp_path / "own_faces" / "parts.py").write_text(SOURCE)
+    return tmp_path
+
+
+def checked(done, code=0):
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stderr
+
+
+def refused(done, *names):
+    """Check that a command has imported nothing, and says in one line what it did not import."""
+    text = checked(done, 2)
+    assert "own_faces.parts:" in text and "--allow-code" in text and text.count("\n") == 1, text
+    assert all(name in text for name in names), text
+
+
+@pytest.mark.slow
+def test_own_parts_train_resume_bit_for_bit_and_run_for_others_only_if_they_are_allowed(describe, home):
+    train = ["train", "--config", describe(steps=6), *options(OWN), "--run-dir", home / "run"]
+    checked(facetrain(*train, cwd=home))
+    expected = (home / "run" / "model.safetensors").read_bytes()
+    step, values = json.loads((home / "run" / "lines.txt").read_text().splitlines()[0])
+    assert values.items() <= read_jsonl(home / "run" / "metrics.jsonl")[0].items() and step == 0
+    assert (home / "run" / "more.txt").exists()
+    assert Checkpoint.open(home / "run").meta["code"].keys() == {
+        "model.backbone", "head.margin.type", "data.augment.own[0].type", "log.sinks[0]", "log.sinks[1]",
+    }  # fmt: skip
+    (home / "imported").unlink()
+    for command in (
+        ("resume", home / "run"),
+        ("export", home / "run", "--format", "onnx", "--output", home / "m.onnx"),
+    ):
+        refused(facetrain(*command, cwd=home))
+    refused(facetrain("eval", home / "run", "--target", "val", cwd=home), "model.safetensors")
+    assert not (home / "imported").exists()
+    checked(facetrain("resume", home / "run", "--checkpoint", 4, "--allow-code", cwd=home))
+    assert (home / "run" / "model.safetensors").read_bytes() == expected
+    checked(facetrain("--allow-code", "eval", home / "run", "--target", "val", cwd=home))
+    checked(
+        facetrain(
+            "export", home / "run", "--format", "onnx", "--output", home / "m.onnx", "--allow-code", cwd=home
+        )
+    )
+    # A changed source is another run.
+    (home / "own_faces" / "parts.py").write_text(SOURCE.replace("+ m)", "+ 2 * m)"))
+    resume = ["resume", home / "run", "--checkpoint", 4, "--allow-code"]
+    assert "head.margin.type: " in checked(facetrain(*resume, cwd=home), 2)
+
+
+@pytest.mark.slow
+def test_own_parts_give_the_same_losses_on_two_ranks(describe, home):
+    train = ["train", "--config", describe(steps=4), *options(OWN), "--run-dir"]
+    checked(facetrain(*train, home / "one", cwd=home))
+    checked(facetrain(*train, home / "two", "--nproc-per-node", 2, cwd=home))
+    losses = [
+        [record["loss"] for record in read_jsonl(home / name / "metrics.jsonl") if "loss" in record]
+        for name in ("one", "two")
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_only_the_places_that_were_allowed_are_imported(home, monkeypatch):
+    monkeypatch.chdir(home)
+    monkeypatch.setattr(own_parts, "_allowed", set())
+    own_parts.allow(
+        ["own_faces.parts:margin", "own_faces.missing:x", "own_faces.parts:SOURCE", "json:nothing"]
+    )
+    with pytest.raises(ConfigError, match="key: .*own_faces.parts:brighter.*--allow-code"):
+        own_parts.load_part("own_faces.parts:brighter", "key")
+    assert not (home / "imported").exists()
+    assert own_parts.load_part("own_faces.parts:margin", "key").__name__ == "margin"
+    for place in ("own_faces.missing:x", "own_faces.parts:SOURCE", "json:nothing"):
+        with pytest.raises(ConfigError, match=f"^key: {place}"):
+            own_parts.load_part(place, "key")
+
+
+@pytest.mark.parametrize(
+    "place", ["os", "a:b:c", "a b:c", ":x", "x:", "/tmp/a.py:f", "a.:b", "s3://a", "C:\\x"]
+)
+def test_other_text_is_no_place(place):
+    assert not own_parts.is_place(place)
