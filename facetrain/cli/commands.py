@@ -74,7 +74,6 @@ class DataCommands(CommandGroup):
         },
         "Which images": {
             "clean": "data.clean:clean",
-            "overlap": "data.clean:overlap",
             "merge": "data.transform:merge",
             "split": "data.transform:split",
         },

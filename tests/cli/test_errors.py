@@ -87,7 +87,6 @@ def test_a_rank_without_a_gpu_gets_the_advice_of_its_command(count, advice, monk
         "eval same --target s --json same",
         "export same --format onnx --output same",
         "export same --format onnx --output m.onnx --model-card same",
-        "data overlap m same s.bin --output same",
         "data clean m same --sheet same",
     ],
 )

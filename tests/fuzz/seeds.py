@@ -194,10 +194,7 @@ def cleaned_dataset() -> FaceDataset:
 
 
 def clean_reports() -> list[bytes]:
-    decision = {
-        "number": 1, "apply": True, "kind": "mislabeled_image", "identity": 0, "other": 1, "images": [0], "target": 1,
-        "similarity": 0.5,
-    }  # fmt: skip
+    decision = {"number": 1, "apply": True, "image": 0, "identity": 0, "target": 1, "similarity": 0.5}
     report = {"format": REPORT_FORMAT, "images": 3, "fingerprint": fingerprint(cleaned_dataset())}
     return [json.dumps(report | {"decisions": [decision]}).encode()]
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from facetrain.data.tools.clean import find_label_faults
+from facetrain.data.tools.wrong_labels import find_wrong_labels
 from facetrain.embeddings.embed_images import embed_input
 from facetrain.embeddings.inference import Inference
 from tests.support.shared import shared_path
@@ -20,7 +20,7 @@ def test_five_percent_of_planted_wrong_labels_are_found_among_real_faces():
         for image in planted.tolist():
             other = int(rng.integers(people - 1))
             label[image] = other + (other >= label[image])
-        found = {one.image for one in find_label_faults(faces.embedding, label).faults if one.image >= 0}
+        found = {one.image for one in find_wrong_labels(faces.embedding, label).wrong}
         right = len(found & set(planted.tolist()))
         # Many of the other findings are faults that the set has itself, see docs/log/log.md.
         assert right >= 0.9 * len(planted) and right >= 0.94 * len(found)

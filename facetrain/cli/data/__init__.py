@@ -1,7 +1,7 @@
 """The commands `facetrain data …`, for the owner of a dataset.
 
 `create` makes datasets and landmarks, `pairs` makes verification sets, `transform` makes new datasets from existing
-ones, `inspect` shows and checks a dataset, `clean` finds wrong and overlapping identities with a model.
+ones, `inspect` shows and checks a dataset, `clean` finds wrong labels with a model.
 """
 
 from __future__ import annotations

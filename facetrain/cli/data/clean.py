@@ -1,19 +1,17 @@
-"""`facetrain data clean | overlap`: wrong labels, and identities of a test set, found by a model."""
+"""`facetrain data clean`: wrong labels, found by a model."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from facetrain.cli.data.options import Dataset, Workers, json_facts, print_written
+from facetrain.cli.data.options import Workers, json_facts, print_written
 from facetrain.cli.option_groups import option_groups
-from facetrain.cli.options import Float32InferenceOptions, Json, Model, local_file
+from facetrain.cli.options import Float32InferenceOptions, Json, local_file
 from facetrain.cli.outputs import (
     echo_line,
     require_absent,
@@ -29,13 +27,9 @@ from facetrain.errors import UsageError
 if TYPE_CHECKING:
     import numpy as np
 
-    from facetrain.data.tools.clean import CleanReport
-    from facetrain.data.tools.overlap import OverlapReport
     from facetrain.data.tools.similarity import Separation
-    from facetrain.embeddings.embedding_files import Embeddings
-    from facetrain.embeddings.inference import Inference
+    from facetrain.data.tools.wrong_labels import CleanReport
 
-_PRINTED_IDENTITIES = 20
 _MAX_CUT, _SMALL_CUT = 0.05, 2
 """Share of the images or identities, and number of them in small datasets, that `clean` changes without --yes."""
 
@@ -91,30 +85,31 @@ def clean(
 ) -> None:
     """Find wrong labels with a model, and write a corrected dataset."""
     from facetrain.data.open_dataset import open_dataset
-    from facetrain.data.tools.clean import find_label_faults
     from facetrain.data.tools.clean_report import describe_report, format_report, read_report
-    from facetrain.data.tools.contact_sheet import write_fault_sheet
-    from facetrain.data.tools.label_faults import apply_faults
+    from facetrain.data.tools.contact_sheet import write_wrong_labels_sheet
     from facetrain.data.tools.selection import select_relabeled
     from facetrain.data.tools.writing import write_dataset
+    from facetrain.data.tools.wrong_labels import corrected_labels, find_wrong_labels
+    from facetrain.embeddings.embed_images import embed_input
 
     _check_arguments(inputs, files)
     model, folder = inputs[0], inputs[-1]
     source = open_dataset(folder)
     report = None
     if files.apply is not None:
-        label_N = apply_faults(source.labels, read_report(files.apply, source))
+        wrong = read_report(files.apply, source)
         facts: dict[str, Any] = {"images": source.num_images}
     else:
-        embedded = _embed_images("embedding", model, folder, inference)
-        report = find_label_faults(embedded.embedding, embedded.label)
-        label_N = report.label_N
+        with progress_bar("embedding") as progress:
+            embedded = embed_input(model, folder, inference, progress=progress)
+        report = find_wrong_labels(embedded.embedding, embedded.label)
+        wrong = report.wrong
         facts = describe_report(source, report, model)
         if files.report is not None:
             write_text(files.report, format_report(facts))
         if files.sheet is not None:
-            write_fault_sheet(source, report.faults, files.sheet)
-    written = []
+            write_wrong_labels_sheet(source, wrong, files.sheet)
+    label_N, written = corrected_labels(source.labels, wrong), []
     if files.output is not None:
         _require_safe_changes(source.labels, label_N, folder, report.separation if report else None, yes)
         with progress_bar("writing") as progress:
@@ -125,8 +120,7 @@ def clean(
         typer.echo(json.dumps(facts))
         return
     if report is not None:
-        echo_line(f"{folder}: {len(label_N):,} images, {len(report.faults):,} decisions")
-        _echo_decisions(report)
+        _echo_report(report, folder, len(label_N))
     print_written(written)
 
 
@@ -159,7 +153,7 @@ def _require_safe_changes(
     """
     import numpy as np
 
-    from facetrain.data.tools.label_faults import count_changes
+    from facetrain.data.tools.wrong_labels import count_changes
 
     if separation is not None and separation.useless:
         raise UsageError(f"{dataset}: {separation.sentence()}; nothing is written")
@@ -175,100 +169,20 @@ def _require_safe_changes(
             )
 
 
-def _echo_decisions(report: CleanReport) -> None:
+def _echo_report(report: CleanReport, dataset: Path, images: int) -> None:
     """Print the decisions by kind, and how far they are to be trusted."""
-    from facetrain.data.tools.fault_calibration import MIN_SCORES
-    from facetrain.data.tools.label_faults import DUPLICATE_IDENTITY, FAULT_KINDS
+    from facetrain.data.tools.fault_threshold import MIN_IMAGES
 
-    counts = Counter(fault.kind for fault in report.faults)
+    moved = sum(one.target >= 0 for one in report.wrong)
+    echo_line(f"{dataset}: {len(report.wrong):,} of {images:,} labels are wrong")
     echo_line(f"  {report.separation.sentence()}")
-    if counts.total() > counts[DUPLICATE_IDENTITY]:
+    if report.threshold.too_few:
         echo_line(
-            f"  about {report.expected_false:.1f} of the decisions on images and mixed identities are mistakes; "
-            "look at them with --sheet FILE"
+            f"  not judged: {report.threshold.images:,} images are too few to calibrate on; {MIN_IMAGES} are needed"
         )
-    for kind, description in FAULT_KINDS.items():
-        threshold = report.thresholds.get(kind)
-        few = (
-            f" (not judged: {threshold.scores:,} candidates are too few to calibrate on; {MIN_SCORES} are needed)"
-            if threshold is not None and threshold.too_few
-            else ""
-        )
-        echo_line(f"  {counts[kind]:,} {description}{few}")
-    if counts[DUPLICATE_IDENTITY]:
+    if report.wrong:
         echo_line(
-            "  pairs of identities are not merged: a model may confuse some people much more than others. Look at them "
-            'on the sheet, set `"apply": true` in the report, and use --apply'
+            f"  about {report.threshold.expected_false:.1f} of them by mistake; look at them with --sheet FILE"
         )
-
-
-@option_groups
-def overlap(
-    model: Model,
-    dataset: Dataset,
-    test: Annotated[Path, typer.Argument(help="Test set: a .bin, a folder of images, or a dataset.")],
-    inference: Float32InferenceOptions,
-    output: Annotated[
-        Path | None, typer.Option(metavar="TXT", help="Write the identities, for `without` in a mixture.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Find identities that a training set and a test set share."""
-    from facetrain.data.dataset import identity_name
-    from facetrain.data.open_dataset import open_dataset
-    from facetrain.data.tools.contact_sheet import identity_title
-    from facetrain.data.tools.overlap import find_overlap
-
-    require_writable(output)
-    require_no_input((model, dataset, test), output)
-    source = open_dataset(dataset)
-    train = _embed_images("embedding the dataset", model, dataset, inference)
-    tested = _embed_images("embedding the test set", model, test, inference)
-    report = find_overlap(train.embedding, train.label, tested.embedding)
-    if output is not None:
-        if report.separation.useless:
-            raise UsageError(f"{dataset}: {report.separation.sentence()}; nothing is written to {output}")
-        write_text(output, "".join(f"{one.identity}\n" for one in report.overlapping))
-    if as_json:
-        threshold = report.threshold.threshold
-        facts = {
-            "eer": report.separation.eer,
-            "expected_false": report.threshold.expected_false,
-            "threshold": threshold if math.isfinite(threshold) else None,
-            "overlapping": [
-                vars(one) | {"identity_name": identity_name(source, one.identity)}
-                for one in report.overlapping
-            ],
-        }
-        typer.echo(json.dumps(facts))
-        return
-    _echo_report(report, dataset, test)
-    for number, one in enumerate(report.overlapping[:_PRINTED_IDENTITIES], 1):
-        echo_line(
-            f"  {number}. {identity_title(source, one.identity)}, {train.name[one.image]} | "
-            f"{tested.name[one.test_image]}, cosine {one.similarity:.3f}"
-        )
-
-
-def _echo_report(report: OverlapReport, dataset: Path, test: Path) -> None:
-    from facetrain.data.tools.fault_calibration import MIN_SCORES
-
-    expected = (
-        f", about {report.threshold.expected_false:.1f} by mistake, more if the model confuses some people"
-    )
-    count = len(report.overlapping)
-    echo_line(f"{count:,} identities of {dataset} are also in {test}{expected if count else ''}")
-    echo_line(f"  {report.separation.sentence()}")
-    if report.threshold.too_few and not report.separation.useless:
-        echo_line(
-            f"  not judged: {report.threshold.scores:,} images of the dataset are too few to calibrate on; "
-            f"{MIN_SCORES} are needed"
-        )
-
-
-def _embed_images(title: str, model: Path, images: Path, inference: Inference) -> Embeddings:
-    """Return the embeddings of a dataset, a verification set or a folder of images, with a progress bar."""
-    from facetrain.embeddings.embed_images import embed_input
-
-    with progress_bar(title) as progress:
-        return embed_input(model, images, inference, progress=progress)
+        echo_line(f"  {moved:,} images of another identity")
+        echo_line(f"  {len(report.wrong) - moved:,} images that show no identity of the dataset clearly")

@@ -1,4 +1,4 @@
-"""Contact sheets, which are HTML pages: identities, images of one identity, label faults, augmented images, pairs."""
+"""Contact sheets, which are HTML pages: identities, images of one identity, wrong labels, augmented images, pairs."""
 
 # R images   S side in pixels   C channels
 
@@ -14,7 +14,7 @@ from facetrain.counter_rng import key_of
 from facetrain.data.dataset import FaceDataset, identity_name, image_name
 from facetrain.data.images.decode import decode_rgb, encode_jpeg, encode_png, resize_square
 from facetrain.data.loading.sampler import permute
-from facetrain.data.tools.label_faults import MIXED_IDENTITY, LabelFault
+from facetrain.data.tools.wrong_labels import WrongLabel
 from facetrain.errors import DataError
 from facetrain.files import os_errors_as, replacing
 from facetrain.html_page import escape, html_page, image
@@ -31,9 +31,9 @@ _IDENTITIES, _EPOCHS = 8, 7
 _BATCH_IMAGES, _BATCH_COLUMNS = 32, 8
 """Images of `write_batch_sheet`, and images in a row of it."""
 _MOST_FAULTS = 1000
-"""Rows of a page of faults: a browser still opens its 30 MB."""
+"""Rows of a page of wrong labels: a browser still opens its 30 MB."""
 _SHOWN_MEMBERS = 3
-"""Images of an identity that a row of `write_fault_sheet` shows."""
+"""Images of an identity that a row of `write_wrong_labels_sheet` shows."""
 
 
 def write_identities_sheet(source: FaceDataset, output: Path, *, columns: int = 8) -> None:
@@ -55,24 +55,23 @@ def identity_rows(source: FaceDataset, columns: int = 8) -> list[Row]:
     return rows
 
 
-def write_fault_sheet(source: FaceDataset, faults: Sequence[LabelFault], output: Path) -> None:
-    """Write one row per label fault, for a decision by eye: the images, images of its identity, of the other identity.
+def write_wrong_labels_sheet(source: FaceDataset, wrong: Sequence[WrongLabel], output: Path) -> None:
+    """Write one row per wrong label, for a decision by eye: the image, images of its identity and of the other one.
 
-    The rows have the numbers of the decisions in the report. Of more than 1,000 faults the page has the first ones.
+    The rows have the numbers of the decisions in the report. Of more than 1,000 the page has the first ones.
     """
     order = np.argsort(source.labels, kind="stable")
     sorted_label = source.labels[order]
-    groups = {fault.target: fault.images for fault in faults if fault.kind == MIXED_IDENTITY}
     rows: list[Row] = []
-    for number, fault in enumerate(faults[:_MOST_FAULTS], 1):
-        shown = list(fault.images[:_SHOWN_MEMBERS])
-        for identity in (fault.identity, fault.other):
-            if identity >= 0:
-                first, end = np.searchsorted(sorted_label, [identity, identity + 1])
-                members = order[first:end].tolist() if identity < source.num_classes else groups[identity]
-                shown += [image for image in members if image not in fault.images][:_SHOWN_MEMBERS]
-        rows.append((f"{number}. {_fault_title(source, fault)}", _read(source, shown)))
-    _write_rows(rows or [("no faults", [])], output)
+    for number, one in enumerate(wrong[:_MOST_FAULTS], 1):
+        shown = [one.image]
+        for identity in (one.identity, one.target):
+            first, end = np.searchsorted(sorted_label, [identity, identity + 1])
+            shown += [image for image in order[first:end].tolist() if image != one.image][:_SHOWN_MEMBERS]
+        other = identity_title(source, one.target) if one.target >= 0 else "nobody here"
+        title = f"{number}. image {image_name(source, one.image)} of {identity_title(source, one.identity)}"
+        rows.append((f"{title} shows {other}, cosine {one.similarity:.3f}", _read(source, shown)))
+    _write_rows(rows or [("no wrong labels", [])], output)
 
 
 def write_batch_sheet(image_BCSS: Tensor, output: Path) -> None:
@@ -113,16 +112,6 @@ def _pixels(input_BCSS: Tensor) -> np.ndarray:
 
 def _title(source: FaceDataset, identity: int, count: int) -> str:
     return f"{identity_title(source, identity)}: {count:,} images"
-
-
-def _fault_title(source: FaceDataset, fault: LabelFault) -> str:
-    title = f"{fault.kind}: {identity_title(source, fault.identity)}"
-    if fault.other >= 0:
-        title += f" | {identity_title(source, fault.other)}"
-    if fault.images:
-        more = "" if len(fault.images) == 1 else f" and {len(fault.images) - 1:,} more"
-        title += f", image {image_name(source, fault.images[0])}{more}"
-    return f"{title}, cosine {fault.similarity:.3f}"
 
 
 def _read(source: FaceDataset, numbers: Sequence[int], size: int = _SIDE) -> list[np.ndarray]:

@@ -137,14 +137,9 @@ class Separation:
         """Return the error and what follows from it."""
         line = f"this model separates the identities of this dataset with an EER of {self.eer:.2%}"
         if self.useless:
-            return (
-                f"{line}: it cannot separate them, or most labels are wrong; do not trust the faults, and use a "
-                "stronger model"
-            )
+            return f"{line}: it cannot separate them, or most labels are wrong; use a stronger model"
         if self.eer >= WEAK_EER:
-            return (
-                f"{line}: it is weak for this dataset, so only few faults are certain enough to be reported"
-            )
+            return f"{line}: it is weak for this dataset, so only few wrong labels are certain enough to be reported"
         return f"{line}: one error in {round(1 / self.eer):,} comparisons" if self.eer > 0 else line
 
 

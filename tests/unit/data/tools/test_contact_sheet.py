@@ -5,10 +5,10 @@ from facetrain.data.images.decode import decode_rgb, encode_jpeg, resize_square
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.contact_sheet import (
     write_encoded_sheet,
-    write_fault_sheet,
     write_identities_sheet,
+    write_wrong_labels_sheet,
 )
-from facetrain.data.tools.label_faults import LabelFault
+from facetrain.data.tools.wrong_labels import WrongLabel
 from tests.support.datasets import encoded_image
 
 
@@ -30,16 +30,16 @@ def test_a_sheet_shows_the_first_images_of_identities(dataset, tmp_path):
     assert dict(rows_of(tmp_path / "sheet.html")) == expected
 
 
-def test_a_sheet_of_faults_shows_the_image_its_identity_and_the_other_one(dataset, tmp_path):
-    faults = [LabelFault("mislabeled_image", 0, 2, 0.5, (1,), 2), LabelFault("duplicate_identity", 0, 1, 0.7)]
+def test_a_sheet_of_wrong_labels_shows_the_image_its_identity_and_the_other_one(dataset, tmp_path):
+    wrong = [WrongLabel(1, 0, 2, 0.5), WrongLabel(3, 1, -1, 0.1)]
     source = open_dataset(dataset)
-    write_fault_sheet(source, faults, tmp_path / "faults.html")
-    numbers = [[1, 0, 2, 4, 5], [0, 1, 2, 3]]
-    assert [images for _, images in rows_of(tmp_path / "faults.html")] == [
+    write_wrong_labels_sheet(source, wrong, tmp_path / "wrong.html")
+    numbers = [[1, 0, 2, 4, 5], [3]]
+    assert [images for _, images in rows_of(tmp_path / "wrong.html")] == [
         [shown(source.read(number)) for number in row] for row in numbers
     ]
-    write_fault_sheet(source, [], tmp_path / "none.html")
-    assert rows_of(tmp_path / "none.html") == [("no faults", [])]
+    write_wrong_labels_sheet(source, [], tmp_path / "none.html")
+    assert rows_of(tmp_path / "none.html") == [("no wrong labels", [])]
 
 
 def test_names_in_any_script_are_in_html_and_escaped(dataset, tmp_path):

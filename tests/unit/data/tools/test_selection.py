@@ -9,8 +9,8 @@ from facetrain.data.formats.landmark_file import landmarks_path, write_landmarks
 from facetrain.data.formats.recordio import RecordReader
 from facetrain.data.open_dataset import images_of_large_identities, open_dataset
 from facetrain.data.tools.check import check
-from facetrain.data.tools.contact_sheet import write_fault_sheet
-from facetrain.data.tools.label_faults import LabelFault
+from facetrain.data.tools.contact_sheet import write_wrong_labels_sheet
+from facetrain.data.tools.wrong_labels import WrongLabel
 from facetrain.errors import DataError, ImageError
 from tests.support.datasets import encoded_image, write_records
 from tests.unit.data.tools.helpers import convert, grouped_images, merge, split
@@ -98,10 +98,10 @@ def test_a_very_large_label_needs_little_memory_and_time(tmp_path):
     kept = open_dataset(data, min_images_per_identity=2)
     numbers = images_of_large_identities(open_dataset(data), 2)
     merged = merge([data, data], tmp_path / "merged")
-    fault = LabelFault("mislabeled_image", 2**31 - 256, 0, 0.5, (3,), 0)
-    write_fault_sheet(open_dataset(data), [fault], tmp_path / "faults.html")
+    wrong = WrongLabel(3, 2**31 - 256, 0, 0.5)
+    write_wrong_labels_sheet(open_dataset(data), [wrong], tmp_path / "wrong.html")
     assert tracemalloc.get_traced_memory()[1] < 1 << 28
     tracemalloc.stop()
     assert kept.labels.tolist() == [0, 0, 1, 1] and numbers.tolist() == [0, 1, 3, 4]
     assert (merged.identities, merged.images) == (6, 10)
-    assert (tmp_path / "faults.html").read_text().count("<img ") == 4
+    assert (tmp_path / "wrong.html").read_text().count("<img ") == 4
