@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from facetrain.api import load_model as load_model
     from facetrain.api import resume as resume
     from facetrain.api import train as train
+    from facetrain.head.partial_fc import PartialFC as PartialFC
 
 __version__ = "0.1.0"
 __all__ = [
     "Comparison",
     "Dataset",
     "Model",
+    "PartialFC",
     "Run",
     "__version__",
     "errors",
@@ -38,6 +40,8 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'facetrain' has no attribute {name!r}")
     if name == "errors":
         return import_module("facetrain.errors")
+    if name == "PartialFC":
+        return import_module("facetrain.head.partial_fc").PartialFC
     return getattr(import_module("facetrain.api"), name)
 
 

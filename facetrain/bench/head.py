@@ -28,8 +28,7 @@ from facetrain.distributed.spawn import HelperContext
 from facetrain.distributed.world import World
 from facetrain.errors import UsageError
 from facetrain.files import os_errors_as
-from facetrain.head.head_run import HeadRun
-from facetrain.head.margin_head import MarginHead
+from facetrain.head.build import HeadRun, build_head
 from facetrain.head.settings import HeadSettings, MarginSettings
 from facetrain.optim.settings import OptimSettings
 from facetrain.progress import ProgressCallback, ignore_progress
@@ -70,7 +69,7 @@ class MarginHeadStep:
         dtype = product_dtype(options.pop("precision", "fp32"), torch.device(device))
         margin = MarginSettings(scale=SCALE, m2=MARGIN, gradient="straight_through")
         ranks = collectives.world_size()
-        self._head = MarginHead(
+        self._head = build_head(
             HeadSettings(margin=margin, **options),
             OptimSettings(momentum=MOMENTUM, weight_decay=WEIGHT_DECAY),
             HeadRun(folder=folder, product_dtype=dtype),

@@ -9,15 +9,17 @@ from collections.abc import Callable
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from facetrain.distributed import collectives
 from facetrain.errors import DataError
 
 
-class BaseHead:
-    """Base class of the heads: takes embeddings and labels, returns the loss, and updates its centers itself."""
+class BaseHead(nn.Module):
+    """Base class of the heads: takes embeddings and labels, and returns the loss."""
 
+    group: collectives.ProcessGroup | None
+    """Ranks over which the classes are split; None: all."""
     num_classes: int
     embedding_size: int
     update_in_backward: bool
@@ -53,29 +55,30 @@ class BaseHead:
         from waiting for the device. Every rank must call it, or none.
         """
         if self.reads_labels:
-            self._expected = collectives.GatheredRows(label_B)
+            self._expected = collectives.GatheredRows(label_B, self.group)
 
-    def __call__(self, embedding_BD: Tensor, label_B: Tensor) -> Tensor:
+    def forward(self, embedding_BD: Tensor, label_B: Tensor) -> Tensor:
         """Return the loss of the global batch; a scalar, the same on every rank.
 
-        `label_B` is int64 and counts the classes of all datasets. Collective: every rank must pass the same number of
-        rows.
+        `label_B` are integers, (B,) or (B, 1), and count the classes of all datasets. Collective: every rank must pass
+        the same number of rows.
 
         Raises:
             DataError: a label is outside [0, num_classes). CUDA labels are not checked here, because the host would
                 have to wait for the device; the caller checks them by `check_labels` before it copies them.
         """
+        label_B = label_B.flatten().long()
         if label_B.device.type == "cpu":
             self.check_labels(label_B.numpy())
         # Taken once: labels that were expected for a step must not serve the next.
         expected, self._expected = self._expected, None
-        label_G = collectives.gather(label_B).flatten() if expected is None else expected.wait()
+        label_G = collectives.gather(label_B, self.group).flatten() if expected is None else expected.wait()
         if self.reads_labels:
             # The host selects the sampled classes: the sizes of all tensors are then known without asking the device.
             label_G = label_G.cpu()  # waits for the device, unless the labels were expected
         # The embeddings are on their way while the head samples classes and reads their rows: it waits for them when it
         # needs them.
-        return self._loss_of(label_G, _start_gather(embedding_BD, with_norms=self.needs_norms))
+        return self._loss_of(label_G, _start_gather(embedding_BD, self.group, with_norms=self.needs_norms))
 
     def _loss_of(self, label_G: Tensor, gathered: collectives.GatheredRows) -> Tensor:
         """Return the loss of a batch whose unit embeddings (G, X) are being gathered, each followed by its norm."""
@@ -129,7 +132,9 @@ class BaseHead:
                 tensor.copy_(saved[name])
 
 
-def _start_gather(embedding_BD: Tensor, *, with_norms: bool) -> collectives.GatheredRows:
+def _start_gather(
+    embedding_BD: Tensor, group: collectives.ProcessGroup | None, *, with_norms: bool
+) -> collectives.GatheredRows:
     """Start to gather unit embeddings, each followed by its norm if requested: (G, X). Collective."""
     # The squares of 16-bit numbers overflow fp16 from 256 on.
     embedding_BD = embedding_BD.to(torch.promote_types(embedding_BD.dtype, torch.float32))
@@ -137,7 +142,7 @@ def _start_gather(embedding_BD: Tensor, *, with_norms: bool) -> collectives.Gath
     # gradient of the unit embeddings.
     unit_BD = F.normalize(embedding_BD)
     if not with_norms:
-        return collectives.GatheredRows(unit_BD)
+        return collectives.GatheredRows(unit_BD, group)
     # One message for both: a second gather would wait for the network once more.
     norm_B = torch.linalg.vector_norm(embedding_BD, dim=1)
-    return collectives.GatheredRows(torch.cat([unit_BD, norm_B[:, None]], dim=1))
+    return collectives.GatheredRows(torch.cat([unit_BD, norm_B[:, None]], dim=1), group)

@@ -1,16 +1,110 @@
-"""Construction of the head's parts from the settings of the section `head`."""
+"""Construction of a head from the section `head` of the config, and from what its run gives."""
 
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import torch
+
+from facetrain.distributed.world import World
+from facetrain.head.class_centers import Storage
 from facetrain.head.margins.base import Margin
 from facetrain.head.margins.function_margin import make_margin
 from facetrain.head.margins.registry import MARGINS
-from facetrain.head.settings import MarginSettings
+from facetrain.head.partial_fc import PartialFC
+from facetrain.head.row_optimizer import CenterUpdate
+from facetrain.head.sampling import Stage
+from facetrain.head.settings import HeadSettings, MarginSettings
+from facetrain.optim.settings import OptimSettings
 from facetrain.own_parts import is_place, load_part
 from facetrain.settings import imported
+
+_NUMBERS = ("m1", "m2", "m3", "gradient")
+"""Keys of `head.margin` that some formulas have."""
+
+
+class HeadStage(NamedTuple):
+    """Consecutive steps in which a head has the same settings."""
+
+    first_step: int
+    settings: HeadSettings
+    """Settings of the stage; sample rate and use of the expectations may differ from stage to stage."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadRun:
+    """Values that a head takes from its run, beside its settings."""
+
+    seed: int = 0
+    """Key of the first centers, the samples and the stochastic rounding."""
+    margin_seed: int = 0
+    """Key of the margins that are drawn at random."""
+    stages: tuple[HeadStage, ...] = ()
+    """Stages of the run, the first from step 0 on; (): one, with the settings of the head."""
+    folder: Path | None = None
+    """Folder of the row file, with placement disk."""
+    product_dtype: torch.dtype | None = None
+    """Dtype to which the factors of the large matrix products are rounded: bfloat16, or None for float32."""
+    update_in_backward: bool = True
+    """Update the centers chunk by chunk in the backward pass. Needs one micro-batch per step."""
+    trained: bool = True
+    """Train the centers. False: they have no moments, and the backward pass computes no gradient of them."""
+
+
+def build_head(
+    settings: HeadSettings,
+    optim: OptimSettings,
+    run: HeadRun,
+    world: World,
+    *,
+    embedding_size: int,
+    num_classes: int,
+) -> PartialFC:
+    """Build this rank's part of a head that updates its centers itself, by the optimizer of the backbone.
+
+    Raises:
+        ConfigError: the optimizer cannot keep its moments in their dtype.
+        RunError: the disk has no space for the centers.
+    """
+    stages = run.stages or (HeadStage(0, settings),)
+    head = PartialFC(
+        build_margin(settings.margin, seed=run.margin_seed),
+        embedding_size,
+        num_classes,
+        settings.sample_rate,
+        seed=run.seed,
+        device=world.device,
+        chunk_size=None if settings.chunk_size == "auto" else settings.chunk_size,
+        trained=run.trained,
+        update=_center_update(settings, optim, run) if run.trained else None,
+        storage=Storage(
+            getattr(torch, settings.weight_dtype),
+            settings.placement,
+            run.folder,
+            settings.classes_per_block,
+        ),
+        stages=[Stage(first, stage.sample_rate, stage.expectations) for first, stage in stages],
+        expectation_margin=settings.expectation_margin,
+        place=(world.rank, world.size),
+    )
+    head.product_dtype = run.product_dtype
+    head.use_kernels()
+    return head
+
+
+def _center_update(settings: HeadSettings, optim: OptimSettings, run: HeadRun) -> CenterUpdate:
+    return CenterUpdate(
+        name=optim.name,
+        momentum=optim.momentum,
+        betas=optim.betas,
+        eps=optim.eps,
+        weight_decay=optim.weight_decay,
+        moment_dtype=getattr(torch, settings.momentum_dtype),
+        in_backward=run.update_in_backward,
+    )
 
 
 def build_margin(settings: MarginSettings, *, seed: int = 0) -> Margin:
@@ -27,10 +121,9 @@ def build_margin(settings: MarginSettings, *, seed: int = 0) -> Margin:
 
 def _numbers(settings: MarginSettings) -> dict[str, Any]:
     """Return the settings that the formula has. Those that are null keep the published values."""
-    names = inspect.signature(imported(MARGINS[settings.type])).parameters.keys() & {
-        "m1",
-        "m2",
-        "m3",
-        "gradient",
+    arguments = inspect.signature(imported(MARGINS[settings.type])).parameters
+    return {
+        name: value
+        for name in _NUMBERS
+        if name in arguments and (value := getattr(settings, name)) is not None
     }
-    return {name: value for name in sorted(names) if (value := getattr(settings, name)) is not None}

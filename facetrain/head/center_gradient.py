@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from facetrain.head.class_centers import Rows
 
@@ -27,6 +27,37 @@ class UnfinishedGradient(NamedTuple):
     """Samples in the order of their target centers, int64."""
     first_C1: Tensor
     """Samples `sample_G[first_C1[c] : first_C1[c + 1]]` have the target center c; int32 (C + 1,)."""
+
+
+class ParameterGradient:
+    """Gradient of a parameter that holds the centers, (K, D), filled chunk by chunk."""
+
+    def __init__(self, weight: nn.Parameter, *, sparse: bool) -> None:
+        """Take the parameter. `sparse`: rows that are selected by an index give a sparse gradient."""
+        self.weight, self._sparse = weight, sparse
+        self._chunks: list[tuple[Tensor, Tensor]] = []
+        self._dense_KD: Tensor | None = None
+
+    def add(self, rows: Rows, gradient: Tensor | UnfinishedGradient, finite: Tensor) -> None:
+        """Take the gradient (C, D) of the rows of a chunk, of which every row is in one. `finite` is ignored."""
+        assert isinstance(gradient, Tensor), "the update in one pass has no gradient"
+        if self._sparse and isinstance(rows, Tensor):
+            self._chunks.append((rows, gradient.to(self.weight.dtype)))
+            return
+        if self._dense_KD is None:
+            # Slices fill all rows.
+            new = torch.empty_like if isinstance(rows, slice) else torch.zeros_like
+            self._dense_KD = new(self.weight, requires_grad=False)
+        self._dense_KD[rows] = gradient.to(self.weight.dtype)
+
+    def take(self) -> Tensor:
+        """Return the gradient."""
+        if self._chunks:
+            index_S, gradient_SD = (torch.cat(parts) for parts in zip(*self._chunks, strict=True))
+            return torch.sparse_coo_tensor(
+                index_S[None], gradient_SD, self.weight.shape, is_coalesced=True, check_invariants=False
+            )
+        return torch.zeros_like(self.weight) if self._dense_KD is None else self._dense_KD
 
 
 class AccumulatedGradient:

@@ -5,12 +5,13 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from facetrain.counter_rng import key_of
 from facetrain.device.page_locked import page_locked
@@ -28,13 +29,31 @@ _INIT_BLOCK = 4096
 """Classes that share a random generator. Changing it changes the initial centers of every seed."""
 
 
+@dataclass(frozen=True)
+class Storage:
+    """Memory and dtype in which class centers are stored."""
+
+    dtype: torch.dtype = torch.float32
+    placement: str = "device"
+    """`device`; `host`: host memory; `disk`: a file. From the latter two, rows are copied when they are needed."""
+    folder: Path | None = None
+    """Folder of the files of all ranks."""
+    classes_per_block: int = 1
+    """Consecutive classes that are sampled together, because a disk reads neighbors at once."""
+
+
 class RowTable:
     """Table (K, X) whose rows are fetched to the device and stored back; it may use fewer bits per number there."""
 
     def __init__(self, data: Tensor, device: torch.device, scale: RowTable | None = None) -> None:
-        self.data, self._device = data, device
+        self._data, self._device = data, device
         self.scale = scale
         """For an int8 table, the value of one unit in each block of numbers."""
+
+    @property
+    def data(self) -> Tensor:
+        """All rows, in the table's dtype."""
+        return self._data
 
     @property
     def is_elsewhere(self) -> bool:
@@ -84,6 +103,22 @@ class RowTable:
             self.data[rows].copy_(values)
 
 
+class ParameterTable(RowTable):
+    """Rows of a parameter, on its device."""
+
+    def __init__(self, parameter: nn.Parameter) -> None:
+        super().__init__(parameter.data, parameter.device)
+        self._parameter = parameter
+
+    @property
+    def data(self) -> Tensor:
+        """All rows."""
+        # `Module.to` gives a parameter other data.
+        if self._parameter.device != self._device:
+            self._device = self._parameter.device
+        return self._parameter.data
+
+
 class RowTables:
     """All tables of one head by name, in the same place."""
 
@@ -130,22 +165,22 @@ def allocate_tables(
     layout: Layout,
     num_rows: int,
     device: torch.device,
+    storage: Storage | None = None,
     *,
-    placement: str = "device",
-    folder: Path | None = None,
     fetched_in_slices: bool = False,
 ) -> RowTables:
-    """Allocate tables of zeros: on the `device`, in `host` memory, or on `disk` in a file in `folder`.
+    """Allocate tables of zeros; rows are fetched to the device.
 
     `fetched_in_slices` states that rows will be fetched from host memory as slices and not by index.
 
     Raises:
-        RunError: the disk has no space for the file, or `folder` is missing.
+        RunError: the disk has no space for the file, or the storage names no folder.
     """
-    if placement == "disk":
-        if folder is None:
-            raise RunError("head.placement disk needs a folder for the row file; pass HeadRun.folder")
-        file = DiskRows(folder / "rows.bin", num_rows, layout)
+    placement = "device" if storage is None else storage.placement
+    if storage is not None and placement == "disk":
+        if storage.folder is None:
+            raise RunError("placement disk needs a folder for the row file; pass Storage.folder")
+        file = DiskRows(storage.folder / "rows.bin", num_rows, layout)
         return RowTables(file.tables, device, file)
     place = torch.device("cpu") if placement == "host" else device
     # Slices are copied between the table itself and the GPU, twice as fast if it is page-locked. Rows by index are

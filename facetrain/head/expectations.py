@@ -26,9 +26,9 @@ from torch import Tensor
 
 from facetrain.head import softmax
 from facetrain.head.class_centers import RowTables
-from facetrain.head.head_run import HeadStage
 from facetrain.head.margins.base import Margin
 from facetrain.head.row_file import Layout
+from facetrain.head.sampling import Stage
 from facetrain.head.sharded_softmax import ClassSweep, exchange_statistics
 from facetrain.head.target import TargetClass, find_target, target_rows
 
@@ -40,9 +40,9 @@ _ROWS_PER_COPY = 1 << 16
 class Expectations:
     """Expectations of the classes of a head, which begin in the first stage that has them."""
 
-    def __init__(self, stages: Sequence[HeadStage], margin: Margin) -> None:
+    def __init__(self, stages: Sequence[Stage], margin: Margin) -> None:
         """Take the stages of the head, and the margin on the cosine to the expectation."""
-        self._first = next((stage for stage in stages if stage.settings.expectations != "off"), None)
+        self._first = next((stage for stage in stages if stage.expectations != "off"), None)
         self._margin = margin
         self._have_begun = torch.tensor(False)  # on the host, which reads it
 
@@ -66,14 +66,14 @@ class Expectations:
             table[rows].copy_(F.normalize(weight[rows].to(precise)))
         self._have_begun = torch.tensor(True)
 
-    def second_anchor(self, sweep: ClassSweep, stage: HeadStage) -> ExpectationPass | None:
+    def second_anchor(self, sweep: ClassSweep, stage: Stage) -> ExpectationPass | None:
         """Return the pass over the expectations beside a sweep over the centers; None in a stage without them."""
-        if stage.settings.expectations == "off":
+        if stage.expectations == "off":
             return None
         return ExpectationPass(
             # The same classes, chunks and loss over another table, which has no gradient.
             replace(sweep, table=_TABLE, margin=self._margin, take_gradient=None),
-            moving=stage.settings.expectations == "moving",
+            moving=stage.expectations == "moving",
         )
 
     def state(self) -> dict[str, Tensor]:
@@ -100,11 +100,13 @@ class ExpectationPass:
         """
         sweep = self._sweep
         # Without norms: the margin on the expectation is a constant.
-        target = find_target(unit_GD, None, sweep.sampled, sweep.weight, sweep.margin)
+        target = find_target(unit_GD, None, sweep.sampled, sweep.weight, sweep.margin, sweep.group)
         # Without the target's logit: the sum is over the negatives.
         begin_PG = softmax.begin(torch.full_like(target.cos_G, -torch.inf))
         statistics_PG, self._inverse_norm_S = sweep.statistics(begin_PG, factor_GD, target)
-        logit_G, statistics_WPG = exchange_statistics(statistics_PG, target.logit(sweep.margin.scale))
+        logit_G, statistics_WPG = exchange_statistics(
+            statistics_PG, target.logit(sweep.margin.scale), sweep.group
+        )
         self._target, self._factor_GD, self._logit_G = target, factor_GD, logit_G
         self._log_ratio_G = softmax.join(statistics_WPG, logit_G)[0]
         return self._log_ratio_G

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from facetrain.distributed import collectives
 from facetrain.head.base_head import BaseHead
-from facetrain.head.margin_head import MarginHead
+from facetrain.head.partial_fc import PartialFC
 from facetrain.head.sampling import to_device
 
 
@@ -31,7 +31,7 @@ from facetrain.head.sampling import to_device
 class HeadPart:
     """Head of one dataset, and its place in a group."""
 
-    head: MarginHead
+    head: PartialFC
     first_class: int = 0
     """Label in the group of the head's class 0."""
     loss_weight: float = 1.0
@@ -51,9 +51,11 @@ class HeadGroup(BaseHead):
     reads_labels = True
 
     def __init__(
-        self, heads: Sequence[MarginHead], loss_weights: Sequence[float], shares: Sequence[float]
+        self, heads: Sequence[PartialFC], loss_weights: Sequence[float], shares: Sequence[float]
     ) -> None:
         """Take the heads in the order of their classes, with a weight of the loss and a share of the images each."""
+        super().__init__()
+        self.group = heads[0].group
         self._first = np.cumsum([0, *(head.num_classes for head in heads)])
         self.parts = tuple(map(HeadPart, heads, self._first[:-1].tolist(), loss_weights, shares))
         self.num_classes = int(self._first[-1])
@@ -118,7 +120,7 @@ class HeadGroup(BaseHead):
         }
 
 
-Head = MarginHead | HeadGroup
+Head = PartialFC | HeadGroup
 """Head of a run."""
 
 

@@ -8,6 +8,8 @@ first version of Partial FC.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.optim.sgd import sgd
@@ -19,16 +21,36 @@ from facetrain.head.center_gradient import UnfinishedGradient
 from facetrain.head.class_centers import Rows, RowTable
 from facetrain.head.row_file import Layout
 from facetrain.head.stochastic_rounding import INT8_BLOCK, Noise
-from facetrain.optim.settings import OptimSettings
 
 
-def moment_layout(settings: OptimSettings, columns: int, dtype: torch.dtype) -> Layout:
+@dataclass(frozen=True, kw_only=True)
+class CenterUpdate:
+    """Update of the class centers by the head itself: SGD with momentum, or AdamW."""
+
+    name: str = "sgd"
+    """`sgd` or `adamw`."""
+    momentum: float = 0.9
+    """Only for sgd."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay rates of the first and the second moment; only for adamw."""
+    eps: float = 1e-8
+    """Term added to the denominator; only for adamw."""
+    weight_decay: float = 5e-4
+    """Of the centers that take part in a step."""
+    moment_dtype: torch.dtype = torch.float32
+    """Dtype in which the moments are stored; int8 only for sgd."""
+    in_backward: bool = True
+    """Update chunk by chunk in the backward pass, of which a step then has one. False: `step` updates."""
+
+
+def moment_layout(update: CenterUpdate, columns: int) -> Layout:
     """Return the tables that the optimizer keeps for a table with `columns` columns.
 
     Raises:
-        ConfigError: the optimizer cannot keep its moments in `dtype`.
+        ConfigError: the optimizer cannot keep its moments in their dtype.
     """
-    if settings.name == "adamw":
+    dtype = update.moment_dtype
+    if update.name == "adamw":
         if dtype == torch.int8:
             # Second moments span many powers of ten; 127 equal steps would round most of them to 0.
             raise ConfigError("head.momentum_dtype int8 is for optim.name sgd; use bfloat16 with adamw")
@@ -38,7 +60,7 @@ def moment_layout(settings: OptimSettings, columns: int, dtype: torch.dtype) -> 
             "second_moment": (columns, dtype),
             "steps": (1, torch.float32),
         }
-    if not settings.momentum:
+    if not update.momentum:
         return {}
     layout = {"momentum": (columns, dtype)}
     if dtype == torch.int8:
@@ -56,14 +78,14 @@ class RowOptimizer:
 
     def __init__(
         self,
-        settings: OptimSettings,
+        numbers: CenterUpdate,
         device: torch.device,
         *,
         seed: int = 0,
         one_pass: bool = False,
     ) -> None:
-        """Take the settings; `one_pass`: update by the kernel that `one_pass_available` has checked."""
-        self._settings, self._device, self._seed = settings, device, seed
+        """Take the optimizer's numbers; `one_pass`: update by the kernel that `one_pass_available` has checked."""
+        self._numbers, self._device, self._seed = numbers, device, seed
         self.one_pass = one_pass
         self.begin_step(0, 0, lr=0.0)
 
@@ -93,7 +115,7 @@ class RowOptimizer:
             for name in (*_MOMENTS, "weight")
             if name in tables
         }
-        step = self._adamw_step if self._settings.name == "adamw" else self._sgd_step
+        step = self._adamw_step if self._numbers.name == "adamw" else self._sgd_step
         step(values, gradient, valid)
         for name, value in values.items():
             tables[name].store(rows, value, self._noise)
@@ -113,8 +135,8 @@ class RowOptimizer:
             valid,
             self._noise,
             lr=self._lr,
-            momentum=self._settings.momentum,
-            weight_decay=self._settings.weight_decay,
+            momentum=self._numbers.momentum,
+            weight_decay=self._numbers.weight_decay,
         )
         if copied:
             for name, table in tables.items():
@@ -128,8 +150,8 @@ class RowOptimizer:
             [gradient.contiguous()],
             [values.get("momentum")],
             fused=True,
-            weight_decay=self._settings.weight_decay,
-            momentum=self._settings.momentum,
+            weight_decay=self._numbers.weight_decay,
+            momentum=self._numbers.momentum,
             lr=self._lr,
             dampening=0.0,
             nesterov=False,
@@ -150,26 +172,26 @@ class RowOptimizer:
         if valid.device.type != "cpu":
             gradient, factor = torch.where(valid, gradient, 0.0), valid.to(gradient.dtype)
         # With the factor 0 all betas are 1: the moments stay as they are.
-        betas = [1 - (1 - beta) * factor for beta in self._settings.betas]
+        betas = [1 - (1 - beta) * factor for beta in self._numbers.betas]
         first.mul_(betas[0]).add_(gradient * (1 - betas[0]))
         second.mul_(betas[1]).add_(gradient * gradient * (1 - betas[1]))
         steps.add_(factor)
         # A row whose only steps were skipped has counted none: 0 / 0 without the bound.
         first_unbiased, second_unbiased = (
             moment / (1 - beta**steps).clamp_min(1e-30)
-            for moment, beta in zip((first, second), self._settings.betas, strict=True)
+            for moment, beta in zip((first, second), self._numbers.betas, strict=True)
         )
-        weight.mul_(1 - self._lr * self._settings.weight_decay * factor)
-        direction = first_unbiased / (second_unbiased.sqrt_() + self._settings.eps)
+        weight.mul_(1 - self._lr * self._numbers.weight_decay * factor)
+        direction = first_unbiased / (second_unbiased.sqrt_() + self._numbers.eps)
         if isinstance(factor, Tensor):
             weight.addcmul_(direction, -self._lr * factor)
         else:
             weight.add_(direction, alpha=-self._lr)
 
 
-def one_pass_available(optim: OptimSettings, device: torch.device, embedding_size: int) -> bool:
+def one_pass_available(update: CenterUpdate, device: torch.device, embedding_size: int) -> bool:
     """Return whether the Triton kernel can update these centers: SGD on a GPU of compute capability 8.0 or higher."""
-    if optim.name != "sgd" or not can_run_kernels(device):
+    if update.name != "sgd" or not can_run_kernels(device):
         return False
     from facetrain.head.kernels.center_update import LARGEST_SIZE
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +16,16 @@ from facetrain.counter_rng import key_of, uniform_array
 from facetrain.head.class_centers import RowTables
 from facetrain.head.class_shard import ClassShard
 from facetrain.head.row_prefetch import RowPrefetcher, find
-from facetrain.head.settings import HeadSettings
+
+
+class Stage(NamedTuple):
+    """Consecutive steps in which a head samples with the same rate."""
+
+    first_step: int
+    sample_rate: float
+    """Fraction of the classes that take part in a step."""
+    expectations: str = "off"
+    """Second anchor of each class, see `head.expectations`: `moving`, `fixed` or `off`."""
 
 
 def draw_classes(shard: ClassShard, rate: float, *, seed: int, step: int, block: int = 1) -> np.ndarray:
@@ -71,13 +81,14 @@ class ClassSampler:
         tables: RowTables,
         shard: ClassShard,
         device: torch.device,
-        settings: HeadSettings,
+        rate: float,
         *,
         seed: int,
+        block: int,
         prefetch: bool,
     ) -> None:
-        self._tables, self._shard, self._device = tables, shard, device
-        self._rate, self._block, self._seed = settings.sample_rate, settings.classes_per_block, seed
+        self._tables, self._shard, self.device = tables, shard, device
+        self._rate, self._block, self._seed = rate, block, seed
         self._prefetcher = RowPrefetcher(tables, device) if prefetch and self._rate < 1 else None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="draw")
         self._draws: dict[int, Future[np.ndarray]] = {}
@@ -94,7 +105,7 @@ class ClassSampler:
         The labels are on the host if `reads_labels`, else anywhere.
         """
         if not self.reads_labels:
-            label_G = on_device(label_G, self._device)
+            label_G = on_device(label_G, self.device)
             is_local_G = (label_G >= self._shard.start) & (label_G < self._shard.stop)
             return SampledClasses(
                 self._tables, None, torch.where(is_local_G, label_G - self._shard.start, -1)
@@ -105,12 +116,12 @@ class ClassSampler:
             # All classes, from tables in host memory: the targets are read by index there, and the chunks follow as
             # slices.
             rows = torch.from_numpy(np.maximum(local, 0))
-            return SampledClasses(self._tables, None, to_device(local, self._device), rows)
+            return SampledClasses(self._tables, None, to_device(local, self.device), rows)
         # The classes of the batch always take part: a sample without its target class has no loss.
         positive = np.unique(local[local >= 0])
         # Draws of steps that are over; a second micro-batch of this step uses its draw again.
         self._draws = {known: drawn for known, drawn in self._draws.items() if known >= step}
-        if self._device.type == "cuda":
+        if self.device.type == "cuda":
             # There the host is free to draw while the device works; on a CPU it would take the time from the step.
             for ahead in range(step, step + 3):
                 self._begin_draw(ahead)
@@ -122,8 +133,8 @@ class ClassSampler:
         class_S = np.insert(drawn, np.searchsorted(drawn, added), added)
         self._tables.read_ahead(torch.from_numpy(class_S))
         position = np.where(local < 0, -1, np.searchsorted(class_S, local))
-        index_S = to_device(class_S, self._device)
-        return SampledClasses(self._tables, index_S, to_device(position, self._device))
+        index_S = to_device(class_S, self.device)
+        return SampledClasses(self._tables, index_S, to_device(position, self.device))
 
     def flush(self) -> None:
         """Wait until all changed rows are written to the tables."""
@@ -151,7 +162,7 @@ class ClassSampler:
         place = find(drawn, local)
         position = np.where(place < 0, len(drawn) + np.searchsorted(added, local), place)
         position[local < 0] = -1
-        return SampledClasses(tables, None, to_device(position, self._device))
+        return SampledClasses(tables, None, to_device(position, self.device))
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:

@@ -23,11 +23,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from facetrain.device.profiler_ranges import profiler_range
 from facetrain.distributed import collectives
 from facetrain.head import softmax
-from facetrain.head.center_gradient import UnfinishedGradient
+from facetrain.head.center_gradient import ParameterGradient, UnfinishedGradient
 from facetrain.head.class_centers import Rows, RowTable
 from facetrain.head.class_chunk import BackwardInputs, Chunk
 from facetrain.head.margins.base import Margin
@@ -60,6 +61,8 @@ class ClassSweep:
 
     sampled: SampledClasses
     margin: Margin
+    group: collectives.ProcessGroup | None
+    """Ranks over which the classes are split; None: all."""
     classes_per_chunk: int
     chunk_type: type[Chunk]
     take_gradient: TakeGradient | None
@@ -121,22 +124,33 @@ class ClassSweep:
         return statistics_PG, inverse_norm_S
 
 
-def sharded_cross_entropy(unit_GD: Tensor, norm_G: Tensor | None, sweep: ClassSweep) -> Tensor:
+def sharded_cross_entropy(
+    unit_GD: Tensor, norm_G: Tensor | None, sweep: ClassSweep, gradient: ParameterGradient | None = None
+) -> Tensor:
     """Return the mean loss over the global batch, a scalar that is the same on every rank.
 
     `unit_GD` holds the unit embeddings of all ranks, `norm_G` their norms if the margin needs them. Their gradient
     is this rank's part, to be summed over the ranks. The gradient of the centers is passed to `sweep.take_gradient`
-    during the backward pass. Collective: one gather of a few numbers per sample.
+    during the backward pass; with `gradient`, which takes it then, it is also the gradient of that parameter.
+    Collective: one gather of a few numbers per sample.
     """
-    loss: Tensor = _CrossEntropy.apply(unit_GD, norm_G, sweep)
+    weight_KD = None if gradient is None else gradient.weight
+    loss: Tensor = _CrossEntropy.apply(unit_GD, norm_G, weight_KD, sweep, gradient)
     return loss
 
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, unit_GD: Tensor, norm_G: Tensor | None, sweep: ClassSweep) -> Tensor:
+    def forward(
+        ctx: Any,
+        unit_GD: Tensor,
+        norm_G: Tensor | None,
+        weight_KD: Tensor | None,
+        sweep: ClassSweep,
+        gradient: ParameterGradient | None,
+    ) -> Tensor:
         # The target logits first, apart from the chunks: the margin concerns them alone, and they keep full precision.
-        target = find_target(unit_GD, norm_G, sweep.sampled, sweep.weight, sweep.margin)
+        target = find_target(unit_GD, norm_G, sweep.sampled, sweep.weight, sweep.margin, sweep.group)
         # Converted once: all chunks multiply the same factor.
         factor_GD = unit_GD.to(sweep.product_dtype or unit_GD.dtype)
         logit_G = target.logit(sweep.margin.scale)
@@ -144,7 +158,7 @@ class _CrossEntropy(torch.autograd.Function):
         statistics_PG, inverse_norm_S = sweep.statistics(softmax.begin(logit_G), factor_GD, target)
         # The message of the loss: a few numbers per sample, instead of logits to all classes. From here on every
         # rank computes the same from the same numbers, and no loss has to be sent.
-        logit_G, statistics_WPG = exchange_statistics(statistics_PG, logit_G)
+        logit_G, statistics_WPG = exchange_statistics(statistics_PG, logit_G, sweep.group)
         loss_G, joined_G = softmax.join(statistics_WPG, logit_G)
         first_loss_G = loss_G
         if sweep.second_anchor is not None:
@@ -162,15 +176,17 @@ class _CrossEntropy(torch.autograd.Function):
         if norm_G is not None and (penalty := sweep.margin.norm_penalty(norm_G)):
             loss += penalty[0].mean()
         # The finite flag stays on the device, where the update reads it.
-        ctx.save_for_backward(unit_GD, norm_G, factor_GD, logit_G, joined_G, torch.isfinite(loss))
-        ctx.sweep, ctx.target, ctx.inverse_norm_S = sweep, target, inverse_norm_S
+        # The parameter is saved so that autograd refuses a backward pass after a change of it.
+        ctx.save_for_backward(unit_GD, norm_G, factor_GD, logit_G, joined_G, torch.isfinite(loss), weight_KD)
+        ctx.sweep, ctx.target, ctx.inverse_norm_S, ctx.gradient = sweep, target, inverse_norm_S, gradient
         ctx.losses = None if sweep.second_anchor is None else (first_loss_G, loss_G)
         return loss
 
     @staticmethod
+    @once_differentiable
     @profiler_range("head")
-    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        unit_GD, norm_G, factor_GD, logit_G, joined_G, finite = ctx.saved_tensors
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
+        unit_GD, norm_G, factor_GD, logit_G, joined_G, finite, _ = ctx.saved_tensors
         sweep: ClassSweep = ctx.sweep
         target: TargetClass = ctx.target
         if sweep.loss_scale is not None:
@@ -220,15 +236,17 @@ class _CrossEntropy(torch.autograd.Function):
         if sweep.loss_scale is not None:
             grad_GD.mul_(sweep.loss_scale)
             grad_norm_G = None if grad_norm_G is None else grad_norm_G * sweep.loss_scale
-        return grad_GD, grad_norm_G, None
+        return grad_GD, grad_norm_G, None if ctx.gradient is None else ctx.gradient.take(), None, None
 
 
-def exchange_statistics(statistics_PG: Tensor, logit_G: Tensor) -> tuple[Tensor, Tensor]:
+def exchange_statistics(
+    statistics_PG: Tensor, logit_G: Tensor, group: collectives.ProcessGroup | None
+) -> tuple[Tensor, Tensor]:
     """Gather target logits and statistics in one message; return (G,) and (W, P, G). Collective.
 
     Every rank then has the same numbers and computes the same loss from them.
     """
-    gathered_WXG = collectives.gather(torch.cat([statistics_PG, logit_G[None]]))
+    gathered_WXG = collectives.gather(torch.cat([statistics_PG, logit_G[None]]), group)
     # Only one rank has the target class; the others sent −∞.
     return gathered_WXG[:, -1].amax(0), gathered_WXG[:, :-1]
 

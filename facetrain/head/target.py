@@ -56,6 +56,7 @@ def find_target(
     sampled: SampledClasses,
     weight: RowTable,
     margin: Margin,
+    group: collectives.ProcessGroup | None,
 ) -> TargetClass:
     """Compute the cosine of each unit embedding to its target center, and apply the margin.
 
@@ -80,7 +81,7 @@ def find_target(
         cos_G = torch.where(is_local_G, cos_G, 0)
     if margin.needs_all_target_cosines:
         # All ranks but one add 0.
-        cos_G = collectives.sum_(cos_G)
+        cos_G = collectives.sum_(cos_G, group)
     # Before `apply`: the formulas use the averages with this batch in them, as the authors' codes do.
     margin.update_averages(norm_G, cos_G)
     return TargetClass(
@@ -96,7 +97,8 @@ def find_target(
 class NearestCount:
     """Number of samples whose target class was the nearest of the step's classes."""
 
-    def __init__(self) -> None:
+    def __init__(self, group: collectives.ProcessGroup | None) -> None:
+        self._group = group
         self._nearest: Tensor | int = 0
         self._images = 0
 
@@ -113,6 +115,6 @@ class NearestCount:
         """
         # All ranks have gathered the same images, but each knows its own targets: only the first number is summed.
         counts = torch.tensor([int(self._nearest), self._images])
-        nearest = int(collectives.sum_(counts[:1].clone()))
+        nearest = int(collectives.sum_(counts[:1].clone(), self._group))
         self._nearest, self._images = 0, 0
         return nearest, int(counts[1])

@@ -10,9 +10,8 @@ from typing import NamedTuple
 import torch
 
 from facetrain.distributed.world import World
+from facetrain.head.build import HeadRun, HeadStage, build_head
 from facetrain.head.class_chunk import default_chunk_size
-from facetrain.head.head_run import HeadRun, HeadStage
-from facetrain.head.margin_head import MarginHead
 from facetrain.head.settings import HeadSettings
 from facetrain.optim.settings import OptimSettings
 from facetrain.plan.pass_cost import remembered
@@ -106,7 +105,7 @@ def _bytes_per_row(
     world = World(rank=0, local_rank=0, size=1, local_size=1, device=torch.device("meta"))
     run = HeadRun(stages=tuple(HeadStage(0, stage) for stage in stages), trained=trained)
     in_memory = settings.model_copy(update={"placement": "device"})
-    head = MarginHead(in_memory, optim, run, world, embedding_size=embedding_size, num_classes=1)
+    head = build_head(in_memory, optim, run, world, embedding_size=embedding_size, num_classes=1)
     sizes = {name: table.nbytes for name, table in head.row_state().items()}
     centers = sum(sizes.get(name, 0) for name in ("weight", "expectation"))
     return centers, sum(sizes.values()) - centers

@@ -56,13 +56,18 @@ class Distillation(nn.Module):
         self.teacher, self._weight = teacher, weight
         self.margin_weight = margin_weight
         """Factor on the margin loss of the trained centers."""
-        self.centers = centers
-        """Head with the class centers of the teacher; None without one."""
+        # In a tuple: the parameters of an attribute would be saved and trained with the projection.
+        self._centers = (centers,)
         self.projection: nn.Linear | None = None
         if teacher.embedding_size != embedding_size:
             self.projection = nn.Linear(embedding_size, teacher.embedding_size, bias=False)
             generator = torch.Generator().manual_seed(seed)
             nn.init.normal_(self.projection.weight, 0, embedding_size**-0.5, generator=generator)
+
+    @property
+    def centers(self) -> Head | None:
+        """Head with the class centers of the teacher; None without one."""
+        return self._centers[0]
 
     def begin_step(self, step: int) -> None:
         """Start a step: draw the classes whose centers take part in it."""
@@ -72,7 +77,7 @@ class Distillation(nn.Module):
             self.centers.begin_step(step, lr=0.0)
 
     def expect_labels(self, label_B: Tensor) -> None:
-        """Start to gather the labels of the next call, as `MarginHead.expect_labels`. Collective."""
+        """Start to gather the labels of the next call, as `PartialFC.expect_labels`. Collective."""
         if self.centers is not None:
             self.centers.expect_labels(label_B)
 

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from facetrain.distributed.world import World
-from facetrain.head.build import build_margin
-from facetrain.head.head_run import HeadRun
-from facetrain.head.margin_head import MarginHead
+from facetrain.head.build import HeadRun, build_head, build_margin
 from facetrain.head.margins.registry import MARGINS
 from facetrain.head.settings import HeadSettings, MarginSettings
 from facetrain.optim.settings import OptimSettings
@@ -68,7 +66,7 @@ def _head_results(
     run = HeadRun(seed=1, product_dtype=product_dtype)
     # Each run of this function draws the same centers, samples and noise, from the seed.
     settings = settings.model_copy(update={"chunk_size": 400})  # several chunks, the last of them smaller
-    head = MarginHead(settings, OptimSettings(), run, world, embedding_size=size, num_classes=classes)
+    head = build_head(settings, OptimSettings(), run, world, embedding_size=size, num_classes=classes)
     if not use_kernels:
         head.avoid_kernels()
     generator = torch.Generator().manual_seed(0)

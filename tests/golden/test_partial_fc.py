@@ -5,10 +5,11 @@ import pytest
 import torch
 
 from facetrain.distributed import collectives
-from facetrain.head.margin_head import MarginHead
+from facetrain.head.build import build_margin
+from facetrain.head.partial_fc import PartialFC
 from tests.support.dense_head import margin_logits
 from tests.support.golden import golden_path
-from tests.support.heads import combined, head_arguments
+from tests.support.heads import combined
 from tests.support.ranks import run_ranks
 
 # The peer does not differentiate ArcFace's margin.
@@ -30,27 +31,15 @@ def test_our_oracle_gives_the_peers_logits(name, threshold):
     np.testing.assert_allclose(ours.numpy(), expected, rtol=1e-4, atol=1e-4)
 
 
-class KeepsGradient(MarginHead):
-    """A head that keeps its gradient instead of stepping by it."""
-
-    def _take_gradient(self, sampled):
-        self.gradient = torch.zeros_like(self.weight.data)
-        return lambda rows, gradient, finite: self.gradient.__setitem__(
-            rows, gradient.to(self.gradient.dtype)
-        )
-
-
 def one_rank(margin, weight, embeddings, labels):
     rank, world_size = collectives.rank(), collectives.world_size()
-    sizes = {"embedding_size": 16, "num_classes": 23, "chunk_size": 4}
-    options = head_arguments(**sizes, margin=combined(**margin), rank=rank, world_size=world_size)
-    head = KeepsGradient(**options)
-    head.weight.data.copy_(torch.from_numpy(weight)[head.shard.start : head.shard.stop])
+    head = PartialFC(build_margin(combined(**margin)), embedding_size=16, num_classes=23, chunk_size=4)
+    head.load_state_dict({"weight": torch.from_numpy(weight)})
     mine = slice(rank * 12 // world_size, (rank + 1) * 12 // world_size)
     embedding = torch.from_numpy(embeddings)[mine].requires_grad_()
     loss = head(embedding, torch.from_numpy(labels)[mine].long())
     loss.backward()
-    return loss.detach(), embedding.grad, head.gradient
+    return loss.detach(), embedding.grad, head.weight.grad
 
 
 def losses(margin, weight, embeddings, labels):

@@ -49,7 +49,7 @@ def small_chunks(logits_per_class, columns, device_type):
 def train_group():
     """Train every case; return the centers of this rank's classes, by their labels."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("facetrain.head.margin_head.default_chunk_size", small_chunks)
+        patch.setattr("facetrain.head.partial_fc.default_chunk_size", small_chunks)
         return [train_case(*case) for case in CASES]
 
 

@@ -50,10 +50,10 @@ def step_bytes(patch: Any, classes: int, *, one_pass: bool = True, **options: An
     `patch` is pytest's monkeypatch; `one_pass`: the Triton kernel updates the centers.
     """
     launches = pytest.importorskip("facetrain.device.kernel_launches")
-    patch.setattr("facetrain.head.margin_head.one_pass_available", lambda *_: one_pass)
+    patch.setattr("facetrain.head.partial_fc.one_pass_available", lambda *_: one_pass)
     patch.setattr("facetrain.head.kernels.margin_softmax._splits", lambda *_: 132)
     # The threads that draw centers would share the fake mode; the fused kernel has no form without content.
-    patch.setattr("facetrain.head.margin_head.draw_centers", lambda *_: None)
+    patch.setattr("facetrain.head.partial_fc.draw_centers", lambda *_: None)
     patch.setattr(torch, "_fused_sgd_", lambda *_, **__: None)
     patch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     # Autograd, which differentiates the margin, needs a GPU for such tensors.

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from facetrain.distributed.world import World
-from facetrain.head.build import build_margin
-from facetrain.head.head_run import HeadRun, HeadStage
-from facetrain.head.margin_head import MarginHead
+from facetrain.head.build import HeadRun, HeadStage, build_head, build_margin
 from facetrain.head.margins.base import Margin
+from facetrain.head.partial_fc import PartialFC
 from facetrain.head.settings import HeadSettings, MarginSettings
 from facetrain.optim.settings import OptimSettings
 from tests.support.fake_gpu import GPU
@@ -55,7 +54,7 @@ def head_arguments(
     device: torch.device | str = "cpu",
     **options: Any,
 ) -> dict[str, Any]:
-    """Return the arguments of a `MarginHead`; `options` are its own, or fields of `HeadSettings` or `HeadRun`."""
+    """Return the arguments of `build_head`; `options` are its own, or fields of `HeadSettings` or `HeadRun`."""
     given = {key: options.pop(key) for key in HeadSettings.model_fields.keys() & options.keys()}
     run = {field.name: options.pop(field.name) for field in fields(HeadRun) if field.name in options}
     if "stages" in run:
@@ -74,12 +73,12 @@ def head_arguments(
     }
 
 
-def make_head(**options: Any) -> MarginHead:
+def make_head(**options: Any) -> PartialFC:
     """Build a head from the options of `head_arguments`."""
-    return MarginHead(**head_arguments(**options))
+    return build_head(**head_arguments(**options))
 
 
-def head_step(head: MarginHead, number: int, *, batch: int = 16) -> tuple[Tensor, Tensor]:
+def head_step(head: PartialFC, number: int, *, batch: int = 16) -> tuple[Tensor, Tensor]:
     """Run a forward and backward pass on a fake GPU, and the update; return loss and gradient of the embeddings."""
     head.begin_step(number, lr=0.1)
     expected = torch.arange(batch) * 7919 % head.num_classes

@@ -11,9 +11,8 @@ from facetrain.head.class_centers import RowTables, allocate_tables
 from facetrain.head.class_chunk import Chunk, FusedChunk
 from facetrain.head.kernels.center_update import update_centers
 from facetrain.head.kernels.margin_softmax import LogitFactors, add_statistics, slopes
-from facetrain.head.row_optimizer import RowOptimizer, moment_layout
+from facetrain.head.row_optimizer import CenterUpdate, RowOptimizer, moment_layout
 from facetrain.head.stochastic_rounding import Noise
-from facetrain.optim.settings import OptimSettings
 from tests.support.dense_head import MARGINS
 from tests.support.heads import combined, make_head
 
@@ -100,8 +99,8 @@ def update_errors(
     """Update centers by the kernel, by PyTorch's operations and in float64, and return the differences."""
     generator = torch.Generator().manual_seed(size)
     total, samples = 41, 9
-    settings = OptimSettings(momentum=momentum, weight_decay=0.01)
-    layout = {"weight": (size, dtypes[0]), **moment_layout(settings, size, dtypes[1])}
+    numbers = CenterUpdate(momentum=momentum, weight_decay=0.01, moment_dtype=dtypes[1])
+    layout = {"weight": (size, dtypes[0]), **moment_layout(numbers, size)}
     tables = allocate_tables(layout, total, DEVICE)
     for name, table in tables.by_name.items():
         drawn = torch.randn(table.data.shape, generator=generator)
@@ -135,7 +134,7 @@ def update_errors(
     by_torch = RowTables({name: table.clone() for name, table in before.items()}, DEVICE)
     on = rows.to(DEVICE) if sampled else rows
     yes = torch.tensor(True, device=DEVICE)
-    plain = RowOptimizer(settings, DEVICE)
+    plain = RowOptimizer(numbers, DEVICE)
     plain.begin_step(0, 0, lr=0.1)
     plain._noise = Noise(5, DEVICE)
     plain.update(by_torch.by_name, on, complete.to(DEVICE), yes)

@@ -195,7 +195,7 @@ def test_site_builds_without_warnings_and_without_the_network(tmp_path):
     public = [name for name in facetrain.__all__ if name not in ("__version__", "errors")]
     assert [name for name in public if f'id="facetrain.api.{name}"' not in api] == []
     assert 'id="facetrain.errors.FacetrainError"' in api
-    assert 'id="facetrain.head.margin_head.MarginHead"' in api
+    assert 'id="facetrain.head.partial_fc.PartialFC"' in api
     reference = (tmp_path / "commands.html").read_text()
     for names, command in commands(typer.main.get_command(app), ("facetrain",)):
         words = " ".join(names)

@@ -16,9 +16,10 @@ from facetrain.data.mixture import DatasetHead, MixtureDataset, images_per_epoch
 from facetrain.device.capability import multiplies_bfloat16
 from facetrain.distributed.world import World
 from facetrain.errors import ConfigError
+from facetrain.head.build import HeadRun, HeadStage
+from facetrain.head.build import build_head as build_one
 from facetrain.head.head_group import Head, HeadGroup
-from facetrain.head.head_run import HeadRun, HeadStage
-from facetrain.head.margin_head import MarginHead
+from facetrain.head.partial_fc import PartialFC
 from facetrain.head.settings import HeadSettings, MarginSettings
 from facetrain.run.folder.create import HEAD_ROWS, TEACHER_ROWS
 from facetrain.run.parts.step_schedule import StepSchedule
@@ -102,11 +103,11 @@ def _build_heads(
     all heads and the size of an embedding.
     """
 
-    def build(settings: HeadSettings, num_classes: int, folder: Path | None, *number: int) -> MarginHead:
+    def build(settings: HeadSettings, num_classes: int, folder: Path | None, *number: int) -> PartialFC:
         # Each head of a mixture draws its own centers, samples and margins.
         seed, margin_seed = (key_of(config.seed, stream, *number) for stream in streams)
         head = replace(run, folder=folder, seed=seed, margin_seed=margin_seed)
-        return MarginHead(
+        return build_one(
             settings, config.optim, head, world, embedding_size=shape[1], num_classes=num_classes
         )
 

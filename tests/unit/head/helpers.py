@@ -30,4 +30,4 @@ def batch(number=0):
 
 def sample_of(head, label, step, rate):
     """Return the classes that take part in a step of a head on one rank."""
-    return sample_classes(ClassShard(0, CLASSES), label, rate, seed=head._run.seed, step=step)
+    return sample_classes(ClassShard(0, CLASSES), label, rate, seed=head.seed, step=step)

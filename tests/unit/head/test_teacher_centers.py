@@ -72,7 +72,7 @@ def test_the_stages_of_a_run_change_the_sample_rate_of_the_teachers_head_too(tmp
         found = head(student.float().requires_grad_(), label)
         found.backward()
         shard = ClassShard(0, CLASSES)
-        sample = None if rate == 1 else sample_classes(shard, label, rate, seed=head._run.seed, step=step)
+        sample = None if rate == 1 else sample_classes(shard, label, rate, seed=head.seed, step=step)
         margin = {"scale": 64.0, "m2": 0.5}
         expected = dense_loss(student, head.weight.data.double(), label, margin, sample)
         torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=0.0)

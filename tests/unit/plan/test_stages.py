@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from facetrain.distributed.world import World
-from facetrain.head.margin_head import MarginHead
+from facetrain.head.build import build_head
 from facetrain.plan.forecast import forecast, forecast_stages, head_load, teacher_load
 from facetrain.plan.head_cost import table_bytes
 from facetrain.run.parts.head import head_run
@@ -21,7 +21,7 @@ def test_every_stage_has_the_table_of_expectations_that_the_head_allocates(of_se
         head={"expectations": of_section}, train={"batch_size": 4, "epochs": 4, "stages": stages}
     )
     world = World(0, 0, 1, 1, torch.device("cpu"))
-    head = MarginHead(
+    head = build_head(
         described.head,
         described.optim,
         head_run(described, world, schedule_steps(described, 1000, 1)),

@@ -9,7 +9,7 @@ import pytest
 from tests.support.command import ROOT, environment
 
 SELF_TEST = """
-import torch, facetrain.head.margin_head as head
+import torch, facetrain.head.partial_fc as head
 from facetrain.training.kernel_self_test import check_head
 head.fused_chunks_available = lambda _, margin, dtype: dtype is not None
 head.one_pass_available = lambda *_: True

@@ -9,8 +9,7 @@ from facetrain.data.loading.loader import Loader, LoaderSettings
 from facetrain.data.loading.sampler import SampleOrder, build_sampler
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.settings import DataSettings
-from facetrain.head.head_run import HeadRun
-from facetrain.head.margin_head import MarginHead
+from facetrain.head.build import HeadRun, build_head
 from facetrain.head.settings import HeadSettings
 from facetrain.optim.loss_scale import LossScale
 from facetrain.optim.optimizer import build_optimizer, parameter_groups
@@ -31,7 +30,7 @@ def state():
     backbone = build_backbone("iresnet", **options)
     network = InPrecision(backbone, "fp32", CPU, memory_format=torch.contiguous_format)
     settings = HeadSettings(), OptimSettings()
-    head = MarginHead(*settings, HeadRun(), ONE_RANK, embedding_size=8, num_classes=CLASSES)
+    head = build_head(*settings, HeadRun(), ONE_RANK, embedding_size=8, num_classes=CLASSES)
     optimizer = build_optimizer(parameter_groups(backbone, {}), OptimSettings(weight_decay=0))
     scale = LossScale(CPU, enabled=False)
     stepper = Stepper(backbone, [optimizer], head, scale, schedule=lambda step: 0.01, clip_grad_norm=5.0)

@@ -1,0 +1,352 @@
+"""Partial FC: margin-softmax over identities whose class centers are split over the ranks, as a module of PyTorch."""
+
+# B local batch   G gathered batch   D embedding   X embedding and norm, or embedding alone   K this rank's classes
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from facetrain.counter_rng import key_of
+from facetrain.device.capability import multiplies_bfloat16
+from facetrain.distributed import collectives
+from facetrain.errors import UsageError
+from facetrain.head import shard_state
+from facetrain.head.base_head import BaseHead
+from facetrain.head.center_gradient import AccumulatedGradient, ParameterGradient
+from facetrain.head.class_centers import ParameterTable, RowTables, Storage, allocate_tables, draw_centers
+from facetrain.head.class_chunk import Chunk, FusedChunk, default_chunk_size, fused_chunks_available
+from facetrain.head.class_shard import shard_classes
+from facetrain.head.expectations import Expectations
+from facetrain.head.margins.function_margin import MarginLike, make_margin
+from facetrain.head.row_file import Layout
+from facetrain.head.row_optimizer import CenterUpdate, RowOptimizer, moment_layout, one_pass_available
+from facetrain.head.sampling import ClassSampler, SampledClasses, Stage
+from facetrain.head.sharded_softmax import ClassSweep, TakeGradient, sharded_cross_entropy
+from facetrain.head.target import NearestCount
+
+_ROWS_PER_COPY = 1 << 16
+
+
+class PartialFC(BaseHead):
+    """Margin-softmax over identities whose class centers are split over the ranks (An et al., arXiv 2203.15565).
+
+        head = PartialFC("arcface", embedding_size=512, num_classes=360_232, sample_rate=0.1)
+        optimizer = torch.optim.SGD([*backbone.parameters(), *head.parameters()], lr=0.1, momentum=0.9)
+        loss = head(backbone(image), label)
+        loss.backward()
+
+    `weight` holds this rank's centers, (K, D). All logits never exist at once: they are computed chunk by chunk, in the
+    forward and again in the backward pass. The loss is the mean over the batches of all ranks and the same on each; the
+    gradient of the embeddings is multiplied by the number of ranks, by which DDP divides. Each call draws another
+    sample of the classes, and only the centers of the sample get a gradient. All ranks must call with as many
+    embeddings. Under `torch.autocast`, the factors of the large products are rounded to bfloat16.
+
+    With `update` the head is its own optimizer, as in `facetrain train`: `begin_step` starts each step, the backward
+    pass updates the centers chunk by chunk, and the gradient of all of them never exists.
+    """
+
+    def __init__(
+        self,
+        margin: MarginLike,
+        embedding_size: int,
+        num_classes: int,
+        sample_rate: float = 1.0,
+        fp16: bool = False,
+        *,
+        process_group: collectives.ProcessGroup | None = None,
+        scale: float = 64.0,
+        filter_threshold: float = 0.0,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        chunk_size: int | None = None,
+        sparse: bool = False,
+        trained: bool = True,
+        update: CenterUpdate | None = None,
+        storage: Storage | None = None,
+        stages: Sequence[Stage] = (),
+        expectation_margin: float = 0.4,
+        place: tuple[int, int] | None = None,
+    ) -> None:
+        """Draw this rank's centers. The order of the first five arguments is that of arcface_torch's `PartialFC_V2`.
+
+        Args:
+            margin: name of a margin; a function of the target cosines (G,), or of these and the embeddings' norms
+                (G,), of operations that autograd differentiates; a subclass of `Margin`, or an object of one; or a loss
+                of arcface_torch, a module of (logits, labels).
+            embedding_size: D.
+            num_classes: classes of all ranks.
+            sample_rate: fraction of the classes that take part in a call; the classes of the batch always do.
+            fp16: round the factors of the large products to 16 bits (bfloat16).
+            process_group: ranks over which the centers are split; None: all ranks, or one process without a group.
+            scale: factor on the cosines; a margin that is an object has its own.
+            filter_threshold: cosine above which a negative counts as label noise; its logit is set to 0. 0: no filter.
+            seed: key of the first centers, the samples, the random margins and the stochastic rounding.
+            device: device of the centers; without `update`, `head.to(…)` moves them.
+            chunk_size: classes whose logits exist at the same time; None: by the size of the batch.
+            sparse: give the gradient of a sample as a sparse tensor, for `torch.optim.SparseAdam` or plain SGD.
+            trained: whether the centers get a gradient.
+            update: update of the centers by the head itself; None: `weight` gets a gradient.
+            storage: dtype of the centers, and with `update` the memory that holds them; None: float32 on the device.
+            stages: steps that differ in the sample rate and in the expectations; (): one stage.
+            expectation_margin: margin on the cosine to the expectation of the target class, see `Stage`.
+            place: rank, and number of ranks, in the split of the classes; None: as in the process group.
+
+        Raises:
+            UsageError: there is no such margin, or the storage needs `update`.
+            RunError: the disk has no space for the centers.
+        """
+        super().__init__()
+        storage, self._device = storage or Storage(), torch.device(device)
+        if trained and update is None and storage.placement != "device":
+            raise UsageError(
+                f"placement {storage.placement} needs `update`: optimizers of PyTorch read all rows"
+            )
+        self.num_classes, self.embedding_size, self.group = num_classes, embedding_size, process_group
+        # By the rank over all hosts. The local rank would give the same classes to one GPU of each host.
+        self._rank, ranks = place or (collectives.rank(process_group), collectives.world_size(process_group))
+        self.shard = shard_classes(num_classes, self._rank, ranks)
+        self.on_device, self._block = storage.placement == "device", storage.classes_per_block
+        self.update_in_backward = update is not None and update.in_backward
+        self.product_dtype = torch.bfloat16 if fp16 else None
+        """Dtype to which the factors of the large products are rounded; None: none, or bfloat16 under autocast."""
+        self._chunk_size, self._sparse, self.seed = chunk_size, sparse, seed
+        self._trained, self._update = trained, update
+        self.margin = make_margin(
+            margin, scale=scale, filter_threshold=filter_threshold, seed=key_of(seed, 3)
+        )
+        # Stages differ in the sample rate and in the expectations, not in the tables: these are allocated once, for all
+        # stages.
+        self._stages = tuple(stages) or (Stage(0, sample_rate),)
+        self._stage = self._stages[0]
+        anchor_margin = make_margin("cosface", scale=self.margin.scale, m3=expectation_margin)
+        self._expectations = Expectations(self._stages, anchor_margin)
+        self._tables, self.weight = self._allocate(storage)
+        self._optimizer = RowOptimizer(update or CenterUpdate(), self._device, seed=key_of(seed, 1))
+        self._gradient = AccumulatedGradient()
+        self._sampler = self._build_sampler()
+        self.chunk_type: type[Chunk] = Chunk
+        self._nearest = NearestCount(process_group)
+        self._step, self._calls = 0, 0
+        self._begun = False
+        self._loss_scale: Tensor | None = None
+        shard_state.register_hook(self)
+
+    @property
+    def device(self) -> torch.device:
+        """Device that computes."""
+        return self.weight.device if self._update is None and self.on_device else self._device
+
+    @property
+    def uses_kernels(self) -> bool:
+        """Whether Triton kernels compute the logits, or update the centers."""
+        return self.chunk_type is FusedChunk or self._optimizer.one_pass
+
+    def use_kernels(self) -> None:
+        """Compute with Triton kernels where there are some, on a machine where they are verified."""
+        if fused_chunks_available(self.device, self.margin, self.product_dtype):
+            self.chunk_type = FusedChunk
+        if self._update is not None:
+            self._optimizer.one_pass = one_pass_available(self._update, self.device, self.embedding_size)
+
+    def avoid_kernels(self) -> None:
+        """Compute with PyTorch's operations from now on: the kernels do not work on this machine."""
+        # Both, whichever of them has failed: the self-test is one of whole steps.
+        self.chunk_type, self._optimizer.one_pass = Chunk, False
+
+    def _allocate(self, storage: Storage) -> tuple[RowTables, nn.Parameter]:
+        """Return the tables of the centers and of the optimizer's moments, and the former as a parameter."""
+        columns = self.embedding_size
+        moments: Layout = {} if self._update is None else moment_layout(self._update, columns)
+        anchors = self._expectations.layout(columns, storage.dtype)
+        if storage.folder is not None:
+            storage = replace(storage, folder=storage.folder / f"rank_{self._rank:05d}")
+        tables = allocate_tables(
+            {"weight": (columns, storage.dtype), **moments, **anchors},
+            self.shard.size,
+            self._device,
+            storage,
+            # A stage with all classes reads slices, whatever the other stages do.
+            fetched_in_slices=any(stage.sample_rate >= 1 for stage in self._stages),
+        )
+        centers = tables.by_name["weight"].data
+        draw_centers(centers, self.shard, self.seed)
+        weight = nn.Parameter(centers, requires_grad=self._trained and self._update is None)
+        if self._update is None and self.on_device:
+            # The rows of the parameter, wherever it is moved.
+            tables.by_name["weight"] = ParameterTable(weight)
+        return tables, weight
+
+    def _build_sampler(self) -> ClassSampler:
+        return ClassSampler(
+            self._tables,
+            self.shard,
+            self.device,
+            self._stage.sample_rate,
+            block=self._block,
+            seed=self.seed,
+            # `step` updates the tables themselves: rows may be copied ahead only if the backward pass updates them.
+            prefetch=not self.on_device and self.update_in_backward,
+        )
+
+    def begin_step(self, step: int, *, lr: float = 0.0, loss_scale: Tensor | None = None) -> None:
+        self._begun = True
+        self._begin(step, lr=lr, loss_scale=loss_scale)
+
+    def _begin(self, step: int, *, lr: float = 0.0, loss_scale: Tensor | None = None) -> None:
+        stage = next(stage for stage in reversed(self._stages) if stage.first_step <= step)
+        if stage is not self._stage:
+            self._enter(stage)
+        # Before the first forward pass that needs them, from the centers as the last step has left them.
+        self._expectations.begin_step(step, self._tables)
+        self._step, self._loss_scale = step, loss_scale
+        self._optimizer.begin_step(step, self._rank, lr=lr)
+        self.margin.begin_step(step)
+
+    def _enter(self, stage: Stage) -> None:
+        """Change to another stage."""
+        # Rows of the last step that are still on their way: the new sampler reads the tables.
+        self._sampler.flush()
+        self._stage = stage
+        self._sampler = self._build_sampler()
+
+    def forward(self, embedding_BD: Tensor, label_B: Tensor) -> Tensor:
+        if self._sampler.device != self.device:
+            self._sampler = self._build_sampler()  # the module was moved
+        if not self._begun and self.training:
+            # Nobody counts the steps: each call is one.
+            self._begin(self._calls)
+            self._calls += 1
+        return super().forward(embedding_BD, label_B)
+
+    def _loss_of(self, label_G: Tensor, gathered: collectives.GatheredRows) -> Tensor:
+        # Sampling and reading rows need no embeddings, so they overlap with the gather.
+        sampled = self.sample_classes(label_G)
+        gathered_GX = gathered.wait()
+        return self.loss_of_gathered(gathered_GX, sampled, global_batch=len(gathered_GX))
+
+    def sample_classes(self, label_G: Tensor) -> SampledClasses:
+        """Return the classes that take part in the step with the labels of all ranks, int64 (G,).
+
+        They are on the host, or anywhere if the head does not read them.
+        """
+        return self._sampler.sample(label_G, self._step)
+
+    def loss_of_gathered(self, gathered_GX: Tensor, sampled: SampledClasses, *, global_batch: int) -> Tensor:
+        """Return the mean loss over a gathered batch, the same scalar on every rank. Collective.
+
+        `gathered_GX` has the unit embeddings of all ranks, followed by their norms if a margin of the run needs them.
+        `global_batch` counts the images of all heads, if these images belong to one dataset. The chunks depend on it
+        alone, so they are the same in every micro-batch.
+        """
+        unit_GD, norm_G = gathered_GX, gathered_GX[:, -1] if self.needs_norms else None
+        if gathered_GX.shape[1] > self.embedding_size:
+            unit_GD = gathered_GX[:, : self.embedding_size]
+        gradient = ParameterGradient(self.weight, sparse=self._sparse) if self.weight.requires_grad else None
+        sweep = ClassSweep(
+            sampled=sampled,
+            margin=self.margin,
+            group=self.group,
+            classes_per_chunk=self._classes_per_chunk(global_batch),
+            chunk_type=self.chunk_type,
+            take_gradient=self._take_gradient(sampled) if gradient is None else gradient.add,
+            count_nearest=self._nearest.add if self.counts_nearest else None,
+            product_dtype=self._product_dtype(),
+            loss_scale=self._loss_scale if self.update_in_backward else None,
+            one_pass=self._optimizer.one_pass and self.update_in_backward,
+        )
+        # The second anchor passes over the same classes, with another table and margin: it is made from the sweep.
+        anchor = self._expectations.second_anchor(sweep, self._stage)
+        # The head chooses its dtypes itself; autocast would also round what must keep its precision.
+        with torch.autocast(self.device.type, enabled=False):
+            return sharded_cross_entropy(unit_GD, norm_G, replace(sweep, second_anchor=anchor), gradient)
+
+    def step(self, grad_scale: Tensor, skip: Tensor) -> None:
+        valid = skip == 0
+        # From the tables themselves: with several micro-batches no rows are prefetched, since they would miss this
+        # update.
+        for rows, gradient in self._gradient.take():
+            self._optimizer.update(self._tables.by_name, rows, gradient / grad_scale, valid)
+
+    def take_nearest(self) -> tuple[int, int]:
+        return self._nearest.take()
+
+    @property
+    def needs_norms(self) -> bool:
+        return self.margin.needs_norms
+
+    @property
+    def counts_nearest(self) -> bool:
+        """Whether `take_nearest` counts samples: only if the nearest class has the largest logit."""
+        return not self.margin.changes_negatives
+
+    @property
+    def reads_labels(self) -> bool:
+        return self._sampler.reads_labels
+
+    @property
+    def classes_per_step(self) -> float:
+        """Number of classes that are sampled for a step of the present stage; the images' classes take part, too."""
+        return self.num_classes * self._stage.sample_rate
+
+    def row_state(self) -> dict[str, Tensor]:
+        """Return the tables to save in a checkpoint; row i belongs to class shard.start + i."""
+        self._sampler.flush()
+        return {name: table.data for name, table in self._tables.by_name.items()}
+
+    def load_rows(self, read: Callable[[str, int, int], Tensor]) -> None:
+        for name, table in self.row_state().items():
+            # Piece by piece: a whole shard in host memory beside the table would double what a resumed run needs.
+            for start in range(self.shard.start, self.shard.stop, _ROWS_PER_COPY):
+                stop = min(start + _ROWS_PER_COPY, self.shard.stop)
+                table[start - self.shard.start : stop - self.shard.start].copy_(read(name, start, stop))
+
+    def state(self) -> dict[str, Tensor]:
+        return self.margin.state() | self._expectations.state()
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return what `state_dict` holds beside the weight: the place of its rows, the calls, the averages."""
+        return {
+            "first_class": self.shard.start,
+            "num_classes": self.num_classes,
+            "calls": self._calls,
+            "averages": {name: tensor.clone() for name, tensor in self.state().items()},
+        }
+
+    def set_extra_state(self, state: Any) -> None:
+        """Take what `get_extra_state` has returned, on any rank."""
+        self._calls = state["calls"]
+        self.load_state(state["averages"])
+
+    @staticmethod
+    def join_state_dicts(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the `state_dict` of all classes from those of all ranks; any number of ranks can load it.
+
+        Raises:
+            UsageError: classes are missing, or a rank is there twice.
+        """
+        return shard_state.join(states)
+
+    def _product_dtype(self) -> torch.dtype | None:
+        if self.product_dtype is not None or not torch.is_autocast_enabled(self.device.type):
+            return self.product_dtype
+        return torch.bfloat16 if self.device.type != "cuda" or multiplies_bfloat16(self.device) else None
+
+    def _classes_per_chunk(self, global_batch: int) -> int:
+        if self._chunk_size is not None:
+            return self._chunk_size
+        # By the global batch and not by the rows that this head has got: accumulated chunks must have the same bounds.
+        return default_chunk_size(global_batch, self.embedding_size, self.device.type)
+
+    def _take_gradient(self, sampled: SampledClasses) -> TakeGradient | None:
+        """Return the function that takes the gradient of a chunk's centers; None if they are not trained."""
+        if not self._trained or self._update is None:
+            return None
+        if self.update_in_backward:
+            return partial(self._optimizer.update, sampled.tables.by_name)
+        return self._gradient.add

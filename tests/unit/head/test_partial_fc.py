@@ -1,0 +1,155 @@
+"""The head in a loop with an optimizer of PyTorch, on one process, against the plain head in float64."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import facetrain
+from facetrain.errors import UsageError
+from facetrain.head.class_centers import Storage
+from facetrain.head.dense import dense_loss
+from facetrain.head.row_optimizer import CenterUpdate
+from tests.support.dense_head import sample_classes
+from tests.unit.head.helpers import CLASSES, SIZE, batch
+
+
+def own_margin(cos):
+    """CosFace, as a user would write it."""
+    return cos - 0.4
+
+
+def small_head(margin="cosface", **options):
+    options = {"embedding_size": SIZE, "num_classes": CLASSES, "chunk_size": 5, "seed": 3} | options
+    return facetrain.PartialFC(margin, **options).double()
+
+
+@pytest.mark.parametrize("margin", ["cosface", own_margin])
+@pytest.mark.parametrize("rate", [1.0, 0.3])
+def test_loss_gradients_and_centers_in_a_loop_with_sgd_equal_the_plain_head(margin, rate):
+    head = small_head(margin, sample_rate=rate)
+    weight = nn.Parameter(head.weight.detach().clone())
+    optimizers = [
+        torch.optim.SGD([each], lr=0.1, momentum=0.9, weight_decay=0.01) for each in (head.weight, weight)
+    ]
+    for step in range(4):
+        embedding, label = batch(step)
+        reference = embedding.detach().clone().requires_grad_()
+        loss = head(embedding, label)
+        loss.backward()
+        sample = None if rate == 1 else sample_classes(head.shard, label, rate, seed=3, step=step)
+        expected = dense_loss(reference, weight, label, own_margin, class_S=sample)
+        expected.backward()
+        torch.testing.assert_close(loss, expected)
+        torch.testing.assert_close(embedding.grad, reference.grad)
+        torch.testing.assert_close(head.weight.grad, weight.grad)
+        if sample is not None:
+            others = torch.ones(CLASSES, dtype=torch.bool).index_fill(0, sample, False)
+            assert others.any() and not head.weight.grad[others].any()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        torch.testing.assert_close(head.weight, weight)
+
+
+def test_a_sparse_gradient_has_the_rows_of_the_sample_and_the_numbers_of_the_dense_one():
+    gradients = []
+    for sparse in (False, True):
+        head = small_head(sample_rate=0.3, sparse=sparse)
+        head(*batch()).backward()
+        gradients.append(head.weight.grad)
+    dense, sparse = gradients
+    torch.testing.assert_close(sparse.to_dense(), dense)
+    label = batch()[1]
+    assert (
+        sparse.coalesce().indices()[0].tolist()
+        == sample_classes(head.shard, label, 0.3, seed=3, step=0).tolist()
+    )
+
+
+def test_the_update_in_the_backward_pass_moves_the_centers_as_sgd_does():
+    numbers = {"momentum": 0.9, "weight_decay": 0.01}
+    head = small_head()
+    own = facetrain.PartialFC(
+        "cosface", SIZE, CLASSES, chunk_size=5, seed=3, storage=Storage(torch.float64),
+        update=CenterUpdate(**numbers, moment_dtype=torch.float64),
+    )  # fmt: skip
+    with torch.no_grad():
+        own.weight.copy_(head.weight)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1, **numbers)
+    for step in range(3):
+        own.begin_step(step, lr=0.1)
+        own(*batch(step)).backward()
+        optimizer.zero_grad()
+        head(*batch(step)).backward()
+        optimizer.step()
+        torch.testing.assert_close(own.weight, head.weight.detach(), check_stride=False)
+    assert own.weight.grad is None
+
+
+def test_gradients_of_several_calls_add_up():
+    whole, parts = small_head(), small_head()
+    embedding, label = batch()
+    whole(embedding, label).backward()
+    for half in (slice(0, 6), slice(6, 12)):
+        (parts(embedding[half], label[half]) / 2).backward()
+    torch.testing.assert_close(parts.weight.grad, whole.weight.grad)
+
+
+def test_under_autocast_only_the_large_products_are_rounded():
+    head, plain = small_head().float(), small_head().float()
+    embedding, label = batch()
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = head(embedding.float(), label)
+    exact = plain(embedding.float(), label)
+    assert rounded.dtype == torch.float32 and rounded != exact
+    assert rounded.item() == pytest.approx(exact.item(), rel=0.01)
+
+
+def test_centers_that_changed_since_the_forward_pass_are_refused():
+    head = small_head()
+    loss = head(*batch())
+    with torch.no_grad():
+        head.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_frozen_centers_have_no_gradient():
+    head = small_head().requires_grad_(False)
+    embedding, label = batch()
+    head(embedding, label).backward()
+    assert head.weight.grad is None and embedding.grad.any()
+
+
+def test_saved_averages_and_samples_continue_as_the_head_that_saved_them():
+    saved, loaded = (small_head("adaface", sample_rate=0.3) for _ in range(2))
+    for step in range(3):
+        saved(*batch(step))
+    loaded.load_state_dict(saved.state_dict())
+    assert loaded(*batch(3)).item() == saved(*batch(3)).item()
+
+
+def test_states_of_some_ranks_only_or_of_other_classes_are_refused():
+    states = [small_head(place=(rank, 3)).state_dict() for rank in range(3)]
+    joined = facetrain.PartialFC.join_state_dicts(reversed(states))
+    assert torch.equal(joined["weight"], torch.cat([state["weight"] for state in states]))
+    with pytest.raises(UsageError, match="class 8"):
+        facetrain.PartialFC.join_state_dicts([states[0], states[2]])
+    with pytest.raises(UsageError, match="join_state_dicts"):
+        small_head(place=(1, 3)).load_state_dict(states[0])
+    with pytest.raises(UsageError, match="23 classes.*24"):
+        small_head(num_classes=24).load_state_dict(joined)
+
+
+def test_centers_elsewhere_without_an_own_update_are_refused():
+    with pytest.raises(UsageError, match="host"):
+        small_head(storage=Storage(placement="host"))
+
+
+def test_the_name_in_the_package_is_imported_when_it_is_used():
+    code = "import facetrain, sys; assert 'torch' not in sys.modules; print(facetrain.PartialFC.__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "PartialFC\n"
