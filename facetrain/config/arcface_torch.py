@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ast
-import operator
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from facetrain.config.loading import build_config
+from facetrain.config.python_values import PythonValues
 from facetrain.errors import ConfigError
 from facetrain.files import error_reason
 
@@ -36,12 +34,13 @@ DEFAULTS: dict[str, Any] = {
 """Values of arcface_torch's configs/base.py, for configs that come without that file."""
 
 _NOT_NEEDED = {
-    *("resume", "save_all_states", "momentum", "num_workers", "dali", "output"),
+    *("resume", "save_all_states", "momentum", "num_workers", "dali"),
     *("wandb_project", "wandb_key", "wandb_resume"),
 }
 """Settings that need no key: facetrain does the same, or arcface_torch ignores them."""
 _TRANSLATED = DEFAULTS.keys() | {
     "rec",
+    "output",
     "dali_aug",
     "using_wandb",
     "num_classes",
@@ -51,26 +50,21 @@ _MARGINS_OF_LOSSES = {"arcface": (1.0, 0.5, 0.0), "cosface": (1.0, 0.0, 0.4)}
 """Values of `config.loss`, arcface_torch's setting of 2021, as a margin_list. The scale was 64 then too."""
 _SIZES = {"num_classes": "num_classes", "num_image": "num_images"}
 _LISTS = ("margin_list", "val_targets")
-_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-}
 
 
 def convert(path: Path) -> str:
     """Return a config of arcface_torch as YAML, with the recipe of arcface_torch's present code.
 
     Raises:
-        ConfigError: the file does more than assign plain values to `config` (the message gives the line), or a value
-            has a type that arcface_torch does not accept.
+        ConfigError: the file does more than assign plain values to `config` (the message has all such lines), or a
+            value has a type that arcface_torch does not accept.
     """
     # arcface_torch reads base.py first and lets the named file override it.
     base = path.parent / "base.py"
-    assigned = read_assignments(base) if base.exists() and path.name != "base.py" else {}
-    assigned |= read_assignments(path)
+    has_base = base.exists() and path.name != "base.py"
+    files = [PythonValues(file) for file in ([base] if has_base else []) + [path]]
+    assigned = {name: value for file in files for name, value in file.values.items()}
+    _require_lists(files[-1], path)
     margin = _MARGINS_OF_LOSSES.get(str(assigned.get("loss")))
     translated_loss = {"margin_list": margin} if margin else {}
     values = DEFAULTS | translated_loss | assigned
@@ -83,7 +77,7 @@ def convert(path: Path) -> str:
             f"{path}: a value has a type that arcface_torch does not accept ({error_reason(error)})"
         ) from error
     build_config(described, str(path))  # check the result
-    notes = _notes_on_values(values)
+    notes = [note for file in files for note in file.notes] + _notes_on_values(values)
     unknown = values.keys() - _TRANSLATED - _NOT_NEEDED - ({"loss"} if margin else set())
     notes += [f"# {name}: has no equivalent in facetrain" for name in sorted(unknown)]
     head = [f"# Converted from arcface_torch's {path.name}."]
@@ -93,76 +87,12 @@ def convert(path: Path) -> str:
     return "\n".join([*head, *notes, yaml.safe_dump(described, sort_keys=False).rstrip("\n"), *tail, ""])
 
 
-def read_assignments(path: Path) -> dict[str, Any]:
-    """Return the values that a file assigns to attributes of `config`.
-
-    Raises:
-        ConfigError: the file cannot be read, or assigns something else than numbers, text, lists and sums of them, or
-            text to a setting that is a list.
-    """
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {error_reason(error)}") from error
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ConfigError(
-            f"{path}, line {getattr(error, 'lineno', '?')}: is not valid Python ({error_reason(error)})"
-        ) from error
-    values: dict[str, Any] = {}
-    for statement in tree.body:
-        target = (
-            statement.targets[0]
-            if isinstance(statement, ast.Assign) and len(statement.targets) == 1
-            else None
-        )
-        if isinstance(statement, ast.Assign) and isinstance(target, ast.Attribute):
-            value = values[target.attr] = _plain(statement.value, values, path)
-            if target.attr in _LISTS and isinstance(value, str):
-                raise ConfigError(
-                    f"{path}, line {statement.lineno}: config.{target.attr} is text, not a list; "
-                    f"write [{ast.unparse(statement.value)[:60]}]"
-                )
-        # A line that is left out in silence could be the one that matters.
-        elif not _is_ignorable(statement):
+def _require_lists(file: PythonValues, path: Path) -> None:
+    for name in _LISTS:
+        if isinstance(value := file.values.get(name), str):
             raise ConfigError(
-                f"{path}, line {statement.lineno}: only lines of the form `config.name = value` are supported"
+                f"{path}, line {file.lines[name]}: config.{name} is text, not a list; write [{value!r:.60}]"
             )
-    return values
-
-
-def _is_ignorable(statement: ast.stmt) -> bool:
-    if isinstance(statement, ast.Import | ast.ImportFrom):
-        return True
-    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-        return True
-    # `config = edict()`
-    return (
-        isinstance(statement, ast.Assign)
-        and isinstance(statement.value, ast.Call)
-        and not statement.value.args
-    )
-
-
-def _plain(node: ast.expr, known: dict[str, Any], path: Path) -> Any:
-    if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | None):
-        return node.value
-    if isinstance(node, ast.List | ast.Tuple):
-        return [_plain(item, known, path) for item in node.elts]
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        value = _plain(node.operand, known, path)
-        if isinstance(value, int | float):
-            return -value
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr in known:
-        return known[node.attr]
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        left, right = _plain(node.left, known, path), _plain(node.right, known, path)
-        # Numbers only: "a" * 10**9 would need a gigabyte.
-        if all(isinstance(value, int | float) for value in (left, right)):
-            try:
-                return _OPERATORS[type(node.op)](left, right)
-            except (ArithmeticError, ValueError) as error:
-                raise ConfigError(f"{path}, line {node.lineno}: {error}") from error
-    raise ConfigError(f"{path}, line {node.lineno}: `{ast.unparse(node)[:60]}` is not a plain value")
 
 
 def _translate(values: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -176,7 +106,7 @@ def _translate(values: dict[str, Any], path: Path) -> dict[str, Any]:
     described: dict[str, Any] = {
         "recipe": "head",
         "seed": values["seed"],
-        "run": {"name": path.stem},
+        "run": {"name": path.stem} | ({"dir": str(values["output"])} if values.get("output") else {}),
         "data": {"train": values["rec"]},
         "model": {"backbone": _backbone(values["network"]), "embedding_size": values["embedding_size"]},
         "head": {

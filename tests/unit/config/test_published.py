@@ -95,7 +95,7 @@ def test_a_converted_config_describes_the_same_run(tmp_path):
     assert (config.optim.lr, config.optim.warmup_epochs, config.data.num_classes) == (0.4, 2, 2059906)
     assert config.eval.targets == ("lfw", "cfp_fp", "agedb_30")
     text = (tmp_path / "wf42m.yaml").read_text()
-    assert text.endswith("needs no key for it: dali, momentum, output, resume\n")
+    assert text.endswith("needs no key for it: dali, momentum, resume\n")
 
 
 USUAL_NOTES = ("Converted",)
@@ -151,6 +151,25 @@ def test_the_loss_of_2021_is_converted_to_its_margin(tmp_path, loss, margin):
     assert "# loss" not in (tmp_path / "wf42m.yaml").read_text()
 
 
+def test_values_of_other_configs_arguments_updates_and_variables_are_taken(tmp_path):
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "first.py").write_text(
+        "config = edict(network='mbf', lr=0.02)\nconfig.rec = '/data/first'"
+    )
+    path = tmp_path / "configs" / "mine.py"
+    path.write_bytes(
+        b"\xef\xbb\xbffrom configs.first import config\r\nimport os\r\nepochs = 4\r\n"
+        b"config.update(dict(batch_size=32), num_epoch=epochs + 1)\r\nconfig['rec'] = '/data/mine'\r\n"
+        b"config.output = os.environ.get('OUT', 'work_dirs')\r\n"
+    )
+    text = convert(path)
+    (tmp_path / "mine.yaml").write_text(text)
+    config = load_config(tmp_path / "mine.yaml")
+    assert (config.model.backbone, config.optim.lr, config.train.batch_size) == ("mbf", 0.02, 32)
+    assert (config.train.epochs, config.data.train, config.run.dir) == (5, "/data/mine", "work_dirs")
+    assert "# os.environ.get('OUT', 'work_dirs'): has its default here" in text
+
+
 def test_a_base_file_and_arithmetic_are_supported(tmp_path):
     (tmp_path / "base.py").write_text("config = edict()\nconfig.weight_decay = 1e-4\nconfig.lr = 0.3\n")
     config = converted(tmp_path, PEER.replace("config.lr = 0.4", "config.lr = 0.1 * 512 / 128"))
@@ -160,7 +179,14 @@ def test_a_base_file_and_arithmetic_are_supported(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("import os; os.system('touch /tmp/facetrain-ran')", "line 25: only"),
+        ("import os; os.system('touch /tmp/facetrain-ran')", "line 25: .*only"),
+        ("for name in ('lr',): config[name] = 1", "line 25: `for name"),
+        ("config.lr = 1 if __debug__ else 2\nif True: config.lr = 3", "line 25: .*; line 26: `if True"),
+        ("config.rec = os.environ.get('DATA')", "`os.environ.get.* has no default"),
+        ("from configs.unknown import config", "this file is not beside it"),
+        ("from evil import config", "this file is not beside it"),
+        ("config.update(more)", "`more` is not a plain value"),
+        ("config = other", "`other` is not plain settings"),
         ("config.lr = __import__('os').getpid()", "is not a plain value"),
         ("config.rec = 'a' * 10**10", "is not a plain value"),
         ("config.lr = 1 / 0", "division by zero"),
