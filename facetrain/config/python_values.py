@@ -171,7 +171,7 @@ class PythonValues:
         name = ast.unparse(node.func)
         if name in _FACTORIES and not node.args and all(keyword.arg for keyword in node.keywords):
             return {str(keyword.arg): self._plain(keyword.value) for keyword in node.keywords}
-        if name.split(".")[-1] == "getenv" or name.split(".")[-2:] == ["environ", "get"]:
+        if name.split(".")[-2:] == ["environ", "get"]:
             if len(node.args) != 2:
                 raise _Unsupported(f"`{_text(node)}` has no default; write the value in its place")
             self.notes.append(f"# {_text(node)}: has its default here, not the value of the variable")

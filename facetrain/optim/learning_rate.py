@@ -1,52 +1,89 @@
-"""Learning rate schedules: functions of the step alone, so a resumed run continues them exactly."""
+"""Learning rate schedules: functions of the step alone, so a resumed run continues them exactly.
+
+Each class is a schedule. Its numbers beside those of `Schedule` are keys of the section `optim`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from bisect import bisect_right
+from dataclasses import dataclass
 
 
-def polynomial_lr(
-    step: float, *, base: float, warmup_steps: float, total_steps: float, power: float
-) -> float:
-    """Return the learning rate of a step (counted from 0): linear warm-up, then a polynomial down to 0.
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """Learning rate of a step, counted from 0: linear warm-up, then `base` times the factor of the subclass."""
 
-    With the step t, w warm-up steps and T steps in total, the rate is base · t/w for t < w, then
-    base · (1 − (t − w)/(T − w))^power, and 0 from T on. arcface_torch's published results used power 2, its present
-    code uses power 1 (insightface, recognition/arcface_torch/lr_scheduler.py).
+    base: float
+    """Highest rate."""
+    warmup_steps: float
+    total_steps: float
+    """Number of steps of the run."""
+    steps_per_epoch: float
+
+    def __call__(self, step: float) -> float:
+        """Return the rate of a step, which is a fraction where an epoch has another number of steps."""
+        if step < self.warmup_steps:
+            # Step 0 uses the rate of step 1: with a rate of 0 it would change nothing.
+            return self.base * max(step, 1) / self.warmup_steps
+        return self.base * self.factor(step)
+
+    def factor(self, step: float) -> float:
+        """Return the rate of a step after the warm-up as a fraction of `base`."""
+        raise NotImplementedError
+
+    def _fraction(self, step: float) -> float:
+        """Return which part of the steps after the warm-up lies before a step, at most 1."""
+        if step >= self.total_steps:
+            return 1.0
+        return (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Polynomial(Schedule):
+    """(1 − x)^power with x = (t − w)/(T − w), for the step t, w warm-up steps and T steps in total.
+
+    arcface_torch's published results used power 2, its present code uses power 1 (insightface,
+    recognition/arcface_torch/lr_scheduler.py).
     """
-    if step < warmup_steps:
-        return _warm_up(step, base, warmup_steps)
-    if step >= total_steps:
-        return 0.0
-    return base * (1 - (step - warmup_steps) / (total_steps - warmup_steps)) ** power
+
+    power: float
+
+    def factor(self, step: float) -> float:
+        return (1 - self._fraction(step)) ** self.power
 
 
-def cosine_lr(
-    step: float, *, base: float, warmup_steps: float, total_steps: float, final_factor: float = 0.0
-) -> float:
-    """Return the learning rate of a step (counted from 0): linear warm-up, then half a period of a cosine.
+@dataclass(frozen=True, kw_only=True)
+class Cosine(Schedule):
+    """f + ½ (1 − f) (1 + cos(π x)) with x as in `Polynomial` and f = `final_factor`.
 
-    With the step t, w warm-up steps and T steps in total, the rate is base · t/w for t < w. From there on it is
-    final + ½ (base − final) (1 + cos(π (t − w)/(T − w))) with final = base · final_factor: Loshchilov and Hutter,
-    "SGDR: Stochastic Gradient Descent with Warm Restarts" (ICLR 2017), equation 5, without restarts. From T on it is
-    final.
+    Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts" (ICLR 2017), equation 5, without
+    restarts.
     """
-    if step < warmup_steps:
-        return _warm_up(step, base, warmup_steps)
-    if step >= total_steps:
-        return base * final_factor
-    fraction = (step - warmup_steps) / (total_steps - warmup_steps)
-    return base * (final_factor + (1 - final_factor) * 0.5 * (1 + math.cos(math.pi * fraction)))
+
+    final_factor: float = 0.0
+
+    def factor(self, step: float) -> float:
+        if step >= self.total_steps:
+            return self.final_factor
+        half_period = 0.5 * (1 + math.cos(math.pi * self._fraction(step)))
+        return self.final_factor + (1 - self.final_factor) * half_period
 
 
-def _warm_up(step: float, base: float, warmup_steps: float) -> float:
-    # Step 0 uses the rate of step 1: with a rate of 0 it would change nothing.
-    return base * max(step, 1) / warmup_steps
+@dataclass(frozen=True, kw_only=True)
+class Steps(Schedule):
+    """gamma^n after n of the milestones, which are epochs from the start of the run; the warm-up is a part of it.
+
+    The rate of each epoch is that of `torch.optim.lr_scheduler.MultiStepLR`, stepped once an epoch, as in the code of
+    AdaFace, MagFace, ElasticFace and TFace.
+    """
+
+    milestones: tuple[float, ...]
+    gamma: float
+
+    def factor(self, step: float) -> float:
+        return self.gamma ** bisect_right(self.milestones, step / self.steps_per_epoch)
 
 
-SCHEDULES: dict[str, tuple[Callable[..., float], tuple[str, ...]]] = {
-    "polynomial": (polynomial_lr, ("power",)),
-    "cosine": (cosine_lr, ("final_factor",)),
-}
-"""Registry: name in the config -> function, and the keys of the section `optim` that only some schedules take."""
+SCHEDULES = {"polynomial": Polynomial, "cosine": Cosine, "steps": Steps}
+"""Name in the config -> schedule."""

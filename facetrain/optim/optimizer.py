@@ -1,4 +1,4 @@
-"""Optimizer of the backbone: parameter groups, and SGD or AdamW."""
+"""Optimizers of the backbone: parameter groups, SGD and AdamW."""
 
 from __future__ import annotations
 
@@ -11,31 +11,51 @@ from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from facetrain.optim.parameter_names import named_plainly, require_prefixes
-from facetrain.optim.settings import OptimSettings
 
 ParameterGroup = dict[str, Any]
-"""Parameters with the same settings: `params`, `lr`, and `lr_factor`, by which the scheduled rate is multiplied."""
+"""Parameters with the same settings: `params`, `lr`, `lr_factor`, by which the scheduled rate is multiplied, and
+`decays`, whether the weight decay applies to them."""
 
 
-def parameter_groups(module: nn.Module, lr_factors: Mapping[str, float]) -> list[ParameterGroup]:
-    """Group the trained parameters of a module by learning rate factor.
+def parameter_groups(
+    module: nn.Module, lr_factors: Mapping[str, float], *, decay_norms: bool = True
+) -> list[ParameterGroup]:
+    """Group the trained parameters of a module by learning rate factor and weight decay.
 
-    `lr_factors` maps prefixes of parameter names to factors. The longest prefix that matches wins; the factor is 1 if
-    none does. An adapter (LoRA) has the factor of the weight that it updates.
+    Args:
+        module: network.
+        lr_factors: factors by prefixes of parameter names. The longest prefix that matches wins; the factor is 1 if
+            none does. An adapter (LoRA) has the factor of the weight that it updates.
+        decay_norms: whether the weight decay applies to the parameters of norms and to biases, too.
 
     Raises:
         ConfigError: no parameter's name starts with a prefix of `lr_factors`.
     """
     require_prefixes(module, lr_factors, "model.lr_factors")
-    groups: dict[float, list[nn.Parameter]] = {}
+    undecayed = set() if decay_norms else _norms_and_biases(module)
+    groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
     for name, parameter in named_plainly(module):
         if parameter.requires_grad:
             matching = [prefix for prefix in lr_factors if name.startswith(prefix)]
             # The longest prefix is the most specific one: `layer4.2` wins over `layer4`.
             factor = lr_factors[max(matching, key=len)] if matching else 1.0
             # Few groups: each is one call of a fused kernel over all of its tensors.
-            groups.setdefault(factor, []).append(parameter)
-    return [{"params": parameters, "lr_factor": factor} for factor, parameters in groups.items()]
+            groups.setdefault((factor, parameter not in undecayed), []).append(parameter)
+    return [
+        {"params": parameters, "lr_factor": factor, "decays": decays}
+        for (factor, decays), parameters in groups.items()
+    ]
+
+
+def _norms_and_biases(module: nn.Module) -> set[nn.Parameter]:
+    """Return the parameters of the norms of a module, and all biases."""
+    return {
+        parameter
+        for part in module.modules()
+        for name, parameter in part.named_parameters(recurse=False)
+        # By the name of the class: libraries have norms of their own.
+        if name == "bias" or "Norm" in type(part).__name__
+    }
 
 
 class GroupOptimizer:
@@ -47,7 +67,7 @@ class GroupOptimizer:
 
     def __init__(self, groups: list[ParameterGroup]) -> None:
         """Take the groups; the learning rate of each is 0 until the stepper sets it."""
-        self.param_groups = [{"lr": 0.0, **group} for group in groups]
+        self.param_groups = [{"lr": 0.0, "decays": True, **group} for group in groups]
         self.state: dict[Tensor, dict[str, Tensor]] = {}
         """Moments of each parameter."""
 
@@ -70,11 +90,13 @@ class GroupOptimizer:
 class FusedSGD(GroupOptimizer):
     """SGD with momentum and weight decay, by torch's fused kernel; see `torch.optim.SGD`."""
 
-    def __init__(self, groups: list[ParameterGroup], optim: OptimSettings) -> None:
+    def __init__(
+        self, groups: list[ParameterGroup], *, momentum: float = 0.9, weight_decay: float = 0.0
+    ) -> None:
         """Take the groups. The buffers are zeros, which give the same first step as no buffer."""
         super().__init__(groups)
-        self._optim = optim
-        if optim.momentum:
+        self._momentum, self._weight_decay = momentum, weight_decay
+        if momentum:
             # The fused kernel would leave its own buffer uninitialized if it skips its first step.
             self.state = {p: {"momentum_buffer": torch.zeros_like(p)} for p in _parameters(self.param_groups)}
 
@@ -84,7 +106,7 @@ class FusedSGD(GroupOptimizer):
         for group in self.param_groups:
             # A weight that the step has not used has no gradient, and keeps its momentum.
             trained = [parameter for parameter in group["params"] if parameter.grad is not None]
-            buffers = [self.state[p]["momentum_buffer"] if self._optim.momentum else None for p in trained]
+            buffers = [self.state[p]["momentum_buffer"] if self._momentum else None for p in trained]
             sgd(
                 trained,
                 [parameter.grad for parameter in trained],
@@ -92,8 +114,8 @@ class FusedSGD(GroupOptimizer):
                 fused=True,
                 grad_scale=grad_scale,
                 found_inf=skip,
-                weight_decay=self._optim.weight_decay,
-                momentum=self._optim.momentum,
+                weight_decay=self._weight_decay if group["decays"] else 0.0,
+                momentum=self._momentum,
                 lr=group["lr"],
                 dampening=0.0,
                 nesterov=False,
@@ -104,10 +126,17 @@ class FusedSGD(GroupOptimizer):
 class FusedAdamW(GroupOptimizer):
     """AdamW by torch's fused kernel; see `torch.optim.AdamW`."""
 
-    def __init__(self, groups: list[ParameterGroup], optim: OptimSettings) -> None:
+    def __init__(
+        self,
+        groups: list[ParameterGroup],
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
         """Take the groups; the moments are zeros."""
         super().__init__(groups)
-        self._optim = optim
+        self._betas, self._eps, self._weight_decay = betas, eps, weight_decay
         self.state = {
             parameter: {
                 # On the device: the kernel does not count a skipped step, and the host does not know of it.
@@ -138,21 +167,13 @@ class FusedAdamW(GroupOptimizer):
                 grad_scale=grad_scale,
                 found_inf=skip,
                 amsgrad=False,
-                beta1=self._optim.betas[0],
-                beta2=self._optim.betas[1],
+                beta1=self._betas[0],
+                beta2=self._betas[1],
                 lr=group["lr"],
-                weight_decay=self._optim.weight_decay,
-                eps=self._optim.eps,
+                weight_decay=self._weight_decay if group["decays"] else 0.0,
+                eps=self._eps,
                 maximize=False,
             )
-
-
-def build_optimizer(groups: list[ParameterGroup], optim: OptimSettings) -> GroupOptimizer:
-    """Build a fused SGD or AdamW.
-
-    Weight decay applies to every parameter, as in the published recipes.
-    """
-    return FusedAdamW(groups, optim) if optim.name == "adamw" else FusedSGD(groups, optim)
 
 
 def _parameters(groups: list[ParameterGroup]) -> list[nn.Parameter]:

@@ -40,6 +40,8 @@ class OptimSettings(Settings):
     """Term added to the denominator; only for adamw."""
     weight_decay: Annotated[float, Field(ge=0)] = 5e-4
     """Weight decay of all parameters of the backbone, and of the class centers that take part in a step."""
+    decay_norms: bool = True
+    """Apply the weight decay to norms and biases, too, as arcface_torch does; AdaFace, CVLface and TFace do not."""
     muon: MuonSettings | None = None
     """Muon; `{}` for its default values. null: the optimizer of `name` updates all parameters."""
     clip_grad_norm: Annotated[float, Field(gt=0)] | None = 5.0
@@ -47,12 +49,16 @@ class OptimSettings(Settings):
     accumulate: Positive = 1
     """Number of micro-batches per step, whose gradients are added up."""
     schedule: Annotated[str, OneOf(SCHEDULES)] = "polynomial"
-    """Learning rate schedule. polynomial: linear warm-up, then a polynomial down to 0. cosine: linear warm-up, then
-    half a period of a cosine (SGDR without restarts)."""
+    """Learning rate schedule after a linear warm-up. polynomial: down to 0. cosine: half a period of a cosine (SGDR
+    without restarts). steps: times `gamma` at each of the `milestones`."""
     power: Annotated[float, Field(gt=0)] = 2.0
     """Exponent of the polynomial schedule."""
     final_factor: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Learning rate at the end of the run as a fraction of `lr`; only for schedule cosine."""
+    milestones: tuple[Annotated[float, Field(gt=0)], ...] = ()
+    """Epochs from the start of the run after which the learning rate falls; only for schedule steps."""
+    gamma: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Factor on the learning rate at each milestone; only for schedule steps."""
     batch_scaling: Literal["auto", "linear", "sqrt", "none"] = "auto"
     """Learning rate in stages with another global batch (`train.stages`). linear: `lr` times the ratio of the global
     batch to that without stages. sqrt: times its square root. none: `lr`. auto: linear with sgd, sqrt with adamw."""
@@ -66,6 +72,12 @@ class OptimSettings(Settings):
 
     @model_validator(mode="after")
     def _check_schedule(self) -> Self:
-        if self.schedule == "polynomial" and self.final_factor:
-            raise ValueError("final_factor needs schedule cosine, because the polynomial schedule ends at 0")
+        if self.schedule != "cosine" and self.final_factor:
+            raise ValueError("final_factor needs schedule cosine")
+        if bool(self.milestones) != (self.schedule == "steps"):
+            raise ValueError(
+                "milestones and schedule steps need each other, for example milestones: [12, 20, 24]"
+            )
+        if sorted(set(self.milestones)) != list(self.milestones):
+            raise ValueError(f"milestones must grow, not {list(self.milestones)}")
         return self

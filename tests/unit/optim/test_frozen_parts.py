@@ -8,8 +8,9 @@ from facetrain.backbone.iresnet import IResNet
 from facetrain.config.loading import load_config
 from facetrain.distributed import collectives
 from facetrain.errors import ConfigError
+from facetrain.optim.build import build_optimizer
 from facetrain.optim.frozen_parts import freeze
-from facetrain.optim.optimizer import build_optimizer, parameter_groups
+from facetrain.optim.optimizer import parameter_groups
 from facetrain.optim.settings import OptimSettings
 from facetrain.run import training
 from facetrain.training.state import averaged_buffers, averaged_state
@@ -27,7 +28,7 @@ def copy_of(tensors):
 
 
 def train(network, steps):
-    optimizer = build_optimizer(parameter_groups(network, {}), OptimSettings(weight_decay=0.01))
+    optimizer = build_optimizer(OptimSettings(weight_decay=0.01), parameter_groups(network, {}))
     for group in optimizer.param_groups:
         group["lr"] = 0.01
     for _ in range(steps):

@@ -4,9 +4,9 @@ from torch import nn
 
 from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ConfigError
+from facetrain.optim.build import build_optimizers
 from facetrain.optim.muon import Muon, hidden_weights, orthogonalize, split_groups
 from facetrain.optim.settings import OptimSettings
-from facetrain.run.parts.stepper import build_optimizers
 
 LR, MOMENTUM, DECAY = 0.03, 0.9, 0.2
 

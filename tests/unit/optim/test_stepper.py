@@ -5,9 +5,10 @@ from torch import nn
 from facetrain.backbone.low_rank import add_adapters
 from facetrain.backbone.settings import LoraSettings
 from facetrain.errors import ConfigError
+from facetrain.optim.build import build_optimizer
 from facetrain.optim.frozen_parts import freeze
 from facetrain.optim.loss_scale import LossScale
-from facetrain.optim.optimizer import build_optimizer, parameter_groups
+from facetrain.optim.optimizer import parameter_groups
 from facetrain.optim.settings import OptimSettings
 from facetrain.optim.stepper import Stepper
 
@@ -29,7 +30,7 @@ class CountingHead:
 
 def make_stepper(net, *, name="sgd", clip=None, enabled=False, lr_factors=None):
     optimizer = build_optimizer(
-        parameter_groups(net, lr_factors or {}), OptimSettings(name=name, weight_decay=0.01)
+        OptimSettings(name=name, weight_decay=0.01), parameter_groups(net, lr_factors or {})
     )
     scale = LossScale(torch.device("cpu"), enabled=enabled)
     return Stepper(net, [optimizer], CountingHead(), scale, schedule=lambda t: 0.1, clip_grad_norm=clip)
@@ -70,7 +71,7 @@ def test_two_optimizers_update_all_parameters_as_one_does_and_share_the_bound_of
     steppers = [
         Stepper(
             net,
-            [build_optimizer([{"params": part, "lr_factor": 1.0}], optim) for part in parts],
+            [build_optimizer(optim, [{"params": part, "lr_factor": 1.0}]) for part in parts],
             CountingHead(),
             LossScale(torch.device("cpu"), enabled=False),
             schedule=lambda t: 0.1,
@@ -124,7 +125,7 @@ def test_fused_steps_are_torchs_to_the_last_bit_also_where_a_parameter_has_no_gr
     theirs = [nn.Parameter(parameter.detach().clone()) for parameter in ours]
     rules = {"weight_decay": 0.01} | ({"momentum": momentum} if name == "sgd" else {"eps": 1e-6})
     optimizer = build_optimizer(
-        [{"params": ours, "lr_factor": 1.0}], OptimSettings(name=name, **{"betas": (0.8, 0.95)} | rules)
+        OptimSettings(name=name, **{"betas": (0.8, 0.95)} | rules), [{"params": ours, "lr_factor": 1.0}]
     )
     if name == "sgd":
         reference = torch.optim.SGD(theirs, lr=0.1, fused=True, **rules)
@@ -206,3 +207,21 @@ def test_adapters_have_the_factor_of_the_weight_that_they_update():
         **{f"{first}.{key}": 0.5 for key in ("up", "down", "core")},
         **{f"{second}.{key}": 2.0 for key in ("up", "down")},
     }
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_without_decay_of_norms_only_weights_and_slopes_shrink(name):
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.PReLU(4), nn.Flatten(), nn.Linear(4, 2), nn.LayerNorm(2)
+    )
+    for parameter in net.parameters():
+        nn.init.ones_(parameter)
+        parameter.grad = torch.zeros_like(parameter)
+    groups = parameter_groups(net, {"0": 0.5}, decay_norms=False)
+    optimizer = build_optimizer(OptimSettings(name=name, weight_decay=0.1), groups)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1
+    optimizer.step(torch.tensor(1.0), torch.tensor(0.0))
+    shrunk = {key for key, value in net.named_parameters() if (value < 1).all()}
+    assert shrunk == {"0.weight", "2.weight", "4.weight"}
+    assert all((value == 1).all() for key, value in net.named_parameters() if key not in shrunk)

@@ -6,7 +6,7 @@ import pytest
 from facetrain.config.loading import build_config
 from facetrain.data.loading.sampler import GlobalSampler, MixtureSampler, SampleOrder
 from facetrain.errors import ConfigError, DataError
-from facetrain.optim.learning_rate import polynomial_lr
+from facetrain.optim.learning_rate import Polynomial
 from facetrain.run.parts.step_schedule import schedule_steps, stage_configs
 from facetrain.run.parts.stepper import learning_rates
 
@@ -72,8 +72,8 @@ def test_without_stages_rates_and_steps_are_those_of_the_polynomial_bit_by_bit()
     schedule = schedule_steps(config, IMAGES, 1)
     assert len(schedule.stages) == 1 and schedule.total_steps == 40
     rates = learning_rates(config, schedule)
-    for step in range(42):
-        assert rates(step) == polynomial_lr(step, base=0.3, warmup_steps=6, total_steps=40, power=2)
+    polynomial = Polynomial(base=0.3, warmup_steps=6, total_steps=40, steps_per_epoch=8, power=2)
+    assert [rates(step) for step in range(42)] == [polynomial(step) for step in range(42)]
 
 
 @pytest.mark.parametrize(
@@ -87,11 +87,11 @@ def test_the_rate_of_a_stage_follows_its_batch_by_the_rule_and_the_schedule_coun
     config = config_of([{"until_epoch": 2, "global_batch_size": 24}], epochs=4, optim=optim)
     schedule = schedule_steps(config, 96, 1)
     rates = learning_rates(config, schedule)
-    run = {"base": 0.1, "warmup_steps": 8, "total_steps": 32, "power": 2}
+    polynomial = Polynomial(base=0.1, warmup_steps=8, total_steps=32, steps_per_epoch=8, power=2)
     for step in range(1, 8):  # a step of the first stage shows two batches of the config
-        assert rates(step) == pytest.approx(factor * polynomial_lr(2 * step, **run))
+        assert rates(step) == pytest.approx(factor * polynomial(2 * step))
     for step in range(8, 25):
-        assert rates(step) == pytest.approx(polynomial_lr(step + 8, **run))
+        assert rates(step) == pytest.approx(polynomial(step + 8))
 
 
 def test_a_stage_is_a_config_of_its_own():
@@ -140,7 +140,7 @@ def test_an_invalid_stage_is_refused_with_what_to_write(until_epoch, changes, me
             {"global_batch_size": 8},
             "give global_batch_size and not batch_size",
         ),
-        (3, {}, "use a list in brackets, each value a section"),
+        (3, {}, "train.stages: .*3"),
     ],
 )
 def test_stages_that_do_not_fit_each_other_or_the_run_are_refused(stages, further, message):

@@ -11,8 +11,9 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.data.settings import DataSettings
 from facetrain.head.build import HeadRun, build_head
 from facetrain.head.settings import HeadSettings
+from facetrain.optim.build import build_optimizer
 from facetrain.optim.loss_scale import LossScale
-from facetrain.optim.optimizer import build_optimizer, parameter_groups
+from facetrain.optim.optimizer import parameter_groups
 from facetrain.optim.settings import OptimSettings
 from facetrain.optim.stepper import Stepper
 from facetrain.training.precision import InPrecision
@@ -31,7 +32,7 @@ def state():
     network = InPrecision(backbone, "fp32", CPU, memory_format=torch.contiguous_format)
     settings = HeadSettings(), OptimSettings()
     head = build_head(*settings, HeadRun(), ONE_RANK, embedding_size=8, num_classes=CLASSES)
-    optimizer = build_optimizer(parameter_groups(backbone, {}), OptimSettings(weight_decay=0))
+    optimizer = build_optimizer(OptimSettings(weight_decay=0), parameter_groups(backbone, {}))
     scale = LossScale(CPU, enabled=False)
     stepper = Stepper(backbone, [optimizer], head, scale, schedule=lambda step: 0.01, clip_grad_norm=5.0)
     return TrainState(ONE_RANK, network, head, stepper)
