@@ -163,8 +163,8 @@ def test_the_project_declares_what_it_imports_and_imports_what_it_declares():
     installs = importlib.metadata.packages_distributions()
     modules = {name.split(".")[0] for path in MODULES for name in imported(path)} - sys.stdlib_module_names
     packages = {installs.get(name, [name])[0].lower().replace("_", "-") for name in modules - {"facetrain"}}
-    # The three come with torch, pydantic and fsspec's http.
-    assert packages - {"triton", "pydantic-core", "aiohttp"} <= declared_packages()
+    # These come with torch, pydantic, fsspec's http and jinja2.
+    assert packages - {"triton", "pydantic-core", "aiohttp", "markupsafe"} <= declared_packages()
     # Interfaces of fsspec and torch load these themselves.
     assert declared_packages() - packages <= {"gcsfs", "jinja2", "onnxscript", "s3fs", "tensorboard", "timm"}
 

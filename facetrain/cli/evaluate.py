@@ -132,7 +132,9 @@ def evaluate(
             files = [path]
         others = {"gallery model": gallery_model, "compared with": against}
         details = _report_details(evaluation.sets, files, system.data_dir, others)
-        page = write_report(results.report, evaluation, model=str(path), details=details)
+        page = write_report(
+            results.report, evaluation, model=str(path), other=str(against or ""), details=details
+        )
         if not results.only_json:
             echo_line(f"report: {page}")
 

@@ -193,12 +193,19 @@ def runs(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that holds the run folders.")] = Path(
         "runs"
     ),
+    page: Annotated[
+        Path | None,
+        typer.Option(metavar="HTML", help="Write a page with the curves of all runs, one color each."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List the runs of a folder: state, step, loss, best accuracy."""
-    from facetrain.run.report.list_runs import format_runs, list_runs
+    from facetrain.run.report.list_runs import format_runs, list_runs, write_runs_page
 
+    require_writable(page)
     listed = list_runs(folder)
+    if page is not None:
+        write_runs_page(listed, str(folder), page)
     if as_json:
         typer.echo(json.dumps([run.model_dump() for run in listed], indent=1))
     elif listed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ from facetrain.run.folder.run_state import read_state
 from facetrain.run.outputs import DIVERGED_FILE, REPORT_FILE, SKIPPED_FILE
 from facetrain.run.parts.backbone import describe_model
 from facetrain.run.prepare import PreparedRun
-from facetrain.run.report.list_runs import formatted, read_metrics
+from facetrain.run.report.history import History, Metric, records_of
+from facetrain.run.report.list_runs import formatted
 from facetrain.run.report.published_curve import published_curve_of
 from facetrain.telemetry.log import warn
 
@@ -115,23 +116,19 @@ def summarize(
     an early one. `skipped` lists the images that could not be read. `seconds` is the duration of the command. Without
     `has_learned`, the summary says so.
     """
-    records = read_metrics(folder)
+    history = History.read(folder)
     lines = ["", f"{folder}: finished in {seconds:.0f} s"]
-    losses = [record for record in records if loss in record]
-    if losses:
-        first, last = losses[0], losses[-1]
-        before = f"{formatted(first[loss], '.3f')} at step {first['step']} → " if len(losses) > 1 else ""
-        lines.append(f"  loss      {before}{formatted(last[loss], '.3f')} at step {last['step']}")
-        if has_learned and _has_grown(first[loss], last[loss]):
+    if loss in history.metrics:
+        (start, first), (step, last) = history.metrics[loss].first, history.metrics[loss].last
+        before = f"{formatted(first, '.3f')} at step {start} → " if step > start else ""
+        lines.append(f"  loss      {before}{formatted(last, '.3f')} at step {step}")
+        if has_learned and _has_grown(first, last):
             lines.append(
                 "  did not learn: the loss has grown or is not finite; lower optim.lr (`--lr find` finds a rate)"
             )
-    for name in sorted({name for record in records for name in record if name.endswith("/accuracy")}):
-        lines.append(
-            _accuracy_line(name.removesuffix("/accuracy"), [record for record in records if name in record])
-        )
+    lines += [_accuracy_line(name, history.metrics) for name in sorted(history.sets)]
     if published := published_curve_of(folder, read_state(folder).total_steps):
-        lines += [f"  {line}" for line in published.describe(records)]
+        lines += [f"  {line}" for line in published.describe(records_of(folder))]
     if stopped_early:
         lines.append(f"  {stopped_early}")
     if not has_learned:
@@ -158,15 +155,13 @@ def _has_grown(first: float | str, last: float | str) -> bool:
     return last > max(_MOST_GROWTH * first, first + 1)
 
 
-def _accuracy_line(name: str, records: list[dict[str, Any]]) -> str:
-    first, last = records[0], records[-1]
-    before, after = first[f"{name}/accuracy"], last[f"{name}/accuracy"]
-    line = (
-        f"  {name:9} accuracy {formatted(before, '.2%')} at step {first['step']} → {formatted(after, '.2%')}"
-    )
-    if f"{name}/auc" in last:
-        line += f" (AUC {formatted(last[f'{name}/auc'], '.4f')})"
-    return f"{line}, {formatted(last[f'{name}/pairs'], '.0f')} pairs"
+def _accuracy_line(name: str, metrics: Mapping[str, Metric]) -> str:
+    accuracy = metrics[f"{name}/accuracy"]
+    (start, before), (_, after) = accuracy.first, accuracy.last
+    line = f"  {name:9} accuracy {formatted(before, '.2%')} at step {start} → {formatted(after, '.2%')}"
+    if f"{name}/auc" in metrics:
+        line += f" (AUC {formatted(metrics[f'{name}/auc'].last[1], '.4f')})"
+    return f"{line}, {formatted(metrics[f'{name}/pairs'].last[1], '.0f')} pairs"
 
 
 def _next_commands(folder: Path, targets: Sequence[str], eval_dir: str, ended_by: str) -> list[str]:

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
@@ -14,11 +15,11 @@ from typing import Any
 from facetrain.errors import RunError
 from facetrain.files import (
     error_reason,
+    open_regular,
     os_errors_as,
     parse_json,
-    read_regular_text,
+    replacing,
     sync_file,
-    write_atomically,
 )
 from facetrain.telemetry.log import warn
 
@@ -91,26 +92,35 @@ class JsonLines:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a file, without damaged lines, such as a last line that a crash has cut off.
+    """Return the records of a file; see `stream_jsonl`."""
+    return list(stream_jsonl(path))
+
+
+def stream_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a file, without damaged lines, such as a last line that a crash has cut off.
 
     Raises:
         OSError: the file cannot be read, or is not a regular file.
     """
-    records = []
-    for line in read_regular_text(path).splitlines():
-        with suppress(ValueError):
-            record = parse_json(line)
-            if isinstance(record, dict) and isinstance(record.get("step"), int):
-                records.append(record)
-    return records
+    with open(path, encoding="utf-8", errors="replace", opener=open_regular) as file:
+        for line in file:
+            with suppress(ValueError):
+                record = parse_json(line)
+                if isinstance(record, dict) and isinstance(record.get("step"), int):
+                    yield record
 
 
 def _truncate(path: Path, step: int) -> set[str]:
     """Remove the records of later steps, and return the lines of the step itself."""
+    lines = set()
     # The file of a killed process may end in half a line, which would spoil the first record after it.
-    kept = [record for record in read_jsonl(path) if record["step"] <= step]
-    write_atomically(path, "".join(map(_line, kept)))
-    return {_line(record) for record in kept if record["step"] == step}
+    with replacing(path) as scratch, scratch.open("w", encoding="utf-8") as kept:
+        for record in stream_jsonl(path):
+            if record["step"] <= step:
+                kept.write(_line(record))
+            if record["step"] == step:
+                lines.add(_line(record))
+    return lines
 
 
 def _line(record: dict[str, Any]) -> str:

@@ -43,9 +43,9 @@ def test_an_interrupted_fine_tuning_is_resumed_and_keeps_a_model(web_server, tmp
     assert "kept: " in printed and "held_out: accuracy" in printed and "  threshold " in printed, printed
     page = (output / "report.html").read_text()
     for part in (
-        "Choices",
+        "Settings that were chosen",
         "Faces",
-        "Left out",
+        "left out",
         "First batch",
         "Curves",
         "Genuine pairs",

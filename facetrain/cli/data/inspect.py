@@ -33,7 +33,7 @@ def inspect(
     ],
     sheet: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write a contact sheet of eight identities, an .html page."),
+        typer.Option(metavar="FILE", help="Write a contact sheet, an .html page: up to 1,000 images."),
     ] = None,
     as_json: Json = False,
 ) -> None:

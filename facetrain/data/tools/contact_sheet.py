@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from markupsafe import Markup
 
 from facetrain.counter_rng import key_of
 from facetrain.data.dataset import FaceDataset, identity_name, image_name
@@ -17,7 +18,7 @@ from facetrain.data.loading.sampler import permute
 from facetrain.data.tools.wrong_labels import WrongLabel
 from facetrain.errors import DataError
 from facetrain.files import os_errors_as, replacing
-from facetrain.html_page import escape, html_page, image
+from facetrain.pages.render import jpeg_image, render
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +28,8 @@ Row = tuple[str, Sequence[np.ndarray]]
 """Line of text, and the images below it, uint8 RGB (S, S, 3)."""
 _SIDE = 112
 """Pixels a side of an image."""
-_IDENTITIES, _EPOCHS = 8, 7
+_MOST_IMAGES, _MOST_OF_IDENTITY = 1000, 100
+"""Images of a page of identities, 6 kB each, and of one identity."""
 _BATCH_IMAGES, _BATCH_COLUMNS = 32, 8
 """Images of `write_batch_sheet`, and images in a row of it."""
 _MOST_FAULTS = 1000
@@ -36,23 +38,38 @@ _SHOWN_MEMBERS = 3
 """Images of an identity that a row of `write_wrong_labels_sheet` shows."""
 
 
-def write_identities_sheet(source: FaceDataset, output: Path, *, columns: int = 8) -> None:
-    """Write one row for each of eight identities: its name, the number of its images, and the first of them.
+def write_identities_sheet(source: FaceDataset, output: Path) -> None:
+    """Write one row for each identity: its name, the number of its images, and the images; at most 1,000 images.
 
     Raises:
         DataError: an image cannot be decoded, or the file cannot be written; so do the functions below.
     """
-    _write_rows(identity_rows(source, columns), output)
+    rows = identity_rows(source)
+    _write_rows(rows, output, shown_of(rows, source))
 
 
-def identity_rows(source: FaceDataset, columns: int = 8) -> list[Row]:
-    """Return the rows of `write_identities_sheet`."""
-    count = source.num_classes
+def identity_rows(source: FaceDataset) -> list[Row]:
+    """Return title and images of all identities, or of as many, in a random order, as 1,000 images show."""
+    count, left = source.num_classes, _MOST_IMAGES
     rows: list[Row] = []
-    for identity in permute(np.arange(min(_IDENTITIES, count)), count, key_of(0)).tolist():
+    for identity in permute(np.arange(count), count, key_of(0)).tolist():
         numbers = np.flatnonzero(source.labels == identity).tolist()
-        rows.append((_title(source, identity, len(numbers)), _read(source, numbers[:columns])))
+        shown = numbers[: min(left, _MOST_OF_IDENTITY)]
+        rows.append((_title(source, identity, len(numbers)), _read(source, shown)))
+        left -= len(shown)
+        if left <= 0:
+            break
     return rows
+
+
+def shown_of(rows: Sequence[Row], source: FaceDataset) -> str:
+    """Return which part of a dataset rows show; empty if all of it."""
+    images = sum(len(images) for _, images in rows)
+    if images == len(source.labels):
+        return ""
+    return (
+        f"{images:,} of {len(source.labels):,} images, of {len(rows):,} of {source.num_classes:,} identities"
+    )
 
 
 def write_wrong_labels_sheet(source: FaceDataset, wrong: Sequence[WrongLabel], output: Path) -> None:
@@ -122,13 +139,12 @@ def _cell(data: bytes, location: str, size: int) -> np.ndarray:
     return resize_square(decode_rgb(data, location=location), size)
 
 
-def _write_rows(rows: Sequence[Row], output: Path) -> None:
+def _write_rows(rows: Sequence[Row], output: Path, note: str = "") -> None:
     with os_errors_as(DataError, output):
-        output.write_text(html_page(output.stem, map(html_row, rows)), encoding="utf-8")
+        page = render("data/tools/sheet.html.j2", title=output.stem, note=note, rows=html_rows(rows))
+        output.write_text(page, encoding="utf-8")
 
 
-def html_row(row: Row) -> str:
-    """Return a row of a sheet as HTML."""
-    title, images = row
-    shown = "".join(f"<figure>{image(encode_jpeg(pixels, 95))}</figure>" for pixels in images)
-    return (f"<p>{escape(title)}</p>" if title else "") + f'<div class="pairs">{shown}</div>'
+def html_rows(rows: Sequence[Row]) -> list[tuple[str, list[Markup]]]:
+    """Return the rows of a sheet for a template."""
+    return [(title, [jpeg_image(encode_jpeg(pixels, 95)) for pixels in images]) for title, images in rows]

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from facetrain.files import printable
 from facetrain.run.lr_range_test import RangeTest
+from facetrain.run.report.history import History
 from facetrain.run.report.published_curve import PublishedCurve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_LABELS = {"loss": "loss", "lr": "learning rate", "images_per_s": "images per second"}
-"""Label of the axis of each metric with a separate panel."""
 _ACCURACY = "accuracy"
 """Panel of the accuracies of all verification sets."""
+_LABELS = {
+    "loss": "loss",
+    _ACCURACY: "accuracy (%)",
+    "lr": "learning rate",
+    "images_per_s": "images per second",
+    "distill_loss": "loss to the teacher",
+}
+"""Panel -> label of its axis."""
 PANELS = ("loss", _ACCURACY, "lr", "images_per_s")
+_COLOR = "#3b82c4"
+"""Of a curve without a legend: a blue that is legible on a light and on a dark page."""
 
 
 def draw_curves(
-    records: Iterable[dict[str, Any]],
-    title: str,
+    runs: Mapping[str, History],
     panels: Sequence[str] = PANELS,
     *,
     published: PublishedCurve | None = None,
@@ -28,25 +37,30 @@ def draw_curves(
 ) -> Figure:
     """Return a figure with one panel above the other, over a common axis of steps; `width` is in inches.
 
-    A value that is not finite is a gap. Metrics that no record has are left out, but their panel is drawn. The
-    accuracies of a published training are dashed lines in the colors of the verification sets.
+    A value that is not finite is a gap. Metrics that no record has are left out, but their panel is drawn. With several
+    runs, by name, each has a color; with one, each verification set has. The accuracies of a published training are
+    dashed lines in the colors of the sets.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    records = list(records)
-    # Constrained, so that the legend beside the accuracies takes room from the panels and covers no points.
-    figure = Figure(figsize=(width, 0.5 + 1.9 * len(panels)), dpi=120, layout="constrained")
-    figure.suptitle(title).set_parse_math(False)  # a folder may have a $ in its name
+    # Constrained, so that a legend beside the curves takes room from the panels and covers no points.
+    figure = Figure(figsize=(width, 0.2 + 2.2 * len(panels)), dpi=120, layout="constrained")
     rows = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
     for axes, panel in zip(rows, panels, strict=True):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
+        axes.set_ylabel(_LABELS[panel])
         if panel == _ACCURACY:
-            _draw_accuracies(axes, records, published)
+            _draw_accuracies(axes, runs, published)
         else:
-            axes.plot(*_points(records, panel), color="tab:gray")
-            axes.set_ylabel(_LABELS[panel])
+            for name, history in runs.items():
+                if panel in history.metrics:
+                    axes.plot(
+                        *history.metrics[panel].curve, color=_COLOR if len(runs) == 1 else None, label=name
+                    )
+        if panel == _ACCURACY or len(runs) > 1:
+            _add_legend(axes)
     rows[-1].set_xlabel("step")
     rows[-1].xaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
     return figure
@@ -60,31 +74,29 @@ def draw_range_test(test: RangeTest, *, width: float = 7.0) -> Figure:
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
-    axes.semilogx(test.rates[: len(test.losses)], test.losses, color="tab:gray")
-    axes.axvline(test.lr, color="tab:blue")
+    axes.semilogx(test.rates[: len(test.losses)], test.losses, color=_COLOR)
+    axes.axvline(test.lr, color="#c8553d")
     axes.set(xlabel="learning rate", ylabel="loss")
     return figure
 
 
-def _draw_accuracies(axes: Any, records: list[dict[str, Any]], published: PublishedCurve | None) -> None:
-    axes.set_ylabel("accuracy (%)")
-    names = sorted({name for record in records for name in record if name.endswith("/accuracy")})
-    for name in names:
-        steps, values = _points(records, name)
-        label = name.removesuffix("/accuracy")
-        (line,) = axes.plot(steps, [100 * value for value in values], marker="o", markersize=4, label=label)
-        if published and label in published.accuracies:
-            percent = 100 * published.accuracies[label]
-            axes.plot(published.steps, percent, "--", color=line.get_color(), linewidth=1)
-    if names:
-        legend = axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+def _draw_accuracies(axes: Any, runs: Mapping[str, History], published: PublishedCurve | None) -> None:
+    for run, history in runs.items():
+        for name in sorted(history.sets):
+            steps, values = history.metrics[f"{name}/accuracy"].curve
+            label = name if len(runs) == 1 else f"{run}: {name}"
+            percent = [100 * value for value in values]
+            (line,) = axes.plot(steps, percent, marker="o", markersize=3, label=label)
+            if published and name in published.accuracies:
+                expected = 100 * published.accuracies[name]
+                axes.plot(published.steps, expected, "--", color=line.get_color(), linewidth=1)
+
+
+def _add_legend(axes: Any) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        # matplotlib warns on the terminal of characters that its font lacks, and prints them.
+        shown = [printable(label) for label in labels]
+        legend = axes.legend(handles, shown, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
         for text in legend.get_texts():
             text.set_parse_math(False)
-
-
-def _points(records: list[dict[str, Any]], name: str) -> tuple[list[int], list[float]]:
-    """Return steps and values of a metric; a value that is not a number becomes NaN, which is drawn as a gap."""
-    points = [(record["step"], record[name]) for record in records if name in record]
-    return [step for step, _ in points], [
-        float(value) if isinstance(value, int | float) else float("nan") for _, value in points
-    ]

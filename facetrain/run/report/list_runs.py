@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from facetrain.checkpoint.commit import CHECKPOINTS, complete_steps
-from facetrain.errors import UsageError
-from facetrain.files import error_reason, os_errors_as, printable
+from facetrain.errors import RunError, UsageError
+from facetrain.files import error_reason, os_errors_as, printable, write_atomically
+from facetrain.pages.render import render
 from facetrain.run.folder.run_state import FINISHED, RunState, read_state
-from facetrain.telemetry.jsonl import read_jsonl
+from facetrain.run.report.history import History
 from facetrain.telemetry.log import warn
+
+_HEADER = ("run", "state", "step", "checkpoint", "loss", "best accuracy")
 
 
 class ListedRun(RunState, frozen=True):
@@ -55,30 +59,29 @@ def is_run(folder: Path) -> bool:
     return (folder / "config.yaml").is_file() and (folder / "environment.json").is_file()
 
 
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the records of the run's metrics.jsonl; an empty list before its first report."""
-    path = folder / "metrics.jsonl"
-    return read_jsonl(path) if path.is_file() else []
-
-
-def best_accuracies(records: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the highest accuracy of each verification set."""
-    best: dict[str, float] = {}
-    for record in records:
-        for name, value in record.items():
-            if name.endswith("/accuracy") and isinstance(value, float):
-                target = name.removesuffix("/accuracy")
-                best[target] = max(value, best.get(target, value))
-    return best
-
-
 def format_runs(runs: list[ListedRun]) -> str:
     """Return the runs as a table."""
-    rows = [("run", "state", "step", "checkpoint", "loss", "best accuracy"), *map(_row, runs)]
+    rows = [_HEADER, *map(_row, runs)]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
+
+
+def write_runs_page(runs: Sequence[ListedRun], title: str, output: Path) -> None:
+    """Write a page with the table of runs and their curves, each run in a color.
+
+    Raises:
+        RunError: the page cannot be written.
+    """
+    from facetrain.pages.figures import svg
+    from facetrain.run.report.curves import PANELS, draw_curves
+
+    histories = {Path(run.folder).name: History.read(Path(run.folder)) for run in runs}
+    curves = [svg(draw_curves(histories, (panel,), width=7.5), f"runs-{panel}") for panel in PANELS]
+    values = {"header": _HEADER, "rows": list(map(_row, runs)), "curves": curves}
+    with os_errors_as(RunError, output):
+        write_atomically(output, render("run/report/runs.html.j2", title=title, **values))
 
 
 def formatted(value: Any, form: str) -> str:
@@ -97,13 +100,12 @@ def _row(run: ListedRun) -> tuple[str, ...]:
 
 
 def _describe(folder: Path) -> ListedRun:
-    records = read_metrics(folder)
-    losses = [record["loss"] for record in records if "loss" in record]
+    history = History.read(folder)
     return ListedRun(
         **read_state(folder).model_dump(),
         folder=str(folder.resolve()),
-        step=max((record["step"] for record in records), default=0),
+        step=history.step,
         checkpoint=max(complete_steps(folder / CHECKPOINTS), default=None),
-        loss=losses[-1] if losses else None,
-        best=best_accuracies(records),
+        loss=history.last("loss"),
+        best=history.best,
     )

@@ -46,7 +46,7 @@ class PublishedCurve:
         Args:
             records: records of the metrics.jsonl of the run.
         """
-        below: dict[str, list[int]] = {name: [] for name in self.accuracies}
+        below: dict[str, tuple[int, int]] = {}
         for record in records:
             step = record["step"]
             for name, published in self.accuracies.items():
@@ -56,8 +56,10 @@ class PublishedCurve:
                 expected = np.interp(step, self.steps, published)
                 deviation = np.sqrt(2 * expected * (1 - expected) / pairs)
                 is_below = accuracy < expected - _DEVIATIONS * deviation
-                below[name] = [*below[name], step] if is_below else []
-        return {name: steps[0] for name, steps in below.items() if len(steps) > 1}
+                since, times = below.pop(name, (step, 0))
+                if is_below:
+                    below[name] = since, times + 1
+        return {name: since for name, (since, times) in below.items() if times > 1}
 
     def describe(self, records: Iterable[dict[str, Any]]) -> list[str]:
         """Return a line for each verification set on which a run is below this training."""

@@ -7,25 +7,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from facetrain.files import printable
 from facetrain.verify.metrics.discard import LARGEST_SHARE
 from facetrain.verify.metrics.result import Result, thin_curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_GENUINE, _IMPOSTOR, _MARK = "#1b6ca8", "#c8553d", "#555555"
+_GENUINE, _IMPOSTOR, _MARK = "#3b82c4", "#d2603f", "#808080"  # legible on a light and on a dark page
 _LEGEND_CHARACTERS = 45
 """Characters of all labels up to which a legend is one line."""
 
 
-def result_figures(result: Result, other: Result | None = None) -> dict[str, Figure]:
+def result_figures(
+    result: Result, other: Result | None = None, names: tuple[str, str] = ("model", "other model")
+) -> dict[str, Figure]:
     """Return the figures that a result has data for: `roc`, `det`, `scores`, `discard`.
 
-    The curves also show the result of an `other` model on the same set.
+    The curves also show the result of an `other` model on the same set; `names` are those of the two models.
     """
     from matplotlib.figure import Figure
 
-    drawers: dict[str, tuple[object, Callable[[Any, Result, Result | None], None]]] = {
+    drawers: dict[str, tuple[object, Callable[[Any, Result, Result | None, tuple[str, str]], None]]] = {
         "roc": (result.curve, _draw_roc),
         "det": (result.curve, _draw_det),
         "scores": (result.histogram, _draw_scores),
@@ -40,7 +43,7 @@ def result_figures(result: Result, other: Result | None = None) -> dict[str, Fig
         axes = figures[name].subplots()
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
-        draw(axes, result, other)
+        draw(axes, result, other, names)
         labels = axes.get_legend_handles_labels()[1]
         if labels:
             # Below the axes, where it cannot cover the data. Three long labels are wider than the figure.
@@ -49,14 +52,16 @@ def result_figures(result: Result, other: Result | None = None) -> dict[str, Fig
     return figures
 
 
-def _curves(result: Result, other: Result | None) -> list[tuple[dict[str, list[float]], dict[str, str]]]:
+def _curves(
+    result: Result, other: Result | None, names: tuple[str, str]
+) -> list[tuple[dict[str, list[float]], dict[str, str]]]:
     """Return the points of the curve of one or two models, and their style; a single curve needs no label."""
     assert result.curve is not None
     if other is None or other.curve is None:
         return [(thin_curve(result.curve), {"color": _GENUINE})]
     return [
-        (thin_curve(result.curve), {"color": _GENUINE, "label": "this model"}),
-        (thin_curve(other.curve), {"color": _IMPOSTOR, "label": "other model", "linestyle": "--"}),
+        (thin_curve(result.curve), {"color": _GENUINE, "label": printable(names[0])}),
+        (thin_curve(other.curve), {"color": _IMPOSTOR, "label": printable(names[1]), "linestyle": "--"}),
     ]
 
 
@@ -75,9 +80,9 @@ def _min_far(result: Result) -> float:
     return 1 / max(result.curve.impostors, 10)
 
 
-def _draw_roc(axes: Any, result: Result, other: Result | None) -> None:
+def _draw_roc(axes: Any, result: Result, other: Result | None, names: tuple[str, str]) -> None:
     lowest_tar, left = 1.0, _min_far(result)
-    for points, style in _curves(result, other):
+    for points, style in _curves(result, other, names):
         axes.step(points["far"], points["tar"], where="post", **style)
         lowest_tar = min(lowest_tar, float(np.interp(left, points["far"], points["tar"])))
     false_accept, true_accept, _ = _rate_names(result)
@@ -85,10 +90,10 @@ def _draw_roc(axes: Any, result: Result, other: Result | None) -> None:
     axes.set(title="ROC", xlabel=false_accept, ylabel=true_accept)
 
 
-def _draw_det(axes: Any, result: Result, other: Result | None) -> None:
+def _draw_det(axes: Any, result: Result, other: Result | None, names: tuple[str, str]) -> None:
     """Draw the detection error tradeoff curve: false rejects over false accepts (ISO/IEC 19795-1)."""
     left = _min_far(result)
-    for points, style in _curves(result, other):
+    for points, style in _curves(result, other, names):
         rejected = 1 - np.array(points["tar"])
         # A logarithmic axis cannot show 0.
         visible = rejected > 0
@@ -99,7 +104,7 @@ def _draw_det(axes: Any, result: Result, other: Result | None) -> None:
     axes.set(title="DET", xlabel=false_accept, ylabel=false_reject)
 
 
-def _draw_scores(axes: Any, result: Result, _: Result | None) -> None:
+def _draw_scores(axes: Any, result: Result, *_: object) -> None:
     scores = result.histogram
     assert scores is not None
     filled = scores.edge[:-1][scores.genuine + scores.impostor > 0]
@@ -115,14 +120,16 @@ def _draw_scores(axes: Any, result: Result, _: Result | None) -> None:
     axes.set(title="Scores", xlabel=result.scale.name, ylabel="share of pairs")
 
 
-def _draw_discards(axes: Any, result: Result, other: Result | None) -> None:
+def _draw_discards(axes: Any, result: Result, other: Result | None, names: tuple[str, str]) -> None:
     """Draw the false non-match rate over the share of discarded genuine pairs, and what random discarding gives."""
     curves = [
         (curve, curve.quality, color)
         for curve, color in zip(result.discards, (_GENUINE, _MARK), strict=False)
     ]
     if other:
-        curves += [(curve, f"{curve.quality}, other model", _IMPOSTOR) for curve in other.discards[:1]]
+        curves += [
+            (curve, f"{curve.quality}, {printable(names[1])}", _IMPOSTOR) for curve in other.discards[:1]
+        ]
     for curve, label, color in curves:
         axes.step(curve.share, curve.fnmr, where="post", color=color, label=label)
     axes.axhline(result.discards[0].fnmr[0], color=_MARK, linestyle=":", label="random")

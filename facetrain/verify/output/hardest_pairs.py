@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 from pydantic import BaseModel, ConfigDict
 
 from facetrain.data.images.decode import decode_rgb, encode_jpeg, resize_square
 from facetrain.errors import DataError
 from facetrain.files import printable, write_atomically
-from facetrain.html_page import image
+from facetrain.pages.render import jpeg_image
 from facetrain.verify.metrics.result import HardPair, Result
 from facetrain.verify.sets.ijb import IjbSet
 from facetrain.verify.sets.pair_set import PairSet
@@ -67,16 +68,16 @@ def write_hardest_pairs(path: Path, step: int, results: dict[str, Result], sets:
     write_atomically(path, VerifiedPairs(step=step, sets=shown).model_dump_json())
 
 
-def pairs_html(hardest: HardestPairs) -> Iterator[str]:
-    """Yield the images and scores of the hardest pairs of a set."""
-    for title, pairs in zip(TITLES, (hardest.genuine, hardest.impostors), strict=True):
-        if pairs:
-            yield f'<h3>{title}</h3><div class="pairs">{"".join(map(_figure, pairs))}</div>'
-
-
-def _figure(shown: ShownPair) -> str:
-    images = "".join(map(image, shown.images))
-    return f"<figure>{images}<figcaption>pair {shown.pair}: {shown.score:.3f}</figcaption></figure>"
+def pair_groups(hardest: HardestPairs) -> list[tuple[str, list[tuple[list[Markup], str]]]]:
+    """Return title, images and captions of the hardest pairs of a set, for the templates of pages."""
+    return [
+        (
+            title,
+            [(list(map(jpeg_image, pair.images)), f"pair {pair.pair}: {pair.score:.3f}") for pair in pairs],
+        )
+        for title, pairs in zip(TITLES, (hardest.genuine, hardest.impostors), strict=True)
+        if pairs
+    ]
 
 
 def _with_images(pairs: list[HardPair], target: Any) -> Iterator[ShownPair]:

@@ -6,11 +6,12 @@ import json
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from facetrain.errors import RunError, UsageError
 from facetrain.files import error_reason, os_errors_as
-from facetrain.html_page import data_table, details_table, escape, html_page, svg
+from facetrain.pages.figures import svg
+from facetrain.pages.render import render
 from facetrain.verify.metrics.group_summary import RATES, Group
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.model_results import ModelResults
@@ -24,7 +25,8 @@ from facetrain.verify.output.formatting import (
     format_warnings,
     shown_metrics,
 )
-from facetrain.verify.output.hardest_pairs import hardest_pairs_of, pairs_html
+from facetrain.verify.output.hardest_pairs import hardest_pairs_of, pair_groups
+from facetrain.verify.output.metric_words import metric_words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,19 +58,30 @@ def report_files(folder: Path) -> list[Path]:
 
 
 def write_report(
-    folder: Path, evaluation: ModelResults, *, model: str, details: Mapping[str, str] | None = None
+    folder: Path,
+    evaluation: ModelResults,
+    *,
+    model: str,
+    other: str = "",
+    details: Mapping[str, str] | None = None,
 ) -> Path:
     """Write `report.html`, `report.json` and a PNG file per figure into a folder; return the path of the page.
 
-    `details` are lines for the head of the page by name: date, versions, command.
+    The page is self-contained: figures are inline SVG, images inline JPEG, and there is no script.
 
-    The page is self-contained: figures are inline SVG, images inline PNG, and there is no script.
+    Args:
+        folder: folder of the report.
+        evaluation: results of the model, and its differences to another one.
+        model: name or path of the model.
+        other: name or path of the other model; by default its description.
+        details: lines about the evaluation by name: date, versions, command.
 
     Raises:
         RunError: the folder cannot be written.
     """
+    names = _short_names(model, other or evaluation.against)
     figures = {
-        name: result_figures(result, evaluation.other_results.get(name))
+        name: result_figures(result, evaluation.other_results.get(name), names)
         for name, result in evaluation.results.items()
     }
     page = folder / PAGE
@@ -81,45 +94,94 @@ def write_report(
         content = {"model": model, "details": dict(details or {})} | evaluation.as_json()
         text = json.dumps(content, indent=1)
         (folder / _JSON).write_text(text + "\n", encoding="utf-8")
-        page.write_text(html_page(model, _body(evaluation, figures, details or {})), encoding="utf-8")
+        values = _page_values(evaluation, figures, names, details or {})
+        page.write_text(render("verify/output/report.html.j2", title=model, **values), encoding="utf-8")
     return page
 
 
-def _body(
-    evaluation: ModelResults, figures: dict[str, dict[str, Figure]], details: Mapping[str, str]
-) -> Iterator[str]:
-    yield f"<p>{escape(evaluation.description)}</p>"
+def _short_names(model: str, other: str) -> tuple[str, str]:
+    """Return the ends of two paths, longer where one part is not enough to tell them apart."""
+    first, second = Path(model).parts, Path(other).parts
+    for length in range(1, max(len(first), len(second))):
+        if first[-length:] != second[-length:]:
+            return "/".join(first[-length:]), "/".join(second[-length:])
+    return model, other
+
+
+def _page_values(
+    evaluation: ModelResults,
+    figures: dict[str, dict[str, Figure]],
+    names: tuple[str, str],
+    details: Mapping[str, str],
+) -> dict[str, Any]:
     about = {**details, **({"precision": evaluation.precision} if evaluation.precision else {})}
     if evaluation.against:
         about["other model"] = evaluation.against
-    yield details_table(about.items())
-    yield "<p>95 % intervals by a bootstrap over subjects.</p>"
-    for name, result in evaluation.results.items():
-        yield f"<h2>{escape(name)}</h2>"
-        yield f"<p>{format_counts(result)}</p>"
-        yield from (f"<p>{warning}</p>" for warning in format_warnings(result))
-        threshold = f"threshold ({result.scale.name})"
-        yield data_table(["metric", "value", "95 % interval", threshold], _metric_rows(result))
-        yield '<div class="figures">'
-        yield from (svg(figure, f"{name}-{kind}") for kind, figure in figures[name].items())
-        yield "</div>"
-        if differences := evaluation.differences.get(name):
-            yield f"<h3>Compared with {escape(evaluation.against)}</h3>"
-            models = ["this model", "other model", "difference"]
-            header = ["metric", *models, "95 % interval of the difference", "p"]
-            yield data_table(header, format_differences(differences))
-        if result.groups:
-            yield "<h3>Slices at one threshold</h3>"
-            yield data_table(["slice", "pairs", *RATES], map(_group_row, result.groups))
-        if result.group_summaries:
-            yield "<h3>Differences between the groups</h3>"
-            rows = (
-                [f"{summary.column}: {metric}", format_value(metric, value, summary.interval.get(metric))]
-                for summary in result.group_summaries
-                for metric, value in summary.metrics.items()
+    return {
+        "model": names[0],
+        "other": names[1],
+        "description": evaluation.description,
+        "verdicts": [verdict_of(evaluation, name, names[1]) for name in evaluation.results],
+        "sets": [_set_values(evaluation, name, figures[name]) for name in evaluation.results],
+        "about": about.items(),
+    }
+
+
+def verdict_of(evaluation: ModelResults, name: str, other: str) -> tuple[str, str, str]:
+    """Return kind, number and words of the headline of a set.
+
+    Without another model it is the first metric; with one it is its difference, which is good or bad if its interval
+    excludes 0.
+    """
+    result, differences = evaluation.results[name], evaluation.differences.get(name, {})
+    metric = next((metric for metric, value in shown_metrics(result) if value is not None), None)
+    if metric is None:
+        return "warn", "–", f"{name}: too small for any metric"
+    interval = format_interval(metric, result.interval.get(metric))
+    value = f"{format_number(metric, result.metrics[metric])} {interval}".rstrip()
+    if metric not in differences:
+        return (
+            "none",
+            format_number(metric, result.metrics[metric]),
+            f"{metric_words(metric)} on {name} {interval}",
+        )
+    difference = differences[metric]
+    low, high = difference.interval
+    kind = "good" if low > 0 else "bad" if high < 0 else "none"
+    words = "better than" if low > 0 else "worse than" if high < 0 else "no significant difference to"
+    gap = format_number(metric, difference.first - difference.second)
+    return (
+        kind,
+        gap if gap.startswith("-") else f"+{gap}",
+        f"{words} {other} on {name}: {metric_words(metric)} {value}",
+    )
+
+
+def _set_values(evaluation: ModelResults, name: str, figures: Mapping[str, Figure]) -> dict[str, Any]:
+    result = evaluation.results[name]
+    return {
+        "name": name,
+        "counts": format_counts(result),
+        "warnings": list(format_warnings(result)),
+        "scale": result.scale.name,
+        "metrics": list(_metric_rows(result)),
+        "differences": [
+            (metric_words(metric), *row)
+            for metric, *row in format_differences(evaluation.differences.get(name, {}))
+        ],
+        "figures": [svg(figure, f"{name}-{kind}") for kind, figure in figures.items()],
+        "group_header": ["slice", "pairs", *map(metric_words, RATES)],
+        "groups": list(map(_group_row, result.groups)),
+        "spreads": [
+            (
+                f"{summary.column}: {metric_words(metric)}",
+                format_value(metric, value, summary.interval.get(metric)),
             )
-            yield data_table(["measure", "value and 95 % interval"], rows)
-        yield from pairs_html(hardest_pairs_of(result, evaluation.sets.get(name)))
+            for summary in result.group_summaries
+            for metric, value in summary.metrics.items()
+        ],
+        "pairs": pair_groups(hardest_pairs_of(result, evaluation.sets.get(name))),
+    }
 
 
 def _metric_rows(result: Result) -> Iterator[list[str]]:
@@ -127,11 +189,12 @@ def _metric_rows(result: Result) -> Iterator[list[str]]:
         if name == "threshold":
             continue  # a squared distance; the last column has it as a score
         if value is None:
-            yield [name, result.needs.get(name, "not available"), "", ""]
+            yield [metric_words(name), "–", result.needs.get(name, "not available"), ""]
             continue
         threshold = result.threshold.get(name.removeprefix("tar@"))
         interval = f"{format_interval(name, result.interval.get(name))}  {result.remark(name)}".strip()
-        yield [name, format_number(name, value), interval, "" if threshold is None else f"{threshold:.4f}"]
+        shown = "" if threshold is None else f"{threshold:.4f}"
+        yield [metric_words(name), format_number(name, value), interval, shown]
 
 
 def _group_row(group: Group) -> list[str]:

@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.model_results import ModelResults
 from facetrain.verify.output.figures import result_figures
-from facetrain.verify.output.report import write_report
+from facetrain.verify.output.report import verdict_of, write_report
 from facetrain.verify.pair_protocol import verification_result
 from facetrain.verify.sets.pair_set import PairSet
 from tests.support.faces import face
@@ -53,7 +53,6 @@ def test_the_report_folder_has_the_figures_and_the_json_and_the_page_its_details
     numbers = json.loads((tmp_path / "report.json").read_text())
     assert numbers["sets"]["lfw"]["accuracy"] == found.results["lfw"].metrics["accuracy"]
     assert "2026-11-21" in page and "--target &lt;lfw&gt;" in page and "fp32" in page
-    assert page.count('<div class="table">') == 1 and 'name="viewport"' in page
     cells = re.findall(r"<tr><td>([^<]*)</td>", page[page.index("<h2>") :])
     # Thresholds are cosines.
     assert cells[0] == "accuracy" and "threshold" not in cells
@@ -65,9 +64,9 @@ def labels_of(figure):
 
 def test_roc_and_det_show_the_other_model_and_no_legend_covers_the_data(found):
     result = found.results["lfw"]
-    figures = result_figures(result, result)
+    figures = result_figures(result, result, ("new.onnx", "old.onnx"))
     for name in ("roc", "det"):
-        assert labels_of(figures[name])[:2] == ["this model", "other model"]
+        assert labels_of(figures[name])[:2] == ["new.onnx", "old.onnx"]
     for figure in figures.values():
         FigureCanvasAgg(figure).draw()  # the canvas of a new figure computes no layout
         for legend in figure.legends:
@@ -97,3 +96,19 @@ def test_figures_are_drawn_for_good_and_bad_models(spread):
         canvas.draw()
         pixels = np.asarray(canvas.buffer_rgba())
         assert pixels.shape == (432, 600, 4) and len(np.unique(pixels.reshape(-1, 4), axis=0)) > 20
+
+
+@pytest.mark.parametrize(
+    ("spreads", "kind", "words"),
+    [
+        ((0.3, 50.0), "good", "better than"),
+        ((50.0, 0.3), "bad", "worse than"),
+        ((0.3, 0.3), "none", "no sig"),
+    ],
+)
+def test_the_headline_of_a_comparison_is_good_or_bad_only_beyond_chance(spreads, kind, words):
+    pairs = PairSet("lfw", [], np.arange(40) % 2 == 0, subject=np.arange(80))
+    first, second = (verified(pairs, spread=spread, draws=100) for spread in spreads)
+    compared = ModelResults("r50", {"lfw": first}, {}, True).compared_with("r18", {"lfw": second})
+    found, _, text = verdict_of(compared, "lfw", "r18")
+    assert found == kind and text.startswith(words)

@@ -3,6 +3,7 @@ from base64 import b64decode
 
 from facetrain.data.images.decode import decode_rgb, encode_jpeg, resize_square
 from facetrain.data.open_dataset import open_dataset
+from facetrain.data.tools import contact_sheet
 from facetrain.data.tools.contact_sheet import (
     write_encoded_sheet,
     write_identities_sheet,
@@ -14,7 +15,7 @@ from tests.support.datasets import encoded_image
 
 def rows_of(path):
     """Return the title of each row of a sheet, and its images."""
-    rows = re.findall(r'(?:<p>(.*?)</p>)?<div class="pairs">(.*?)</div>', path.read_text(encoding="utf-8"))
+    rows = re.findall(r'(?:<p>(.*?)</p>)?<div class="faces">(.*?)</div>', path.read_text(encoding="utf-8"))
     return [(title, list(map(b64decode, re.findall('base64,([^"]*)', images)))) for title, images in rows]
 
 
@@ -22,12 +23,19 @@ def shown(data):
     return encode_jpeg(resize_square(decode_rgb(data, location="x"), 112), 95)
 
 
-def test_a_sheet_shows_the_first_images_of_identities(dataset, tmp_path):
+def test_a_sheet_shows_all_images_of_all_identities(dataset, tmp_path):
     source = open_dataset(dataset)
-    write_identities_sheet(source, tmp_path / "sheet.html", columns=2)
-    expected = {f"identity {n} ({name}): {len(images)} images": [shown(source.read(i)) for i in images[:2]]
+    write_identities_sheet(source, tmp_path / "sheet.html")
+    expected = {f"identity {n} ({name}): {len(images)} images": [shown(source.read(i)) for i in images]
                 for n, (name, images) in enumerate({"ann": [0, 1, 2], "bob": [3], "cy": [4, 5]}.items())}  # fmt: skip
     assert dict(rows_of(tmp_path / "sheet.html")) == expected
+
+
+def test_a_sheet_of_a_large_dataset_says_which_part_it_shows(dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr(contact_sheet, "_MOST_IMAGES", 3)
+    write_identities_sheet(open_dataset(dataset), tmp_path / "sheet.html")
+    assert sum(len(images) for _, images in rows_of(tmp_path / "sheet.html")) == 3
+    assert "3 of 6 images" in (tmp_path / "sheet.html").read_text()
 
 
 def test_a_sheet_of_wrong_labels_shows_the_image_its_identity_and_the_other_one(dataset, tmp_path):
