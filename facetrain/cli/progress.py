@@ -45,14 +45,16 @@ class _ProgressLines:
         self._title = title
         self._started_at: float | None = None
         self._printed_at = 0.0
+        self._first = self._done = 0
 
     def __call__(self, done: int, total: int) -> None:
         now = time.monotonic()
-        if self._started_at is None:
-            # Not when it was made: other steps may come first.
+        if self._started_at is None or done < self._done:
+            # Not when it was made: other steps may come first, and a second model begins again.
             self._started_at = self._printed_at = now
-            self._first = done
+            self._first = self._done = done
             return
+        self._done = done
         if now - self._printed_at > _LINE_INTERVAL_S:
             self._printed_at = now
             left_s = (now - self._started_at) / max(done - self._first, 1) * (total - done)

@@ -40,6 +40,12 @@ def search(
             metavar="MODEL", parser=local_file, help="Model that embeds GALLERY or PROBE if they are images."
         ),
     ] = None,
+    other_model: Annotated[
+        bool,
+        typer.Option(
+            "--other-model", help="Compare embeddings of two models that were trained to fit together."
+        ),
+    ] = False,
     min_quality: MinQuality = 0,
     detector: Detector = None,
     device: Device = "auto",
@@ -58,7 +64,9 @@ def search(
     entries, probes = (_embeddings(faces, model, detector, device) for faces in (gallery, probe))
     usable_Q, usable_G = _usable(probes, min_quality), _usable(entries, min_quality, required=False)
     with progress_bar("comparing") as progress:
-        matches = search_gallery(probes, entries, top, among=usable_G, progress=progress)
+        matches = search_gallery(
+            probes, entries, top, among=usable_G, other_model=other_model, progress=progress
+        )
     named = _name_results(matches, probes, entries, threshold)
     results = [result for result, usable in zip(named, usable_Q, strict=True) if usable]
     if as_json:

@@ -20,6 +20,7 @@ from facetrain.embeddings.embedder import EncodedImage, ImageEmbedder, Landmarks
 from facetrain.embeddings.embedding_files import Embeddings
 from facetrain.embeddings.image_inputs import input_landmarks, read_input
 from facetrain.embeddings.inference import Inference
+from facetrain.embeddings.model_fingerprint import model_fingerprint
 from facetrain.embeddings.normalization import embedding_lengths, l2_normalize, require_finite
 from facetrain.embeddings.photo_check import PhotoCheck
 from facetrain.errors import DataError, ImageError
@@ -56,12 +57,14 @@ def embed_input(
     # After the input, so that a wrong path is reported before the network is loaded.
     with join(inference.device) as world:
         opened = open_model(model, world.device)
+        embedder = open_embedder(opened, world, inference)
         embedding, quality = embed_images(
-            open_embedder(opened, world, inference), images, str(input),
+            embedder, images, str(input),
             flip=flip, landmarks=None if detector else input_landmarks(opened, input), detector=detector,
             progress=progress,
         )  # fmt: skip
-    return Embeddings(embedding, names, labels, input, quality)
+        fingerprint = model_fingerprint(embedder)
+    return Embeddings(embedding, names, labels, input, quality, fingerprint)
 
 
 def open_embedder(opened: EmbeddingModel, world: World, inference: Inference) -> ImageEmbedder:

@@ -8,17 +8,18 @@ These are ordinary file reads: mapped memory would end the process if the file s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from facetrain.data.formats.arrow_columns import import_pyarrow
 from facetrain.embeddings.embedding_npz import open_npz, write_npz
 from facetrain.embeddings.embedding_parquet import open_parquet, write_parquet
+from facetrain.embeddings.streamed_rows import Columns
 from facetrain.errors import DataError
 from facetrain.files import error_reason, new_file
 
@@ -52,6 +53,8 @@ class Embeddings:
     """File or input, for messages."""
     quality: np.ndarray | None = None
     """Length of each embedding before normalization, float (N,); None for a file without the column."""
+    model: np.ndarray | None = None
+    """Fingerprint of the model, (D,), see `model_fingerprint`; None if it is unknown."""
 
     @property
     def count(self) -> int:
@@ -118,10 +121,9 @@ def open_embeddings(path: Path) -> Embeddings:
     Raises:
         DataError: the file cannot be read, lacks a column, or its columns do not fit together.
     """
-    open_columns: Callable[[Path], tuple[Any, list[str], np.ndarray, np.ndarray | None]]
     open_columns = open_npz if path.suffix == ".npz" else open_parquet
     with _damage_as_error(path):
-        embedding, name, label, quality = open_columns(path)
+        embedding, name, label, quality, model = open_columns(path)
     fits = len(embedding.shape) == 2 and (len(name),) == label.shape == embedding.shape[:1]
     if not fits or embedding.dtype.kind not in "fiu":
         raise DataError(
@@ -132,7 +134,7 @@ def open_embeddings(path: Path) -> Embeddings:
         raise DataError(f"{path}: expected labels that are whole numbers (−1 for none), not {label.dtype}")
     if not all(embedding.shape):
         raise DataError(f"{path}: has no embeddings; embed at least one image")
-    return Embeddings(embedding, name, label, path, quality)
+    return Embeddings(embedding, name, label, path, quality, model)
 
 
 @contextmanager
@@ -155,7 +157,10 @@ def save_embeddings(path: Path, embeddings: Embeddings) -> None:
     require_format(path)
     write = write_npz if path.suffix == ".npz" else write_parquet
     with new_file(path, DataError) as scratch, scratch.open("wb") as file:
-        write(file, embeddings.embedding, embeddings.name, embeddings.label, embeddings.quality)
+        names = list(embeddings.name)
+        write(
+            file, Columns(embeddings.embedding, names, embeddings.label, embeddings.quality, embeddings.model)
+        )
 
 
 def require_format(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Embeddings in `.npz` files, as `np.savez` writes them: the arrays `embedding`, `name`, `label` and `quality`."""
+"""Embeddings in `.npz` files, as `np.savez` writes them: arrays `embedding`, `name`, `label`, `quality` and `model`."""
 
 # N images
 
@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from facetrain.embeddings.streamed_rows import StreamedRows, require_fitting
+from facetrain.embeddings.streamed_rows import Columns, StreamedRows, require_fitting
 from facetrain.errors import DataError
 
 _READ_ROWS = 4096
@@ -21,35 +21,28 @@ _MOST_HEADER = 1 << 16
 """Bytes of a member that may be its header; NumPy refuses headers of more than 10,000 characters."""
 
 
-def write_npz(
-    file: BinaryIO, rows_ND: np.ndarray, names: Sequence[str], label: np.ndarray, quality: np.ndarray | None
-) -> None:
+def write_npz(file: BinaryIO, content: Columns) -> None:
     """Write embeddings as float32; NumPy writes them piece by piece, and needs no second copy."""
-    columns: dict[str, Any] = {
-        "embedding": np.asarray(rows_ND, np.float32),
-        "name": np.array(list(names)),
-        "label": label,
+    columns = content._asdict() | {
+        "embedding": np.asarray(content.embedding, np.float32),
+        "name": np.array(content.name),
+        "quality": None if content.quality is None else content.quality.astype(np.float32),
     }
-    if quality is not None:
-        columns["quality"] = quality.astype(np.float32)
-    np.savez(file, **columns)
+    np.savez(file, **{name: column for name, column in columns.items() if column is not None})
 
 
-def open_npz(path: Path) -> tuple[StreamedRows, list[str], np.ndarray, np.ndarray | None]:
-    """Return the columns embedding, name, label and quality; the embeddings are read on access.
-
-    The quality is None if the file does not have one number for each label.
+def open_npz(path: Path) -> Columns:
+    """Return the columns of a file; the embeddings are read on access.
 
     Raises:
         DataError: the file grows too much when it is decompressed, or the names are no texts.
         ValueError: the file is damaged. zipfile, zlib and NumPy raise other types too.
     """
     embedding, name, label = (_Array.find(path, column) for column in ("embedding", "name", "label"))
-    with zipfile.ZipFile(path) as archive:
-        quality = _Array.find(path, "quality") if "quality.npy" in archive.namelist() else None
-    if quality is not None and (quality.dtype.kind != "f" or quality.shape != label.shape):
-        quality = None  # a column of another program
-    require_fitting(path, embedding.size + name.size + label.size + (quality.size if quality else 0))
+    quality = _Array.find_floats(path, "quality", label.shape)
+    model = _Array.find_floats(path, "model", embedding.shape[1:])
+    arrays = (embedding, name, label, quality, model)
+    require_fitting(path, sum(array.size for array in arrays if array))
     if name.dtype.kind != "U" or len(name.shape) != 1:
         raise DataError(f"{path}: the names must be texts, not {name.dtype} of shape {name.shape}")
     try:
@@ -57,7 +50,7 @@ def open_npz(path: Path) -> tuple[StreamedRows, list[str], np.ndarray, np.ndarra
     except SystemError as error:  # NumPy, for a number that is no character
         raise DataError(f"{path}: has a name that is no text") from error
     rows = StreamedRows(embedding.shape, embedding.dtype, embedding.blocks)
-    return rows, names, label.read(), quality.read() if quality else None
+    return Columns(rows, names, label.read(), *(array and array.read() for array in (quality, model)))
 
 
 class _Array(NamedTuple):
@@ -88,6 +81,15 @@ class _Array(NamedTuple):
         if dtype.hasobject or not dtype.itemsize or min(shape, default=1) < 0 or claimed > size:
             raise ValueError(f"{name} claims the shape {shape} of {dtype} in {size:,} bytes")
         return cls(path, name, size, shape, fortran_order, dtype)
+
+    @classmethod
+    def find_floats(cls, path: Path, column: str, shape: tuple[int, ...]) -> _Array | None:
+        """Read the header of an array; None without such numbers of this shape: it may be of another program."""
+        with zipfile.ZipFile(path) as archive:
+            if f"{column}.npy" not in archive.namelist():
+                return None
+        array = cls.find(path, column)
+        return array if array.dtype.kind == "f" and array.shape == shape else None
 
     def blocks(self) -> Iterator[np.ndarray]:
         """Yield the rows from the first to the last. After the last byte, zipfile has verified the checksum."""

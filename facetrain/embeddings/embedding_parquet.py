@@ -1,9 +1,13 @@
-"""Embeddings in Parquet files: one row per image with `name`, `label`, `embedding` and `quality`. Read as a whole."""
+"""Embeddings in Parquet files: one row per image with `name`, `label`, `embedding` and `quality`.
+
+The metadata of the schema have the fingerprint of the model. A file is read as a whole.
+"""
 
 # N images   n images of one chunk   D embedding
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -11,32 +15,33 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from facetrain.data.formats.arrow_columns import import_pyarrow
-from facetrain.embeddings.streamed_rows import require_fitting
+from facetrain.embeddings.streamed_rows import Columns, require_fitting
 from facetrain.errors import DataError
+from facetrain.files import parse_json
+
+_MODEL = "facetrain.model"
+"""Key of the metadata: the fingerprint of the model, a JSON list."""
 
 
-def write_parquet(
-    file: BinaryIO, rows_ND: np.ndarray, names: Sequence[str], label: np.ndarray, quality: np.ndarray | None
-) -> None:
+def write_parquet(file: BinaryIO, content: Columns) -> None:
     """Write embeddings as float32."""
     import pyarrow as pa
     import pyarrow.parquet
 
-    flat = pa.array(np.ascontiguousarray(rows_ND, np.float32).ravel())
+    row_ND = np.ascontiguousarray(content.embedding, np.float32)
     columns: dict[str, Any] = {
-        "name": pa.array(list(names), pa.string()),
-        "label": pa.array(label.astype(np.int64)),
-        "embedding": pa.FixedSizeListArray.from_arrays(flat, rows_ND.shape[1]),
+        "name": pa.array(content.name, pa.string()),
+        "label": pa.array(content.label.astype(np.int64)),
+        "embedding": pa.FixedSizeListArray.from_arrays(pa.array(row_ND.ravel()), row_ND.shape[1]),
     }
-    if quality is not None:
-        columns["quality"] = pa.array(quality.astype(np.float32))
-    pyarrow.parquet.write_table(pa.table(columns), file, row_group_size=1 << 16)
+    if content.quality is not None:
+        columns["quality"] = pa.array(content.quality.astype(np.float32))
+    model = {} if content.model is None else {_MODEL: json.dumps(content.model.tolist())}
+    pyarrow.parquet.write_table(pa.table(columns, metadata=model), file, row_group_size=1 << 16)
 
 
-def open_parquet(path: Path) -> tuple[np.ndarray, list[str], np.ndarray, np.ndarray | None]:
-    """Return the columns embedding, name, label and quality.
-
-    The quality is None if the file does not have one number for each label.
+def open_parquet(path: Path) -> Columns:
+    """Return the columns of a file.
 
     Raises:
         DataError: pyarrow is not installed, the file grows too much when it is decoded, or it has no rows.
@@ -60,7 +65,17 @@ def open_parquet(path: Path) -> tuple[np.ndarray, list[str], np.ndarray, np.ndar
     has_quality = "quality" in table.schema.names and pa.types.is_floating(table.schema.field("quality").type)
     # A missing quality is NaN.
     quality = table["quality"].to_numpy() if has_quality else None
-    return _rows(table["embedding"].chunks), names, table["label"].to_numpy(), quality
+    rows = _rows(table["embedding"].chunks)
+    return Columns(rows, names, table["label"].to_numpy(), quality, _model(table, rows.shape[1]))
+
+
+def _model(table: Any, size: int) -> np.ndarray | None:
+    """Return the fingerprint of the model, (D,); None if the file has none."""
+    try:
+        model = np.array(parse_json((table.schema.metadata or {})[_MODEL.encode()].decode()), np.float32)
+    except (KeyError, ValueError, TypeError):
+        return None
+    return model if model.shape == (size,) else None
 
 
 def _require_fitting_numbers(path: Path, parquet: Any) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from facetrain.embeddings.embedding_files import Embeddings
+from facetrain.embeddings.model_fingerprint import is_same_model
 from facetrain.errors import DataError
 from facetrain.progress import ProgressCallback, ignore_progress
 
@@ -40,6 +41,7 @@ def search_gallery(
     count: int,
     *,
     among: np.ndarray | None = None,
+    other_model: bool = False,
     progress: ProgressCallback = ignore_progress,
 ) -> Found:
     """Return the `count` gallery entries of the highest cosine for each probe; all entries if there are fewer.
@@ -52,16 +54,13 @@ def search_gallery(
         gallery: embeddings to search among.
         count: number of entries for each probe.
         among: True for the entries of the gallery that are searched, bool (G,); None for all.
+        other_model: whether probes and gallery may be of two models, which must have been trained to fit together.
         progress: called after every block of the gallery.
 
     Raises:
-        DataError: the embeddings have different sizes, a file cannot be read, or a number is not finite.
+        DataError: the embeddings are of different sizes or models, a file cannot be read, or a number is not finite.
     """
-    if gallery.size != probes.size:
-        raise DataError(
-            f"{gallery.path} has embeddings of size {gallery.size}, {probes.path} of size {probes.size}; embed both "
-            "with one model"
-        )
+    _require_comparable(probes, gallery, other_model)
     among = np.ones(gallery.count, bool) if among is None else among
     kept = min(count, int(among.sum()))
     found = Found(np.full((probes.count, kept), -1), np.full((probes.count, kept), -np.inf))
@@ -76,6 +75,24 @@ def search_gallery(
             compared = first * gallery.count + (start + len(entry_gD)) * len(probe_QD)
             progress(compared, probes.count * gallery.count)
     return found
+
+
+def _require_comparable(probes: Embeddings, gallery: Embeddings, other_model: bool) -> None:
+    """Check that probes and gallery have embeddings of one size and, without `other_model`, of one model.
+
+    Raises:
+        DataError: they have not.
+    """
+    if gallery.size != probes.size:
+        raise DataError(
+            f"{gallery.path} has embeddings of size {gallery.size}, {probes.path} of size {probes.size}; embed both "
+            "with one model"
+        )
+    if not other_model and not is_same_model(gallery.model, probes.model):
+        raise DataError(
+            f"{gallery.path} has embeddings of another model than {probes.path}, whose cosines mean nothing; embed both "
+            "with one model, or give --other-model for models that were trained to fit together"
+        )
 
 
 def unit_rows(row_ND: np.ndarray) -> np.ndarray:

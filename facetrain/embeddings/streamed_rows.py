@@ -1,4 +1,4 @@
-"""Rows of a file that is read from its beginning to its end, block by block, and the limit of its size in memory."""
+"""Content of a file of embeddings: rows that are read block by block, and the limit of its size in memory."""
 
 # N rows   n rows of one block   D embedding
 
@@ -6,13 +6,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from facetrain.errors import DataError
 
 _SPARE_BYTES = 1 << 27
+
+
+class Columns(NamedTuple):
+    """Content of a file of embeddings."""
+
+    embedding: Any
+    """Embeddings (N, D): an array, or `StreamedRows`."""
+    name: list[str]
+    label: np.ndarray
+    quality: np.ndarray | None
+    """None if the file does not have one number for each label."""
+    model: np.ndarray | None
+    """Fingerprint of the model (D,); None if the file has none."""
 
 
 class StreamedRows:

@@ -36,6 +36,7 @@ from facetrain.verify.calibration import (
 )
 from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.sets.pair_set import load_pair_set
+from facetrain.verify.training_images import refuse_training_images
 
 
 def calibrate_model(
@@ -63,7 +64,8 @@ def calibrate_model(
 
     Raises:
         ModelError: the model cannot be opened, its file cannot hold thresholds, or an embedding is not finite.
-        UsageError: there is no file that can hold the thresholds, or its folder is not writable.
+        UsageError: there is no file that can hold the thresholds, its folder is not writable, or the people are those
+            that the model was trained on.
         DataError: the data cannot be read, has no labels, or has too few impostor pairs for one of the rates.
     """
     path = _writable_model(model, output)
@@ -90,6 +92,7 @@ def calibrate_model(
             raise ModelError(
                 f"{model}: is an ONNX or MXNet network; thresholds can be stored only with facetrain's backbones"
             )
+        refuse_training_images(images, target, model, opened.metadata)
         unit_ND, _ = embed_images(open_embedder(opened, world, inference), images, target, progress=progress)
     name = os.path.basename(os.path.abspath(target))  # also of the current folder, "."
     thresholds = calibrate(unit_ND, labels, fmrs, data=name, draws=Draws(seed=seed))

@@ -23,6 +23,8 @@ class Difference:
     """95 % interval of `first − second`."""
     p: float
     """Two-sided p-value of the hypothesis that the difference is 0; below 0.05 if and only if `interval` excludes 0."""
+    is_bound: bool = False
+    """Whether no draw is on the other side of 0, so that p is smaller than what so many draws can show."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields and the difference."""
@@ -32,6 +34,7 @@ class Difference:
             "difference": self.first - self.second,
             "interval": self.interval,
             "p": self.p,
+            "p_is_bound": self.is_bound,
         }
 
 
@@ -65,22 +68,26 @@ def compare_results(first: Result, second: Result) -> dict[str, Difference]:
             low, high = np.quantile(gap_R, tail), 0.0 - np.quantile(-gap_R, tail)
             # As in bootstrap.interval: the interval contains the difference that it belongs to.
             reach = min(float(low), one - other), max(float(high), one - other)
-            p = _two_sided_p(gap_R, subjects, one - other)
-            differences[name] = Difference(one, other, reach, p)
+            p, is_bound = _two_sided_p(gap_R, subjects, one - other)
+            differences[name] = Difference(one, other, reach, p, is_bound)
     return differences
 
 
-def _two_sided_p(gap_R: np.ndarray, subjects: int, difference: float) -> float:
-    """Return 1 − the highest confidence level at which the interval excludes 0; 1 if there is none."""
+def _two_sided_p(gap_R: np.ndarray, subjects: int, difference: float) -> tuple[float, bool]:
+    """Return 1 − the highest confidence level at which the interval excludes 0, 1 if there is none.
+
+    Also return whether it is the smallest number that so many draws can show.
+    """
     if difference == 0:
         # The interval contains the difference.
-        return 1.0
+        return 1.0, False
     share = _share_below_zero(np.sort(gap_R if difference > 0 else -gap_R))
     # R draws cannot show a share below 1 / (R + 1): Davison and Hinkley, "Bootstrap methods and their application",
     # 1997, section 4.4. Few draws of few subjects cannot even show the share of the 95 % interval. It then ends at the
     # outermost draw, and the p-value must not contradict it.
     draws, tail = len(gap_R), bootstrap.interval_quantiles(subjects)[0]
-    return bootstrap.excluded_level(max(share, min(1, tail * draws) / (draws + 1)), subjects)
+    least = min(1, tail * draws) / (draws + 1)
+    return bootstrap.excluded_level(max(share, least), subjects), share <= least
 
 
 def _share_below_zero(sorted_R: np.ndarray) -> float:

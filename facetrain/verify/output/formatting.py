@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,15 @@ def format_differences(differences: dict[str, Difference]) -> Iterator[tuple[str
         numbers = (
             format_number(name, value) for value in (pair.first, pair.second, pair.first - pair.second)
         )
-        yield (name, *numbers, format_interval(name, pair.interval), f"{pair.p:.3g}")
+        yield (name, *numbers, format_interval(name, pair.interval), format_p(pair))
+
+
+def format_p(difference: Difference) -> str:
+    """Return the p-value; `< 0.01`, rounded up to one digit, for the smallest one that the draws can show."""
+    if not difference.is_bound:
+        return f"{difference.p:.3g}"
+    unit = 10.0 ** math.floor(math.log10(difference.p))
+    return f"< {math.ceil(difference.p / unit) * unit:.1g}"
 
 
 def format_counts(result: Result) -> str:

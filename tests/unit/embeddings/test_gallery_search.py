@@ -1,16 +1,24 @@
 """Search in blocks, beside a full sort in float64."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from facetrain.cli.search import _name_results
 from facetrain.embeddings import embedding_files, gallery_search
+from facetrain.embeddings.embed_images import embed_input
 from facetrain.embeddings.embedding_files import Embeddings
 from facetrain.embeddings.gallery_search import search_gallery
+from facetrain.embeddings.inference import Inference
 from facetrain.embeddings.normalization import l2_normalize
 from facetrain.errors import DataError
+from facetrain.models.export.export import ExportOptions, export
+from facetrain.models.model_file import open_model
+from tests.support.faces import face
+from tests.support.models import write_model
 
 SIZE = 24
 
@@ -89,3 +97,27 @@ def test_a_threshold_of_1_lists_the_entries_that_equal_the_probe():
     assert (found.cosine_QK[:, 0] < 1).any(), "rounded to a number below 1"
     results = _name_results(found, faces, faces, 1.0)
     assert [[entry["row"] for entry in one["found"]] for one in results] == [[n] for n in range(50)]
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's exporter
+def test_embeddings_of_two_models_are_refused_and_those_of_its_exported_form_are_not(tmp_path):
+    folder = tmp_path / "faces"
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"{number}.png").write_bytes(face(number, size=32))
+    write_model(tmp_path / "first.safetensors")
+    write_model(tmp_path / "second.safetensors")
+    model = open_model(tmp_path / "first.safetensors", torch.device("cpu"))
+    export(model, "onnx", tmp_path / "first.onnx", ExportOptions())
+    one, other, onnx, bf16 = (
+        embed_input(tmp_path / name, folder, Inference("cpu", bf16=bf16))
+        for name, bf16 in (
+            ("first.safetensors", False), ("second.safetensors", False), ("first.onnx", False),
+            ("first.safetensors", True),
+        )
+    )  # fmt: skip
+    for same in (onnx, bf16, replace(other, model=None)):
+        search_gallery(one, same, 1)
+    with pytest.raises(DataError, match="of another model than"):
+        search_gallery(one, other, 1)
+    assert search_gallery(one, other, 1, other_model=True).row_QK.shape == (3, 1)

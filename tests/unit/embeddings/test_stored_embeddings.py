@@ -16,7 +16,9 @@ def some(count=50, size=8):
     rows = np.random.default_rng(0).normal(size=(count, size)).astype(np.float32)
     length = np.linalg.norm(rows, axis=1)
     names = [f"ä{'x' * (n % 5)} {n // 2}.jpg" for n in range(count)]  # some are equal
-    return Embeddings(rows / length[:, None], names, np.arange(count) - 1, quality=length)
+    return Embeddings(
+        rows / length[:, None], names, np.arange(count) - 1, quality=length, model=rows[0] / length[0]
+    )
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".parquet", "compressed", "columns first"])
@@ -39,8 +41,9 @@ def test_columns_are_those_that_were_written_and_rows_are_read_in_any_order(tmp_
     assert list(found.name) == known.name and list(found.label) == known.label.tolist()
     if suffix.startswith("."):
         np.testing.assert_array_equal(found.quality, known.quality)
+        np.testing.assert_array_equal(found.model, known.model)
     else:
-        assert found.quality is None and found.usable(0).all()
+        assert found.quality is found.model is None and found.usable(0).all()
 
 
 @pytest.mark.parametrize(
@@ -54,6 +57,7 @@ def test_a_quality_of_another_program_counts_if_it_is_one_number_for_each_image(
     np.savez(tmp_path / "e.npz", **columns | {"quality": np.array(quality, float if usable else None)})
     for suffix in ("npz", "parquet"):
         found = open_embeddings(tmp_path / f"e.{suffix}")
+        assert found.model is None
         assert found.quality is None if usable is None else found.usable(2).tolist() == usable
 
 

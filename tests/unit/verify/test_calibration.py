@@ -4,12 +4,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from facetrain.data.open_dataset import open_dataset
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError, ModelError, UsageError
 from facetrain.verify import calibration
 from facetrain.verify.calibrate_model import calibrate_model
 from facetrain.verify.calibration import calibrate, pick_threshold, sampled_images, stored_thresholds
 from facetrain.verify.metrics.draws import Draws
+from facetrain.verify.training_images import refuse_training_images
+from tests.support.datasets import encoded_image, images_of, write_records
 from tests.support.faces import face
 from tests.support.models import write_model
 
@@ -149,3 +152,32 @@ def test_a_model_that_gives_embeddings_of_zeros_is_not_calibrated(tmp_path):
         UsageError, match="has no model file that can hold .*; give --output FILE.safetensors"
     ):
         calibrate_model(tmp_path / "run", str(faces), tmp_path)
+
+
+@pytest.mark.parametrize("form", ["folder", "records"])
+@pytest.mark.parametrize(
+    ("shared", "outcome"), [(10, "refused"), (6, "refused"), (1, "warned"), (0, "accepted")]
+)
+def test_people_of_the_training_data_are_refused(tmp_path, capsys, form, shared, outcome):
+    train = tmp_path / "train"
+    if form == "records":
+        write_records(train, [n // 2 for n in range(10)])
+        known = [image for _, image in images_of(open_dataset(train))]
+    else:
+        known = [encoded_image(100 + n) for n in range(10)]
+        for number, image in enumerate(known):
+            (train / f"{number // 2}").mkdir(parents=True, exist_ok=True)
+            (train / f"{number // 2}" / f"{number}.jpg").write_bytes(image)
+    images = known[:shared] + [encoded_image(200 + n) for n in range(10 - shared)]
+    description = {"config": {"data": {"train": str(train)}}}
+    if outcome == "refused":
+        with pytest.raises(UsageError, match=f"people: {shared} of 10 .* {train}.* people who are not"):
+            refuse_training_images(images, "people", Path("m"), description)
+    else:
+        refuse_training_images(images, "people", Path("m"), description)
+        assert ("1 of 10 examined images" in capsys.readouterr().err) == (outcome == "warned")
+
+
+@pytest.mark.parametrize("description", [{}, {"config": None}, {"config": {"data": {"train": "/nowhere"}}}])
+def test_people_are_accepted_if_the_training_data_are_not_here(description):
+    refuse_training_images([b"image"], "people", Path("m"), description)

@@ -6,6 +6,7 @@ from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.metrics.scored_pairs import pair_result
 from facetrain.verify.model_comparison import compare_results
+from facetrain.verify.output.formatting import format_p
 from tests.unit.verify.test_bootstrap import people
 
 
@@ -71,3 +72,11 @@ def test_p_is_that_of_students_t_for_normal_draws(subjects):
 def test_a_difference_on_the_other_side_of_0_than_all_draws_is_not_significant():
     found = of_gaps(np.linspace(1, 2, 100), -0.5, 50)
     assert found.interval[0] == -0.5 and found.interval[1] > 0 and found.p == 1
+
+
+def test_a_p_value_that_the_draws_cannot_show_is_printed_as_a_bound():
+    random = np.random.default_rng(0)
+    clear, unclear = (of_gaps(random.normal(mean, 1, 200), mean, 100) for mean in (9, 1))
+    assert clear.is_bound and not unclear.is_bound
+    assert format_p(clear).startswith("< ") and clear.p <= float(format_p(clear)[2:]) < 2 * clear.p
+    assert float(format_p(unclear)) == pytest.approx(unclear.p, rel=1e-2)
