@@ -156,6 +156,19 @@ class Checkpoint:
         with ThreadPoolExecutor(_HASHING_THREADS) as threads:
             list(threads.map(self._verify_file, self.manifest.files))
 
+    def verify_sizes(self) -> None:
+        """Compare every file with its size, without reading it.
+
+        Raises:
+            DamagedCheckpointError: a file is missing, truncated, or a link.
+        """
+        for entry in self.manifest.files:
+            path = self.folder / entry.name
+            if not is_regular_file(path) or path.stat().st_size != entry.size:
+                raise DamagedCheckpointError(
+                    f"{path}: missing, or not of {entry.size:,} bytes; the checkpoint is damaged"
+                )
+
     def _read_rows(self, file_name: str, table: str, start: int, stop: int) -> Tensor:
         with self._open_file(file_name) as file:
             if table not in file.keys():  # noqa: SIM118

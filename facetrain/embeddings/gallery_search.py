@@ -90,8 +90,8 @@ def _require_comparable(probes: Embeddings, gallery: Embeddings, other_model: bo
         )
     if not other_model and not is_same_model(gallery.model, probes.model):
         raise DataError(
-            f"{gallery.path} has embeddings of another model than {probes.path}, whose cosines mean nothing; embed both "
-            "with one model, or give --other-model for models that were trained to fit together"
+            f"{gallery.path} has embeddings of another model than {probes.path}, whose cosines mean nothing; embed "
+            "both with one model, or give --other-model for models that were trained to fit together"
         )
 
 

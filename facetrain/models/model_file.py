@@ -32,7 +32,7 @@ from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.manifest import MANIFEST
 from facetrain.checkpoint.tensor_file import write_tensors
 from facetrain.data.images.augment import normalize
-from facetrain.errors import CheckpointError, ConfigError, ModelError, RunError
+from facetrain.errors import CheckpointError, ConfigError, ModelError, NoCheckpointError, RunError
 from facetrain.files import error_reason, listed, new_file, parse_json
 from facetrain.models.checksum import CHECKSUM_KEY, checksum_of
 from facetrain.models.mxnet_network import open_mxnet
@@ -45,6 +45,7 @@ from facetrain.models.weight_files import (
     read_weights,
     require_same_shapes,
 )
+from facetrain.telemetry.log import warn
 
 MODEL_FILE = "model.safetensors"
 """Name of the model file that a run writes at its end."""
@@ -163,6 +164,7 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
     if path.name == LATEST and path.is_file():
         path = Checkpoint.open(path).folder
     if path.is_dir() and (file := newest_model_file(path)):
+        _warn_of_damaged_checkpoint(path)
         path = file
     if not path.is_dir():
         weights, metadata = read_weights(path)
@@ -183,6 +185,19 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
     if not isinstance(description, dict):
         raise ModelError(f"{origin}: has no valid description of its network")
     return merge_adapters(weights, origin), description | {STEP_KEY: checkpoint.step}, origin
+
+
+def _warn_of_damaged_checkpoint(run: Path) -> None:
+    """Warn if the newest checkpoint of a run is damaged, as far as its manifest and the sizes of its files show it.
+
+    The model file beside it has its own checksum and is read, but the run could not be continued.
+    """
+    try:
+        Checkpoint.open(run).verify_sizes()
+    except NoCheckpointError:
+        return
+    except CheckpointError as error:
+        warn(f"{error}; {MODEL_FILE} of the run is sound, and is used")
 
 
 def newest_model_file(folder: Path) -> Path | None:

@@ -1,13 +1,16 @@
+import os
 import warnings
 
 import pytest
 import torch
 
 from facetrain.backbone.zoo import build_backbone
+from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.errors import ModelError
 from facetrain.models.model_file import describe_backbone, open_model, save_model
 from facetrain.models.weight_files import load_weights_into, read_weights
 from tests.support.models import SMALL, write_model
+from tests.support.snapshots import snapshot
 
 CPU = torch.device("cpu")
 
@@ -105,3 +108,14 @@ def test_a_file_that_describes_a_huge_network_is_refused_before_memory_is_alloca
     save_model(tmp_path / "wide.safetensors", weights, wide)
     with pytest.raises(ModelError, match="of another shape"):
         open_model(tmp_path / "wide.safetensors", CPU)
+
+
+@pytest.mark.parametrize("damage", ["", "manifest.json", "rank_00000.safetensors", "replicated.safetensors"])
+def test_a_damaged_checkpoint_beside_the_model_file_of_a_run_is_said(tmp_path, capsys, damage):
+    write_model(tmp_path / "model.safetensors", step=1)
+    CheckpointWriter(tmp_path / "checkpoints", asynchronous=False).save(snapshot(1))
+    if damage:
+        os.truncate(tmp_path / "checkpoints" / "step_00000001" / damage, 50)
+    assert open_model(tmp_path, torch.device("cpu")).description
+    warning = capsys.readouterr().err
+    assert (damage in warning and "damaged" in warning) if damage else not warning
