@@ -12,13 +12,6 @@ from typing import Any, NamedTuple
 from facetrain.own_parts import is_place
 
 
-class ChannelStatistics(NamedTuple):
-    """Mean and standard deviation of the channels of RGB images, for pixels from 0 to 1."""
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-
 class Architecture(NamedTuple):
     """Class of a backbone, and the arguments that its name implies."""
 
@@ -55,8 +48,10 @@ _IRESNET = "facetrain.backbone.iresnet:IResNet"
 _MOBILE = "facetrain.backbone.mobilefacenet:MobileFaceNet"
 _VIT = "facetrain.backbone.vit:VisionTransformer"
 _KEYPOINT_VIT = "facetrain.backbone.keypoint_vit:KeypointVisionTransformer"
-_TIMM_VIT = "facetrain.backbone.timm_vit:TimmVisionTransformer"
+_TIMM = "facetrain.backbone.timm_network:TimmNetwork"
 _RESNET = "facetrain.backbone.resnet:TorchvisionResNet"
+TIMM_PREFIX = "timm/"
+"""Beginning of the names of timm's networks, all of which are backbones."""
 
 IRESNET_LAYERS = {
     "r18": (2, 2, 2, 2),
@@ -75,20 +70,6 @@ def _vit(place: str, width: int, depth: int, **arguments: Any) -> Architecture:
 
 def _mobile(layers: tuple[int, int, int, int], scale: int) -> Architecture:
     return Architecture(_MOBILE, {"layers": layers, "scale": scale}, changeable=("layers",))
-
-
-def _dino(width: int, depth: int) -> Architecture:
-    """Return DINOv2's network with patches of 14 pixels (Oquab et al., arXiv 2304.07193)."""
-    imagenet = ChannelStatistics((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-    arguments = {"patch": 14, "layer_scale": True, "pretrained_on": imagenet}
-    return _vit(_TIMM_VIT, width, depth, **arguments)._replace(is_published=False)
-
-
-def _clip(width: int, depth: int, patch: int, activation: str = "gelu") -> Architecture:
-    """Return CLIP's image encoder (Radford et al., arXiv 2103.00020)."""
-    pixels = ChannelStatistics((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
-    arguments = {"patch": patch, "norm_before": True, "eps": 1e-5, "activation": activation}
-    return _vit(_TIMM_VIT, width, depth, **arguments, pretrained_on=pixels)._replace(is_published=False)
 
 
 def _ir(layers: str) -> Architecture:
@@ -116,17 +97,6 @@ BACKBONES: dict[str, Architecture] = {
     "vit_b_patch8": _vit(_VIT, 512, 24, drop_path=0.1, patch=8, heads=16, mlp_ratio=3, mask_token=False),
     "vit_s_kprpe": _vit(_KEYPOINT_VIT, 512, 12, drop_path=0.1, mlp_ratio=5),
     "vit_b_kprpe": _vit(_KEYPOINT_VIT, 512, 24, drop_path=0.1, heads=16, mlp_ratio=3),
-    # timm, in the sizes of gau-nernst/timm-face
-    "timm_vit_t_patch8": _vit(_TIMM_VIT, 192, 12),
-    "timm_vit_s_patch8_gap": _vit(_TIMM_VIT, 384, 12, class_token=False),
-    # Image encoders under timm's names, to be fine-tuned. is_published is false: their files are no face networks.
-    "vit_small_patch14_dinov2": _dino(384, 12),
-    "vit_base_patch14_dinov2": _dino(768, 12),
-    "vit_large_patch14_dinov2": _dino(1024, 24),
-    "vit_base_patch16_clip_224": _clip(768, 12, 16),
-    "vit_large_patch14_clip_224": _clip(1024, 24, 14),
-    "vit_base_patch16_clip_quickgelu_224": _clip(768, 12, 16, "quick_gelu"),
-    "vit_large_patch14_clip_quickgelu_224": _clip(1024, 24, 14, "quick_gelu"),
     # torchvision
     **{
         name: Architecture(_RESNET, {"name": name}, is_published=False)
@@ -148,9 +118,11 @@ def name_in_facetrain(name: str) -> str | None:
 
 
 def architecture(name: str) -> Architecture:
-    """Return the architecture of a name in the config; of MODULE:NAME, the place of the user's own.
+    """Return the architecture of a name in the config: of the registry, `timm/NAME`, or MODULE:NAME.
 
     Raises:
         KeyError: there is no such name.
     """
+    if name.startswith(TIMM_PREFIX):
+        return Architecture(_TIMM, {"name": name.removeprefix(TIMM_PREFIX)}, is_published=False)
     return Architecture(name, {}, is_published=False) if is_place(name) else BACKBONES[name]

@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from facetrain.backbone.registry import BACKBONES, architecture, name_in_facetrain
-from facetrain.own_parts import is_place
+from facetrain.backbone.registry import BACKBONES, TIMM_PREFIX, architecture, name_in_facetrain
 from facetrain.settings import NotNegative, OneOf, Positive, Settings
 
 
@@ -28,14 +27,15 @@ class LoraSettings(Settings):
 class ModelSettings(Settings):
     """Backbone network, which maps an image to an embedding."""
 
-    backbone: Annotated[str, OneOf(BACKBONES, own=True, alias=name_in_facetrain)] = "r50"
-    """Architecture of the backbone: an IResNet (r18 to r2060), MobileFaceNet (mbf…), ViT (vit_…, timm_vit_…), ViT with
-    position encoding by landmarks (vit_…_kprpe), IR network of AdaFace and CVLface (ir18 to ir101), or ResNet of
-    torchvision (resnet…); iresnet takes `layers` and `widths`. MODULE:NAME: a function or class of your own that builds
+    backbone: Annotated[str, OneOf(BACKBONES, own=True, prefix=TIMM_PREFIX, alias=name_in_facetrain)] = "r50"
+    """Architecture of the backbone: an IResNet (r18 to r2060), MobileFaceNet (mbf…), ViT (vit_…), ViT with position
+    encoding by landmarks (vit_…_kprpe), IR network of AdaFace and CVLface (ir18 to ir101), or ResNet of torchvision
+    (resnet…); iresnet takes `layers` and `widths`. timm/NAME: a network of timm, with the extra `[timm]`. MODULE:NAME:
+    a function or class of your own that builds
     a torch module from images (B, 3, H, W) to embeddings (B, D); it takes `embedding_size`, `image_size` and
     `options`."""
     options: dict[str, Any] = Field(default={})
-    """Keyword arguments of a backbone of your own."""
+    """Keyword arguments of a backbone of your own; for timm/NAME, patch_size, class_token and global_pool."""
     embedding_size: Positive = 512
     """Number of elements of an embedding."""
     layers: tuple[NotNegative, ...] | None = None
@@ -91,8 +91,8 @@ class ModelSettings(Settings):
     def _check_layers_and_widths(self) -> Self:
         if problem := architecture(self.backbone).shape_problem(self.layers, self.widths):
             raise ValueError(f"backbone {self.backbone}: {problem}")
-        if self.options and not is_place(self.backbone):
-            raise ValueError(f"options are for a backbone of your own, MODULE:NAME, not for {self.backbone}")
+        if self.options and self.backbone in BACKBONES:
+            raise ValueError(f"options are for timm/NAME or MODULE:NAME, not for {self.backbone}")
         return self
 
     @property

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -21,12 +21,12 @@ def scaled(branch: Tensor, scale_2B: Tensor | None, number: int) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention; `bias` is of queries, keys and values."""
+    """Multi-head self-attention."""
 
-    def __init__(self, width: int, heads: int, *, bias: bool = False) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self._heads = heads
-        self.qkv = nn.Linear(width, 3 * width, bias=bias)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.proj = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -39,17 +39,16 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Two linear layers with an activation function between them, by default ReLU6."""
+    """Two linear layers with ReLU6 between them."""
 
-    def __init__(self, width: int, hidden: int, activation: Callable[[Tensor], Tensor] = F.relu6) -> None:
+    def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
         self.fc1 = nn.Linear(width, hidden)
         self.fc2 = nn.Linear(hidden, width)
-        self._activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
         """Map tokens (B, N, width) to the same shape."""
-        return self.fc2(self._activation(self.fc1(x)))
+        return self.fc2(F.relu6(self.fc1(x)))
 
 
 class Block(nn.Module):

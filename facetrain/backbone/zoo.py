@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from facetrain.backbone.base import Backbone
 from facetrain.backbone.own_network import build_own
-from facetrain.backbone.registry import BACKBONES
+from facetrain.backbone.registry import BACKBONES, TIMM_PREFIX, architecture
 from facetrain.errors import ModelError
 from facetrain.own_parts import is_place, load_part
 from facetrain.settings import imported
@@ -22,7 +22,7 @@ _OPTIONS = ("embedding_size", "image_size", "dropout", "checkpoint_activations")
 
 def takes_landmarks(name: str) -> bool:
     """Return whether a backbone takes landmarks with each image, see `Backbone.takes_landmarks`."""
-    part = load_part(name, "model.backbone") if is_place(name) else imported(BACKBONES[name].place)
+    part = load_part(name, "model.backbone") if is_place(name) else imported(architecture(name).place)
     return bool(getattr(part, "takes_landmarks", False))
 
 
@@ -37,8 +37,8 @@ def build_backbone(
     """Build a backbone with random weights, on the CPU and in float32.
 
     `layers` and `widths` are the blocks and the channels of the four stages. `iresnet` needs both; a MobileFaceNet can
-    take `layers`, in place of the published numbers. `own` are keyword arguments of a part of the user, MODULE:NAME.
-    The options are embedding_size, image_size, dropout and checkpoint_activations.
+    take `layers`, in place of the published numbers. `own` are keyword arguments of timm/NAME, or of a part of the
+    user, MODULE:NAME. The options are embedding_size, image_size, dropout and checkpoint_activations.
 
     Raises:
         ModelError: no backbone has that name, or it does not have an option.
@@ -48,14 +48,15 @@ def build_backbone(
         raise ModelError(f"model.backbone: {name} has no option {min(unknown)}; use {', '.join(_OPTIONS)}")
     if is_place(name):
         return build_own(load_part(name, "model.backbone"), own or {}, **options)
-    if name not in BACKBONES:
+    if name not in BACKBONES and not name.startswith(TIMM_PREFIX):
         close = difflib.get_close_matches(name, BACKBONES, n=1)
         hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(BACKBONES)}"
         raise ModelError(f"model.backbone: {name!r} is not a backbone; {hint}")
-    if problem := BACKBONES[name].shape_problem(layers, widths):
+    if problem := architecture(name).shape_problem(layers, widths):
         raise ModelError(f"model.backbone: {name}: {problem}")
-    place, arguments, *_ = BACKBONES[name]
-    given = {key: value for key, value in (("layers", layers), ("widths", widths)) if value is not None}
+    place, arguments, *_ = architecture(name)
+    given = {"layers": layers, "widths": widths, "own": own or None}
+    given = {key: value for key, value in given.items() if value is not None}
     network: Backbone = imported(place)(**arguments | given, **options)
     return network
 

@@ -18,17 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone
-from facetrain.backbone.timm_vit import TimmVisionTransformer
+from facetrain.backbone.timm_network import TimmNetwork
 from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError
 from facetrain.head.head_group import Head, HeadPart, head_parts
-from facetrain.models.image_encoder import adapt_image_encoder
 from facetrain.models.layer_graph import LayerGraph
 from facetrain.models.match_weights import calibrate_norms, match_weights
 from facetrain.models.model_file import GRAPH_SUFFIXES, open_checkpoint, read_model
 from facetrain.models.mxnet_network import open_mxnet
 from facetrain.models.onnx_layers import read_onnx_layers
-from facetrain.models.published_weights import is_image_encoder
+from facetrain.models.published_weights import stated_statistics
 from facetrain.models.weight_files import load_weights_into, load_without_code
 
 _ROWS_PER_COPY = 1 << 16
@@ -76,8 +75,8 @@ def initialize_backbone(
     merged: list[str] = []
     if path.is_dir() or path.suffix not in GRAPH_SUFFIXES:
         weights, description, _ = read_model(path)
-        if isinstance(backbone, TimmVisionTransformer) and not description and is_image_encoder(weights):
-            weights = adapt_image_encoder(backbone, weights, path)
+        if isinstance(backbone, TimmNetwork) and not description:
+            weights = _of_timm(backbone, weights, path)
     else:
         # A graph is compared with a network of as many blocks; the first ones are selected below.
         whole = backbone if first_blocks_of is None else _build_published(path, first_blocks_of)
@@ -92,6 +91,20 @@ def initialize_backbone(
         weights = _select_first_blocks(backbone, weights)
     load_weights_into(backbone, weights, str(path))
     return merged
+
+
+def _of_timm(backbone: TimmNetwork, weights: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """Return weights of a file of timm for a backbone; see `TimmNetwork.adapted`."""
+    stated = stated_statistics(path)
+    if stated not in (None, backbone.statistics):
+        raise ModelError(
+            f"{path}: config.json beside it states mean {stated.mean} and std {stated.std}, and model.backbone has "
+            f"{backbone.statistics.mean} and {backbone.statistics.std}; add the tag of the weights to its name"
+        )
+    try:
+        return backbone.adapted(weights)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from error
 
 
 def check_backbone_weights(path: Path, options: dict[str, Any], *, first_blocks: bool = False) -> None:

@@ -25,7 +25,8 @@ from torch import Tensor, nn
 
 from facetrain import own_parts
 from facetrain.backbone.low_rank import merge_adapters
-from facetrain.backbone.registry import BACKBONES, IRESNET_LAYERS
+from facetrain.backbone.registry import BACKBONES, IRESNET_LAYERS, TIMM_PREFIX
+from facetrain.backbone.timm_network import PREFIX
 from facetrain.backbone.zoo import build_backbone, build_on_meta
 from facetrain.checkpoint.commit import CHECKPOINTS, LATEST, complete_steps, was_put_aside
 from facetrain.checkpoint.load import Checkpoint
@@ -37,7 +38,7 @@ from facetrain.files import error_reason, listed, new_file, parse_json
 from facetrain.models.checksum import CHECKSUM_KEY, checksum_of
 from facetrain.models.mxnet_network import open_mxnet
 from facetrain.models.onnx_network import open_onnx
-from facetrain.models.published_weights import is_image_encoder
+from facetrain.models.published_weights import TIMM_FACES, is_image_encoder
 from facetrain.models.weight_files import (
     COUNTER,
     ORIGIN_KEY,
@@ -147,6 +148,8 @@ def open_model(path: Path, device: torch.device, *, allow_code: bool = False) ->
     weights, description, origin = read_model(path)
     if not description.keys() - {ORIGIN_KEY}:
         description = identify_backbone(weights, origin) | description
+        if description["backbone"]["name"].startswith(TIMM_PREFIX):
+            weights = {f"{PREFIX}{name}": weight for name, weight in weights.items()}
     if allow_code:
         own_parts.allow([str((description.get("backbone") or {}).get("name"))])
     return _build_model(weights, description, origin, device)
@@ -265,6 +268,14 @@ def identify_backbone(weights: dict[str, Tensor], origin: str) -> dict[str, Any]
             continue
         if shapes == _published_shapes(name, embedding_size):
             return describe_backbone(name, embedding_size=embedding_size, image_size=DEFAULT_IMAGE_SIZE)
+    if "blocks.0.attn.qkv.bias" in weights:
+        for name, own in TIMM_FACES:
+            if {f"{PREFIX}{key}": shape for key, shape in shapes.items()} == _published_shapes(
+                name, embedding_size, tuple(own.items())
+            ):
+                return describe_backbone(
+                    name, own=own, embedding_size=embedding_size, image_size=DEFAULT_IMAGE_SIZE
+                )
     raise ModelError(
         f"{origin}: its {len(weights)} weights are not those of {', '.join(names)} at {DEFAULT_IMAGE_SIZE} pixels; "
         "for another network give a .safetensors file of facetrain, which describes it"
@@ -272,8 +283,10 @@ def identify_backbone(weights: dict[str, Tensor], origin: str) -> dict[str, Any]
 
 
 @lru_cache(maxsize=64)
-def _published_shapes(name: str, embedding_size: int) -> dict[str, tuple[int, ...]]:
-    state = build_on_meta(name, embedding_size=embedding_size).state_dict()
+def _published_shapes(
+    name: str, embedding_size: int, own: tuple[tuple[str, Any], ...] = ()
+) -> dict[str, tuple[int, ...]]:
+    state = build_on_meta(name, embedding_size=embedding_size, own=dict(own)).state_dict()
     return {key: tuple(tensor.shape) for key, tensor in state.items() if not key.endswith(COUNTER)}
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from facetrain.backbone.registry import ChannelStatistics
+from facetrain.backbone.timm_network import HALF, ChannelStatistics
 from facetrain.errors import ModelError
 from facetrain.files import error_reason, listed, parse_json
 from facetrain.strict_yaml import parse_yaml
@@ -46,9 +46,11 @@ _IR_PARAMETER = re.compile(
     r"(?:body\.(?P<block>\d{1,4})\.)?(?P<layer>[a-z]+_layer\.\d)\.(?P<parameter>[a-z_]+)"
 )
 
-
-_HALF = ChannelStatistics((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-"""Statistics with which the normalized pixels are (pixels − 127.5) / 127.5, the input of all our backbones."""
+TIMM_FACES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("timm/vit_tiny_patch16_224", {"patch_size": 8}),
+    ("timm/vit_small_patch16_224", {"patch_size": 8, "class_token": False, "global_pool": "avg"}),
+)
+"""Face networks of gau-nernst/timm-face: names in timm, and their arguments."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def convert_published(weights: Mapping[str, Tensor], path: Path) -> ConvertedWei
     if not program:
         if any(name.startswith("fc_norm.") or name == "cls_token" for name in weights):
             stated = stated_statistics(path)
-            if not is_image_encoder(weights) and stated not in (None, _HALF):
+            if not is_image_encoder(weights) and stated not in (None, HALF):
                 raise ModelError(
                     f"{path}: config.json beside it states mean {listed(map(str, stated.mean))} and std "
                     f"{listed(map(str, stated.std))}; face networks of timm that facetrain reads take "
@@ -190,7 +192,7 @@ def _read_color_order(path: Path) -> str:
 
 
 def is_image_encoder(weights: Mapping[str, Tensor]) -> bool:
-    """Return whether weights without a description are DINOv2's or CLIP's; see `image_encoder.py`."""
+    """Return whether weights without a description are DINOv2's or CLIP's."""
     return "blocks.0.ls1.gamma" in weights or "norm_pre.weight" in weights
 
 

@@ -28,11 +28,13 @@ EXPECTED = json.loads(Path(__file__).with_name("image_encoder_embeddings.json").
 DINO, CLIP = EXPECTED
 PUBLISHED_SIZE = {DINO: 518, CLIP: 224}
 
+pytest.importorskip("timm", reason="timm is not installed")
+
 
 def published_weights(name):
     with torch.device("meta"):
-        state = build_backbone(name, image_size=PUBLISHED_SIZE[name]).state_dict()
-    layout = {key: tuple(value.shape) for key, value in state.items()}
+        state = build_backbone(f"timm/{name}", image_size=PUBLISHED_SIZE[name]).state_dict()
+    layout = {key.removeprefix("network."): tuple(value.shape) for key, value in state.items()}
     without = ("head.weight", "head.bias") if name == DINO else ("patch_embed.proj.bias",)
     layout = {key: shape for key, shape in layout.items() if key not in without}
     lines = "\n".join(sorted(f"{key} {list(shape)}" for key, shape in layout.items()))
@@ -44,7 +46,7 @@ def published_weights(name):
 
 def initialized(name, path, **options):
     torch.manual_seed(0)
-    backbone = build_backbone(name, **options).eval()
+    backbone = build_backbone(f"timm/{name}", **options).eval()
     initialize_backbone(backbone, path, None)
     return backbone
 
@@ -71,9 +73,9 @@ def dino_file(tmp_path_factory):
 def test_the_embedding_layer_of_an_encoder_is_new(dino_file):
     backbone = initialized(DINO, dino_file, embedding_size=64)
     torch.manual_seed(0)
-    fresh = build_backbone(DINO, embedding_size=64)
-    assert torch.equal(backbone.head.weight, fresh.head.weight)
-    assert not torch.equal(backbone.blocks[0].norm1.weight, fresh.blocks[0].norm1.weight)
+    fresh = build_backbone(f"timm/{DINO}", embedding_size=64)
+    assert torch.equal(backbone.network.head.weight, fresh.network.head.weight)
+    assert not torch.equal(backbone.network.blocks[0].norm1.weight, fresh.network.blocks[0].norm1.weight)
 
 
 def test_meta_s_file_with_a_mask_token_gives_the_same_weights(tmp_path, dino_file):
@@ -87,14 +89,12 @@ def test_meta_s_file_with_a_mask_token_gives_the_same_weights(tmp_path, dino_fil
         assert torch.equal(found.state_dict()[name], weight), name
 
 
-def test_the_stated_normalization_replaces_the_usual_one(tmp_path):
-    weights = published_weights(DINO)
-    save_file(weights, tmp_path / "model.safetensors")
+def test_another_stated_normalization_is_refused(tmp_path):
+    save_file(published_weights(DINO), tmp_path / "model.safetensors")
     half = {"pretrained_cfg": {"mean": [0.5] * 3, "std": [0.5] * 3}}
     (tmp_path / "config.json").write_text(json.dumps(half))
-    backbone = initialized(DINO, tmp_path / "model.safetensors")
-    assert torch.equal(backbone.patch_embed.proj.weight, weights["patch_embed.proj.weight"])
-    assert torch.equal(backbone.patch_embed.proj.bias, weights["patch_embed.proj.bias"])
+    with pytest.raises(ModelError, match=r"config\.json.*0\.485"):
+        initialized(DINO, tmp_path / "model.safetensors")
 
 
 @pytest.mark.parametrize("missing", ["pos_embed", "patch_embed.proj.weight", "blocks.3.norm1.weight"])
@@ -116,7 +116,7 @@ def test_a_run_adapts_an_encoder_and_resumes_bit_for_bit(tmp_path, dino_file, da
     config = tmp_path / "run.yaml"
     config.write_text(
         f"data: {{train: {dataset}/data, image_size: 28, workers: 0}}\n"
-        f"model: {{backbone: {DINO}, embedding_size: 16, init_from: {dino_file}, "
+        f"model: {{backbone: timm/{DINO}, embedding_size: 16, init_from: {dino_file}, "
         "lora: {rank: 2, projections: [q, v]}}\n"
         "optim: {name: adamw, lr: 0.001}\n"
         "train: {global_batch_size: 24, max_steps: 3, precision: fp32, device: cpu}\n"
@@ -130,7 +130,7 @@ def test_a_run_adapts_an_encoder_and_resumes_bit_for_bit(tmp_path, dino_file, da
     first = initialized(DINO, dino_file, embedding_size=16, image_size=28).state_dict()
     changed = {name for name, value in whole.items() if not torch.equal(value, first[name])}
     assert changed == {
-        *(f"blocks.{block}.attn.qkv.weight" for block in range(12)),
-        "head.weight",
-        "head.bias",
+        *(f"network.blocks.{block}.attn.qkv.weight" for block in range(12)),
+        "network.head.weight",
+        "network.head.bias",
     }

@@ -26,7 +26,7 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError
 from facetrain.models.initialize_from import check_backbone_weights, initialize_backbone
 from facetrain.models.model_file import identify_backbone, open_model
-from facetrain.models.published_weights import convert_published
+from facetrain.models.published_weights import TIMM_FACES, convert_published
 from facetrain.models.weight_files import read_weights
 
 EXPECTED = json.loads(Path(__file__).with_name("published_embeddings.json").read_text())
@@ -38,6 +38,8 @@ OURS = {
     "cvlface_vit_kprpe_base_RGB": "vit_b_kprpe", "cvlface_insightface_ir18_RGB": "r18",
 }  # fmt: skip
 """Published network -> name of the backbone here, where it differs."""
+TIMM = dict(zip(("timm_vit_t_patch8", "timm_vit_s_patch8_gap"), TIMM_FACES, strict=True))
+"""Face networks of timm -> name and options of the backbone here."""
 SMALL = (
     "cvlface_ir18_BGR", "cvlface_insightface_ir18_RGB", "cvlface_vit_small_RGB", "cvlface_vit_kprpe_small_RGB",
 )  # fmt: skip
@@ -108,9 +110,10 @@ def norm_layout(name, channels, *, affine=True):
     return layout | {f"{name}.num_batches_tracked": ()}
 
 
-def backbone_layout(name):
+def backbone_layout(name, **options):
     with torch.device("meta"):
-        return {key: tuple(value.shape) for key, value in build_backbone(name).state_dict().items()}
+        state = build_backbone(name, **options).state_dict()
+    return {key.removeprefix("network."): tuple(value.shape) for key, value in state.items()}
 
 
 def original_layout(case):
@@ -119,7 +122,8 @@ def original_layout(case):
     if program == "adaface":
         return ir_layout(DEPTHS[network.removeprefix("ir_")])
     if program == "timm":
-        return backbone_layout(case)
+        name, own = TIMM[case]
+        return backbone_layout(name, own=own)
     if network.startswith("ir"):
         inner = ir_layout(DEPTHS[network.removeprefix("ir").partition("_")[0]])
     else:
@@ -162,7 +166,10 @@ def test_the_network_is_identified_by_its_names_and_shapes(tmp_path, case):
     with torch.device("meta"):
         weights = {name: torch.zeros(shape) for name, shape in original_layout(case).items()}
     _, backbone = converted_and_identified(case, weights, tmp_path)
-    assert backbone == {"name": OURS.get(case, case), "embedding_size": 512, "image_size": 112}
+    name, own = TIMM.get(case, (OURS.get(case, case), None))
+    assert backbone == {"name": name, "embedding_size": 512, "image_size": 112} | (
+        {"own": own} if own else {}
+    )
 
 
 @pytest.mark.parametrize(
@@ -175,7 +182,8 @@ def test_the_network_is_identified_by_its_names_and_shapes(tmp_path, case):
 def test_embeddings_are_those_of_the_original_code(tmp_path, case):
     converted, backbone = converted_and_identified(case, original_weights(case), tmp_path)
     network = build_backbone(**backbone)
-    network.load_state_dict(converted)
+    prefix = "network." if case in TIMM else ""
+    network.load_state_dict({f"{prefix}{key}": value for key, value in converted.items()})
     assert_embeddings_are_the_originals(case, network)
 
 
@@ -237,9 +245,10 @@ def test_a_hugging_face_folder_of_timm_opens_and_initializes_a_run(tmp_path):
         '{"pretrained_cfg": {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}}'
     )
     opened = open_model(tmp_path, CPU)
-    assert opened.description == "timm_vit_t_patch8, 5,512,640 parameters"
+    assert opened.description == "timm/vit_tiny_patch16_224, 5,512,640 parameters"
     assert_embeddings_are_the_originals("timm_vit_t_patch8", opened.network)
-    options = {"name": "timm_vit_t_patch8", "embedding_size": 512, "image_size": 112}
+    options = {"name": TIMM["timm_vit_t_patch8"][0], "own": TIMM["timm_vit_t_patch8"][1]}
+    options |= {"embedding_size": 512, "image_size": 112}
     check_backbone_weights(tmp_path, options)
     backbone = build_backbone(**options)
     initialize_backbone(backbone, tmp_path, images)

@@ -67,7 +67,6 @@ def test_a_run_continues_if_one_rank_is_started_by_train_and_the_other_by_resume
 
 RANDOM_NETWORKS = {
     "vit_t": ["model.layers=null", "model.widths=null"],
-    "timm_vit_t_patch8": ["model.layers=null", "model.widths=null"],
     "iresnet": [],
 }
 

@@ -12,7 +12,6 @@ from torch import nn
 
 from facetrain.backbone.low_rank import LowRankUpdate, add_adapters, merge_adapters, trained_share
 from facetrain.backbone.settings import LoraSettings
-from facetrain.backbone.timm_vit import TimmVisionTransformer
 from facetrain.backbone.vit import VisionTransformer
 from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.load import Checkpoint
@@ -113,15 +112,18 @@ def test_only_targets_get_adapters_and_all_else_is_frozen():
 
 def test_queries_and_values_are_updated_and_keys_are_not():
     torch.manual_seed(0)
-    network = TimmVisionTransformer(64, 2, embedding_size=8, image_size=32)
+    network = VisionTransformer(64, 2, drop_path=0.0, embedding_size=8, image_size=18)
     plain = {name: value.clone() for name, value in network.state_dict().items()}
-    add_adapters(network, LoraSettings(rank=3, projections=("q", "v")), new_layers=("head.",))
+    add_adapters(network, LoraSettings(rank=3, projections=("q", "v")), new_layers=("feature.",))
     trained = {name for name, parameter in network.named_parameters() if parameter.requires_grad}
     parts = [
         f"blocks.{block}.attn.qkv.parametrizations.weight.0.parts.{part}.{name}"
         for block, part, name in product("01", "qv", ("up", "down"))
     ]
-    assert trained == {*parts, "head.weight", "head.bias"}
+    assert trained == {
+        *parts,
+        *(name for name, _ in network.named_parameters() if name.startswith("feature.")),
+    }
     for name, parameter in network.named_parameters():
         if name.endswith(".up"):
             nn.init.normal_(parameter)
@@ -136,9 +138,9 @@ def test_queries_and_values_are_updated_and_keys_are_not():
         torch.testing.assert_close(block.attn.qkv.weight - original, torch.cat(change), rtol=0, atol=1e-5)
     changed = {name for name in plain if not torch.equal(merged[name], plain[name])}
     assert changed == {"blocks.0.attn.qkv.weight", "blocks.1.attn.qkv.weight"}
-    image = torch.randn(2, 3, 32, 32)
+    image = torch.randn(2, 3, 18, 18)
     expected = network.eval()(image)
-    loaded = TimmVisionTransformer(64, 2, embedding_size=8, image_size=32).eval()
+    loaded = VisionTransformer(64, 2, drop_path=0.0, embedding_size=8, image_size=18).eval()
     loaded.load_state_dict(merged)
     torch.testing.assert_close(loaded(image), expected)
 

@@ -12,7 +12,7 @@ SIZES = {"embedding_size": 12, "image_size": 32}
 NETWORKS = {
     "iresnet": {"layers": (1, 1, 1, 1), "widths": (8, 8, 8, 8)},
     "resnet18": {},
-    "timm_vit_t_patch8": {},
+    "timm/vit_tiny_patch16_224": {},
     "vit_t": {},
     "vit_s_kprpe": {},
 }

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from facetrain.backbone.timm_vit import TimmVisionTransformer
 from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError, RunError
 from facetrain.models.export.export import export
@@ -68,10 +67,15 @@ def test_a_file_with_other_embeddings_is_not_written(model, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("name", HERE)
-@pytest.mark.parametrize("class_token", [False, True])
-def test_a_timm_vit_is_exported_for_any_number_of_images(model, tmp_path, name, class_token):
+@pytest.mark.parametrize(
+    "backbone",
+    ["convnext_atto", "edgenext_xx_small", "mobilenetv4_conv_small_050", "vit_small_patch16_dinov3"],
+)
+@pytest.mark.slow
+def test_networks_of_timm_are_exported_for_any_number_of_images(model, tmp_path, name, backbone):
+    pytest.importorskip("timm", reason="timm is not installed")
     torch.manual_seed(0)
-    network = TimmVisionTransformer(64, 1, class_token=class_token, image_size=32, embedding_size=16).eval()
+    network = build_backbone(f"timm/{backbone}", image_size=32, embedding_size=16).eval()
     path = tmp_path / f"exported{FORMATS[name].suffix}"
     exported = export(replace(model, network=network), name, path, ExportOptions())
     assert exported.comparison is None or exported.comparison.difference < 1e-5

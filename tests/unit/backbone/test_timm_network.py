@@ -1,0 +1,69 @@
+"""Networks of timm by their names: the same numbers, any image size, weights, and what is refused."""
+
+import pytest
+import torch
+
+from facetrain.backbone.zoo import build_backbone, build_on_meta
+from facetrain.errors import ModelError
+from facetrain.models.initialize_from import initialize_backbone
+from facetrain.models.model_file import describe_backbone, open_model, save_model
+
+timm = pytest.importorskip("timm", reason="timm is not installed")
+
+NAMES = ["convnext_atto", "edgenext_xx_small", "mobilenetv4_conv_small_050", "vit_small_patch16_dinov3"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_published_weights_give_the_features_of_timm_at_any_image_size(name, tmp_path):
+    torch.manual_seed(0)
+    size = {"image_size": 48, "embedding_size": 12}
+    sized = {"img_size": 48} if "vit" in name else {}
+    published = timm.create_model(name, **sized).eval()
+    torch.save(published.state_dict(), tmp_path / "weights.pth")
+    backbone = build_backbone(f"timm/{name}", **size).eval()
+    initialize_backbone(backbone, tmp_path / "weights.pth", None)
+    pixels = torch.rand(2, 3, 48, 48)
+    mean, std = (torch.tensor(published.pretrained_cfg[key]).view(3, 1, 1) for key in ("mean", "std"))
+    with torch.no_grad():
+        expected = published.forward_head(published.forward_features((pixels - mean) / std), pre_logits=True)
+        found = backbone.trunk(2 * pixels - 1)
+        embedding = backbone(2 * pixels - 1)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert embedding.shape == (2, 12)
+    # A model file says which network it is, and opens as any other.
+    save_model(tmp_path / "m.safetensors", backbone.state_dict(), describe_backbone(f"timm/{name}", **size))
+    opened = open_model(tmp_path / "m.safetensors", torch.device("cpu"))
+    assert torch.equal(opened.network(2 * pixels - 1), embedding)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_network_trains_and_muon_finds_the_layers_before_the_last(name):
+    torch.manual_seed(0)
+    net = build_backbone(f"timm/{name}", image_size=32, embedding_size=8)
+    net(torch.randn(2, 3, 32, 32)).square().sum().backward()
+    # DINOv3 has a bias that it never uses.
+    without = {key for key, value in net.named_parameters() if value.grad is None}
+    assert len(without) < 3 and not any(key.startswith(net.new_layers) for key in without)
+    prefixes = tuple(prefix for layer in net.layer_prefixes() for prefix in layer)
+    assert prefixes and not any(key.startswith(prefixes) for key in (f"network.{net.classifier}.weight",))
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "words"),
+    [
+        ("timm/convnext_at", {}, "did you mean timm/convnext_atto"),
+        ("timm/hf-hub:someone/network", {}, "has no network"),
+        ("timm/local-dir:/tmp", {}, "has no network"),
+        ("timm/convnext_atto", {"checkpoint_path": "/tmp/x.pth"}, "checkpoint_path is no option"),
+        ("timm/convnext_atto", {"pretrained": True}, "pretrained is no option"),
+    ],
+)
+def test_what_timm_would_load_from_elsewhere_is_refused(name, own, words):
+    with pytest.raises(ModelError, match=words):
+        build_on_meta(name, own=own)
+
+
+def test_recomputation_is_refused_where_it_would_change_statistics():
+    build_backbone("timm/convnext_atto", image_size=32, checkpoint_activations=True)
+    with pytest.raises(ModelError, match="checkpoint_activations"):
+        build_backbone("timm/mobilenetv4_conv_small_050", image_size=32, checkpoint_activations=True)
