@@ -3,6 +3,7 @@
 import atexit
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -10,15 +11,24 @@ _SOON_S = 0.001
 
 
 def main() -> None:
-    """Run the command line. A Ctrl-C during its imports, which take a while, is no error of the program either."""
+    """Run the command line."""
+
+    def run() -> None:
+        from facetrain.cli.app import main as command_line
+
+        command_line()
+
+    run_program(run)
+
+
+def run_program(run: Callable[[], None]) -> None:
+    """Run a program. A Ctrl-C during its imports, which take a while, is no error of the program either."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # otherwise a script ignores Ctrl-C
         signal.signal(signal.SIGINT, _interrupt)
         # The first one registered is the last one called.
         atexit.register(_stop_repeating)
     sys.unraisablehook = _repeat_interrupt
     try:
-        from facetrain.cli.app import main as run
-
         run()
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr, flush=True)

@@ -115,6 +115,13 @@ class LaunchError(RunError):
     """Worker processes that could not be started."""
 
 
+def unprinted(message: str, exit_code: int) -> LostRankError:
+    """Return an error that the command line does not print, because another rank does, with its exit code."""
+    error = LostRankError(message)
+    error.exit_code = exit_code
+    return error
+
+
 def missing_package(error: ImportError, extra: str) -> str:
     """Return which package a failed import needs, and the command that installs it, as the end of a message."""
     return f"needs {error.name}; install it with `pip install facetrain[{extra}]`"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import signal
+import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,12 +15,9 @@ import numpy as np
 
 from facetrain.api.dataset import PathLike
 from facetrain.api.model import Model, load_model
-from facetrain.config.loading import build_config, override_values, read_merged
-from facetrain.config.own_code import allow_code_of, require_code_allowed
-from facetrain.config.presets import find_config
-from facetrain.config.schema import Config
 from facetrain.errors import RunError, UsageError
 from facetrain.files import os_errors_as
+from facetrain.run.request import TrainRequest, as_override
 from facetrain.telemetry.jsonl import read_jsonl
 
 
@@ -71,17 +68,18 @@ def train(
         RunError: training failed.
         KeyboardInterrupt: training was interrupted, and has saved a checkpoint.
     """
-    from facetrain.run import training
+    from facetrain.run.train import train as train_request
 
-    built = _build_config(config, overrides)
-    allow_code_of(built)
     _require_main_thread()
-    given = None if run_dir is None else Path(run_dir)
-    # Training reports the folder that it has chosen: the name may have got a number.
-    folders = [given or Path(built.run.dir) / built.run.name]
-    code = training.train(
-        built, given, resume_existing=resume, set_keys=_keys_of(overrides), on_folder=folders.append
+    folders = list[Path]()
+    request = TrainRequest(
+        config=_plain(config) if isinstance(config, Mapping) else os.fspath(config),
+        overrides=_as_overrides(overrides),
+        run_dir=None if run_dir is None else os.fspath(run_dir),
+        resume_existing=resume,
+        command_line=tuple(sys.argv[1:]),
     )
+    code = train_request(request, on_folder=folders.append)
     return _finished(folders[-1], code)
 
 
@@ -103,37 +101,26 @@ def resume(
         NoCheckpointError: the folder has no checkpoint.
         UsageError: the folder is not that of a run; otherwise as `train`.
     """
-    from facetrain.run import training
+    from facetrain.run.train import train as train_request
 
-    folder = Path(run_dir)
-    if not (folder / "config.yaml").is_file():
-        raise UsageError(f"{folder}: not the folder of a run (it has no config.yaml)")
-    built = _build_config(folder / "config.yaml", overrides)
-    if allow_code:
-        allow_code_of(built)
-    require_code_allowed(built, str(folder / "config.yaml"))
     _require_main_thread()
-    set_keys = _keys_of(overrides)
-    return _finished(folder, training.resume(built, folder, checkpoint, set_keys=set_keys))
+    request = TrainRequest(
+        command="resume",
+        overrides=_as_overrides(overrides),
+        run_dir=os.fspath(run_dir),
+        step=checkpoint,
+        allow_code=allow_code,
+        command_line=tuple(sys.argv[1:]),
+    )
+    return _finished(Path(run_dir), train_request(request))
 
 
-def _build_config(config: PathLike | Mapping[str, Any], overrides: Mapping[str, Any]) -> Config:
-    """Build a config from a file, a preset or plain values, and nested or dotted overrides."""
-    if isinstance(config, Mapping):
-        # Copied: the overrides must not change the dict of the caller.
-        values, where = copy.deepcopy(dict(config)), "config"
-    else:
-        path = find_config(Path(config))
-        values, where = read_merged(path), str(path)
-    return build_config(override_values(_plain(values), _plain(overrides)), where)
-
-
-def _keys_of(overrides: Mapping[str, Any]) -> frozenset[str]:
-    """Return the dotted config keys that overrides set."""
-    return frozenset(
-        f"{key}.{name}" if name else key
-        for key, value in overrides.items()
-        for name in (value if isinstance(value, Mapping) and value else ("",))
+def _as_overrides(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return values of a config, sections with a dict of their keys or dotted keys, in the form of --set."""
+    return tuple(
+        as_override(f"{key}.{name}" if name else key, each)
+        for key, value in _plain(values).items()
+        for name, each in (value.items() if isinstance(value, dict) and value else [("", value)])
     )
 
 

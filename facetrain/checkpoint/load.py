@@ -28,8 +28,6 @@ from facetrain.checkpoint.manifest import (
     read_manifest,
     sha256_of,
 )
-from facetrain.distributed.agreement import decide_on_leader, fail_together
-from facetrain.distributed.world import World
 from facetrain.errors import CheckpointError, DamagedCheckpointError, NoCheckpointError
 from facetrain.files import os_errors_as, shell_path
 
@@ -39,14 +37,14 @@ _HASHING_THREADS = 4
 class Checkpoint:
     """A complete checkpoint on disk."""
 
-    def __init__(self, folder: Path) -> None:
-        """Read the manifest of a checkpoint folder.
+    def __init__(self, folder: Path, manifest: Manifest | None = None) -> None:
+        """Read the manifest of a checkpoint folder, or take it if the folder is not there yet.
 
         Raises:
             CheckpointError: as `read_manifest`.
         """
         self.folder = folder
-        self.manifest: Manifest = read_manifest(folder)
+        self.manifest: Manifest = manifest or read_manifest(folder)
         # Ascending, so that `rows` walks through the classes once.
         self._row_files = sorted(
             (file for file in self.manifest.files if file.stop is not None),
@@ -206,32 +204,6 @@ class Checkpoint:
                 )
         # Once for each file: the tables of a large head are read in many pieces.
         self._verified.add(entry.name)
-
-
-def open_on_all_ranks(world: World, path: Path, step: int | None = None) -> Checkpoint:
-    """Open the checkpoint that the leader finds, on every rank. Collective.
-
-    The leader decides, because the ranks may see different checkpoints: machines do not see changes of
-    shared storage at the same moment.
-
-    Raises:
-        CheckpointError: as `Checkpoint.open`, or a rank finds another checkpoint under the same path.
-    """
-
-    def open_on_leader() -> list[str]:
-        checkpoint = Checkpoint.open(path, step)
-        return [str(checkpoint.folder), checkpoint.manifest.dump()]
-
-    folder, manifest = decide_on_leader(world, open_on_leader)
-    with fail_together(world):
-        # Each rank reads the manifest itself: that shows whether it sees the same files.
-        checkpoint = Checkpoint(Path(folder))
-        if checkpoint.manifest.dump() != manifest:
-            raise CheckpointError(
-                f"rank {world.rank}: {folder}: not the checkpoint that rank 0 sees under this path; "
-                "use a folder that all machines of the run share"
-            )
-    return checkpoint
 
 
 def _newest_sound(folder: Path, without: str) -> Checkpoint | None:

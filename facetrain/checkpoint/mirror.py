@@ -41,7 +41,7 @@ from facetrain.checkpoint.manifest import (
     read_manifest,
     sha256_of,
 )
-from facetrain.errors import CheckpointError, DamagedCheckpointError, NoCheckpointError, UsageError
+from facetrain.errors import CheckpointError, DamagedCheckpointError, UsageError
 from facetrain.files import make_folder, os_errors_as, replacing
 from facetrain.remote.filesystem import open_filesystem, public, with_retries
 from facetrain.remote.ranges import download_ranges
@@ -72,6 +72,18 @@ class Mirror:
         """Return the steps of the complete checkpoints, in ascending order."""
         return _complete(self._objects())
 
+    def manifest(self, step: int) -> Manifest:
+        """Return the manifest of a complete checkpoint."""
+        with tempfile.TemporaryDirectory() as folder:
+            self._download(_manifest_name(step), Path(folder, MANIFEST))
+            return read_manifest(Path(folder))
+
+    def read_text(self, name: str) -> str:
+        """Return a file of the run folder, which is text."""
+        with tempfile.TemporaryDirectory() as folder:
+            self._download(name, Path(folder, name))
+            return Path(folder, name).read_text(encoding="utf-8", errors="replace")
+
     def check_run(self, run_id: str) -> None:
         """Check that the checkpoints in the mirror, if there are any, are of this run.
 
@@ -79,7 +91,7 @@ class Mirror:
             UsageError: they are of another run.
         """
         steps = self.steps()
-        found = run_id_of(self._manifest(steps[-1])) if steps else run_id
+        found = run_id_of(self.manifest(steps[-1])) if steps else run_id
         if found != run_id:
             raise UsageError(
                 f"{public(self.url)}: holds the checkpoints of another run (id {found}, and this one has {run_id}); "
@@ -108,7 +120,7 @@ class Mirror:
         """
         objects = self._objects()
         steps = _complete(objects)
-        best = best_step({step: self._manifest(step) for step in steps}, best_metric) if best_metric else None
+        best = best_step({step: self.manifest(step) for step in steps}, best_metric) if best_metric else None
         kept = {*steps[-keep:], best}
         # The manifests first: a checkpoint whose removal is interrupted must not be found.
         for step in set(steps) - kept:
@@ -177,11 +189,6 @@ class Mirror:
         found = self._do(lambda: self._store.find(place, detail=True))
         return {name: info["size"] for name, info in found.items()}
 
-    def _manifest(self, step: int) -> Manifest:
-        with tempfile.TemporaryDirectory() as folder:
-            self._download(_manifest_name(step), Path(folder, MANIFEST))
-            return read_manifest(Path(folder))
-
     def _put(self, path: Path, name: str) -> None:
         self._do(lambda: self._store.put_file(str(path), name))
 
@@ -201,23 +208,6 @@ class Mirror:
 
     def _do(self, operation: Callable[[], T]) -> T:
         return with_retries(self.url, operation, CheckpointError)
-
-
-def fetch_run(url: str) -> Path:
-    """Return the local folder of a run in a mirror: runs/NAME. If it has no config, download the files of the run.
-
-    Raises:
-        CheckpointError: the mirror has no complete checkpoint of the run, or does not answer.
-    """
-    mirror = Mirror(url)
-    folder = Path("runs", mirror.url.rpartition("/")[2])
-    if not (folder / "config.yaml").is_file():
-        if not mirror.steps():
-            raise NoCheckpointError(f"{public(url)}: contains no complete checkpoint")
-        with os_errors_as(CheckpointError, folder):
-            make_folder(folder)
-        mirror.fetch_files(folder)
-    return folder
 
 
 def _manifest_name(step: int, name: str = MANIFEST) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -82,12 +83,17 @@ def main() -> None:
     # To the front: these are accepted behind the options of a command, too.
     arguments = sorted(sys.argv[1:], key=lambda argument: argument not in _ANYWHERE)
     debug = "--debug" in arguments
+    end_with(lambda: app(arguments, prog_name="facetrain", standalone_mode=False), debug=debug)
+
+
+def end_with(run: Callable[[], int | None], *, debug: bool) -> None:
+    """Run a command, and end the process with its exit code or with that of its error, whose message is printed."""
     prepare_standard_streams()
     end_with_launcher()
     if launched_by_torchrun():
         silence_torch_logs()  # facetrain's own launcher does so for its ranks
     try:
-        code = app(arguments, prog_name="facetrain", standalone_mode=False)
+        code = run()
         sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
         code = _INTERRUPTED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,10 @@ from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import Set, download, local_set
 from facetrain.cli.outputs import echo_line, require_existing
 from facetrain.files import shell_path
+from facetrain.run.request import TrainRequest
+
+if TYPE_CHECKING:
+    from facetrain.config.schema import Config
 
 
 @option_groups
@@ -55,11 +59,11 @@ def finetune(
     path, address = download(model) if is_name(model) else (Path(model), None)
     require_existing(photos, path, faces.detector, faces.landmarks)
     from facetrain.cli.progress import progress_bar
+    from facetrain.cli.rank import train_on_this_rank
     from facetrain.finetune.all_photos import config_for_all_photos, judge_on_others, needs_all_photos
     from facetrain.finetune.judge import describe, judge
     from facetrain.finetune.page import write_page
     from facetrain.finetune.prepare import Request, prepare
-    from facetrain.run import training
 
     request = Request(
         photos,
@@ -72,13 +76,13 @@ def finetune(
         seed=seed,
     )
     prepared = prepare(request, faces.finder(), echo_line, progress_bar)
-    if code := training.train(prepared.config, prepared.place.run, resume_existing=resume):
+    if code := train_on_this_rank(_request(prepared.config, prepared.place.run, resume=resume)):
         sys.exit(code)
     verdict = judge(prepared, say=echo_line, bar=progress_bar)
     if needs_all_photos(prepared, verdict):
         echo_line("the fine-tuned weights help; training again on all photos, the held-out ones too")
         config = config_for_all_photos(prepared, bar=progress_bar)
-        if code := training.train(config, prepared.place.run_on_all, resume_existing=resume):
+        if code := train_on_this_rank(_request(config, prepared.place.run_on_all, resume=resume)):
             sys.exit(code)
         verdict = judge_on_others(prepared, verdict, say=echo_line, bar=progress_bar)
     for line in describe(verdict, prepared):
@@ -86,3 +90,14 @@ def finetune(
     write_page(prepared, verdict)
     echo_line(f"{prepared.place.page}: the choices, the faces and the results")
     echo_line(f"next: facetrain export {shell_path(prepared.place.model)} --format onnx --output model.onnx")
+
+
+def _request(config: Config, run_dir: Path, *, resume: bool) -> TrainRequest:
+    from facetrain.config.loading import plain_config
+
+    return TrainRequest(
+        config=plain_config(config),
+        run_dir=str(run_dir),
+        resume_existing=resume,
+        command_line=tuple(sys.argv[1:]),
+    )

@@ -15,7 +15,7 @@ from facetrain.cli.options import (
     local_file,
     local_set,
 )
-from facetrain.cli.outputs import echo_choice, require_existing
+from facetrain.cli.outputs import echo_line, require_existing
 from facetrain.errors import UsageError
 
 
@@ -87,7 +87,7 @@ class ModelOrScores:
         if self.target or not (model / "config.yaml").is_file():
             return replace(self, model=model)
         targets = list(load_config(model / "config.yaml").eval.targets)
-        echo_choice(f"{model}: its own verification sets: {', '.join(targets) or 'none'}", err=err)
+        echo_line(f"{model}: its own verification sets: {', '.join(targets) or 'none'}", err=err)
         return replace(self, model=model, target=targets)
 
     def check(self) -> None:

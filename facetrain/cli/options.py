@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from facetrain.cli.outputs import echo_choice
+from facetrain.cli.outputs import echo_line
 from facetrain.cli.progress import progress_bar
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import UsageError
 from facetrain.remote.address import is_read_in_place, is_remote
 from facetrain.verify.protocol_options import EvaluationOptions
-
-if TYPE_CHECKING:
-    from facetrain.config.schema import Config as RunConfig
 
 
 def local_file(text: str) -> Path:
@@ -54,7 +51,7 @@ def download(name: str) -> tuple[Path, str]:
     from facetrain.remote.filesystem import public
 
     with progress_bar(f"bytes of {public(name)}") as progress:
-        return fetch(name, progress, partial(echo_choice, err=True))
+        return fetch(name, progress, partial(echo_line, err=True))
 
 
 def local_set(text: str) -> str:
@@ -64,17 +61,6 @@ def local_set(text: str) -> str:
         FacetrainError: as `local_file`.
     """
     return str(local_file(text)) if is_remote(text) else text
-
-
-def with_downloaded_inputs(config: RunConfig) -> RunConfig:
-    """Return a config with the exact addresses of its remote files, which are downloaded before the ranks start.
-
-    Raises:
-        FacetrainError: as `local_file`.
-    """
-    from facetrain.config.loading import with_downloads
-
-    return with_downloads(config, lambda name: download(name)[1])
 
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -191,12 +177,8 @@ def find_run(given: Path | None, *, err: bool = False) -> Path:
     """
     if given is not None:
         return given
-    from facetrain.run.report.list_runs import is_run
+    from facetrain.run.report.list_runs import newest_run
 
-    runs = [path.parent for path in Path("runs").glob("*/environment.json") if is_run(path.parent)]
-    if not runs:
-        raise UsageError("runs: has no run; give the folder of one")
-    # The file is written when a run starts, and when it continues.
-    newest = max(runs, key=lambda run: (run / "environment.json").stat().st_mtime)
-    echo_choice(f"{newest}: the newest run", err=err)
+    newest = newest_run()
+    echo_line(f"{newest}: the newest run", err=err)
     return newest

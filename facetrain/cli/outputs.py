@@ -8,7 +8,6 @@ from pathlib import Path
 
 import typer
 
-from facetrain.distributed.process_lifetime import launched_by_torchrun, outside_launcher
 from facetrain.errors import UsageError
 from facetrain.files import os_errors_as, printable
 
@@ -108,12 +107,6 @@ def write_text(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def echo_line(line: str) -> None:
-    """Print a line to standard output. Control characters are escaped: it may have names of files or identities."""
-    typer.echo(printable(line))
-
-
-def echo_choice(line: str, *, err: bool = False) -> None:
-    """Print what a command has chosen, but not on ranks that facetrain starts: they have the command line too."""
-    if not launched_by_torchrun() or outside_launcher():
-        typer.echo(printable(line), err=err)
+def echo_line(line: str, *, err: bool = False) -> None:
+    """Print a line, to standard error with `err`. Control characters are escaped: it may have names of files."""
+    typer.echo(printable(line), err=err)

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from facetrain.cli.option_groups import option_groups
-from facetrain.cli.options import (
-    Json,
-    RunDir,
-    Set,
-    find_run,
-    with_downloaded_inputs,
-)
+from facetrain.cli.options import Json, RunDir, Set, find_run
 from facetrain.cli.outputs import echo_line, require_existing, require_writable
 from facetrain.cli.usual_settings import UsualSettings
-from facetrain.remote.address import is_remote
-
-if TYPE_CHECKING:
-    from facetrain.config.schema import Config
+from facetrain.errors import FacetrainError, UsageError
+from facetrain.run.request import TrainRequest
 
 Processes = Annotated[
     str, typer.Option(metavar="N|auto", help="Processes on this machine. auto: one per GPU, or one on CPU.")
@@ -98,26 +90,23 @@ def train(
     ] = False,
 ) -> None:
     """Train a backbone and its head as a config describes."""
-    from facetrain.config.own_code import allow_code_of
-
-    loaded, set_keys = settings.load(config, set_ or ())
-    allow_code_of(loaded)
-    loaded = with_downloaded_inputs(loaded)
-
-    def start() -> int:
-        from facetrain.run import training
-
-        return training.train(
-            loaded,
-            run_dir,
-            resume_existing=resume_existing,
-            profile=profile,
-            set_keys=set_keys,
-            open_page=open_page,
-            choices=settings.choices(set_keys),
+    if config is None and settings.data is None:
+        raise UsageError(
+            "facetrain train: give --config FILE, --preset NAME or --data DATASET; `facetrain config list` lists the "
+            "presets"
         )
-
-    _run(start, loaded, launch_options)
+    request = TrainRequest(
+        config=str(config) if config else None,
+        overrides=(*settings.overrides(), *(set_ or ())),
+        run_dir=str(run_dir) if run_dir else None,
+        resume_existing=resume_existing,
+        own_data=settings.data is not None,
+        choose=settings.choose(),
+        profile=profile,
+        open_page=open_page,
+        command_line=tuple(sys.argv[1:]),
+    )
+    _launch(request, launch_options)
 
 
 @option_groups
@@ -139,54 +128,47 @@ def resume(
     profile: Profile = False,
 ) -> None:
     """Continue a run from a checkpoint, on any number of processes."""
-    from facetrain.config.loading import load_config, override_keys
-    from facetrain.config.own_code import require_code_allowed
-    from facetrain.errors import UsageError
-
-    from_mirror = list[str]()
-    if run is not None and is_remote(run):
-        from facetrain.checkpoint.mirror import fetch_run
-
-        run_dir = fetch_run(run)
-        from_mirror = [f"checkpoint.mirror={run.rstrip('/').rpartition('/')[0]}"]
-    else:
-        run_dir = find_run(Path(run) if run else None)
-    if not (run_dir / "config.yaml").is_file():
-        raise UsageError(f"{run_dir}: not the folder of a run (it has no config.yaml)")
-    loaded = load_config(run_dir / "config.yaml", [*from_mirror, *(set_ or ())])
-    require_code_allowed(loaded, str(run_dir / "config.yaml"))
-    set_keys = override_keys(set_ or ())
-
-    def start() -> int:
-        from facetrain.run import training
-
-        return training.resume(
-            loaded,
-            run_dir,
-            checkpoint,
-            profile=profile,
-            set_keys=set_keys,
-        )
-
-    _run(start, loaded, launch_options)
+    request = TrainRequest(
+        command="resume",
+        overrides=tuple(set_ or ()),
+        run_dir=run,
+        step=checkpoint,
+        allow_code="--allow-code" in sys.argv,
+        profile=profile,
+        command_line=tuple(sys.argv[1:]),
+    )
+    _launch(request, launch_options)
 
 
-def _run(
-    start: Callable[[], int],
-    config: Config,
-    options: LaunchOptions,
-) -> None:
-    from facetrain.data.published_datasets import require_dataset
+def _launch(request: TrainRequest, options: LaunchOptions) -> None:
+    """Train in this process, or in the ranks that are started for it; end with the exit code of the run."""
+    from facetrain.cli.rank import rank_arguments, train_on_this_rank
     from facetrain.distributed.launch import launch
-    from facetrain.distributed.process_lifetime import exit_process, launched_by_torchrun
+    from facetrain.distributed.process_lifetime import launched_by_torchrun
     from facetrain.distributed.topology import topology
 
     if launched_by_torchrun():
-        sys.exit(start())
-    # Also checked by the ranks, but only after the seconds that the import of torch takes.
-    require_dataset(config.data)
-    where = topology(**asdict(options), device=config.train.device)
-    exit_process(launch(start, where, run_id=f"facetrain-{config.run.name}"))
+        sys.exit(train_on_this_rank(request))
+    where = topology(**asdict(options), device=_device(request, alone=options.nnodes == "1"))
+    sys.exit(launch(partial(train_on_this_rank, request), where, rank_arguments(request)))
+
+
+def _device(request: TrainRequest, *, alone: bool) -> str:
+    """Return the device that the config asks for; refuse what can be refused before torch is imported, for seconds.
+
+    With several hosts, the ranks refuse it: those of the other hosts wait for them.
+    """
+    from facetrain.data.published_datasets import require_dataset
+    from facetrain.run.asked_config import asked_config, recorded_config
+
+    try:
+        asked = asked_config(request) if request.command == "train" else recorded_config(request).asked
+        require_dataset(asked.config.data)
+    except FacetrainError:
+        if alone:
+            raise
+        return "auto"
+    return asked.config.train.device
 
 
 def runs(

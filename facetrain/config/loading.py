@@ -114,18 +114,24 @@ def eval_dir_of_run(model: Path) -> Path:
 def with_absolute_paths(config: Config) -> Config:
     """Return the config with absolute paths, so that a run can be continued and evaluated from any folder.
 
-    Relative paths are relative to the current folder. The names of evaluation sets in `eval.dir` stay as they are.
-
-    Raises:
-        FacetrainError: as `with_downloads`.
+    Relative paths are relative to the current folder. The names of evaluation sets in `eval.dir` stay as they are: only
+    those that `with_paths_of_sets` has marked are paths.
     """
-    config = with_downloads(config)
     plain = plain_config(config)
     for key in _PATHS:
         section, _, name = key.partition(".")
         if (path := _value(plain, key)) and not is_remote(path):
             plain[section][name] = os.path.abspath(path)
-    plain["eval"]["targets"] = [_absolute_target(target, config.eval_dir) for target in config.eval.targets]
+    plain["eval"]["targets"] = [
+        os.path.abspath(target) if target.startswith((".", "/")) else target for target in config.eval.targets
+    ]
+    return Config.model_validate(plain)
+
+
+def with_paths_of_sets(config: Config) -> Config:
+    """Return the config with "./" before each evaluation set that is a path, and not a name in `eval.dir`."""
+    plain = plain_config(config)
+    plain["eval"]["targets"] = [_marked(target, config.eval_dir) for target in config.eval.targets]
     return Config.model_validate(plain)
 
 
@@ -165,13 +171,13 @@ def _pinned_for(key: str, address: str, pin: Callable[[str], str]) -> str:
         raise
 
 
-def _absolute_target(target: str, eval_dir: str) -> str:
-    if is_remote(target):
+def _marked(target: str, eval_dir: str) -> str:
+    if is_remote(target) or target.startswith((".", "/")):
         return target
     has_folder = Path(target).name != target
     is_in_eval_dir = (Path(eval_dir) / target).exists()
     is_path = Path(target).exists() and (has_folder or target.endswith(".bin")) and not is_in_eval_dir
-    return os.path.abspath(target) if is_path else target
+    return f"./{target}" if is_path else target
 
 
 def _value(plain: dict[str, Any], key: str) -> Any:

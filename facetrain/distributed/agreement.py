@@ -10,9 +10,18 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar, cast
 
 from facetrain.distributed import collectives
+from facetrain.distributed.ranks import Ranks
 from facetrain.distributed.rendezvous import connect_to_store, place_of
 from facetrain.distributed.world import World
-from facetrain.errors import ConfigError, FacetrainError, LostRankError, RankError, RunError, is_out_of_memory
+from facetrain.errors import (
+    ConfigError,
+    FacetrainError,
+    LostRankError,
+    RankError,
+    RunError,
+    is_out_of_memory,
+    unprinted,
+)
 from facetrain.files import error_reason
 
 _T = TypeVar("_T")
@@ -26,7 +35,7 @@ _STORE_ANSWERS_WITHIN_S = 10.0
 
 
 @contextmanager
-def explain_failures(world: World, timeout_s: float) -> Iterator[None]:
+def explain_failures(world: World | Ranks, timeout_s: float) -> Iterator[None]:
     """Turn failures of files, of memory and of other ranks into errors with the rank and the place.
 
     Raises:
@@ -56,7 +65,7 @@ def explain_failures(world: World, timeout_s: float) -> Iterator[None]:
         raise _group_error(world, timeout_s, reason) from error
 
 
-def _group_error(world: World, timeout_s: float, reason: str) -> RankError:
+def _group_error(world: World | Ranks, timeout_s: float, reason: str) -> RankError:
     """Return the error of this rank for a broken group. The first rank that still answers names the others."""
     silent = silent_ranks(world.rendezvous_id, world.rank, world.size, _PATIENCE_S)
     speaker = min(set(range(world.size)) - set(silent))
@@ -127,7 +136,7 @@ def fail_together(world: World) -> Iterator[None]:
         return
     if failure is not None and first == world.rank:
         raise failure
-    raise _unprinted(f"rank {first} failed", exit_codes[first])
+    raise unprinted(f"rank {first} failed", exit_codes[first])
 
 
 def decide_on_leader(world: World, decide: Callable[[], _T]) -> _T:
@@ -150,13 +159,13 @@ def decide_on_leader(world: World, decide: Callable[[], _T]) -> _T:
     if failure is not None:
         raise failure
     if exit_code:
-        raise _unprinted("rank 0 failed", exit_code)
+        raise unprinted("rank 0 failed", exit_code)
     return cast("_T", decision)
 
 
 def only_leader_reports(world: World, error: FacetrainError) -> FacetrainError:
     """Return the error to raise on this rank for one that all ranks have: printed on the leader alone."""
-    return error if world.is_leader else _unprinted(str(error), error.exit_code)
+    return error if world.is_leader else unprinted(str(error), error.exit_code)
 
 
 @contextmanager
@@ -166,10 +175,3 @@ def failing_alike(world: World) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise only_leader_reports(world, error) from error
-
-
-def _unprinted(message: str, exit_code: int) -> LostRankError:
-    """Return an error that the command line does not print."""
-    error = LostRankError(message)
-    error.exit_code = exit_code
-    return error

@@ -32,8 +32,12 @@ _STUCK_S = 45.0
 _POLL_S = 1.0
 
 
-def launch_ranks(arguments: list[str], where: Topology, run_id: str) -> int:
-    """Run `python -m facetrain ARGUMENTS` on every rank of this node; return the exit code of the whole.
+_RUN_ID = "facetrain"
+"""Name of the rendezvous. The same for all runs: hosts whose configs differ must meet, to say so."""
+
+
+def launch_ranks(arguments: list[str], where: Topology) -> int:
+    """Run `python ARGUMENTS` on every rank of this node; return the exit code of the whole.
 
     That is 0, the exit code of the first rank that failed, or 128 + the signal that stopped this process.
 
@@ -47,9 +51,7 @@ def launch_ranks(arguments: list[str], where: Topology, run_id: str) -> int:
         signal.signal(signal.SIGINT, on_signal)
         try:
             with _ended_if_stuck(where, log_dir):
-                elastic_launch(_config(where, run_id, log_dir, on_signal), sys.executable)(
-                    "-m", "facetrain", *arguments
-                )
+                elastic_launch(_config(where, log_dir, on_signal), sys.executable)(*arguments)
         except ChildFailedError as error:
             request_exit_at_once(in_any_program=False)  # the cleanup of torch's store can take many seconds
             return _exit_code(error)
@@ -128,14 +130,14 @@ class _LogsSpecs(DefaultLogsSpecs):
 
 
 def _config(
-    where: Topology, run_id: str, log_dir: Path, on_signal: Callable[[int, FrameType | None], None]
+    where: Topology, log_dir: Path, on_signal: Callable[[int, FrameType | None], None]
 ) -> LaunchConfig:
     rendezvous_handler_registry.register(BACKEND, create_rendezvous)
     return LaunchConfig(
         min_nodes=where.min_nodes,
         max_nodes=where.max_nodes,
         nproc_per_node=where.nproc_per_node,
-        run_id=run_id,
+        run_id=_RUN_ID,
         rdzv_backend=BACKEND,
         rdzv_endpoint=where.endpoint,
         rdzv_configs={"log_dir": str(log_dir)},

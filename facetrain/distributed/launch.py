@@ -16,11 +16,11 @@ from facetrain.distributed.process_setup import silence_torch_logs
 from facetrain.distributed.topology import Topology
 
 
-def launch(train: Callable[[], int], where: Topology, run_id: str) -> int:
+def launch(train: Callable[[], int], where: Topology, rank_arguments: list[str]) -> int:
     """Train and return the exit code of the command: 0, the code of the first rank that failed, or 128 + a signal.
 
-    A single process calls `train` itself. Otherwise torch's elastic agent starts the ranks: each of them runs
-    the command line of this process again.
+    A single process calls `train` itself. Otherwise torch's elastic agent starts Python with `rank_arguments` for each
+    rank.
 
     Raises:
         LaunchError: the ranks could not be started, or one of them was killed.
@@ -35,7 +35,7 @@ def launch(train: Callable[[], int], where: Topology, run_id: str) -> int:
     mark_own_ranks()
     # Each rank gets its share of the cores. By torch's default, every rank would start a thread for each core.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(usable_cores() // where.nproc_per_node, 1)))
-    return launch_ranks(sys.argv[1:], where, run_id)
+    return launch_ranks(rank_arguments, where)
 
 
 def _run_in_process(train: Callable[[], int]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -18,21 +18,21 @@ _LOOKS = 6
 
 
 @contextmanager
-def ended_if_helpers_stop(timeout_s: float) -> Iterator[None]:
-    """End this process if one that is started within the block is stopped for `timeout_s` seconds, 30 at most.
+def ended_if_helpers_stop(timeout_s: float, others: Set[int]) -> Iterator[None]:
+    """End this process if one that it has started is stopped for `timeout_s` seconds, 30 at most.
+
+    Not for the `others`: a program that calls facetrain may have processes that it stops on purpose.
 
     The message names the process: a reading process, the watchdog, one of torch's compiler. A killed process is
     reported by the code that waits for it, and by this one if none has done so in this time: torch 2.13 would wait for
     a killed process of its compiler without end, because it keeps both ends of the pipes to it open. Linux only.
     """
     limit_s, ended = min(timeout_s, _LIMIT_S), threading.Event()
-    # A program that calls facetrain may have processes that it stops on purpose.
-    others = set(_descendants(os.getpid()))
 
     def watch() -> None:
         looks, commands = dict[int, int](), dict[int, str]()
         while not ended.wait(limit_s / _LOOKS):
-            helpers = [pid for pid in _descendants(os.getpid()) if pid not in others]
+            helpers = [pid for pid in descendants(os.getpid()) if pid not in others]
             # A killed process has no command any more.
             commands = {pid: _command(pid) or commands.get(pid, "") for pid in helpers}
             faults = {pid: fault for pid in helpers if (fault := _fault(pid))}
@@ -76,7 +76,7 @@ def _end(pid: int, process: str, fault: str) -> None:
     )
 
 
-def _descendants(pid: int) -> Iterator[int]:
+def descendants(pid: int) -> Iterator[int]:
     """Yield the processes that a process and its descendants have started."""
     # Linux lists a process with the thread that has started it.
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
@@ -85,4 +85,4 @@ def _descendants(pid: int) -> Iterator[int]:
             children = path.read_text().split()
         for child in map(int, children):
             yield child
-            yield from _descendants(child)
+            yield from descendants(child)

@@ -60,8 +60,35 @@ class Peers:
     """Whether this rank prints which other rank is lost. With an elastic agent, that prints it."""
 
 
+class Guard:
+    """Watchdog of this rank, as the rank sees it."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process, self._has_failed = process, False
+
+    def set_patience(self, patience_s: float) -> None:
+        """Set for how many seconds this process may be silent."""
+        self._say(f"patience {patience_s}")
+
+    def report(self, error: BaseException) -> None:
+        """Tell the other watchdogs why this rank ends, once. Its own then stays until the process has ended."""
+        if self._has_failed:
+            return
+        self._has_failed = True
+        # The other watchdogs act by the kind: an error of this rank is the cause, the two others are consequences. The
+        # most special class comes first.
+        kinds = {LostRankError: "followed", RankError: "waited", BaseException: "failed"}
+        kind = next(kind for cause, kind in kinds.items() if isinstance(error, cause))
+        self._say(f"{kind} {error_reason(error) or type(error).__name__}")
+        _after_errors.append(self._process)  # the exit may hang: what it waits for may wait for the lost rank
+
+    def _say(self, line: str) -> None:
+        assert self._process.stdin is not None, "stdin is a pipe"
+        _write(self._process.stdin, line)
+
+
 @contextmanager
-def watchdog(peers: Peers, patience_s: float) -> Iterator[None]:
+def watchdog(peers: Peers, patience_s: float) -> Iterator[Guard]:
     """Guard this process within the block, and until it exits if the block raises an exception.
 
     The watchdog prints why it ends this process to standard error, and leaves it in a file for the elastic agent.
@@ -83,15 +110,11 @@ def watchdog(peers: Peers, patience_s: float) -> Iterator[None]:
     orders = (process.stdout, ready, ended, death)
     threading.Thread(target=_follow, args=orders, name="watchdog-orders", daemon=True).start()
     ready.wait(_READY_S)  # a loss that comes before the watchdogs are connected would be noticed late
+    guard = Guard(process)
     try:
-        yield
+        yield guard
     except BaseException as error:
-        # The other watchdogs act by the kind: an error of this rank is the cause, the two others are consequences. The
-        # most special class comes first.
-        kinds = {LostRankError: "followed", RankError: "waited", BaseException: "failed"}
-        kind = next(kind for cause, kind in kinds.items() if isinstance(error, cause))
-        _write(pipe, f"{kind} {error_reason(error) or type(error).__name__}")
-        _after_errors.append(process)  # the exit may hang: what it waits for may wait for the lost rank
+        guard.report(error)
         raise
     ended.set()
     # Said before the pipe is closed: the watchdog takes a closed pipe for the death of the rank.

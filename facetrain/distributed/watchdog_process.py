@@ -7,6 +7,7 @@ Lines from the rank, on standard input:
 
     {...}                   settings, as JSON; the first line
     at POSITION             where the main thread is; once a second
+    patience SECONDS        for how long the rank may be silent from now on
     done                    the rank has finished
     failed MESSAGE          the rank has an error, and is about to exit
     waited MESSAGE          the same, because another rank did not answer in time
@@ -128,6 +129,8 @@ class Watchdog:
             kind, _, rest = line.partition(" ")
             if kind == "at":
                 self._position = rest
+            elif kind == "patience":
+                self._settings.patience_s = float(rest)
             elif kind == "done":
                 # After it, a connection that closes is no loss.
                 self._send("bye")

@@ -25,12 +25,15 @@ from facetrain.distributed.process_lifetime import (
     request_exit_at_once,
 )
 from facetrain.distributed.process_setup import keep_freed_memory, release_freed_memory
-from facetrain.distributed.rendezvous import meet, store_address, watchdog_address
-from facetrain.distributed.stopped_helpers import ended_if_helpers_stop
+from facetrain.distributed.ranks import Ranks
+from facetrain.distributed.rendezvous import Meeting, meet, store_address, watchdog_address
+from facetrain.distributed.stopped_helpers import descendants, ended_if_helpers_stop
 from facetrain.distributed.topology import unusable_gpus
 from facetrain.distributed.watchdog import Peers, watchdog
 from facetrain.errors import RunError, UsageError
 
+ARRIVAL_S = 600.0
+"""Time for all ranks to start."""
 _GRACE_S = 30
 """Time for the other ranks to name a rank that does not run, after their collectives have timed out."""
 
@@ -87,19 +90,59 @@ def pick_device(name: str, local_rank: int, *, cpu_setting: str) -> torch.device
 
 
 @contextmanager
+def assemble() -> Iterator[Ranks]:
+    """Find the other ranks that torchrun has started, and watch over this one; without torchrun, be alone.
+
+    Raises:
+        RunError: a rank did not arrive in time.
+    """
+    others = frozenset(descendants(os.getpid()))
+    if not launched_by_torchrun():
+        yield Ranks(others=others)
+        return
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    with _joining():
+        meeting = meet(ARRIVAL_S, local_size)
+        watchdog_at, listener = watchdog_address(meeting)
+    ranks = Ranks(
+        rank=meeting.rank,
+        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+        size=meeting.size,
+        local_size=local_size,
+        # Without an agent the parent can be a shell, in which a user starts one run after the other.
+        launcher_id=_launcher_id() if has_agent() else "",
+        restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        meeting=meeting,
+        others=others,
+    )
+    if ranks.is_leader and outside_launcher() and (has_agent() or not is_loopback(store_address()[0])):
+        _warn_of_open_port(store_address()[1])
+    if ranks.size == 1:
+        yield ranks
+        return
+    speaks = ranks.speaks_for_host and not has_agent()
+    peers = Peers(meeting.rank, meeting.places, meeting.id, watchdog_at, listener, speaks)
+    with watchdog(peers, ARRIVAL_S + _GRACE_S) as guard:
+        ranks.set_patience, ranks.report_failure = guard.set_patience, guard.report
+        yield ranks
+
+
+@contextmanager
 def join(
     device: str = "auto",
     timeout_s: float = 600,
     *,
     keep_freed: bool = True,
     cpu_setting: str = "--device cpu",
+    ranks: Ranks | None = None,
 ) -> Iterator[World]:
     """Join the process group of the ranks that torchrun has started; without torchrun, use a world of one.
 
     CPU tensors are sent over gloo and CUDA tensors over NCCL: ranks can agree on a host value without
     synchronizing with the GPU. A collective that a rank does not join within `timeout_s` seconds fails on
     the other ranks. `keep_freed` is for runs on CPU: keep freed memory for the next step (faster), or
-    return it to the kernel at once. `cpu_setting` is how the user selects the CPU, for messages.
+    return it to the kernel at once. `cpu_setting` is how the user selects the CPU, for messages. `ranks` are those
+    that have met already (`assemble`).
 
     Raises:
         RunError: the process group could not be formed.
@@ -109,43 +152,36 @@ def join(
         # Before the first tensor: torch reads one of these settings when it allocates it.
         configure_allocator = keep_freed_memory if keep_freed else release_freed_memory
         configure_allocator()
-    if not launched_by_torchrun():
-        if "OMP_NUM_THREADS" not in os.environ:
-            # torch's default ignores a container's CPU quota, and results depend on the number of threads.
-            torch.set_num_threads(usable_cores())
-        chosen = _use(pick_device(device, 0, cpu_setting=cpu_setting))
-        with ended_if_helpers_stop(timeout_s):
-            yield World(rank=0, local_rank=0, size=1, local_size=1, device=chosen)
-        return
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    # Before the group is formed: NCCL uses the current device.
-    chosen = _use(pick_device(device, local_rank, cpu_setting=cpu_setting))
-    world, peers = _form_group(chosen, local_rank, timeout_s)
-    ended_well = False
-    try:
+    with nullcontext(ranks) if ranks else assemble() as found:
+        # Before the group is formed: NCCL uses the current device.
+        chosen = _use(pick_device(device, found.local_rank, cpu_setting=cpu_setting))
+        world = World(
+            rank=found.rank,
+            local_rank=found.local_rank,
+            size=found.size,
+            local_size=found.local_size,
+            device=chosen,
+            launcher_id=found.launcher_id,
+            rendezvous_id=found.meeting.id if found.meeting else "",
+            restarts=found.restarts,
+        )
         # Its patience is longer than a collective's: a rank that waits for others must not be taken for one that hangs.
-        guard = watchdog(peers, timeout_s + _GRACE_S) if world.size > 1 else nullcontext()
-        # Outside of the watchdog, which is a helper, too.
-        with ended_if_helpers_stop(timeout_s), guard:
-            yield world
-            # No rank leaves while another still communicates: gloo's threads abort if a peer closes early.
-            dist.barrier()
-        ended_well = True
-    finally:
-        # Objects that hold the group (DDP's reducer, in reference cycles) must be freed before it.
-        gc.collect()
-        if not ended_well and world.size > 1:
-            request_exit_at_once(in_any_program=chosen.type == "cuda")
-        # With a rank lost, NCCL would wait without end for the queued collectives: here, before the error is printed,
-        # and again when Python exits. So the process exits without NCCL's cleanup.
-        if ended_well or chosen.type != "cuda":
-            dist.destroy_process_group()
+        found.set_patience(timeout_s + _GRACE_S)
+        with ended_if_helpers_stop(timeout_s, found.others):
+            if found.meeting is None:
+                if "OMP_NUM_THREADS" not in os.environ:
+                    # torch's default ignores a container's CPU quota, and results depend on the number of threads.
+                    torch.set_num_threads(usable_cores())
+                yield world
+                return
+            with _process_group(found, found.meeting, chosen, timeout_s):
+                yield world
 
 
-def _form_group(device: torch.device, local_rank: int, timeout_s: float) -> tuple[World, Peers]:
-    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    try:
-        meeting = meet(timeout_s, local_size)
+@contextmanager
+def _process_group(ranks: Ranks, meeting: Meeting, device: torch.device, timeout_s: float) -> Iterator[None]:
+    """Form the process group, and leave it together with the others."""
+    with _joining():
         use_interface_of(meeting.address)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
@@ -154,28 +190,37 @@ def _form_group(device: torch.device, local_rank: int, timeout_s: float) -> tupl
             world_size=meeting.size,
             timeout=timedelta(seconds=timeout_s),
         )
-        watchdog_at, listener = watchdog_address(meeting)
+    ended_well = False
+    try:
+        yield
+        # No rank leaves while another still communicates: gloo's threads abort if a peer closes early.
+        dist.barrier()
+        ended_well = True
+    except BaseException as error:
+        # Before the group is left: that may wait for the rank that is lost.
+        ranks.report_failure(error)
+        raise
+    finally:
+        # Objects that hold the group (DDP's reducer, in reference cycles) must be freed before it.
+        gc.collect()
+        if not ended_well and ranks.size > 1:
+            request_exit_at_once(in_any_program=device.type == "cuda")
+        # With a rank lost, NCCL would wait without end for the queued collectives: here, before the error is printed,
+        # and again when Python exits. So the process exits without NCCL's cleanup.
+        if ended_well or device.type != "cuda":
+            dist.destroy_process_group()
+
+
+@contextmanager
+def _joining() -> Iterator[None]:
+    """Turn failures of the network into errors that name the address of the ranks' store."""
+    try:
+        yield
     except (OSError, RuntimeError, ValueError) as error:
         address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise RunError(
             f"rank {os.environ.get('RANK')} could not join the process group at {address}: {error}"
         ) from error
-    world = World(
-        rank=meeting.rank,
-        local_rank=local_rank,
-        size=meeting.size,
-        local_size=local_size,
-        device=device,
-        # Without an agent the parent can be a shell, in which a user starts one run after the other.
-        launcher_id=_launcher_id() if has_agent() else "",
-        rendezvous_id=meeting.id,
-        restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
-    )
-    host, port = store_address()
-    if world.is_leader and outside_launcher() and (has_agent() or not is_loopback(host)):
-        _warn_of_open_port(port)
-    speaks = local_rank == 0 and not has_agent()
-    return world, Peers(meeting.rank, meeting.places, meeting.id, watchdog_at, listener, speaks)
 
 
 def _warn_of_open_port(port: int) -> None:

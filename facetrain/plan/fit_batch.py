@@ -16,7 +16,7 @@ from facetrain.distributed.world import World
 from facetrain.errors import ConfigError
 from facetrain.plan.device import GIB
 from facetrain.plan.limits import MemoryBudget
-from facetrain.run.choices import with_rate, with_values
+from facetrain.run.choose import rate_values
 from facetrain.run.parts.step_schedule import local_batch_size, lr_factor
 
 _MARGIN = 0.9
@@ -32,8 +32,8 @@ _MULTIPLE = 8
 
 def fit_batch(
     config: Config, world: World, source: FaceDataset, *, keep_lr: bool = False
-) -> tuple[Config, str]:
-    """Return the config with the batch to use, and a line that says what was chosen and why. Collective.
+) -> tuple[dict[str, float], str]:
+    """Return the config keys of the batch to use and their values, and a line that says why. Collective.
 
     On a GPU it is the largest batch that the forecast of `facetrain plan` finds room for. On a CPU, which a larger
     batch makes no faster, it is the batch of the config if that fits, else the largest that does. The learning rate
@@ -70,14 +70,15 @@ def fit_batch(
     if config.train.global_batch_size:
         key, value = "train.global_batch_size", batch * micro_batches
     line = f"--batch auto: {batch:,} images per process, {batch * micro_batches:,} per step ({reason})"
-    chosen, factor = with_values(config, {key: value}), lr_factor(config, batch / before)
+    values: dict[str, float] = {key: value}
+    factor = lr_factor(config, batch / before)
     if not keep_lr and factor != 1:
-        chosen = with_rate(chosen, factor * config.optim.lr)
+        values |= rate_values(config, factor * config.optim.lr)
         line += (
-            f"; optim.lr {config.optim.lr:g} → {chosen.optim.lr:.4g}, because the config has "
+            f"; optim.lr {config.optim.lr:g} → {values['optim.lr']:.4g}, because the config has "
             f"{before * micro_batches:,} images per step (optim.batch_scaling)"
         )
-    return chosen, line
+    return values, line
 
 
 def _rounded(batch: int) -> int:

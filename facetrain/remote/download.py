@@ -26,7 +26,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
-from facetrain.distributed.process_lifetime import is_own_rank
 from facetrain.distributed.process_setup import is_offline, user_cache_folder
 from facetrain.errors import DataError
 from facetrain.files import locked, os_errors_as, parse_json, private_folder, write_atomically
@@ -137,7 +136,7 @@ def _cached(request: _Request, cache: Path) -> Copy:
     with locked(folder / "lock", before_wait=lambda: request.say(waits)):
         known = _known_copy(folder, request.sha256)
         is_fixed = request.sha256 or _COMMIT.search(url)
-        if known and (is_fixed or is_offline() or is_own_rank()):
+        if known and (is_fixed or is_offline()):
             return known
         if is_offline():
             raise DataError(

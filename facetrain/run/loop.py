@@ -43,20 +43,19 @@ def fit(
     config: Config,
     *,
     total_steps: int,
-    resumed: bool,
 ) -> None:
     """Train until the batches end or the ranks agree to stop. Collective.
 
     `batches` yields the micro-batches of each step and begins at `state.step`. After the last step of the run,
     `total_steps`, a report, a verification and a checkpoint are due. A verification may make a step the last one
-    (`train.stop_early`). `resumed` is true if the state comes from a checkpoint.
+    (`train.stop_early`).
     """
     log, evaluation = callbacks.logging, callbacks.evaluation
     checkpoints, stopping = callbacks.checkpointing, callbacks.stopping
 
     # Verify the initial network: a verification set that cannot be used ends the run now and not after hours.
     # A resumed run was verified already, unless a signal interrupted that verification.
-    if (not resumed or state.unverified) and _verify_first(state, callbacks, resumed=resumed):
+    if (not state.resumed or state.unverified) and _verify_first(state, callbacks):
         return
 
     if state.early_stop.reason(config.train.stop_early):  # resumed after its end
@@ -103,14 +102,14 @@ def fit(
             return
 
 
-def _verify_first(state: TrainState, callbacks: Callbacks, *, resumed: bool) -> bool:
+def _verify_first(state: TrainState, callbacks: Callbacks) -> bool:
     """Verify the network before the first step; return whether the ranks agreed to stop. Collective."""
     callbacks.evaluation.verify(state)
     if state.unverified:  # a signal interrupted the verification
         stops = callbacks.stopping.agree(state)
         callbacks.checkpointing.save(state)
         return stops
-    if resumed:
+    if state.resumed:
         # Save that the verification is done: a further resume from this step must not repeat it.
         callbacks.evaluation.write_pairs(state)
         callbacks.checkpointing.save(state)

@@ -11,15 +11,15 @@ from facetrain.data.remote_dataset import dataset_path
 from facetrain.data.skipped_files import skipped_summary, skipped_table
 from facetrain.device.capability import float32_name
 from facetrain.files import write_atomically
+from facetrain.run.build import Run
 from facetrain.run.outputs import RunOutputs
-from facetrain.run.prepare import PreparedRun
-from facetrain.run.results import CARDS_FILE
+from facetrain.run.summary import CARDS_FILE
 
 
-def report_start(run: PreparedRun, outputs: RunOutputs) -> None:
+def report_start(run: Run, outputs: RunOutputs) -> None:
     """Report what a run begins with, and copy the cards of its data to the run folder."""
     outputs.report(_opening_line(run))
-    for line in run.chosen:
+    for line in run.plan.chosen:
         outputs.report(line)
     _report_config_changes(run, outputs)
     report_skipped_files(run, outputs.print)
@@ -27,7 +27,7 @@ def report_start(run: PreparedRun, outputs: RunOutputs) -> None:
     write_atomically(run.folder / CARDS_FILE, card_text(read_cards(dataset_path(run.config.data))))
 
 
-def _opening_line(run: PreparedRun) -> str:
+def _opening_line(run: Run) -> str:
     """Return the first line of a run: its data, its network, its steps, and where it computes."""
     config, world, schedule, step = run.config, run.world, run.schedule, run.state.step
     verified = float32_name(world.device)
@@ -44,7 +44,7 @@ def _opening_line(run: PreparedRun) -> str:
     )
 
 
-def _remark(run: PreparedRun) -> str:
+def _remark(run: Run) -> str:
     """Return a remark about low-rank adapters, if there are any."""
     lora = run.config.model.lora
     if lora is None:
@@ -52,16 +52,16 @@ def _remark(run: PreparedRun) -> str:
     return f" with adapters of rank {lora.rank} ({trained_share(run.state.backbone):.2%} of its parameters)"
 
 
-def _report_config_changes(run: PreparedRun, outputs: RunOutputs) -> None:
+def _report_config_changes(run: Run, outputs: RunOutputs) -> None:
     """Report every config key that differs from the checkpoint: printed, in log.txt and in metrics.jsonl."""
-    for change in run.identity.changes:
+    for change in run.plan.changes:
         outputs.report(f"config changed since the checkpoint of step {run.state.step}: {change}")
         values = {"config_key": change.key, "before": change.before, "now": change.now}
         if outputs.journal:
             outputs.journal.write(run.state.step, values)
 
 
-def report_skipped_files(run: PreparedRun, print_message: Callable[[str], None]) -> None:
+def report_skipped_files(run: Run, print_message: Callable[[str], None]) -> None:
     """Print the counts of the files of the dataset that are not images of it, and list them in the run folder."""
     skipped = skipped_files(run.source)
     if skipped:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -20,6 +21,14 @@ class EarlyStop(BaseModel, frozen=True):
     best_step: int = 0
     waited: int = 0
     """Verifications since the last gain."""
+
+    @classmethod
+    def of(cls, meta: Mapping[str, Any]) -> EarlyStop:
+        """Return the state in the metadata of a checkpoint; the state before the first verification without one."""
+        try:
+            return cls.model_validate(meta.get("early_stop"))
+        except ValueError:
+            return cls()
 
     def after(self, step: int, metrics: Mapping[str, float], settings: StopEarlySettings) -> EarlyStop:
         """Return the state after a verification. A metric that is absent or not finite is no gain.

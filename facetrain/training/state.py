@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +41,8 @@ class TrainState:
     meter: Meter = field(default_factory=Meter)
     step: int = 0
     """Number of steps taken."""
+    resumed: bool = False
+    """Whether the state comes from a checkpoint."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the newest verification, named `set/metric`."""
     verified_step: int | None = None
@@ -122,12 +124,11 @@ class TrainState:
                 f"({' '.join(str(error).split())[:300]})"
             ) from error
         # Only now: if the checkpoint does not fit, the state stays at its step.
-        self.step, self.metrics = checkpoint.step, dict(manifest.metrics)
+        self.step, self.metrics, self.resumed = checkpoint.step, dict(manifest.metrics), True
         self.unverified = checkpoint.meta.get("unverified") is True
         verified_step = checkpoint.meta.get("verified_step")
         self.verified_step = verified_step if isinstance(verified_step, int) else None
-        with suppress(ValueError):  # a checkpoint from before the key
-            self.early_stop = EarlyStop.model_validate(checkpoint.meta.get("early_stop"))
+        self.early_stop = EarlyStop.of(checkpoint.meta)
 
     def _load(self, checkpoint: Checkpoint) -> None:
         self.backbone.load_state_dict(checkpoint.replicated("backbone."))

@@ -1,13 +1,13 @@
 """Options of `facetrain train` for the settings that everybody changes."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from facetrain.cli.usual_settings import UsualSettings
 from facetrain.data.formats.bin import write_bin
 from facetrain.errors import ConfigError, UsageError
+from facetrain.run.asked_config import asked_config
+from facetrain.run.request import TrainRequest
 from tests.support.command import refusal
 from tests.support.datasets import encoded_image, write_records
 
@@ -18,59 +18,76 @@ def data(tmp_path):
     return tmp_path / "a: b"
 
 
-def test_a_preset_is_trained_on_another_dataset_without_its_counts_and_missing_sets(data, capsys):
-    write_bin(data / "cfp_fp.bin", [encoded_image(n) for n in range(4)], np.array([True, False]))
-    config, keys = UsualSettings(str(data), epochs=3, batch="64", lr="0.05").load(
-        Path("glint360k"), ["optim.lr=0.2"]
+def asked(settings, config=None, overrides=()):
+    request = TrainRequest(
+        config=config,
+        overrides=(*settings.overrides(), *overrides),
+        own_data=settings.data is not None,
+        choose=settings.choose(),
     )
+    return asked_config(request)
+
+
+def write_set(path):
+    write_bin(path, [encoded_image(n) for n in range(4)], np.array([True, False]))
+
+
+def test_a_preset_is_trained_on_another_dataset_without_its_counts_and_missing_sets(data):
+    write_set(data / "cfp_fp.bin")
+    found = asked(UsualSettings(str(data), epochs=3, batch="64", lr="0.05"), "glint360k", ["optim.lr=0.2"])
+    config = found.config
     assert (config.data.train, config.data.num_classes, config.data.num_images) == (str(data), None, None)
     assert (config.train.epochs, config.train.batch_size, config.optim.lr) == (3, 64, 0.2), "--set wins"
-    assert config.eval.targets == ("cfp_fp",) and {"data.train", "eval.targets", "train.epochs"} <= keys
-    assert f"{data} has no verification sets lfw, agedb_30: training goes without" in capsys.readouterr().out
+    assert (
+        config.eval.targets == ("cfp_fp",)
+        and {"data.train", "eval.targets", "train.epochs"} <= found.set_keys
+    )
+    assert found.remarks == (f"{data} has no verification sets lfw, agedb_30: training goes without",)
 
 
-def test_sets_that_are_chosen_stay(data, capsys):
-    config, _ = UsualSettings(str(data)).load(Path("glint360k"), ["eval.dir=sets"])
-    assert config.eval.targets == ("lfw", "cfp_fp", "agedb_30") and not capsys.readouterr().out
+def test_if_the_sets_of_the_config_are_missing_those_beside_the_data_are_used(data):
+    assert asked(UsualSettings(str(data)), "glint360k").config.eval.targets == ()
+    write_set(data / "own.bin")
+    found = asked(UsualSettings(str(data)), "glint360k")
+    assert found.config.eval.targets == ("own",) and "own" in found.remarks[0]
+    assert found.given["eval"]["targets"] == ["lfw", "cfp_fp", "agedb_30"], "another host may give the same"
+
+
+def test_sets_that_are_chosen_stay(data):
+    found = asked(UsualSettings(str(data)), "glint360k", ["eval.dir=sets"])
+    assert found.config.eval.targets == ("lfw", "cfp_fp", "agedb_30") and not found.remarks
 
 
 def test_a_dataset_alone_is_trained_with_the_default_of_each_key(data):
-    config, _ = UsualSettings(str(data)).load(None, [])
+    config = asked(UsualSettings(str(data))).config
     assert (config.data.train, config.eval.targets, config.model.backbone) == (str(data), (), "r50")
 
 
 def test_a_batch_replaces_the_batch_of_all_processes_and_data_the_drawn_faces(data):
-    config, _ = UsualSettings(str(data), batch="8").load(Path("quickstart"), [])
+    config = asked(UsualSettings(str(data), batch="8"), "quickstart").config
     assert (config.train.batch_size, config.train.global_batch_size) == (8, None)
 
 
-@pytest.mark.parametrize(
-    ("settings", "error", "message"),
-    [
-        (UsualSettings(), UsageError, "give --config FILE, --preset NAME or --data DATASET"),
-        (UsualSettings("nowhere"), UsageError, "--data nowhere: no such file or folder"),
-    ],
-)
-def test_without_data_there_is_no_training(settings, error, message):
-    with pytest.raises(error, match=message):
-        settings.load(None, [])
+def test_without_data_there_is_no_training():
+    assert isinstance(refusal("train"), UsageError)
+    with pytest.raises(UsageError, match="--data nowhere"):
+        asked(UsualSettings("nowhere"))
 
 
 def test_a_setting_is_chosen_or_given(data):
-    config, keys = UsualSettings(str(data), batch="auto", lr="find").load(None, [])
-    choices = UsualSettings(str(data), batch="auto", lr="find").choices(keys)
-    assert (config.train.batch_size, choices.lr, choices.batch.keywords) == (None, True, {"keep_lr": True})
+    settings = UsualSettings(str(data), batch="auto", lr="find")
+    assert settings.choose() == ("batch", "lr") and asked(settings).config.train.batch_size is None
     for settings, override, message in (
         (
             UsualSettings(str(data), batch="auto"),
             "train.batch_size=8",
-            "--batch auto and --set train.batch_size: give one",
+            "--batch auto and --set train.batch_size",
         ),
-        (UsualSettings(str(data), lr="find"), "optim.lr=1", "--lr find and --set optim.lr: give one of them"),
+        (UsualSettings(str(data), lr="find"), "optim.lr=1", "--lr find and --set optim.lr"),
         (UsualSettings(str(data), lr="0,1"), "seed=1", "--lr 0,1: give a number or find"),
     ):
         with pytest.raises(UsageError, match=message):
-            settings.load(None, [override])
+            asked(settings, None, [override])
 
 
 def test_a_number_that_cannot_be_is_refused_as_with_set():

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from facetrain.config.loading import load_config
-from facetrain.run import training as run
 from tests.runs.conftest import dataset, describe  # noqa: F401
 from tests.runs.test_training import checked, losses
+from tests.support import training as run
 from tests.support.command import torchrun
 
 pytestmark = [

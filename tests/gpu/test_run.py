@@ -10,9 +10,9 @@ from facetrain.bench.train import build_run, open_loader, repeated_batch
 from facetrain.config.loading import load_config
 from facetrain.data.open_dataset import open_dataset
 from facetrain.distributed.world import join
-from facetrain.run import training as run
 from tests.runs.conftest import dataset, describe  # noqa: F401
 from tests.runs.test_training import checked, losses
+from tests.support import training as run
 from tests.support.command import facetrain, torchrun
 
 pytestmark = [

@@ -5,11 +5,11 @@ import torch
 
 from facetrain.config.loading import load_config
 from facetrain.distributed import collectives
-from facetrain.run import training
 from facetrain.telemetry.jsonl import read_jsonl
 from facetrain.training.distillation import cosine_loss
 from tests.ranks.test_resume import free_ports, with_rank
 from tests.runs.conftest import dataset, describe  # noqa: F401
+from tests.support import training
 from tests.support.ranks import run_ranks, start_ranks
 
 ROWS = 12

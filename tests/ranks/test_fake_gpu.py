@@ -8,7 +8,7 @@ import pytest
 
 from facetrain.config.loading import load_config
 from facetrain.data.formats.bin import write_bin
-from facetrain.run import training
+from tests.support import training
 from tests.support.datasets import encoded_image, write_records
 from tests.support.ranks import free_ports, start_ranks
 

@@ -9,10 +9,10 @@ import torch
 
 from facetrain.checkpoint.commit import complete_steps
 from facetrain.config.loading import load_config
-from facetrain.run import training
 from facetrain.run.folder.run_state import read_state
 from tests.runs.conftest import dataset, describe  # noqa: F401
 from tests.runs.test_training import losses
+from tests.support import training
 from tests.support.ranks import free_ports, start_ranks
 
 SIZES = (1, 2, 3, 4)
@@ -44,25 +44,6 @@ def with_rank(rank, size, port, function, *args):
         os.environ |= {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}", "WORLD_SIZE": f"{size}"}
         os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": f"{port}"}
         assert function(*args) == 0
-
-
-def on_replaced_host(rank, config, folder, ports):
-    """Train on two ranks; then let rank 1 resume the run while rank 0 is started as before."""
-    torch.set_num_threads(1)
-    described = load_config(config, ["data.workers=0", "eval.targets=[]"])
-    with_rank(rank, 2, ports[0], training.train, described, folder)
-    longer = load_config(config, ["data.workers=0", "eval.targets=[]", "train.max_steps=4"])
-    function = training.resume if rank == 1 else training.train
-    with_rank(rank, 2, ports[1], function, longer, folder)
-
-
-@pytest.mark.slow
-def test_a_run_continues_if_one_rank_is_started_by_train_and_the_other_by_resume(describe, tmp_path):  # noqa: F811
-    config = describe(steps=2, checkpoint="every_steps: 2")
-    start_ranks(on_replaced_host, (config, tmp_path / "run", free_ports(2)), 2)
-    state = read_state(tmp_path / "run")
-    assert [(start.step, start.ranks) for start in state.starts] == [(0, 2), (2, 2)]
-    assert len(losses(tmp_path / "run")) == 4
 
 
 RANDOM_NETWORKS = {

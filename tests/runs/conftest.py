@@ -1,7 +1,7 @@
 import pytest
 
 from facetrain.data.formats.bin import write_bin
-from facetrain.run import training
+from tests.support import training
 from tests.support.datasets import encoded_image, write_records
 
 CONFIG = """

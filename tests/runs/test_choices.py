@@ -3,23 +3,21 @@
 import json
 import math
 import os
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
-from facetrain.config.loading import load_config
+from facetrain.config.loading import build_config, load_config, override_values, plain_config
 from facetrain.data.open_dataset import open_dataset
 from facetrain.distributed.world import World
 from facetrain.errors import ConfigError
 from facetrain.plan import fit_batch as fitting
 from facetrain.plan.device import GIB
 from facetrain.plan.limits import MemoryBudget
-from facetrain.run import training
-from facetrain.run.choices import Choices
 from facetrain.run.lr_range_test import choose_rate
 from tests.runs.test_training import metrics
+from tests.support import training
 from tests.support.ranks import free_ports, start_ranks
 
 STAGES = "[{until_epoch: 8, global_batch_size: 12}]"
@@ -40,8 +38,8 @@ def find_and_repeat(rank, size, config, folder, ports):
             else [f"optim.lr={load_config(folder / 'found' / 'config.yaml').optim.lr!r}"]
         )
         described = load_config(config, [f"train.stages={STAGES}", STOP, *rate])
-        choices = Choices(lr=name == "found")
-        assert training.train(described, folder / name, resume_existing=True, choices=choices) == 0
+        choose = ("lr",) if name == "found" else ()
+        assert training.train(described, folder / name, resume_existing=True, choose=choose) == 0
 
 
 @pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -88,7 +86,7 @@ def test_a_range_test_without_a_result_keeps_the_rate_of_the_config_with_a_warni
 ):
     monkeypatch.setattr("facetrain.run.lr_range_test.choose_rate", lambda *_: None)
     described = load_config(describe(steps=24), ["optim.lr=0.0123", "eval.targets=[]"])
-    assert training.train(described, tmp_path / "run", choices=Choices(lr=True)) == 0
+    assert training.train(described, tmp_path / "run", choose=("lr",)) == 0
     assert load_config(tmp_path / "run" / "config.yaml").optim.lr == 0.0123
     said = capfd.readouterr().err
     assert "warning: --lr find" in said and "0.0123" in said and "data check" not in said
@@ -97,9 +95,9 @@ def test_a_range_test_without_a_result_keeps_the_rate_of_the_config_with_a_warni
 def test_a_run_with_too_few_steps_for_a_range_test_is_refused_before_anything_is_built(
     describe, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("facetrain.run.prepare._build", lambda *_: pytest.fail("a network was built"))
+    monkeypatch.setattr("facetrain.run.choose.build_network", lambda *_: pytest.fail("a network was built"))
     with pytest.raises(ConfigError, match="--lr find: a range test needs 20 steps .* has 12; give"):
-        training.train(load_config(describe(steps=12)), tmp_path / "run", choices=Choices(lr=True))
+        training.train(load_config(describe(steps=12)), tmp_path / "run", choose=("lr",))
     assert not (tmp_path / "run").exists()
 
 
@@ -108,7 +106,8 @@ def fit(describe, monkeypatch, *settings, gib=100.0, device="cuda", size=1, **op
     monkeypatch.setattr(fitting, "_free_bytes", lambda world: int(gib * GIB))
     world = World(0, 0, size, size, torch.device(device))
     source = open_dataset(config.data.train)
-    return config, *fitting.fit_batch(config, world, source, **options)
+    values, line = fitting.fit_batch(config, world, source, **options)
+    return config, build_config(override_values(plain_config(config), values), "chosen"), line
 
 
 def test_a_batch_takes_the_memory_that_the_forecast_leaves_and_the_rate_follows(describe, monkeypatch):
@@ -146,7 +145,8 @@ def test_a_run_records_the_batch_that_it_has_chosen_and_a_resume_keeps_it(descri
     config, folder = load_config(describe(steps=2), ["eval.targets=[]"]), tmp_path / "run"
     for free in (8.0, 2.0):
         monkeypatch.setattr(fitting, "_free_bytes", lambda world, free=free: int(free * GIB))
-        choices = Choices(batch=partial(fitting.fit_batch, keep_lr=False))
-        assert training.train(config, folder, resume_existing=True, choices=choices) == 0
+        fit_batch = lambda *given: fitting.fit_batch(*given[:3], keep_lr=given[3])  # noqa: E731
+        asked = {"resume_existing": True, "choose": ("batch",), "fit_batch": fit_batch}
+        assert training.train(config, folder, **asked) == 0
     assert "--batch auto: 24 images per process, 24 per step" in (folder / "log.txt").read_text()
     assert load_config(folder / "config.yaml").train.global_batch_size == 24

@@ -17,7 +17,7 @@ from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.mirror import Mirror
 from facetrain.config.loading import load_config
 from facetrain.errors import CheckpointError, UsageError
-from facetrain.run import training
+from tests.support import training
 from tests.support.command import environment, restore_signals
 from tests.support.object_store import BUCKET
 from tests.support.processes import descendants, kill
@@ -55,7 +55,7 @@ def wait_for_ranks(mirror, ranks, processes):
         step = mirror.steps()[-1]
         # A checkpoint may be removed between the two requests.
         with suppress(CheckpointError):
-            if mirror._manifest(step).world_size == ranks:
+            if mirror.manifest(step).world_size == ranks:
                 return step
         time.sleep(0.1)
     raise AssertionError(f"no checkpoint of {ranks} ranks")

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from facetrain.cli.app import app
 from facetrain.config.loading import load_config
 from facetrain.errors import ConfigError
-from facetrain.run import training
 from tests.runs.test_training import losses
+from tests.support import training
 from tests.support.command import start
 from tests.support.datasets import write_records
 from tests.unit.data.test_remote_dataset import upload

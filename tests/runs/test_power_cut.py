@@ -10,9 +10,9 @@ import pytest
 from facetrain.checkpoint.commit import complete_steps, step_folder
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import load_config
-from facetrain.run import training
 from facetrain.telemetry.jsonl import read_jsonl
 from tests.runs.test_training import metrics
+from tests.support import training
 from tests.support.command import environment
 from tests.support.power_cut import Disk, build_recorder, read_calls, write_tree
 
@@ -20,7 +20,7 @@ TRAIN = """
 import sys
 from pathlib import Path
 from facetrain.config.loading import load_config
-from facetrain.run import training
+from tests.support import training
 sys.exit(training.train(load_config(sys.argv[1]), Path(sys.argv[2])))
 """
 

@@ -8,9 +8,9 @@ import torch
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import load_config
 from facetrain.errors import ConfigError
-from facetrain.run import training
 from tests.ranks.test_resume import in_worlds
 from tests.runs.test_training import losses, metrics
+from tests.support import training
 from tests.support.ranks import free_ports, start_ranks
 
 BORDER, END = 10, 14

@@ -4,12 +4,12 @@ import json
 import math
 
 from facetrain.config.loading import load_config
-from facetrain.run import training
 from facetrain.run.report.list_runs import format_runs, list_runs
 from facetrain.training.early_stop import EarlyStop
 from facetrain.training.settings import StopEarlySettings
 from tests.runs.conftest import train_and_resume
 from tests.runs.test_training import metrics
+from tests.support import training
 
 
 def test_a_gain_exceeds_the_best_value_and_a_value_that_is_no_number_is_none():

@@ -7,8 +7,7 @@ import yaml
 
 import facetrain
 from facetrain.errors import ConfigError, NoCheckpointError, UsageError
-from facetrain.run import training
-from facetrain.run.folder.lock import locked
+from facetrain.run.folder.lock import RunLock
 from tests.runs.test_training import checked, losses, metrics
 from tests.support.command import torchrun
 
@@ -23,7 +22,7 @@ def finished(dataset, tmp_path_factory):
         "train": {"global_batch_size": 24, "max_steps": 4, "precision": "fp32", "device": "cpu"},
         "checkpoint": {"every_steps": 2},
         "eval": {"targets": []},
-        "log": {"tensorboard": False, "report": False, "every_steps": 1},
+        "log": {"report": False, "every_steps": 1},
     }
     return values, facetrain.train(values, resume=True).folder
 
@@ -46,15 +45,16 @@ def test_it_continues_from_the_newest_checkpoint_and_ends_as_without_a_stop(fini
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
-def test_it_does_no_more_steps_in_a_run_that_is_finished_and_says_so(finished, capsys):
+def test_it_writes_nothing_to_a_run_that_is_finished_and_says_so(finished, capsys):
     values, folder = finished
-    before = (folder / "metrics.jsonl").read_bytes()
+    before = {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in folder.rglob("*")}
     capsys.readouterr()
     facetrain.train(values, resume=True)
     shown = capsys.readouterr().out
     assert f"{folder}: was already finished, at step 4; to train on: facetrain resume" in shown
     assert "finished in" not in shown and "next:" not in shown
-    assert (folder / "metrics.jsonl").read_bytes() == before
+    facetrain.resume(folder, seed=1)
+    assert {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in folder.rglob("*")} == before
 
 
 def test_without_it_a_folder_with_a_run_is_refused_or_gets_a_number(finished, stopped):
@@ -98,11 +98,13 @@ def test_it_finds_the_first_checkpoint_of_a_command_that_ends_while_it_waits_for
     values, folder = stopped
     (folder / "checkpoints").rename(folder / "saved_later")
 
-    def locked_later(*arguments):
-        (folder / "saved_later").rename(folder / "checkpoints")
-        return locked(*arguments)
+    acquire = RunLock.acquire
 
-    monkeypatch.setattr(training, "locked", locked_later)
+    def acquire_later(lock):
+        (folder / "saved_later").rename(folder / "checkpoints")
+        acquire(lock)
+
+    monkeypatch.setattr(RunLock, "acquire", acquire_later)
     facetrain.train(values, folder, resume=True)
     assert metrics(folder) == metrics(finished[1])
 

@@ -9,10 +9,10 @@ import pytest
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import load_config
 from facetrain.errors import UsageError
-from facetrain.run import training
 from facetrain.run.folder.lock import LOCK_FILE
 from tests.runs.test_lost_ranks import LONG, wait_for_checkpoint, wait_for_step
 from tests.runs.test_training import losses
+from tests.support import training
 from tests.support.command import start
 from tests.support.processes import descendants, kill
 

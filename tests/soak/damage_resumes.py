@@ -9,14 +9,13 @@ import signal
 import time
 from pathlib import Path
 
-from facetrain.config.loading import load_config, override_keys
 from facetrain.errors import FacetrainError
-from facetrain.run import training
 from tests.soak.damage_readers import MAX_SECONDS
 from tests.soak.damage_tally import REFUSAL, RESUME, Tally
 from tests.soak.inspect_run import saved_weights
 from tests.soak.settings import STEPS
 from tests.soak.starter import REFUSED, end_all, fork
+from tests.support import training
 
 _MAX_CPU_SECONDS = 60
 _MAX_MEMORY = 6 << 30
@@ -90,9 +89,7 @@ class Resumer:
         resource.setrlimit(resource.RLIMIT_AS, (used + _MAX_MEMORY, resource.RLIM_INFINITY))
         resource.setrlimit(resource.RLIMIT_CPU, (_MAX_CPU_SECONDS, resource.RLIM_INFINITY))
         # A damaged limit of the steps could let the run train for days.
-        limit = [f"train.max_steps={STEPS}"]
-        config = load_config(self._run / "config.yaml", limit)
-        return training.resume(config, self._run, step, set_keys=override_keys(limit))
+        return training.go_on(self._run, step, [f"train.max_steps={STEPS}"])
 
     def _reduced(self, text: str) -> str:
         """Return the last line of a message without names and numbers."""

@@ -25,8 +25,8 @@ import torch._dynamo
 from facetrain.checkpoint.commit import complete_steps
 from facetrain.config.loading import load_config
 from facetrain.errors import FacetrainError
-from facetrain.run import training
 from tests.soak.settings import Setting, write_config
+from tests.support import training
 from tests.support.command import environment
 from tests.support.processes import descendants, kill, wait_until_gone
 from tests.support.ranks import free_ports
@@ -131,7 +131,7 @@ class Starter:
                 MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo",
             )  # fmt: skip
         if complete_steps(run_dir / "checkpoints"):
-            return training.resume(load_config(run_dir / "config.yaml"), run_dir)
+            return training.go_on(run_dir)
         return training.train(load_config(self._config), run_dir)
 
     def _become_command(self, run_dir: Path, ranks: int) -> int:

@@ -9,7 +9,7 @@ import torch._dynamo
 import torch.distributed.algorithms.ddp_comm_hooks.default_hooks  # noqa: F401
 
 import facetrain.cli.app
-import facetrain.run.training
+import facetrain.run.train
 import facetrain.verify.evaluate  # noqa: F401
 
 gc.freeze()  # the collector of a forked process would write to all pages, and so copy them

@@ -38,7 +38,9 @@ def ranks_of(agent: int) -> dict[int, int]:
         except OSError:
             continue  # the process has ended in the meantime
         # The whole word: the folder of a clone may be called facetrain, too, and is in the path of the interpreter.
-        if b"\0facetrain\0" in command and any(v.startswith(b"RANK=") for v in variables):
+        if {b"facetrain", b"facetrain.cli.rank"} & set(command.split(b"\0")) and any(
+            v.startswith(b"RANK=") for v in variables
+        ):
             (rank,) = (int(v.removeprefix(b"RANK=")) for v in variables if v.startswith(b"RANK="))
             ranks[rank] = pid
     return ranks

@@ -77,7 +77,7 @@ def train(
     if launched_by_torchrun():
         sys.exit(measure())
     where = topology(nproc_per_node, "1", None, 0, described.train.device)
-    sys.exit(launch(measure, where, run_id="facetrain-bench"))
+    sys.exit(launch(measure, where, ["-m", "facetrain", *sys.argv[1:]]))
 
 
 @app.command()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Set
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any
+
+from pydantic import BaseModel
 
 from facetrain.backbone.registry import BACKBONES
 from facetrain.checkpoint.load import Checkpoint
@@ -39,8 +40,7 @@ _MEANING_KEYS = (
 """Config keys and sections without which a run is another one: they change only with --set."""
 
 
-@dataclass(frozen=True)
-class ConfigChange:
+class ConfigChange(BaseModel, frozen=True):
     """Config key or section whose value differs from the checkpoint."""
 
     key: str
@@ -58,7 +58,7 @@ def find_config_changes(checkpoint: Checkpoint, config: Config) -> list[ConfigCh
     """
     # Both with their defaults, so that a key counts as changed only if its value is another one.
     saved = _saved_config(checkpoint)
-    return list(_differences(saved, plain_config(config))) if saved else []
+    return list(differences(saved, plain_config(config))) if saved else []
 
 
 def check_meaning(checkpoint: Checkpoint, changes: list[ConfigChange], set_keys: Set[str]) -> None:
@@ -194,13 +194,14 @@ def _saved_config(checkpoint: Checkpoint) -> dict[str, Any]:
         return {}
 
 
-def _differences(before: dict[str, Any], now: dict[str, Any], section: str = "") -> Iterator[ConfigChange]:
+def differences(before: dict[str, Any], now: dict[str, Any], section: str = "") -> Iterator[ConfigChange]:
+    """Yield the keys whose values differ between two configs; a section that only one has is one change."""
     for name in dict.fromkeys([*now, *before]):
         old, new = before.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
-            yield from _differences(old, new, f"{section}{name}.")
+            yield from differences(old, new, f"{section}{name}.")
         elif old != new:
-            yield ConfigChange(f"{section}{name}", old, new)
+            yield ConfigChange(key=f"{section}{name}", before=old, now=new)
 
 
 def _shaping_value(config: Any, key: str) -> Any:

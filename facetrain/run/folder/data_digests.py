@@ -14,23 +14,28 @@ import numpy as np
 
 from facetrain.backbone.zoo import takes_landmarks
 from facetrain.checkpoint.load import Checkpoint
+from facetrain.checkpoint.manifest import sha256_of
 from facetrain.config.own_code import code_digests
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset, image_landmarks, image_places
 from facetrain.data.mixture import MixtureDataset
 from facetrain.data.remote_dataset import object_versions
-from facetrain.errors import ConfigError
+from facetrain.errors import ConfigError, ModelError, UnreadableError
+from facetrain.files import os_errors_as
+from facetrain.models.model_file import newest_model_file, open_checkpoint
+from facetrain.remote.download import local_path
 from facetrain.run.folder.compatibility import is_within
 from facetrain.training.teacher_cache import cache_digest
 from facetrain.verify.sets.pair_set import PairSet
 
 _CHUNK_IMAGES = 1 << 20
-
+_SAMPLED_IMAGES = 256
 
 _DATA_KEYS = ("data.train", "data.min_images_per_identity")
 _INPUTS = {
     "dataset": (_DATA_KEYS, "images, another order of them, or other heads"),
     "records": (_DATA_KEYS, "images: some have another size or place in their files"),
+    "contents": (_DATA_KEYS, "images: some have other bytes"),
     "objects": (_DATA_KEYS, "objects in the store"),
     "landmarks": (_DATA_KEYS, "landmarks beside the dataset"),
     "mixture": (_DATA_KEYS, "datasets, weights or lists in the mixture"),
@@ -48,9 +53,9 @@ purpose, and the first one begins the message), and what differs, in words."""
 def digest_inputs(config: Config, source: FaceDataset, sets: Sequence[PairSet]) -> dict[str, Any]:
     """Return the digests of what a run reads, as a checkpoint stores them.
 
-    `dataset`, `records`, `objects` (empty for data on a disk), `landmarks` (empty for a backbone that takes none) and
-    `teacher_cache` (empty without one) are texts. `mixture` has the path, the weight and the checksums of the lists of
-    each dataset of a mixture; it is empty for another dataset. `sets` has a text for each verification set,
+    `dataset`, `records`, `contents`, `objects` (empty for data on a disk), `landmarks` (empty for a backbone that takes
+    none) and `teacher_cache` (empty without one) are texts. `mixture` has the path, the weight and the checksums of the
+    lists of each dataset of a mixture; it is empty for another dataset. `sets` has a text for each verification set,
     and `code` one for each part of the user's own, by its key.
 
     Raises:
@@ -60,6 +65,7 @@ def digest_inputs(config: Config, source: FaceDataset, sets: Sequence[PairSet]) 
     return {
         "dataset": digest_labels(source),
         "records": digest_records(source),
+        "contents": digest_contents(source),
         "objects": digest_objects(source),
         "landmarks": digest_landmarks(source) if takes_landmarks(config.model.backbone) else "",
         "mixture": source.entries if isinstance(source, MixtureDataset) else [],
@@ -98,6 +104,40 @@ def digest_records(source: FaceDataset) -> str:
     return _digest(np.ascontiguousarray(place_N2, "<i8").tobytes() for place_N2 in places)
 
 
+def digest_contents(source: FaceDataset) -> str:
+    """Return a digest of a few images at equal distances; empty for objects in a store, which have versions."""
+    if object_versions(source):
+        return ""
+    step = max(source.num_images // _SAMPLED_IMAGES, 1)
+
+    def read(number: int) -> bytes:
+        try:
+            return source.read(number)
+        except UnreadableError:  # training replaces it, or ends by data.max_skipped
+            return b""
+
+    return _digest(read(number) for number in range(0, source.num_images, step)[:_SAMPLED_IMAGES])
+
+
+def digest_weights(config: Config) -> dict[str, str]:
+    """Return digests of the model files that a new run begins with, by the config key that names them.
+
+    Raises:
+        CheckpointError: one is a run folder without a sound checkpoint.
+    """
+    teacher = config.distill.teacher if config.distill else None
+    names = {"model.init_from": config.model.init_from, "distill.teacher": teacher}
+    return {key: _digest_model(local_path(name)) for key, name in names.items() if name}
+
+
+def _digest_model(path: Path) -> str:
+    file = newest_model_file(path) if path.is_dir() else path
+    if file is None:
+        return _digest([open_checkpoint(path).manifest.dump().encode()])
+    with os_errors_as(ModelError, path):
+        return sha256_of(file)[:32]
+
+
 def digest_objects(source: FaceDataset) -> str:
     """Return a digest of the addresses and versions of a dataset's objects in a store; empty if it has none."""
     versions = object_versions(source)
@@ -126,6 +166,12 @@ def _digest(*parts: Iterable[bytes]) -> str:
     for part in chain(*parts):
         digest.update(part)
     return digest.hexdigest()[:32]
+
+
+def describe_difference(name: str) -> tuple[str, str]:
+    """Return the config key of an input, by the name of its digest, and what differs, in words."""
+    keys, words = _INPUTS[name]
+    return keys[0], words
 
 
 def check_inputs(

@@ -1,8 +1,7 @@
 """Lock of a run folder: only one process at a time writes a run, on any number of hosts that share the folder.
 
 The leader of a run creates `run.lock` with its host, its process and a random token, and rewrites the file every few
-seconds with a higher count. `flock` is not used: on several network file systems it locks within one host only. The
-file is created by a hard link, which is atomic on NFS too.
+seconds with a higher count. `flock` is not used: on several network file systems it locks within one host only.
 
 A lock is stale if its process has ended. On the same host the process table shows that at once. From another host the
 count is watched: if it does not rise for `SILENCE_S`, the host is gone. No clocks of different hosts are compared, and
@@ -11,19 +10,26 @@ an outage of the file system, in which no host can rewrite the file, does not co
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import json
 import os
+import secrets
+import socket
+import stat
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from facetrain.distributed.agreement import decide_on_leader
-from facetrain.distributed.world import World
+from pydantic import BaseModel, PositiveInt
+
+from facetrain.distributed.process_lifetime import process_stat
 from facetrain.errors import RunError, UsageError
 from facetrain.files import os_errors_as
-from facetrain.run.folder.lock_file import ENDED, STOPPED, Holder, LockFile, process_state, this_machine
 from facetrain.telemetry.log import warn
 
 LOCK_FILE = "run.lock"
@@ -33,32 +39,62 @@ SILENCE_S = 30.0
 """Seconds without a rewrite after which the lock of another host is stale: several times `BEAT_S`, because network
 file systems delay writes."""
 OUTAGE_S = 10.0
-"""Seconds between two looks at the file after which the file system was silent, and maybe not the process: the watch
-begins again, so that the process has time to rewrite the file."""
+"""Seconds between two looks after which the file system was silent, and maybe not the process: watch anew."""
 _POLL_S = 0.5
 _CLOCK_DIFFERENCE_S = 300.0
 """Seconds by which the clock of another host may differ, for a look that cannot wait for the next rewrite."""
+_STOPPED, _ENDED = "Tt", "ZX"
+"""Letters of process states, from proc(5)."""
 
 
-class _Watch:
-    """Time for which nothing has changed, as far as this process could see it."""
+class Holder(BaseModel, frozen=True):
+    """Process that holds a lock."""
 
-    def __init__(self, limit_s: float, outage_s: float) -> None:
-        self._limit_s, self._outage_s = limit_s, outage_s
-        self.restart()
+    token: str
+    """Random, so that every lock is distinct."""
+    host: str
+    machine: str
+    """Start of the host's kernel and namespace of its processes: only within both does `pid` name a process."""
+    pid: PositiveInt
+    """Positive, because `kill -1`, which a message could advise, ends all processes of the user."""
+    pid_start: str
+    """Start of the process in clock ticks: another process may get the same number later."""
+    since: str
+    launchers: tuple[str, ...]
+    """Elastic agents of the job: after a failure they start its processes again."""
+    beat: int = 0
 
-    def restart(self) -> None:
-        """Begin again with the next look."""
-        self._since = self._last = float("-inf")
+    @classmethod
+    def of_this_process(cls, launchers: Sequence[str]) -> Holder:
+        """Return this process as the holder of a new lock. `launchers` may contain empty ids, which are left out."""
+        return cls(
+            token=secrets.token_hex(8),
+            host=socket.gethostname(),
+            machine=_this_machine(),
+            pid=os.getpid(),
+            pid_start=process_stat(os.getpid())[1],
+            since=datetime.now(UTC).isoformat(timespec="seconds"),
+            launchers=tuple(name for name in launchers if name),
+        )
 
-    def is_over(self) -> bool:
-        """Look: return whether the time is over."""
-        now = time.monotonic()
-        # A file system that has blocked this process for so long may have blocked the other one, too.
-        if now - self._last > self._outage_s:
-            self._since = now
-        self._last = now
-        return now - self._since >= self._limit_s
+    def dump(self) -> bytes:
+        """Return the content of the file. Its length does not depend on the count, so that one write replaces it."""
+        return json.dumps(self.model_dump() | {"beat": f"{self.beat:012d}"}).encode() + b"\n"
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+    def state(self) -> str:
+        """Return the state of the process, if it is of this machine: a letter of proc(5)."""
+        state, start = process_stat(self.pid)
+        if state:  # a later process that has got the number does not count
+            return state if start in ("", self.pid_start) else _ENDED[0]
+        with suppress(PermissionError):
+            try:
+                os.kill(self.pid, 0)  # signal 0 only checks that the process exists
+            except (ProcessLookupError, OverflowError):
+                return _ENDED[0]
+        return "R"
 
 
 class RunLock:
@@ -74,20 +110,20 @@ class RunLock:
         outage_s: float = OUTAGE_S,
     ) -> None:
         """Prepare to lock a folder. `launchers` are the ids of the elastic agents that started this job."""
-        self._folder = folder
-        self._beat_s, self._silence_s = beat_s, silence_s
+        self._folder, self._path = folder, folder / LOCK_FILE
+        self._beat_s, self._silence_s, self._outage_s = beat_s, silence_s, outage_s
         self._me = Holder.of_this_process(launchers)
-        self._file = LockFile(folder / LOCK_FILE, self._me.token)
-        self._watched: tuple[bytes, int] | None = None
-        # One for the lock of another host, one for the claim of a process that takes a stale lock over at the same
-        # time.
-        self._silence, self._claim = _Watch(silence_s, outage_s), _Watch(silence_s, outage_s)
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
-        self._locked_folder = (0, 0)
+        self._place = (0, 0)
 
-    def try_acquire(self) -> str | None:
-        """Try to get the lock. Return None if this process has it now, else what the next call waits for.
+    @property
+    def token(self) -> str:
+        """Random text in the file, by which another host sees that it shares the folder."""
+        return self._me.token
+
+    def acquire(self) -> None:
+        """Wait until this process has the lock.
 
         Raises:
             UsageError: a living process has it.
@@ -95,37 +131,14 @@ class RunLock:
         """
         with os_errors_as(RunError, self._folder):
             # Create first and read later: of two processes that both find no lock, only one can create the file.
-            if self._begin():
-                return None
-            content = self._file.read()
-            if content is None:  # removed in the meantime
-                return ""
-            holder = Holder.parse(content[0])
-            # The file exists, and is
-            #     not readable, or of another host      → watched: taken over unless it is rewritten
-            #     of this job, or of an ended process   → taken over
-            #     of a living process of this host      → refused
-            if holder is None:
-                return self._watch(content, f"{self._file.path} cannot be read")
-            if set(holder.launchers) & set(self._me.launchers):
-                # The agents of this job end its processes before they start new ones.
-                return self._take_over(content)
-            place = f"process {holder.pid} on {holder.host}"
-            # Its process table cannot be seen from here; a number of a process says nothing on another machine.
-            if holder.machine != self._me.machine:
-                return self._watch(content, f"{place} has locked this run")
-            state = process_state(holder.pid, holder.pid_start)
-            if state in ENDED:
-                return self._take_over(content)
-        advice = f"wait until it ends, or end it with `kill {holder.pid}`"
-        if state in STOPPED:
-            advice = (
-                f"it is stopped (SIGSTOP): continue it with `kill -CONT {holder.pid}`, or end it with "
-                f"`kill -KILL {holder.pid}`"
-            )
-        raise UsageError(
-            f"{self._folder}: {place} has been writing this run since {holder.since}, and is alive; {advice}"
-        )
+            while not self._create():
+                content = _read(self._path)
+                if content is not None and self._is_stale(content[0]):
+                    self._remove(content)
+            self._place = _identity(self._folder)
+        # A daemon: a run that ends by an error in another thread must not wait for it.
+        self._thread = threading.Thread(target=self._keep_alive, name="run-lock", daemon=True)
+        self._thread.start()
 
     def require_held(self) -> None:
         """Check that the folder is still there, and that no other process has taken the lock.
@@ -141,18 +154,12 @@ class RunLock:
                 f"{self._folder}: the run folder was moved or deleted while the run trains; this process ends. Move "
                 "it back, or continue with `facetrain resume` and the path that it has now"
             )
-        try:
-            is_held = self._renew()
-        except OSError:  # as in `_keep_alive`: if the disk is gone, the next save reports it
-            return
-        if not is_held:
-            content = self._file.read()
-            holder = Holder.parse(content[0]) if content else None
-            by = f"process {holder.pid} on {holder.host}" if holder else "another process"
-            raise RunError(
-                f"{self._folder}: {by} has taken over this run, because the lock of this process did not change for "
-                f"{self._silence_s:.0f} s; this process ends"
-            )
+        with suppress(OSError):  # if the disk is gone, the next save reports it
+            if not self._renew():
+                raise RunError(
+                    f"{self._folder}: {_holder(self._path) or 'another process'} has taken over this run, because the "
+                    f"lock of this process did not change for {self._silence_s:.0f} s; this process ends"
+                )
 
     def release(self) -> None:
         """Give the lock back. Does nothing if this process does not have it."""
@@ -162,71 +169,97 @@ class RunLock:
             self._thread.join()
             self._thread = None
         with suppress(OSError):
-            if self._is_mine():
-                self._file.path.unlink()
+            holder = _holder(self._path)
+            if holder is not None and holder.token == self.token:
+                self._path.unlink()
 
-    def _watch(self, content: tuple[bytes, int], fact: str) -> str | None:
-        """Wait for the next rewrite of a lock whose process cannot be seen from this host."""
-        # In each call: the watch needs to know how long ago this process has looked.
-        is_silent = self._silence.is_over()
-        if self._watched is None:
-            self._watched = content
-        elif content != self._watched:
-            raise UsageError(
-                f"{self._folder}: {fact}, and it is alive: it rewrites {LOCK_FILE}; wait until it ends, or end it"
+    def _is_stale(self, content: bytes) -> bool:
+        """Return whether a lock is to be removed; False if it has changed, without a word about its process.
+
+        Raises:
+            UsageError: its process is alive.
+        """
+        holder = _parse(content)
+        # The agents of this job end its processes before they start new ones.
+        if holder is not None and set(holder.launchers) & set(self._me.launchers):
+            return True
+        # The process table of another host cannot be seen from here.
+        if holder is None or holder.machine != self._me.machine:
+            return self._is_silent(
+                content, f"{holder} has locked this run" if holder else f"{self._path} cannot be read"
             )
-        elif is_silent:
+        if (state := holder.state()) in _ENDED:
+            return True
+        advice = f"wait until it ends, or end it with `kill {holder.pid}`"
+        if state in _STOPPED:
+            advice = (
+                f"it is stopped (SIGSTOP): continue it with `kill -CONT {holder.pid}`, or end it with "
+                f"`kill -KILL {holder.pid}`"
+            )
+        raise UsageError(
+            f"{self._folder}: {holder} has been writing this run since {holder.since}, and is alive; {advice}"
+        )
+
+    def _is_silent(self, content: bytes, fact: str) -> bool:
+        """Watch a lock whose process cannot be seen from this host; return whether it is silent.
+
+        Raises:
+            UsageError: the process rewrites the file.
+        """
+        warn(f"{self._folder}: {fact}: watching for {self._silence_s:.0f} s whether it is alive")
+        if self._stays(lambda: (_read(self._path) or (None,))[0] == content):
             warn(
                 f"{self._folder}: {fact}, but has not rewritten {LOCK_FILE} for {self._silence_s:.0f} s: it is gone"
             )
-            return self._take_over(content)
-        return f"{self._folder}: {fact}: watching for {self._silence_s:.0f} s whether it is alive"
+            return True
+        if _read(self._path) is None:
+            return False
+        raise UsageError(
+            f"{self._folder}: {fact}, and it is alive: it rewrites {LOCK_FILE}; wait until it ends, or end it"
+        )
 
-    def _take_over(self, content: tuple[bytes, int]) -> str | None:
-        """Remove a stale lock, and get it. Of several processes that try this, one succeeds."""
+    def _stays(self, holds: Callable[[], bool]) -> bool:
+        """Return whether something holds until the silence is over. Outages of the file system do not count."""
+        since = last = time.monotonic()
+        while holds():
+            now = time.monotonic()
+            # A file system that has blocked this process for so long may have blocked the other one, too.
+            since, last = (now if now - last > self._outage_s else since), now
+            if now - since >= self._silence_s:
+                return True
+            time.sleep(min(_POLL_S, self._silence_s / 10))
+        return False
+
+    def _remove(self, content: tuple[bytes, int]) -> None:
+        """Remove a stale lock. Of several processes that try this, one does."""
         # Without the claim, a slow process could remove the new lock of a faster one.
         claim = self._folder / f".{LOCK_FILE}.{hashlib.sha256(content[0]).hexdigest()[:16]}.claim"
         try:
             claim.touch(exist_ok=False)
         except FileExistsError:
-            return self._wait_for_claim(claim)
+            # Of another process, which has ended meanwhile if the claim stays.
+            if self._stays(claim.exists):
+                claim.unlink(missing_ok=True)
+            return
         try:
-            # Another process may have taken it over before this one had the claim.
-            if self._file.read() != content:
-                return ""
-            self._file.path.unlink()
-            # While the claim is held, so that no other process finds the same stale lock again.
-            return None if self._begin() else ""
+            if _read(self._path) == content:
+                self._path.unlink()
         finally:
-            self._watched = None
-            self._silence.restart()
-            self._claim.restart()
             claim.unlink(missing_ok=True)
 
-    def _wait_for_claim(self, claim: Path) -> str:
-        """Wait until another process has taken a stale lock over; remove the claim of one that has ended meanwhile."""
-        if self._claim.is_over():
-            claim.unlink(missing_ok=True)
-            self._claim.restart()
-        return ""
-
-    def _begin(self) -> bool:
-        """Create the file, and rewrite it from now on; return False if it exists."""
-        if not self._file.create(self._me.dump()):
+    def _create(self) -> bool:
+        """Create the file; return False if it exists."""
+        try:
+            with self._path.open("xb") as file:  # atomic, on NFS too
+                file.write(self._me.dump())
+        except FileExistsError:
             return False
-        self._locked_folder = _identity(self._folder)
-        # A daemon: a run that ends by an error in another thread must not wait for it.
-        self._thread = threading.Thread(target=self._keep_alive, name="run-lock", daemon=True)
-        self._thread.start()
         return True
 
     def _has_moved(self) -> bool:
-        try:
-            return _identity(self._folder) != self._locked_folder
-        except FileNotFoundError:
-            return True
-        except OSError:  # an outage of the file system, which may end
-            return False
+        with suppress(OSError):  # an outage of the file system, which may end
+            return not self._folder.exists() or _identity(self._folder) != self._place
+        return False
 
     def _keep_alive(self) -> None:
         while not self._end.wait(self._beat_s):
@@ -238,40 +271,68 @@ class RunLock:
     def _renew(self) -> bool:
         """Rewrite the file with a higher count; return False if it is the lock of another process."""
         try:
-            with self._file.open("r+b") as file:
-                holder = Holder.parse(file.read(1 << 16))
-                if holder is not None and holder.token != self._me.token:
+            with _open(self._path, "r+b") as file:
+                holder = _parse(file.read(1 << 16))
+                if holder is not None and holder.token != self.token:
                     return False
                 # In place: a new file under the name would not be seen by hosts that cache the folder.
                 self._me = self._me.model_copy(update={"beat": self._me.beat + 1})
                 file.seek(0)
                 file.write(self._me.dump())
         except FileNotFoundError:  # the file was removed: the folder is locked again
-            if self._has_moved():
-                return False
-            return self._file.create(self._me.dump())
+            return not self._has_moved() and self._create()
         return True
-
-    def _is_mine(self) -> bool:
-        content = self._file.read()
-        holder = Holder.parse(content[0]) if content else None
-        return holder is not None and holder.token == self._me.token
 
 
 def is_locked(folder: Path) -> bool:
     """Return whether a living process holds the lock of a run folder, by one look at it."""
-    try:
-        content = LockFile(folder / LOCK_FILE, "").read()
-    except OSError:
-        return False
+    content = None
+    with suppress(OSError):
+        content = _read(folder / LOCK_FILE)
     if content is None:
         return False
-    holder, changed_ns = Holder.parse(content[0]), content[1]
-    if holder is not None and holder.machine == this_machine():
-        return process_state(holder.pid, holder.pid_start) not in ENDED
+    holder = _parse(content[0])
+    if holder is not None and holder.machine == _this_machine():
+        return holder.state() not in _ENDED
     # One look cannot see the count rise, so the time of the last change decides here; the lock itself never compares
     # clocks.
-    return time.time() - changed_ns / 1e9 < SILENCE_S + _CLOCK_DIFFERENCE_S
+    return time.time() - content[1] / 1e9 < SILENCE_S + _CLOCK_DIFFERENCE_S
+
+
+def has_lock(folder: Path, token: str) -> bool:
+    """Return whether a folder is the one that the leader has locked, and so shared with it."""
+    with suppress(OSError):
+        holder = _holder(folder / LOCK_FILE)
+        return holder is not None and holder.token == token
+    return False
+
+
+def _holder(path: Path) -> Holder | None:
+    return _parse((_read(path) or (b"",))[0])
+
+
+def _parse(content: bytes) -> Holder | None:
+    """Return the holder that a file describes; None if it does not describe one."""
+    try:
+        return Holder.model_validate_json(content)
+    except ValueError:
+        return None
+
+
+def _read(path: Path) -> tuple[bytes, int] | None:
+    """Return content and modification time of the file; None if there is none."""
+    # Opened again for each read: NFS shows the changes of other hosts to a file that is opened after them.
+    with suppress(FileNotFoundError), _open(path, "rb") as file:
+        return file.read(1 << 16), os.fstat(file.fileno()).st_mtime_ns
+    return None
+
+
+def _open(path: Path, mode: str) -> Any:
+    # A read of a pipe would wait without end, and a link could lead to a file of another program.
+    if not stat.S_ISREG(os.lstat(path).st_mode):
+        reason = "not a regular file; remove it if no other process writes the run"
+        raise OSError(errno.EINVAL, reason, str(path))
+    return path.open(mode)
 
 
 def _identity(folder: Path) -> tuple[int, int]:
@@ -280,27 +341,10 @@ def _identity(folder: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-@contextmanager
-def locked(world: World, folder: Path, launchers: Sequence[str]) -> Iterator[RunLock | None]:
-    """Hold the lock of a run folder for the duration of the context; yield it on the leader. Collective.
-
-    Raises:
-        UsageError: a living process writes the run.
-        RunError: the folder cannot be written to.
-    """
-    lock, shown = RunLock(folder, launchers) if world.is_leader else None, ""
-
-    def try_acquire() -> str | None:
-        return lock.try_acquire() if lock is not None else None
-
-    # In short calls: the other ranks wait for each of them no longer than their collectives allow.
-    while (waits_for := decide_on_leader(world, try_acquire)) is not None:
-        if lock is not None and waits_for not in ("", shown):
-            shown = waits_for
-            warn(shown)
-        time.sleep(_POLL_S)
+def _this_machine() -> str:
+    """Return host, start of the kernel and namespace of the processes; the host alone where there is no /proc."""
     try:
-        yield lock
-    finally:
-        if lock is not None:
-            lock.release()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{socket.gethostname()} {boot} {os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return socket.gethostname()

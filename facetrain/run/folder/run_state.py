@@ -68,6 +68,13 @@ def train_recorded(
     return exit_code
 
 
+def record_end(folder: Path) -> None:
+    """Record that a run has finished whose last upload had failed. For the leader only."""
+    state = _read(folder)
+    if state.state == FAILED:
+        _write(folder, state.model_copy(update={"state": FINISHED, "reason": ""}))
+
+
 def read_state(folder: Path) -> RunState:
     """Return the state of a run. A run whose process has ended without a message has failed."""
     state = _read(folder)

@@ -21,7 +21,7 @@ from facetrain.head.build import build_head as build_one
 from facetrain.head.head_group import Head, HeadGroup
 from facetrain.head.partial_fc import PartialFC
 from facetrain.head.settings import HeadSettings, MarginSettings
-from facetrain.run.folder.create import HEAD_ROWS, TEACHER_ROWS
+from facetrain.run.folder.earlier import HEAD_ROWS, TEACHER_ROWS
 from facetrain.run.parts.step_schedule import StepSchedule
 
 # Numbers that derive the keys of the random centers and of the margins from config.seed; loader.py lists the others.

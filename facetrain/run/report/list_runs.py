@@ -59,6 +59,19 @@ def is_run(folder: Path) -> bool:
     return (folder / "config.yaml").is_file() and (folder / "environment.json").is_file()
 
 
+def newest_run(folder: Path = Path("runs")) -> Path:
+    """Return the run in a folder that has started last.
+
+    Raises:
+        UsageError: there is none.
+    """
+    runs = [path.parent for path in folder.glob("*/environment.json") if is_run(path.parent)]
+    if not runs:
+        raise UsageError(f"{folder}: has no run; give the folder of one")
+    # The file is written when a run starts, and when it continues.
+    return max(runs, key=lambda run: (run / "environment.json").stat().st_mtime)
+
+
 def format_runs(runs: list[ListedRun]) -> str:
     """Return the runs as a table."""
     rows = [_HEADER, *map(_row, runs)]

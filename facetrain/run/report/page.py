@@ -22,7 +22,7 @@ from facetrain.errors import ConfigError, ImageError, RunError, UsageError
 from facetrain.files import open_regular, os_errors_as, write_atomically
 from facetrain.pages.figures import svg
 from facetrain.pages.render import jpeg_image, render
-from facetrain.run.folder.create import recorded_environment
+from facetrain.run.folder.run_files import recorded_environment
 from facetrain.run.folder.run_state import FAILED, FINISHED, RUNNING, STOPPED, RunState, read_state
 from facetrain.run.lr_range_test import RangeTest
 from facetrain.run.outputs import AUGMENTED_FILE, PAIRS_FILE, SKIPPED_FILE

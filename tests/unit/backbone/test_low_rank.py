@@ -19,8 +19,8 @@ from facetrain.config.loading import load_config
 from facetrain.errors import ConfigError, ModelError
 from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import open_model
-from facetrain.run import training
 from tests.runs.conftest import dataset  # noqa: F401
+from tests.support import training
 
 CPU = torch.device("cpu")
 TINY = {"layers": (1, 1, 1, 1), "widths": (4, 4, 6, 8), "embedding_size": 8, "image_size": 16}

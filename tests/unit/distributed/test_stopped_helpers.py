@@ -14,7 +14,7 @@ from facetrain.distributed.stopped_helpers import ended_if_helpers_stop
 def start(seconds):
     return subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({seconds})"])
 other = start(4)
-with ended_if_helpers_stop(1.0):
+with ended_if_helpers_stop(1.0, {other.pid}):
     helper = start(60)
     print(helper.pid, flush=True)
     time.sleep(0.5)

@@ -12,9 +12,9 @@ from facetrain.optim.build import build_optimizer
 from facetrain.optim.frozen_parts import freeze
 from facetrain.optim.optimizer import parameter_groups
 from facetrain.optim.settings import OptimSettings
-from facetrain.run import training
 from facetrain.training.state import averaged_buffers, averaged_state
 from tests.runs.conftest import dataset  # noqa: F401
+from tests.support import training
 
 
 @pytest.fixture

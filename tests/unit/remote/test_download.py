@@ -280,13 +280,6 @@ def test_offline_what_is_there_is_used(web_server, url, monkeypatch):
     assert local_path(url) == path
 
 
-def test_ranks_use_what_the_launcher_has_downloaded(web_server, url, monkeypatch):
-    path = local_path(url)
-    web_server.requests.clear()
-    monkeypatch.setattr(download, "is_own_rank", lambda: True)
-    assert local_path(url) == path and not web_server.requests
-
-
 def test_a_disk_without_enough_space_is_an_error_before_the_download(web_server, url, monkeypatch):
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(download.shutil, "disk_usage", lambda folder: usage(5119))

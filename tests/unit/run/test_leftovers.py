@@ -1,13 +1,12 @@
 import os
 
-from facetrain.run.folder.create import remove_leftovers
+from facetrain.run.folder.earlier import remove_leftovers
 
 LEFTOVERS = [
     ".model.safetensors.0123456789abcdef.tmp",
     ".model.onnx.0123456789abcdef.tmp.onnx",
     ".state.json.0123456789abcdef.tmp",
     ".tmpaB3dEf",
-    ".run.lock.0123456789abcdef",
     ".run.lock.0123456789abcdef.claim",
 ]
 KEPT = [

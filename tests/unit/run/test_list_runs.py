@@ -47,7 +47,7 @@ def train_as(folder, outcome):
         raise outcome
 
     lock = RunLock(folder)
-    lock.try_acquire()
+    lock.acquire()
     with suppress(DivergedError, KeyboardInterrupt, SystemExit):
         train_recorded(folder, START, 40, train)
     lock.release()
@@ -79,7 +79,7 @@ def test_a_run_whose_process_was_killed_has_failed(tmp_path):
     script = (
         "import os; from pathlib import Path; from facetrain.run.folder.lock import RunLock\n"
         "from facetrain.run.folder.run_state import *\n"
-        f"folder = Path({str(folder)!r}); assert RunLock(folder).try_acquire() is None\n"
+        f"folder = Path({str(folder)!r}); assert RunLock(folder).acquire() is None\n"
         "train_recorded(folder, Start(step=0, ranks=1, device='cpu'), 40, lambda: os._exit(9))"
     )
     assert subprocess.run([sys.executable, "-c", script]).returncode == 9
@@ -92,7 +92,7 @@ def test_a_run_is_alive_as_long_as_its_lock_is(tmp_path):
     (folder / "state.json").write_text(json.dumps({"state": "running", "total_steps": 40}))
     assert read_state(folder).state == "failed", "there is no lock"
     lock = RunLock(folder)
-    lock.try_acquire()
+    lock.acquire()
     assert read_state(folder).state == "running"
     content = json.loads((folder / "run.lock").read_text())
     lock.release()

@@ -9,12 +9,10 @@ import threading
 import time
 
 import pytest
-import torch
 
-from facetrain.distributed.world import World
 from facetrain.errors import RunError, UsageError
-from facetrain.run.folder.lock import LOCK_FILE, RunLock, locked
-from facetrain.run.folder.lock_file import Holder
+from facetrain.run.folder.lease import Lease
+from facetrain.run.folder.lock import LOCK_FILE, Holder, RunLock
 
 FAST = {"beat_s": 0.02, "silence_s": 0.3}
 
@@ -31,7 +29,7 @@ def sleeper():
 def lock_of(folder, **changes):
     """Leave the lock of a process: of this one, with some fields changed."""
     lock = RunLock(folder)
-    assert lock.try_acquire() is None
+    lock.acquire()
     content = json.loads((folder / LOCK_FILE).read_text())
     lock.release()
     (folder / LOCK_FILE).write_text(json.dumps(content | changes))
@@ -42,27 +40,17 @@ def start_of(pid):
         return file.read().rpartition(")")[2].split()[19]
 
 
-def wait_for(lock, seconds=10.0):
-    """Try to acquire until there is an outcome; return what the calls waited for."""
-    waited, deadline = set(), time.monotonic() + seconds
-    while (line := lock.try_acquire()) is not None:
-        waited.add(line)
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return waited - {""}
-
-
 def test_a_folder_is_locked_once_and_free_after_the_release(tmp_path):
     first, second = RunLock(tmp_path), RunLock(tmp_path)
-    assert first.try_acquire() is None
+    first.acquire()
     with pytest.raises(
         UsageError, match=f"process {os.getpid()} on .* has been writing this run since .* alive"
     ):
-        second.try_acquire()
+        second.acquire()
     first.require_held()
     first.release()
     assert list(tmp_path.iterdir()) == []
-    assert second.try_acquire() is None
+    second.acquire()
     first.release()
     second.require_held()
     second.release()
@@ -71,11 +59,11 @@ def test_a_folder_is_locked_once_and_free_after_the_release(tmp_path):
 def test_a_stopped_process_is_alive_and_the_error_names_its_state(tmp_path, sleeper):
     lock_of(tmp_path, pid=sleeper.pid, pid_start=start_of(sleeper.pid))
     with pytest.raises(UsageError, match=f"process {sleeper.pid} .* end it with `kill {sleeper.pid}`"):
-        RunLock(tmp_path).try_acquire()
+        RunLock(tmp_path).acquire()
     sleeper.send_signal(signal.SIGSTOP)
     os.waitpid(sleeper.pid, os.WUNTRACED)
     with pytest.raises(UsageError, match=f"is stopped .SIGSTOP.: .*`kill -CONT {sleeper.pid}`"):
-        RunLock(tmp_path).try_acquire()
+        RunLock(tmp_path).acquire()
 
 
 @pytest.mark.parametrize("ended", [True, False])
@@ -87,7 +75,7 @@ def test_the_lock_of_an_ended_process_or_of_one_that_has_its_number_now_is_stale
         sleeper.kill()
         os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)  # a zombie from now on
     lock = RunLock(tmp_path)
-    assert lock.try_acquire() is None
+    lock.acquire()
     lock.release()
     assert list(tmp_path.iterdir()) == []
 
@@ -96,33 +84,39 @@ def test_the_lock_of_another_host_is_stale_when_it_does_not_change(tmp_path, cap
     lock_of(tmp_path, host="node7", machine="node7 boot 1", pid=123)
     os.utime(tmp_path / LOCK_FILE, (2e9, 2e9))  # its clock is years ahead
     lock, since = RunLock(tmp_path, **FAST), time.monotonic()
-    (line,) = wait_for(lock)
+    lock.acquire()
     assert time.monotonic() - since >= FAST["silence_s"]
-    assert "process 123 on node7 has locked this run: watching" in line
-    assert (
-        "process 123 on node7 has locked this run, but has not rewritten run.lock" in capfd.readouterr().err
-    )
+    printed = capfd.readouterr().err
+    assert "process 123 on node7 has locked this run: watching" in printed
+    assert "process 123 on node7 has locked this run, but has not rewritten run.lock" in printed
     lock.release()
 
 
-def test_an_outage_of_the_file_system_does_not_make_the_lock_of_another_host_stale(tmp_path):
+def test_an_outage_of_the_file_system_does_not_make_the_lock_of_another_host_stale(tmp_path, monkeypatch):
     lock_of(tmp_path, host="node7", machine="node7 boot 1", pid=123)
+    looks, sleep = [], time.sleep
     lock = RunLock(tmp_path, silence_s=0.5, outage_s=0.2)
-    assert "watching" in lock.try_acquire()
-    time.sleep(0.6)  # the server answers no read, and takes no rewrite
-    assert "watching" in lock.try_acquire()
-    wait_for(lock)
+
+    def pause(seconds):
+        looks.append(time.monotonic())
+        sleep(
+            0.6 if len(looks) == 1 else seconds
+        )  # at first the server answers no read, and takes no rewrite
+
+    monkeypatch.setattr("facetrain.run.folder.lock.time.sleep", pause)
+    lock.acquire()
+    assert time.monotonic() - looks[0] >= 0.6 + 0.5
     lock.release()
 
 
 def test_the_lock_of_another_host_that_changes_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("facetrain.run.folder.lock_file.this_machine", lambda: "node7 boot 1")
+    monkeypatch.setattr("facetrain.run.folder.lock._this_machine", lambda: "node7 boot 1")
     there = RunLock(tmp_path, beat_s=0.02)
-    assert there.try_acquire() is None
+    there.acquire()
     monkeypatch.undo()
     here = RunLock(tmp_path, silence_s=60.0)
     with pytest.raises(UsageError, match="has locked this run, and it is alive"):
-        wait_for(here)
+        here.acquire()
     there.require_held()
     there.release()
 
@@ -136,10 +130,11 @@ UNREADABLE = [hostile_json(pid=number) for number in (float("inf"), -1, 0)]
 
 
 @pytest.mark.parametrize("content", [b"\0" * 100, b"[" * 60_000, b"\xff" * 10, *UNREADABLE])
-def test_a_lock_that_cannot_be_read_is_stale_when_it_does_not_change(tmp_path, content):
+def test_a_lock_that_cannot_be_read_is_stale_when_it_does_not_change(tmp_path, content, capfd):
     (tmp_path / LOCK_FILE).write_bytes(content)
     lock = RunLock(tmp_path, **FAST)
-    assert "cannot be read" in str(wait_for(lock))
+    lock.acquire()
+    assert "cannot be read" in capfd.readouterr().err
     lock.release()
 
 
@@ -147,12 +142,12 @@ def test_a_lock_that_cannot_be_read_is_stale_when_it_does_not_change(tmp_path, c
 def test_something_else_than_a_file_in_place_of_the_lock_is_refused_at_once(tmp_path, make):
     make(tmp_path / LOCK_FILE)
     with pytest.raises(RunError, match=r"run\.lock: not a regular file; remove it if no other"):
-        RunLock(tmp_path).try_acquire()
+        RunLock(tmp_path).acquire()
 
 
 def test_a_lock_that_cannot_be_read_while_the_run_writes_does_not_end_it(tmp_path):
     lock = RunLock(tmp_path, **FAST)
-    assert lock.try_acquire() is None
+    lock.acquire()
     (tmp_path / LOCK_FILE).unlink()
     (tmp_path / LOCK_FILE).mkdir()
     lock.require_held()
@@ -162,17 +157,17 @@ def test_a_lock_that_cannot_be_read_while_the_run_writes_does_not_end_it(tmp_pat
 def test_a_job_that_its_elastic_agent_starts_again_takes_its_own_lock(tmp_path):
     lock_of(tmp_path, host="node7", machine="node7 boot 1", launchers=["node7-agent", "node8-agent"])
     lock = RunLock(tmp_path, ["", "node8-agent"])
-    assert lock.try_acquire() is None
+    lock.acquire()
     lock.release()
 
 
 def test_a_process_whose_lock_was_taken_over_finds_out_and_keeps_the_lock_of_the_other(tmp_path, monkeypatch):
-    monkeypatch.setattr("facetrain.run.folder.lock_file.this_machine", lambda: "node7 boot 1")
+    monkeypatch.setattr("facetrain.run.folder.lock._this_machine", lambda: "node7 boot 1")
     stopped = RunLock(tmp_path, beat_s=60.0)  # as if by SIGSTOP
-    assert stopped.try_acquire() is None
+    stopped.acquire()
     monkeypatch.undo()
     other = RunLock(tmp_path, **FAST)
-    wait_for(other)
+    other.acquire()
     with pytest.raises(RunError, match=f"process {os.getpid()} on .* has taken over this run"):
         stopped.require_held()
     stopped.release()
@@ -182,11 +177,11 @@ def test_a_process_whose_lock_was_taken_over_finds_out_and_keeps_the_lock_of_the
 
 def test_a_lock_that_was_removed_by_hand_is_created_again(tmp_path):
     lock = RunLock(tmp_path, beat_s=0.01)
-    assert lock.try_acquire() is None
+    lock.acquire()
     (tmp_path / LOCK_FILE).unlink()
     lock.require_held()
     with pytest.raises(UsageError):
-        RunLock(tmp_path).try_acquire()
+        RunLock(tmp_path).acquire()
     lock.release()
     assert list(tmp_path.iterdir()) == []
 
@@ -198,7 +193,7 @@ def test_a_process_whose_folder_was_moved_finds_out_and_does_not_lock_another_on
     folder = tmp_path / "run"
     folder.mkdir()
     lock = RunLock(folder, beat_s=0.01)
-    assert lock.try_acquire() is None
+    lock.acquire()
     folder.rename(tmp_path / "moved")
     if replaced:
         folder.mkdir()
@@ -209,10 +204,7 @@ def test_a_process_whose_folder_was_moved_finds_out_and_does_not_lock_another_on
     assert not replaced or list(folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("links", [True, False])
-def test_of_many_that_find_a_stale_lock_one_gets_it(tmp_path, monkeypatch, links):
-    if not links:
-        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(PermissionError(1, "no hard links")))
+def test_of_many_that_find_a_stale_lock_one_gets_it(tmp_path):
     lock_of(tmp_path, pid=1, pid_start="0")
     got, refused, start = [], [], threading.Barrier(8)
 
@@ -220,7 +212,7 @@ def test_of_many_that_find_a_stale_lock_one_gets_it(tmp_path, monkeypatch, links
         lock = RunLock(tmp_path)
         start.wait()
         try:
-            wait_for(lock)
+            lock.acquire()
             got.append(lock)
         except UsageError as error:
             refused.append(error)
@@ -238,12 +230,12 @@ def test_of_many_that_find_a_stale_lock_one_gets_it(tmp_path, monkeypatch, links
 
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
     with pytest.raises(RunError, match="absent"):
-        RunLock(tmp_path / "absent").try_acquire()
+        RunLock(tmp_path / "absent").acquire()
 
 
 def test_the_lock_is_released_when_the_run_ends_by_a_signal(tmp_path):
-    world = World(rank=0, local_rank=0, size=1, local_size=1, device=torch.device("cpu"))
-    with pytest.raises(SystemExit), locked(world, tmp_path, []) as lock:
-        lock.require_held()
+    with pytest.raises(SystemExit), Lease() as lease:
+        lease.lock(tmp_path, [])
+        lease.require_lock()
         sys.exit(143)
     assert list(tmp_path.iterdir()) == []

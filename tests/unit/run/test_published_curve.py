@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from facetrain.config.loading import dump_config, load_config
+from facetrain.config.loading import build_config, dump_config, load_config
 from facetrain.run.folder.run_state import Start, train_recorded
 from facetrain.run.report.page import write_run_report
 from facetrain.run.report.published_curve import published_curve_of
-from facetrain.run.results import summarize
+from facetrain.run.summary import Ending, summarize
 from facetrain.telemetry.jsonl import JsonLines
 from tests.support.command import ROOT
 
@@ -85,7 +85,7 @@ def test_summary_and_report_name_the_step_since_which_a_run_is_below(tmp_path):
     records = [record for step in (30_000, 60_000) for record in records_of(curve, step, 0.03)]
     folder = run_folder(tmp_path, records=records)
     line = "lfw: below the published training of ms1mv3_r50 since step 30,000"
-    text = summarize(folder, [], "", ended_by="train.epochs", skipped=[], has_learned=True, seconds=3.0)
+    text = summarize(folder, build_config({"data": {"train": "x"}}, "test"), Ending())
     assert f"  {line}\n" in text
     write_run_report(folder, folder / "report.html")
     page = (folder / "report.html").read_text()

@@ -12,7 +12,7 @@ import torch
 from facetrain import api
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.cli.app import app
-from facetrain.config.loading import load_config, override_keys
+from facetrain.config.loading import load_config
 from facetrain.doctor.run_checks import check_checkpoints
 from facetrain.errors import (
     CheckpointError,
@@ -22,11 +22,12 @@ from facetrain.errors import (
     UsageError,
 )
 from facetrain.models.model_file import open_model, read_model
-from facetrain.run import training
 from facetrain.telemetry.jsonl import read_jsonl
 from tests.runs.conftest import dataset  # noqa: F401
+from tests.support import training
 from tests.support.command import refusal
 from tests.support.datasets import write_records
+from tests.support.training import go_on
 from tests.unit.checkpoint.test_damaged_checkpoints import flip_a_bit
 
 
@@ -52,11 +53,6 @@ def runs(dataset, tmp_path_factory):  # noqa: F811
 def run(runs, tmp_path):
     """Copy of a run that is resumed by `go_on`."""
     return shutil.copytree(runs / "a", tmp_path / "a")
-
-
-def go_on(run, step=None, changes=(), **options):
-    config = load_config(run / "config.yaml", changes)
-    return training.resume(config, run, step, set_keys=override_keys(changes), **options)
 
 
 def checkpoint(run, step):

@@ -10,10 +10,11 @@ import torch
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import build_config, load_config
 from facetrain.errors import ConfigError, DataError, RunError
-from facetrain.run import start_checks, training
+from facetrain.run import start_checks
 from facetrain.run.parts.state import check_precision
 from facetrain.run.start_checks import _check_identities, _check_learning_rate, check_free_space
 from tests.runs.conftest import dataset, describe  # noqa: F401
+from tests.support import training
 
 
 def dataset_of(*labels, classes):

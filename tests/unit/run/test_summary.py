@@ -3,8 +3,10 @@
 import pytest
 
 from facetrain.config.loading import build_config
-from facetrain.run.results import summarize, trained_loss
+from facetrain.run.summary import Ending, summarize
 from facetrain.telemetry.jsonl import JsonLines
+
+CONFIG = build_config({"data": {"train": "x"}}, "test")
 
 
 def test_numbers_that_are_not_finite_are_in_the_summary(tmp_path):
@@ -13,7 +15,7 @@ def test_numbers_that_are_not_finite_are_in_the_summary(tmp_path):
     lines.write(20, {"lfw/accuracy": 0.5, "lfw/auc": float("nan"), "lfw/pairs": 600.0})
     lines.write(20, {"loss": float("inf")})
     lines.close()
-    text = summarize(tmp_path, [], "", ended_by="train.epochs", skipped=[], has_learned=False, seconds=3.0)
+    text = summarize(tmp_path, CONFIG, Ending(has_learned=False))
     assert "  loss      nan at step 10 → inf at step 20\n" in text
     assert "  lfw       accuracy 50.00% at step 20 → 50.00% (AUC nan), 600 pairs\n" in text
     assert "  did not learn in its first steps: see the warning in " in text
@@ -26,16 +28,7 @@ def test_the_summary_has_the_loss_that_is_trained(tmp_path, margin_weight, line)
     lines = JsonLines(tmp_path / "metrics.jsonl")
     lines.write(10, {"loss": 5.0, "distill_loss": 9.0})
     lines.close()
-    text = summarize(
-        tmp_path,
-        [],
-        "",
-        loss=trained_loss(config),
-        ended_by="train.epochs",
-        skipped=[],
-        has_learned=True,
-        seconds=3.0,
-    )
+    text = summarize(tmp_path, config, Ending())
     assert f"  loss      {line}\n" in text
 
 
@@ -54,5 +47,5 @@ def test_a_run_whose_loss_has_grown_did_not_learn(tmp_path, losses, grows):
     for step, loss in enumerate(losses):
         lines.write(step, {"loss": float(loss)})
     lines.close()
-    text = summarize(tmp_path, [], "", ended_by="train.epochs", skipped=[], has_learned=True, seconds=3.0)
+    text = summarize(tmp_path, CONFIG, Ending())
     assert ("\n  did not learn: the loss has grown or is not finite; lower " in text) == grows

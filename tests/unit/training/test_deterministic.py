@@ -10,10 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from facetrain.config.loading import build_config, load_config
 from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.errors import ConfigError
-from facetrain.run import training as run
 from facetrain.training.deterministic import deterministic_algorithms
 from tests.runs.conftest import dataset, describe  # noqa: F401
 from tests.runs.test_training import losses
+from tests.support import training as run
 from tests.support.command import ROOT
 
 # Operations that raise an error on a GPU under torch.use_deterministic_algorithms, by its documentation; those with an

@@ -12,11 +12,11 @@ from facetrain.config.loading import load_config
 from facetrain.data.images.augment import normalize
 from facetrain.errors import CheckpointError, ConfigError
 from facetrain.models.model_file import EmbeddingModel, describe_backbone, open_model, save_model
-from facetrain.run import training
 from facetrain.telemetry.jsonl import read_jsonl
 from facetrain.training.distillation import Distillation, cosine_loss
 from facetrain.training.teacher import LiveTeacher, digest_model
 from tests.runs.conftest import dataset, train_and_resume  # noqa: F401
+from tests.support import training
 
 CPU = torch.device("cpu")
 TINY = {"layers": [1, 1, 1, 1], "widths": [4, 4, 4, 4], "embedding_size": 8, "image_size": 32}

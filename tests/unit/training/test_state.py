@@ -8,9 +8,9 @@ from safetensors.torch import load_file, save_file
 
 from facetrain.config.loading import load_config
 from facetrain.errors import CheckpointError
-from facetrain.run import training
 from facetrain.telemetry.jsonl import read_jsonl
 from tests.runs.conftest import dataset, train_and_resume  # noqa: F401
+from tests.support import training
 from tests.support.datasets import damage_records
 from tests.unit.checkpoint.test_damaged_checkpoints import update_manifest
 

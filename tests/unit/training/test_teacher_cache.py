@@ -21,12 +21,12 @@ from facetrain.data.settings import AugmentSettings
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import CheckpointError, ConfigError, DataError
 from facetrain.models.model_file import open_model
-from facetrain.run import training
 from facetrain.run.folder.data_digests import digest_labels
 from facetrain.run.parts.teacher_embeddings import open_cache, write_teacher_embeddings
 from facetrain.training.teacher import LiveTeacher, digest_model
 from facetrain.training.teacher_cache import CachedTeacher, cache_digest, new_cache
 from tests.runs.conftest import dataset, train_and_resume  # noqa: F401
+from tests.support import training
 from tests.support.datasets import write_records
 from tests.unit.training.test_distillation import distill_losses, runs  # noqa: F401
 

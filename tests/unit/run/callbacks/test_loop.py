@@ -48,15 +48,15 @@ class Recording:
 
 def test_the_progress_bar_moves_with_every_step(state, loader, step):
     recording = Recording(state)
-    fit(state, loader, step, Callbacks(*[recording] * 4), CONFIG, total_steps=4, resumed=False)
+    fit(state, loader, step, Callbacks(*[recording] * 4), CONFIG, total_steps=4)
     assert recording.advanced == [1, 2, 3, 4]
 
 
 def calls_of(state, loader, step, *, resumed=False, unverified=False, **options):
-    state.unverified = unverified
+    state.unverified, state.resumed = unverified, resumed
     recording = Recording(state, **options)
     callbacks = Callbacks(recording, recording, recording, recording)
-    fit(state, loader, step, callbacks, CONFIG, total_steps=4, resumed=resumed)
+    fit(state, loader, step, callbacks, CONFIG, total_steps=4)
     return recording.calls
 
 

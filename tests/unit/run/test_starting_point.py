@@ -1,17 +1,20 @@
 """Choice of the checkpoint to continue from, among those of the run folder and those of the mirror."""
 
+import shutil
+
 import pytest
 
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.mirror import Mirror
-from facetrain.errors import DamagedCheckpointError, NoCheckpointError
-from facetrain.run.folder.hosts import Hosts, continues_from_mirror, fetch_checkpoint
-from tests.support.world import ONE_RANK
+from facetrain.errors import DamagedCheckpointError, NoCheckpointError, UsageError
+from facetrain.run.folder.hosts import Hosts
+from facetrain.run.folder.starting_point import find_starting_point
 from tests.unit.checkpoint.test_mirror import URL, save, store, upload  # noqa: F401
 
 
-def choose(folder, choice=None, *, separate=False):
-    return fetch_checkpoint(ONE_RANK, Hosts(True, separate, Mirror(URL)), folder, choice)
+def chosen(folder, step=None, *, separate=False, may_be_new=False):
+    start = find_starting_point(folder, Mirror(URL), Hosts(True, separate), step=step, may_be_new=may_be_new)
+    return start and (start.checkpoint.step, start.is_fetched)
 
 
 def lose_a_file(folder, step):
@@ -21,37 +24,45 @@ def lose_a_file(folder, step):
 def test_the_newest_checkpoint_of_folder_and_mirror_is_taken(tmp_path):
     upload(tmp_path, save(tmp_path, 2))
     save(tmp_path, 4)
-    assert choose(tmp_path) == 4
+    assert chosen(tmp_path) == (4, False)
     (tmp_path / "empty").mkdir()
-    assert choose(tmp_path / "empty") == 2
-    Checkpoint.open(tmp_path / "empty").verify()
+    assert chosen(tmp_path / "empty") == (2, True)
+    assert not list((tmp_path / "empty").iterdir()), "nothing is written"
     with pytest.raises(NoCheckpointError, match=f"{URL}: no checkpoint of step 3"):
-        choose(tmp_path, 3)
+        chosen(tmp_path, 3)
 
 
 def test_of_hosts_with_separate_disks_only_the_checkpoints_of_the_mirror_count(tmp_path):
     upload(tmp_path, save(tmp_path, 2))
     save(tmp_path, 4)
-    assert choose(tmp_path, separate=True) == 2
+    assert chosen(tmp_path, separate=True) == (2, True)
 
 
 def test_the_last_of_several_hosts_completes_its_checkpoint_or_takes_the_newest_of_the_mirror(tmp_path):
     upload(tmp_path, *[save(tmp_path, step) for step in (2, 4)])
     lose_a_file(tmp_path, 4)
-    assert choose(tmp_path) == 4
+    assert chosen(tmp_path) == (4, True)
+    Mirror(URL).fetch(4, tmp_path / "checkpoints")
     Checkpoint.open(tmp_path).verify()
     save(tmp_path, 6)
     lose_a_file(tmp_path, 6)
-    assert choose(tmp_path) == 4
+    assert chosen(tmp_path) == (4, False)
     (tmp_path / "checkpoints" / "step_00000006" / "manifest.json").unlink()
     with pytest.raises(DamagedCheckpointError):
-        Checkpoint.open(tmp_path, choose(tmp_path))
+        chosen(tmp_path)
 
 
 def test_a_job_whose_hosts_have_no_whole_checkpoint_begins_again(tmp_path):
     save(tmp_path, 2)
-    hosts = Hosts(True, False, Mirror(URL))
-    assert continues_from_mirror(ONE_RANK, hosts, tmp_path, was_restarted=True, resume=False)
+    assert chosen(tmp_path, may_be_new=True) == (2, False)
     lose_a_file(tmp_path, 2)
-    assert not continues_from_mirror(ONE_RANK, hosts, tmp_path, was_restarted=True, resume=False)
-    assert [path.name for path in (tmp_path / "checkpoints").glob("*step*")] == ["left_step_00000002"]
+    assert chosen(tmp_path, may_be_new=True) is None
+
+
+def test_the_mirror_of_another_run_is_refused_before_anything_is_read_from_it(tmp_path):
+    upload(tmp_path, save(tmp_path, 2))
+    shutil.rmtree(tmp_path / "checkpoints")
+    (tmp_path / "run_id.txt").write_text("fedcba9876543210\n")
+    with pytest.raises(UsageError, match="another run"):
+        chosen(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["run_id.txt"]

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from facetrain.errors import DivergedError, RunError
 from facetrain.files import error_reason, printable, shell_path, write_atomically
 from facetrain.models.model_file import MODEL_FILE, STEP_KEY, save_model
 from facetrain.remote.address import is_remote
+from facetrain.run.build import Run
 from facetrain.run.folder.run_state import read_state
 from facetrain.run.outputs import DIVERGED_FILE, REPORT_FILE, SKIPPED_FILE
 from facetrain.run.parts.backbone import describe_model
-from facetrain.run.prepare import PreparedRun
+from facetrain.run.parts.step_schedule import StepSchedule
 from facetrain.run.report.history import History, Metric, records_of
 from facetrain.run.report.list_runs import formatted
 from facetrain.run.report.published_curve import published_curve_of
@@ -40,7 +42,7 @@ def model_metadata(config: Config, folder: Path) -> dict[str, Any]:
     return describe_model(config) | {"datasets": read_copied_cards(folder / CARDS_FILE)}
 
 
-def write_skipped_images(run: PreparedRun, loader: StagedLoader) -> list[str]:
+def write_skipped_images(run: Run, loader: StagedLoader) -> list[str]:
     """Write the list of images that any rank could not read, and return it. Collective."""
     run.state.add_skipped_images(loader.skipped)
     skipped = sorted(run.state.skipped_images)
@@ -49,98 +51,89 @@ def write_skipped_images(run: PreparedRun, loader: StagedLoader) -> list[str]:
     return skipped
 
 
-def write_divergence(run: PreparedRun, error: DivergedError) -> None:
+def write_divergence(run: Run, error: DivergedError) -> None:
     """Write the last steps of a run that has diverged to diverged.json. For the leader only."""
     with suppress(OSError):  # a full disk must not hide the reason why the run ended
         write_atomically(run.folder / DIVERGED_FILE, json.dumps(error.report) + "\n")
 
 
-def write_results(
-    run: PreparedRun,
-    weights: dict[str, Tensor],
-    skipped: list[str],
-    *,
-    has_learned: bool,
-    was_finished: bool = False,
-) -> None:
+def write_results(run: Run, weights: dict[str, Tensor], skipped: list[str], *, has_learned: bool) -> None:
     """Write the model file, and print the summary. For the leader only.
 
-    `has_learned` is false if the check of the first steps has found that the run does not learn. A run that
-    `was_finished` before this command gets one line in place of the summary.
+    `has_learned` is false if the check of the first steps has found that the run does not learn.
     """
     path, metadata = run.folder / MODEL_FILE, model_metadata(run.config, run.folder)
     # Adapters are added to the weights, so that the file opens as any other of this network.
     save_model(path, merge_adapters(weights, str(path)), metadata | {STEP_KEY: run.state.step})
-    is_cut = run.schedule.total_steps < run.schedule.steps_of_all_epochs
-    ended_by = "train.max_steps" if is_cut else "train.epochs"
-    if stopped_early := run.state.early_stop.reason(run.config.train.stop_early):
-        ended_by = "train.stop_early.patience"
-    summary = (
-        f"{run.folder}: was already finished, at step {run.state.step:,}"
-        + (f" ({stopped_early})" if stopped_early else "")
-        + f"; to train on: facetrain resume {shell_path(run.folder)} --set {ended_by}=MORE"
+    ending = Ending(
+        end_key(run.config, run.schedule, run.early_end),
+        run.early_end,
+        skipped,
+        has_learned=has_learned,
+        seconds=time.perf_counter() - run.began_at,
     )
-    if not was_finished:
-        summary = summarize(
-            run.folder,
-            run.config.eval.targets,
-            run.config.eval_dir,
-            loss=trained_loss(run.config),
-            ended_by=ended_by,
-            stopped_early=stopped_early,
-            skipped=skipped,
-            has_learned=has_learned,
-            seconds=time.perf_counter() - run.started_at,
-        )
+    print_lines(summarize(run.folder, run.config, ending))
+
+
+def end_key(config: Config, schedule: StepSchedule, early: str) -> str:
+    """Return the config key that has set the last step of a run; `early` is why it has stopped early."""
+    if early:
+        return "train.stop_early.patience"
+    return "train.max_steps" if schedule.total_steps < schedule.steps_of_all_epochs else "train.epochs"
+
+
+def print_lines(text: str) -> None:
+    """Print the summary of a run that has ended well, even if nothing can take it."""
     try:
-        print("\n".join(map(printable, summary.splitlines())), flush=True)
-    except (OSError, RunError) as error:  # the run has ended well, even if the summary is lost
+        print("\n".join(map(printable, text.splitlines())), flush=True)
+    except (OSError, RunError) as error:
         warn(f"the summary is not printed: {error_reason(error)}")
 
 
-def summarize(
-    folder: Path,
-    targets: Sequence[str],
-    eval_dir: str,
-    *,
-    loss: str = "loss",
-    ended_by: str,
-    stopped_early: str = "",
-    skipped: list[str],
-    has_learned: bool,
-    seconds: float,
-) -> str:
-    """Return the summary of a run as text: first and last loss and accuracy, and the commands to run next.
+@dataclass(frozen=True)
+class Ending:
+    """How a run has ended."""
 
-    `loss` is the metric of the loss. `ended_by` is the config key that set the last step, and `stopped_early` why it is
-    an early one. `skipped` lists the images that could not be read. `seconds` is the duration of the command. Without
-    `has_learned`, the summary says so.
-    """
+    key: str = "train.epochs"
+    """Config key that has set the last step."""
+    early: str = ""
+    """Why the last step is an early one; empty if it is not."""
+    skipped: Sequence[str] = ()
+    """Images that could not be read."""
+    has_learned: bool = True
+    """Whether the check of the first steps has found nothing."""
+    seconds: float = 0.0
+    """Duration of the command."""
+
+
+def summarize(folder: Path, config: Config, ending: Ending) -> str:
+    """Return the summary of a run as text: first and last loss and accuracy, and the commands to run next."""
+    loss = trained_loss(config)
     history = History.read(folder)
-    lines = ["", f"{folder}: finished in {seconds:.0f} s"]
+    lines = ["", f"{folder}: finished in {ending.seconds:.0f} s"]
     if loss in history.metrics:
         (start, first), (step, last) = history.metrics[loss].first, history.metrics[loss].last
         before = f"{formatted(first, '.3f')} at step {start} → " if step > start else ""
         lines.append(f"  loss      {before}{formatted(last, '.3f')} at step {step}")
-        if has_learned and _has_grown(first, last):
+        if ending.has_learned and _has_grown(first, last):
             lines.append(
                 "  did not learn: the loss has grown or is not finite; lower optim.lr (`--lr find` finds a rate)"
             )
     lines += [_accuracy_line(name, history.metrics) for name in sorted(history.sets)]
     if published := published_curve_of(folder, read_state(folder).total_steps):
         lines += [f"  {line}" for line in published.describe(records_of(folder))]
-    if stopped_early:
-        lines.append(f"  {stopped_early}")
-    if not has_learned:
+    if ending.early:
+        lines.append(f"  {ending.early}")
+    if not ending.has_learned:
         lines.append(f"  did not learn in its first steps: see the warning in {folder / 'log.txt'}")
     if (folder / REPORT_FILE).is_file():
         lines.append(f"  report    {folder / REPORT_FILE}")
-    if skipped:
+    if ending.skipped:
         lines.append(
-            f"  {len(skipped)} images could not be read and were replaced by others; "
-            f"{folder / 'skipped_images.txt'} lists them; the first: {skipped[0]}"
+            f"  {len(ending.skipped)} images could not be read and were replaced by others; "
+            f"{folder / 'skipped_images.txt'} lists them; the first: {ending.skipped[0]}"
         )
-    return "\n".join([*lines, *_next_commands(folder, targets, eval_dir, ended_by)])
+    return "\n".join([*lines, *_next_commands(folder, config, ending.key)])
 
 
 def trained_loss(config: Config) -> str:
@@ -164,8 +157,9 @@ def _accuracy_line(name: str, metrics: Mapping[str, Metric]) -> str:
     return f"{line}, {formatted(metrics[f'{name}/pairs'].last[1], '.0f')} pairs"
 
 
-def _next_commands(folder: Path, targets: Sequence[str], eval_dir: str, ended_by: str) -> list[str]:
+def _next_commands(folder: Path, config: Config, ended_by: str) -> list[str]:
     quoted, board = shell_path(folder), folder / "tensorboard"
+    targets, eval_dir = config.eval.targets, config.eval_dir
     lines = ["next:"]
     if targets:
         # A path needs no folder.

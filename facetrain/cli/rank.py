@@ -1,0 +1,58 @@
+"""One rank of a run: `python -m facetrain.cli.rank REQUEST`, as facetrain's launcher starts it.
+
+A rank gets the request of its host as JSON. It never reads the command line of the user: rank 0 resolves its request,
+and all ranks receive the plan through their store.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from facetrain.__main__ import run_program
+from facetrain.run.request import TrainRequest
+
+if TYPE_CHECKING:
+    from facetrain.config.schema import Config
+    from facetrain.data.dataset import FaceDataset
+    from facetrain.distributed.world import World
+
+
+def rank_arguments(request: TrainRequest) -> list[str]:
+    """Return the arguments of Python that start a rank."""
+    debug = ["--debug"] if "--debug" in request.command_line else []
+    return ["-m", "facetrain.cli.rank", request.model_dump_json(), *debug]
+
+
+def train_on_this_rank(request: TrainRequest) -> int:
+    """Train what is asked, in this process and its peers if there are any; return the exit code."""
+    from facetrain.cli.options import download
+    from facetrain.run.train import train
+
+    return train(request, pin=lambda name: download(name)[1], fit_batch=_fit_batch)
+
+
+def main() -> None:
+    """Be a rank; end the process with the exit code of the run or of its error."""
+
+    def run() -> None:
+        from facetrain.cli.app import end_with
+
+        request = TrainRequest.model_validate_json(sys.argv[1])
+        end_with(partial(train_on_this_rank, request), debug="--debug" in sys.argv)
+
+    run_program(run)
+
+
+def _fit_batch(
+    config: Config, world: World, source: FaceDataset, keep_lr: bool
+) -> tuple[Mapping[str, Any], str]:
+    from facetrain.plan.fit_batch import fit_batch  # needs 100 MB, for what counts operations
+
+    return fit_batch(config, world, source, keep_lr=keep_lr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""The ranks of one start before they have a process group: they exchange JSON through the store.
+
+What a run is has to be known before the group is formed, which needs its device and its time limit.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from facetrain import errors
+from facetrain.distributed import collectives
+from facetrain.errors import FacetrainError, LostRankError, RunError, unprinted
+
+if TYPE_CHECKING:
+    from facetrain.distributed.rendezvous import Meeting
+
+_T = TypeVar("_T")
+_FIRST_POLL_S, _SLOWEST_POLL_S = 0.005, 0.2
+_FAREWELL_S = 5.0
+
+
+@dataclass
+class Ranks:
+    """Ranks of a start, as one of them sees them.
+
+    All of them must call `gather`, `decide` and `failing_together` in the same order.
+    """
+
+    rank: int = 0
+    local_rank: int = 0
+    size: int = 1
+    local_size: int = 1
+    launcher_id: str = ""
+    """Host, number and start time of the elastic agent: the same for all ranks that it starts, and restarts; empty
+    without one."""
+    restarts: int = 0
+    """Number of restarts before this start."""
+    meeting: Meeting | None = None
+    """What they know of each other; None for a single process."""
+    others: Set[int] = frozenset()
+    """Child processes that this one had before."""
+    set_patience: Callable[[float], None] = lambda patience_s: None
+    """Sets for how many seconds this rank may be silent."""
+    report_failure: Callable[[BaseException], None] = lambda error: None
+    """Tells the watchdogs of the others why this rank ends."""
+    _count: int = field(default=0, init=False)
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this is rank 0, which decides what all ranks do."""
+        return self.rank == 0
+
+    @property
+    def rendezvous_id(self) -> str:
+        """Random id of this start of the ranks."""
+        return self.meeting.id if self.meeting else ""
+
+    @property
+    def speaks_for_host(self) -> bool:
+        """Whether this is the first rank of its host."""
+        return self.local_rank == 0
+
+    @property
+    def spans_hosts(self) -> bool:
+        """Whether there are ranks on other hosts."""
+        return self.size > self.local_size
+
+    def place(self, rank: int) -> str:
+        """Return the host and the process of a rank."""
+        return self.meeting.places[rank] if self.meeting else "this host"
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the value of every rank, in rank order."""
+        if self.meeting is None:
+            return [value]
+        prefix = self._next()
+        if not self.is_leader:
+            self._set(f"{prefix}/{self.rank}", value)
+            return cast("list[Any]", self._wait(f"{prefix}/all"))
+        # Through the leader: every rank then reads one value, and not one of each other rank.
+        values = [value, *(self._wait(f"{prefix}/{rank}") for rank in range(1, self.size))]
+        self._set(f"{prefix}/all", values)
+        return values
+
+    def decide(self, decide: Callable[[], _T]) -> _T:
+        """Return on every rank what `decide` returns on the leader, as JSON; or fail there, if it fails.
+
+        There is no time limit: the leader may wait for a lock, or download a dataset.
+        """
+        decision: _T | None = None
+        failure: FacetrainError | None = None
+        if self.is_leader:
+            try:
+                with collectives.forbidden("a decision of the leader"):
+                    decision = decide()
+            except FacetrainError as error:
+                failure = error
+        if self.meeting is None:
+            if failure:
+                raise failure
+            return cast("_T", decision)
+        key = f"{self._next()}/all"
+        if self.is_leader:
+            self._set(key, [decision, _described(failure, 0)])
+        decision, reason = self._wait(key)
+        self._raise(failure, reason)
+        return cast("_T", decision)
+
+    @contextmanager
+    def failing_together(self) -> Iterator[None]:
+        """Let all ranks fail at the end of the block if one of them has. Each host prints the error of the first one.
+
+        Raises:
+            FacetrainError: the error of the first rank that failed; a LostRankError on further ranks of a host.
+        """
+        failure: FacetrainError | None = None
+        try:
+            with collectives.forbidden("failing_together"):
+                yield
+        except FacetrainError as error:
+            failure = error
+        reasons = self.gather(_described(failure, self.rank))
+        first = next(filter(None, reasons), None)
+        self._raise(failure if first and first[0] == self.rank else None, first)
+
+    def _raise(self, failure: FacetrainError | None, reason: Any) -> None:
+        """Raise the error that ended the ranks, if there is one."""
+        if reason is None:
+            return
+        self._say_farewell()
+        if failure is not None:
+            raise failure
+        rank, kind, message, exit_code = reason
+        is_elsewhere = self.meeting is not None and self.spans_hosts and self.speaks_for_host
+        if is_elsewhere and self._host(rank) != self._host(self.rank):
+            raise _error_class(kind)(message)
+        raise unprinted(f"rank {rank} failed", exit_code)
+
+    def _host(self, rank: int) -> int:
+        """Return the number of the host of a rank; all hosts have as many ranks."""
+        return rank // self.local_size
+
+    def _say_farewell(self) -> None:
+        """Wait on the leader until the others have read why all end: its process may serve the store."""
+        if self.meeting is None:
+            return
+        with suppress(FacetrainError):
+            self._set(f"farewell/{self.rank}", None)
+            if self.is_leader:
+                deadline = time.monotonic() + _FAREWELL_S
+                for rank in range(1, self.size):
+                    self._wait(f"farewell/{rank}", deadline)
+
+    def _next(self) -> str:
+        self._count += 1
+        return f"exchange/{self._count}"
+
+    def _set(self, key: str, value: Any) -> None:
+        assert self.meeting is not None, "a single process has no store"
+        with _store_errors():
+            self.meeting.store.set(key, json.dumps(value))
+
+    def _wait(self, key: str, deadline: float = float("inf")) -> Any:
+        assert self.meeting is not None, "a single process has no store"
+        # Polled: a wait in the store would answer no signal, and end at its own time limit.
+        pause_s = _FIRST_POLL_S
+        with _store_errors():
+            while not self.meeting.store.check([key]):
+                if time.monotonic() > deadline:
+                    raise LostRankError(f"{key} did not arrive")
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _SLOWEST_POLL_S)
+            return json.loads(self.meeting.store.get(key))
+
+
+def _described(failure: FacetrainError | None, rank: int) -> list[Any] | None:
+    return None if failure is None else [rank, type(failure).__name__, str(failure), failure.exit_code]
+
+
+def _error_class(name: Any) -> type[FacetrainError]:
+    found = getattr(errors, str(name), RunError)
+    return found if isinstance(found, type) and issubclass(found, FacetrainError) else RunError
+
+
+@contextmanager
+def _store_errors() -> Iterator[None]:
+    """Turn a failure of the store into the loss of the rank, or agent, that serves it."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        raise LostRankError(f"the store of the ranks does not answer: {error}") from error

@@ -1,0 +1,223 @@
+"""Agreement on a run: the leader's plan goes to all ranks, and every host compares with it what it has itself.
+
+Nothing else is exchanged before the parts of the run are built. Ranks that do not agree end together, before the run
+folder has anything of the run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from facetrain.checkpoint.commit import CHECKPOINTS
+from facetrain.checkpoint.load import Checkpoint
+from facetrain.config.loading import with_absolute_paths
+from facetrain.config.own_code import allow_code_of, require_code_allowed
+from facetrain.config.schema import Config
+from facetrain.data.loading.sampler import epoch_size
+from facetrain.distributed.ranks import Ranks
+from facetrain.errors import FacetrainError, UsageError
+from facetrain.remote.download import pinned
+from facetrain.run.asked_config import asked_config
+from facetrain.run.folder.claim import FolderClaim, existing_run, has_checkpoints
+from facetrain.run.folder.compatibility import differences
+from facetrain.run.folder.data_digests import describe_difference, digest_inputs, digest_weights
+from facetrain.run.folder.earlier import clean_up, rename_later_checkpoints
+from facetrain.run.folder.hosts import Hosts, hosts_of, owns_folder
+from facetrain.run.folder.lease import Lease
+from facetrain.run.folder.run_files import package_versions
+from facetrain.run.parts.open_data import open_data
+from facetrain.run.parts.step_schedule import StepSchedule, schedule_steps
+from facetrain.run.request import TrainRequest
+from facetrain.run.resolve import Claim, Claimed, Inputs, claim_run, digest_text, open_mirror, resolve
+from facetrain.run.run_plan import RunPlan
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """Plan of a run, and what this rank has of it: equal to what the leader has."""
+
+    plan: RunPlan
+    config: Config
+    """Config of the plan, with the absolute paths of this host."""
+    inputs: Inputs
+    hosts: Hosts
+    checkpoint: Checkpoint | None
+
+    schedule: StepSchedule
+
+    @property
+    def folder(self) -> Path:
+        """Run folder."""
+        return Path(self.plan.folder)
+
+
+def agree(ranks: Ranks, request: TrainRequest, lease: Lease, pin: Callable[[str], str] = pinned) -> Agreed:
+    """Let the leader resolve a request, and compare its plan on all hosts. All ranks call it together.
+
+    Raises:
+        UsageError: the request cannot be met; or a host has another config, other data, another checkpoint, or other
+            versions of packages.
+        RunError: a file cannot be read or written.
+    """
+    launchers = sorted({name for name in ranks.gather(ranks.launcher_id) if name})
+    on_leader = list[Any]()  # what only the leader has: the claim, then its inputs
+
+    def decide_where() -> dict[str, Any]:
+        on_leader.append(claim_run(request, ranks, launchers, lease))
+        return on_leader[0].claim.model_dump()
+
+    claim = Claim.model_validate(ranks.decide(decide_where))
+    hosts, restarted = _compare_commands(ranks, request, claim, launchers, lease)
+
+    def decide_what() -> dict[str, Any]:
+        claimed: Claimed = on_leader[0]
+        plan, inputs = resolve(request, claimed, ranks, hosts, restarted=restarted, pin=pin)
+        on_leader.append(inputs)
+        return plan.model_dump(mode="json", by_alias=True)
+
+    plan = RunPlan.model_validate(ranks.decide(decide_what))
+    config, inputs = with_absolute_paths(plan.config), None
+    with _failing_by_host(ranks):
+        # The user of each host has given the config, or has allowed the code in it.
+        if request.command == "train" or request.allow_code:
+            allow_code_of(plan.config)
+        require_code_allowed(plan.config, f"{plan.folder}/config.yaml")
+        inputs = on_leader[1] if ranks.is_leader else _compare_inputs(ranks, plan, config)
+    with _failing_by_host(ranks):
+        _bring_disk_to(plan, config, ranks, hosts)
+    checkpoint = None
+    with _failing_by_host(ranks):
+        if plan.step is not None:
+            checkpoint = _open_checkpoint(plan, plan.step)
+    schedule = schedule_steps(config, epoch_size(inputs.source), ranks.size)
+    return Agreed(plan, config, inputs, hosts, checkpoint, schedule)
+
+
+@contextmanager
+def _failing_by_host(ranks: Ranks) -> Iterator[None]:
+    """Let all ranks fail together; the message names the rank and its host if the run has several hosts."""
+    with ranks.failing_together():
+        try:
+            yield
+        except FacetrainError as error:
+            if ranks.spans_hosts:
+                error.args = (f"rank {ranks.rank} on {ranks.place(ranks.rank)}: {error}",)
+            raise
+
+
+def _compare_commands(
+    ranks: Ranks, request: TrainRequest, claim: Claim, launchers: Sequence[str], lease: Lease
+) -> tuple[Hosts, bool]:
+    """Compare versions and configs of all hosts; return their disks, and whether one has checkpoints of this job."""
+    folder = Path(claim.folder)
+    with _failing_by_host(ranks):
+        if ranks.speaks_for_host and not ranks.is_leader:
+            _compare_versions(ranks, claim.versions)
+            if request.command == claim.command == "train":
+                _compare_configs(ranks, request, claim.given)
+    owns = owns_folder(ranks, folder, claim.token)
+    with _failing_by_host(ranks):
+        if owns and not ranks.is_leader:
+            lease.create(folder, exist_ok=True)
+    folders = FolderClaim(launchers, ranks.restarts, lease)
+    restarted = owns and folders.is_restart(folder, is_named=True)
+    reports = ranks.gather([owns, restarted])
+    hosts = hosts_of(ranks, [each for each, _ in reports])
+    with _failing_by_host(ranks):
+        if hosts.are_separate and owns and not ranks.is_leader and not claim.mirror:
+            raise UsageError(
+                f"{folder}: this host does not share the run folder with the host of rank 0; use a folder that all "
+                "hosts share, or set checkpoint.mirror to an address in an object store"
+            )
+    return hosts, any(each for _, each in reports)
+
+
+def _compare_versions(ranks: Ranks, expected: dict[str, str]) -> None:
+    own = package_versions()
+    for name in sorted({*own, *expected}):
+        if own.get(name) != expected.get(name):
+            raise UsageError(
+                f"{name} {own.get(name, 'is missing')}, and rank 0 on {ranks.place(0)} has "
+                f"{expected.get(name, 'none')}; install the same versions on all hosts"
+            )
+
+
+def _compare_configs(ranks: Ranks, request: TrainRequest, expected: dict[str, Any]) -> None:
+    found = list(differences(expected, asked_config(request).given))
+    if found:
+        where = request.config if isinstance(request.config, str) else "the config"
+        changes = ", ".join(
+            f"{each.key} is {json.dumps(each.now)}, not {json.dumps(each.before)}" for each in found
+        )
+        raise UsageError(
+            f"{where}: {changes} as for rank 0 on {ranks.place(0)}; give the same config and options on all hosts"
+        )
+
+
+def _compare_inputs(ranks: Ranks, plan: RunPlan, config: Config) -> Inputs:
+    """Open on this rank what the run reads, and compare it with what the leader has."""
+    inputs = Inputs(*open_data(config))
+    if not ranks.speaks_for_host:  # the first rank of its host reads the same files
+        return inputs
+    own = digest_inputs(config, inputs.source, inputs.sets)
+    for name, expected in plan.inputs.items():
+        if own[name] == expected:
+            continue
+        key, words = describe_difference(name)
+        place = str(_value(config, key))
+        if name == "sets":
+            place = ", ".join(
+                str(each.path) for each in inputs.sets if own[name][each.name] != expected.get(each.name)
+            )
+        raise UsageError(
+            f"{place} ({key}): other {words} than rank 0 on {ranks.place(0)} has; copy them to all hosts"
+        )
+    for key, digest in digest_weights(config).items() if plan.weights else ():
+        if digest != plan.weights.get(key):
+            raise UsageError(
+                f"{_value(config, key)} ({key}): another file than rank 0 on {ranks.place(0)} has; copy it to all hosts"
+            )
+    return inputs
+
+
+def _bring_disk_to(plan: RunPlan, config: Config, ranks: Ranks, hosts: Hosts) -> None:
+    """Bring the run folder of this rank's disk to the state from which the run begins; the first write of the run.
+
+    Raises:
+        UsageError: a new run is to begin in a folder that has checkpoints.
+        CheckpointError: the checkpoint cannot be downloaded.
+    """
+    folder, mirror = Path(plan.folder), open_mirror(config, Path(plan.folder))
+    if not hosts.is_owner:
+        return
+    if not ranks.is_leader:
+        clean_up(folder)
+    if plan.step is None and has_checkpoints(folder):
+        if not plan.restarted:
+            raise existing_run(folder)
+        rename_later_checkpoints(folder, -1)  # no host has all files of these
+    if plan.is_fetched and plan.step is not None and mirror:
+        mirror.fetch(plan.step, folder / CHECKPOINTS)
+        if ranks.is_leader:
+            mirror.fetch_files(folder)
+
+
+def _open_checkpoint(plan: RunPlan, step: int) -> Checkpoint:
+    # Each rank reads the manifest itself: that shows whether it sees the same files.
+    checkpoint = Checkpoint.open(Path(plan.folder), step)
+    if digest_text(checkpoint.manifest.dump()) != plan.manifest:
+        raise UsageError(
+            f"{checkpoint.folder}: not the checkpoint that rank 0 sees under this path; use a folder that all hosts of "
+            "the run share"
+        )
+    return checkpoint
+
+
+def _value(config: Config, key: str) -> Any:
+    return reduce(getattr, key.split("."), config)

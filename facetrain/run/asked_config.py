@@ -1,0 +1,151 @@
+"""Config that a request asks for: of a new run, with the verification sets that the data has; or of an earlier one."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from facetrain.checkpoint.mirror import Mirror
+from facetrain.config.loading import build_config, override_keys, plain_config, read_merged
+from facetrain.config.own_code import allow_code_of, require_code_allowed
+from facetrain.config.presets import find_config
+from facetrain.config.schema import Config
+from facetrain.errors import ConfigError, UsageError
+from facetrain.remote.address import is_remote
+from facetrain.remote.download import is_name
+from facetrain.remote.filesystem import public
+from facetrain.run.report.list_runs import newest_run
+from facetrain.run.request import TrainRequest, as_override
+from facetrain.strict_yaml import parse_yaml
+
+_CHOSEN_KEYS = {"batch": ("train.batch_size", "train.global_batch_size"), "lr": ("optim.lr",)}
+"""Config keys that a choice sets, by its option."""
+
+
+@dataclass(frozen=True)
+class AskedConfig:
+    """Config as a command asks for it, before anything of the run is read."""
+
+    config: Config
+    set_keys: frozenset[str]
+    """Config keys and sections that the command sets itself: a run that continues may change by them."""
+    given: dict[str, Any]
+    """All values, without what the data has decided: the command of another host must give the same."""
+    remarks: tuple[str, ...] = ()
+    """What the data has decided, a line each."""
+
+
+def asked_config(request: TrainRequest) -> AskedConfig:
+    """Read the config of a new run.
+
+    Raises:
+        UsageError: a value is given and to be chosen, or there is no such dataset.
+        ConfigError: the config or a value is invalid.
+    """
+    set_keys = override_keys(request.overrides)
+    for choice in request.choose:
+        if both := set_keys.intersection(_CHOSEN_KEYS[choice]):
+            word = "auto" if choice == "batch" else "find"
+            raise UsageError(f"--{choice} {word} and --set {min(both)}: give one of them")
+    config = _build(request)
+    allow_code_of(config)
+    given = plain_config(config)
+    train = config.data.train
+    if not request.own_data:
+        return AskedConfig(config, set_keys, given)
+    if not is_name(train) and not Path(train).exists():
+        raise UsageError(f"--data {train}: no such file or folder")
+    if set_keys & {"eval", "eval.targets", "eval.dir"}:
+        return AskedConfig(config, set_keys, given)
+    targets, remarks = _sets_that_exist(config)
+    config = _build(request, as_override("eval.targets", targets))
+    return AskedConfig(config, set_keys | {"eval.targets"}, given, remarks)
+
+
+@dataclass(frozen=True)
+class RecordedConfig:
+    """Config of a run that continues, with its folder on this disk."""
+
+    folder: Path
+    asked: AskedConfig
+
+
+def recorded_config(request: TrainRequest) -> RecordedConfig:
+    """Read the config of the run that `resume` names: from its folder, or from its mirror if it is not here yet.
+
+    Raises:
+        UsageError: there is no such run.
+        ConfigError: its config or a value is invalid.
+        CheckpointError: the mirror does not answer.
+    """
+    remarks, overrides, mirror = list[str](), list(request.overrides), None
+    if request.run_dir and is_remote(request.run_dir):
+        parent, _, name = request.run_dir.rstrip("/").rpartition("/")
+        folder, mirror = Path("runs", name), Mirror(f"{parent}/{name}")
+        overrides.insert(0, f"checkpoint.mirror={parent}")
+    elif request.run_dir:
+        folder = Path(request.run_dir)
+    else:
+        folder = newest_run()
+        remarks.append(f"{folder}: the newest run")
+    path = folder / "config.yaml"
+    if path.is_file():
+        values, where = read_merged(path), str(path)
+    elif mirror:
+        where = f"{public(mirror.url)}/config.yaml"
+        values = _parsed(mirror.read_text("config.yaml"), where)
+    else:
+        raise UsageError(f"{folder}: not the folder of a run (it has no config.yaml)")
+    config = build_config(values, where, overrides)
+    if request.allow_code:
+        allow_code_of(config)
+    require_code_allowed(config, where)
+    keys = override_keys(request.overrides)
+    return RecordedConfig(folder, AskedConfig(config, keys, plain_config(config), tuple(remarks)))
+
+
+def _parsed(text: str, where: str) -> dict[str, Any]:
+    try:
+        values = parse_yaml(text)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{where}: is not the config of a run")
+    return values
+
+
+def _build(request: TrainRequest, *more: str) -> Config:
+    source, overrides = request.config, [*request.overrides, *more]
+    if isinstance(source, str):
+        path = find_config(Path(source))
+        return build_config(read_merged(path), str(path), overrides)
+    # Copied: the overrides are merged into the values.
+    return build_config(
+        copy.deepcopy(source or {}), "the defaults" if source is None else "config", overrides
+    )
+
+
+def _sets_that_exist(config: Config) -> tuple[list[str], tuple[str, ...]]:
+    """Return the sets of a config that lie beside the user's data, or all that lie there if none does; and remarks."""
+    folder, targets = Path(config.eval_dir), config.eval.targets
+    present = [target for target in targets if _exists(target, folder)]
+    absent = [target for target in targets if target not in present]
+    if present:
+        missing = f"{folder} has no verification sets {', '.join(absent)}: training goes without"
+        return present, (missing,) if absent else ()
+    found = sorted(path.stem for path in folder.glob("*.bin") if path.is_file())
+    if found:
+        return found, (f"verified on the sets that lie in {folder}: {', '.join(found)}",)
+    if not targets:
+        return [], ()
+    return [], (
+        f"{folder} has no verification sets {', '.join(absent)}: training goes without; give the folder of others "
+        "with --set eval.dir=FOLDER and their names with --set eval.targets=[NAME]",
+    )
+
+
+def _exists(target: str, folder: Path) -> bool:
+    names = (target, target.upper(), f"{target}.bin")
+    return Path(target).exists() or any((folder / name).exists() for name in names)

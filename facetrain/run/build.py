@@ -1,0 +1,233 @@
+"""Construction of a run from its plan: state, network and loader, restored from a checkpoint if there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from facetrain.checkpoint.mirror import Mirror
+from facetrain.config.schema import Config
+from facetrain.data.dataset import FaceDataset
+from facetrain.distributed.agreement import fail_together
+from facetrain.distributed.ddp import wrap_in_ddp
+from facetrain.distributed.world import World
+from facetrain.errors import RunError
+from facetrain.files import os_errors_as
+from facetrain.run.agree import Agreed
+from facetrain.run.callbacks.evaluation import named_metrics, require_metric
+from facetrain.run.folder.compatibility import describe_batch_change
+from facetrain.run.folder.earlier import missing_newest, rename_later_checkpoints
+from facetrain.run.folder.hosts import Hosts
+from facetrain.run.folder.run_files import (
+    describe_environment,
+    package_versions,
+    recorded_environment,
+    write_run_files,
+)
+from facetrain.run.parts.loader import count_workers
+from facetrain.run.parts.state import build_state, check_precision
+from facetrain.run.parts.step_schedule import StepSchedule
+from facetrain.run.resolve import open_mirror
+from facetrain.run.run_plan import RunPlan
+from facetrain.run.start_checks import check_start
+from facetrain.telemetry.log import LogFile, log_to, warn
+from facetrain.training.choose_kernels import choose_kernels
+from facetrain.training.state import TrainState
+from facetrain.verify.sets.pair_set import PairSet
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that is about to train: its plan, and the objects that this rank has built for it. Its log is open."""
+
+    plan: RunPlan
+    config: Config
+    """Config of the plan, with absolute paths."""
+    hosts: Hosts
+    source: FaceDataset
+    sets: list[PairSet]
+    schedule: StepSchedule
+    state: TrainState
+    network: nn.Module
+    """Network for training steps, in DDP if there are several ranks."""
+    log: LogFile
+    """log.txt, as this process writes it."""
+    check_lock: Callable[[], None]
+    """Raises an error if another process writes the run folder; only on the leader."""
+    began_at: float
+    """Start of the command, by time.perf_counter."""
+
+    @property
+    def folder(self) -> Path:
+        """Run folder."""
+        return Path(self.plan.folder)
+
+    @property
+    def world(self) -> World:
+        """The ranks of the run."""
+        return self.state.world
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this rank writes what is written once for a run."""
+        return self.world.is_leader
+
+    @property
+    def workers(self) -> int:
+        """Reading processes of this rank."""
+        return count_workers(self.config, self.world)
+
+    @cached_property
+    def mirror(self) -> Mirror | None:
+        """Copy of the run in an object store, if there is one."""
+        return open_mirror(self.config, self.folder)
+
+    @property
+    def early_end(self) -> str:
+        """Why the run has stopped early; empty if it has not."""
+        return self.state.early_stop.reason(self.config.train.stop_early)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the run has taken its last step, or has stopped early."""
+        return self.state.step >= self.schedule.total_steps or bool(self.early_end)
+
+
+def build(agreed: Agreed, world: World, check_lock: Callable[[], None], began_at: float) -> Run:
+    """Build every part of a run that does not depend on the training loop, and restore the checkpoint. Collective.
+
+    Raises:
+        UsageError: a part cannot be built as the config says, or does not fit the data.
+        RunError: the run folder cannot be written, or the checkpoint is damaged.
+    """
+    plan, inputs, checkpoint = agreed.plan, agreed.inputs, agreed.checkpoint
+    config = agreed.config if checkpoint is None else _without_init_from(agreed.config)
+    with fail_together(world):
+        check_precision(config, world)
+    schedule = agreed.schedule
+    state, network = build_network(config, world, inputs.source, schedule, agreed.folder)
+    with fail_together(world):
+        if checkpoint is not None:
+            state.restore(checkpoint)
+        # After the restore, which knows what the last verification has measured.
+        _check_named_metrics(config, inputs.sets, state)
+    # After every rank has restored its part: if the checkpoint is damaged, or the config does not fit it, the folder
+    # must remain unchanged.
+    warnings: list[str] = []
+    with fail_together(world):
+        if world.is_leader:
+            warnings += check_start(
+                config, agreed.folder, inputs.source, state, schedule.total_steps - state.step
+            )
+        if agreed.hosts.is_owner:
+            warnings += _open_folder(agreed, state, schedule)
+    # Not earlier: on the other hosts of a refused resume, the folder must remain unchanged too.
+    log = log_to(agreed.folder / "log.txt", world.rank)
+    for warning in warnings if world.is_leader else ():
+        warn(warning)
+    return Run(
+        plan=plan,
+        config=agreed.config,
+        hosts=agreed.hosts,
+        source=inputs.source,
+        sets=inputs.sets,
+        schedule=schedule,
+        state=state,
+        network=network,
+        log=log,
+        check_lock=check_lock,
+        began_at=began_at,
+    )
+
+
+def build_network(
+    config: Config, world: World, source: FaceDataset, schedule: StepSchedule, folder: Path
+) -> tuple[TrainState, nn.Module]:
+    """Build the state of a run before its first step, and its network for training steps. Collective."""
+    # Each rank builds the whole backbone from the same seed, and its own part of the class centers: nothing is sent.
+    with fail_together(world):
+        state = build_state(config, world, source.num_classes, schedule, folder, source)
+        # All labels now, on the host: on a GPU, the head does not check those of a step.
+        state.head.check_labels(source.labels)
+    # Apart from the block above: ranks exchange whether they can use the kernels, and all must take part.
+    choose_kernels(state, config.train)
+    network = wrap_in_ddp(
+        state.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
+    )
+    return state, network
+
+
+def _without_init_from(config: Config) -> Config:
+    """Return the config of a run that continues: its checkpoint has all weights of the file `model.init_from`."""
+    return config.model_copy(update={"model": config.model.model_copy(update={"init_from": None})})
+
+
+def _check_named_metrics(config: Config, sets: list[PairSet], state: TrainState) -> None:
+    """Check the metrics that the config names as far as they are known before the next verification.
+
+    A resumed run may save before that, and would remove the best checkpoint by another metric.
+    """
+    names = [pairs.name for pairs in sets]
+    known = [name for name in state.metrics if name.rpartition("/")[0] in names]
+    for key, metric in named_metrics(config.checkpoint.best_metric, config.train.stop_early).items():
+        chosen = metric.rpartition("/")[0]
+        if chosen not in names or any(name.rpartition("/")[0] == chosen for name in known):
+            require_metric(key, metric, known or [f"{name}/accuracy, {name}/auc, …" for name in names])
+
+
+def _open_folder(agreed: Agreed, state: TrainState, schedule: StepSchedule) -> list[str]:
+    """Write the files that describe the run to the folder of this disk; return what differs from before."""
+    plan, folder, world, checkpoint = agreed.plan, agreed.folder, state.world, agreed.checkpoint
+    differences = []
+    if checkpoint is not None:
+        differences += _differences(folder)
+        differences += _leave_later_checkpoints(folder, checkpoint.step)
+        differences += describe_batch_change(checkpoint, agreed.config, schedule, world.size)
+        mirror = open_mirror(agreed.config, folder)
+        if mirror and world.is_leader:
+            mirror.leave_after(checkpoint.step)
+    environment = describe_environment(folder, world, plan.command_line)
+    write_run_files(
+        folder, plan.run_id, agreed.config, environment | {"execution": state.describe_execution()}
+    )
+    return differences
+
+
+def _leave_later_checkpoints(folder: Path, step: int) -> list[str]:
+    """Make the checkpoint of a step the newest of the run folder; return what that means for others."""
+    with os_errors_as(RunError, folder):
+        missing = missing_newest(folder)
+        # Newer checkpoints belong to the course that this run leaves: they are kept under names that no resume finds.
+        renamed = rename_later_checkpoints(folder, step)
+    lines = [f"going back to step {step}: {missing}, the newest checkpoint, is missing"] if missing else []
+    if renamed:
+        names = ", ".join(renamed)
+        lines.append(f"going back to step {step}: the newer checkpoints are kept as {names}")
+    return lines
+
+
+def _differences(folder: Path) -> list[str]:
+    """Return what differs between this process and the one that has described its environment in a run folder."""
+    environment, lines = recorded_environment(folder), []
+    recorded, threads = environment.get("threads"), torch.get_num_threads()
+    if recorded not in (None, threads):
+        lines.append(
+            f"this process computes with {threads} threads, and the run did with {recorded} before: on a CPU its "
+            f"numbers may differ in the last digits; set OMP_NUM_THREADS={recorded} to continue bit for bit"
+        )
+    before, now = environment.get("packages"), package_versions()
+    versions = [
+        f"{name} {before[name]} → {version}"
+        for name, version in now.items()
+        if isinstance(before, dict) and before.get(name, version) != version
+    ]
+    if versions:
+        lines.append(
+            f"the versions of packages have changed: {', '.join(versions)}; numbers may differ in the last digits"
+        )
+    return lines

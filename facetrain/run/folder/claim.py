@@ -1,0 +1,105 @@
+"""Run folder of a new run: its name, its creation, and its reuse after a restart. For the leader only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from facetrain.checkpoint.commit import CHECKPOINTS, complete_steps
+from facetrain.errors import UsageError
+from facetrain.files import os_errors_as, shell_path
+from facetrain.run.folder.lease import Lease
+from facetrain.run.folder.lock import LOCK_FILE
+from facetrain.run.folder.run_files import launchers_in
+
+
+class ExistingRunError(UsageError):
+    """Folder that another run has."""
+
+
+class FolderClaim:
+    """How a job finds the folder of its run: the elastic agents that started it, and whether they restarted it.
+
+    torch's elastic agent starts its ranks again after a failure. The folder lists the agents that have used it, so
+    that restarted ranks find their folder again.
+    """
+
+    def __init__(self, launchers: Sequence[str], restarts: int, lease: Lease) -> None:
+        self._launchers, self._restarts, self._lease = launchers, restarts, lease
+
+    def named(self, folder: Path, *, may_exist: bool = False) -> Path:
+        """Create a folder that the user has named; it may exist if it holds no run, or with `may_exist`.
+
+        Raises:
+            ExistingRunError: the folder holds the checkpoints of another run.
+            UsageError: it cannot be created.
+        """
+        # A folder that the user names belongs to every restart of the job. A numbered one could be another run's.
+        if not may_exist and has_checkpoints(folder) and not (self.was_used(folder) or self._restarts):
+            raise existing_run(folder)
+        return self._create(folder, exist_ok=True)
+
+    def numbered(self, default: Path) -> Path:
+        """Create the default folder of a run; if it exists, with the next number: NAME-2.
+
+        The folder is created at once: if several runs start at the same time, only one gets it.
+        """
+        while True:  # another run may take the folder in between
+            folders = [default]
+            while folders[-1].exists():
+                folders.append(default.with_name(f"{default.name}-{len(folders) + 1}"))
+            # Restarted ranks continue in the folder that their agent has used, be it the default or a numbered one.
+            own = [folder for folder in folders if self.was_used(folder)]
+            for folder in own or folders:
+                with suppress(ExistingRunError):
+                    return self._default(folder, default)
+
+    def was_used(self, folder: Path) -> bool:
+        """Return whether an agent of this job has used a folder before."""
+        return bool(set(launchers_in(folder)) & set(self._launchers))
+
+    def is_restart(self, folder: Path, *, is_named: bool) -> bool:
+        """Return whether the folder has checkpoints of this job, which has been started again."""
+        return has_checkpoints(folder) and (self.was_used(folder) or (is_named and self._restarts > 0))
+
+    def _default(self, folder: Path, default: Path) -> Path:
+        was_used = self.was_used(folder)
+        if has_checkpoints(folder) and not was_used:
+            raise existing_run(folder)
+        # Ranks that were killed before they wrote anything have left the folder empty, but for their lock.
+        is_left_empty = self._restarts > 0 and all(LOCK_FILE in path.name for path in folder.glob("*"))
+        created = self._create(folder, exist_ok=was_used or is_left_empty)
+        if folder != default and not was_used:
+            print(f"{default} exists: the folder of this run is {folder}", flush=True)
+        return created
+
+    def _create(self, folder: Path, *, exist_ok: bool) -> Path:
+        existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if not (existing.is_dir() and os.access(existing, os.W_OK)):
+            raise UsageError(
+                f"{folder}: cannot be created, because {existing} is a file or not writable; give another --run-dir or "
+                "run.dir"
+            )
+        with os_errors_as(UsageError, folder, "give another --run-dir or run.dir"):
+            try:
+                # Atomic: of two runs that start together, only one gets the default folder.
+                self._lease.create(folder, exist_ok=exist_ok)
+            except FileExistsError:
+                raise ExistingRunError(f"{folder}: already exists") from None
+        return folder
+
+
+def has_checkpoints(folder: Path) -> bool:
+    """Return whether a folder has a complete checkpoint."""
+    return bool(complete_steps(folder / CHECKPOINTS))
+
+
+def existing_run(folder: Path) -> ExistingRunError:
+    """Return the error for a new run in a folder that has checkpoints."""
+    steps = complete_steps(folder / CHECKPOINTS)
+    return ExistingRunError(
+        f"{folder}: already holds a run, at step {steps[-1]}; continue it with `facetrain resume {shell_path(folder)}`"
+        ", or start another run with --set run.name=NAME or --run-dir FOLDER"
+    )

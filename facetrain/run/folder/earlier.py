@@ -1,0 +1,95 @@
+"""Checkpoints and files that earlier processes have left in a run folder."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from facetrain.checkpoint.commit import (
+    CHECKPOINTS,
+    LATEST,
+    STEP_NAME,
+    complete_steps,
+    point_latest,
+    put_aside,
+    remove_unfinished,
+    step_folder,
+)
+from facetrain.errors import RunError
+from facetrain.files import os_errors_as, read_regular_text
+
+HEAD_ROWS, TEACHER_ROWS = "centers", "teacher_centers"
+"""Folders in a run folder for the row files of the trained head, and of the class centers of a teacher."""
+
+_LEFTOVER = re.compile(
+    r"\.("
+    r".+\.[0-9a-f]{16}\.tmp.*"  # files.scratch_path
+    r"|tmp[A-Za-z0-9]{6}"  # the library of safetensors
+    r"|run\.lock\.[0-9a-f]{16}\.claim"  # RunLock
+    r")"
+)
+_LOCK_AGE_S = 60.0
+"""Age at which a temporary file of the lock is a leftover: a younger one may belong to a process that waits."""
+
+
+def clean_up(folder: Path) -> None:
+    """Complete or remove what a killed process has left, before a checkpoint is opened. Only with the lock.
+
+    Raises:
+        RunError: the folder cannot be written to.
+    """
+    with os_errors_as(RunError, folder):
+        remove_unfinished(folder / CHECKPOINTS)
+        remove_leftovers(folder)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files of killed processes from a run folder.
+
+    Only with the lock of the folder, which covers all other files.
+
+    Raises:
+        OSError: a folder cannot be read, or a file not be removed.
+    """
+    for place in (folder, folder / CHECKPOINTS, folder / "profile"):
+        for path in place.iterdir() if place.is_dir() else ():
+            if not _LEFTOVER.fullmatch(path.name) or path.is_dir():
+                continue
+            with suppress(FileNotFoundError):  # another process that wants the lock has removed its own file
+                is_old = time.time() - path.lstat().st_mtime > _LOCK_AGE_S
+                if is_old or not path.name.startswith(".run.lock."):
+                    path.unlink()
+    # A process removes its row files as soon as it has opened them: only a kill before that leaves one.
+    for name in (HEAD_ROWS, TEACHER_ROWS):
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Return whether a folder has a checkpoint, or has had one: `latest` names it even if it is missing."""
+    return (folder / CHECKPOINTS / LATEST).exists() or bool(complete_steps(folder / CHECKPOINTS))
+
+
+def rename_later_checkpoints(folder: Path, step: int) -> list[str]:
+    """Rename the checkpoints after a step to `left_step_…`, when a run resumes from that step; return the new names.
+
+    They belong to a course of training that the run leaves. They are kept, but no longer count as its checkpoints.
+    """
+    checkpoints = folder / CHECKPOINTS
+    later = [each for each in complete_steps(checkpoints) if each > step]
+    names = [put_aside(step_folder(checkpoints, each)).name for each in later]
+    # After the renames: if the process ends here, `latest` names a missing checkpoint, and the next resume says so.
+    point_latest(checkpoints)
+    return names
+
+
+def missing_newest(folder: Path) -> str | None:
+    """Return the name of the checkpoint that `latest` names, if it is newer than all others and does not exist."""
+    checkpoints = folder / CHECKPOINTS
+    try:
+        named = STEP_NAME.fullmatch(read_regular_text(checkpoints / LATEST).strip())
+    except (OSError, ValueError):
+        return None
+    return named[0] if named and int(named[1]) > max(complete_steps(checkpoints), default=0) else None

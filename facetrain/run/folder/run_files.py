@@ -1,0 +1,73 @@
+"""Files that describe a run: its id, its config, and the environment that it was started in."""
+
+from __future__ import annotations
+
+import json
+import platform
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from facetrain.checkpoint.commit import CHECKPOINTS
+from facetrain.checkpoint.identity import RUN_ID_FILE
+from facetrain.config.loading import dump_config
+from facetrain.config.schema import Config
+from facetrain.distributed.world import World
+from facetrain.errors import RunError
+from facetrain.files import make_folder, os_errors_as, parse_json, read_regular_text, write_atomically
+from facetrain.remote.address import without_secrets
+
+_ENVIRONMENT = "environment.json"
+_PACKAGES = ("facetrain", "torch", "torchvision", "numpy", "opencv-python-headless", "safetensors")
+
+
+def write_run_files(folder: Path, run_id: str, config: Config, environment: dict[str, Any]) -> None:
+    """Write the run id, the config and a description of the environment. For the owner of the folder only.
+
+    Raises:
+        RunError: the folder cannot be written to.
+    """
+    with os_errors_as(RunError, folder):
+        make_folder(folder / CHECKPOINTS)
+        # Before the first checkpoint: without this file, the folder would accept the checkpoints of any run.
+        write_atomically(folder / RUN_ID_FILE, run_id + "\n")
+        write_atomically(folder / "config.yaml", dump_config(config))
+        write_atomically(folder / _ENVIRONMENT, json.dumps(environment, indent=1) + "\n")
+
+
+def describe_environment(folder: Path, world: World, command_line: tuple[str, ...]) -> dict[str, Any]:
+    """Return the description of the environment of a run, which continues the one in its folder."""
+    device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else platform.processor()
+    return {
+        "packages": package_versions(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "command": [without_secrets(argument) for argument in command_line],
+        "world_size": world.size,
+        "device": f"{world.device.type} {device}".strip(),
+        "threads": torch.get_num_threads(),
+        # All launchers so far: each of them may start its ranks again.
+        "launchers": [*launchers_in(folder), world.launcher_id],
+    }
+
+
+def recorded_environment(folder: Path) -> dict[str, Any]:
+    """Return the content of a run's environment.json; empty if the file is absent or damaged."""
+    try:
+        recorded = parse_json(read_regular_text(folder / _ENVIRONMENT))
+    except (OSError, ValueError):
+        return {}
+    return recorded if isinstance(recorded, dict) else {}
+
+
+def package_versions() -> dict[str, str]:
+    """Return the versions of the packages on which the numbers of a run depend, by the name of the package."""
+    return {found.name: found.version for found in distributions() if found.name in _PACKAGES}
+
+
+def launchers_in(folder: Path) -> list[str]:
+    """Return the elastic agents that a folder lists."""
+    launchers = recorded_environment(folder).get("launchers")
+    return list(map(str, launchers)) if isinstance(launchers, list) else []

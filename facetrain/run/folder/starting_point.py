@@ -1,0 +1,55 @@
+"""Checkpoint from which a run continues, among those of its folder and of its mirror. For the leader only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from facetrain.checkpoint.commit import CHECKPOINTS, step_folder
+from facetrain.checkpoint.identity import read_run_id
+from facetrain.checkpoint.load import Checkpoint
+from facetrain.checkpoint.mirror import Mirror
+from facetrain.errors import NoCheckpointError
+from facetrain.remote.filesystem import public
+from facetrain.run.folder.earlier import has_checkpoint
+from facetrain.run.folder.hosts import Hosts, whole_steps
+
+
+@dataclass(frozen=True)
+class StartingPoint:
+    """Checkpoint to continue from. Only its manifest is read; its files may still be in the mirror."""
+
+    checkpoint: Checkpoint
+    is_fetched: bool = False
+    """Whether the leader's disk lacks it."""
+
+
+def find_starting_point(
+    folder: Path, mirror: Mirror | None, hosts: Hosts, *, step: int | None, may_be_new: bool
+) -> StartingPoint | None:
+    """Find the checkpoint of a step, by default the newest of folder and mirror; nothing is written.
+
+    With `may_be_new`, a run without a checkpoint begins: None is returned.
+
+    Raises:
+        UsageError: the mirror has another run.
+        CheckpointError: there is no such checkpoint, or it cannot be read.
+    """
+    if mirror is None:
+        if may_be_new and not has_checkpoint(folder):
+            return None
+        return StartingPoint(Checkpoint.open(folder, step))
+    # The identity first: nothing of another run may ever get into the folder.
+    if known := read_run_id(folder):
+        mirror.check_run(known)
+    stored, local = mirror.steps(), whole_steps(hosts, folder)
+    if may_be_new and not (stored or local):
+        return None
+    chosen = step if step is not None else max([*stored, *local], default=None)
+    if chosen is None or chosen not in {*stored, *local}:
+        missing = "no checkpoint" if chosen is None else f"no checkpoint of step {chosen}"
+        raise NoCheckpointError(f"{public(mirror.url)}: {missing}")
+    if chosen in local:
+        return StartingPoint(Checkpoint.open(folder, chosen))
+    place = step_folder(folder / CHECKPOINTS, chosen)
+    return StartingPoint(Checkpoint(place, mirror.manifest(chosen)), is_fetched=True)

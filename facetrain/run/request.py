@@ -1,0 +1,60 @@
+"""What a command or a script asks of a training run. It touches no file, and goes to the ranks as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+
+def as_override(key: str, value: Any) -> str:
+    """Return a value for a dotted key of the config in the form of --set: KEY=VALUE."""
+    # As YAML reads it: two escapes for one character, as JSON has them, are two characters there.
+    return f"{key}={json.dumps(value, ensure_ascii=False)}"
+
+
+class TrainRequest(BaseModel, frozen=True):
+    """Request for a new run, or for the continuation of one. The request of rank 0 is the one that counts."""
+
+    command: Literal["train", "resume"] = "train"
+    config: str | dict[str, Any] | None = None
+    """Config of a new run: a file, the name of a preset, or its values; None: the default of each key."""
+    overrides: tuple[str, ...] = ()
+    """Values that win over the config, KEY=VALUE. A run that continues may only change by them."""
+    run_dir: str | None = None
+    """Folder of the run; of a run to continue also its address in the mirror. None: the default, or the newest run."""
+    step: int | None = None
+    """Step of the checkpoint to continue from; None: the newest."""
+    resume_existing: bool = False
+    """Whether `train` continues the run that its folder has, if there is one."""
+    own_data: bool = False
+    """Whether the dataset is another one than that of the config, whose verification sets may not be there."""
+    choose: tuple[Literal["batch", "lr"], ...] = ()
+    """What a new run measures before it is resolved: the batch size that fits, the learning rate to use."""
+    chosen: tuple[str, ...] = ()
+    """What was measured and chosen, a line each."""
+    allow_code: bool = False
+    """Whether the code that the config of a run to continue names may run. That of a new run may."""
+    profile: bool = False
+    """Whether a few steps are profiled."""
+    open_page: bool = False
+    """Whether the report is shown in a browser."""
+    command_line: tuple[str, ...] = ()
+    """Arguments of the program, for the record."""
+
+    def with_chosen(
+        self, choice: Literal["batch", "lr"], values: Mapping[str, Any], line: str
+    ) -> TrainRequest:
+        """Return the request with values in place of a choice, and with a line that says why."""
+        return self.model_copy(
+            update={
+                "choose": tuple(each for each in self.choose if each != choice),
+                "overrides": (
+                    *self.overrides,
+                    *(as_override(key, value) for key, value in values.items()),
+                ),
+                "chosen": (*self.chosen, line),
+            }
+        )

@@ -1,0 +1,264 @@
+"""Resolution of a run on the leader: plain code, without a collective, from the request to the plan.
+
+The leader first claims the run (`claim_run`): where it is, and what the command asks. When the other hosts have
+compared this with what they were asked, and said whether they share the folder, it decides the rest (`resolve`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from facetrain.checkpoint.identity import new_run_id, read_run_id, run_id_of
+from facetrain.checkpoint.load import Checkpoint
+from facetrain.checkpoint.mirror import Mirror
+from facetrain.config.loading import (
+    build_config,
+    override_values,
+    plain_config,
+    with_absolute_paths,
+    with_downloads,
+    with_paths_of_sets,
+)
+from facetrain.config.schema import Config
+from facetrain.data.dataset import FaceDataset
+from facetrain.data.loading.sampler import epoch_size
+from facetrain.distributed.ranks import Ranks
+from facetrain.models.model_file import newest_model_file
+from facetrain.run.asked_config import AskedConfig, asked_config, recorded_config
+from facetrain.run.folder.claim import FolderClaim
+from facetrain.run.folder.compatibility import (
+    check_compatibility,
+    check_meaning,
+    find_config_changes,
+    saved_value,
+)
+from facetrain.run.folder.data_digests import check_inputs, digest_inputs, digest_weights
+from facetrain.run.folder.earlier import clean_up
+from facetrain.run.folder.hosts import Hosts
+from facetrain.run.folder.lease import Lease
+from facetrain.run.folder.run_files import package_versions
+from facetrain.run.folder.starting_point import find_starting_point
+from facetrain.run.lr_range_test import require_steps_of_test
+from facetrain.run.parts.open_data import open_data
+from facetrain.run.parts.step_schedule import schedule_steps
+from facetrain.run.request import TrainRequest
+from facetrain.run.run_plan import RunPlan
+from facetrain.training.early_stop import EarlyStop
+from facetrain.verify.sets.pair_set import PairSet
+
+_CHOSEN_KEYS = {
+    "batch": ("train.batch_size", "train.global_batch_size", "optim.lr", "optim.muon.lr"),
+    "lr": ("optim.lr", "optim.muon.lr"),
+}
+"""Config keys that a choice changes."""
+
+
+class Claim(BaseModel, frozen=True):
+    """Where a run is, and what its command asks: all hosts compare it before anything else is read."""
+
+    command: Literal["train", "resume"]
+    folder: str
+    token: str
+    """Token of the leader's lock: a host that sees it shares the folder."""
+    given: dict[str, Any]
+    """Values of the config, as the command gives them."""
+    versions: dict[str, str]
+    """Versions of the packages on which the numbers of a run depend."""
+    mirror: str | None
+    """Address in which hosts that share no folder keep the run."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a run reads, opened on this rank."""
+
+    source: FaceDataset
+    sets: list[PairSet]
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """A claim, with what only the leader needs."""
+
+    claim: Claim
+    asked: AskedConfig
+    folders: FolderClaim
+    is_named: bool
+    """Whether the user has named the folder."""
+
+    @property
+    def folder(self) -> Path:
+        """Run folder."""
+        return Path(self.claim.folder)
+
+    @property
+    def restarted(self) -> bool:
+        """Whether the folder has checkpoints of this job, which was started again."""
+        return self.folders.is_restart(self.folder, is_named=self.is_named)
+
+
+def claim_run(request: TrainRequest, ranks: Ranks, launchers: Sequence[str], lease: Lease) -> Claimed:
+    """Find or create the folder of the run and lock it. For the leader only.
+
+    Raises:
+        UsageError: the request cannot be met: the config, the folder, another process that writes the run.
+        RunError: the folder cannot be written to.
+    """
+    folders = FolderClaim(launchers, ranks.restarts, lease)
+    is_named = True
+    if request.command == "resume":
+        recorded = recorded_config(request)
+        folder, asked = recorded.folder, recorded.asked
+        lease.create(folder, exist_ok=True)  # of a run that is only in its mirror yet
+    else:
+        asked = asked_config(request)
+        folder, is_named = _folder_of_new_run(request, asked.config, folders, lease)
+    lease.lock(folder, launchers)
+    # Before a checkpoint is chosen: a save that a kill has interrupted between two renames is completed first.
+    clean_up(folder)
+    claim = Claim(
+        command=request.command,
+        folder=str(folder),
+        token=lease.token,
+        given=asked.given,
+        versions=package_versions(),
+        mirror=asked.config.checkpoint.mirror,
+    )
+    return Claimed(claim, asked, folders, is_named)
+
+
+def resolve(
+    request: TrainRequest,
+    claimed: Claimed,
+    ranks: Ranks,
+    hosts: Hosts,
+    *,
+    restarted: bool,
+    pin: Callable[[str], str],
+) -> tuple[RunPlan, Inputs]:
+    """Decide what the run is; return the plan, and what it reads. For the leader only. Nothing is written.
+
+    `restarted` says whether this job has been started again, and a host has checkpoints of it. `pin` downloads an
+    address, or a name of the catalog, and returns the address with its version.
+
+    Raises:
+        UsageError: the config, the data or a verification set cannot be used, or does not fit the checkpoint.
+        CheckpointError: there is no such checkpoint, or it cannot be read.
+    """
+    config, folder = claimed.asked.config, claimed.folder
+    mirror, start = open_mirror(config, folder), None
+    if request.command == "resume" or restarted or request.resume_existing:
+        # After a restart, the run has newer checkpoints than the one that the command asks for.
+        step = None if claimed.folders.was_used(folder) else request.step
+        start = find_starting_point(folder, mirror, hosts, step=step, may_be_new=request.command == "train")
+    checkpoint = start.checkpoint if start else None
+    if checkpoint:
+        config = _with_recorded_choices(config, checkpoint, request, claimed.asked.set_keys)
+    config = with_paths_of_sets(with_downloads(config, pin))
+    inputs = Inputs(*open_data(here := with_absolute_paths(config)))
+    schedule = schedule_steps(config, epoch_size(inputs.source), ranks.size)
+    if not checkpoint and "lr" in request.choose:
+        require_steps_of_test(schedule.stages[0].stop_step)
+    plan = RunPlan(
+        config=config,
+        command=request.command,
+        folder=str(folder),
+        run_id=_run_id(folder, checkpoint),
+        is_fetched=bool(start and start.is_fetched),
+        restarted=restarted,
+        total_steps=schedule.total_steps,
+        inputs=digest_inputs(here, inputs.source, inputs.sets),
+        # Of several hosts only: one host has one file.
+        weights=digest_weights(here) if ranks.spans_hosts and not checkpoint else {},
+        set_keys=claimed.asked.set_keys,
+        open_choices=() if checkpoint else request.choose,
+        chosen=(*claimed.asked.remarks, *request.chosen),
+        profile=request.profile,
+        open_page=request.open_page,
+        command_line=request.command_line,
+    )
+    if mirror:
+        mirror.check_run(plan.run_id)
+    if checkpoint:
+        plan = _continued(plan, checkpoint, here, inputs.source, claimed.asked.set_keys)
+    return plan, inputs
+
+
+def _continued(
+    plan: RunPlan, checkpoint: Checkpoint, config: Config, source: FaceDataset, set_keys: frozenset[str]
+) -> RunPlan:
+    """Return the plan of a run that continues from a checkpoint, which fits it.
+
+    Raises:
+        ConfigError: the run has read other data, or was trained with other settings, which `set_keys` do not allow.
+    """
+    changes = find_config_changes(checkpoint, config)
+    check_compatibility(checkpoint, config, total_steps=plan.total_steps)
+    check_meaning(checkpoint, changes, set_keys)
+    check_inputs(checkpoint, plan.inputs, source.num_classes, set_keys)
+    stopped = EarlyStop.of(checkpoint.meta).reason(config.train.stop_early)
+    has_ended = checkpoint.step >= plan.total_steps or bool(stopped)
+    is_verified = checkpoint.meta.get("unverified") is not True
+    has_results = not plan.is_fetched and newest_model_file(Path(plan.folder)) is not None
+    return plan.model_copy(
+        update={
+            "step": checkpoint.step,
+            "manifest": digest_text(checkpoint.manifest.dump()),
+            "changes": tuple(changes),
+            "is_over": has_ended and is_verified and has_results,
+        }
+    )
+
+
+def open_mirror(config: Config, folder: Path) -> Mirror | None:
+    """Return the mirror of the run in a folder; None without `checkpoint.mirror`."""
+    url = config.checkpoint.mirror
+    return Mirror(f"{url}/{folder.absolute().name}") if url else None
+
+
+def digest_text(text: str) -> str:
+    """Return a checksum of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _folder_of_new_run(
+    request: TrainRequest, config: Config, folders: FolderClaim, lease: Lease
+) -> tuple[Path, bool]:
+    """Return the folder of a run that `train` starts or continues, and whether its name is fixed."""
+    default = Path(config.run.dir) / config.run.name
+    # With a mirror, the name is the same on all hosts, and in the mirror.
+    named = Path(request.run_dir) if request.run_dir else default
+    is_named = bool(request.run_dir or request.resume_existing or config.checkpoint.mirror)
+    if lease.folder:  # the request was changed by what was measured for this run
+        return lease.folder, is_named
+    if not is_named:
+        return folders.numbered(default), False
+    return folders.named(named, may_exist=request.resume_existing), True
+
+
+def _with_recorded_choices(
+    config: Config, checkpoint: Checkpoint, request: TrainRequest, set_keys: frozenset[str]
+) -> Config:
+    """Return the config with the values that the run chose when it began, except for those that the command sets."""
+    keys = {key for choice in request.choose for key in _CHOSEN_KEYS[choice]} - set_keys
+    if config.optim.muon is None:
+        keys.discard("optim.muon.lr")
+    saved = {key: saved_value(checkpoint, key) for key in keys}
+    return (
+        build_config(override_values(plain_config(config), saved), str(checkpoint.folder))
+        if saved
+        else config
+    )
+
+
+def _run_id(folder: Path, checkpoint: Checkpoint | None) -> str:
+    """Return the id of the run, or a new one."""
+    # A copied folder of checkpoints has no id: the run goes on under the id of its checkpoint.
+    known = checkpoint and (read_run_id(folder) or run_id_of(checkpoint.manifest))
+    return known or new_run_id()

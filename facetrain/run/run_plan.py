@@ -1,0 +1,54 @@
+"""The plan of a run: what the leader has decided, and what all ranks build and compare their own data with."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from facetrain.config.schema import Config
+from facetrain.run.folder.compatibility import ConfigChange
+
+
+class RunPlan(BaseModel, frozen=True):
+    """Plan of a run. Every rank gets the same one, as JSON."""
+
+    config: Config
+    """Resolved config: with what was chosen, and with the versions of remote inputs. Its paths are as they were given:
+    each host has its own current folder."""
+    command: Literal["train", "resume"]
+    folder: str
+    """Run folder, relative to the current folder of each host if it was given so."""
+    run_id: str
+    step: int | None = None
+    """Step of the checkpoint to continue from; None for a new run."""
+    manifest: str = ""
+    """Checksum of the checkpoint's manifest."""
+    is_fetched: bool = False
+    """Whether the checkpoint is in the mirror, and not on the disk of the leader."""
+    restarted: bool = False
+    """Whether the elastic agent has started the ranks of this run before."""
+    is_over: bool = False
+    """Whether the run has ended and its results are there: nothing is left to train or to write."""
+    total_steps: int
+    """The run ends after this step."""
+    inputs: dict[str, Any]
+    """Digests of what the run reads, by name."""
+    weights: dict[str, str] = {}
+    """Digests of the model files that a new run on several hosts begins with, by config key."""
+    changes: tuple[ConfigChange, ...] = ()
+    """Config keys that differ from the checkpoint."""
+    set_keys: frozenset[str] = frozenset()
+    """Config keys and sections that the command sets."""
+    open_choices: tuple[Literal["batch", "lr"], ...] = ()
+    """What is to be measured before the run can begin, and the request is changed by."""
+    chosen: tuple[str, ...] = ()
+    """What was chosen and why, a line each."""
+    profile: bool = False
+    open_page: bool = False
+    command_line: tuple[str, ...] = ()
+
+    @property
+    def resumes(self) -> bool:
+        """Whether the run continues from a checkpoint."""
+        return self.step is not None

@@ -1,0 +1,106 @@
+"""A training run from its request to its end: the leader resolves it, all ranks agree, build and train."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from facetrain.config.schema import Config
+from facetrain.distributed.agreement import explain_failures
+from facetrain.distributed.grace_period import grace_s
+from facetrain.distributed.process_setup import fix_cublas_workspace
+from facetrain.distributed.ranks import Ranks
+from facetrain.distributed.world import ARRIVAL_S, World, assemble, join
+from facetrain.remote.download import pinned
+from facetrain.run.agree import agree
+from facetrain.run.build import Run, build
+from facetrain.run.callbacks.live_report import LiveReport
+from facetrain.run.choose import FitBatch, find_rate, with_fitting_batch, with_rate
+from facetrain.run.finish import end_again, train_to_end
+from facetrain.run.folder.lease import Lease
+from facetrain.run.folder.run_state import Start, train_recorded
+from facetrain.run.request import TrainRequest
+from facetrain.telemetry.log import stop_logging
+from facetrain.training.deterministic import deterministic_algorithms
+
+
+def train(
+    request: TrainRequest,
+    *,
+    pin: Callable[[str], str] = pinned,
+    fit_batch: FitBatch | None = None,
+    on_folder: Callable[[Path], None] = lambda folder: None,
+) -> int:
+    """Train the run that rank 0 is asked for; return the exit code. All ranks call it together.
+
+    Args:
+        request: what the command of this rank asks. On other ranks than 0 it is only compared.
+        pin: downloads an address, or a name of the catalog; returns the address with its version.
+        fit_batch: chooses the batch, for a request that leaves it to a measurement.
+        on_folder: called with the folder of the run.
+
+    Raises:
+        UsageError: the request cannot be met, or the hosts differ.
+        RunError: the run has failed.
+    """
+    began_at = time.perf_counter()
+    grace_s()  # a wrong environment variable must be refused before there is a run folder
+    with assemble() as ranks, explain_failures(ranks, ARRIVAL_S), Lease() as lease:
+        agreed, tests = agree(ranks, request, lease, pin), []
+        on_folder(agreed.folder)
+        with _joined(ranks, agreed.config) as world:
+            # What is left to a measurement changes the request, which is then resolved again.
+            while choices := agreed.plan.open_choices:
+                if "batch" in choices:
+                    assert fit_batch is not None, "the caller of such a request gives it"
+                    request = with_fitting_batch(request, agreed, world, fit_batch)
+                else:
+                    tests.append(find_rate(agreed, world))
+                    request = with_rate(request, agreed.config, tests[-1])
+                agreed = agree(ranks, request, lease, pin)
+            if agreed.plan.is_over:
+                return end_again(agreed, world)
+            run = build(agreed, world, lease.require_lock, began_at)
+            for test in tests if world.is_leader else ():
+                test.write(run.folder)
+            return _train(run)
+
+
+@contextmanager
+def _joined(ranks: Ranks, config: Config) -> Iterator[World]:
+    """Form the process group of the ranks as the config says."""
+    deterministic, timeout_s = config.train.deterministic, config.train.timeout_s
+    if deterministic:
+        fix_cublas_workspace()  # cuBLAS reads the variable when CUDA starts, which joining does
+    joining = join(
+        config.train.device,
+        timeout_s,
+        keep_freed=config.train.keep_freed_memory,
+        cpu_setting="train.device: cpu",
+        ranks=ranks,
+    )
+    with joining as world, explain_failures(world, timeout_s), deterministic_algorithms(deterministic):
+        yield world
+
+
+def _train(run: Run) -> int:
+    """Train a run that is built, with its state in the run folder; return the exit code."""
+    page = LiveReport(run.folder, run.plan.open_page) if run.is_leader and run.config.log.report else None
+    try:
+        # One file for all ranks: `facetrain runs` reads it, and only the leader writes it.
+        if not run.is_leader:
+            return train_to_end(run)
+        start = Start(step=run.state.step, ranks=run.world.size, device=run.world.device.type)
+        return train_recorded(
+            run.folder,
+            start,
+            run.schedule.total_steps,
+            lambda: train_to_end(run, page),
+            lambda: run.early_end,
+        )
+    finally:
+        if page:
+            page.write()
+        stop_logging(run.log)

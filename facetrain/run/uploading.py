@@ -1,0 +1,107 @@
+"""Copy of a run in its mirror: what is uploaded, and the wait for it at the end."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from facetrain.checkpoint.commit import CHECKPOINTS, remove_surplus, step_folder
+from facetrain.checkpoint.manifest import read_manifest
+from facetrain.checkpoint.mirror import Mirror
+from facetrain.checkpoint.save import SaveOutcome
+from facetrain.checkpoint.uploads import Uploads
+from facetrain.config.schema import Config
+from facetrain.distributed import collectives
+from facetrain.distributed.agreement import only_leader_reports
+from facetrain.distributed.grace_period import grace_s
+from facetrain.distributed.stop_request import Stopped, StopRequest
+from facetrain.distributed.world import World
+from facetrain.errors import RunError
+from facetrain.files import shell_path
+from facetrain.run.folder.hosts import Hosts
+from facetrain.run.folder.lock import LOCK_FILE
+from facetrain.telemetry.log import warn
+
+
+def open_uploads(config: Config, folder: Path, mirror: Mirror, has_ended: Callable[[], bool]) -> Uploads:
+    """Return the uploads of a run; its models are uploaded when it has ended."""
+    return Uploads(
+        mirror,
+        folder / CHECKPOINTS,
+        keep=config.checkpoint.keep,
+        best_metric=config.checkpoint.best_metric,
+        run_files=partial(_files_to_upload, folder, has_ended),
+    )
+
+
+def saved_checkpoint(folder: Path, step: int, world: World, hosts: Hosts) -> SaveOutcome:
+    """Return the checkpoint of a step, as a save whose files are those on this disk."""
+    if not hosts.is_owner:
+        return SaveOutcome(step)
+    place = step_folder(folder / CHECKPOINTS, step)
+    manifest = read_manifest(place)
+    files = tuple(entry for entry in manifest.files if (place / entry.name).exists())
+    return SaveOutcome(step, files=files, manifest=manifest if world.is_leader else None)
+
+
+def upload_rest(uploads: Uploads, last: SaveOutcome, folder: Path, request: StopRequest, world: World) -> int:
+    """Upload the last checkpoint and the results of a run that has ended; return the signal that ends the wait, or 0.
+
+    Collective.
+
+    Raises:
+        RunError: they are not in the mirror.
+    """
+    try:
+        uploads.add(last)
+        failure = uploads.finish(check_stop=request.raise_if_requested)
+    except Stopped:
+        number = request.ask()()
+        _warn(folder, f"{signal.Signals(number).name} received", world)
+        return number
+    # Only the leader knows it.
+    if failure := collectives.broadcast_json(failure):
+        raise only_leader_reports(world, RunError(_lost(folder, failure)))
+    return 0
+
+
+def leave_uploads(uploads: Uploads, folder: Path, world: World) -> None:
+    """Wait for the uploads of a run that a signal ends: there is little time. Collective."""
+    if failure := uploads.finish(grace_s() / 2):
+        _warn(folder, failure, world)
+
+
+def remove_uploaded(config: Config, folder: Path) -> None:
+    """Remove the checkpoints that were kept for their upload only. For the owner of the folder."""
+    with suppress(OSError):
+        settings = config.checkpoint
+        remove_surplus(folder / CHECKPOINTS, keep=settings.keep, best_metric=settings.best_metric)
+
+
+def uploads_rest(folder: Path) -> str:
+    """Return the command that uploads what is missing, as the end of a message."""
+    return f"`facetrain resume {shell_path(folder)}` uploads the rest"
+
+
+def _warn(folder: Path, failure: str, world: World) -> None:
+    if world.is_leader:
+        warn(_lost(folder, failure))
+
+
+def _lost(folder: Path, failure: str) -> str:
+    return f"the newest checkpoint or its results are not in checkpoint.mirror: {failure}; {uploads_rest(folder)}"
+
+
+def _files_to_upload(folder: Path, has_ended: Callable[[], bool]) -> list[Path]:
+    """Return the files of the run folder that the mirror gets with a checkpoint; models only at the end of the run."""
+    return [
+        path
+        for path in sorted(folder.iterdir())
+        if path.is_file()
+        and not path.name.startswith(".")
+        and path.name != LOCK_FILE
+        and (path.suffix != ".safetensors" or has_ended())
+    ]
