@@ -1,4 +1,4 @@
-"""Command `facetrain finetune`: from photos and a model to a better model."""
+"""Command `facetrain finetune`: from photos and a model to a model that is never worse."""
 
 from __future__ import annotations
 
@@ -50,17 +50,16 @@ def finetune(
         ),
     ] = None,
     set_: Set = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the images that are held out.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the images and people that are held out.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Continue after an interruption.")] = False,
 ) -> None:
-    """Fine-tune a model on photos, and keep the better of the two."""
+    """Fine-tune a model on photos; the first model stays unless the new one gains and other people do not suffer."""
     from facetrain.remote.download import is_name
 
     path, address = download(model) if is_name(model) else (Path(model), None)
     require_existing(photos, path, faces.detector, faces.landmarks)
     from facetrain.cli.progress import progress_bar
     from facetrain.cli.rank import train_on_this_rank
-    from facetrain.finetune.all_photos import config_for_all_photos, judge_on_others, needs_all_photos
     from facetrain.finetune.judge import describe, judge
     from facetrain.finetune.page import write_page
     from facetrain.finetune.prepare import Request, prepare
@@ -79,13 +78,7 @@ def finetune(
     if code := train_on_this_rank(_request(prepared.config, prepared.place.run, resume=resume)):
         sys.exit(code)
     verdict = judge(prepared, say=echo_line, bar=progress_bar)
-    if needs_all_photos(prepared, verdict):
-        echo_line("the fine-tuned weights help; training again on all photos, the held-out ones too")
-        config = config_for_all_photos(prepared, bar=progress_bar)
-        if code := train_on_this_rank(_request(config, prepared.place.run_on_all, resume=resume)):
-            sys.exit(code)
-        verdict = judge_on_others(prepared, verdict, say=echo_line, bar=progress_bar)
-    for line in describe(verdict, prepared):
+    for line in describe(verdict):
         echo_line(line)
     write_page(prepared, verdict)
     echo_line(f"{prepared.place.page}: the choices, the faces and the results")

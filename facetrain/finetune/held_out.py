@@ -1,9 +1,14 @@
-"""Held-out images of the people that a model is fine-tuned on, and the pairs of them that judge the result."""
+"""Photos that a fine-tuning does not train on, and the pairs of them that judge the result.
+
+Of most people some photos are held out: they show what the fine-tuned model gains. Some people are set aside with all
+their photos: they show what it loses on people whom it was not trained on.
+"""
 
 # N images   P pairs
 
 from __future__ import annotations
 
+from enum import IntEnum
 from itertools import combinations
 from pathlib import Path
 
@@ -20,15 +25,51 @@ _LEAST_IMAGES = 4
 """Images of a person from which some are held out; a person with fewer is trained on with all of them."""
 _SHARE, _LEAST, _MOST = 0.3, 2, 10
 """Share of a person's images that is held out, and the bounds of their number: a genuine pair needs two."""
+_ASIDE, _LEAST_ASIDE, _MOST_ASIDE = 0.15, 2, 50
+"""Share of the people who are set aside, and the bounds of their number: an impostor pair needs two."""
 LEAST_PAIRS = 10
 """Genuine pairs without which no two results can be distinguished: with ten, one pair is 5 points of accuracy."""
 _MOST_PAIRS = 3000
 
 
+class Part(IntEnum):
+    """Use of a photo in a fine-tuning."""
+
+    TRAIN = 0
+    HELD_OUT = 1
+    SET_ASIDE = 2
+
+
 def held_out_counts(images: np.ndarray) -> np.ndarray:
-    """Return how many images of people with so many images are held out, int like `images`."""
+    """Return the number of held-out images of each person, int, from the number of their images."""
     counts = np.clip(np.round(_SHARE * images), _LEAST, _MOST).astype(np.int64)
     return np.where(images >= _LEAST_IMAGES, counts, 0)
+
+
+def split_photos(labels_N: np.ndarray, *, seed: int = 0) -> np.ndarray:
+    """Return the `Part` of each image, int (N,), drawn at random.
+
+    People are set aside among those from whom images could be held out: their photos give genuine pairs.
+    """
+    order_N = permute(np.arange(len(labels_N)), len(labels_N), key_of(seed))
+    by_label_N = np.lexsort((order_N, labels_N))
+    _, first, person_N, images = np.unique(
+        labels_N[by_label_N], return_index=True, return_inverse=True, return_counts=True
+    )
+    rank_N = np.arange(len(labels_N)) - first[person_N]
+    part_N = np.empty(len(labels_N), np.int64)
+    part_N[by_label_N] = np.where(rank_N < held_out_counts(images)[person_N], Part.HELD_OUT, Part.TRAIN)
+    able = np.flatnonzero(images >= _LEAST_IMAGES)
+    count = int(np.clip(round(_ASIDE * len(able)), _LEAST_ASIDE, _MOST_ASIDE))
+    aside = np.random.default_rng([seed, 12]).permutation(able)[:count]
+    part_N[by_label_N[np.isin(person_N, aside)]] = Part.SET_ASIDE
+    return part_N
+
+
+def count_people(labels_N: np.ndarray) -> str:
+    """Return the number of people in labels, as text."""
+    count = len(np.unique(labels_N))
+    return "1 person" if count == 1 else f"{count:,} people"
 
 
 def require_enough(labels_N: np.ndarray, where: Path) -> None:
@@ -37,32 +78,20 @@ def require_enough(labels_N: np.ndarray, where: Path) -> None:
     Raises:
         DataError: they cannot; the message says what would help.
     """
-    images = np.unique(labels_N, return_counts=True)[1]
-    held_out = held_out_counts(images)
-    judged, pairs = int((held_out > 0).sum()), int((held_out * (held_out - 1) // 2).sum())
-    if judged < 2 or pairs < LEAST_PAIRS:
+    part_N = split_photos(labels_N)
+    held_out = np.unique(labels_N[part_N == Part.HELD_OUT], return_counts=True)[1]
+    if len(held_out) < 2 or int((held_out * (held_out - 1) // 2).sum()) < LEAST_PAIRS:
+        able = int((np.unique(labels_N, return_counts=True)[1] >= _LEAST_IMAGES).sum())
         raise DataError(
-            f"{where}: {len(images):,} people, of whom {judged:,} have {_LEAST_IMAGES} images or more: too few to hold "
-            f"images out, so nothing would show whether a fine-tuned model is better. {LEAST_PAIRS} people with "
-            f"{_LEAST_IMAGES} images each are enough; ten images each of 20 people help more. Until then use the model "
-            "as it is: it compares people that it has not been trained on"
+            f"{where}: photos of {count_people(labels_N)}, {able:,} of them with {_LEAST_IMAGES} or more: too few to "
+            "hold images and people out, so nothing would show whether a fine-tuned model is better. "
+            f"{LEAST_PAIRS + _LEAST_ASIDE} people with {_LEAST_IMAGES} images each are enough; ten images "
+            "each of 20 people help more. Until then use the model as it is: it compares people that it has not been "
+            "trained on"
         )
 
 
-def select_held_out(labels_N: np.ndarray, *, seed: int = 0) -> np.ndarray:
-    """Return which images are held out, bool (N,): a random part of the images of each person."""
-    order_N = permute(np.arange(len(labels_N)), len(labels_N), key_of(seed))
-    by_label_N = np.lexsort((order_N, labels_N))
-    _, first, person_N, images = np.unique(
-        labels_N[by_label_N], return_index=True, return_inverse=True, return_counts=True
-    )
-    rank_N = np.arange(len(labels_N)) - first[person_N]
-    is_held_out = np.zeros(len(labels_N), bool)
-    is_held_out[by_label_N] = rank_N < held_out_counts(images)[person_N]
-    return is_held_out
-
-
-def write_held_out_pairs(folder: Path, output: Path, *, seed: int = 0) -> int:
+def write_photo_pairs(folder: Path, output: Path, *, seed: int = 0) -> int:
     """Write pairs of a dataset's images as a verification set; return their number.
 
     There are genuine and as many impostor pairs, at most 3,000 of each, drawn at random. They alternate, so that each

@@ -8,7 +8,8 @@ from facetrain.data.tools.contact_sheet import html_rows, identity_rows, shown_o
 from facetrain.data.tools.writing import SKIPPED_FILE
 from facetrain.errors import RunError
 from facetrain.files import os_errors_as, write_atomically
-from facetrain.finetune.judge import Verdict, describe
+from facetrain.finetune.judge import Verdict, describe, headline
+from facetrain.finetune.other_people import accuracy_of
 from facetrain.finetune.prepare import Prepared
 from facetrain.pages.render import render
 from facetrain.run.report.page import run_values
@@ -21,31 +22,36 @@ def write_page(prepared: Prepared, verdict: Verdict) -> None:
     Raises:
         RunError: it cannot be written.
     """
-    place, kept, *lines = prepared.place, *describe(verdict, prepared)
+    place = prepared.place
     faces = open_dataset(place.faces)
     rows = identity_rows(faces)
     left_out = read_skipped_table(place.faces / SKIPPED_FILE)
-    results = verdict.compared.results
+    sets = list(next(iter(verdict.tried.values())).compared.results)
+    judged = verdict.judged
     page = render(
         "finetune/page.html.j2",
         title=f"Fine-tuning in {place.folder}",
-        headline=(*_headline(verdict, place.pairs.stem), kept),
-        lines=lines,
+        headline=_headline(verdict),
+        lines=describe(verdict)[1:],
+        columns=("fine-tuned weights", "cosine kept by strangers", *(f"accuracy, {name}" for name in sets)),
         candidates=[
-            (f"{share:.0%} fine-tuned" if share else "the first model", f"{accuracy:.2%}")
-            for share, accuracy in verdict.accuracy.items()
+            (
+                f"{share:.0%}",
+                f"{harm.cosine:.3f}",
+                *(f"{accuracy_of(result):.2%}" for result in harm.compared.results.values()),
+            )
+            for share, harm in verdict.tried.items()
         ],
         face_rows=html_rows(rows),
         faces_note=shown_of(rows, faces),
         left_out=f"{len(left_out):,} files left out",
         left_out_lines=skipped_summary(left_out),
         hardest=[
-            (
-                f"Hardest pairs of {_words(name, place.pairs.stem)}",
-                pair_groups(hardest_pairs_of(result, verdict.compared.sets[name])),
-            )
-            for name, result in results.items()
-        ],
+            (f"Hardest pairs of {name}", pair_groups(hardest_pairs_of(result, judged.sets[name])))
+            for name, result in judged.results.items()
+        ]
+        if judged
+        else [],
         choices=[(choice.settings, choice.reason) for choice in prepared.choices],
         run=run_values(place.run),
     )
@@ -53,19 +59,9 @@ def write_page(prepared: Prepared, verdict: Verdict) -> None:
         write_atomically(place.page, page)
 
 
-def _headline(verdict: Verdict, held_out: str) -> tuple[str, str, str]:
-    """Return kind, number and words of the verdict: good if the accuracy has risen beyond chance."""
-    difference = verdict.compared.differences[held_out]["accuracy"]
-    low, high = difference.interval
-    words = (
-        f"accuracy on {_words(held_out, held_out)}: {difference.first:.2%}, before {difference.second:.2%}"
-    )
-    if verdict.share == 0:
-        return "warn", f"{difference.second:.2%}", f"{words}; the first model is kept"
-    kind = "good" if low > 0 else "warn"
-    gap = f"{difference.first - difference.second:+.2%}"
-    return kind, gap, f"{words} [{low:+.2%}, {high:+.2%}]"
-
-
-def _words(name: str, held_out: str) -> str:
-    return "the photos set aside" if name == held_out else name
+def _headline(verdict: Verdict) -> tuple[str, str, str, str]:
+    """Return kind, number, words and the model that is kept."""
+    kind = "good" if verdict.share else "warn"
+    gain = verdict.gain
+    number = "–" if gain is None else f"{gain.first - gain.second:+.2%}"
+    return kind, number, verdict.reason, headline(verdict)

@@ -27,7 +27,7 @@ from facetrain.embeddings.photo_check import PhotoCheck
 from facetrain.errors import ModelError, RunError, UnreadableError, UsageError
 from facetrain.files import listed, make_folder, os_errors_as, read_regular_text, shell_path, write_atomically
 from facetrain.finetune.choices import Choice, Facts, choose, config_text
-from facetrain.finetune.held_out import require_enough, select_held_out, write_held_out_pairs
+from facetrain.finetune.held_out import Part, count_people, require_enough, split_photos, write_photo_pairs
 from facetrain.models.initialize_from import check_backbone_weights, initialize_backbone
 from facetrain.models.model_file import (
     GRAPH_SUFFIXES,
@@ -57,14 +57,15 @@ class Workplace:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.faces = folder / "faces"
-        """Aligned faces, a dataset, of which `train` and `held_out` are the parts."""
-        self.train, self.held_out = folder / "data" / "train", folder / "data" / "held_out"
-        self.pairs = folder / "held_out.bin"
-        """Verification set of the held-out faces."""
+        """Aligned faces, a dataset, of which `train`, `held_out` and `set_aside` are the parts, see `held_out.py`."""
+        self.train, self.held_out, self.set_aside = (
+            folder / "data" / name for name in ("train", "held_out", "set_aside")
+        )
+        self.pairs, self.set_aside_pairs = folder / "held_out.bin", folder / "set_aside.bin"
+        """Verification sets of the held-out faces, and of the people set aside."""
         self.first = folder / "first.safetensors"
         """Trainable copy of a first model that is an ONNX or MXNet file."""
-        self.run, self.run_on_all = folder / "run", folder / "run_on_all"
-        """Runs on the training images, and on all photos."""
+        self.run = folder / "run"
         self.model = folder / "model.safetensors"
         """The better model."""
         self.page = folder / "report.html"
@@ -89,7 +90,7 @@ class Request:
     resume: bool = False
     """Whether the output may have the parts that an interrupted command has finished."""
     seed: int = 0
-    """Seed of the held-out images."""
+    """Seed of the images that are held out and of the people who are set aside."""
 
 
 @dataclass(frozen=True)
@@ -130,28 +131,26 @@ def prepare(
         )
     place, backbone = Workplace(output), backbone_of(model)
     others = load_pair_sets(request.targets, Path())  # an error now, not after the training
-    require_distinct_names([place.pairs.stem, *(pairs.name for pairs in others)])
+    require_distinct_names([place.pairs.stem, place.set_aside_pairs.stem, *(pairs.name for pairs in others)])
     if not place.faces.exists():
         _write_faces(request, place, finder, backbone["image_size"], say, bar)
     source = open_dataset(place.faces)
     require_enough(source.labels, photos)
     if not place.held_out.parent.exists():
-        held_out_N = select_held_out(source.labels, seed=request.seed)
-        parts = {
-            path.name: Selection(source, [place.faces], numbers, source.labels[numbers])
-            for path, numbers in (
-                (place.train, np.flatnonzero(~held_out_N)),
-                (place.held_out, np.flatnonzero(held_out_N)),
-            )
-        }
+        part_N = split_photos(source.labels, seed=request.seed)
+        parts = {}
+        for part, path in zip(Part, (place.train, place.held_out, place.set_aside), strict=True):
+            numbers = np.flatnonzero(part_N == part)
+            parts[path.name] = Selection(source, [place.faces], numbers, source.labels[numbers])
         with bar("holding images out") as progress:
             write_parts(parts, place.held_out.parent, progress=progress)
-    train, held_out = open_dataset(place.train), open_dataset(place.held_out)
-    if not place.pairs.exists():
-        write_held_out_pairs(place.held_out, place.pairs, seed=request.seed)
+    train, held_out, aside = (open_dataset(path) for path in (place.train, place.held_out, place.set_aside))
+    for dataset, pairs in ((place.held_out, place.pairs), (place.set_aside, place.set_aside_pairs)):
+        if not pairs.exists():
+            write_photo_pairs(dataset, pairs, seed=request.seed)
     say(
-        f"{held_out.num_images:,} images of {len(np.unique(held_out.labels)):,} people are held out, to compare the "
-        "models on images that training does not see"
+        f"{held_out.num_images:,} images of {count_people(held_out.labels)} are held out, to show what the fine-tuned "
+        f"model gains; {count_people(aside.labels)} are set aside with all images, to show what it loses on others"
     )
     name = request.address or str(model)
     if model.suffix in GRAPH_SUFFIXES and not model.is_dir():
@@ -167,7 +166,7 @@ def prepare(
         model=name,
         backbone=backbone,
         train=str(place.train),
-        people=train.num_classes,
+        people=len(np.unique(train.labels)),
         images=train.num_images,
         held_out=str(place.pairs),
         teacher_cache=str(cache),

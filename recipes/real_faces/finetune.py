@@ -4,8 +4,8 @@
     python recipes/real_faces/finetune.py --data ../shared/real --seeds 1 2 3 --cells 20x10@20 20x10@112
 
 A cell `20x10@16` is 20 random people with 10 photos each, whose faces have 16 pixels; 112 is the full size. The model
-is y1, and LFW the set of other people. The result is compared with y1 on other images of these people, which the
-command does not get, and on LFW. What is finished is kept in `--output`; a second call continues after it.
+is y1. The result is compared with y1 on other images of these people and on LFW, of which the command gets neither.
+What is finished is kept in `--output`; a second call continues after it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
-from facetrain.finetune.held_out import write_held_out_pairs
+from facetrain.finetune.held_out import write_photo_pairs
 
 FULL_SIZE = 112
 MOST_OTHERS, LEAST_OTHERS = 8, 4
@@ -57,10 +57,10 @@ def measure(data: Path, cell: str, seed: int, output: Path) -> None:
         return
     if not (folder / "others.bin").exists():
         write_photos(data / "faces_train", cell, seed, folder)
-        write_held_out_pairs(folder / "others", folder / "others.bin", seed=seed)
+        write_photo_pairs(folder / "others", folder / "others.bin", seed=seed)
     result = folder / "finetuned"
     facetrain(
-        "finetune", folder / "photos", "--model", model, "--target", lfw, "--output", result, "--seed", seed,
+        "finetune", folder / "photos", "--model", model, "--output", result, "--seed", seed,
         *(["--resume"] if result.exists() else []), log=folder / "finetune.txt",
     )  # fmt: skip
     targets = ["--target", folder / "others.bin", "--target", lfw]

@@ -30,6 +30,7 @@ from facetrain.run.report.curves import PANELS, draw_curves, draw_range_test
 from facetrain.run.report.history import History, records_of
 from facetrain.run.report.list_runs import formatted, is_run
 from facetrain.run.report.published_curve import published_curve_of
+from facetrain.run.results import trained_loss
 from facetrain.verify.output.hardest_pairs import VerifiedPairs, pair_groups
 
 _JPEG_QUALITY = 88
@@ -67,13 +68,18 @@ def run_values(folder: Path) -> dict[str, Any]:
     history, state = History.read(folder), read_state(folder)
     published = published_curve_of(folder, state.total_steps)
     # One small figure per panel: in one large figure, the text would be too small on a narrow screen.
-    panels = [panel for panel in (*PANELS, "distill_loss") if panel in PANELS or panel in history.metrics]
+    loss = _loss_of(folder)
+    panels = [
+        loss,
+        *PANELS[1:],
+        *(["distill_loss"] if loss == PANELS[0] and "distill_loss" in history.metrics else []),
+    ]
     figures = {
         panel: draw_curves({"": history}, (panel,), published=published, width=5.0) for panel in panels
     }
     test = RangeTest.read(folder)
     return {
-        **_headline(history, state),
+        **_headline(history, state, loss),
         **_config_differences(folder),
         "is_running": state.state == RUNNING,
         "below_published": published.describe(records_of(folder)) if published else [],
@@ -93,7 +99,15 @@ def run_values(folder: Path) -> dict[str, Any]:
     }
 
 
-def _headline(history: History, state: RunState) -> dict[str, Any]:
+def _loss_of(folder: Path) -> str:
+    """Return the metric of the loss that the run trains."""
+    try:
+        return trained_loss(load_config(folder / "config.yaml"))
+    except ConfigError:
+        return PANELS[0]
+
+
+def _headline(history: History, state: RunState, trained: str) -> dict[str, Any]:
     """Return the verdict of a run, its number, and the numbers below it."""
     total = "" if state.total_steps is None else f" of {state.total_steps:,}"
     words = f"{state.state} at step {history.step:,}{total}"
@@ -101,21 +115,21 @@ def _headline(history: History, state: RunState) -> dict[str, Any]:
     if history.best:
         name, accuracy = next(iter(history.best.items()))
         number, words = f"{accuracy:.2%}", f"best accuracy on {name}; {words}"
-    elif (loss := history.last("loss")) is not None:
+    elif (loss := history.last(trained)) is not None:
         number, words = formatted(loss, ".4g"), f"loss; {words}"
     return {
         "kind": _KINDS.get(state.state, "none"),
         "headline": number,
         "words": words,
         "reason": state.reason,
-        "tiles": list(_tiles(history, state)),
+        "tiles": list(_tiles(history, state, trained)),
     }
 
 
-def _tiles(history: History, state: RunState) -> Iterator[tuple[str, str]]:
+def _tiles(history: History, state: RunState, trained: str) -> Iterator[tuple[str, str]]:
     for name, accuracy in list(history.best.items())[1:]:
         yield f"best accuracy on {name}", f"{accuracy:.2%}"
-    if loss := history.metrics.get("loss"):
+    if loss := history.metrics.get(trained):
         yield f"loss, {formatted(loss.first[1], '.4g')} at first", formatted(loss.last[1], ".4g")
     if speed := history.metrics.get("images_per_s"):
         median = float(np.nanmedian(speed.curve[1]))

@@ -8,10 +8,11 @@ import pytest
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import DataError
 from facetrain.finetune.held_out import (
+    Part,
     held_out_counts,
     require_enough,
-    select_held_out,
-    write_held_out_pairs,
+    split_photos,
+    write_photo_pairs,
 )
 from facetrain.verify.sets.pair_set import load_pair_set
 from tests.support.datasets import write_records
@@ -22,23 +23,26 @@ def test_people_with_few_images_are_trained_on_with_all_of_them():
     assert held_out_counts(images).tolist() == [0, 0, 2, 2, 3, 6, 9, 10]
 
 
-def test_the_held_out_images_of_a_person_are_random_and_of_the_stated_number():
-    labels = np.random.default_rng(0).permutation(np.repeat([0, 1, 2, 7], [3, 4, 10, 20]))
-    chosen = select_held_out(labels)
-    assert Counter(labels[chosen].tolist()) == {1: 2, 2: 3, 7: 6}
-    assert np.array_equal(chosen, select_held_out(labels))
-    assert not np.array_equal(chosen, select_held_out(labels, seed=1))
+def test_people_are_set_aside_whole_and_images_of_the_others_held_out_at_random():
+    images = {0: 3, 1: 4, 2: 10, 7: 20, 9: 4, 11: 5}
+    labels = np.random.default_rng(0).permutation(np.repeat(list(images), list(images.values())))
+    part = split_photos(labels)
+    aside = Counter(labels[part == Part.SET_ASIDE].tolist())
+    assert len(aside) == 2 and all(images[person] == count >= 4 for person, count in aside.items())
+    held_out = Counter(labels[part == Part.HELD_OUT].tolist())
+    expected = {1: 2, 2: 3, 7: 6, 9: 2, 11: 2}
+    assert held_out == {person: count for person, count in expected.items() if person not in aside}
+    assert np.array_equal(part, split_photos(labels))
+    assert not np.array_equal(part, split_photos(labels, seed=1))
 
 
-@pytest.mark.parametrize("images", [[1, 1], [30], [1] * 500, [4] * 9, [3] * 100])
+@pytest.mark.parametrize("images", [[1, 1], [30], [1] * 500, [4] * 11, [3] * 100])
 def test_too_few_photos_are_refused_with_what_would_help(images, tmp_path):
-    with pytest.raises(
-        DataError, match=r"too few to hold images out.*10 people with 4 images each are enough"
-    ):
+    with pytest.raises(DataError, match=r"too few .*12 people with 4 images each are enough"):
         require_enough(np.repeat(np.arange(len(images)), images), tmp_path)
 
 
-@pytest.mark.parametrize("images", [[4] * 10, [10, 20], [1] * 500 + [5] * 10])
+@pytest.mark.parametrize("images", [[4] * 12, [10, 20, 10, 20], [1] * 500 + [5] * 12])
 def test_enough_photos_are_accepted(images, tmp_path):
     require_enough(np.repeat(np.arange(len(images)), images), tmp_path)
 
@@ -46,7 +50,7 @@ def test_enough_photos_are_accepted(images, tmp_path):
 @pytest.mark.parametrize(("images", "pairs"), [([2, 2], 2), ([2, 10], 20), ([3] * 20, 60)])
 def test_pairs_are_distinct_and_half_of_them_genuine_in_every_fold(images, pairs, tmp_path):
     labels = np.repeat(np.arange(len(images)), images).tolist()
-    assert write_held_out_pairs(write_records(tmp_path / "data", labels), tmp_path / "set.bin") == 2 * pairs
+    assert write_photo_pairs(write_records(tmp_path / "data", labels), tmp_path / "set.bin") == 2 * pairs
     source = open_dataset(tmp_path / "data")
     label_of = {source.read(n): label for n, label in enumerate(source.labels.tolist())}
     written = load_pair_set("set", tmp_path)
