@@ -16,6 +16,7 @@ from facetrain.data.formats.image_folder import folders_with_images
 from facetrain.data.formats.image_list import open_list
 from facetrain.data.formats.landmark_file import landmarks_path, open_landmarks
 from facetrain.data.formats.table import FORMATS
+from facetrain.data.label_problems import parts_of
 from facetrain.data.mixture import MIXTURE_SUFFIXES, MixtureDataset, open_mixture
 from facetrain.data.remote_dataset import dataset_path, forget_objects
 from facetrain.data.settings import DataSettings
@@ -123,7 +124,7 @@ def _format_of(path: Path) -> Format:
     if recognized is None:
         return FORMATS[-1]
     format, part = recognized
-    if not format.beside_images:
+    if part not in format.beside_images:
         _require_no_photos(path, part)
     return format
 
@@ -133,10 +134,11 @@ def _format_of_folder(folder: Path) -> tuple[Format, str] | None:
     with os_errors_as(DataError, folder):
         names = os.listdir(folder)  # once: a folder of identities has up to a million of them
     for format in FORMATS:
-        is_part = re.compile("|".join(map(fnmatch.translate, format.parts)), re.IGNORECASE).match
-        for name in filter(is_part, names) if format.parts else ():
-            if not name.startswith("."):
-                return format, name
+        for part in format.parts:
+            is_part = re.compile(fnmatch.translate(part), re.IGNORECASE).match
+            for name in filter(is_part, names):
+                if not name.startswith("."):
+                    return format, name
     return None
 
 
@@ -179,6 +181,22 @@ def require_landmarks(dataset: FaceDataset, path: Path, backbone: str) -> None:
             raise DataError(
                 f"{place} has no landmarks, which backbone {backbone} needs; write them with `facetrain data "
                 "landmarks DATASET --detector yunet`, or train another backbone"
+            )
+
+
+def require_aligned(dataset: FaceDataset, name: str) -> None:
+    """Check that no list says of its images that they are photos, with landmarks to align the faces by.
+
+    Raises:
+        DataError: a list, or one of a mixture, has such images.
+    """
+    for place, part in parts_of(dataset, name):
+        points = getattr(part, "photo_landmarks", None)
+        if points is not None:
+            count = int(np.isfinite(points[:, 0, 0]).sum())
+            raise DataError(
+                f"{place}: {count:,} images are not aligned (flag 0), and the list has their landmarks; align them: "
+                f"facetrain data pack {shell_path(name)} --output FOLDER"
             )
 
 

@@ -19,6 +19,7 @@ SKIP_KINDS = {
     "no_identity": "files outside the folders of identities",
     "empty": "folders without images",
     "split": "files of other splits",
+    "repeated": "lines that repeat an image",
     "unreadable": "images that cannot be read",
     "no_face": "images without a face or its landmarks",
 }

@@ -8,14 +8,13 @@ import numpy as np
 
 from facetrain.data.dataset import FaceDataset, image_landmarks
 from facetrain.data.images.decode import decode_rgb
-from facetrain.data.mixture import MixtureDataset
+from facetrain.data.label_problems import count_images, find_label_problem, parts_of
 from facetrain.data.open_dataset import check_counts, open_dataset, require_landmarks
 from facetrain.data.published_datasets import require_dataset
 from facetrain.data.remote_dataset import dataset_path
 from facetrain.data.settings import DataSettings
 from facetrain.doctor.check_result import CheckResult, failed, passed, warned_if, warning
 from facetrain.errors import DataError
-from facetrain.run.start_checks import count_images, find_label_problem
 
 _SAMPLES = 32
 
@@ -59,15 +58,13 @@ def check_landmarks(source: FaceDataset, train: str, backbone: str) -> CheckResu
     return warned_if(missing > source.num_images / 2, "landmarks", message, advice)
 
 
-def parts_of(source: FaceDataset, name: str) -> list[tuple[str, FaceDataset]]:
-    """Return the datasets of a mixture with their names, or the dataset itself: an error may be in one of them."""
-    if isinstance(source, MixtureDataset):
-        return [(f"{name}, dataset {number}", part) for number, part in enumerate(source.datasets, start=1)]
-    return [(name, source)]
-
-
 def _check_labels(source: FaceDataset, name: str) -> list[CheckResult]:
     """Check the labels of each dataset of a mixture, or of the dataset itself."""
+    if len(np.unique(source.labels)) == 1:
+        advice = (
+            "a head learns from the differences of many: give a folder with a folder of images per person"
+        )
+        return [failed("identities", f"all images of {name} are of one identity", advice)]
     results = []
     for place, part in parts_of(source, name):
         if (problem := find_label_problem(part)) is not None:

@@ -14,11 +14,12 @@ from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.dataset_card import read_cards
 from facetrain.data.images.augment import normalize
+from facetrain.data.label_problems import parts_of
 from facetrain.data.remote_dataset import dataset_path
 from facetrain.data.synthetic.dataset_writer import SYNTHETIC_CARD
 from facetrain.distributed.world import World
 from facetrain.doctor.check_result import CheckResult, count_text, errors_as_failures, passed
-from facetrain.doctor.dataset import check_dataset, check_landmarks, parts_of
+from facetrain.doctor.dataset import check_dataset, check_landmarks
 from facetrain.doctor.disk import check_disk
 from facetrain.doctor.image_sample import draw_sample, read_images
 from facetrain.doctor.input_normalization import check_normalization

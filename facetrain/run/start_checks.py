@@ -5,34 +5,18 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
 
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
-from facetrain.data.mixture import MixtureDataset
+from facetrain.data.label_problems import label_remarks
 from facetrain.data.remote_dataset import remarks_on_reading
 from facetrain.data.tools.photo_shapes import describe_photos
-from facetrain.errors import DataError, RunError
+from facetrain.errors import RunError
 from facetrain.head.head_group import head_parts
 from facetrain.training.state import TrainState
 
 HIGHEST_LR = {"sgd": 10.0, "adamw": 0.1}
 """Rates that cannot be meant. Published rates are at most 0.4 (SGD, 4,096 images) and 0.001 (AdamW)."""
-
-
-class LabelProblem(NamedTuple):
-    """Fault in the labels of a dataset that training does not report."""
-
-    message: str
-    advice: str
-    first_label: int = 0
-    """Smallest label."""
-    is_shifted: bool = False
-    """Whether every label from the first to the last has an image, so that only the beginning is wrong."""
-    is_empty: bool = False
-    """Whether most identities have no image."""
 
 
 def check_start(
@@ -48,55 +32,15 @@ def check_start(
         steps: steps that the run still takes.
 
     Raises:
-        DataError: most identities have no image, and the config does not state their number.
         RunError: the disk cannot hold a checkpoint.
     """
     return [
-        *_check_identities(config, source),
+        *label_remarks(source, config.data.train),
         *(f"{config.data.train}: {photos}" for photos in [describe_photos(source)] if photos),
         *remarks_on_reading(source, config.data),
         *_check_learning_rate(config),
         *check_free_space(config, folder, checkpoint_bytes(config, state), steps),
     ]
-
-
-def find_label_problem(source: FaceDataset) -> LabelProblem | None:
-    """Return what is wrong with the labels of a dataset, or None if every identity has enough images."""
-    classes = source.num_classes
-    present, counts = count_images(source)
-    first, missing, single = int(present[0]), classes - len(present), int((counts == 1).sum())
-    is_empty = missing > classes / 2
-    if missing and first > 0:
-        is_shifted = first == missing
-        remark = f", but every label from {first:,} to {classes - 1:,} has an image" if is_shifted else ""
-        return LabelProblem(
-            f"no image has the label 0{remark}: the labels begin at {first:,}",
-            f"subtract {first:,} from all labels: labels must begin at 0, and the center of an empty class only repels",
-            first,
-            is_shifted,
-            is_empty,
-        )
-    if missing:
-        return LabelProblem(
-            f"{missing:,} labels below the highest have no image",
-            "their class centers cannot learn: check the labels with `facetrain data check`",
-            is_empty=is_empty,
-        )
-    if single > classes / 2:
-        return LabelProblem(
-            f"{single:,} of {classes:,} identities have one image", "consider data.min_images_per_identity: 2"
-        )
-    return None
-
-
-def count_images(source: FaceDataset) -> tuple[np.ndarray, np.ndarray]:
-    """Return the labels that have images, ascending, and the numbers of their images."""
-    if source.num_classes > 2 * source.num_images:
-        # A damaged label can be so large that the counts of all labels below it fill the memory.
-        return np.unique(source.labels, return_counts=True)
-    counts = np.bincount(source.labels, minlength=source.num_classes)
-    present = np.flatnonzero(counts)
-    return present, counts[present]
 
 
 def checkpoint_bytes(config: Config, state: TrainState) -> int:
@@ -110,23 +54,6 @@ def checkpoint_bytes(config: Config, state: TrainState) -> int:
         # The other ranks' tables are not here, and shards differ by one class at most.
         rows += local / max(stop - start, 1) * part.head.num_classes
     return weights + trained * config.optim.moments + round(rows)
-
-
-def _check_identities(config: Config, source: FaceDataset) -> Iterator[str]:
-    """Yield the problems of the labels of each dataset."""
-    parts = source.datasets if isinstance(source, MixtureDataset) else [source]
-    for number, part in enumerate(parts, start=1):
-        place = f"{config.data.train}, dataset {number}" if len(parts) > 1 else config.data.train
-        problem = find_label_problem(part)
-        if problem is None:
-            continue
-        # A dataset with chosen images (`mask:`) may have many empty classes: the number shows that it is meant.
-        if problem.is_empty and config.data.num_classes is None:
-            raise DataError(
-                f"{place}: {part.num_images:,} images of {part.num_classes:,} identities: {problem.message}; "
-                f"{problem.advice}, or set data.num_classes to {source.num_classes} if that is meant"
-            )
-        yield f"{place}: {problem.message}; {problem.advice}"
 
 
 def _check_learning_rate(config: Config) -> Iterator[str]:

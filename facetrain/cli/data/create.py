@@ -98,7 +98,11 @@ def pack(
             f"{source}: all images are of one identity, and a model needs many; give a folder with a folder of images "
             "per person, or the list file of the people with --images FOLDER"
         )
-    if finder is None and (photos := describe_photos(open_dataset(source, root=images))):
+    packed_from = open_dataset(source, root=images)
+    listed = getattr(packed_from, "photo_landmarks", None) if finder is None else None
+    if listed is not None:
+        echo_line("  the faces were aligned by the landmarks of the list")
+    elif finder is None and (photos := describe_photos(packed_from)):
         warn(f"{source}: {photos}")
     path, train = shell_path(output), json.dumps(str(output), ensure_ascii=False)
     for line in (

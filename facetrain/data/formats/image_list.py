@@ -2,10 +2,11 @@
 
     path <tab> identity                         in either order; also separated by a comma or spaces
     number <tab> identity … <tab> path          im2rec's .lst; of several labels, the first counts
-    1 <tab> path <tab> identity                 InsightFace's .lst
+    1 <tab> path <tab> identity                 InsightFace's .lst; 1: the image is an aligned face
+    0 <tab> path <tab> identity <tab> 4 numbers of a box <tab> x1 … x5 y1 … y5       a photo with landmarks
 
-Fields between commas may be in quotes. Paths are relative to the folder of the list, or to another folder given by the
-caller.
+A line that repeats an image is left out. Fields between commas may be in quotes. Paths are relative to the folder of
+the list, or to another folder given by the caller.
 """
 
 # N images
@@ -14,11 +15,13 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import math
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,14 +31,17 @@ from facetrain.data.formats.image_folder import FileDataset
 from facetrain.data.formats.labels import number_identities, require_labels
 from facetrain.data.images.header import IMAGE_SUFFIXES
 from facetrain.errors import DataError
+from facetrain.files import printable
 
 LIST_SUFFIXES = (".lst", ".txt", ".csv", ".tsv")
 _BYTE_ORDER_MARK = "\ufeff"
 """First character of a text file that some programs of Windows write."""
 _NO_HEADER = re.compile(r"[^#].*[\d\\].*")
 """First line that is neither a comment nor names of columns, which have no digits: a path of an unknown format."""
-_INSIGHTFACE_FLAGS = ("0", "1")
+_PHOTO = "0"
+_INSIGHTFACE_FLAGS = (_PHOTO, "1")
 """First field of InsightFace's lists: whether the image is aligned."""
+_BOX_NUMBERS, _POINT_NUMBERS = 4, 10
 _WHOLE_NUMBER = re.compile(r"\d+(\.0*)?", re.ASCII)
 _USUAL_NUMBER = re.compile(r"(0|[1-9]\d*)(\.\d*)?(e[+-]?\d+)?", re.IGNORECASE | re.ASCII)
 """Number as programs write it, without leading zeros."""
@@ -43,6 +49,12 @@ _USUAL_NUMBER = re.compile(r"(0|[1-9]\d*)(\.\d*)?(e[+-]?\d+)?", re.IGNORECASE | 
 
 class ListDataset(FileDataset):
     """Images of a list file, whose paths stay in the file; the cached catalog has 16 bytes per image."""
+
+    @property
+    def photo_landmarks(self) -> np.ndarray | None:
+        """Landmarks in pixels of the photos in the list, float32 (N, 5, 2), NaN for aligned faces; None without any."""
+        points = self.columns.arrays.get("points")
+        return None if points is None else points.reshape(-1, 2, 5).swapaxes(1, 2)
 
 
 def open_list(path: Path, root: Path | None = None) -> CatalogDataset:
@@ -62,21 +74,72 @@ FORMAT = Format("list file", open_list, suffixes=LIST_SUFFIXES)
 
 def _build_catalog(path: Path) -> Columns:
     offset, size, identity_number = array("q"), array("i"), array("i")
+    points, digest = array("f"), array("q")
     number_of: dict[str, int] = {}
     with path.open("rb") as file:
-        for start, image, identity in list_entries(file, str(path)):
-            offset.append(start)
-            size.append(len(image.encode()))
-            identity_number.append(number_of.setdefault(identity, len(number_of)))
+        for entry in list_entries(file, str(path)):
+            if entry.points and not points:
+                points.extend([np.nan] * (_POINT_NUMBERS * len(offset)))
+            if entry.points or points:
+                points.extend(entry.points or [np.nan] * _POINT_NUMBERS)
+            offset.append(entry.start)
+            size.append(len(entry.path.encode()))
+            digest.append(hash(entry.path))
+            identity_number.append(number_of.setdefault(entry.identity, len(number_of)))
     label, identities = label_identities(list(number_of), str(path))
+    label = label[np.array(identity_number, np.int32)]
+    kept, skipped = _without_repeats(path, offset, size, label, np.array(digest, np.int64))
+    columns = (
+        {"points": np.array(points, np.float32).reshape(-1, _POINT_NUMBERS)[kept].reshape(-1)}
+        if points
+        else {}
+    )
     return Columns.of(
-        label=label[np.array(identity_number, np.int32)], identities=identities,
-        name_offset=np.array(offset, np.int64), name_size=np.array(size, np.int32),
+        label=label[kept], identities=identities, skipped=skipped, **columns,
+        name_offset=np.array(offset, np.int64)[kept], name_size=np.array(size, np.int32)[kept],
     )  # fmt: skip
 
 
-def list_entries(lines: Iterable[bytes], place: str) -> Iterator[tuple[int, str, str]]:
-    """Yield the byte offset of each image's path in a list, the path, and the identity; errors begin with `place`.
+def _without_repeats(
+    path: Path, offset: array[int], size: array[int], label: np.ndarray, digest: np.ndarray
+) -> tuple[np.ndarray, list[tuple[str, str, str]]]:
+    """Return the rows of a list without those whose path is in an earlier one, and what is left out.
+
+    Raises:
+        DataError: a path has two labels.
+    """
+    kept, skipped = np.ones(len(digest), bool), []
+    order = np.argsort(digest, kind="stable")
+    repeats = np.flatnonzero(np.diff(digest[order]) == 0)
+    with path.open("rb") as file:
+
+        def name(row: int) -> str:
+            file.seek(offset[row])
+            return printable(file.read(size[row]).decode())
+
+        for first, row in zip(order[repeats].tolist(), order[repeats + 1].tolist(), strict=True):
+            if name(first) != name(row):  # two texts with one hash
+                continue
+            if label[first] != label[row]:
+                raise DataError(f"{path}: {name(row)} has two identities; keep the line with the right one")
+            kept[row] = False
+            skipped.append((name(row), "repeated", "an earlier line has the path"))
+    return kept, skipped
+
+
+class ListEntry(NamedTuple):
+    """Line of a list."""
+
+    start: int
+    """Byte offset of the path in the list."""
+    path: str
+    identity: str
+    points: list[float] | None = None
+    """Landmarks of a photo, x1 … x5 y1 … y5, in pixels; None: an aligned face, or unknown."""
+
+
+def list_entries(lines: Iterable[bytes], place: str) -> Iterator[ListEntry]:
+    """Yield the entries of a list; errors begin with `place`.
 
     Raises:
         DataError: a line is not understood.
@@ -99,7 +162,8 @@ def list_entries(lines: Iterable[bytes], place: str) -> Iterator[tuple[int, str,
                     f"{place}, line {number}: {text[:60]!r} has no clear path and identity; write the path without "
                     "quotes, a tab, and the identity"
                 )
-            yield start + offset, fields[column], identity
+            points = _photo_points(fields) if column == 1 else None
+            yield ListEntry(start + offset, fields[column], identity, points)
         elif text and (number > 1 or _NO_HEADER.fullmatch(text)):
             raise DataError(
                 f"{place}, line {number}: {text[:60]!r} does not name an image "
@@ -119,7 +183,27 @@ def _fields(text: str) -> list[str]:
         return [field.strip() for field in fields]
     words = text.split()
     is_im2rec = len(words) > 2 and all(map(_WHOLE_NUMBER.fullmatch, words[:-1]))
-    return words if is_im2rec else text.rsplit(maxsplit=1)  # a path may contain spaces
+    is_insightface = (
+        len(words) > 2
+        and words[0] in _INSIGHTFACE_FLAGS
+        and _is_image_path(words[1])
+        and all(map(_is_number, words[2:]))
+    )
+    # A path may contain spaces.
+    return words if is_im2rec or is_insightface else text.rsplit(maxsplit=1)
+
+
+def _photo_points(fields: list[str]) -> list[float] | None:
+    """Return the landmarks in InsightFace's line of a photo; None for other lines."""
+    values = fields[3:]
+    is_photo = fields[0] == _PHOTO and len(values) == _BOX_NUMBERS + _POINT_NUMBERS
+    return list(map(float, values[_BOX_NUMBERS:])) if is_photo and all(map(_is_number, values)) else None
+
+
+def _is_number(text: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return math.isfinite(float(text))
+    return False
 
 
 def _is_image_path(field: str) -> bool:

@@ -11,12 +11,12 @@ from typing import cast
 import numpy as np
 
 from facetrain.data.column_cache import Columns, cached_columns
-from facetrain.data.formats.base import CatalogDataset, Format, catalog_path
+from facetrain.data.formats.base import CatalogDataset, Format, catalog_path, files_in
 from facetrain.data.formats.record_index import build_catalog
 from facetrain.data.formats.record_names import RecordNames
 from facetrain.data.formats.recordio import RecordReader, decode_record
 from facetrain.errors import DataError
-from facetrain.files import error_reason, printable, read_regular_text
+from facetrain.files import error_reason, listed, printable, read_regular_text
 
 _TRAINING_SET = "train.rec"
 
@@ -104,13 +104,31 @@ def open_records(path: Path) -> RecordDataset:
     Raises:
         DataError: if the file or its index is damaged, or `property` contradicts the labels.
     """
-    rec = path / _TRAINING_SET if path.is_dir() else path
+    rec = _records_of(path) if path.is_dir() else path
     idx = rec.with_suffix(".idx")
     columns = cached_columns(catalog_path(rec), [rec, idx], partial(build_catalog, rec, idx))
     return RecordDataset(path, [rec], columns)
 
 
-FORMAT = Format("RecordIO", open_records, parts=(_TRAINING_SET,), suffixes=(".rec",), beside_images=True)
+FORMAT = Format(
+    "RecordIO",
+    open_records,
+    parts=(_TRAINING_SET, "*.rec"),
+    suffixes=(".rec",),
+    beside_images=(_TRAINING_SET,),
+)
+
+
+def _records_of(folder: Path) -> Path:
+    """Return train.rec, or the only .rec of a folder, as im2rec writes it with any name.
+
+    Raises:
+        DataError: there are several, and none is train.rec.
+    """
+    found = files_in(folder, (".rec",))
+    if len(found) > 1 and folder / _TRAINING_SET not in found:
+        raise DataError(f"{folder}: has {listed(path.name for path in found)}; give one of the files")
+    return folder / _TRAINING_SET if len(found) != 1 else found[0]
 
 
 def _announced_classes(property_path: Path, num_labels: int) -> int:

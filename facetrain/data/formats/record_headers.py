@@ -35,7 +35,7 @@ class Headers:
     image_bytes: np.ndarray
     """Length of the image: int64 (N,); 0 for a record without an image."""
     end: np.ndarray
-    """First byte after the first part of the record, without padding: int64 (N,)."""
+    """First byte after the record, without padding: int64 (N,)."""
 
 
 def read_headers(reader: RecordReader, offsets: np.ndarray, keys: np.ndarray) -> Headers:
@@ -75,6 +75,7 @@ def read_headers(reader: RecordReader, offsets: np.ndarray, keys: np.ndarray) ->
         offset, key = int(offsets[row]), int(keys[row])
         header, image = decode_record(reader.read_at(offset, key), reader.location(offset, key))
         label[row], headers.image_bytes[row] = header.label, len(image)
+        headers.end[row] = reader.end_of(offset)
     return headers
 
 

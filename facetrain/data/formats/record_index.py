@@ -1,5 +1,8 @@
 """Catalog of a RecordIO file: offset and label of every image, built once from .idx and record headers.
 
+The records of a file follow each other without a gap. An index that leaves out records would lose their images in
+silence: the records that it lists must follow each other too.
+
 It has 12 bytes per image: the 42 million images of WebFace42M open in a fraction of a second.
 
 If the file ends with identity records, they give the labels, without reading the header of every image. Identity
@@ -98,10 +101,13 @@ def build_catalog(rec_path: Path, idx_path: Path) -> Columns:
     record_0 = slice(lowest, lowest + 1)
     first = read_headers(reader, offsets[record_0], keys[record_0])
     announced = None if first.image_bytes[0] else float(first.label[0])
+    if offsets.min() > 0:
+        raise RecordError(f"{idx_path}: leaves out the first record of {rec_path.name}; {_REBUILD}")
     label = None
-    if announced is not None and _is_ascending(keys):
+    if announced is not None and _is_ascending(keys) and _is_ascending(offsets):
         label = labels_by_ranges(reader, keys, offsets)
     if label is not None:
+        _check_successors_of_holes(reader, keys, offsets)
         keys, offsets = keys[1 : len(label) + 1], offsets[1 : len(label) + 1]
     else:
         label, has_image = _labels_by_records(reader, keys, offsets)
@@ -120,17 +126,43 @@ def _labels_by_records(
     # Record 0 and the identity records have no image. This also holds above 2^24 images, where the float32 key range
     # in record 0 is rounded.
     label, has_image = np.empty(len(keys), dtype=np.int32), np.empty(len(keys), dtype=bool)
+    order = None if _is_ascending(offsets) else np.argsort(offsets, kind="stable")
     for start in range(0, len(keys), _ROWS_PER_CHUNK):
-        rows = slice(start, start + _ROWS_PER_CHUNK)
+        stop = min(start + _ROWS_PER_CHUNK, len(keys))
+        rows = slice(start, stop) if order is None else order[start:stop]
         headers = read_headers(reader, offsets[rows], keys[rows])
         has_image[rows] = headers.image_bytes > 0
         _check_labels(reader, headers, keys[rows], offsets[rows])
-        following = offsets[start + 1 : start + 1 + len(headers.end)]
-        own = slice(start, start + len(following))
-        overlaps = (headers.end[: len(following)] > following) & (following > offsets[own])
-        require_sound(reader, offsets[own], keys[own], overlaps, "the record runs into the next one")
+        after = stop if order is None or stop == len(keys) else int(order[stop])
+        following = offsets[after] if stop < len(keys) else reader.size
+        _check_successors(
+            reader, keys[rows], offsets[rows], headers.end, np.append(offsets[rows][1:], following)
+        )
         label[rows] = np.where(has_image[rows], headers.label, 0)
     return label[has_image], has_image
+
+
+def _check_successors_of_holes(reader: RecordReader, keys: np.ndarray, offsets: np.ndarray) -> None:
+    """Check that no record lies in the holes between ascending keys, and none after the last one."""
+    holes = np.append(np.flatnonzero(np.diff(keys) != 1), len(keys) - 1)
+    for start in range(0, len(holes), _ROWS_PER_CHUNK):
+        rows = holes[start : start + _ROWS_PER_CHUNK]
+        following = np.append(offsets, reader.size)[rows + 1]
+        end = read_headers(reader, offsets[rows], keys[rows]).end
+        _check_successors(reader, keys[rows], offsets[rows], end, following)
+
+
+def _check_successors(
+    reader: RecordReader, keys: np.ndarray, offsets: np.ndarray, end: np.ndarray, following: np.ndarray
+) -> None:
+    """Check that each of N records ends where the next one in the index begins.
+
+    Raises:
+        RecordError: records overlap, or the index leaves out what is between two of them or after the last one.
+    """
+    end = end + -end % 4  # padding
+    require_sound(reader, offsets, keys, end > following, "the record runs into the next one")
+    require_sound(reader, offsets, keys, end < following, "the index leaves out the record after this one")
 
 
 def _check_labels(reader: RecordReader, headers: Headers, keys: np.ndarray, offsets: np.ndarray) -> None:

@@ -153,11 +153,20 @@ class RecordReader(PositionalFile):
         """Yield the offset of every record, without reading payloads."""
         offset = 0
         while offset < self.size:
-            start, kind = offset, PART_FIRST
-            while kind not in (PART_WHOLE, PART_LAST):
-                kind, length = self._read_frame(offset, start, None)
-                offset += _FRAME.size + length + -length % 4
-            yield start
+            yield offset
+            offset = self.end_of(offset)
+
+    def end_of(self, start: int) -> int:
+        """Return the byte after a record and its padding.
+
+        Raises:
+            RecordError: if there is no complete record.
+        """
+        offset, kind = start, PART_FIRST
+        while kind not in (PART_WHOLE, PART_LAST):
+            kind, length = self._read_frame(offset, start, None)
+            offset += _FRAME.size + length + -length % 4
+        return offset
 
     def location(self, offset: int, key: int | None) -> str:
         """Return file, key and byte offset of a record for error messages."""

@@ -1,7 +1,8 @@
 """WebDataset: tar shards of images.
 
-The identity of `KEY.jpg` is in `KEY.cls` or `KEY.json` in the same shard, or it is the name of the image's folder. A
-`.json` file of more than 1 MiB is no label. A hard link counts as the file before it that it is a link to; `tar` writes
+The identity of `KEY.jpg` is in `KEY.cls` or `KEY.json` in the same shard, or it is the name of the image's folder: one
+way for all images, because a lost label would make a new identity of a folder. A `.json` file of more than 1 MiB is no
+label. A hard link counts as the file before it that it is a link to; `tar` writes
 them for files with several names. Compressed shards are refused: gzip has no random access.
 """
 
@@ -37,8 +38,8 @@ _CHUNK_BYTES = 1 << 20
 # What tarfile raises for damaged headers: MemoryError for a size of gigabytes; ValueError and OverflowError for numbers
 # of a PAX header that are none, or too long.
 _TAR_ERRORS = (tarfile.TarError, OSError, MemoryError, ValueError, OverflowError)
-Image = tuple[tuple[int, int, int, int], str, int | str]
-"""Places of the header and of the image, as offset and size; the folder; the identity."""
+Image = tuple[tuple[int, int, int, int], str, int | str, bool]
+"""Places of the header and of the image, as offset and size; the folder; the identity; whether a file has it."""
 
 
 class TarDataset(CatalogDataset):
@@ -79,11 +80,19 @@ def _build_catalog(shards: list[Path]) -> Columns:
     """Return the catalog: labels are the identities if all are whole numbers, otherwise their rank in sorted order."""
     skipped: list[tuple[str, str, str]] = []
     images = [(shard, *image) for shard, path in enumerate(shards) for image in _images(path, skipped)]
-    label, identities = number_identities([identity for *_, identity in images], shards[0].parent)
-    rows = [(shard, *place) for shard, place, _, _ in images]
+    is_labeled = [labeled for *_, labeled in images]
+    if any(is_labeled) and not all(is_labeled):
+        number = is_labeled.index(False)
+        raise DataError(
+            f"{shards[images[number][0]]}: {len(images) - sum(is_labeled):,} of {len(images):,} images of the dataset "
+            f"have no .cls or .json file (up to {_MAX_LABEL_BYTES:,} bytes), such as the image at byte "
+            f"{images[number][1][2]:,}, and the others have one; copy the shard again, or add the files"
+        )
+    label, identities = number_identities([identity for *_, identity, _ in images], shards[0].parent)
+    rows = [(shard, *place) for shard, place, *_ in images]
     columns = columns_of_rows("file name_offset name_size offset size", rows)
     if not identities:
-        identities = names_of_folders(label.tolist(), (folder for _, _, folder, _ in images))
+        identities = names_of_folders(label.tolist(), (folder for _, _, folder, *_ in images))
     return Columns.of(**columns, label=label, identities=identities, skipped=skipped)
 
 
@@ -146,7 +155,7 @@ def _images(path: Path, skipped: list[tuple[str, str, str]]) -> Iterator[Image]:
                 f"{path}: image {printable(key[1:])} has neither a .cls or .json file (up to "
                 f"{_MAX_LABEL_BYTES:,} bytes) nor a folder that names its identity"
             )
-        yield place, folder, identity
+        yield place, folder, identity, bool(suffix)
 
 
 def _require_end(path: Path, offset: int) -> None:
@@ -166,7 +175,10 @@ def _require_end(path: Path, offset: int) -> None:
             f"{path}: no member begins at byte {offset:,}, and the archive does not end there with zeros: it is "
             "truncated, damaged, or several archives were joined; copy it again, or join them by `tar --concatenate`"
         )
-    if file.size - offset >= tarfile.RECORDSIZE + 2 * tarfile.BLOCKSIZE:
+    # Of 512 bytes or 1 KiB, or up to the next multiple of 10 KiB. Zeros over the last images of up to 10 KiB together
+    # leave what tar writes without these images: nothing in the archive tells them apart.
+    least = offset + 2 * tarfile.BLOCKSIZE
+    if file.size > least and file.size != least + -least % tarfile.RECORDSIZE:
         raise DataError(
             f"{path}: ends with {file.size - offset:,} bytes of zeros, more than tar writes: a copy or download was "
             "not finished; copy it again, or write it anew by tar if it is complete"

@@ -32,6 +32,7 @@ _START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_SEGMENT, _JPEG_SIZE = struct.Struct(">BBH"), struct.Struct(">HH")
 _EXIF_MARKER, _START_OF_SCAN = 0xE1, 0xDA
 _END_OF_IMAGE = b"\xff\xd9"
+_LONG_RUN = 128
 _PNM = re.compile(rb"P([1-6])" + 2 * rb"(?:\s|#[^\n]*\n)+(\d{1,9})" + rb"(?:(?:\s|#[^\n]*\n)+(\d{1,9}))?\s")
 _PNM_HEADER_BYTES = 4096
 _PNM_WHITE = (b"255", b"65535")
@@ -91,6 +92,19 @@ def is_complete_jpeg(data: bytes) -> bool:
         (position for position, marker in _jpeg_segments(data) if marker == _START_OF_SCAN), len(data)
     )
     return data.rfind(_END_OF_IMAGE) > scan
+
+
+def zero_bytes_in_jpeg(data: bytes) -> int:
+    """Return the length of the first long run of zeros in the image of a JPEG; 0 for others and without one.
+
+    A lost sector or an unfinished copy leaves such a run, and decoders fill the rest with wrong pixels in silence. It
+    may also be the code of a large area of one color.
+    """
+    if data[:2] != b"\xff\xd8":
+        return 0
+    scan = next((place for place, marker in _jpeg_segments(data) if marker == _START_OF_SCAN), len(data))
+    start = data.find(bytes(_LONG_RUN), scan)
+    return len(data) - start - len(data[start:].lstrip(b"\0")) if start >= 0 else 0
 
 
 def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int]]:

@@ -23,13 +23,19 @@ class NoFaceError(ImageError):
 class AlignedImages:
     """Aligned images of a dataset or a list of pairs; safe to use from several threads."""
 
-    def __init__(self, find: LandmarkFinder, count: int, size: int) -> None:
-        """Take the landmarks of `count` images, and the pixels a side of the aligned images."""
+    def __init__(
+        self, find: LandmarkFinder, count: int, size: int, known_N52: np.ndarray | None = None
+    ) -> None:
+        """Take the landmarks of `count` images, and the pixels a side of the aligned images.
+
+        `known_N52` has the landmarks of some images in pixels, float32 (N, 5, 2), and NaN for those that `find` finds.
+        """
         self._find, self._size = find, size
         # Kept, because images are checked before they are written, or are in several pairs: detection takes longer
         # than everything else.
-        self._points_N52 = np.full((count, 5, 2), np.nan, np.float32)
-        self.landmarks_N52 = self._points_N52.copy()
+        unknown_N52 = np.full((count, 5, 2), np.nan, np.float32)
+        self._points_N52 = unknown_N52 if known_N52 is None else known_N52.copy()
+        self.landmarks_N52 = unknown_N52.copy()
         """Landmarks of the images that have been aligned, as fractions of their sides."""
 
     def decode(self, number: int, name: str, data: bytes, location: str) -> np.ndarray:

@@ -14,6 +14,7 @@ import numpy as np
 
 from facetrain.data.dataset import FaceDataset, identity_name
 from facetrain.data.images.decode import decode_rgb
+from facetrain.data.images.header import zero_bytes_in_jpeg
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.data.tools.selection import Selection
@@ -27,6 +28,7 @@ FAULT_KINDS = {
     "conflicting_labels": "equal images with different identities",
     "duplicate": "equal images of the same identity",
     "empty_identities": "identities without images",
+    "one_identity": "datasets of one identity, which is no training set",
 }
 DAMAGE = frozenset({"image", "dataset"})
 """Kinds of faults that stop training."""
@@ -100,7 +102,7 @@ def check(
     keep = np.ones(decoded, bool)
     for rows in _equal_groups(image_N["digest"]):
         faults += _check_equal_images(source, image_N, rows, keep)
-    faults += [*_empty_identities(image_N["label"]), *_contradictions(folder)]
+    faults += [*_identities(image_N["label"], source.num_classes), *_contradictions(folder)]
     if repair is not None:
         if not keep.any():
             raise DataError(f"{folder}: every image has a fault; there is nothing to write")
@@ -114,10 +116,21 @@ def _check_image(source: FaceDataset, number: int) -> tuple[int, int, np.uint64]
     """Return a row of the table of images, or a fault."""
     try:
         data = source.read(number)
-        decode_rgb(data, location=source.location(number))
+        pixels = decode_rgb(data, location=source.location(number))
+        if (lost := zero_bytes_in_jpeg(data)) and _flat_blocks(pixels) < lost // 2:
+            return DataFault(
+                "image", f"{source.location(number)}: a part of its bytes is zero; copy it again"
+            )
     except DataError as error:
         return DataFault("image", str(error))
     return number, int(source.labels[number]), _digest(data)
+
+
+def _flat_blocks(pixels: np.ndarray) -> int:
+    """Return the number of blocks of 8 × 8 pixels of one color in an image, which take about 6 bits each in a JPEG."""
+    height, width = pixels.shape[0] // 8 * 8, pixels.shape[1] // 8 * 8
+    blocks = pixels[:height, :width].reshape(height // 8, 8, width // 8, 8, -1)
+    return int((np.ptp(blocks, axis=(1, 3)) <= 1).all(-1).sum())
 
 
 def _digest(data: bytes) -> np.uint64:
@@ -150,11 +163,14 @@ def _check_equal_images(
         yield DataFault("duplicate", f"{other}: equal to {first}")
 
 
-def _empty_identities(label_N: np.ndarray) -> Iterator[DataFault]:
+def _identities(label_N: np.ndarray, announced: int) -> Iterator[DataFault]:
+    """Yield the faults of the labels; `announced` is the number of identities that the dataset says it has."""
     present = np.unique(label_N)
-    if len(present) and len(present) <= present[-1]:
-        first = int(np.flatnonzero(present != np.arange(len(present)))[0])
-        count = int(present[-1]) + 1
+    if len(present) == 1:
+        yield DataFault("one_identity", f"all {len(label_N):,} images are of one identity")
+    if len(present) and len(present) < (count := max(int(present[-1]) + 1, announced)):
+        gaps = np.flatnonzero(present != np.arange(len(present)))
+        first = int(gaps[0]) if len(gaps) else len(present)
         yield DataFault(
             "empty_identities",
             f"{count - len(present):,} of {count:,} identities have no image; the first is {first}",

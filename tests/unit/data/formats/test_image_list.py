@@ -1,5 +1,6 @@
 import pickle
 
+import numpy as np
 import pytest
 
 from facetrain.data.dataset import identity_name
@@ -125,3 +126,35 @@ def test_a_number_may_be_written_with_a_fraction_or_an_exponent(images):
 def test_the_list_of_im2rec_may_have_spaces_in_place_of_tabs(images):
     (images / "a.txt").write_text("7 2.000000 a/1.png\n2 0 a/2.png\n1 2.0 5.0 a/3.png\n")
     assert open_dataset(images / "a.txt").labels.tolist() == [2, 0, 2]
+
+
+def test_the_list_of_insightface_may_have_spaces_in_place_of_tabs(images):
+    (images / "a.lst").write_text("1 a/1.png 2\n1 a/2.png 0\n")
+    dataset = open_dataset(images / "a.lst")
+    assert dataset.labels.tolist() == [2, 0] and dataset.name(1) == "a/2.png"
+
+
+@pytest.mark.parametrize("separator", ["\t", " "])
+def test_the_landmarks_of_photos_are_known_and_those_of_aligned_faces_are_not(images, separator):
+    x, y = [10.5, 20, 15, 11, 19], [1, 2, 3, 4, 5.25]
+    photo = separator.join(map(str, ["0", "a/1.png", "3", 0, 0, 9, 9, *x, *y]))
+    face = separator.join(["1", "a/2.png", "0"])
+    for text, rows in ((f"{face}\n{photo}\n", [None, 0]), (f"{photo}\n{face}\n", [0, None])):
+        (images / "a.lst").write_text(text)
+        dataset = open_dataset(images / "a.lst")
+        points = dataset.photo_landmarks
+        for row, photo_row in enumerate(rows):
+            expected = np.array([x, y]).T if photo_row == 0 else np.full((5, 2), np.nan)
+            np.testing.assert_array_equal(points[row], expected)
+    (images / "b.lst").write_text(face)
+    assert open_dataset(images / "b.lst").photo_landmarks is None
+
+
+def test_a_repeated_line_is_left_out_and_listed_and_one_with_another_identity_refused(images):
+    (images / "a.txt").write_text("a/1.png 0\na/2.png 1\na/1.png 0\na/1.png 0\n")
+    dataset = open_dataset(images / "a.txt")
+    assert dataset.labels.tolist() == [0, 1] and dataset.name(1) == "a/2.png"
+    assert [file.kind for file in dataset.skipped] == ["repeated", "repeated"]
+    (images / "a.txt").write_text("a/1.png 0\na/2.png 1\na/1.png 1\n")
+    with pytest.raises(DataError, match=r"a/1\.png has two identities"):
+        open_dataset(images / "a.txt")

@@ -68,6 +68,27 @@ def test_a_truncated_damaged_or_joined_shard_loses_no_image_in_silence(tmp_path,
     assert open_dataset(tmp_path).num_images == 4
 
 
+def test_an_image_without_a_label_file_beside_others_is_no_new_identity(tmp_path):
+    members = {
+        f"ann/{n}.{kind}": data for n in range(4) for kind, data in (("png", encoded_image(n)), ("cls", b"3"))
+    }
+    write_tar(tmp_path / "a.tar", members)
+    assert open_dataset(tmp_path).num_images == 4
+    del members["ann/2.cls"]
+    write_tar(tmp_path / "a.tar", members)
+    with pytest.raises(DataError, match=r"a\.tar.*1 of 4 images"):
+        open_dataset(tmp_path)
+
+
+def test_zeros_over_the_last_images_are_an_unfinished_copy(tmp_path):
+    write_tar(tmp_path / "a.tar", {f"ann/{n}.png": encoded_image(n, 64) for n in range(4)})
+    shard = (tmp_path / "a.tar").read_bytes()
+    end = shard.find(encoded_image(3, 64)) - 512
+    (tmp_path / "a.tar").write_bytes(shard[:end] + bytes(len(shard) - end))
+    with pytest.raises(DataError, match=r"a\.tar"):
+        open_dataset(tmp_path)
+
+
 @pytest.mark.parametrize("label", ["null", "NaN", "0.5", "true", "[1]", '""'])
 def test_a_json_label_that_is_no_whole_number_or_text_is_refused(tmp_path, label):
     for name, content in (("1.json", f'{{"label": {label}}}'), ("1.cls", " ")):

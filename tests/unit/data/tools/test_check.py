@@ -1,5 +1,6 @@
 import tracemalloc
 
+import cv2
 import numpy as np
 import pytest
 
@@ -94,3 +95,26 @@ def test_no_copy_is_written_if_every_image_has_a_fault(tmp_path):
     assert not (tmp_path / "clean").exists()
     with pytest.raises(DataError):
         check(tmp_path / "nothing")
+
+
+def test_identities_that_are_announced_and_have_no_image_are_counted(tmp_path):
+    data = write_records(tmp_path / "data", [0, 0, 1])
+    (data / "property").write_text("5000000,16,16\n")
+    found = check(data)
+    assert kinds(found) == ["empty_identities"] and "4,999,998" in messages(found, "empty_identities")[0]
+
+
+def test_one_identity_is_a_fault(tmp_path):
+    assert kinds(check(write_records(tmp_path / "data", [0, 0]))) == ["one_identity"]
+
+
+def test_zeros_in_the_middle_of_a_jpeg_are_damage_and_an_area_of_one_color_is_not(tmp_path):
+    rng = np.random.default_rng(0)
+    faces = [cv2.resize(rng.integers(0, 256, (20, 20, 3), np.uint8), (112, 112)) for _ in range(2)]
+    flat = np.zeros((1600, 1600, 3), np.uint8)
+    flat[:800] = rng.integers(0, 256, (800, 1600, 3), np.uint8)
+    optimized = bytes(cv2.imencode(".jpg", flat, [cv2.IMWRITE_JPEG_OPTIMIZE, 1])[1])
+    images = [bytes(cv2.imencode(".jpg", face)[1]) for face in faces]
+    lost = images[0][:1500] + bytes(512) + images[0][2012:]
+    found = check(write_images(tmp_path / "data", (0, 0, 1, 1), [lost, *images, optimized]))
+    assert kinds(found) == ["image"] and "key 0" in messages(found, "image")[0]

@@ -138,9 +138,6 @@ def test_landmarks_of_a_name_that_two_images_have_are_refused(dataset, tmp_path)
         pack(tmp_path / "twice", tmp_path / "out", landmarks=points)
     with pytest.raises(DataError, match=message):
         write_dataset_landmarks(tmp_path / "twice", points)
-    # A list can name a file twice: both lines have the landmarks of the file.
-    (dataset / "list.tsv").write_text("ann/1.png\t0\nann/1.png\t0\nbob/1.png\t1\n")
-    assert pack(dataset / "list.tsv", tmp_path / "out", landmarks=points).images == 3
 
 
 def test_the_detector_selects_the_large_face_near_the_center(find):

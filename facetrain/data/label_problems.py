@@ -1,0 +1,106 @@
+"""Faults in the labels of a training set, with which a run would end well and learn nothing."""
+
+# N images
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from facetrain.data.dataset import FaceDataset
+from facetrain.data.mixture import MixtureDataset
+from facetrain.errors import DataError
+
+
+class LabelProblem(NamedTuple):
+    """Fault in the labels of a dataset that training does not report."""
+
+    message: str
+    advice: str
+    first_label: int = 0
+    """Smallest label."""
+    is_shifted: bool = False
+    """Whether every label from the first to the last has an image, so that only the beginning is wrong."""
+    is_empty: bool = False
+    """Whether most identities have no image."""
+
+
+def parts_of(source: FaceDataset, name: str) -> list[tuple[str, FaceDataset]]:
+    """Return the datasets of a mixture with their names, or the dataset itself: an error may be in one of them."""
+    if isinstance(source, MixtureDataset):
+        return [(f"{name}, dataset {number}", part) for number, part in enumerate(source.datasets, start=1)]
+    return [(name, source)]
+
+
+def require_trainable_labels(source: FaceDataset, name: str, *, may_have_gaps: bool) -> None:
+    """Check that class centers for all labels make sense, before their memory is allocated.
+
+    Args:
+        source: the training set.
+        name: its path, for messages.
+        may_have_gaps: whether most labels below the highest may have no image: the config states their number.
+
+    Raises:
+        DataError: all images are of one identity, or most labels have no image.
+    """
+    if len(np.unique(source.labels)) == 1:
+        raise DataError(
+            f"{name}: all {source.num_images:,} images are of one identity, and a head learns from the differences of "
+            "many; give a folder with a folder of images per person"
+        )
+    for place, part in parts_of(source, name) if not may_have_gaps else ():
+        problem = find_label_problem(part)
+        # A dataset with chosen images (`mask:`) may have many empty classes: the number shows that it is meant.
+        if problem is not None and problem.is_empty:
+            raise DataError(
+                f"{place}: {part.num_images:,} images of {part.num_classes:,} identities: {problem.message}; "
+                f"{problem.advice}, or set data.num_classes to {source.num_classes} if that is meant"
+            )
+
+
+def label_remarks(source: FaceDataset, name: str) -> Iterator[str]:
+    """Yield the problems of the labels of each dataset."""
+    for place, part in parts_of(source, name):
+        if (problem := find_label_problem(part)) is not None:
+            yield f"{place}: {problem.message}; {problem.advice}"
+
+
+def find_label_problem(source: FaceDataset) -> LabelProblem | None:
+    """Return what is wrong with the labels of a dataset, or None if every identity has enough images."""
+    classes = source.num_classes
+    present, counts = count_images(source)
+    first, missing, single = int(present[0]), classes - len(present), int((counts == 1).sum())
+    is_empty = missing > classes / 2
+    if missing and first > 0:
+        is_shifted = first == missing
+        remark = f", but every label from {first:,} to {classes - 1:,} has an image" if is_shifted else ""
+        return LabelProblem(
+            f"no image has the label 0{remark}: the labels begin at {first:,}",
+            f"subtract {first:,} from all labels: labels must begin at 0, and the center of an empty class only repels",
+            first,
+            is_shifted,
+            is_empty,
+        )
+    if missing:
+        return LabelProblem(
+            f"{missing:,} labels below the highest have no image",
+            "their class centers cannot learn: check the labels with `facetrain data check`",
+            is_empty=is_empty,
+        )
+    if single > classes / 2:
+        return LabelProblem(
+            f"{single:,} of {classes:,} identities have one image", "consider data.min_images_per_identity: 2"
+        )
+    return None
+
+
+def count_images(source: FaceDataset) -> tuple[np.ndarray, np.ndarray]:
+    """Return the labels that have images, ascending, and the numbers of their images."""
+    if source.num_classes > 2 * source.num_images:
+        # A damaged label can be so large that the counts of all labels below it fill the memory.
+        return np.unique(source.labels, return_counts=True)
+    counts = np.bincount(source.labels, minlength=source.num_classes)
+    present = np.flatnonzero(counts)
+    return present, counts[present]
