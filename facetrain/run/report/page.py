@@ -30,7 +30,7 @@ from facetrain.run.report.curves import PANELS, draw_curves, draw_range_test
 from facetrain.run.report.history import History, records_of
 from facetrain.run.report.list_runs import formatted, is_run
 from facetrain.run.report.published_curve import published_curve_of
-from facetrain.run.results import trained_loss
+from facetrain.run.summary import trained_loss
 from facetrain.verify.output.hardest_pairs import VerifiedPairs, pair_groups
 
 _JPEG_QUALITY = 88
