@@ -15,10 +15,9 @@ from statistics import median
 import pytest
 
 from benchmarks.common import memory_mib, run
+from facetrain.data.build import open_training_data
 from facetrain.data.loading.loader import Loader, LoaderSettings
 from facetrain.data.loading.sampler import SampleOrder, build_sampler
-from facetrain.data.open_dataset import open_dataset
-from facetrain.data.remote_dataset import dataset_path
 from facetrain.data.settings import DataSettings
 from tests.support.datasets import write_records
 from tests.support.object_store import running_object_store, upload
@@ -61,13 +60,10 @@ def measure_object_store(
             )
             store.latency_s = latency_s
             start = time.perf_counter()
-            sources = {
-                name: open_dataset(dataset_path(data), data=data)
-                for name, data in (("disk", local), ("store", remote))
-            }
+            sources = {name: open_training_data(data) for name, data in (("disk", local), ("store", remote))}
             report = {"opening_s": [time.perf_counter() - start], "disk": [], "store": []}
             order = SampleOrder(seed=1, global_batch_size=batch_size, mode="blocks", window=8)
-            settings = LoaderSettings(remote, batch_size, workers=workers)
+            settings = LoaderSettings(batch_size, workers=workers)
             with ExitStack() as stack:
                 loaders = {
                     name: stack.enter_context(

@@ -23,7 +23,6 @@ from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.augment import Augment
 from facetrain.data.loading.loader import Loader, LoaderSettings
 from facetrain.data.loading.sampler import GlobalSampler, SampleOrder
-from facetrain.data.settings import DataSettings
 from facetrain.distributed.world import World
 
 _WARM_UP_BATCHES = 4
@@ -99,11 +98,7 @@ def loader_rate(
 ) -> float:
     """Return the images per second of facetrain's loader."""
     order = GlobalSampler(source.num_images, SampleOrder(seed=0, global_batch_size=batch_size))
-    settings = LoaderSettings(
-        DataSettings(train=""),
-        local_batch_size=batch_size,
-        workers=workers,
-    )
+    settings = LoaderSettings(batch_size, workers=workers)
     loader = Loader(source, order, settings, World(0, 0, 1, 1, device))
 
     def use(batch: Any) -> None:

@@ -151,8 +151,8 @@ def open_loader(run: BenchedRun, source: FaceDataset) -> Loader:
     """Open the loader of this rank as `facetrain train` does."""
     config, world = run.config, run.world
     settings = LoaderSettings(
-        config.data,
-        local_batch_size=run.local_batch_size,
+        run.local_batch_size,
+        config.data.image_size,
         accumulate=config.optim.accumulate,
         workers=count_workers(config, world),
     )

@@ -34,10 +34,9 @@ def local_dataset(text: str) -> Path:
         FacetrainError: as `local_file`.
     """
     from facetrain.data.remote_dataset import dataset_path
-    from facetrain.data.settings import DataSettings
 
     if is_read_in_place(text) and not text.endswith(".bin"):
-        return dataset_path(DataSettings(train=text))
+        return dataset_path(text)
     return local_file(text)
 
 

@@ -86,16 +86,14 @@ def plan(
 
 def _dataset_size(config: Config) -> tuple[int | None, int | None]:
     """Return the numbers of identities and of images: of the config, or the dataset on the disk."""
-    from facetrain.data.open_dataset import open_dataset
-    from facetrain.data.remote_dataset import dataset_path
+    from facetrain.data.build import open_training_data
     from facetrain.remote.address import is_read_in_place
 
     data = config.data
     classes, images = data.num_classes, data.num_images
     is_there = is_read_in_place(data.train) or Path(data.train).exists()
     if (classes is None or images is None) and is_there:
-        min_images = data.min_images_per_identity
-        source = open_dataset(dataset_path(data), min_images_per_identity=min_images, data=data)
+        source = open_training_data(data)
         classes, images = classes or source.num_classes, images or source.num_images
     return classes, images
 

@@ -18,12 +18,10 @@ from facetrain.data.formats.landmark_file import landmarks_path, open_landmarks
 from facetrain.data.formats.table import FORMATS
 from facetrain.data.label_problems import parts_of
 from facetrain.data.mixture import MIXTURE_SUFFIXES, MixtureDataset, open_mixture
-from facetrain.data.remote_dataset import dataset_path, forget_objects
-from facetrain.data.settings import DataSettings
+from facetrain.data.remote_dataset import DEFAULT_CACHE, ObjectCache, dataset_path, forget_objects
 from facetrain.errors import DataError
 from facetrain.files import listed, os_errors_as, printable, shell_path
 
-_DEFAULTS = DataSettings(train="")
 DATASET_SUFFIXES = frozenset(MIXTURE_SUFFIXES).union(*(format.suffixes for format in FORMATS))
 """Suffixes of files that are a dataset each."""
 
@@ -34,7 +32,7 @@ def open_dataset(
     min_images_per_identity: int = 1,
     root: Path | None = None,
     with_landmarks: bool = True,
-    data: DataSettings | None = None,
+    cache: ObjectCache = DEFAULT_CACHE,
 ) -> FaceDataset:
     """Open a dataset in any format of `FORMATS`, or a YAML file that mixes datasets.
 
@@ -42,7 +40,7 @@ def open_dataset(
         path: a folder or a file.
         min_images_per_identity: identities with fewer images are left out.
         root: folder that the paths of a list file are relative to; default: the folder of the list.
-        data: settings with the cache of remote datasets in a mixture; None: the defaults.
+        cache: cache of remote datasets in a mixture.
         with_landmarks: False: the landmark file is neither read nor checked, because it is about to be replaced.
 
     Raises:
@@ -55,7 +53,7 @@ def open_dataset(
                 path,
                 partial(open_dataset, with_landmarks=with_landmarks),
                 lambda dataset, place: drop_small_identities(dataset, place, min_images_per_identity),
-                lambda address: dataset_path((data or _DEFAULTS).model_copy(update={"train": address})),
+                lambda address: dataset_path(address, cache),
             )
         except DataError as error:
             # The paths in the file come from other people, and are in the messages of all formats.

@@ -15,12 +15,12 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from facetrain.data.dataset import FaceDataset, image_files
 from facetrain.data.object_blocks import READ_BY_RANGES, ObjectPath, StoredObject, stored_object
-from facetrain.data.settings import DataSettings
 from facetrain.distributed.process_setup import user_cache_folder
 from facetrain.errors import DataError
 from facetrain.files import os_errors_as, private_folder, replacing
@@ -37,21 +37,38 @@ _DESCRIBED = re.compile(r"/\S*/datasets/[0-9a-f]{16}/(s3|gs)/")
 """Beginning of a path in a folder that describes a dataset."""
 
 
-def dataset_path(data: DataSettings) -> Path:
-    """Return the local path of `data.train`, for `open_dataset`: of an object store, a folder that describes it.
+@dataclass(frozen=True)
+class ObjectCache:
+    """Cache of the parts of remote datasets that were read last."""
+
+    folder: Path | None = None
+    """Folder; None: the user's cache folder."""
+    bytes: int = 16 << 30
+    """Largest size."""
+
+
+DEFAULT_CACHE = ObjectCache()
+
+
+def dataset_path(address: str, cache: ObjectCache = DEFAULT_CACHE) -> Path:
+    """Return the local path of a dataset, for `open_dataset`: of an object store, a folder that describes it.
+
+    Args:
+        address: a path, an address, or a name of the catalog.
+        cache: for datasets in an object store.
 
     Raises:
         FacetrainError: there is no such dataset, the store does not answer, or the cache folder cannot be written.
     """
-    if not is_read_in_place(data.train):
-        return local_path(data.train)
-    with os_errors_as(DataError, Path(data.cache or "cache"), "set data.cache to another folder"):
-        cache = Path(data.cache).absolute() if data.cache else user_cache_folder() / "objects"
+    if not is_read_in_place(address):
+        return local_path(address)
+    with os_errors_as(DataError, cache.folder or Path("cache"), "set data.cache to another folder"):
+        folder = cache.folder.absolute() if cache.folder else user_cache_folder() / "objects"
         for name in ("blocks", "locks", "datasets"):
-            private_folder(cache / name)
-        with replacing(cache / "limit") as scratch:  # the ranks of a machine write it at the same time
-            scratch.write_text(str(data.cache_bytes))
-        return _described(data.train.rstrip("/"), cache)
+            private_folder(folder / name)
+        with replacing(folder / "limit") as scratch:  # the ranks of a machine write it at the same time
+            scratch.write_text(str(cache.bytes))
+        return _described(address.rstrip("/"), folder)
 
 
 def with_addresses(text: str) -> str:
@@ -74,13 +91,13 @@ def object_versions(source: FaceDataset) -> list[list[str | int]]:
     return [[each.url, each.version, each.size] for each in _objects(source)]
 
 
-def remarks_on_reading(source: FaceDataset, data: DataSettings) -> Iterator[str]:
-    """Yield what makes the reading of a remote dataset slow."""
+def remarks_on_reading(source: FaceDataset, *, cache_bytes: int, shuffle: str) -> Iterator[str]:
+    """Yield what makes the reading of a remote dataset slow, with this cache and order of the images."""
     size = sum(each.size for each in _objects(source))
-    if size > data.cache_bytes and data.shuffle == "full":
+    if size > cache_bytes and shuffle == "full":
         yield (
             f"data.shuffle: full sends a request for almost every image, because the remote dataset has {size:,} bytes "
-            f"and data.cache_bytes is {data.cache_bytes:,}; use data.shuffle: blocks"
+            f"and data.cache_bytes is {cache_bytes:,}; use data.shuffle: blocks"
         )
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
+from facetrain.data.build import open_training_data, training_data_path
 from facetrain.data.dataset import FaceDataset, image_landmarks
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.label_problems import count_images, find_label_problem, parts_of
-from facetrain.data.open_dataset import check_counts, open_dataset, require_landmarks
+from facetrain.data.open_dataset import check_counts, require_landmarks
 from facetrain.data.published_datasets import require_dataset
-from facetrain.data.remote_dataset import dataset_path
 from facetrain.data.settings import DataSettings
 from facetrain.doctor.check_result import CheckResult, failed, passed, warned_if, warning
 from facetrain.errors import DataError
@@ -25,10 +25,13 @@ def check_dataset(data: DataSettings) -> tuple[list[CheckResult], FaceDataset]:
     Raises:
         DataError: the dataset cannot be opened, or it contradicts the numbers of the config.
     """
-    folder, numbers = dataset_path(data), {"num_classes": data.num_classes, "num_images": data.num_images}
+    folder, numbers = (
+        training_data_path(data),
+        {"num_classes": data.num_classes, "num_images": data.num_images},
+    )
     # First: for a published dataset, its message says where to get it.
     require_dataset(data)
-    source = open_dataset(folder, min_images_per_identity=data.min_images_per_identity, data=data)
+    source = open_training_data(data)
     check_counts(source, folder, **numbers)
     present, counts = count_images(source)
     fewest = counts.min() if len(present) == source.num_classes else 0

@@ -11,11 +11,11 @@ import torch
 
 from facetrain.backbone.zoo import build_backbone, takes_landmarks
 from facetrain.config.schema import Config
+from facetrain.data.build import training_data_path
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.dataset_card import read_cards
 from facetrain.data.images.augment import normalize
 from facetrain.data.label_problems import parts_of
-from facetrain.data.remote_dataset import dataset_path
 from facetrain.data.synthetic.dataset_writer import SYNTHETIC_CARD
 from facetrain.distributed.world import World
 from facetrain.doctor.check_result import CheckResult, count_text, errors_as_failures, passed
@@ -156,7 +156,7 @@ def _examine_batch(config: Config, ranks: int, num_images: int) -> Iterator[Chec
         for number, stage in enumerate(schedule.stages, start=1):
             message += f"; stage {number} until step {stage.stop_step:,}: {stage.describe()}"
     yield passed("batch", message)
-    if all(card.origin != SYNTHETIC_CARD.origin for card in read_cards(dataset_path(config.data))):
+    if all(card.origin != SYNTHETIC_CARD.origin for card in read_cards(training_data_path(config.data))):
         # Published rates are for photos of many identities; drawn faces are for demonstrations.
         yield check_learning_rate(
             config.optim, schedule.global_batch_size, has_initial_weights=bool(config.model.init_from)

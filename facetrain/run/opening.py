@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from facetrain.backbone.low_rank import trained_share
+from facetrain.data.build import training_data_path
 from facetrain.data.dataset import skipped_files
 from facetrain.data.dataset_card import card_text, read_cards
-from facetrain.data.remote_dataset import dataset_path
 from facetrain.data.skipped_files import skipped_summary, skipped_table
 from facetrain.device.capability import float32_name
 from facetrain.files import write_atomically
@@ -24,7 +24,7 @@ def report_start(run: Run, outputs: RunOutputs) -> None:
     _report_config_changes(run, outputs)
     report_skipped_files(run, outputs.print)
     # The cards beside the data may change.
-    write_atomically(run.folder / CARDS_FILE, card_text(read_cards(dataset_path(run.config.data))))
+    write_atomically(run.folder / CARDS_FILE, card_text(read_cards(training_data_path(run.config.data))))
 
 
 def _opening_line(run: Run) -> str:

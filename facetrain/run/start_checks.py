@@ -37,7 +37,7 @@ def check_start(
     return [
         *label_remarks(source, config.data.train),
         *(f"{config.data.train}: {photos}" for photos in [describe_photos(source)] if photos),
-        *remarks_on_reading(source, config.data),
+        *remarks_on_reading(source, cache_bytes=config.data.cache_bytes, shuffle=config.data.shuffle),
         *_check_learning_rate(config),
         *check_free_space(config, folder, checkpoint_bytes(config, state), steps),
     ]

@@ -20,7 +20,6 @@ from facetrain.data.loading.batch_slots import BatchSlots
 from facetrain.data.loading.device_prefetch import EXTRA_SLOTS, build_prefetcher
 from facetrain.data.loading.reader_pool import REQUEST_ROWS, ReaderPool
 from facetrain.data.loading.sampler import GlobalSampler
-from facetrain.data.settings import DataSettings
 from facetrain.device.profiler_ranges import profiler_range
 from facetrain.distributed.world import World
 
@@ -53,14 +52,16 @@ class Batch:
 class LoaderSettings:
     """Batch size, reading options and number of reading processes of a `Loader`."""
 
-    data: DataSettings
-    """Settings of the training data; of a stage, with its image size."""
     local_batch_size: int
     """Images per rank and micro-batch."""
+    image_size: int = 112
+    """Side of the images in pixels."""
     accumulate: int = 1
     """Micro-batches per step."""
     workers: int = 2
-    """Reading processes; 0 reads in the training process. `data.workers` may be `auto`."""
+    """Reading processes; 0 reads in the training process."""
+    skip_bad: bool = False
+    """Replace images that cannot be read, instead of ending the run."""
     landmarks: bool = False
     """Load the landmarks of the images, which the dataset must have."""
 
@@ -109,9 +110,8 @@ class Loader:
         self._steps_ahead = max(
             _STEPS_AHEAD, math.ceil(_REQUESTS_AHEAD * settings.workers * REQUEST_ROWS / rows)
         )
-        self._slots = BatchSlots(self._steps_ahead + EXTRA_SLOTS, rows, settings.data.image_size)
-        skip_bad = settings.data.bad_records == "skip"
-        self._pool = ReaderPool(dataset, self._slots, workers=settings.workers, skip_bad=skip_bad)
+        self._slots = BatchSlots(self._steps_ahead + EXTRA_SLOTS, rows, settings.image_size)
+        self._pool = ReaderPool(dataset, self._slots, workers=settings.workers, skip_bad=settings.skip_bad)
         self._prefetcher = build_prefetcher(self._slots.image, world.device)
         self._free = deque(range(len(self._slots.image)))
         self._pending: deque[tuple[int, int, np.ndarray]] = deque()

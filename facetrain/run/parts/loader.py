@@ -73,10 +73,11 @@ def _build_stage_loader(
         first_epoch=stage.first_epoch,
     )
     settings = LoaderSettings(
-        config.data,
         stage.local_batch_size,
+        config.data.image_size,
         accumulate=config.optim.accumulate,
         workers=workers,
+        skip_bad=config.data.bad_records == "skip",
         landmarks=takes_landmarks(config.model.backbone),
     )
     sampler = build_sampler(source, order)

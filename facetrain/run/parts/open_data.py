@@ -10,14 +10,14 @@ from torch import Tensor
 
 from facetrain.backbone.zoo import takes_landmarks
 from facetrain.config.schema import Config
+from facetrain.data.build import open_training_data, training_data_path
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.dataset_card import read_cards
 from facetrain.data.images.augment import normalize
 from facetrain.data.images.decode import decode_rgb, resize_square
 from facetrain.data.label_problems import require_trainable_labels
-from facetrain.data.open_dataset import check_counts, open_dataset, require_aligned, require_landmarks
+from facetrain.data.open_dataset import check_counts, require_aligned, require_landmarks
 from facetrain.data.published_datasets import require_dataset
-from facetrain.data.remote_dataset import dataset_path
 from facetrain.verify.sets.pair_set import PairSet, load_pair_sets
 
 _SPREAD_IMAGES = 128
@@ -29,9 +29,9 @@ def open_data(config: Config) -> tuple[FaceDataset, list[PairSet]]:
     Raises:
         DataError: a dataset or set cannot be read, or does not agree with the config.
     """
-    data, folder = config.data, dataset_path(config.data)
+    data, folder = config.data, training_data_path(config.data)
     require_dataset(data)
-    source = open_dataset(folder, min_images_per_identity=data.min_images_per_identity, data=data)
+    source = open_training_data(data)
     read_cards(folder)  # on all ranks: the leader copies the cards, and must not fail alone
     if takes_landmarks(config.model.backbone):
         require_landmarks(source, folder, config.model.backbone)

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from facetrain.config.schema import Config
+from facetrain.data.build import open_training_data
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.augment import Augment
 from facetrain.data.open_dataset import images_of_large_identities, open_dataset
-from facetrain.data.remote_dataset import dataset_path
 from facetrain.distributed.world import join
 from facetrain.embeddings.embed_images import embed_in_chunks, open_embedder
 from facetrain.embeddings.embedder import ImageEmbedder
@@ -84,7 +84,7 @@ def open_cache(config: Config, source: FaceDataset, augment: Augment) -> CachedT
     # The cache has the embeddings of the whole dataset, without `data.min_images_per_identity`.
     whole, index = source, None
     if config.data.min_images_per_identity > 1:
-        whole = open_dataset(dataset_path(config.data), data=config.data)
+        whole = open_training_data(config.data.model_copy(update={"min_images_per_identity": 1}))
         index = images_of_large_identities(whole, config.data.min_images_per_identity)
     return CachedTeacher(
         Path(distill.cache),

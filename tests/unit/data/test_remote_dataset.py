@@ -10,12 +10,13 @@ import pytest
 
 from facetrain.cli.app import _exit_with_error
 from facetrain.data import object_blocks
+from facetrain.data.build import open_training_data
 from facetrain.data.dataset import prefetch_images
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.loading.batch_slots import BatchSlots
 from facetrain.data.loading.reader import ImageReader, ReadRequest
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.remote_dataset import dataset_path, object_versions, remarks_on_reading
+from facetrain.data.remote_dataset import ObjectCache, dataset_path, object_versions, remarks_on_reading
 from facetrain.data.settings import DataSettings
 from facetrain.errors import DataError
 from facetrain.remote import filesystem
@@ -65,7 +66,7 @@ WRITERS = {
 
 
 def open_remote(url, cache, **settings):
-    return open_dataset(dataset_path(DataSettings(train=url, cache=str(cache), **settings)))
+    return open_training_data(DataSettings(train=url, cache=str(cache), **settings))
 
 
 def block_bytes(cache):
@@ -287,8 +288,8 @@ def test_a_mixture_may_have_remote_parts(object_store, tmp_path):
     for name, path in (("local", "two"), ("remote", url)):
         text = json.dumps({"datasets": [{"path": "one"}, {"path": path}]})
         (tmp_path / f"{name}.yaml").write_text(text)
-    data = DataSettings(train="x", cache=str(tmp_path / "cache"))
-    remote = open_dataset(tmp_path / "remote.yaml", data=data, min_images_per_identity=2)
+    cache = ObjectCache(tmp_path / "cache")
+    remote = open_dataset(tmp_path / "remote.yaml", cache=cache, min_images_per_identity=2)
     assert images_of(remote) == images_of(open_dataset(tmp_path / "local.yaml"))
     assert [each[0] for each in object_versions(remote)] == [f"{url}/train.rec"]
     assert block_bytes(tmp_path / "cache")
@@ -296,7 +297,7 @@ def test_a_mixture_may_have_remote_parts(object_store, tmp_path):
 
 def test_a_file_of_other_people_cannot_lead_to_an_object(object_store, tmp_path):
     write_tar(tmp_path / "faces")
-    path = dataset_path(DataSettings(train=upload(tmp_path / "faces"), cache=str(tmp_path / "cache")))
+    path = dataset_path(upload(tmp_path / "faces"), ObjectCache(tmp_path / "cache"))
     shutil.copytree(path, tmp_path / "copied")
     with pytest.raises(DataError, match="not a tar archive"):
         open_dataset(tmp_path / "copied")
@@ -306,10 +307,10 @@ def test_slow_reading_is_remarked(object_store, tmp_path):
     write_records(tmp_path / "faces", LABELS)
     url = upload(tmp_path / "faces")
     source = open_remote(url, tmp_path / "cache")
-    (line,) = remarks_on_reading(source, DataSettings(train=url, cache_bytes=10))
+    (line,) = remarks_on_reading(source, cache_bytes=10, shuffle="full")
     assert "use data.shuffle: blocks" in line
-    for other in ({"shuffle": "blocks", "cache_bytes": 10}, {"cache_bytes": 1 << 20}):
-        assert not list(remarks_on_reading(source, DataSettings(train=url, **other)))
+    for cache_bytes, shuffle in ((10, "blocks"), (1 << 20, "full")):
+        assert not list(remarks_on_reading(source, cache_bytes=cache_bytes, shuffle=shuffle))
 
 
 def test_a_read_only_cache_folder_is_one_line(object_store, tmp_path):

@@ -17,7 +17,7 @@ from facetrain.data.loading.loader import Loader, LoaderSettings
 from facetrain.data.loading.sampler import GlobalSampler, SampleOrder
 from facetrain.data.mixture import MixtureDataset
 from facetrain.data.open_dataset import open_dataset, require_landmarks
-from facetrain.data.settings import AugmentSettings, DataSettings
+from facetrain.data.settings import AugmentSettings
 from facetrain.data.tools.detect_landmarks import write_dataset_landmarks
 from facetrain.data.tools.landmarks import read_landmarks
 from facetrain.data.tools.pack import pack
@@ -101,9 +101,7 @@ def test_the_loader_gives_each_image_its_landmarks(folder):
     landmarks[5] = np.nan
     write_landmarks(folder / "landmarks.npy", landmarks)
     dataset = open_dataset(folder)
-    settings = LoaderSettings(
-        DataSettings(train="", image_size=16), 2, accumulate=2, workers=0, landmarks=True
-    )
+    settings = LoaderSettings(2, 16, accumulate=2, workers=0, landmarks=True)
     sampler = GlobalSampler(12, SampleOrder(seed=1, global_batch_size=4))
     loader = Loader(dataset, sampler, settings, ONE_RANK, stop_step=3)
     batches = [batch for step in loader for batch in step]
@@ -119,9 +117,7 @@ def test_a_replaced_image_has_its_own_landmarks(folder):
     broken = data.index(b"\x89PNG", data.index(b"\x89PNG", data.index(b"\x89PNG") + 1) + 1)
     data[broken : broken + 4] = b"oops"
     (folder / "train.rec").write_bytes(data)
-    settings = LoaderSettings(
-        DataSettings(train="", image_size=16, bad_records="skip"), 12, workers=0, landmarks=True
-    )
+    settings = LoaderSettings(12, 16, workers=0, skip_bad=True, landmarks=True)
     sampler = GlobalSampler(12, SampleOrder(seed=1, global_batch_size=12))
     loader = Loader(open_dataset(folder), sampler, settings, ONE_RANK, stop_step=1)
     ((batch,),) = list(loader)

@@ -11,12 +11,11 @@ from facetrain.data.loading.loader import Loader, LoaderSettings
 from facetrain.data.loading.reader_pool import ReaderPool
 from facetrain.data.loading.sampler import GlobalSampler, SampleOrder
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.settings import DataSettings
 from facetrain.errors import ImageError, RecordError, RunError
 from tests.support.datasets import encoded_image, write_records
 from tests.support.world import ONE_RANK
 
-SMALL = LoaderSettings(DataSettings(train="", image_size=16), local_batch_size=4, workers=1)
+SMALL = LoaderSettings(4, 16, workers=1)
 
 
 @pytest.fixture
@@ -30,9 +29,7 @@ def collect(dataset, world_size, *, start=0, workers=2, global_batch=12, accumul
     local = global_batch // world_size // accumulate
     ranks = []
     for rank in range(world_size):
-        settings = LoaderSettings(
-            DataSettings(train="", image_size=16), local, accumulate=accumulate, workers=workers
-        )
+        settings = LoaderSettings(local, 16, accumulate=accumulate, workers=workers)
         loader = Loader(
             dataset,
             sampler,
@@ -112,12 +109,12 @@ class OneBad:
 
 def test_a_bad_image_raises_an_error_or_is_replaced_by_the_next(dataset):
     sampler = GlobalSampler(40, SampleOrder(seed=9, global_batch_size=40))
-    settings = LoaderSettings(DataSettings(train="", image_size=16), local_batch_size=40, workers=0)
+    settings = LoaderSettings(40, 16, workers=0)
     strict = Loader(OneBad(dataset), sampler, settings, ONE_RANK, stop_step=1)
     with pytest.raises(ImageError, match="key 6 at byte"):
         list(strict)
     strict.close()
-    settings = replace(settings, data=DataSettings(train="", image_size=16, bad_records="skip"))
+    settings = replace(settings, skip_bad=True)
     lenient = Loader(OneBad(dataset), sampler, settings, ONE_RANK, stop_step=1)
     ((batch,),) = list(lenient)
     lenient.close()

@@ -7,7 +7,6 @@ from facetrain.data.loading.loader import Loader, LoaderSettings
 from facetrain.data.loading.sampler import GlobalSampler, SampleOrder
 from facetrain.data.loading.staged_loader import StagedLoader
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.settings import DataSettings
 from tests.support.datasets import write_records
 from tests.support.world import ONE_RANK
 from tests.unit.data.loading.test_loader import OneBad
@@ -20,9 +19,7 @@ def open_stage(dataset, opened, number, skipped, start_step=None, rank=0, world_
     sampler = GlobalSampler(
         12, SampleOrder(seed=1, global_batch_size=images, first_step=first_step, first_epoch=first_epoch)
     )
-    settings = LoaderSettings(
-        DataSettings(train="", image_size=24, bad_records="skip"), images // world_size, workers=0
-    )
+    settings = LoaderSettings(images // world_size, 24, workers=0, skip_bad=True)
     start = first_step if start_step is None else start_step
     world = replace(ONE_RANK, rank=rank, size=world_size)
     loader = Loader(dataset, sampler, settings, world, stop_step=stop_step, start_step=start, skipped=skipped)

@@ -8,7 +8,6 @@ from facetrain.data.images.augment import Augment
 from facetrain.data.loading.loader import Loader, LoaderSettings
 from facetrain.data.loading.sampler import SampleOrder, build_sampler
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.settings import DataSettings
 from facetrain.head.build import HeadRun, build_head
 from facetrain.head.settings import HeadSettings
 from facetrain.optim.build import build_optimizer
@@ -49,7 +48,7 @@ def loader(tmp_path):
     write_records(tmp_path / "data", [n // 6 for n in range(BATCH * CLASSES)], size=SIZE)
     source = open_dataset(tmp_path / "data")
     order = build_sampler(source, SampleOrder(seed=0, global_batch_size=BATCH, mode="full"))
-    settings = LoaderSettings(DataSettings(train="", image_size=SIZE), local_batch_size=BATCH, workers=0)
+    settings = LoaderSettings(BATCH, SIZE, workers=0)
     loader = Loader(source, order, settings, ONE_RANK, stop_step=4)
     yield loader
     loader.close()
