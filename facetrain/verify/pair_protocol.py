@@ -74,7 +74,8 @@ def verification_result(
     qualities = {"embedding length": pair_quality(embedding_lengths(sum_ND), scored.first_P, scored.second_P)}
     if table and table.quality is not None:
         qualities["quality"] = table.quality
-    add_slices(result, scored, columns, qualities, fmr=slice_fmr, draws=draws)
+    sides = table.sides if table else {}
+    add_slices(result, scored, columns, qualities, sides=sides, fmr=slice_fmr, draws=draws)
     return result
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
@@ -135,12 +136,13 @@ def scores_result(
     columns: dict[str, np.ndarray],
     options: EvaluationOptions,
     quality_P: np.ndarray | None = None,
+    sides: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None,
 ) -> Result:
-    """Return the metrics of pairs that another system scored, with the slices of `columns`, str (P,) each."""
+    """Return the metrics of pairs that another system scored, with its slices, see `add_slices`."""
     result = pair_result(scored, protocol="verification", draws=options.draws)
     add_fold_accuracy(result, scored, draws=options.draws)
     qualities = {} if quality_P is None else {"quality": quality_P}
-    add_slices(result, scored, columns, qualities, fmr=options.slice_fmr, draws=options.draws)
+    add_slices(result, scored, columns, qualities, sides=sides, fmr=options.slice_fmr, draws=options.draws)
     return result
 
 

@@ -6,7 +6,7 @@ A score file is a CSV file with a header line and one row for each pair. Columns
     genuine      1 or true for two images of one person, 0 or false for two people
     subject_1    person on the first image, and `subject_2` on the second, for the bootstrap; both or neither
     quality      quality of the worse image of the pair, for the error-versus-discard curve
-    any other    slices, see `slice_table`
+    any other    slices, see `slice_table`; NAME_1 and NAME_2 are the groups of both images, for the cross-group matrix
 """
 
 # P pairs
@@ -26,7 +26,7 @@ from facetrain.verify.metrics.score_scale import scale_of
 from facetrain.verify.metrics.scored_pairs import ScoredPairs
 from facetrain.verify.sets.csv_columns import finite_numbers, read_columns
 from facetrain.verify.sets.pair_set import PairSet, known_or_inferred_subjects
-from facetrain.verify.sets.slice_table import QUALITY, slice_columns
+from facetrain.verify.sets.slice_table import QUALITY, pair_values, slice_columns
 from facetrain.verify.sets.subjects import connected_subjects
 
 _SUBJECTS = ("subject_1", "subject_2")
@@ -44,6 +44,8 @@ class ScoreTable:
     scored: ScoredPairs
     columns: dict[str, np.ndarray]
     """Slices: value of every pair, str (P,), by column."""
+    sides: dict[str, tuple[np.ndarray, np.ndarray]]
+    """Groups of the first and of the second images, str (P,) each, by column without `_1` and `_2`."""
     quality: np.ndarray | None = None
     """Quality of every pair, float (P,); None without a column `quality`."""
 
@@ -104,7 +106,13 @@ def _score_table(path: Path, texts: dict[str, list[str]], score_P: np.ndarray) -
     scored = ScoredPairs(score_P, same_P, 2 * index_P, 2 * index_P + 1, subject_N, scale_of(score_P))
     texts = {name: values for name, values in texts.items() if name not in _NO_SLICES}
     quality = finite_numbers(path, QUALITY, texts.pop(QUALITY)) if QUALITY in texts else None
-    return ScoreTable(path, scored, slice_columns(path, texts), quality)
+    columns = slice_columns(path, texts)
+    names = [name.removesuffix("_1") for name in columns if name.endswith("_1")]
+    sides = {
+        name: (columns.pop(f"{name}_1"), columns.pop(f"{name}_2")) for name in names if f"{name}_2" in columns
+    }
+    columns |= {name: pair_values(*values) for name, values in sides.items()}
+    return ScoreTable(path, scored, columns, sides, quality)
 
 
 def _subjects(path: Path, texts: dict[str, list[str]], same_P: np.ndarray) -> np.ndarray:

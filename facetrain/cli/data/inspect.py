@@ -38,8 +38,10 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Show the identities, images, sizes and formats of a dataset."""
+    from facetrain.data.formats.bin import is_bin
+
     require_sheet(sheet)
-    if dataset.suffix == ".bin" and dataset.is_file():
+    if is_bin(dataset):
         facts, lines = _inspect_pairs(dataset, sheet)
     else:
         facts, lines = _inspect_dataset(dataset, sheet)

@@ -1,4 +1,4 @@
-"""NAME.bin verification sets of InsightFace: a pickle of (encoded images, same-person flags).
+"""NAME.bin verification sets of InsightFace: a pickle of (encoded images, same-person flags); NAME.xz is one, packed.
 
 A pickle can call any function, and the files are downloads. `read_bin` therefore runs Python's unpickler with
 a `find_class` that returns the few constructors of byte arrays below, and nothing else. That does not bound the
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import lzma
 import os
 import pickle
 import pickletools
@@ -48,9 +49,18 @@ _DTYPES = frozenset(
 """Types of arrays: bytes of an image, labels of any integer or floating-point type, and Python objects."""
 
 
+SUFFIXES = (".bin", ".xz")
+_SPARE_BYTES = 1 << 27
+
+
 def is_bin(path: Path) -> bool:
     """Return whether a path is a verification set."""
-    return path.suffix == ".bin" and path.is_file()
+    return path.suffix in SUFFIXES and path.is_file()
+
+
+def set_name(path: Path) -> str:
+    """Return the name of a verification set: that of its file without its suffixes, `lfw` for lfw.bin.xz."""
+    return path.name.removesuffix(".xz").removesuffix(".bin")
 
 
 def read_bin(path: Path) -> tuple[list[bytes], np.ndarray]:
@@ -65,6 +75,8 @@ def read_bin(path: Path) -> tuple[list[bytes], np.ndarray]:
     path = Path(path)
     with os_errors_as(PairsError, path), open(path, "rb", opener=open_regular) as file:
         data = file.read()
+    if path.suffix == ".xz":
+        data = _unpacked(data, path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # invalid escapes in text of old protocols
@@ -73,6 +85,23 @@ def read_bin(path: Path) -> tuple[list[bytes], np.ndarray]:
             return _check_set(value, path)
     except _LOAD_ERRORS as error:
         raise PairsError(f"{path}: not a verification set ({error_reason(error)})") from None
+
+
+def _unpacked(data: bytes, path: Path) -> bytes:
+    """Return the content of an .xz file.
+
+    Raises:
+        PairsError: the file is damaged, or grows too much: encoded images hardly compress.
+    """
+    limit = 4 * len(data) + _SPARE_BYTES
+    unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=1 << 30)
+    try:
+        unpacked = unpacker.decompress(data, limit)
+    except lzma.LZMAError as error:
+        raise PairsError(f"{path}: not an .xz file, or damaged ({error_reason(error)})") from None
+    if not unpacker.eof:
+        raise PairsError(f"{path}: is cut off, or unpacks to more than the {limit:,} bytes of such a set")
+    return unpacked
 
 
 def write_bin(path: Path, images: Iterable[bytes], same: Sequence[bool]) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from facetrain.verify.metrics.bootstrap import share
 
+_ERRORS = ("fmr", "fnmr")
 RATES = ("accuracy", "fmr", "fnmr")
 """Rates of a group that the summary is made of."""
 
@@ -48,6 +49,11 @@ def summarize_groups(rates: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     - `skewed_error_ratio`: highest error by lowest error, error being 1 − accuracy (same paper).
     - `fmr_worst_to_mean`, `fnmr_worst_to_mean`: highest rate by the geometric mean of all groups, the measure of
       NIST's FRTE demographics report and of ISO/IEC 19795-10:2024.
+    - `fmr_worst_to_best`, `fnmr_worst_to_best`: highest by lowest rate.
+    - `fmr_gini`, `fnmr_gini`: Gini coefficient of the rates, corrected for few groups, from 0 for equal rates to 1
+      (Howard, Laird and others, "Evaluating proposed fairness models for face recognition algorithms", 2022).
+
+    NIST IR 8429 (Grother, 2022) compares these measures of ISO/IEC 19795-10's performance differentials.
 
     A ratio is not defined if the lowest rate is 0: the groups have too few pairs for this threshold.
 
@@ -61,8 +67,9 @@ def summarize_groups(rates: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         "accuracy_mean": accuracy_RV.mean(1),
         "accuracy_std": accuracy_RV.std(1, ddof=1),
         "skewed_error_ratio": share(error_RV.max(1), error_RV.min(1)),
-        "fmr_worst_to_mean": _worst_to_mean(rates["fmr"]),
-        "fnmr_worst_to_mean": _worst_to_mean(rates["fnmr"]),
+        **{f"{rate}_worst_to_mean": _worst_to_mean(rates[rate]) for rate in _ERRORS},
+        **{f"{rate}_worst_to_best": share(rates[rate].max(1), rates[rate].min(1)) for rate in _ERRORS},
+        **{f"{rate}_gini": _gini(rates[rate]) for rate in _ERRORS},
     }
 
 
@@ -71,3 +78,10 @@ def _worst_to_mean(rate_RV: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore"):
         mean_R = np.exp(np.log(rate_RV).mean(1))
     return share(rate_RV.max(1), mean_R)
+
+
+def _gini(rate_RV: np.ndarray) -> np.ndarray:
+    """Return the Gini coefficient times V / (V − 1), so that one group with all errors gives 1."""
+    count = rate_RV.shape[1]
+    gap_R = np.abs(rate_RV[:, :, None] - rate_RV[:, None]).sum((1, 2))
+    return share(gap_R, 2 * count * (count - 1) * rate_RV.mean(1))

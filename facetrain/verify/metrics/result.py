@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from facetrain.verify.metrics.cross_groups import CrossGroups
 from facetrain.verify.metrics.discard import DiscardCurve
 from facetrain.verify.metrics.fold_accuracy import FoldAccuracy, GridRoc
 from facetrain.verify.metrics.group_summary import Group
@@ -16,6 +17,8 @@ from facetrain.verify.metrics.roc import RULE_OF_30, Roc
 from facetrain.verify.metrics.score_scale import COSINE, ScoreScale
 
 Interval = tuple[float, float]
+_ERROR_RATES = {"tar": "fnmr", "tpir": "fnir"}
+"""Name of the error rate that is 1 − an accept rate."""
 _JSON_POINTS = 512
 """Largest number of points of a curve in the JSON."""
 
@@ -71,6 +74,8 @@ class Result:
     """Highest score first."""
     groups: list[Group] = field(default_factory=list)
     """Error rates by slice."""
+    cross_groups: list[CrossGroups] = field(default_factory=list)
+    """False match rates within and between the groups of each column that has the group of every image."""
     group_summaries: list[Group] = field(default_factory=list)
     """Spread of the error rates over the slices of each column with at least two groups of people."""
     discards: list[DiscardCurve] = field(default_factory=list)
@@ -91,6 +96,35 @@ class Result:
         """Return the number of subjects that the interval of a metric rests on."""
         return self.metric_subjects.get(metric, self.subjects)
 
+    def with_error_rates(self) -> tuple[dict[str, float | None], dict[str, Interval]]:
+        """Return all metrics and intervals, with FNMR@FMR after each TAR@FAR, and FNIR@FPIR after each TPIR@FPIR.
+
+        These are the names of ISO/IEC 19795-1 and NIST's FRTE: FNMR is 1 − TAR, FNIR is 1 − TPIR.
+        """
+        metrics: dict[str, float | None] = {}
+        intervals = dict(self.interval)
+        for name, value in self.metrics.items():
+            metrics[name] = value
+            kind, _, limit = name.partition("@")
+            if kind in _ERROR_RATES:
+                error = f"{_ERROR_RATES[kind]}@{limit}"
+                metrics[error] = None if value is None else 1 - value
+                if name in self.interval:
+                    low, high = self.interval[name]
+                    intervals[error] = 1 - high, 1 - low
+        return metrics, intervals
+
+    @property
+    def lowest_rates(self) -> dict[str, float]:
+        """Lowest FMR (of a search: FPIR) that the set supports; empty without a curve.
+
+        `lowest`: one false match among all impostor pairs. `rule_of_30`: the rate with 30 false matches, which is known
+        to ± 30 % with 90 % confidence.
+        """
+        if not self.curve:
+            return {}
+        return {"lowest": 1 / self.curve.impostors, "rule_of_30": min(RULE_OF_30 / self.curve.impostors, 1.0)}
+
     def remark(self, metric: str) -> str:
         """Return a warning if a rate at a limit, such as `tar@1e-04`, rests on few false accepts; usually empty."""
         name, _, limit = metric.partition("@")
@@ -107,11 +141,13 @@ class Result:
 
     def as_json(self) -> dict[str, Any]:
         """Return the metrics at the top level, and everything else under other names."""
+        metrics, intervals = self.with_error_rates()
         return {
             "protocol": self.protocol,
-            **self.metrics,
+            **metrics,
             "needs": self.needs,
-            "intervals": self.interval,
+            "intervals": intervals,
+            "fpir_limits" if self.protocol == "identification" else "fmr_limits": self.lowest_rates,
             "thresholds": self.threshold,
             "subjects": self.subjects,
             "curve": thin_curve(self.curve) if self.curve else None,
@@ -123,6 +159,7 @@ class Result:
                 for kind, pairs in (("genuine", self.hardest_genuine), ("impostors", self.hardest_impostors))
             },
             "groups": [group.as_json() for group in self.groups],
+            "cross_groups": [matrix.as_json() for matrix in self.cross_groups],
             "discards": [curve.as_json() for curve in self.discards],
             "group_summaries": [summary.as_json() for summary in self.group_summaries],
         }

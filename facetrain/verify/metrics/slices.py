@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from facetrain.verify.metrics import bootstrap
+from facetrain.verify.metrics.cross_groups import cross_groups
 from facetrain.verify.metrics.curve_metrics import can_measure
 from facetrain.verify.metrics.discard import discard_curve
 from facetrain.verify.metrics.draws import DRAWS, Draws
@@ -28,6 +29,7 @@ def add_slices(
     columns: Mapping[str, np.ndarray],
     qualities: Mapping[str, np.ndarray],
     *,
+    sides: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None,
     fmr: float | None = None,
     draws: Draws = DRAWS,
 ) -> None:
@@ -40,6 +42,7 @@ def add_slices(
         pairs: scores and labels.
         columns: values of the pairs, str (P,), by column.
         qualities: quality of the pairs, float (P,), by the name of the measure.
+        sides: groups of the first and of the second images, str (P,) each, by column: for the cross-group matrix.
         fmr: false match rate that defines the threshold; None for the mean threshold of the folds.
         draws: bootstrap draws of subjects; 0 gives no intervals.
     """
@@ -56,6 +59,9 @@ def add_slices(
         result.needs[name] = NEEDS_BOTH_KINDS if curve is None else needed_impostors(curve, fmr)
         return
     result.groups, result.group_summaries = slice_groups(pairs, columns, threshold, draws=draws)
+    for column, groups in (sides or {}).items():
+        matrix = cross_groups(pairs.score_P, pairs.same_P, groups, threshold, column)
+        result.cross_groups += [matrix] if matrix else []
     for name, quality_P in qualities.items():
         discards = discard_curve(pairs.score_P, pairs.same_P, quality_P, threshold, quality=name)
         result.discards += [discards] if discards else []

@@ -20,7 +20,7 @@ COUNTS = {
 """Metrics that are the size of a set, not a property of the model."""
 _NOT_PERCENT = {"threshold", "xnorm", *(metric.name for metric in CURVE_METRICS if not metric.is_rate)}
 """Metrics that are no rates, and the AUC, which needs more digits because it is close to 1."""
-_RATIOS = ("_ratio", "_to_mean")
+_RATIOS = ("_ratio", "_to_mean", "_to_best", "_gini")
 """Ends of the names of metrics that are quotients of two rates."""
 
 if TYPE_CHECKING:
@@ -97,9 +97,17 @@ def format_evaluation(evaluation: ModelResults) -> Iterator[str]:
         for metric, value in shown_metrics(result):
             if value is not None:
                 shown = format_value(metric, value, result.interval.get(metric))
-                yield f"  {metric:16} {shown}  {result.remark(metric)}".rstrip()
+                yield f"  {metric:16} {shown}  {_error_rate(result, metric)}  {result.remark(metric)}".rstrip()
         yield from _format_needs(result.needs)
+        yield from _format_limits(result)
         yield from (f"  {_format_group(group)}" for group in result.groups)
+        for matrix in result.cross_groups:
+            yield f"  {matrix.column}, FMR between {', '.join(matrix.groups)}:"
+            for group, rates in zip(matrix.groups, matrix.fmr_VV.tolist(), strict=True):
+                cells = "  ".join(
+                    f"{format_number('fmr', None if math.isnan(rate) else rate):>8}" for rate in rates
+                )
+                yield f"    {group:16} {cells}"
         for curve in result.discards:
             if curve.area_ratio is not None:
                 yield f"  discarding by {curve.quality}: {curve.area_ratio:.3f} of the FNMR of random discarding"
@@ -112,6 +120,31 @@ def format_evaluation(evaluation: ModelResults) -> Iterator[str]:
         yield from (f"  {warning}" for warning in format_warnings(evaluation.other_results[name]))
         for metric, first, second, gap, interval, p in format_differences(differences):
             yield f"  {metric:16} {first} − {second} = {gap} {interval}  p {p}"
+
+
+def _error_rate(result: Result, metric: str) -> str:
+    """Return the error rate that belongs to an accept rate: `fnmr@1e-03 1.333%` for `tar@1e-03`; usually empty."""
+    metrics, _ = result.with_error_rates()
+    names = list(metrics)
+    after = names[names.index(metric) + 1 :][:1]
+    return (
+        f"{after[0]} {format_number(after[0], metrics[after[0]])}"
+        if after and after[0] not in result.metrics
+        else ""
+    )
+
+
+def _format_limits(result: Result) -> Iterator[str]:
+    """Yield which false match rates a set can support."""
+    if limits := result.lowest_rates:
+        rate, pairs = (
+            ("FPIR", "nonmated probes") if result.protocol == "identification" else ("FMR", "impostor pairs")
+        )
+        assert result.curve is not None
+        yield (
+            f"  lowest {rate:9} {limits['lowest']:.1e}, one of {result.curve.impostors:,} {pairs}; with 30 false "
+            f"matches {limits['rule_of_30']:.1e} (rule of 30)"
+        )
 
 
 def _format_group(group: Group) -> str:

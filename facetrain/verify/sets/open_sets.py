@@ -12,13 +12,14 @@ from facetrain.remote.address import is_remote
 from facetrain.remote.download import local_path
 from facetrain.verify.sets.ijb import IjbSet, open_ijb
 from facetrain.verify.sets.pair_set import PairSet, load_pair_set, require_distinct_names
+from facetrain.verify.sets.saved_pairs import open_saved_pairs
 from facetrain.verify.sets.search_sets import SearchSet, open_tinyface
 
 AnySet = PairSet | IjbSet | SearchSet
 
 
 def open_set(target: str, folder: Path) -> AnySet:
-    """Open a `.bin` set of pairs, or a folder in the layout of IJB or TinyFace.
+    """Open a `.bin` set of pairs, or a folder in the layout of IJB, TinyFace or CVLface.
 
     `target` is a path, or a name in `folder`; for folders the name in upper case is tried too.
 
@@ -35,14 +36,14 @@ def open_set(target: str, folder: Path) -> AnySet:
         if path.name in ("", ".."):  # a set has the name of its folder, also of the current one, "."
             path = Path(os.path.abspath(path))
         name = path.name.lower()
-        for open_layout in (open_ijb, open_tinyface):
+        for open_layout in (open_ijb, open_tinyface, open_saved_pairs):
             found = open_layout(path, name)
             if found is not None:
                 return found
         raise PairsError(
             f"{path}: unknown layout of an evaluation set; expected IJB (meta/ with lists), TinyFace "
-            "(Gallery_Match/, Probe/), see docs/evaluation.md. To evaluate a pair list and "
-            "its images, run `facetrain data pairs` first"
+            "(Gallery_Match/, Probe/) or a set of CVLface (state.json), see docs/evaluation.md. To evaluate a pair "
+            "list and its images, run `facetrain data pairs` first"
         )
     return load_pair_set(target, folder)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.formats.bin import is_bin, read_bin
+from facetrain.data.formats.bin import SUFFIXES, is_bin, read_bin, set_name
 from facetrain.data.formats.bin_tables import groups_path, read_subjects
 from facetrain.data.formats.landmark_file import read_landmarks_beside
 from facetrain.embeddings.dense_ids import dense_ids
@@ -48,7 +48,7 @@ def load_pair_set(target: str, folder: Path) -> PairSet:
     """
     path = local_path(target) if is_remote(target) else _set_file(target, folder)
     if not is_bin(path):
-        names = sorted(other.stem for other in path.parent.glob("*.bin"))
+        names = sorted(set_name(other) for suffix in SUFFIXES for other in path.parent.glob(f"*{suffix}"))
         hint = (
             f"there are {', '.join(names)}" if names else f"{path.parent.absolute()} has no verification sets"
         )
@@ -60,7 +60,9 @@ def load_pair_set(target: str, folder: Path) -> PairSet:
     if subjects is None:
         subjects = known_subjects(images, same)
     landmarks = read_landmarks_beside(path, len(images))
-    return PairSet(path.stem, images, same, subjects, groups if groups.is_file() else None, landmarks, path)
+    return PairSet(
+        set_name(path), images, same, subjects, groups if groups.is_file() else None, landmarks, path
+    )
 
 
 def _set_file(target: str, folder: Path) -> Path:
@@ -69,8 +71,10 @@ def _set_file(target: str, folder: Path) -> Path:
     Raises:
         PairsError: both exist, or the path is another file than a set.
     """
-    path, named = Path(target), folder / f"{target.removesuffix('.bin')}.bin"
-    if path.suffix != ".bin":
+    path, stem = Path(target), target.removesuffix(".xz").removesuffix(".bin")
+    files = [folder / f"{stem}{suffix}" for suffix in (".bin", ".xz", ".bin.xz")]
+    named = next((file for file in files if file.is_file()), files[0])
+    if path.suffix not in SUFFIXES:
         if path.is_file() and not named.is_file():
             raise PairsError(
                 f"{path}: not a verification set; expected a .bin file, as `facetrain data pairs` writes it, or the "
@@ -80,7 +84,7 @@ def _set_file(target: str, folder: Path) -> Path:
     if path.name == target and path.is_file() and named.is_file() and not path.samefile(named):
         raise PairsError(
             f"{target}: there are two such sets, {path.absolute()} and {named.absolute()}; give ./{target} for the "
-            f"first, or {path.stem} for the second"
+            f"first, or {set_name(path)} for the second"
         )
     return path if path.is_file() else named
 

@@ -10,7 +10,7 @@ for the bootstrap. A column `quality` is not a slice: it gives the error-versus-
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,8 @@ import numpy as np
 from facetrain.data.formats.bin_tables import contradicting_pair
 from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.errors import DataError
+from facetrain.files import listed
+from facetrain.telemetry.log import warn
 from facetrain.verify.sets.csv_columns import finite_numbers, read_columns
 
 _MAX_VALUES = 500
@@ -35,6 +37,8 @@ class SliceTable:
     """Value of every pair, str (P,), by column."""
     subject: np.ndarray | None
     """Subject id of each of the 2P images, int from 0 without gaps; None without a column `subject`."""
+    sides: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    """Values of the first and of the second images, str (P,) each, by column; empty without a row for each image."""
     quality: np.ndarray | None = None
     """Quality of every pair, float (P,), which is the quality of its worse image; None without a column `quality`."""
 
@@ -55,10 +59,12 @@ def read_slice_table(path: Path, same_P: np.ndarray) -> SliceTable:
     quality = finite_numbers(path, QUALITY, texts.pop(QUALITY)) if QUALITY in texts else None
     if quality is not None and rows == 2 * pairs:
         quality = np.minimum(quality[0::2], quality[1::2])
-    columns = slice_columns(path, texts)
+    columns, sides = slice_columns(path, texts), {}
     if rows == 2 * pairs:
-        columns = {name: _pair_values(value[0::2], value[1::2]) for name, value in columns.items()}
-    return SliceTable(columns, None if subject is None else _subject_ids(path, subject, same_P), quality)
+        sides = {name: (value[0::2], value[1::2]) for name, value in columns.items()}
+        columns = {name: pair_values(*values) for name, values in sides.items()}
+    ids = None if subject is None else _subject_ids(path, subject, same_P)
+    return SliceTable(columns, ids, sides, quality)
 
 
 def _subject_ids(path: Path, subject: list[str], same_P: np.ndarray) -> np.ndarray:
@@ -79,20 +85,21 @@ def _subject_ids(path: Path, subject: list[str], same_P: np.ndarray) -> np.ndarr
 def slice_columns(path: Path, texts: Mapping[str, list[str]]) -> dict[str, np.ndarray]:
     """Return the columns of a table as arrays of str objects (P,).
 
-    Raises:
-        DataError: a column has too many different values, such as ages or names.
+    A column with very many different values, such as names, numbers of images or ages, is no slice: it is left out, and
+    a warning says so.
     """
-    for name, values in texts.items():
-        if (count := len(set(values))) > _MAX_VALUES:
-            raise DataError(
-                f"{path}: the column {name} has {count:,} different values, the limit is {_MAX_VALUES}; write ranges "
-                "instead, such as 20-29, or remove the column"
+    many = {name: len(set(values)) for name, values in texts.items()}
+    for name, count in many.items():
+        if count > _MAX_VALUES:
+            warn(
+                f"{path}: the column {listed([name])} has {count:,} different values, more than {_MAX_VALUES}, and is "
+                "ignored; for a slice, write ranges such as 20-29"
             )
     # Objects: an array of str has the length of the longest value in every place, and one value could fill the memory.
-    return {name: np.array(values, object) for name, values in texts.items()}
+    return {name: np.array(values, object) for name, values in texts.items() if many[name] <= _MAX_VALUES}
 
 
-def _pair_values(first_P: np.ndarray, second_P: np.ndarray) -> np.ndarray:
+def pair_values(first_P: np.ndarray, second_P: np.ndarray) -> np.ndarray:
     """Return the common value of both images, or `a / b` in alphabetical order: Python objects (P,)."""
     low, high = np.where(first_P < second_P, (first_P, second_P), (second_P, first_P))
     return np.where(low == high, low, low + " / " + high)

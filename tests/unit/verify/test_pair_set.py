@@ -1,5 +1,7 @@
 """Verification sets as `.bin`, with the tables beside them."""
 
+import json
+import lzma
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +11,9 @@ from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.bin_tables import write_subjects
 from facetrain.data.formats.landmark_file import read_landmarks_beside, write_landmarks
 from facetrain.data.images.decode import decode_rgb
-from facetrain.errors import PairsError
+from facetrain.errors import DataError, PairsError
 from facetrain.verify.set_faults import warn_of_faulty_set
+from facetrain.verify.sets.open_sets import open_set
 from facetrain.verify.sets.pair_set import PairSet, load_pair_set
 from tests.support.datasets import encoded_image
 from tests.support.pairs import convert_bin
@@ -81,6 +84,91 @@ def test_the_faults_of_a_set_are_named(capsys, pairs, same, fault):
     warn_of_faulty_set(PairSet("own", images, np.array(same)))
     warnings = capsys.readouterr().err.splitlines()
     assert len(warnings) == bool(fault) and all(fault in line and "own" in line for line in warnings)
+
+
+@pytest.mark.parametrize("name", ["own.xz", "own.bin.xz"])
+def test_a_packed_set_is_read_by_its_path_and_by_its_name(tmp_path, name):
+    write_bin(tmp_path / "own.bin", IMAGES, SAME)
+    packed = lzma.compress((tmp_path / "own.bin").read_bytes())
+    (tmp_path / "own.bin").unlink()
+    (tmp_path / name).write_bytes(packed)
+    for target in ("own", name, str(tmp_path / name)):
+        found = load_pair_set(target, tmp_path)
+        assert (found.name, found.images, found.same.tolist()) == ("own", IMAGES, SAME)
+    for damage, message in ((packed[:-9], "cut off"), (b"x" * 99, "not an .xz file")):
+        (tmp_path / name).write_bytes(damage)
+        with pytest.raises(PairsError, match=message):
+            load_pair_set("own", tmp_path)
+
+
+def test_a_packed_file_that_grows_too_much_is_refused(tmp_path):
+    (tmp_path / "own.xz").write_bytes(lzma.compress(bytes(1 << 28)))
+    with pytest.raises(PairsError, match="unpacks to more than"):
+        load_pair_set("own", tmp_path)
+
+
+def write_saved(folder, images, same, *, order=None, files=2, **columns):
+    """Write a set of pairs as `save_to_disk` does."""
+    pa = pytest.importorskip("pyarrow")
+    order = order or list(range(len(images)))
+    folder.mkdir()
+    names = [f"data-{number:05d}-of-{files:05d}.arrow" for number in range(files)]
+    content = {
+        "image": [{"bytes": images[at], "path": None} for at in order],
+        "is_same": [bool(same[at // 2]) for at in order],
+        "index": order,
+    } | columns
+    table = pa.table({name: values for name, values in content.items() if values is not None})
+    for number, name in enumerate(names):
+        part = table.slice(number * len(order) // files, len(order) // files)
+        with pa.OSFile(str(folder / name), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(part)
+    state = {"_data_files": [{"filename": name} for name in names], "_indices_files": None}
+    (folder / "state.json").write_text(json.dumps(state))
+    (folder / "dataset_info.json").write_text("{}")
+
+
+def test_a_set_of_cvlface_is_read_in_the_order_of_its_index(tmp_path):
+    write_saved(tmp_path / "lfw", IMAGES, SAME, order=[3, 0, 5, 1, 4, 2])
+    found = open_set("lfw", tmp_path)
+    assert (found.name, found.images, found.same.tolist()) == ("lfw", IMAGES, SAME)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda folder: (folder / "data-00001-of-00002.arrow").write_bytes(b"x"), "00001-of-00002.arrow"),
+        (lambda folder: (folder / "data-00001-of-00002.arrow").unlink(), "00001-of-00002.arrow"),
+        (lambda folder: (folder / "state.json").write_text("{"), "state.json"),
+        (
+            lambda folder: (folder / "state.json").write_text('{"_data_files": [{"filename": "../x"}]}'),
+            r"\.\./x",
+        ),
+        (lambda folder: (folder / "state.json").write_text('{"_data_files": []}'), "has no files"),
+        (lambda folder: (folder / "state.json").write_text('{"_indices_files": [1]}'), "flatten_indices"),
+    ],
+)
+def test_a_damaged_set_of_cvlface_is_refused_in_one_line(tmp_path, change, message):
+    write_saved(tmp_path / "lfw", IMAGES, SAME)
+    change(tmp_path / "lfw")
+    with pytest.raises(DataError, match=message) as caught:
+        open_set("lfw", tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"is_same": None}, "no column is_same"),
+        ({"is_same": [True, False] * 3}, "not two images of each pair"),
+        ({"image": [{"bytes": None, "path": "a.jpg"}] * 6}, "no bytes"),
+        ({"image": ["a.jpg"] * 6}, "no bytes"),
+    ],
+)
+def test_a_saved_table_that_is_no_set_of_pairs_is_refused(tmp_path, columns, message):
+    write_saved(tmp_path / "lfw", IMAGES, SAME, files=1, **columns)
+    with pytest.raises(DataError, match=message):
+        open_set("lfw", tmp_path)
 
 
 def test_a_missing_set_names_those_that_exist(tmp_path):

@@ -1,14 +1,19 @@
+import csv
 import json
 
 import numpy as np
 import pytest
 
 from facetrain.errors import DataError
+from facetrain.verify.metrics.cross_groups import cross_groups
 from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.metrics.group_summary import summarize_groups
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.metrics.scored_pairs import pair_result
 from facetrain.verify.metrics.slices import slice_groups
+from facetrain.verify.model_results import ModelResults
+from facetrain.verify.output.formatting import format_evaluation
+from facetrain.verify.output.metrics_csv import metrics_csv
 from facetrain.verify.sets.slice_table import read_slice_table
 from tests.unit.verify.test_bootstrap import people
 
@@ -54,6 +59,9 @@ def test_the_summary_of_groups_is_what_a_plain_loop_over_them_finds():
     }
     for name, rate in rates.items():
         expected[f"{name}_worst_to_mean"] = max(rate) / np.prod(rate) ** (1 / 3)
+        expected[f"{name}_worst_to_best"] = max(rate) / min(rate)
+        gaps = sum(abs(one - other) for one in rate for other in rate)
+        expected[f"{name}_gini"] = gaps / (2 * 9 * np.mean(rate)) * 3 / 2
     assert summary.metrics == pytest.approx(expected) and len(groups) == 4
     assert summary.interval.keys() == expected.keys()
     for name, (low, high) in summary.interval.items():
@@ -114,10 +122,58 @@ def test_a_table_that_does_not_fit_is_refused(tmp_path):
         read(tmp_path, ["x"], [["a"]], 3)
     with pytest.raises(DataError, match="No such file"):
         read_slice_table(tmp_path / "none.csv", np.zeros(3, bool))
-    with pytest.raises(
-        DataError, match="the column age has 600 different values, the limit is 500; write ranges"
-    ):
-        read(tmp_path, ["age"], [[age] for age in range(600)], 600)
+
+
+def test_a_column_of_ids_is_ignored_and_said(tmp_path, capsys):
+    found = read(tmp_path, ["file", "sex"], [[f"{n}.jpg", "fm"[n % 2]] for n in range(1200)], 600)
+    assert found.columns.keys() == found.sides.keys() == {"sex"}
+    assert "the column file has 1,200 different values" in capsys.readouterr().err
+
+
+def test_the_cross_group_matrix_is_what_a_loop_over_the_pairs_finds():
+    pairs = people(np.random.default_rng(0), 60)
+    group_N = np.random.default_rng(1).choice(["a", "b", "c"], len(pairs.subject_N)).astype(object)
+    sides = group_N[pairs.first_P], group_N[pairs.second_P]
+    found = cross_groups(pairs.score_P, pairs.same_P, sides, 0.5, "group")
+    for row, one in enumerate("abc"):
+        for column, other in enumerate("abc"):
+            scores = [
+                score
+                for score, same, *both in zip(pairs.score_P, pairs.same_P, *sides, strict=True)
+                if not same and sorted(both) == sorted((one, other))
+            ]
+            assert found.impostors_VV[row, column] == len(scores)
+            assert found.fmr_VV[row, column] == pytest.approx(np.mean(np.array(scores) >= 0.5))
+    content = json.loads(json.dumps(found.as_json(), allow_nan=False))
+    assert content["groups"] == ["a", "b", "c"] and len(content["fmr"]) == 3
+    one_group = np.full(len(pairs.same_P), "a", object)
+    assert cross_groups(pairs.score_P, pairs.same_P, (one_group, one_group), 0.5, "x") is None
+
+
+def test_a_cell_without_pairs_has_no_rate():
+    sides = np.array(["a", "a"], object), np.array(["b", "a"], object)
+    found = cross_groups(np.ones(2), np.zeros(2, bool), sides, 0.5, "x")
+    assert np.isnan(found.fmr_VV[1, 1]) and found.as_json()["fmr"] == [[1.0, 1.0], [1.0, None]]
+
+
+def test_error_rates_and_the_lowest_rate_that_a_set_supports_follow_from_the_curve():
+    pairs = people(np.random.default_rng(0), 3000)
+    result = pair_result(pairs, protocol="verification", draws=Draws(10))
+    content = result.as_json()
+    for digit in (1, 2, 3):
+        tar, fnmr = f"tar@1e-0{digit}", f"fnmr@1e-0{digit}"
+        assert content[fnmr] == 1 - content[tar]
+        assert content["intervals"][fnmr] == tuple(1 - end for end in reversed(content["intervals"][tar]))
+    assert content["fnmr@1e-06"] is None
+    impostors = int((~pairs.same_P).sum())
+    assert content["fmr_limits"] == {"lowest": 1 / impostors, "rule_of_30": 30 / impostors}
+    results = ModelResults("x", {"set": result}, {}, is_leader=True)
+    printed = "\n".join(format_evaluation(results))
+    assert "fnmr@1e-02 " in printed and "lowest FMR" in printed and "1.1e-04" in printed
+    rows = list(csv.DictReader(metrics_csv(results).splitlines()))
+    by_metric = {row["metric"]: row for row in rows}
+    assert float(by_metric["fnmr@1e-02"]["value"]) == content["fnmr@1e-02"]
+    assert by_metric["tar@1e-06"]["value"] == "" and "1,000,000" in by_metric["tar@1e-06"]["needs"]
 
 
 def test_a_result_is_valid_json_with_a_short_curve():

@@ -1,0 +1,82 @@
+"""Evaluation sets of CVLface: folders that `save_to_disk` of Hugging Face's `datasets` wrote, with Arrow files.
+
+    state.json, dataset_info.json    names of the files
+    data-00000-of-00001.arrow        a row for each image: image, is_same, index
+
+Images 2i and 2i + 1 by the column `index` are a pair.
+"""
+
+# N images, two per pair
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from facetrain.data.formats.arrow_columns import arrow_errors, image_fields, import_pyarrow
+from facetrain.errors import PairsError
+from facetrain.files import parse_json, read_regular_text
+from facetrain.verify.sets.known_subjects import known_subjects
+from facetrain.verify.sets.pair_set import PairSet
+
+_COLUMNS = ("image", "is_same")
+
+
+def open_saved_pairs(folder: Path, name: str) -> PairSet | None:
+    """Read a saved set of pairs; return None for another folder.
+
+    Raises:
+        PairsError: the set lacks a column, has a selection of rows, or its rows are not pairs.
+        DataError: pyarrow is not installed, or a file cannot be read.
+    """
+    state = folder / "state.json"
+    if not state.is_file() or not (folder / "dataset_info.json").is_file():
+        return None
+    table = _read_table(folder, state)
+    missing = [column for column in _COLUMNS if column not in table.schema.names]
+    if missing:
+        raise PairsError(f"{folder}: has no column {missing[0]}; a set of pairs has image and is_same")
+    with arrow_errors(folder):
+        table.validate(full=True)
+        encoded = [image_fields(chunk)[0] for chunk in table["image"].chunks]
+        if any(column is None for column in encoded):
+            raise PairsError(
+                f"{folder}: its column image has no bytes; save the set with its images embedded"
+            )
+        images = [image for column in encoded for image in column.to_pylist()]
+        same_N = table["is_same"].to_numpy().astype(bool)
+        index_N = table["index"].to_numpy() if "index" in table.schema.names else np.arange(len(images))
+    order = np.argsort(index_N, kind="stable")
+    same_N, images = same_N[order], [images[at] for at in order.tolist()]
+    if not len(images) or len(images) % 2 or (same_N[0::2] != same_N[1::2]).any():
+        raise PairsError(
+            f"{folder}: its {len(images):,} rows are not two images of each pair with one is_same"
+        )
+    if None in images:
+        raise PairsError(
+            f"{folder}: image {images.index(None)} has no bytes; save the set with its images embedded"
+        )
+    same_P = same_N[0::2]
+    return PairSet(name, images, same_P, known_subjects(images, same_P), path=folder)
+
+
+def _read_table(folder: Path, state: Path) -> Any:
+    """Return the rows of all files."""
+    pa = import_pyarrow(folder)
+    with arrow_errors(state):
+        content = parse_json(read_regular_text(state))
+        if content.get("_indices_files"):
+            raise PairsError(f"{folder}: has a selection of rows; save it again after flatten_indices()")
+        names = [entry["filename"] for entry in content["_data_files"]]
+    tables = []
+    for name in names:
+        # A name from a file may not lead out of the folder.
+        if not isinstance(name, str) or Path(name).name != name:
+            raise PairsError(f"{state}: the file name {name!r} is not in the folder")
+        with arrow_errors(folder / name), (folder / name).open("rb") as file:
+            tables.append(pa.ipc.open_stream(file).read_all())
+    if not tables:
+        raise PairsError(f"{folder}: has no files of rows")
+    return pa.concat_tables(tables)
