@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,16 @@ from facetrain.backbone.base import Backbone
 from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError
 from facetrain.models.initialize_from import initialize_backbone
-from facetrain.models.model_file import STEP_KEY, THRESHOLDS_KEY, open_model, save_model
+from facetrain.models.model_file import (
+    DEFAULT_IMAGE_SIZE,
+    GRAPH_SUFFIXES,
+    PREPROCESSING,
+    STEP_KEY,
+    THRESHOLDS_KEY,
+    open_model,
+    read_model,
+    save_model,
+)
 
 SOURCES_KEY = "average_of"
 """Key in the description of a model file: the averaged models and their weights."""
@@ -36,8 +45,8 @@ def average_models(models: Sequence[Path], weights: Sequence[float], output: Pat
         output: .safetensors file.
 
     Raises:
-        ModelError: a model cannot be read or has another network, or the weights are not one per model with a finite
-            sum above 0.
+        ModelError: a model cannot be read, has another network or input, or has weights that are not finite or 0
+            throughout; or the shares are not one per model with a finite sum above 0.
         RunError: the file cannot be written.
     """
     if len(weights) != len(models) or min(weights) < 0 or not 0 < sum(weights) < math.inf:
@@ -71,6 +80,8 @@ def _read_states(models: Sequence[Path]) -> tuple[list[dict[str, Tensor]], dict[
         )
     states = [first.network.state_dict()]
     states += [_read_state(path, first.metadata["backbone"]) for path in models[1:]]
+    for path, state in zip(models, states, strict=True):
+        _require_trained(state, path)
     return states, {key: value for key, value in first.metadata.items() if key not in _MEASURED_KEYS}
 
 
@@ -81,9 +92,37 @@ def _read_state(path: Path, options: dict[str, Any]) -> dict[str, Tensor]:
             "which it was exported"
         )
 
+    _require_same_input(path, options)
     network = build_backbone(**options)
     initialize_backbone(network, path, refuse)
     return network.state_dict()
+
+
+def _require_same_input(path: Path, options: dict[str, Any]) -> None:
+    """Refuse a model for other images: its weights may fit, and their average with the first model's is useless."""
+    if path.suffix in GRAPH_SUFFIXES and not path.is_dir():
+        return  # its weights are converted to the input of our backbones
+    _, description, origin = read_model(path)
+    size, expected = (
+        each.get("image_size", DEFAULT_IMAGE_SIZE) for each in (description.get("backbone", {}), options)
+    )
+    preprocessing = description.get("preprocessing", PREPROCESSING)
+    if size != expected or preprocessing != PREPROCESSING:
+        raise ModelError(
+            f"{origin}: takes images of {size} pixels with {preprocessing}, and the first model images of {expected} "
+            f"pixels with {PREPROCESSING}; only models with the same input have an average"
+        )
+
+
+def _require_trained(state: Mapping[str, Tensor], path: Path) -> None:
+    """Refuse weights that would spoil the average in silence."""
+    for name, weight in state.items():
+        if not weight.isfinite().all():
+            raise ModelError(f"{path}: {name} has numbers that are not finite; give an earlier checkpoint")
+        if weight.dim() > 1 and not weight.any():
+            raise ModelError(
+                f"{path}: {name} is 0 throughout: the model is not trained, or the file is damaged"
+            )
 
 
 def _average(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError
 from facetrain.models.average_models import average_models
-from facetrain.models.model_file import open_model
+from facetrain.models.model_file import describe_backbone, open_model, save_model
 from tests.support.command import refusal
 from tests.support.models import write_model
 from tests.support.mxnet_files import randomize, write_iresnet
@@ -57,6 +57,33 @@ def test_a_file_of_mxnet_is_averaged_with_a_network_that_was_fine_tuned_from_it(
     with torch.no_grad():
         expected, found = (model.network.eval()(model.prepare(image)) for model in models)
     torch.testing.assert_close(found, expected, atol=1e-5 * expected.abs().max().item(), rtol=0)
+
+
+@pytest.mark.parametrize("value", [0.0, math.nan])
+@pytest.mark.parametrize("place", [0, 1])
+def test_weights_that_are_zero_or_not_finite_are_refused(tmp_path, value, place):
+    paths = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
+    for seed, path in enumerate(paths):
+        write(path, seed)
+    network = randomize(build_backbone("iresnet", **OPTIONS), seed=9)
+    network.layer3[0].conv1.weight.data.fill_(value)
+    write_model(paths[place], options=OPTIONS, network=network)
+    with pytest.raises(ModelError, match=rf"{paths[place].name}: layer3.0.conv1.weight"):
+        average_models(paths, [1, 1], tmp_path / "out.safetensors")
+
+
+@pytest.mark.parametrize("changed", ["image_size", "preprocessing"])
+def test_a_model_for_other_images_is_refused_although_its_weights_fit(tmp_path, changed):
+    """The network ends with a global pooling, so that its weights do not show the size of the images."""
+    first, other = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    network = build_backbone("resnet18", embedding_size=8)
+    for path, size in ((first, 112), (other, 64 if changed == "image_size" else 112)):
+        description = describe_backbone("resnet18", embedding_size=8, image_size=size)
+        if path == other and changed == "preprocessing":
+            description["preprocessing"] = description["preprocessing"] | {"channels": "BGR"}
+        save_model(path, network.state_dict(), description)
+    with pytest.raises(ModelError, match=r"b.safetensors: takes images of"):
+        average_models([first, other], [1, 1], tmp_path / "out.safetensors")
 
 
 def test_other_networks_and_wrong_weights_are_refused(tmp_path):
