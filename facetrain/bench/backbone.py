@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,22 +28,29 @@ from facetrain.distributed.spawn import HelperContext
 from facetrain.errors import UsageError
 from facetrain.telemetry.memory import peak_gib
 from facetrain.training.precision import InPrecision, memory_format_for
-from facetrain.training.settings import TrainSettings
 
 _WARM_UP_STEPS = 3
 _LR = 1e-6
 """Small enough that the weights hardly change: the loss has no labels to learn from."""
 
 
+class Variant(NamedTuple):
+    """How a step is run."""
+
+    precision: str
+    channels_last: bool = True
+    compile: str = "off"
+
+
 VARIANTS = {
-    "plain": TrainSettings(precision="fp32", channels_last=False),
-    "bf16": TrainSettings(precision="bf16", channels_last=False),
-    "channels_last": TrainSettings(precision="bf16"),
-    "facetrain": TrainSettings(precision="bf16"),
-    "facetrain_compiled": TrainSettings(precision="bf16", compile="on"),
-    "facetrain_replayed": TrainSettings(precision="bf16", compile="reduce-overhead"),
+    "plain": Variant("fp32", channels_last=False),
+    "bf16": Variant("bf16", channels_last=False),
+    "channels_last": Variant("bf16"),
+    "facetrain": Variant("bf16"),
+    "facetrain_compiled": Variant("bf16", compile="on"),
+    "facetrain_replayed": Variant("bf16", compile="reduce-overhead"),
 }
-"""Section `train` of the config: precision, memory layout, compiler. Variants of facetrain also use the fused optimizer
+"""Precision, memory layout and compiler. Variants of facetrain also use the fused optimizer
 and, on the CPU, its allocator settings and PReLU backward pass."""
 ON_EVERY_DEVICE = ["plain", "bf16", "channels_last", "facetrain", "facetrain_compiled"]
 """Variants for all devices. Replayed code needs a GPU."""
@@ -125,17 +132,17 @@ def _prepared_step(workload: BackboneWorkload, name: str) -> Callable[[], None]:
     device = torch.device(workload.device)
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True  # As training does: it chooses the fastest convolutions.
-    is_facetrain, train = name.startswith("facetrain"), VARIANTS[name]
+    is_facetrain, variant = name.startswith("facetrain"), VARIANTS[name]
     if device.type == "cpu" and is_facetrain:
         keep_freed_memory()
     torch.manual_seed(0)
     backbone = build_backbone(workload.backbone, image_size=workload.image_size)
     if not is_facetrain:
         use_torch_backward(backbone)
-    memory_format = memory_format_for(backbone, device, channels_last=train.channels_last)
+    memory_format = memory_format_for(backbone, device, channels_last=variant.channels_last)
     backbone = backbone.to(device, memory_format=memory_format)  # type: ignore[call-overload]
     network = InPrecision(
-        backbone, train.precision, device, memory_format=memory_format, compile=train.compile
+        backbone, variant.precision, device, memory_format=memory_format, compile=variant.compile
     )
     optimizer = torch.optim.SGD(
         [parameter for parameter in backbone.parameters() if parameter.requires_grad],

@@ -100,7 +100,6 @@ def _center_update(settings: HeadSettings, optim: OptimSettings, run: HeadRun) -
         name=optim.name,
         momentum=optim.momentum,
         betas=optim.betas,
-        eps=optim.eps,
         weight_decay=optim.weight_decay,
         moment_dtype=getattr(torch, settings.momentum_dtype),
         in_backward=run.update_in_backward,

@@ -48,7 +48,7 @@ def build_optimizers(
         # The schedule gives the rate of the other optimizer.
         ratio = optim.muon.lr / optim.lr
         by_muon = [group | {"lr_factor": ratio * group["lr_factor"]} for group in by_muon]
-        optimizers.append(Muon(by_muon, momentum=optim.muon.momentum, weight_decay=optim.muon.weight_decay))
+        optimizers.append(Muon(by_muon, weight_decay=optim.muon.weight_decay))
     if groups or not optimizers:
         optimizers.append(build_optimizer(optim, groups))
     return optimizers
@@ -57,5 +57,5 @@ def build_optimizers(
 def build_optimizer(optim: OptimSettings, groups: list[ParameterGroup]) -> GroupOptimizer:
     """Build the optimizer that `optim.name` names."""
     if optim.name == "adamw":
-        return FusedAdamW(groups, betas=optim.betas, eps=optim.eps, weight_decay=optim.weight_decay)
+        return FusedAdamW(groups, betas=optim.betas, weight_decay=optim.weight_decay)
     return FusedSGD(groups, momentum=optim.momentum, weight_decay=optim.weight_decay)

@@ -19,8 +19,6 @@ class MuonSettings(Settings):
 
     lr: Annotated[float, Field(gt=0)] = 0.02
     """Highest learning rate; it follows the schedule of `optim.lr`."""
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    """Momentum."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
     """Weight decay; a step multiplies the weights by 1 − learning rate · weight decay."""
 
@@ -36,8 +34,6 @@ class OptimSettings(Settings):
     """Momentum; only for sgd."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     """Decay rates of the first and the second moment; only for adamw."""
-    eps: Annotated[float, Field(gt=0)] = 1e-8
-    """Term added to the denominator; only for adamw."""
     weight_decay: Annotated[float, Field(ge=0)] = 5e-4
     """Weight decay of all parameters of the backbone, and of the class centers that take part in a step."""
     decay_norms: bool = True

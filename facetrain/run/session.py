@@ -59,7 +59,6 @@ def open_session(run: Run, stop_request: StopRequest, page: LiveReport | None) -
     step = TrainStep(
         run.network,
         build_augment(config),
-        max_skipped_steps=config.train.max_skipped_steps,
         on_first_images=partial(write_first_batch, run.folder) if run.is_leader else None,
     )
     callbacks = Callbacks(

@@ -98,8 +98,6 @@ class TrainSettings(Settings):
     deterministic: bool = False
     """Use only algorithms whose results are equal bit for bit in every run, also on a GPU. Slower, because fewer
     algorithms are left."""
-    channels_last: bool = True
-    """Store images and activations in the channels_last memory layout, which is faster for convolutions."""
     compress_gradients: Literal["none", "fp16", "bf16"] = "none"
     """Number format in which ranks exchange the gradients of the backbone. none: float32."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
@@ -108,8 +106,6 @@ class TrainSettings(Settings):
     """On a CPU, keep freed memory for the next step: faster, but needs up to twice the memory."""
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Seconds that a rank waits for the others before it reports them as lost."""
-    max_skipped_steps: Positive = 10
-    """Number of consecutive steps whose loss or gradient is not finite, after which the run ends."""
 
     @model_validator(mode="after")
     def _check_batch_sizes(self) -> Self:

@@ -19,6 +19,9 @@ from facetrain.optim.stepper import StepResult
 from facetrain.torch_private import foreach_copy_
 from facetrain.training.state import TrainState
 
+MAX_SKIPPED_STEPS = 10
+"""Number of consecutive steps whose loss or gradient is not finite, after which a run ends."""
+
 
 class TrainStep:
     """One step of training on a global batch, in one or more micro-batches.
@@ -33,7 +36,7 @@ class TrainStep:
         network: nn.Module,
         augment: Augment,
         *,
-        max_skipped_steps: int,
+        max_skipped_steps: int = MAX_SKIPPED_STEPS,
         on_first_images: Callable[[Tensor], object] | None = None,
     ) -> None:
         """Take the network (in DDP if there are several ranks) and the bound on consecutive skipped steps.

@@ -123,7 +123,7 @@ def test_fused_steps_are_torchs_to_the_last_bit_also_where_a_parameter_has_no_gr
     torch.manual_seed(0)
     ours = [nn.Parameter(torch.randn(3, 4)) for _ in range(3)]
     theirs = [nn.Parameter(parameter.detach().clone()) for parameter in ours]
-    rules = {"weight_decay": 0.01} | ({"momentum": momentum} if name == "sgd" else {"eps": 1e-6})
+    rules = {"weight_decay": 0.01} | ({"momentum": momentum} if name == "sgd" else {})
     optimizer = build_optimizer(
         OptimSettings(name=name, **{"betas": (0.8, 0.95)} | rules), [{"params": ours, "lr_factor": 1.0}]
     )
