@@ -11,9 +11,11 @@ if TYPE_CHECKING:
     from facetrain import errors as errors
     from facetrain.api import Comparison as Comparison
     from facetrain.api import Dataset as Dataset
+    from facetrain.api import EmbeddingMap as EmbeddingMap
     from facetrain.api import Model as Model
     from facetrain.api import Run as Run
     from facetrain.api import evaluate as evaluate
+    from facetrain.api import load_map as load_map
     from facetrain.api import load_model as load_model
     from facetrain.api import resume as resume
     from facetrain.api import train as train
@@ -23,12 +25,14 @@ __version__ = "0.1.0"
 __all__ = [
     "Comparison",
     "Dataset",
+    "EmbeddingMap",
     "Model",
     "PartialFC",
     "Run",
     "__version__",
     "errors",
     "evaluate",
+    "load_map",
     "load_model",
     "resume",
     "train",

@@ -14,7 +14,19 @@ exception of `facetrain.errors`; no function ends the process.
 """
 
 from facetrain.api.dataset import Dataset
-from facetrain.api.model import Comparison, Model, evaluate, load_model
+from facetrain.api.model import Comparison, Model, evaluate, load_map, load_model
 from facetrain.api.runs import Run, resume, train
+from facetrain.embeddings.embedding_map import EmbeddingMap
 
-__all__ = ["Comparison", "Dataset", "Model", "Run", "evaluate", "load_model", "resume", "train"]
+__all__ = [
+    "Comparison",
+    "Dataset",
+    "EmbeddingMap",
+    "Model",
+    "Run",
+    "evaluate",
+    "load_map",
+    "load_model",
+    "resume",
+    "train",
+]

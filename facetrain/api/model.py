@@ -20,6 +20,7 @@ from facetrain.data.dataset import image_landmarks
 from facetrain.distributed.world import World, pick_device
 from facetrain.embeddings.embed_images import embed_images, open_embedder
 from facetrain.embeddings.embedder import EncodedImage, ImageEmbedder
+from facetrain.embeddings.embedding_map import EmbeddingMap, open_map
 from facetrain.embeddings.image_inputs import (
     LazySequence,
     dataset_images,
@@ -267,6 +268,19 @@ def load_model(
         chosen,
         local_path(detector) if detector else None,
     )
+
+
+def load_map(path: PathLike) -> EmbeddingMap:
+    """Open a map from the embeddings of an old model to those of a new one, which `facetrain align` wrote.
+
+    Examples:
+        >>> gallery_NE = facetrain.load_map("map.npz").apply(old_gallery_ND)
+        >>> cosine_QN = new_model.embed(photos) @ gallery_NE.T
+
+    Raises:
+        DataError: the file cannot be read, or is no map.
+    """
+    return open_map(local_path(path))
 
 
 def evaluate(

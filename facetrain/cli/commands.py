@@ -50,6 +50,7 @@ class Program(CommandGroup):
             "compare": "embed:compare",
             "search": "search:search",
             "calibrate": "calibrate:calibrate",
+            "align": "align:align",
         },
         "Models": {"get": "get:get", "average": "average:average"},
         "Runs": {"runs": "train:runs", "report": "train:report"},

@@ -40,6 +40,14 @@ def search(
             metavar="MODEL", parser=local_file, help="Model that embeds GALLERY or PROBE if they are images."
         ),
     ] = None,
+    map_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--map",
+            metavar="FILE",
+            help="Map of `facetrain align`, for a GALLERY that an older model embedded.",
+        ),
+    ] = None,
     other_model: Annotated[
         bool,
         typer.Option(
@@ -58,10 +66,14 @@ def search(
     """
     from facetrain.cli.progress import progress_bar
 
-    require_existing(gallery, probe, model, detector)
+    require_existing(gallery, probe, model, detector, map_file)
     from facetrain.embeddings.gallery_search import search_gallery
 
     entries, probes = (_embeddings(faces, model, detector, device) for faces in (gallery, probe))
+    if map_file is not None:
+        from facetrain.embeddings.embedding_map import open_map
+
+        entries = open_map(map_file).mapped(entries)
     usable_Q, usable_G = _usable(probes, min_quality), _usable(entries, min_quality, required=False)
     with progress_bar("comparing") as progress:
         matches = search_gallery(

@@ -38,9 +38,9 @@ def open_npz(path: Path) -> Columns:
         DataError: the file grows too much when it is decompressed, or the names are no texts.
         ValueError: the file is damaged. zipfile, zlib and NumPy raise other types too.
     """
-    embedding, name, label = (_Array.find(path, column) for column in ("embedding", "name", "label"))
-    quality = _Array.find_floats(path, "quality", label.shape)
-    model = _Array.find_floats(path, "model", embedding.shape[1:])
+    embedding, name, label = (NpzArray.find(path, column) for column in ("embedding", "name", "label"))
+    quality = NpzArray.find_floats(path, "quality", label.shape)
+    model = NpzArray.find_floats(path, "model", embedding.shape[1:])
     arrays = (embedding, name, label, quality, model)
     require_fitting(path, sum(array.size for array in arrays if array))
     if name.dtype.kind != "U" or len(name.shape) != 1:
@@ -53,7 +53,7 @@ def open_npz(path: Path) -> Columns:
     return Columns(rows, names, label.read(), *(array and array.read() for array in (quality, model)))
 
 
-class _Array(NamedTuple):
+class NpzArray(NamedTuple):
     """Array of a `.npz` file."""
 
     path: Path
@@ -65,7 +65,7 @@ class _Array(NamedTuple):
     dtype: np.dtype[Any]
 
     @classmethod
-    def find(cls, path: Path, column: str) -> _Array:
+    def find(cls, path: Path, column: str) -> NpzArray:
         """Read the header of an array.
 
         Raises:
@@ -83,7 +83,7 @@ class _Array(NamedTuple):
         return cls(path, name, size, shape, fortran_order, dtype)
 
     @classmethod
-    def find_floats(cls, path: Path, column: str, shape: tuple[int, ...]) -> _Array | None:
+    def find_floats(cls, path: Path, column: str, shape: tuple[int, ...]) -> NpzArray | None:
         """Read the header of an array; None without such numbers of this shape: it may be of another program."""
         with zipfile.ZipFile(path) as archive:
             if f"{column}.npy" not in archive.namelist():

@@ -273,3 +273,25 @@ def test_search_finds_each_face_in_a_gallery_of_embeddings(model, tmp_path):
     ):
         refused = refusal(*arguments)
         assert message in str(refused) and refused.exit_code == 2
+
+
+def test_a_gallery_of_an_old_model_is_searched_through_a_map(model, tmp_path):
+    new, gallery = tmp_path / "new.safetensors", tmp_path / "gallery.npz"
+    write_model(new)
+    for person in range(12):
+        (tmp_path / "people" / f"{person}").mkdir(parents=True)
+        for image in range(4):
+            (tmp_path / "people" / f"{person}" / f"{image}.png").write_bytes(face(person, image, size=32))
+    people = tmp_path / "people"
+    output_of("embed", model, people, "--output", gallery)
+    found = json.loads(output_of("align", model, new, people, "--output", tmp_path / "map.npz", "--json"))
+    assert (found["images"], found["people"]) == (48, 3) and 0 < found["cosine"] <= 1
+    assert found["accuracy"].keys() == {"old × old", "new × new", "old × new", "mapped × new"}
+    search = ["search", gallery, people, "--model", new, "--top", 1]
+    refused = refusal(*search)
+    assert "of another model" in str(refused)
+    matches = json.loads(output_of(*search, "--map", tmp_path / "map.npz", "--json"))
+    right = [one["found"][0]["name"].split("/")[0] == one["probe"].split("/")[0] for one in matches]
+    assert len(right) == 48 and np.mean(right) > 0.5
+    assert refusal("align", model, new, people, "--output", tmp_path / "map.txt").exit_code == 2
+    assert "has no labels" in str(refusal("align", model, new, people / "0", "--output", tmp_path / "m.npz"))
