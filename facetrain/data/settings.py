@@ -24,20 +24,40 @@ class AugmentSettings(Settings):
 
     flip: Probability = 0.5
     """Probability of a horizontal flip."""
+    rotation: Probability = 0.0
+    """Probability of a rotation by up to 15 degrees."""
+    crop: Probability = 0.0
+    """Probability of a random crop, enlarged to the full size."""
+    crop_in_place: Probability = 0.0
+    """Probability of AdaFace's crop: a part of the image stays at its place, the rest is black. AdaFace: 0.2."""
     low_resolution: Probability = 0.0
     """Probability of shrinking the image and enlarging it again."""
     low_resolution_sizes: tuple[Positive, ...] = ()
     """Sides in pixels to which `low_resolution` shrinks images, each with the same probability. []: 50, 60, 70 and 80 %
     of the image's side."""
+    resample: Probability = 0.0
+    """Probability of AdaFace's low resolution: to 20 to 100 % of the side and back, by any interpolations. AdaFace:
+    0.2."""
     blur: Probability = 0.0
     """Probability of a Gaussian blur."""
+    motion_blur: Probability = 0.0
+    """Probability of a blur along a line of 3 to 9 pixels."""
+    jpeg: Probability = 0.0
+    """Probability of a JPEG compression with a quality of 30 to 95."""
+    color: Probability = 0.0
+    """Probability of a change of brightness, contrast and saturation by up to 30 %."""
+    photometric: Probability = 0.0
+    """Probability of AdaFace's change of brightness, contrast and saturation, by factors from 0.5 to 1.5. AdaFace:
+    0.2."""
     gray: Probability = 0.0
     """Probability of a conversion to grayscale."""
-    color: Probability = 0.0
-    """Probability of a change of brightness, contrast and saturation."""
-    crop: Probability = 0.0
-    """Probability of a random crop, enlarged to the full size."""
+    erase: Probability = 0.0
+    """Probability of random erasing: a rectangle of 2 to 33 % of the area becomes gray."""
     own: tuple[OwnAugmentation, ...] = ()
+
+    def probabilities(self) -> dict[str, float]:
+        """Return the probabilities of the files of `augmentations`, in the order in which they are applied."""
+        return {name: value for name, value in self if isinstance(value, float) and name != "flip"}
 
 
 class DataSettings(Settings):

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from facetrain.config.schema import Config
+from facetrain.data.augmentations.build import build_augment
 from facetrain.data.dataset import FaceDataset
-from facetrain.data.images.augment import Augment
 from facetrain.doctor.check_result import CheckResult, passed, warned_if
 from facetrain.doctor.image_sample import read_images
 from facetrain.models.model_file import EmbeddingModel, open_model
@@ -48,7 +48,7 @@ def check_teacher(config: Config, source: FaceDataset | None) -> Iterator[CheckR
         return
     if distill.cache is not None:
         # Compares the digests of dataset and teacher in the cache, as training does.
-        open_cache(config, source, Augment(0, config.data.augment))
+        open_cache(config, source, build_augment(0, config.data.augment))
         yield passed("teacher cache", f"{distill.cache}: belongs to this teacher and this dataset")
     index_P2 = _pairs(source.labels)
     if len(index_P2) < _LEAST_PAIRS:

@@ -18,6 +18,12 @@ def encoded_image(number: int, size: int = 16) -> bytes:
     return bytes(cv2.imencode(".png", image)[1])
 
 
+def smooth_image(number: int, size: int) -> np.ndarray:
+    """Return pixels without sharp edges, uint8 (size, size, 3), as photographs have them."""
+    coarse = np.random.default_rng(number).integers(0, 256, (6, 6, 3), dtype=np.uint8)
+    return np.asarray(cv2.resize(coarse, (size, size), interpolation=cv2.INTER_CUBIC))
+
+
 def write_records(folder: Path, labels: list[int], *, size: int = 16) -> Path:
     """Write train.rec and train.idx in InsightFace's layout: header, images from key 1, identity records."""
     folder.mkdir(parents=True, exist_ok=True)

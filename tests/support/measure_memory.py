@@ -15,7 +15,7 @@ import torch
 
 from facetrain.config.loading import build_config
 from facetrain.config.schema import Config
-from facetrain.data.images.augment import Augment
+from facetrain.data.augmentations.build import build_augment
 from facetrain.data.loading.loader import Batch
 from facetrain.distributed.world import World
 from facetrain.plan.forecast import forecast
@@ -44,7 +44,9 @@ def train(config: Config, classes: int) -> None:
     count = schedule.local_batch_size
     # Images are for merged norms of weights to start from, of which there are none.
     state = build_state(config, WORLD, classes, schedule, Path("unused"), None)
-    step = TrainStep(state.network, Augment(0, config.data.augment), max_skipped_steps=schedule.total_steps)
+    step = TrainStep(
+        state.network, build_augment(0, config.data.augment), max_skipped_steps=schedule.total_steps
+    )
     image = torch.randint(256, (count, side, side, 3), dtype=torch.uint8)
     batch = Batch(0, 0, image, torch.randint(classes, (count,)), torch.arange(count))
     for _ in range(2):

@@ -8,6 +8,7 @@ from facetrain.backbone.zoo import takes_landmarks
 from facetrain.config.schema import Config
 from facetrain.counter_rng import key_of
 from facetrain.cpu_cores import usable_cores
+from facetrain.data.augmentations import build as augmentations
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.augment import Augment
 from facetrain.data.loading.loader import Loader, LoaderSettings
@@ -31,7 +32,7 @@ def count_workers(config: Config, world: World) -> int:
 
 def build_augment(config: Config) -> Augment:
     """Build the augmentation of image batches on the device."""
-    return Augment(key_of(config.seed, _AUGMENT_STREAM), config.data.augment)
+    return augmentations.build_augment(key_of(config.seed, _AUGMENT_STREAM), config.data.augment)
 
 
 def build_loader(

@@ -17,7 +17,6 @@ from facetrain.data.images.augment import Augment
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.loading.loader import Batch
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.settings import AugmentSettings
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import CheckpointError, ConfigError, DataError
 from facetrain.models.model_file import open_model
@@ -66,7 +65,7 @@ def test_cached_embeddings_equal_those_of_the_flipped_images(taught, dataset):  
     expected = LiveTeacher(model, "", CPU)(batch, image)
     found = cached(taught, dataset, flips=augment.flips)(batch, image)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    plain = cached(taught, dataset, flips=Augment(5, AugmentSettings(flip=0)).flips)(batch, image)
+    plain = cached(taught, dataset, flips=Augment(5, flip=0).flips)(batch, image)
     assert torch.equal(plain[~flip_B], found[~flip_B]) and not torch.allclose(plain[flip_B], found[flip_B])
 
 
@@ -212,7 +211,7 @@ def test_a_cache_of_the_whole_dataset_serves_a_run_without_its_small_identities(
     config = taught[1](*options, "data.min_images_per_identity=2")
     source = open_dataset(tmp_path / "data", min_images_per_identity=2)
     assert source.num_images == 56
-    teacher = open_cache(config, source, Augment(5, AugmentSettings(flip=0)))
+    teacher = open_cache(config, source, Augment(5, flip=0))
     whole = load_file(tmp_path / "t.safetensors")["embedding"][:, 0]
     sample_B = torch.tensor([0, 53, 54, 55])
     found = teacher(Batch(0, 0, torch.zeros(0), torch.zeros(4), sample_B), torch.zeros(0))

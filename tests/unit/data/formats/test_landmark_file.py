@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 import torch
 
+from facetrain.data.augmentations.build import build_augment
 from facetrain.data.dataset import SubsetDataset, image_landmarks
 from facetrain.data.formats.landmark_file import (
     landmarks_path,
@@ -11,7 +12,7 @@ from facetrain.data.formats.landmark_file import (
     without_gaps,
     write_landmarks,
 )
-from facetrain.data.images.augment import Augment, mirror_landmarks
+from facetrain.data.images.augment import mirror_landmarks
 from facetrain.data.images.decode import resize_square
 from facetrain.data.loading.loader import Loader, LoaderSettings
 from facetrain.data.loading.sampler import GlobalSampler, SampleOrder
@@ -66,7 +67,7 @@ def dot_position(channel):
     "augmentations", [{"flip": 0.5}, {"crop": 1.0}, {"flip": 0.5, "crop": 0.7, "low_resolution": 0.5}]
 )
 def test_landmarks_move_with_the_image(augmentations):
-    augment = Augment(7, AugmentSettings(**({"flip": 0.0} | augmentations)))
+    augment = build_augment(7, AugmentSettings(**({"flip": 0.0} | augmentations)))
     landmarks = torch.from_numpy(random_landmarks(12, seed=3) * 0.5 + 0.25)
     image = torch.from_numpy(np.stack([dots(points[:3], 96) for points in landmarks.numpy()]))
     sample = torch.arange(100, 112)

@@ -3,7 +3,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from facetrain.data.images.augment import Augment, BufferPool, normalize
+from facetrain.data.augmentations.build import build_augment
+from facetrain.data.images.augment import BufferPool, normalize
 from facetrain.data.settings import AugmentSettings
 
 
@@ -25,7 +26,7 @@ def images(count=6):
     )
 
 
-ALL = {name: 0.5 for name in ("flip", "low_resolution", "blur", "gray", "color", "crop")}
+ALL = {name: 0.5 for name in ("flip", *AugmentSettings().probabilities())}
 
 
 def test_normalized_pixels_lie_between_minus_one_and_one_in_channels_last():
@@ -35,21 +36,21 @@ def test_normalized_pixels_lie_between_minus_one_and_one_in_channels_last():
 
 
 def test_augmentation_depends_on_seed_epoch_and_index_only():
-    augment = Augment(1, AugmentSettings(**ALL))
+    augment = build_augment(1, AugmentSettings(**ALL))
     sample = torch.arange(6)
     whole = augment(images(), sample, 3)
     parts = torch.cat([augment(images()[rows], sample[rows], 3) for rows in ([0, 1], [2], [3, 4, 5])])
     torch.testing.assert_close(whole, parts)
     assert not torch.equal(whole, augment(images(), sample, 4))
-    assert not torch.equal(whole, Augment(2, AugmentSettings(**ALL))(images(), sample, 3))
+    assert not torch.equal(whole, build_augment(2, AugmentSettings(**ALL))(images(), sample, 3))
 
 
 @pytest.mark.parametrize("name", list(ALL))
 def test_each_augmentation_changes_images_with_its_probability(name):
     many = images(400)
     off = {"flip": 0.0}
-    plain = Augment(0, AugmentSettings(**off))(many, torch.arange(400), 0)
-    changed = Augment(0, AugmentSettings(**(off | {name: 0.25})))(many, torch.arange(400), 0)
+    plain = build_augment(0, AugmentSettings(**off))(many, torch.arange(400), 0)
+    changed = build_augment(0, AugmentSettings(**(off | {name: 0.25})))(many, torch.arange(400), 0)
     share = (changed != plain).flatten(1).any(1).float().mean().item()
     assert 0.17 < share < 0.33
     assert changed.min() >= -1.0001 and changed.max() <= 1.0001 and changed.shape == plain.shape
@@ -57,7 +58,7 @@ def test_each_augmentation_changes_images_with_its_probability(name):
 
 def test_low_resolution_keeps_the_means_of_areas_of_the_given_size():
     many = images(100)
-    augment = Augment(0, AugmentSettings(flip=0, low_resolution=1.0, low_resolution_sizes=[4, 5]))
+    augment = build_augment(0, AugmentSettings(flip=0, low_resolution=1.0, low_resolution_sizes=[4, 5]))
     small = [F.interpolate(normalize(many), (size, size), mode="area") for size in (4, 5)]
     expected = [F.interpolate(one, (20, 20), mode="bilinear") for one in small]
     changed = augment(many, torch.arange(100), 0)
@@ -70,7 +71,7 @@ def test_low_resolution_keeps_the_means_of_areas_of_the_given_size():
 def test_flip_mirrors_and_gray_has_equal_channels():
     plain = normalize(images())
     torch.testing.assert_close(
-        Augment(0, AugmentSettings(flip=1.0))(images(), torch.arange(6), 0), plain.flip(3)
+        build_augment(0, AugmentSettings(flip=1.0))(images(), torch.arange(6), 0), plain.flip(3)
     )
-    gray = Augment(0, AugmentSettings(flip=0, gray=1.0))(images(), torch.arange(6), 0)
+    gray = build_augment(0, AugmentSettings(flip=0, gray=1.0))(images(), torch.arange(6), 0)
     torch.testing.assert_close(gray[:, 0], gray[:, 2])
