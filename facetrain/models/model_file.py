@@ -342,6 +342,7 @@ def _check_options(options: dict[str, Any], num_weights: int) -> None:
 
 def _open_onnx(path: Path) -> EmbeddingModel:
     network = open_onnx(path)
+    takes_pixels = network.normalizes or network.from_pixels
     metadata = ({"preprocessing": RAW_PIXELS} if network.normalizes else {}) | network.metadata
     floats = _float_pixels if network.normalizes else normalize
     return EmbeddingModel(
@@ -349,7 +350,7 @@ def _open_onnx(path: Path) -> EmbeddingModel:
         network.image_size,
         network.embedding_size,
         _uint8_pixels if network.from_pixels else floats,
-        f"ONNX, {path.name}",
+        f"ONNX, {path.name}, takes {'pixels' if takes_pixels else 'normalized images'}",
         metadata,
     )
 

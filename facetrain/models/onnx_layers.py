@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,8 @@ _OF_SHAPE = frozenset({"Shape", "Size"})
 """Operators that take no number of the image."""
 _MEANS_AND_SCALES = (0, 1), (127.5, 127.5)
 """The input (x − mean) / scale of a network that normalizes pixels x itself, and of the others."""
+_LARGEST_MEAN = 1.5
+"""Mean of a batch norm of the image up to which the image can be normalized."""
 
 
 def read_onnx_layers(path: Path) -> LayerGraph:
@@ -166,9 +168,9 @@ def parse_metadata(texts: Mapping[str, str]) -> dict[str, Any]:
 def takes_pixels(onnx: Any, model: Any, path: Path) -> bool:
     """Return whether a graph takes pixels from 0 to 255; the others take (pixels − 127.5) / 127.5.
 
-    Its metadata, a uint8 input or the arithmetic of its first nodes show it: they subtract about half of 255, or divide
-    by 255; so does the mean of a batch norm of the image. If the numbers differ by channel or by place, their mean
-    counts.
+    Its metadata or a uint8 input state it. Without these it takes normalized images, unless its first nodes are the
+    normalization itself, (x − 127.5) / 127.5 or / 128, as in InsightFace's networks for MXNet. Other arithmetic on the
+    image is not interpreted.
 
     Args:
         onnx: the package.
@@ -176,24 +178,28 @@ def takes_pixels(onnx: Any, model: Any, path: Path) -> bool:
         path: its file, for the external data and for messages.
 
     Raises:
-        ModelError: the metadata state another input, or the arithmetic fits neither input.
+        ModelError: the metadata state an input that facetrain does not give, or one that the graph normalizes a second
+            time; or they state none, and the first nodes compute something else.
     """
-    stated = _stated_input(model, path)
+    stated, first = _stated_input(model, path), _of_first_layers(onnx, model, path)
+    normalizes = all(each.is_zero_at_mid_gray and 1 / 130 < abs(each.factor) < 1 / 125 for each in first)
     if graph_inputs(model.graph)[0].type.tensor_type.elem_type == onnx.TensorProto.UINT8:
         return True
+    if stated == _MEANS_AND_SCALES[1] and first and normalizes:
+        raise ModelError(
+            f"{path}: its metadata ask for normalized images, and its first nodes normalize pixels: the images would "
+            "be normalized twice; state mean 0 and scale 1, or export the network without these nodes"
+        )
     if stated is not None:
         return stated == _MEANS_AND_SCALES[0]
-    for affine, mean in _first_layers(onnx, model, path):
-        of_pixels = [_is_of_pixels(affine.then("sub", mean)), _is_of_pixels(affine)]
-        if any(of_pixels):
-            return True
-        if of_pixels[1] is None:
-            raise ModelError(
-                f"{path}: its first nodes compute x · {affine.factor:g} + {affine.offset:g} for a number x of the "
-                "image, which suits neither pixels from 0 to 255 nor (pixels − 127.5) / 127.5; export the network with "
-                "one of these inputs, or state the input in its metadata (see docs/models.md)"
-            )
-    return False
+    if any(each != Affine() for each in first) and not normalizes:
+        computed = next(each for each in first if each != Affine())
+        raise ModelError(
+            f"{path}: its first nodes compute x · {computed.factor:g} + {computed.offset:g} for a number x of the "
+            "image, so that it may take pixels from 0 to 255 or (pixels − 127.5) / 127.5; state the input in its "
+            "metadata (see docs/models.md)"
+        )
+    return bool(first) and normalizes
 
 
 def _stated_input(model: Any, path: Path) -> tuple[Any, Any] | None:
@@ -215,10 +221,14 @@ def _stated_input(model: Any, path: Path) -> tuple[Any, Any] | None:
     return mean_and_scale
 
 
-def _first_layers(onnx: Any, model: Any, path: Path) -> Iterator[tuple[Affine, float]]:
-    """Yield for each layer that takes the image what it takes, as a function of the image, and the mean of a norm."""
+def _of_first_layers(onnx: Any, model: Any, path: Path) -> list[Affine]:
+    """Return for each layer that takes the image what it takes, as a function of the image.
+
+    A batch norm of the image subtracts its mean. Numbers that differ by channel or place give NaN.
+    """
     constants: dict[str, Any] = {weight.name: weight for weight in model.graph.initializer}
     images = {graph_inputs(model.graph)[0].name: Affine()}
+    taken = []
     for node in model.graph.node:
         operation = _ARITHMETIC.get(node.op_type, "")
         given = [constants[name] for name in node.input if name in constants]
@@ -231,25 +241,22 @@ def _first_layers(onnx: Any, model: Any, path: Path) -> Iterator[tuple[Affine, f
             elif given:
                 constants[node.output[0]] = given[0]
         elif source is not None and operation and given:
-            numbers = _array(onnx, given[0], path.parent)
             # The number comes first: number − x, or number / x.
             if source != node.input[0] and operation in ("sub", "div"):
                 operation = f"r{operation}"
-            images[node.output[0]] = images[source].then(operation, float(np.mean(numbers, dtype=np.float64)))
+            images[node.output[0]] = images[source].then(operation, _number(onnx, given[0], path.parent))
         elif source is not None and node.op_type not in _OF_SHAPE:
-            is_norm = node.op_type == "BatchNormalization" and node.input[3] in constants
-            mean = float(np.mean(_array(onnx, constants[node.input[3]], path.parent))) if is_norm else 0.0
-            yield images[source], mean
+            function = images[source]
+            if node.op_type == "BatchNormalization" and node.input[3] in constants:
+                mean = float(np.abs(_array(onnx, constants[node.input[3]], path.parent)).max())
+                function = function if mean <= _LARGEST_MEAN else function.then("sub", mean)
+            taken.append(function)
+    return taken
 
 
-def _is_of_pixels(affine: Affine) -> bool | None:
-    """Return whether a function normalizes pixels from 0 to 255, and not numbers from −1 to 1; None for neither."""
-    factor = affine.factor
-    zero = -affine.offset / factor if factor else math.nan
-    if 64 <= zero <= 192 or (zero == 0 and abs(255 * factor - 1) < 0.01):
-        return True
-    # With -1, it maps −1…1 to 0…1; with the mean color of photos after that, zero is between -0.3 and 0.1.
-    return False if -1.1 <= zero <= 0.2 and abs(factor) >= 1 / 16 else None
+def _number(onnx: Any, stated: Any, folder: Path) -> float:
+    numbers = _array(onnx, stated, folder).astype(np.float64)
+    return float(numbers.flat[0]) if numbers.size and np.ptp(numbers) == 0 else math.nan
 
 
 def _array(onnx: Any, stated: Any, folder: Path = Path()) -> np.ndarray:
