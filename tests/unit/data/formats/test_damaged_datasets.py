@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
+import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 
 from facetrain.data.dataset import FaceDataset, skipped_files
+from facetrain.data.formats.recordio import RecordReader
 from facetrain.data.formats.table import FORMATS
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
@@ -204,6 +207,44 @@ def test_a_flipped_bit_in_a_header_is_an_error_or_changes_no_image(target):
             damaged = bytearray(whole)
             damaged[place] ^= 1 << place % 8
             file.write_bytes(damaged)
+            target.require_error_or_all_images()
+
+
+def units(file: Path, whole: bytes, extents: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the parts that a file consists of: records, members, pages, lines, or images."""
+    if file.suffix == ".rec":
+        starts = [*RecordReader(file).scan_offsets(), len(whole)]
+    elif file.suffix == ".tar":
+        with tarfile.open(file) as archive:
+            starts = [*(member.offset for member in archive), archive.offset]
+    elif file.suffix == ".idx":
+        starts = [0, *(place + 1 for place, byte in enumerate(whole) if byte == ord("\n"))]
+    elif file.suffix == ".lmdb":
+        starts = list(range(0, len(whole) + 1, 4096))
+    else:
+        return extents
+    return list(itertools.pairwise(starts))
+
+
+CHANGES = {
+    "removed": lambda whole, start, end: whole[:start] + whole[end:],
+    "zeros": lambda whole, start, end: whole[:start] + bytes(end - start) + whole[end:],
+    "repeated": lambda whole, start, end: whole[:end] + whole[start:],
+    "exchanged for the one before": lambda whole, start, end: (
+        whole[:start] + whole[max(2 * start - end, 0) : start] + whole[end:]
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_unit_that_is_lost_or_doubled_is_an_error_or_loses_no_image(target, change):
+    for file, whole, extents in attacked(target):
+        parts = dict(units(file, whole, extents))
+        # What is left is what tar writes without its last member, if that is small.
+        if file.suffix == ".tar" and change == "zeros":
+            parts.popitem()
+        for start in target.kind.attacks(parts):
+            file.write_bytes(CHANGES[change](whole, start, parts[start]))
             target.require_error_or_all_images()
 
 
