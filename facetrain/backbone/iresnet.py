@@ -1,4 +1,4 @@
-"""IResNet, the improved ResNet (Duta et al., arXiv 2004.04989) in the variants of arcface_torch and AdaFace.
+"""IResNet, the improved ResNet (Duta et al., arXiv 2004.04989) in the variants of other face recognizers.
 
 Parameter names and their order are as in arcface_torch, so its published weights load.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone, run_block
@@ -19,23 +20,47 @@ WIDTHS = (64, 128, 256, 512)
 """Channels per stage."""
 
 
+class SqueezeExcitation(nn.Module):
+    """Factor on each channel, from the means of all channels (Hu et al., "Squeeze-and-excitation", 1709.01507)."""
+
+    def __init__(self, channels: int, reduction: int = 16) -> None:
+        super().__init__()
+        self.fc1 = nn.Conv2d(channels, channels // reduction, 1, bias=False)
+        self.fc2 = nn.Conv2d(channels // reduction, channels, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, channels, H, W) to the same shape."""
+        mean = x.mean((2, 3), keepdim=True)
+        return x * torch.sigmoid(self.fc2(torch.relu(self.fc1(mean))))
+
+
 class IBasicBlock(nn.Module):
     """Residual block: batch norm, convolution, batch norm, PReLU, convolution, batch norm, plus the shortcut.
 
     Where the stride is not 1 or the channels change, the shortcut has a convolution and a batch norm. With
-    `subsample_shortcut`, a shortcut that keeps its channels takes every `stride`-th pixel instead.
+    `subsample_shortcut`, a shortcut that keeps its channels takes every `stride`-th pixel instead. Without
+    `norm_between`, no batch norm follows the first convolution. With `squeeze`, a factor on each channel ends the
+    branch.
     """
 
     def __init__(
-        self, channels_in: int, channels: int, stride: int, *, subsample_shortcut: bool = False
+        self,
+        channels_in: int,
+        channels: int,
+        stride: int,
+        *,
+        subsample_shortcut: bool = False,
+        norm_between: bool = True,
+        squeeze: bool = False,
     ) -> None:
         super().__init__()
         self.bn1 = nn.BatchNorm2d(channels_in)
         self.conv1 = nn.Conv2d(channels_in, channels, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(channels)
+        self.bn2 = nn.BatchNorm2d(channels) if norm_between else nn.Identity()
         self.prelu = PReLU(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, stride, padding=1, bias=False)
         self.bn3 = nn.BatchNorm2d(channels)
+        self.se = SqueezeExcitation(channels) if squeeze else None
         self.downsample: nn.Module | None = None
         if subsample_shortcut and stride != 1 and channels_in == channels:
             self.downsample = nn.MaxPool2d(1, stride)
@@ -48,14 +73,17 @@ class IBasicBlock(nn.Module):
         """Map (B, channels_in, H, W) to (B, channels, H / stride, W / stride)."""
         y = self.prelu(self.bn2(self.conv1(self.bn1(x))))
         shortcut = x if self.downsample is None else self.downsample(x)
-        return self.bn3(self.conv2(y)) + shortcut
+        y = self.bn3(self.conv2(y))
+        return (y if self.se is None else self.se(y)) + shortcut
 
 
 class IResNet(Backbone):
     """Stem, four stages that each halve height and width, and a linear layer between two batch norms.
 
     With `subsample_shortcut` it is the IR network of AdaFace and CVLface (mk-minchul/AdaFace, net.py), which differs
-    from arcface_torch's in one place: the shortcut of the first block, from 64 to 64 channels, has no weights.
+    from arcface_torch's in one place: the shortcut of the first block, from 64 to 64 channels, has no weights. With
+    `squeeze` too it is the IR-SE network of TFace and CVLface, and without `norm_between` that of InsightFace_Pytorch
+    and face.evoLVe (TreB1EN/InsightFace_Pytorch, model.py).
     """
 
     def __init__(
@@ -64,6 +92,8 @@ class IResNet(Backbone):
         widths: Sequence[int] = WIDTHS,
         *,
         subsample_shortcut: bool = False,
+        norm_between: bool = True,
+        squeeze: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -79,6 +109,8 @@ class IResNet(Backbone):
                     width,
                     2 if n == 0 else 1,
                     subsample_shortcut=subsample_shortcut,
+                    norm_between=norm_between,
+                    squeeze=squeeze,
                 )
                 for n in range(depth)
             ]

@@ -72,8 +72,8 @@ def _mobile(layers: tuple[int, int, int, int], scale: int) -> Architecture:
     return Architecture(_MOBILE, {"layers": layers, "scale": scale}, changeable=("layers",))
 
 
-def _ir(layers: str) -> Architecture:
-    return Architecture(_IRESNET, {"layers": IRESNET_LAYERS[layers], "subsample_shortcut": True})
+def _ir(layers: str, **variant: bool) -> Architecture:
+    return Architecture(_IRESNET, {"layers": IRESNET_LAYERS[layers], "subsample_shortcut": True, **variant})
 
 
 BACKBONES: dict[str, Architecture] = {
@@ -92,6 +92,14 @@ BACKBONES: dict[str, Architecture] = {
     "ir34": _ir("r34"),
     "ir50": _ir("r50"),
     "ir101": _ir("r100"),
+    # TFace and CVLface, with squeeze-and-excitation
+    "irse50": _ir("r50", squeeze=True),
+    "irse101": _ir("r100", squeeze=True),
+    # InsightFace_Pytorch and face.evoLVe, without a norm after the first convolution of a block
+    "evolve_ir50": _ir("r50", norm_between=False),
+    "evolve_ir101": _ir("r100", norm_between=False),
+    "evolve_irse50": _ir("r50", norm_between=False, squeeze=True),
+    "evolve_irse101": _ir("r100", norm_between=False, squeeze=True),
     # CVLface
     "vit_s_patch8": _vit(_VIT, 512, 12, drop_path=0.1, patch=8, mlp_ratio=5, mask_token=False),
     "vit_b_patch8": _vit(_VIT, 512, 24, drop_path=0.1, patch=8, heads=16, mlp_ratio=3, mask_token=False),

@@ -29,11 +29,11 @@ class ModelSettings(Settings):
 
     backbone: Annotated[str, OneOf(BACKBONES, own=True, prefix=TIMM_PREFIX, alias=name_in_facetrain)] = "r50"
     """Architecture of the backbone: an IResNet (r18 to r2060), MobileFaceNet (mbf…), ViT (vit_…), ViT with position
-    encoding by landmarks (vit_…_kprpe), IR network of AdaFace and CVLface (ir18 to ir101), or ResNet of torchvision
-    (resnet…); iresnet takes `layers` and `widths`. timm/NAME: a network of timm, with the extra `[timm]`. MODULE:NAME:
-    a function or class of your own that builds
-    a torch module from images (B, 3, H, W) to embeddings (B, D); it takes `embedding_size`, `image_size` and
-    `options`."""
+    encoding by landmarks (vit_…_kprpe), IR network of AdaFace and CVLface (ir18 to ir101), IR-SE network of TFace and
+    CVLface (irse…), IR or IR-SE network of face.evoLVe (evolve_…), or ResNet of torchvision (resnet…); iresnet takes
+    `layers` and `widths`. timm/NAME: a network of timm, with the extra `[timm]`. MODULE:NAME: a function or class of
+    your own that builds a torch module from images (B, 3, H, W) to embeddings (B, D); it takes `embedding_size`,
+    `image_size` and `options`."""
     options: dict[str, Any] = Field(default={})
     """Keyword arguments of a backbone of your own; for timm/NAME, patch_size, class_token and global_pool."""
     embedding_size: Positive = 512

@@ -1,7 +1,8 @@
 """Weights that other programs publish, converted to the parameter names and the color order of our backbones.
 
-AdaFace (mk-minchul/AdaFace) and CVLface (mk-minchul/CVLface) name the layers of their IR networks by position, and
-some of their networks take BGR images. arcface_torch and timm have the names of our backbones.
+AdaFace (mk-minchul/AdaFace), CVLface (mk-minchul/CVLface), TFace (Tencent/TFace) and face.evoLVe
+(ZhaoJ9014/face.evoLVe) name the layers of their IR networks by position, and some of their networks take BGR images.
+arcface_torch and timm have the names of our backbones.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ _CVLFACE_PREFIXES = ("model.net.", "net.")
 """Prefixes of parameter names in CVLface's model.safetensors and in its model.pt."""
 _LIGHTNING_PREFIX = "model."
 """Prefix of the backbone's parameter names in AdaFace's checkpoints."""
+_COLOR_ORDERS = {"AdaFace": "BGR", "face.evoLVe": "RGB"}
+"""Programs all of whose networks were trained on one order of the channels. face.evoLVe reads images by PIL."""
 _FIRST_LAYERS = ("conv1.weight", "patch_embed.proj.weight")
 """Weights of the layer that takes the image, (C, 3, kernel, kernel)."""
 _IR_STEM = {
@@ -41,9 +44,19 @@ _IR_BLOCK = {
     },
     "shortcut_layer.0": "downsample.0",
     "shortcut_layer.1": "downsample.1",
+    "res_layer.se_block.fc1": "se.fc1",
+    "res_layer.se_block.fc2": "se.fc2",
 }
+_EVOLVE_BLOCK = {
+    **{f"res_layer.{number}": name for number, name in enumerate(("bn1", "conv1", "prelu", "conv2", "bn3"))},
+    "shortcut_layer.0": "downsample.0",
+    "shortcut_layer.1": "downsample.1",
+    "res_layer.5.fc1": "se.fc1",
+    "res_layer.5.fc2": "se.fc2",
+}
+"""Layers of a block without a norm between its convolutions."""
 _IR_PARAMETER = re.compile(
-    r"(?:body\.(?P<block>\d{1,4})\.)?(?P<layer>[a-z]+_layer\.\d)\.(?P<parameter>[a-z_]+)"
+    r"(?:body\.(?P<block>\d{1,4})\.)?(?P<layer>[a-z]+_layer\.(?:\d|se_block)(?:\.fc\d)?)\.(?P<parameter>[a-z_]+)"
 )
 
 TIMM_FACES: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -84,7 +97,7 @@ def convert_published(weights: Mapping[str, Tensor], path: Path) -> ConvertedWei
                 )
         return ConvertedWeights(dict(weights), "")
     _require_known_variant(inner, path)
-    channels = "BGR" if program == "AdaFace" else _read_color_order(path)
+    channels = _COLOR_ORDERS.get(program) or _read_color_order(path)
     if "input_layer.0.weight" in inner:
         inner = _convert_ir(inner, path)
     if "features.weight" not in inner:
@@ -103,8 +116,15 @@ def _backbone_of(weights: Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor]]
             return "CVLface", _below(weights, prefix)
     if f"{_LIGHTNING_PREFIX}input_layer.0.weight" in weights:
         return "AdaFace", _below(weights, _LIGHTNING_PREFIX)
+    if "input_layer.0.weight" not in weights:
+        return "", {}
     # AdaFace's and CVLface's IR networks without a prefix have the same names, and other color orders.
-    return ("IR network", dict(weights)) if "input_layer.0.weight" in weights else ("", {})
+    return ("face.evoLVe" if _has_no_norm_between(weights) else "IR network"), dict(weights)
+
+
+def _has_no_norm_between(weights: Mapping[str, Tensor]) -> bool:
+    """Return whether the second layer of a block after its first norm is a PReLU, and no batch norm."""
+    return "body.0.res_layer.1.weight" in weights and "body.0.res_layer.2.running_mean" not in weights
 
 
 def _below(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -114,21 +134,10 @@ def _below(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def _require_known_variant(weights: Mapping[str, Tensor], path: Path) -> None:
     for part, variant in (
         ("rpe_", "has relative position encodings without landmarks (iRPE)"),
-        ("se_block", "has squeeze-and-excitation blocks"),
-        (
-            "res_layer.5.fc",
-            "has squeeze-and-excitation blocks (IR-SE of InsightFace_Pytorch and face.evoLVe)",
-        ),
         ("res_layer.7", "has bottleneck blocks"),
     ):
         if any(part in name for name in weights):
             raise ModelError(f"{path}: its network {variant}; facetrain has no such backbone")
-    second = weights.get("body.0.res_layer.3.weight")
-    if second is not None and second.dim() == 4:
-        raise ModelError(
-            f"{path}: its blocks have no norm after the first convolution (IR of InsightFace_Pytorch and face.evoLVe); "
-            "facetrain has no such backbone"
-        )
 
 
 def _convert_ir(weights: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
@@ -144,12 +153,13 @@ def _convert_ir(weights: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
 
 def _renamed_ir(weights: Mapping[str, Tensor], path: Path) -> Iterator[tuple[str, Tensor]]:
     places = _stages_of_blocks(weights)
+    of_block = _EVOLVE_BLOCK if _has_no_norm_between(weights) else _IR_BLOCK
     for name, tensor in weights.items():
         match = _IR_PARAMETER.fullmatch(name)
         block = int(match["block"]) if match and match["block"] else None
-        layer = match and (_IR_STEM if block is None else _IR_BLOCK).get(match["layer"])
+        layer = match and (_IR_STEM if block is None else of_block).get(match["layer"])
         if not match or not layer or (block is not None and block not in places):
-            raise ModelError(f"{path}: its weight {name} is not one of AdaFace's IR networks")
+            raise ModelError(f"{path}: its weight {name} is not one of an IR network")
         place = "" if block is None else places[block]
         yield f"{place}{layer}.{match['parameter']}", tensor
 

@@ -1,0 +1,98 @@
+"""IR and IR-SE networks of face.evoLVe, TFace and CVLface: their weights compute what their code computes."""
+
+import pytest
+import torch
+from torch import nn
+
+from facetrain.backbone.iresnet import IResNet
+from facetrain.errors import ModelError
+from facetrain.models.published_weights import convert_published
+
+SIZE, LAYERS, WIDTHS = 32, (2, 1, 1, 1), (16, 32, 48, 64)
+
+
+class Squeeze(nn.Module):
+    """SEModule of these programs."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.avg_pool = nn.AdaptiveAvgPool2d(1)
+        self.fc1 = nn.Conv2d(channels, channels // 16, 1, bias=False)
+        self.relu = nn.ReLU()
+        self.fc2 = nn.Conv2d(channels // 16, channels, 1, bias=False)
+        self.sigmoid = nn.Sigmoid()
+
+    def forward(self, x):
+        return x * self.sigmoid(self.fc2(self.relu(self.fc1(self.avg_pool(x)))))
+
+
+class Unit(nn.Module):
+    """Block of these programs, with its parameter names."""
+
+    def __init__(self, inner, channels, stride, *, norm_between, squeeze):
+        super().__init__()
+        self.shortcut_layer = (
+            nn.MaxPool2d(1, stride)
+            if inner == channels
+            else nn.Sequential(nn.Conv2d(inner, channels, 1, stride, bias=False), nn.BatchNorm2d(channels))
+        )
+        self.res_layer = nn.Sequential(
+            nn.BatchNorm2d(inner),
+            nn.Conv2d(inner, channels, 3, 1, 1, bias=False),
+            *([nn.BatchNorm2d(channels)] if norm_between else []),
+            nn.PReLU(channels),
+            nn.Conv2d(channels, channels, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(channels),
+        )
+        if squeeze:
+            self.res_layer.add_module("se_block" if norm_between else "5", Squeeze(channels))
+
+    def forward(self, x):
+        return self.res_layer(x) + self.shortcut_layer(x)
+
+
+class Published(nn.Module):
+    """Network of these programs, with its parameter names."""
+
+    def __init__(self, **variant):
+        super().__init__()
+        self.input_layer = nn.Sequential(
+            nn.Conv2d(3, WIDTHS[0], 3, 1, 1, bias=False), nn.BatchNorm2d(WIDTHS[0]), nn.PReLU(WIDTHS[0])
+        )
+        units, inner = [], WIDTHS[0]
+        for depth, channels in zip(LAYERS, WIDTHS, strict=True):
+            for number in range(depth):
+                units.append(Unit(inner, channels, 2 if number == 0 else 1, **variant))
+                inner = channels
+        self.body = nn.Sequential(*units)
+        features = inner * (SIZE // 16) ** 2
+        self.output_layer = nn.Sequential(
+            nn.BatchNorm2d(inner), nn.Dropout(), nn.Flatten(), nn.Linear(features, 8), nn.BatchNorm1d(8)
+        )
+
+    def forward(self, image):
+        return self.output_layer(self.body(self.input_layer(image)))
+
+
+@pytest.mark.parametrize("norm_between", [True, False])
+@pytest.mark.parametrize("squeeze", [True, False])
+def test_converted_weights_give_the_embeddings_of_the_published_network(tmp_path, norm_between, squeeze):
+    torch.manual_seed(0)
+    variant = {"norm_between": norm_between, "squeeze": squeeze}
+    published = Published(**variant).eval()
+    for value in published.state_dict().values():
+        if value.is_floating_point():
+            value.add_(0.1 * torch.rand_like(value))
+    # face.evoLVe trains on RGB images; of the others a file states it.
+    if norm_between:
+        with pytest.raises(ModelError, match="RGB or BGR"):
+            convert_published(published.state_dict(), tmp_path / "m.pth")
+        (tmp_path / "m.yaml").write_text("color_space: RGB")
+    converted = convert_published(published.state_dict(), tmp_path / "m.pth")
+    network = IResNet(
+        LAYERS, WIDTHS, subsample_shortcut=True, embedding_size=8, image_size=SIZE, **variant
+    ).eval()
+    network.load_state_dict(converted.weights)
+    image = torch.randn(2, 3, SIZE, SIZE)
+    with torch.no_grad():
+        torch.testing.assert_close(network(image), published(image), rtol=1e-4, atol=1e-4)
