@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from facetrain.checkpoint.commit import step_folder
+from facetrain.checkpoint.manifest import Manifest
 from facetrain.checkpoint.mirror import Mirror
 from facetrain.checkpoint.save import SaveOutcome
 from facetrain.distributed import collectives
@@ -24,8 +25,9 @@ class Uploads:
     """Uploads of saved checkpoints, one after the other, in a thread of each rank.
 
     Every rank uploads the files that it has written. The leader's thread waits until the store has the files of all
-    ranks, and then writes the manifest. If a checkpoint is saved while another one is uploaded, it waits; a newer one
-    takes its place. An upload that fails is given up, with a warning.
+    ranks, and then writes the manifest. What the store lacks after all ranks have uploaded, it has lost: the upload has
+    failed. A checkpoint that is saved while another one is uploaded waits; a newer one takes its place. An upload that
+    fails is given up, with a warning.
 
     `add`, `poll` and `finish` are collective, and all ranks begin the same uploads. The threads call no collectives.
     """
@@ -49,7 +51,8 @@ class Uploads:
         self._current: SaveOutcome | None = None
         self._pending: SaveOutcome | None = None
         self._failure, self._failure_of_others = "", ""
-        self._given_up = threading.Event()
+        self._is_uploaded = False
+        self._all_uploaded, self._given_up = threading.Event(), threading.Event()
 
     @property
     def steps_in_use(self) -> set[int]:
@@ -58,7 +61,7 @@ class Uploads:
 
     def add(self, saved: SaveOutcome) -> None:
         """Upload a checkpoint that was saved, now or when the upload of another one has ended. Do not wait."""
-        self._share_failure()
+        self._share_progress()
         if self._pending and self._pending.step != saved.step and collectives.rank() == 0:
             warn(
                 f"{public(self._mirror.url)}: uploads take longer than the time between two checkpoints: step "
@@ -73,7 +76,8 @@ class Uploads:
         if self._pending is None or collectives.any_rank(self._is_busy):
             return
         self._current, self._pending = self._pending, None
-        self._failure, self._failure_of_others = "", ""
+        self._failure, self._failure_of_others, self._is_uploaded = "", "", False
+        self._all_uploaded.clear()
         self._given_up.clear()
         # A daemon: a process that ends must not wait for a store that hangs.
         self._thread = threading.Thread(
@@ -93,7 +97,7 @@ class Uploads:
         """
         deadline = time.monotonic() + limit_s
         while True:
-            self._share_failure()
+            self._share_progress()
             self.poll()
             # In short collectives: the uploads may take longer than train.timeout_s.
             if not collectives.any_rank(self._is_busy) and self._pending is None:
@@ -107,9 +111,12 @@ class Uploads:
     def _is_busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def _share_failure(self) -> None:
-        """Let the leader give up a checkpoint of which another rank cannot upload its files. Collective."""
-        self._failure_of_others = next(filter(None, collectives.gather_json(self._failure)), "")
+    def _share_progress(self) -> None:
+        """Tell the leader whether the others have uploaded their files, or one of them cannot. Collective."""
+        reports = collectives.gather_json([self._failure, self._is_uploaded])
+        self._failure_of_others = next((failure for failure, _ in reports if failure), "")
+        if all(is_uploaded for _, is_uploaded in reports):
+            self._all_uploaded.set()
         if self._failure_of_others:
             self._given_up.set()
 
@@ -118,11 +125,11 @@ class Uploads:
             folder = step_folder(self._checkpoints, saved.step)
             self._mirror.upload(folder, saved.step, saved.files)
             if saved.manifest is None:  # not the leader
+                self._is_uploaded = True
                 return
             self._mirror.upload_files(self._run_files())
-            while self._mirror.missing(saved.step, saved.manifest.files):
-                if self._given_up.wait(_POLL_S):
-                    raise CheckpointError(self._failure_of_others)
+            self._is_uploaded = True
+            self._wait_for_all(saved.step, saved.manifest)
             self._mirror.commit(saved.manifest)
             logger.info("uploaded the checkpoint of step %d", saved.step)
         except Exception as error:  # a failed upload must not end the training, whatever the reason
@@ -134,3 +141,22 @@ class Uploads:
             self._mirror.remove_surplus(keep=self._keep, best_metric=self._best_metric)
         except Exception as error:
             warn(f"old checkpoints were not removed from the mirror: {error_reason(error)}")
+
+    def _wait_for_all(self, step: int, manifest: Manifest) -> None:
+        """Wait on the leader until the store has the files of all ranks.
+
+        Raises:
+            CheckpointError: a rank cannot upload its files, or the store has lost one.
+        """
+        while True:
+            # Before the look at the store: what it lacks after all uploads, it has lost.
+            is_last = self._all_uploaded.is_set()
+            missing = self._mirror.missing(step, manifest.files)
+            if not missing:
+                return
+            if is_last:
+                raise CheckpointError(
+                    f"{public(self._mirror.url)}: {missing[0].name} was uploaded, and is not there"
+                )
+            if self._given_up.wait(_POLL_S):
+                raise CheckpointError(self._failure_of_others)

@@ -1,4 +1,4 @@
-"""Construction of a run from its plan: state, network and loader, restored from a checkpoint if there is one."""
+"""Construction of the parts of a run from its plan: state and network, restored from a checkpoint if there is one."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ from facetrain.verify.sets.pair_set import PairSet
 
 
 @dataclass(frozen=True)
-class Run:
-    """A run that is about to train: its plan, and the objects that this rank has built for it. Its log is open."""
+class Parts:
+    """Parts of a run that this rank has built after its plan. Its log is open."""
 
     plan: RunPlan
     config: Config
@@ -98,7 +98,7 @@ class Run:
         return self.state.step >= self.schedule.total_steps or bool(self.early_end)
 
 
-def build(agreed: Agreed, world: World, check_lock: Callable[[], None], began_at: float) -> Run:
+def build(agreed: Agreed, world: World, check_lock: Callable[[], None], began_at: float) -> Parts:
     """Build every part of a run that does not depend on the training loop, and restore the checkpoint. Collective.
 
     Raises:
@@ -130,7 +130,7 @@ def build(agreed: Agreed, world: World, check_lock: Callable[[], None], began_at
     log = log_to(agreed.folder / "log.txt", world.rank)
     for warning in warnings if world.is_leader else ():
         warn(warning)
-    return Run(
+    return Parts(
         plan=plan,
         config=agreed.config,
         hosts=agreed.hosts,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from facetrain.checkpoint.load import Checkpoint
+from facetrain.checkpoint.uploads import Uploads
 from facetrain.distributed.agreement import fail_together, only_leader_reports
 from facetrain.distributed.grace_period import grace_s
 from facetrain.distributed.process_lifetime import outside_launcher
@@ -13,12 +14,10 @@ from facetrain.distributed.world import World
 from facetrain.errors import CheckpointError, ConfigError, DivergedError, FacetrainError, SkippedError
 from facetrain.files import shell_path
 from facetrain.run.agree import Agreed
-from facetrain.run.build import Run
-from facetrain.run.callbacks.live_report import LiveReport
 from facetrain.run.folder.run_state import record_end
 from facetrain.run.loop import fit
+from facetrain.run.open_run import Run
 from facetrain.run.resolve import open_mirror
-from facetrain.run.session import Session, open_session
 from facetrain.run.summary import end_key, print_lines, write_divergence, write_results, write_skipped_images
 from facetrain.run.uploading import (
     leave_uploads,
@@ -33,33 +32,25 @@ from facetrain.training.profile import RECORDED_STEPS, WARM_UP_STEPS
 from facetrain.training.state import averaged_state
 
 
-def train_to_end(run: Run, page: LiveReport | None = None) -> int:
+def train_to_end(run: Run) -> int:
     """Train a run to its end or to a signal, and write its results; return the exit code. Collective."""
-    stop_request = StopRequest()
-    session = open_session(run, stop_request, page)
-    callbacks = session.callbacks
+    parts, callbacks = run.parts, run.callbacks
     # From here on a signal does not end the process at once: the ranks agree on it after a step, and save.
-    with stop_request:
+    with run.stop_request:
         try:
             with callbacks.profiler or nullcontext():
-                fit(
-                    run.state,
-                    session.loader,
-                    session.step,
-                    callbacks,
-                    run.config,
-                    total_steps=run.schedule.total_steps,
-                )
+                last = parts.schedule.total_steps
+                fit(run.state, run.loader, run.step, callbacks, parts.config, total_steps=last)
             # The last checkpoint is the run's result, or what a resume continues from: it must not fail in silence.
             callbacks.checkpointing.finish()
-            if callbacks.stopping.signal or (run.has_ended and run.state.step > session.first_step):
+            if callbacks.stopping.signal or (parts.has_ended and run.state.step > run.first_step):
                 callbacks.checkpointing.require_saved(run.state)
         except (CheckpointError, ConfigError, DivergedError, SkippedError) as error:
-            _keep_what_is_saved(run, session, error)
-            raise only_leader_reports(run.world, error) from error
+            _keep_what_is_saved(run, error)
+            raise only_leader_reports(parts.world, error) from error
         finally:
-            session.close()
-        ended_by = _finish(run, session, stop_request)
+            run.close()
+        ended_by = _finish(run)
     return 128 + ended_by if ended_by else 0  # as a shell reports a process that a signal has ended
 
 
@@ -93,45 +84,48 @@ def _upload_again(agreed: Agreed, checkpoint: Checkpoint, world: World) -> int:
     return 0
 
 
-def _keep_what_is_saved(run: Run, session: Session, error: FacetrainError) -> None:
+def _keep_what_is_saved(run: Run, error: FacetrainError) -> None:
     """Keep what can be kept of a run that fails on all ranks together."""
     # They can still commit the checkpoint in flight: it is from before.
-    checkpointing = session.callbacks.checkpointing
+    checkpointing = run.callbacks.checkpointing
     checkpointing.finish()
     if checkpointing.uploads:
         checkpointing.uploads.finish(grace_s() / 2)
-    write_skipped_images(run, session.loader)
-    if isinstance(error, DivergedError) and run.is_leader:
-        write_divergence(run, error)
+    write_skipped_images(run.parts, run.loader)
+    if isinstance(error, DivergedError) and run.parts.is_leader:
+        write_divergence(run.parts, error)
 
 
-def _finish(run: Run, session: Session, stop_request: StopRequest) -> int:
+def _finish(run: Run) -> int:
     """Write the results, and wait for the uploads; return the signal that has ended the run, or 0. Collective."""
-    callbacks, outputs = session.callbacks, session.outputs
+    parts, callbacks, outputs = run.parts, run.callbacks, run.outputs
     if callbacks.profiler is not None and not callbacks.profiler.is_over:
         outputs.print(f"nothing was profiled: that takes {WARM_UP_STEPS + RECORDED_STEPS + 1} steps")
-    skipped, uploads = write_skipped_images(run, session.loader), callbacks.checkpointing.uploads
+    skipped, uploads = write_skipped_images(parts, run.loader), callbacks.checkpointing.uploads
     if callbacks.stopping.signal:
         ending = "; the traceback that torchrun prints now is no failure" if outside_launcher() else ""
         outputs.report(
-            f"stopped at step {run.state.step}; `facetrain resume {shell_path(run.folder)}` continues from step "
+            f"stopped at step {run.state.step}; `facetrain resume {shell_path(parts.folder)}` continues from step "
             f"{callbacks.checkpointing.last_saved}{ending}"
         )
         if uploads:
-            leave_uploads(uploads, run.folder, run.world)
+            leave_uploads(uploads, parts.folder, parts.world)
         return callbacks.stopping.signal
     weights = averaged_state(run.state.backbone)
-    with fail_together(run.world):
-        if run.is_leader:
-            write_results(run, weights, skipped, has_learned=callbacks.logging.has_learned)
-    if uploads is None:
-        return 0
-    # After the results: what a user can lose by leaving now is the copy only.
-    outputs.report(
-        f"uploading the last checkpoint and the results; Ctrl-C leaves, and {uploads_rest(run.folder)}"
+    with fail_together(parts.world):
+        if parts.is_leader:
+            write_results(parts, weights, skipped, has_learned=callbacks.logging.has_learned)
+    return _upload_results(run, uploads) if uploads else 0
+
+
+def _upload_results(run: Run, uploads: Uploads) -> int:
+    """Upload the results, after which a user can lose the copy only; return the signal that ends the wait, or 0."""
+    parts = run.parts
+    run.outputs.report(
+        f"uploading the last checkpoint and the results; Ctrl-C leaves, and {uploads_rest(parts.folder)}"
     )
-    last = saved_checkpoint(run.folder, run.state.step, run.world, run.hosts)
-    ended_by = upload_rest(uploads, last, run.folder, stop_request, run.world)
-    if run.hosts.is_owner and not ended_by:
-        remove_uploaded(run.config, run.folder)
+    last = saved_checkpoint(parts.folder, run.state.step, parts.world, parts.hosts)
+    ended_by = upload_rest(uploads, last, parts.folder, run.stop_request, parts.world)
+    if parts.hosts.is_owner and not ended_by:
+        remove_uploaded(parts.config, parts.folder)
     return ended_by

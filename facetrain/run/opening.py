@@ -11,63 +11,63 @@ from facetrain.data.dataset_card import card_text, read_cards
 from facetrain.data.skipped_files import skipped_summary, skipped_table
 from facetrain.device.capability import float32_name
 from facetrain.files import write_atomically
-from facetrain.run.build import Run
+from facetrain.run.build import Parts
 from facetrain.run.outputs import RunOutputs
 from facetrain.run.summary import CARDS_FILE
 
 
-def report_start(run: Run, outputs: RunOutputs) -> None:
+def report_start(parts: Parts, outputs: RunOutputs) -> None:
     """Report what a run begins with, and copy the cards of its data to the run folder."""
-    outputs.report(_opening_line(run))
-    for line in run.plan.chosen:
+    outputs.report(_opening_line(parts))
+    for line in parts.plan.chosen:
         outputs.report(line)
-    _report_config_changes(run, outputs)
-    report_skipped_files(run, outputs.print)
+    _report_config_changes(parts, outputs)
+    report_skipped_files(parts, outputs.print)
     # The cards beside the data may change.
-    write_atomically(run.folder / CARDS_FILE, card_text(read_cards(training_data_path(run.config.data))))
+    write_atomically(parts.folder / CARDS_FILE, card_text(read_cards(training_data_path(parts.config.data))))
 
 
-def _opening_line(run: Run) -> str:
+def _opening_line(parts: Parts) -> str:
     """Return the first line of a run: its data, its network, its steps, and where it computes."""
-    config, world, schedule, step = run.config, run.world, run.schedule, run.state.step
+    config, world, schedule, step = parts.config, parts.world, parts.schedule, parts.state.step
     verified = float32_name(world.device)
     trained = verified if config.train.precision == "fp32" else config.train.precision
     batches = sorted({stage.global_batch_size for stage in schedule.stages})
     sizes = f"{batches[0]:,}" + (f" to {batches[-1]:,}" if len(batches) > 1 else "")
     return (
-        f"{run.folder}: {run.source.num_images:,} images of {run.source.num_classes:,} identities; "
-        f"{config.model.backbone}{_remark(run)}, {config.head.margin.type}; {schedule.total_steps:,} steps of "
+        f"{parts.folder}: {parts.source.num_images:,} images of {parts.source.num_classes:,} identities; "
+        f"{config.model.backbone}{_remark(parts)}, {config.head.margin.type}; {schedule.total_steps:,} steps of "
         f"{sizes} images on {world.size} × {world.device.type} in {trained}"
-        + (f", verified in {verified}" if run.sets and verified != trained else "")
-        + f"; {run.state.describe_execution()}"
+        + (f", verified in {verified}" if parts.sets and verified != trained else "")
+        + f"; {parts.state.describe_execution()}"
         + (f"; resuming from step {step:,}" if step else "")
     )
 
 
-def _remark(run: Run) -> str:
+def _remark(parts: Parts) -> str:
     """Return a remark about low-rank adapters, if there are any."""
-    lora = run.config.model.lora
+    lora = parts.config.model.lora
     if lora is None:
         return ""
-    return f" with adapters of rank {lora.rank} ({trained_share(run.state.backbone):.2%} of its parameters)"
+    return f" with adapters of rank {lora.rank} ({trained_share(parts.state.backbone):.2%} of its parameters)"
 
 
-def _report_config_changes(run: Run, outputs: RunOutputs) -> None:
+def _report_config_changes(parts: Parts, outputs: RunOutputs) -> None:
     """Report every config key that differs from the checkpoint: printed, in log.txt and in metrics.jsonl."""
-    for change in run.plan.changes:
-        outputs.report(f"config changed since the checkpoint of step {run.state.step}: {change}")
+    for change in parts.plan.changes:
+        outputs.report(f"config changed since the checkpoint of step {parts.state.step}: {change}")
         values = {"config_key": change.key, "before": change.before, "now": change.now}
         if outputs.journal:
-            outputs.journal.write(run.state.step, values)
+            outputs.journal.write(parts.state.step, values)
 
 
-def report_skipped_files(run: Run, print_message: Callable[[str], None]) -> None:
+def report_skipped_files(parts: Parts, print_message: Callable[[str], None]) -> None:
     """Print the counts of the files of the dataset that are not images of it, and list them in the run folder."""
-    skipped = skipped_files(run.source)
+    skipped = skipped_files(parts.source)
     if skipped:
-        path = run.folder / "skipped_files.csv"
+        path = parts.folder / "skipped_files.csv"
         write_atomically(path, skipped_table(skipped))
         print_message(
-            f"{len(skipped):,} files of {run.config.data.train} are left out, see {path}: "
+            f"{len(skipped):,} files of {parts.config.data.train} are left out, see {path}: "
             + "; ".join(skipped_summary(skipped))
         )

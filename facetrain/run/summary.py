@@ -20,7 +20,7 @@ from facetrain.errors import DivergedError, RunError
 from facetrain.files import error_reason, printable, shell_path, write_atomically
 from facetrain.models.model_file import MODEL_FILE, STEP_KEY, save_model
 from facetrain.remote.address import is_remote
-from facetrain.run.build import Run
+from facetrain.run.build import Parts
 from facetrain.run.folder.run_state import read_state
 from facetrain.run.outputs import DIVERGED_FILE, REPORT_FILE, SKIPPED_FILE
 from facetrain.run.parts.backbone import describe_model
@@ -42,37 +42,37 @@ def model_metadata(config: Config, folder: Path) -> dict[str, Any]:
     return describe_model(config) | {"datasets": read_copied_cards(folder / CARDS_FILE)}
 
 
-def write_skipped_images(run: Run, loader: StagedLoader) -> list[str]:
+def write_skipped_images(parts: Parts, loader: StagedLoader) -> list[str]:
     """Write the list of images that any rank could not read, and return it. Collective."""
-    run.state.add_skipped_images(loader.skipped)
-    skipped = sorted(run.state.skipped_images)
-    if skipped and run.world.is_leader:
-        write_atomically(run.folder / SKIPPED_FILE, "\n".join(skipped) + "\n")
+    parts.state.add_skipped_images(loader.skipped)
+    skipped = sorted(parts.state.skipped_images)
+    if skipped and parts.is_leader:
+        write_atomically(parts.folder / SKIPPED_FILE, "\n".join(skipped) + "\n")
     return skipped
 
 
-def write_divergence(run: Run, error: DivergedError) -> None:
+def write_divergence(parts: Parts, error: DivergedError) -> None:
     """Write the last steps of a run that has diverged to diverged.json. For the leader only."""
     with suppress(OSError):  # a full disk must not hide the reason why the run ended
-        write_atomically(run.folder / DIVERGED_FILE, json.dumps(error.report) + "\n")
+        write_atomically(parts.folder / DIVERGED_FILE, json.dumps(error.report) + "\n")
 
 
-def write_results(run: Run, weights: dict[str, Tensor], skipped: list[str], *, has_learned: bool) -> None:
+def write_results(parts: Parts, weights: dict[str, Tensor], skipped: list[str], *, has_learned: bool) -> None:
     """Write the model file, and print the summary. For the leader only.
 
     `has_learned` is false if the check of the first steps has found that the run does not learn.
     """
-    path, metadata = run.folder / MODEL_FILE, model_metadata(run.config, run.folder)
+    path, metadata = parts.folder / MODEL_FILE, model_metadata(parts.config, parts.folder)
     # Adapters are added to the weights, so that the file opens as any other of this network.
-    save_model(path, merge_adapters(weights, str(path)), metadata | {STEP_KEY: run.state.step})
+    save_model(path, merge_adapters(weights, str(path)), metadata | {STEP_KEY: parts.state.step})
     ending = Ending(
-        end_key(run.config, run.schedule, run.early_end),
-        run.early_end,
+        end_key(parts.config, parts.schedule, parts.early_end),
+        parts.early_end,
         skipped,
         has_learned=has_learned,
-        seconds=time.perf_counter() - run.began_at,
+        seconds=time.perf_counter() - parts.began_at,
     )
-    print_lines(summarize(run.folder, run.config, ending))
+    print_lines(summarize(parts.folder, parts.config, ending))
 
 
 def end_key(config: Config, schedule: StepSchedule, early: str) -> str:

@@ -15,12 +15,13 @@ from facetrain.distributed.ranks import Ranks
 from facetrain.distributed.world import ARRIVAL_S, World, assemble, join
 from facetrain.remote.download import pinned
 from facetrain.run.agree import agree
-from facetrain.run.build import Run, build
+from facetrain.run.build import Parts, build
 from facetrain.run.callbacks.live_report import LiveReport
 from facetrain.run.choose import FitBatch, find_rate, with_fitting_batch, with_rate
 from facetrain.run.finish import end_again, train_to_end
 from facetrain.run.folder.lease import Lease
 from facetrain.run.folder.run_state import Start, train_recorded
+from facetrain.run.open_run import open_run
 from facetrain.run.request import TrainRequest
 from facetrain.telemetry.log import stop_logging
 from facetrain.training.deterministic import deterministic_algorithms
@@ -62,10 +63,10 @@ def train(
                 agreed = agree(ranks, request, lease, pin)
             if agreed.plan.is_over:
                 return end_again(agreed, world)
-            run = build(agreed, world, lease.require_lock, began_at)
+            parts = build(agreed, world, lease.require_lock, began_at)
             for test in tests if world.is_leader else ():
-                test.write(run.folder)
-            return _train(run)
+                test.write(parts.folder)
+            return _train(parts)
 
 
 @contextmanager
@@ -85,22 +86,23 @@ def _joined(ranks: Ranks, config: Config) -> Iterator[World]:
         yield world
 
 
-def _train(run: Run) -> int:
-    """Train a run that is built, with its state in the run folder; return the exit code."""
-    page = LiveReport(run.folder, run.plan.open_page) if run.is_leader and run.config.log.report else None
+def _train(parts: Parts) -> int:
+    """Train a run whose parts are built, with its state in the run folder; return the exit code."""
+    folder = parts.folder
+    page = LiveReport(folder, parts.plan.open_page) if parts.is_leader and parts.config.log.report else None
     try:
         # One file for all ranks: `facetrain runs` reads it, and only the leader writes it.
-        if not run.is_leader:
-            return train_to_end(run)
-        start = Start(step=run.state.step, ranks=run.world.size, device=run.world.device.type)
+        if not parts.is_leader:
+            return train_to_end(open_run(parts, page))
+        start = Start(step=parts.state.step, ranks=parts.world.size, device=parts.world.device.type)
         return train_recorded(
-            run.folder,
+            folder,
             start,
-            run.schedule.total_steps,
-            lambda: train_to_end(run, page),
-            lambda: run.early_end,
+            parts.schedule.total_steps,
+            lambda: train_to_end(open_run(parts, page)),
+            lambda: parts.early_end,
         )
     finally:
         if page:
             page.write()
-        stop_logging(run.log)
+        stop_logging(parts.log)

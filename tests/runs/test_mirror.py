@@ -13,10 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from facetrain.checkpoint.commit import complete_steps
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.mirror import Mirror
-from facetrain.config.loading import load_config
-from facetrain.errors import CheckpointError, UsageError
+from facetrain.config.loading import load_config, plain_config
+from facetrain.errors import CheckpointError, RunError, UsageError
+from facetrain.run.folder.run_state import read_state
+from facetrain.run.request import TrainRequest
+from facetrain.run.train import train as train_request
 from tests.support import training
 from tests.support.command import environment, restore_signals
 from tests.support.object_store import BUCKET
@@ -100,16 +104,20 @@ def test_a_run_killed_at_many_moments_continues_on_an_empty_disk_to_the_same_wei
     Checkpoint.open(tmp_path / "last").verify()
 
 
-def test_a_run_ends_well_if_the_store_refuses_every_write(
+def test_a_run_whose_last_upload_fails_has_failed_and_a_resume_uploads_what_is_missing(
     object_store, describe, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr("facetrain.remote.filesystem.FIRST_WAIT_S", 0.001)
-    object_store.full = True
-    assert training.train(load_config(describe(checkpoint=MIRRORED)), tmp_path / "one") == 0
-    printed = capsys.readouterr()
-    assert "warning: the checkpoint of step" in printed.err and "testing" not in printed.err
-    assert f"not in checkpoint.mirror: {URL}/one" in printed.err
-    assert Checkpoint.open(tmp_path / "one").step == 12 and Mirror(f"{URL}/one").steps() == []
+    object_store.full, folder = True, tmp_path / "one"
+    with pytest.raises(RunError, match=f"not in checkpoint.mirror: {URL}/one.*resume"):
+        training.train(load_config(describe(checkpoint=MIRRORED)), folder)
+    assert "warning: the checkpoint of step" in capsys.readouterr().err
+    assert Checkpoint.open(folder).step == 12 and (folder / "model.safetensors").is_file()
+    assert read_state(folder).state == "failed" and Mirror(f"{URL}/one").steps() == []
+    object_store.full = False
+    assert training.go_on(folder) == 0
+    assert read_state(folder).state == "finished" and Mirror(f"{URL}/one").steps() == [12]
+    assert "model.safetensors" in Mirror(f"{URL}/one")._find("")
 
 
 def test_ctrl_c_leaves_the_wait_for_a_slow_store_and_a_resume_uploads_the_rest(
@@ -150,12 +158,38 @@ def test_the_results_are_in_the_mirror_and_a_run_goes_on_from_there_on_two_ranks
     assert Mirror(f"{URL}/one").steps()[-1] == 14
 
 
-def test_a_new_run_under_the_name_of_another_one_is_refused(object_store, describe, tmp_path):
-    config = load_config(describe(checkpoint=MIRRORED, steps=2))
+def content(folder):
+    return {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+
+
+def test_a_run_of_the_same_name_in_the_mirror_is_refused_and_changes_nothing_here(
+    object_store, describe, tmp_path, monkeypatch
+):
+    config = load_config(describe(checkpoint=MIRRORED, steps=4))
     assert training.train(config, tmp_path / "one") == 0
-    (tmp_path / "elsewhere").mkdir()
+    assert complete_steps(tmp_path / "one" / "checkpoints") == [2, 4]
     with pytest.raises(UsageError, match=f"another run .*facetrain resume {URL}/one"):
         training.train(config, tmp_path / "elsewhere" / "one")
+    assert not (tmp_path / "elsewhere").exists()
+
+    here = tmp_path / "here" / "runs" / "one"
+    short = load_config(describe(steps=2, checkpoint="every_steps: 2"))
+    assert training.train(short, here) == 0
+    before = content(here)
+    monkeypatch.chdir(tmp_path / "here")
+    mirrored = [f"checkpoint.mirror={URL}", "train.max_steps=6"]
+    attempts = [
+        TrainRequest(command="resume", run_dir=f"{URL}/one"),
+        TrainRequest(command="resume", run_dir="runs/one", overrides=mirrored),
+        TrainRequest(
+            config=plain_config(short), run_dir="runs/one", resume_existing=True, overrides=mirrored
+        ),
+    ]
+    for attempt in attempts:
+        with pytest.raises(UsageError, match="another run"):
+            train_request(attempt)
+        assert content(here) == before
+    assert training.go_on(here, changes=["train.max_steps=3"]) == 0
 
 
 def start_hosts(folders, config, *options, port, nodes="1:2"):

@@ -162,6 +162,20 @@ def test_a_full_store_is_one_warning_and_a_later_upload_succeeds(tmp_path, store
     assert upload(tmp_path, outcomes[1]) == "" and Mirror(URL).steps() == [4]
 
 
+def test_an_object_that_the_store_loses_after_its_upload_ends_the_wait(tmp_path, monkeypatch):
+    put = Mirror._put
+
+    def lose_rows(mirror, path, name):
+        if not path.name.startswith("rows_"):
+            put(mirror, path, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Mirror, "_put", lose_rows)
+        saved = save(tmp_path, 2)
+        assert "rows_" in upload(tmp_path, saved) and Mirror(URL).steps() == []
+    assert upload(tmp_path, saved) == "" and Mirror(URL).steps() == [2]
+
+
 def test_a_damaged_object_is_refused_and_leaves_no_checkpoint(tmp_path):
     upload(tmp_path, save(tmp_path, 2))
     store, path = open_filesystem(URL)
