@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import run
-from facetrain.bench.head import MarginHeadStep
+from benchmarks.head import MarginHeadStep
 from facetrain.distributed import collectives
 from facetrain.distributed.world import join
 from facetrain.errors import UsageError

@@ -12,8 +12,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.common import in_new_process, run
-from facetrain.bench.head import LR, MARGIN, MOMENTUM, SCALE, WEIGHT_DECAY, measure_steps, measure_variant
-from facetrain.bench.workloads import HeadWorkload
+from benchmarks.head import (
+    LR,
+    MARGIN,
+    MOMENTUM,
+    SCALE,
+    WEIGHT_DECAY,
+    HeadWorkload,
+    measure_steps,
+    measure_variant,
+)
 
 PLAIN_VARIANTS: dict[str, dict[str, Any]] = {
     "plain_fp32": {},

@@ -13,17 +13,16 @@ from typing import Any
 
 import torch
 
+from benchmarks.backbone import VARIANTS, BackboneWorkload, measure_backbone_steps
 from benchmarks.gpu_session import expected
 from benchmarks.gpu_session.memory import free_memory
 from benchmarks.gpu_session.rows import Rows, row
+from benchmarks.head import HeadWorkload, measure_variant
 from benchmarks.plain_head import measure_plain
-from facetrain.bench.backbone import VARIANTS, measure_backbone_steps
 from facetrain.bench.generated_dataset import open_or_generate, write_noise
-from facetrain.bench.head import measure_variant
 from facetrain.bench.loader import loader_rate
-from facetrain.bench.workloads import BackboneWorkload, HeadWorkload, Turns
+from facetrain.bench.workloads import Turns
 from facetrain.cpu_cores import usable_cores
-from facetrain.errors import UsageError
 from facetrain.telemetry.jsonl import read_jsonl
 
 _EMBEDDING_SIZE = 512
@@ -98,9 +97,6 @@ def measure_backbone(
             continue  # Compiling takes minutes on a CPU, which the rehearsal does not need.
         try:
             measured = measure_backbone_steps(workload, [label], Turns(**turns))["variants"][label]
-        except UsageError as error:
-            print(error, file=sys.stderr)
-            continue
         except Exception:
             failures.append(f"{name}, {label}: {traceback.format_exc()}")
             continue

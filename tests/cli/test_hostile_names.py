@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from facetrain.cli.app import app
-from facetrain.cli.bench.options import print_report
+from facetrain.cli.bench import print_report
 from facetrain.cli.progress import progress_bar
 from facetrain.embeddings.embedding_files import Embeddings, save_embeddings
 from facetrain.errors import FacetrainError

@@ -6,8 +6,10 @@ import sys
 
 import pytest
 
+from benchmarks.backbone import measure_backbones
 from benchmarks.checkpoint import measure_checkpoints
 from benchmarks.formats import measure_formats
+from benchmarks.head import measure_heads
 from benchmarks.index import measure_index
 from benchmarks.scaling import fit_step_seconds, gradient_bytes
 from benchmarks.search import measure_search
@@ -76,3 +78,21 @@ def test_a_search_is_measured_in_a_gallery_of_any_size(tmp_path):
     report = measure_search(entries=70_000, size=8, probes=4, folder=tmp_path)
     assert report["exact"]["queries_per_second"] > 0
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_head_is_measured_in_its_variants():
+    names = ["head_bf16", "head_fp32", "head_sampled_1pct_disk"]
+    variants = measure_heads(names, identities=3000, embedding_size=32, batch_size=16, steps=2)
+    baseline, head = variants["head_fp32"], variants["head_bf16"]
+    assert head["times_head_fp32"] == round(baseline["step_s"] / head["step_s"], 2)
+    assert len(variants) == 3 and head["peak_bytes"] > 50e6
+
+
+@pytest.mark.slow
+def test_a_backbone_is_measured_with_pytorchs_defaults_and_with_facetrains_settings():
+    report = measure_backbones(["plain", "facetrain"], "mbf", batch_size=4, image_size=48, steps=1, rounds=2)
+    plain, tuned = report["variants"]["plain"], report["variants"]["facetrain"]
+    assert plain["times_plain"] == 1 and len(plain["rounds"]) == 2
+    assert tuned["times_plain"] == tuned["images_per_s"] / plain["images_per_s"]
+    assert report["threads"] >= 1 and tuned["peak_gib"] > 0.1

@@ -1,7 +1,7 @@
 import math
 
+from benchmarks.embedding import VARIANTS, measure_embedding
 from facetrain.backbone.zoo import build_backbone
-from facetrain.bench.embedding import VARIANTS, measure_embedding
 from facetrain.models.model_file import describe_backbone, save_model
 
 

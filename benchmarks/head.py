@@ -13,25 +13,21 @@ import re
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks.common import in_new_process, run
 from facetrain.bench.machine_peak import synchronize
-from facetrain.bench.workloads import HeadWorkload, result_of
 from facetrain.distributed import collectives
-from facetrain.distributed.spawn import HelperContext
 from facetrain.distributed.world import World
-from facetrain.errors import UsageError
-from facetrain.files import os_errors_as
 from facetrain.head.build import HeadRun, build_head
 from facetrain.head.settings import HeadSettings, MarginSettings
 from facetrain.optim.settings import OptimSettings
-from facetrain.progress import ProgressCallback, ignore_progress
 from facetrain.run.parts.head import product_dtype
 from facetrain.telemetry.log import warn
 from facetrain.training.choose_kernels import choose_head_kernels
@@ -58,6 +54,23 @@ DEFAULT_VARIANTS = [name for name in VARIANTS if "1pct" not in name and "fp16" n
 fit in a short run."""
 BASELINE = "head_fp32"
 """Variant with which the others are compared."""
+
+
+@dataclass(frozen=True)
+class HeadWorkload:
+    """Sizes that all variants of a head's step have in common."""
+
+    identities: int = 1_000_000
+    """Class centers; a million need 14 GB of memory."""
+    batch_size: int = 256
+    """Embeddings per step."""
+    embedding_size: int = 512
+    """Numbers per embedding."""
+    steps: int = 5
+    """Timed steps of each variant; one more allocates, and is not counted."""
+    device: str = "cpu"
+    disk: Path | None = None
+    """Folder for centers on disk; None: the folder for temporary files."""
 
 
 class MarginHeadStep:
@@ -88,26 +101,18 @@ class MarginHeadStep:
         self._steps_taken += 1
 
 
-def measure_head_steps(
-    variants: Sequence[str],
-    workload: HeadWorkload,
-    progress: ProgressCallback = ignore_progress,
+def measure_heads(
+    variant: list[str] = DEFAULT_VARIANTS,
+    identities: int = 1_000_000,
+    batch_size: int = 256,
+    embedding_size: int = 512,
+    steps: int = 5,
+    device: str = "cpu",
+    disk: Path | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Return a report of each variant, with its ratio to `BASELINE`. `progress` counts the variants.
-
-    Raises:
-        UsageError: `disk` is not a folder and cannot be created.
-        RunError: a variant failed, for example because memory ran out.
-    """
-    if workload.disk is not None:
-        with os_errors_as(UsageError, workload.disk, "name a folder on the disk to measure"):
-            workload.disk.mkdir(parents=True, exist_ok=True)
-    reports: dict[str, dict[str, Any]] = {}
-    for variant in variants:
-        what = f"bench head: variant {variant} with {workload.identities:,} identities"
-        with ProcessPoolExecutor(1, HelperContext()) as process:
-            reports[variant] = result_of(process, what, measure_variant, variant, workload)
-        progress(len(reports), len(variants))
+    """Return a report of each variant, with its ratio to `BASELINE`."""
+    workload = HeadWorkload(identities, batch_size, embedding_size, steps, device, disk)
+    reports = {name: in_new_process(measure_variant, name, workload) for name in variant}
     if BASELINE in reports:
         for report in reports.values():
             report[f"times_{BASELINE}"] = round(reports[BASELINE]["step_s"] / report["step_s"], 2)
@@ -157,3 +162,7 @@ def _peak_bytes() -> int:
     # Not getrusage: its peak includes the peak of the parent process, from which this one was forked.
     peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     return int(peak[1]) * 1024 if peak else 0
+
+
+if __name__ == "__main__":
+    run(measure_heads)

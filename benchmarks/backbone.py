@@ -13,19 +13,20 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
+from benchmarks.common import run
 from facetrain.backbone.prelu import use_torch_backward
 from facetrain.backbone.zoo import build_backbone
 from facetrain.bench.machine_peak import synchronize
-from facetrain.bench.workloads import BackboneWorkload, Turns, in_turn, result_of
+from facetrain.bench.workloads import Turns, in_turn
 from facetrain.cpu_cores import usable_cores
 from facetrain.distributed.process_setup import keep_freed_memory
 from facetrain.distributed.spawn import HelperContext
-from facetrain.errors import UsageError
 from facetrain.telemetry.memory import peak_gib
 from facetrain.training.precision import InPrecision, memory_format_for
 
@@ -58,22 +59,41 @@ BASELINE = "plain"
 """PyTorch's defaults, with which the other variants are compared."""
 
 
+@dataclass(frozen=True)
+class BackboneWorkload:
+    """Network, images and device that all variants of a backbone's step have in common."""
+
+    backbone: str = "r18"
+    batch: int = 32
+    """Images per step."""
+    image_size: int = 112
+    """Width and height of an image in pixels."""
+    device: str = "cpu"
+
+
+def measure_backbones(
+    variant: list[str] = ON_EVERY_DEVICE,
+    backbone: str = "r18",
+    batch_size: int = 32,
+    image_size: int = 112,
+    device: str = "cpu",
+    steps: int = 5,
+    rounds: int = 3,
+) -> dict[str, Any]:
+    """Return `measure_backbone_steps` of a network; the variant facetrain_replayed needs a GPU."""
+    workload = BackboneWorkload(backbone, batch_size, image_size, device)
+    return measure_backbone_steps(workload, variant, Turns(steps, rounds))
+
+
 def measure_backbone_steps(
     workload: BackboneWorkload, variants: Sequence[str], turns: Turns
 ) -> dict[str, Any]:
-    """Return images per second (medians over the rounds), ratios to `plain`, and peaks of memory.
-
-    Raises:
-        UsageError: a variant is not possible with this network or device.
-        RunError: the process of a variant ended early, for example because memory ran out.
-    """
-    _check_variants(workload, variants)
+    """Return images per second (medians over the rounds), ratios to `plain`, and peaks of memory."""
     with ExitStack() as stack:
         processes = {name: stack.enter_context(ProcessPoolExecutor(1, HelperContext())) for name in variants}
 
         def take_steps(name: str, steps: int) -> tuple[float, float]:
-            what = f"bench backbone: variant {name}"
-            return result_of(processes[name], what, _take_steps, workload, name, steps)
+            return processes[name].submit(_take_steps, workload, name, steps).result()
 
         # Separate, because it includes compilation and the first allocation of all memory.
         first = {name: take_steps(name, 1)[0] for name in variants}
@@ -103,12 +123,6 @@ def measure_backbone_steps(
             for name, median in medians.items()
         },
     }
-
-
-def _check_variants(workload: BackboneWorkload, variants: Sequence[str]) -> None:
-    for name in variants:
-        if workload.device == "cpu" and VARIANTS[name].compile == "reduce-overhead":
-            raise UsageError(f"--variant {name}: needs a GPU; measure another variant, or use --device cuda")
 
 
 def _take_steps(workload: BackboneWorkload, name: str, steps: int) -> tuple[float, float]:
@@ -160,3 +174,7 @@ def _prepared_step(workload: BackboneWorkload, name: str) -> Callable[[], None]:
         optimizer.zero_grad()
 
     return step
+
+
+if __name__ == "__main__":
+    run(measure_backbones)

@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.common import run
 from facetrain.backbone.registry import BACKBONES
 from facetrain.backbone.zoo import build_backbone
 from facetrain.bench.workloads import in_turn
+from facetrain.cpu_cores import usable_cores
 from facetrain.data.images.augment import normalize
 from facetrain.distributed.world import join
 from facetrain.models.export.example_inputs import example_pixels
@@ -31,6 +33,17 @@ VARIANTS = ("plain", "facetrain", "facetrain_bf16", RIVAL)
 _CPU = torch.device("cpu")
 _PAUSE_S = 0.02
 """Pause between two variants: the threads of both libraries wait actively for their next work for some milliseconds."""
+
+
+def measure_networks(
+    model: list[str] = ["r18", "r50", "mbf"],  # noqa: B006
+    variant: list[str] = list(VARIANTS),  # noqa: B006
+    batch_size: int = 32,
+    rounds: int = 10,
+) -> dict[str, Any]:
+    """Return the report of each model: a backbone, which gets random weights, or a model file."""
+    options: dict[str, Any] = {"batch_size": batch_size, "rounds": rounds, "threads": usable_cores()}
+    return {name: measure_embedding(name, variants=variant, **options) for name in model}
 
 
 def measure_embedding(
@@ -115,3 +128,7 @@ def _random_model(name: str, batch_size: int) -> EmbeddingModel:
         network.train()(normalize(example_pixels(opened, max(batch_size, 8))))
     network.eval()
     return opened
+
+
+if __name__ == "__main__":
+    run(measure_networks)
