@@ -26,7 +26,7 @@ def list_() -> None:
     from facetrain.remote.catalog import nearest_available
     from facetrain.run.parts.step_schedule import local_batch_size
 
-    rows = [("name", "dataset", "backbone", "GPUs", "images per step", "IJB-C TAR@1e-4")]
+    rows = [("name", "dataset", "backbone", "GPUs", "images per step", "published")]
     withdrawn = {}
     for preset in presets():
         config = load_config(preset.path)
@@ -38,9 +38,8 @@ def list_() -> None:
         if entry and entry.is_withdrawn:
             withdrawn[dataset] = entry
             dataset += "*"
-        published = f"{preset.published_tar:.2f} %" if preset.published_tar else ""
         network, processes = config.model.backbone, str(preset.gpus or "any")
-        rows.append((preset.name, dataset, network, processes, f"{images:,}", published))
+        rows.append((preset.name, dataset, network, processes, f"{images:,}", preset.published))
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     for row in rows:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

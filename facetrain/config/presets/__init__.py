@@ -15,7 +15,12 @@ _FOLDERS_IN_NAMES = (Path(), Path("configs"))
 _SUFFIXES = ("", ".yaml", ".yml")
 _EXTENDS = re.compile(r"^extends: (\S+)$", re.MULTILINE)
 _GPUS = re.compile(r"^# .*\b[Oo]n (\d+) GPUs?\b", re.MULTILINE)
-_PUBLISHED = re.compile(r"^# Published by \w+: ([\d.]+) % TAR at FAR 1e-4 on IJB-C", re.MULTILINE)
+_PUBLISHED = {
+    r"^# Published by \w+: ([\d.]+) % TAR at FAR 1e-4 on IJB-C": "{} % IJB-C TAR@1e-4",
+    r"^# .*\bmean ([\d.]+\d)": "{} % mean of five sets",
+    r"^# Published .*LFW / CFP-FP / AgeDB-30: ([\d./ ]+\d)": "{} LFW / CFP-FP / AgeDB-30",
+}
+"""Patterns of a published result in a comment, in the order of preference, with its text in the list of presets."""
 
 
 class Preset(NamedTuple):
@@ -25,8 +30,8 @@ class Preset(NamedTuple):
     path: Path
     gpus: int | None
     """Number of GPUs that the batch size is meant for, from a comment; None if any number will do."""
-    published_tar: float | None
-    """Published TAR at FAR 1e-4 on IJB-C in percent, from a comment; None if none is published."""
+    published: str
+    """Published result, from a comment; empty if there is none."""
 
 
 def presets() -> list[Preset]:
@@ -60,8 +65,9 @@ def find_config(path: Path) -> Path:
 def _preset(path: Path) -> Preset:
     text = _text_with_extended_files(path)
     gpus = _GPUS.search(text)
-    published = _PUBLISHED.search(text)
-    return Preset(path.stem, path, int(gpus[1]) if gpus else None, float(published[1]) if published else None)
+    found = ((re.search(pattern, text, re.MULTILINE), words) for pattern, words in _PUBLISHED.items())
+    published = next((words.format(match[1]) for match, words in found if match), "")
+    return Preset(path.stem, path, int(gpus[1]) if gpus else None, published)
 
 
 def _text_with_extended_files(path: Path) -> str:
