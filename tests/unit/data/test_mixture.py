@@ -118,20 +118,20 @@ def test_prefetching_reaches_the_datasets_of_a_mixture_and_of_a_subset():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("datasets: 3", "datasets is 3: Input should be a valid list"),
+        ("datasets: 3", "datasets is 3"),
         ("[1", "mix.yaml: "), ("datasets: [{path: three}]", "no such folder or file"),
-        ("datasets: [{path: one, wait: 1}]", r"datasets\.0\.wait is 1: Extra inputs"),
+        ("datasets: [{path: one, wait: 1}]", r"datasets\.0\.wait"),
         ("datasets: [{path: mix.yaml}]", "is itself a mixture"),
         ("datasets: [{path: one}, {path: two}, {path: ./one, identities: two.txt}]",
-         "./one is listed twice with the same identities"),
-        ("datasets:\n- path: one\n  path: two\n", "line 3: duplicate key path; remove one"),
-        ("datasets: [{path: one, weight: -1}]", r"datasets\.0\.weight is -1: Input should be greater"),
+         "./one"),
+        ("datasets:\n- path: one\n  path: two\n", "line 3"),
+        ("datasets: [{path: one, weight: -1}]", r"datasets\.0\.weight is -1"),
         ("datasets: [{path: two}, {path: one, weight: 0.08}]",
-         "with weight 0.08, an epoch shows none of the 6 images of one; take at least 0.17, or leave out"),
+         "0.08.* 0.17"),
         ("datasets: [{path: one, identities: none.txt}]", "none.txt: No such file"),
-        ("datasets: [{path: one, identities: words.txt}]", "words.txt: .*; write one number of an identity per line"),
-        ("datasets: [{path: one, identities: far.txt}]", "far.txt: there is no identity 3; they go from 0 to 2"),
-        ("datasets: [{path: one, without: far.txt}]", "far.txt: there is no identity 3; they go from 0 to 2"),
+        ("datasets: [{path: one, identities: words.txt}]", "words.txt: "),
+        ("datasets: [{path: one, identities: far.txt}]", "far.txt: .*3"),
+        ("datasets: [{path: one, without: far.txt}]", "far.txt: .*3"),
         ("datasets: [!!python/object/apply:os.getcwd []]", "mix.yaml: "),
     ],
 )  # fmt: skip
@@ -173,17 +173,17 @@ def test_a_mixture_has_a_head_per_dataset_on_request(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{heads: own, datasets: [{path: one}]}", "heads is 'own': Input should be 'joined' or 'separate'"),
-        ("{head: separate, datasets: [{path: one}]}", "head is 'separate': Extra"),
+        ("{heads: own, datasets: [{path: one}]}", "heads is 'own'"),
+        ("{head: separate, datasets: [{path: one}]}", "head is 'separate'"),
         ("datasets: [{path: one, margin: {m2: 0.4}}]", "need `heads: separate`"),
         ("datasets: [{path: one, loss_weight: 2}]", "need `heads: separate`"),
         (
             "{heads: separate, datasets: [{path: one, margin: 0.4}]}",
-            "margin is 0.4: Input should be a valid dict",
+            "margin is 0.4",
         ),
         (
             "{heads: separate, datasets: [{path: one, loss_weight: 0}]}",
-            "loss_weight is 0: Input should be greater",
+            "loss_weight is 0",
         ),
     ],
 )

@@ -60,7 +60,7 @@ def test_photos_beside_a_part_of_another_dataset_are_not_left_out_silently(tmp_p
         (tmp_path / name).mkdir()
         (tmp_path / name / "1.JPG").write_bytes(encoded_image(0))
     (tmp_path / part).write_bytes(b"")
-    with pytest.raises(DataError, match=f"has {part}, and images in folders such as ann, bob; only one"):
+    with pytest.raises(DataError, match=f"{part}.* ann, bob"):
         open_dataset(tmp_path)
 
 
@@ -78,17 +78,15 @@ def test_other_folders_beside_the_parts_of_a_dataset_are_ignored(tmp_path):
 
 def test_a_path_without_a_dataset_is_refused(tmp_path):
     for name, shown in (("is\nmissing", r"is\\nmissing"), ("lfw.bin", r"lfw\.bin")):
-        with pytest.raises(DataError, match=f"/{shown}: no such folder or file$"):
+        with pytest.raises(DataError, match=f"/{shown}: "):
             open_dataset(tmp_path / name)
-    with pytest.raises(DataError, match="neither train.rec nor images"):
+    with pytest.raises(DataError, match=str(tmp_path)):
         open_dataset(tmp_path)
 
 
 def test_a_zip_archive_is_refused_with_the_command_that_unpacks_it(tmp_path):
     (tmp_path / "my faces.ZIP").write_bytes(b"PK")
-    with pytest.raises(
-        DataError, match=r"my faces\.ZIP: a zip archive; .*: unzip '.*/my faces\.ZIP' -d FOLDER"
-    ):
+    with pytest.raises(DataError, match=r"unzip '.*/my faces\.ZIP' -d FOLDER"):
         open_dataset(tmp_path / "my faces.ZIP")
 
 
@@ -97,11 +95,11 @@ def test_property_may_announce_more_identities_than_labels_but_not_fewer(tmp_pat
     (tmp_path / "property").write_text("5,112,112\n")
     assert open_dataset(tmp_path).num_classes == 5
     (tmp_path / "property").write_text("2,112,112")
-    with pytest.raises(DataError, match="contains '2,112,112'; expected .* with at least the 3 identities"):
+    with pytest.raises(DataError, match="2,112,112.* 3 identities"):
         open_dataset(tmp_path)
     for text in ("many", "²,112,112", "1" * 5000):
         (tmp_path / "property").write_text(text, encoding="utf-8")
-        with pytest.raises(DataError, match=f"contains '{text[:60]}'"):
+        with pytest.raises(DataError, match=text[:60]):
             open_dataset(tmp_path)
 
 

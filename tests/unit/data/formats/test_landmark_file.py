@@ -187,7 +187,7 @@ def test_landmarks_of_an_existing_dataset_come_from_a_list(tmp_path):
     np.testing.assert_array_equal(without_gaps(landmarks)[1], NORMALIZED_TEMPLATE)
     for unfit in (random_landmarks(10), np.full((3, 5, 2), 80.0)):
         write_landmarks(tmp_path / "photos" / "landmarks.npy", unfit)
-        with pytest.raises(DataError, match="write it again with `facetrain data landmarks`, or remove it"):
+        with pytest.raises(DataError, match="facetrain data landmarks"):
             image_landmarks(open_dataset(tmp_path / "photos"))
         write_dataset_landmarks(tmp_path / "photos", finder)
         np.testing.assert_array_equal(image_landmarks(open_dataset(tmp_path / "photos")), landmarks)
@@ -201,11 +201,11 @@ def test_landmarks_of_an_existing_dataset_come_from_a_list(tmp_path):
 def test_a_training_set_without_landmarks_is_refused_with_the_command_that_writes_them(folder, tmp_path):
     require_landmarks(open_dataset(folder), folder, "vit_s_kprpe")
     plain = write_records(tmp_path / "plain", [0, 1])
-    with pytest.raises(DataError, match="plain has no landmarks, which backbone vit_s_kprpe.*data landmarks"):
+    with pytest.raises(DataError, match="plain .*vit_s_kprpe.*data landmarks"):
         require_landmarks(open_dataset(plain), plain, "vit_s_kprpe")
     (tmp_path / "mixture.yaml").write_text("datasets: [{path: records}, {path: plain}]")
     mixture = open_dataset(tmp_path / "mixture.yaml")
-    with pytest.raises(DataError, match="mixture.yaml: the dataset with .*plain.*has no landmarks"):
+    with pytest.raises(DataError, match="mixture.yaml: .*plain"):
         require_landmarks(mixture, tmp_path / "mixture.yaml", "vit_s_kprpe")
 
 

@@ -87,14 +87,12 @@ def test_a_row_without_bytes_is_refused_when_it_is_read(tmp_path, empty, image, 
     table = pa.table({"image": [image, empty] * 3, "label": [0, 1] * 3})
     pq.write_table(table, tmp_path / "a.parquet", compression=compression, row_group_size=2)
     dataset = open_dataset(tmp_path)
-    with pytest.raises(
-        DataError, match=r"a\.parquet: row group 1, row 1: the image column contains no bytes"
-    ):
+    with pytest.raises(DataError, match=r"a\.parquet: row group 1, row 1"):
         dataset.read(3)
     if (data := image.get("bytes") if isinstance(image, dict) else image) == encoded_image(0):
         assert [dataset.read(index) for index in (0, 2, 4)] == [data] * 3
     else:
-        with pytest.raises(DataError, match="row group 0, row 0: the image column contains no bytes"):
+        with pytest.raises(DataError, match="row group 0, row 0"):
             dataset.read(0)
     paths = [row.get("path") if isinstance(row, dict) else None for row in (image, empty)]
     assert [original_name(dataset, index) for index in (2, 3)] == paths
@@ -125,13 +123,12 @@ def test_labels_are_texts_also_as_bytes_or_whole_numbers_also_as_floats(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("labels", "message"),
-    [([0, 1, None, 2, None], r"a\.parquet: 2 rows have no label"), (["ann", None], "1 rows have no label"),
-     ([1, float("nan")], "the label nan is not a whole number"), ([1, 0.5], "the label 0.5 is not"),
-     ([1, float("inf")], "the label inf is not"), (np.array([1, -1], "float16"), "the label -1.0 is not")],
+    ("labels", "named"),
+    [([0, 1, None, 2, None], "2 rows"), (["ann", None], "1 rows"), ([1, float("nan")], "nan"), ([1, 0.5], "0.5"),
+     ([1, float("inf")], "inf"), (np.array([1, -1], "float16"), "-1.0")],
 )  # fmt: skip
-def test_other_labels_are_refused(tmp_path, labels, message):
-    with pytest.raises(DataError, match=message):
+def test_other_labels_are_refused(tmp_path, labels, named):
+    with pytest.raises(DataError, match=named):
         open_dataset(write_labels(tmp_path / "a.parquet", labels))
 
 
@@ -142,9 +139,7 @@ def test_dates_are_neither_labels_nor_names(tmp_path):
     dataset = open_dataset(tmp_path)
     assert dataset.read(0) == encoded_image(0) and original_name(dataset, 0) is None
     pq.write_table(pa.table({"image": struct, "label": far}), tmp_path / "a.parquet")
-    with pytest.raises(
-        DataError, match=r"a\.parquet: column label has values of type timestamp\[us\]; expected"
-    ):
+    with pytest.raises(DataError, match=r"a\.parquet: column label"):
         open_dataset(tmp_path)
 
 
@@ -162,14 +157,14 @@ def test_files_whose_labels_have_different_names_are_refused(tmp_path, others):
     write_named(tmp_path / "b.parquet", ["ann", "bob"])
     assert identity_name(open_dataset(tmp_path), 1) == "bob"
     write_named(tmp_path / "c.parquet", others)
-    with pytest.raises(DataError, match=r"a\.parquet and .*c\.parquet: .*different names \(ann, bob and "):
+    with pytest.raises(DataError, match=r"a\.parquet and .*c\.parquet"):
         open_dataset(tmp_path)
 
 
 def test_of_files_of_several_splits_those_of_train_are_read(tmp_path):
     for split, names in (("test", ["cy", "dan"]), ("val.easy", ["ann", "bob"])):
         write_named(tmp_path / f"{split}-00000-of-00001.parquet", names)
-    with pytest.raises(DataError, match="has the splits test, val, and none of them is 'train'"):
+    with pytest.raises(DataError, match="test, val"):
         open_dataset(tmp_path)
     for number in range(2):
         write_named(tmp_path / f"train-0000{number}-of-00002-0a1b.parquet", ["ann", "bob"], count=3)
@@ -201,5 +196,5 @@ def test_files_with_other_columns_are_named(tmp_path, renamed):
         names = {"image": "image", "label": "label"} | ({renamed: "class"} if file == "b" else {})
         table = pa.table({names["image"]: [encoded_image(0)], names["label"]: [0]})
         pq.write_table(table, tmp_path / f"{file}.parquet")
-    with pytest.raises(DataError, match=rf"b\.parquet: has no column {renamed}, unlike .*a\.parquet"):
+    with pytest.raises(DataError, match=rf"b\.parquet: .*{renamed}.*a\.parquet"):
         open_dataset(tmp_path)

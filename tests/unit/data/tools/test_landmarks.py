@@ -106,7 +106,7 @@ def test_packed_faces_are_aligned_to_the_template(dataset, tmp_path):
 
 def test_images_without_landmarks_are_an_error_or_left_out(dataset, tmp_path):
     listed = write_csv(tmp_path / "a.csv", ["ann/1.png", "bob/1.png"])
-    with pytest.raises(ImageError, match=r"2\.png: no landmarks for 'ann/2\.png'"):
+    with pytest.raises(ImageError, match=r"2\.png"):
         pack(dataset, tmp_path / "strict", landmarks=listed)
     checked, written = [], []
     packed = pack(
@@ -133,10 +133,9 @@ def test_images_of_a_packed_dataset_keep_their_names_or_are_named_by_numbers(dat
 def test_landmarks_of_a_name_that_two_images_have_are_refused(dataset, tmp_path):
     merge([dataset, dataset], tmp_path / "twice")
     points = write_csv(tmp_path / "a.csv", NAMES)
-    message = r"has the name '.*\.png', as .*; the file of landmarks has one entry for both"
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match="--detector"):
         pack(tmp_path / "twice", tmp_path / "out", landmarks=points)
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match="--detector"):
         write_dataset_landmarks(tmp_path / "twice", points)
 
 
@@ -254,7 +253,7 @@ def test_a_face_in_a_long_image_is_found_with_a_border(find, monkeypatch):
 def test_the_center_is_taken_where_no_face_is_found_at_all(find, tmp_path):
     image = np.zeros((112, 312, 3), np.uint8)
     write_photograph(tmp_path / "dataset" / "ann" / "1.png")
-    with pytest.raises(ImageError, match="the detector finds no face; leave out such images with --skip-bad"):
+    with pytest.raises(ImageError, match="--skip-bad"):
         pack(tmp_path / "dataset", tmp_path / "out", landmarks=find)
     find = YuNet(tmp_path / "yunet.onnx", center_crop=True)
     np.testing.assert_allclose(find("none.png", image), np.add(ARCFACE_TEMPLATE, [100, 0]), atol=1e-3)
