@@ -53,12 +53,7 @@ def fit(
     log, evaluation = callbacks.logging, callbacks.evaluation
     checkpoints, stopping = callbacks.checkpointing, callbacks.stopping
 
-    # Verify the initial network: a verification set that cannot be used ends the run now and not after hours.
-    # A resumed run was verified already, unless a signal interrupted that verification.
-    if (not state.resumed or state.unverified) and _verify_first(state, callbacks):
-        return
-
-    if state.early_stop.reason(config.train.stop_early):  # resumed after its end
+    if _ends_before_a_step(state, callbacks, config):
         return
 
     # The loader has read and decoded these images ahead, in other processes, and copied them to the device.
@@ -100,6 +95,15 @@ def fit(
             checkpoints.poll(state)
         if stops or is_last:
             return
+
+
+def _ends_before_a_step(state: TrainState, callbacks: Callbacks, config: Config) -> bool:
+    """Verify the network that has not been verified; return whether the run takes no step. Collective."""
+    # Verify the initial network: a verification set that cannot be used ends the run now and not after hours.
+    # A resumed run was verified already, unless a signal interrupted that verification.
+    if (not state.resumed or state.unverified) and _verify_first(state, callbacks):
+        return True
+    return bool(state.early_stop.reason(config.train.stop_early))  # resumed after its end
 
 
 def _verify_first(state: TrainState, callbacks: Callbacks) -> bool:

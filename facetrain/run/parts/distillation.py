@@ -7,12 +7,12 @@ from pathlib import Path
 from facetrain.config.schema import Config
 from facetrain.counter_rng import key_of
 from facetrain.data.dataset import FaceDataset
-from facetrain.data.images.augment import Augment
 from facetrain.distributed.world import World
 from facetrain.head.head_group import Head, head_parts
 from facetrain.models.model_file import open_model
 from facetrain.remote.download import local_path
 from facetrain.run.parts.head import build_teacher_centers
+from facetrain.run.parts.loader import build_augment
 from facetrain.run.parts.step_schedule import StepSchedule
 from facetrain.run.parts.teacher_embeddings import open_cache
 from facetrain.training.distillation import Distillation
@@ -31,11 +31,10 @@ def build_distillation(
     run_folder: Path,
     schedule: StepSchedule,
     source: FaceDataset,
-    augment: Augment,
 ) -> Distillation | None:
     """Open the teacher and build its loss; None if the config has no teacher.
 
-    `source` is the training data, `augment` draws the flips of its images. Row files of class centers are created in
+    `source` is the training data. Row files of class centers are created in
     `run_folder`.
 
     Raises:
@@ -53,13 +52,12 @@ def build_distillation(
         autocast = autocast_for(config.train.precision, world.device)
         teacher = LiveTeacher(model, digest_model(model, path), world.device, autocast)
     else:
-        teacher = open_cache(config, source, augment)
+        teacher = open_cache(config, source, build_augment(config))
     centers: Head | None = None
     if distill.loss == "fixed_centers":
         assert isinstance(teacher, CachedTeacher), "the config requires a cache"
-        size = teacher.embedding_size
         centers = build_teacher_centers(
-            config, world, num_classes, run_folder, embedding_size=size, schedule=schedule, source=source
+            config, world, (num_classes, teacher.embedding_size), run_folder, schedule=schedule, source=source
         )
         # Each rank reads the embeddings of its classes only.
         for part in head_parts(centers):

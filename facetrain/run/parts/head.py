@@ -34,7 +34,6 @@ def build_head(
     num_classes: int,
     run_folder: Path,
     *,
-    update_in_backward: bool,
     schedule: StepSchedule,
     source: FaceDataset | None = None,
 ) -> Head:
@@ -46,26 +45,26 @@ def build_head(
     run = replace(
         head_run(config, world, schedule),
         folder=run_folder / HEAD_ROWS,
-        update_in_backward=update_in_backward,
+        # With several micro-batches, the gradient of the centers is complete only after the last one.
+        update_in_backward=config.optim.accumulate == 1,
     )
-    size = config.model.embedding_size
-    return _build_heads(config, world, config.head, run, _HEAD_STREAMS, (num_classes, size), source)
+    return _build_heads(config, world, run, (num_classes, config.model.embedding_size), source)
 
 
 def build_teacher_centers(
     config: Config,
     world: World,
-    num_classes: int,
+    shape: tuple[int, int],
     run_folder: Path,
     *,
-    embedding_size: int,
     schedule: StepSchedule,
     source: FaceDataset | None = None,
 ) -> Head:
     """Build this rank's part of the head whose class centers come from a teacher; they are random first.
 
     It has the margin, the sampling in all stages and the placement of the trained head, or a head for each dataset as
-    that one, but float32 centers, which no gradient changes, and no expectations.
+    that one, but float32 centers, which no gradient changes, and no expectations. `shape` is the number of classes, and
+    the length of an embedding of the teacher.
 
     Raises:
         ConfigError: a dataset of a mixture has an invalid margin.
@@ -78,8 +77,7 @@ def build_teacher_centers(
         stages=tuple(HeadStage(first_step, teacher_settings(head)) for first_step, head in run.stages),
         trained=False,
     )
-    settings = teacher_settings(config.head)
-    return _build_heads(config, world, settings, run, _TEACHER_STREAMS, (num_classes, embedding_size), source)
+    return _build_heads(config, world, run, shape, source)
 
 
 def teacher_settings(head: HeadSettings) -> HeadSettings:
@@ -91,17 +89,16 @@ def teacher_settings(head: HeadSettings) -> HeadSettings:
 def _build_heads(
     config: Config,
     world: World,
-    settings: HeadSettings,
     run: HeadRun,
-    streams: tuple[int, int],
     shape: tuple[int, int],
     source: FaceDataset | None,
 ) -> Head:
-    """Build a head, or one for each dataset of a mixture with separate heads.
+    """Build a head, or one for each dataset of a mixture with separate heads; trained ones, or those of a teacher.
 
-    `streams` derive the keys of the random centers and margins from config.seed. `shape` is the number of classes of
-    all heads and the size of an embedding.
+    `shape` is the number of classes of all heads and the size of an embedding.
     """
+    settings = config.head if run.trained else teacher_settings(config.head)
+    streams = _HEAD_STREAMS if run.trained else _TEACHER_STREAMS
 
     def build(settings: HeadSettings, num_classes: int, folder: Path | None, *number: int) -> PartialFC:
         # Each head of a mixture draws its own centers, samples and margins.

@@ -45,43 +45,40 @@ def build_loader(
     start_step: int,
 ) -> StagedLoader:
     """Build the loader of this rank's batches; it begins to read at once."""
-    open_stage = partial(_build_stage_loader, config, world, source, workers=workers)
+
+    def open_stage(stage: Stage, skipped: list[str]) -> Loader:
+        start = max(stage.first_step, start_step)
+        return Loader(
+            source,
+            build_sampler(source, _order(config, stage)),
+            _loader_settings(config, stage, workers),
+            world,
+            start_step=start,
+            stop_step=stage.stop_step,
+            skipped=skipped,
+        )
+
     # A run that is finished opens its last stage, which yields nothing.
     stages = [stage for stage in schedule.stages if stage.stop_step > start_step]
-    return StagedLoader(
-        [
-            partial(open_stage, stage, start_step=max(stage.first_step, start_step))
-            for stage in stages or schedule.stages[-1:]
-        ]
-    )
+    return StagedLoader([partial(open_stage, stage) for stage in stages or schedule.stages[-1:]])
 
 
-def _build_stage_loader(
-    config: Config,
-    world: World,
-    source: FaceDataset,
-    stage: Stage,
-    skipped: list[str],
-    *,
-    workers: int,
-    start_step: int,
-) -> Loader:
-    order = SampleOrder(
+def _order(config: Config, stage: Stage) -> SampleOrder:
+    return SampleOrder(
         config.seed,
         stage.global_batch_size,
         config.data.shuffle,
         first_step=stage.first_step,
         first_epoch=stage.first_epoch,
     )
-    settings = LoaderSettings(
+
+
+def _loader_settings(config: Config, stage: Stage, workers: int) -> LoaderSettings:
+    return LoaderSettings(
         stage.local_batch_size,
         config.data.image_size,
         accumulate=config.optim.accumulate,
         workers=workers,
         skip_bad=config.data.bad_records == "skip",
         landmarks=takes_landmarks(config.model.backbone),
-    )
-    sampler = build_sampler(source, order)
-    return Loader(
-        source, sampler, settings, world, start_step=start_step, stop_step=stage.stop_step, skipped=skipped
     )

@@ -18,7 +18,6 @@ from facetrain.remote.download import local_path
 from facetrain.run.parts.backbone import build_initial_backbone
 from facetrain.run.parts.distillation import build_distillation
 from facetrain.run.parts.head import build_head
-from facetrain.run.parts.loader import build_augment
 from facetrain.run.parts.step_schedule import StepSchedule
 from facetrain.run.parts.stepper import build_stepper
 from facetrain.training.precision import InPrecision, memory_format_for
@@ -69,8 +68,6 @@ def build_state(
         world,
         num_classes,
         folder,
-        # With several micro-batches, the gradient of the centers is complete only after the last one.
-        update_in_backward=config.optim.accumulate == 1,
         schedule=schedule,
         source=source,
     )
@@ -78,9 +75,7 @@ def build_state(
         initialize_centers(
             head, local_path(config.model.init_from), may_grow=config.head.init_from == "extend"
         )
-    distillation = build_distillation(
-        config, world, num_classes, folder, schedule, source, build_augment(config)
-    )
+    distillation = build_distillation(config, world, num_classes, folder, schedule, source)
     # After the head and the teacher: it takes the projection, and sets the rate of the head in each step.
     stepper = build_stepper(config, backbone, head, scale, schedule, distillation)
     return TrainState(world, network, head, stepper, distillation)

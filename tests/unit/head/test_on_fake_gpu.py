@@ -87,7 +87,7 @@ def test_the_four_products_run_in_16_bits_on_gpus_that_are_faster_at_it(
     world = World(0, 0, 1, 1, GPU)
     with fake_gpu(capability=capability) as gpu, products:
         schedule = schedule_steps(config, 10_000, world.size)
-        head = build_head(config, world, 500, tmp_path, update_in_backward=True, schedule=schedule)
+        head = build_head(config, world, 500, tmp_path, schedule=schedule)
         head.loss_scale = torch.empty((), device=GPU)
         gpu.step = 0
         head_step(head, 0)

@@ -60,9 +60,8 @@ def test_the_stages_of_a_run_change_the_sample_rate_of_the_teachers_head_too(tmp
     head = build_teacher_centers(
         config,
         World(0, 0, 1, 1, CPU),
-        CLASSES,
+        (CLASSES, SIZE),
         tmp_path,
-        embedding_size=SIZE,
         schedule=schedule_steps(config, 20, 1),
     )
     assert set(head.row_state()) == {"weight"}
