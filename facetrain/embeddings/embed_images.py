@@ -14,7 +14,7 @@ import numpy as np
 
 from facetrain.cpu_cores import usable_cores
 from facetrain.data.images.align import align
-from facetrain.data.tools.landmarks import YuNet
+from facetrain.data.tools.landmark_finder import YuNet
 from facetrain.distributed.world import World, join
 from facetrain.embeddings.embedder import EncodedImage, ImageEmbedder, Landmarks
 from facetrain.embeddings.embedding_files import Embeddings

@@ -19,7 +19,7 @@ from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.skipped_files import skipped_summary
-from facetrain.data.tools.landmarks import LandmarkFinder
+from facetrain.data.tools.landmark_finder import LandmarkFinder
 from facetrain.data.tools.pack import pack
 from facetrain.data.tools.selection import Selection
 from facetrain.data.tools.writing import SKIPPED_FILE, write_parts

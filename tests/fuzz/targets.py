@@ -30,8 +30,8 @@ from facetrain.data.formats.recordio import RecordReader, decode_record
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.clean_report import read_report
-from facetrain.data.tools.landmarks import read_landmarks
-from facetrain.data.tools.pair_lists import read_pairs
+from facetrain.data.tools.landmark_finder import read_landmarks
+from facetrain.data.tools.pair_sources import read_pairs
 from facetrain.embeddings.embedding_files import open_embeddings
 from facetrain.errors import (
     CheckpointError,

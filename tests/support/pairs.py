@@ -1,6 +1,6 @@
 """Verification sets written from pair lists and from other sets."""
 
-from facetrain.data.tools.pair_lists import bin_pairs, list_pairs
+from facetrain.data.tools.pair_sources import bin_pairs, list_pairs
 from facetrain.data.tools.pair_writer import write_pairs
 
 

@@ -132,7 +132,7 @@ def landmarks(
     They come from --detector or --landmarks; backbones with KP-RPE need them.
     """
     from facetrain.data.formats.landmark_file import landmarks_path
-    from facetrain.data.tools.detect_landmarks import write_dataset_landmarks
+    from facetrain.data.tools.landmark_writer import write_dataset_landmarks
 
     finder = faces.finder()
     if finder is None:

@@ -19,7 +19,7 @@ from facetrain.data.images.header import MAX_PIXELS
 from facetrain.errors import UsageError
 
 if TYPE_CHECKING:
-    from facetrain.data.tools.landmarks import LandmarkFinder
+    from facetrain.data.tools.landmark_finder import LandmarkFinder
     from facetrain.data.tools.selection import Selection
     from facetrain.data.tools.writing import WrittenDataset
 
@@ -96,7 +96,7 @@ class FaceLandmarks:
         """
         if self.landmarks is not None and self.detector is not None:
             raise UsageError("--landmarks and --detector cannot be combined; give one of them")
-        from facetrain.data.tools.landmarks import YuNet, read_landmarks
+        from facetrain.data.tools.landmark_finder import YuNet, read_landmarks
 
         if self.landmarks is not None:
             return read_landmarks(self.landmarks)

@@ -61,7 +61,7 @@ def pairs(
     From a pair list and its images, from other sets, or from the identities of a dataset.
     """
     from facetrain.data.formats.bin import is_bin
-    from facetrain.data.tools.pair_lists import (
+    from facetrain.data.tools.pair_sources import (
         bin_pairs,
         find_group_bins,
         group_bin_pairs,

@@ -8,7 +8,7 @@ import numpy as np
 
 from facetrain.data.images.align import align, aligned_landmarks
 from facetrain.data.images.decode import decode_rgb, encode_jpeg
-from facetrain.data.tools.landmarks import LandmarkFinder, YuNet
+from facetrain.data.tools.landmark_finder import LandmarkFinder, YuNet
 from facetrain.errors import ImageError
 from facetrain.face_landmarks import normalize_landmarks
 

@@ -17,7 +17,7 @@ from facetrain.data.images.decode import decode_rgb, encode_jpeg, is_upright_jpe
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.data.tools.aligned_images import QUALITY, AlignedImages, NoFaceError
-from facetrain.data.tools.landmarks import (
+from facetrain.data.tools.landmark_finder import (
     LandmarkFinder,
     aligned_face_landmarks,
     require_distinct_names,

@@ -10,7 +10,7 @@ from facetrain import load_model
 from facetrain.cli.app import app
 from facetrain.data.images.align import align
 from facetrain.data.images.decode import encode_png
-from facetrain.data.tools.landmarks import YuNet
+from facetrain.data.tools.landmark_finder import YuNet
 from facetrain.embeddings.photo_check import PhotoCheck
 from facetrain.errors import ImageError
 from tests.support.detector import write_detector

@@ -6,8 +6,8 @@ import pytest
 
 from facetrain.data.formats.bin import read_bin, write_bin
 from facetrain.data.images.header import encoded_image_size
-from facetrain.data.tools.landmarks import YuNet, read_landmarks
-from facetrain.data.tools.pair_lists import find_group_bins, group_bin_pairs, is_pair_list
+from facetrain.data.tools.landmark_finder import YuNet, read_landmarks
+from facetrain.data.tools.pair_sources import find_group_bins, group_bin_pairs, is_pair_list
 from facetrain.data.tools.pair_writer import write_pairs
 from facetrain.errors import ImageError, PairsError
 from facetrain.verify.sets.pair_set import load_pair_set

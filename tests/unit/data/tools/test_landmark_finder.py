@@ -7,8 +7,8 @@ import pytest
 from facetrain.data.images.align import align
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.tools.detect_landmarks import write_dataset_landmarks
-from facetrain.data.tools.landmarks import YuNet, _Face, read_landmarks, select_face
+from facetrain.data.tools.landmark_finder import YuNet, _Face, read_landmarks, select_face
+from facetrain.data.tools.landmark_writer import write_dataset_landmarks
 from facetrain.data.tools.pack import pack
 from facetrain.errors import DataError, ImageError
 from facetrain.face_landmarks import ARCFACE_TEMPLATE

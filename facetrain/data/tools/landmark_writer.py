@@ -16,7 +16,7 @@ from facetrain.data.formats.landmark_file import landmarks_path, square_landmark
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.mixture import MIXTURE_SUFFIXES
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.tools.landmarks import LandmarkFinder, require_distinct_names
+from facetrain.data.tools.landmark_finder import LandmarkFinder, require_distinct_names
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.errors import DataError
 from facetrain.progress import ProgressCallback, ignore_progress

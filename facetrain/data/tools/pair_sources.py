@@ -9,8 +9,8 @@ from facetrain.data.formats.bin_tables import read_group_table, read_subjects, s
 from facetrain.data.formats.landmark_file import read_landmarks_beside
 from facetrain.data.images.decode import decode_rgb, encode_png, resize_square
 from facetrain.data.tools.aligned_images import AlignedImages
-from facetrain.data.tools.landmarks import LandmarkFinder
-from facetrain.data.tools.listed_pairs import interleave_folds, mix_folds, read_pairs
+from facetrain.data.tools.landmark_finder import LandmarkFinder
+from facetrain.data.tools.pair_list_reader import interleave_folds, mix_folds, read_pairs
 from facetrain.data.tools.pair_writer import PairsToWrite, require_readable
 from facetrain.errors import PairsError, UnreadableError
 from facetrain.files import os_errors_as
