@@ -22,7 +22,7 @@ class MarginSettings(Settings):
     softmax: cos θ, no margin. adaface: m2 scaled by the image quality. magface: a margin that grows with the norm of
     the embedding. curricularface: arcface with a growing weight on hard negatives. elastic_arcface, elastic_cosface: m2
     or m3 drawn at random for each image. Further parameters have the published values. MODULE:NAME: a function of the
-    target cosines (and norms) of your own, see docs/head.md."""
+    target cosines (and norms) of your own, see docs/own_parts.md."""
     options: dict[str, Any] = Field(default={})
     """Keyword arguments of a margin of your own."""
     scale: Annotated[float, Field(gt=0)] = 64.0
