@@ -19,7 +19,7 @@ DOCS = ROOT.parent
 
 def layers() -> list[set[str]]:
     """Return the layers that CONTRIBUTING.md lists, lowest first."""
-    section = (DOCS / "CONTRIBUTING.md").read_text().split("## How the package is laid out")[1]
+    section = (DOCS / "CONTRIBUTING.md").read_text().split("each line is a layer.")[1]
     lines = [line.split() for line in section.split("\n## ")[0].splitlines() if line.startswith("    ")]
     return [set(line) for line in reversed(lines)]
 
@@ -60,9 +60,9 @@ def layer(name: str) -> int:
     return next(number for number, rooms in enumerate(LAYERS) if name in rooms)
 
 
-def test_readme_contributing_and_package_name_the_same_rooms():
+def test_contributing_and_package_name_the_same_rooms():
     rooms = {room(path) for path in MODULES} - {"__init__", "__main__"}
-    tree = (DOCS / "README.md").read_text().split("    facetrain/\n")[1].split("\n\n")[0]
+    tree = (DOCS / "CONTRIBUTING.md").read_text().split("    facetrain/\n")[1].split("\n\n")[0]
     assert {line.split()[0].removesuffix("/").removesuffix(".py") for line in tree.splitlines()} == rooms
     assert set().union(*LAYERS) | {"config"} == rooms
     assert sum(len(names) for names in LAYERS) == len(rooms) - 1, "a room is listed twice"

@@ -165,9 +165,11 @@ def _set_values(evaluation: ModelResults, name: str, figures: Mapping[str, Figur
         "warnings": list(format_warnings(result)),
         "scale": result.scale.name,
         "metrics": list(_metric_rows(result)),
+        "needs": [f"{metric_words(name)}: {need}" for name, need in result.needs.items()],
         "differences": [
             (metric_words(metric), *row)
             for metric, *row in format_differences(evaluation.differences.get(name, {}))
+            if metric != "threshold"
         ],
         "figures": [svg(figure, f"{name}-{kind}") for kind, figure in figures.items()],
         "group_header": ["slice", "pairs", *map(metric_words, RATES)],
@@ -186,11 +188,8 @@ def _set_values(evaluation: ModelResults, name: str, figures: Mapping[str, Figur
 
 def _metric_rows(result: Result) -> Iterator[list[str]]:
     for name, value in shown_metrics(result):
-        if name == "threshold":
+        if value is None or name == "threshold":
             continue  # a squared distance; the last column has it as a score
-        if value is None:
-            yield [metric_words(name), "–", result.needs.get(name, "not available"), ""]
-            continue
         threshold = result.threshold.get(name.removeprefix("tar@"))
         interval = f"{format_interval(name, result.interval.get(name))}  {result.remark(name)}".strip()
         shown = "" if threshold is None else f"{threshold:.4f}"
