@@ -4,23 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from facetrain.config.loading import build_config
 from facetrain.config.schema import Config
-from facetrain.plan.device import DEVICES, Device
 from facetrain.plan.forecast import forecast, head_load
-from facetrain.plan.head_cost import head_work, table_bytes
-from facetrain.plan.speed import StepTime, head_seconds, step_time
-
-_REHEARSED = "h200"
-"""Kind of GPU whose forecast a rehearsal without a GPU writes."""
-
-
-def device_kind() -> Device | None:
-    """Return the constants of this machine's GPU; None if the forecast does not know it."""
-    name = torch.cuda.get_device_name().lower() if torch.cuda.is_available() else _REHEARSED
-    return next((device for kind, device in DEVICES.items() if kind in name), None)
+from facetrain.plan.head_memory import head_work, table_bytes
 
 
 def run_config(keys: dict[str, Any], device: str) -> Config:
@@ -32,18 +19,11 @@ def run_config(keys: dict[str, Any], device: str) -> Config:
     return build_config(values, "GPU session")
 
 
-def expected_step(config: Config, num_classes: int, gpus: int = 1) -> StepTime | None:
-    """Return the forecast of a step on GPUs of this machine's kind."""
-    device = device_kind()
-    return step_time(config, num_classes, gpus, device) if device else None
-
-
-def expected_head(config: Config, num_classes: int) -> tuple[float | None, int]:
-    """Return the forecast of the head's step in seconds, and its bytes."""
-    device, load = device_kind(), head_load(config, num_classes, 1, config.train.batch_size or 1)
+def expected_head(config: Config, num_classes: int) -> int:
+    """Return the forecast of the bytes of the head's step."""
+    load = head_load(config, num_classes, 1, config.train.batch_size or 1)
     work = head_work(load)
-    seconds = head_seconds(load, device) if device else None
-    return seconds, sum(table_bytes(load)) + max(work.peak, work.update)
+    return sum(table_bytes(load)) + max(work.peak, work.update)
 
 
 def expected_peak(config: Config, num_classes: int) -> int:

@@ -48,13 +48,10 @@ def measure_steps(
     command += ["-m", "benchmarks.arcface_torch", "--identities", str(identities)]
     command += [word for name, value in turns.items() for word in (f"--{name}", str(value))]
     report = json.loads(_run_module(command, {**config, "train.device": device}))
-    described = expected.run_config(config, device)
     what = f"{gpus} × {_label(config)}, {identities:,} identities"
-    forecast = expected.expected_step(described, identities, gpus)
     for name, measured in report["inputs"].items():
-        speed = forecast and forecast.images_per_second
         rates = measured["rounds"]
-        yield row(f"{what}, {name}", "images/s", measured["images_per_s"], speed)
+        yield row(f"{what}, {name}", "images/s", measured["images_per_s"])
         yield row(
             f"{what}, {name}", "spread of the rounds", (max(rates) - min(rates)) / statistics.median(rates)
         )
@@ -100,11 +97,8 @@ def measure_backbone(
         except Exception:
             failures.append(f"{name}, {label}: {traceback.format_exc()}")
             continue
-        keys = {"model.backbone": name, "train.batch_size": batch, "data.image_size": image_size}
-        config = expected.run_config(keys, device)
-        forecast = None if train.compile != "off" else expected.expected_step(config, 1000)
         what = f"{name}, batch {batch}, {label}"
-        yield row(what, "images/s", measured["images_per_s"], forecast and batch / forecast.backbone)
+        yield row(what, "images/s", measured["images_per_s"])
         yield row(what, "GiB at most", measured["peak_gib"])
         yield row(what, "seconds of the first step", measured["first_step_s"])
 
@@ -126,13 +120,13 @@ def measure_head(
             continue
         finally:
             free_memory()
-        seconds, size = None, None
+        size = None
         if stored:
             keys = {"train.batch_size": batch, "train.precision": precision}
             keys |= {"head.weight_dtype": stored, "head.momentum_dtype": stored}
-            seconds, size = expected.expected_head(expected.run_config(keys, device), identities)
+            size = expected.expected_head(expected.run_config(keys, device), identities)
         what = f"{name}, {identities:,} identities, {batch} embeddings"
-        yield row(what, "ms", 1e3 * report["step_s"], seconds and 1e3 * seconds)
+        yield row(what, "ms", 1e3 * report["step_s"])
         yield row(what, "GB at most", report["peak_bytes"] / 1e9, size and size / 1e9)
 
 

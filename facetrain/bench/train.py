@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from facetrain.bench.generated_dataset import open_or_generate
 from facetrain.bench.machine_peak import MachinePeak, measure_peak, synchronize
@@ -26,12 +27,12 @@ from facetrain.distributed import collectives
 from facetrain.distributed.ddp import wrap_in_ddp
 from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.world import World, join
-from facetrain.plan.backbone_cost import backbone_cost
-from facetrain.plan.forecast import head_load
+from facetrain.plan.backbone_memory import give_fake_tensors, training_network
 from facetrain.run.parts.loader import build_augment, count_workers
 from facetrain.run.parts.state import build_state
 from facetrain.run.parts.step_schedule import local_batch_size, schedule_steps
 from facetrain.telemetry.memory import peak_gib
+from facetrain.torch_private import FakeTensorMode
 from facetrain.training.choose_kernels import choose_kernels
 from facetrain.training.deterministic import deterministic_algorithms
 from facetrain.training.profile import RECORDED_STEPS, Profile, StepProfiler
@@ -201,13 +202,9 @@ def _report(
     profiles: dict[str, Profile],
 ) -> dict[str, Any]:
     config, world, batch = run.config, run.world, run.local_batch_size
-    cost = backbone_cost(config, world.size)
-    head = head_load(config, num_classes, world.size, batch, cuda=world.device.type == "cuda")
     # Three products of an embedding with each sampled class: the logits and two gradients. A multiply-add is two.
-    flops = {
-        "backbone": cost.step.flops_per_image,
-        "head": 6 * head.embedding_size * head.sampled * world.size,
-    }
+    sampled = config.head.sample_rate * num_classes
+    flops = {"backbone": _backbone_flops(config), "head": round(6 * config.model.embedding_size * sampled)}
     speed = {name: statistics.median(of_rounds) for name, of_rounds in rates.items()}
     found = {
         name: {
@@ -229,10 +226,7 @@ def _report(
         "matrix_flops": machine.flops,
         "copied_bytes": machine.bytes,
         "flops_per_image": flops,
-        "limits_images_per_s": {
-            "products": machine.flops / sum(flops.values()),
-            "copies": machine.bytes / cost.step.moved.per_image,
-        },
+        "limit_images_per_s": machine.flops / sum(flops.values()),
         "peak_gib": peak_gib(world.device),
         "records_over_synthetic": speed["records"] / speed["synthetic"],
         "inputs": {
@@ -242,3 +236,14 @@ def _report(
     if others := {name: values for name, values in found.items() if name not in profiles}:
         report["others"] = others
     return report
+
+
+def _backbone_flops(config: Config) -> int:
+    """Return the operations of a step for one image, counted on tensors without content."""
+    model, side = config.model, config.data.image_size
+    # The counter's hooks would keep recomputed activations alive.
+    net = training_network(model.model_copy(update={"checkpoint_activations": False}), side)
+    with FakeTensorMode(), FlopCounterMode(display=False) as counter:
+        give_fake_tensors(net)
+        net.neck(net.trunk(torch.zeros(2, 3, side, side))).sum().backward()
+    return counter.get_total_flops() // 2

@@ -11,7 +11,7 @@ from pathlib import Path
 from facetrain.config.schema import Config
 from facetrain.doctor.check_result import CheckResult, failed, passed, warned_if
 from facetrain.files import error_reason
-from facetrain.plan.device import GIB
+from facetrain.plan.memory import GIB
 from facetrain.run.start_checks import check_free_space
 
 _LEAST_BYTES = 1 << 26

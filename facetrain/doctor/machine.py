@@ -18,7 +18,7 @@ from facetrain.device.gpu_driver import gpu_failure
 from facetrain.distributed import collectives
 from facetrain.doctor.check_result import CheckResult, count_text, failed, passed, warned_if
 from facetrain.files import error_reason
-from facetrain.plan.device import GIB
+from facetrain.plan.memory import GIB
 
 _SHARED_MEMORY = Path("/dev/shm")
 _SHARED_MEMORY_FOR_GPUS = GIB

@@ -11,9 +11,9 @@ from facetrain.checkpoint.load import Checkpoint
 from facetrain.doctor.check_result import CheckResult, count_text, failed, passed, warned_if, warning
 from facetrain.errors import CheckpointError, ForeignCheckpointError
 from facetrain.optim.settings import OptimSettings
-from facetrain.plan.device import GIB
 from facetrain.plan.forecast import Forecast
 from facetrain.plan.limits import USABLE
+from facetrain.plan.memory import GIB
 
 # arcface_torch's configs: SGD 0.1 for 8 × 128 images, 0.4 for 4,096, 0.02 for 128; AdamW 0.001 for ViTs.
 _SGD_LR_PER_IMAGE = 0.1 / 1024

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -263,7 +264,7 @@ class PartialFC(BaseHead):
         # The second anchor passes over the same classes, with another table and margin: it is made from the sweep.
         anchor = self._expectations.second_anchor(sweep, self._stage)
         # The head chooses its dtypes itself; autocast would also round what must keep its precision.
-        with torch.autocast(self.device.type, enabled=False):
+        with _without_autocast(self.device):
             return sharded_cross_entropy(unit_GD, norm_G, replace(sweep, second_anchor=anchor), gradient)
 
     def step(self, grad_scale: Tensor, skip: Tensor) -> None:
@@ -333,7 +334,9 @@ class PartialFC(BaseHead):
         return shard_state.join(states)
 
     def _product_dtype(self) -> torch.dtype | None:
-        if self.product_dtype is not None or not torch.is_autocast_enabled(self.device.type):
+        kind = self.device.type
+        has_autocast = torch.amp.is_autocast_available(kind)  # the meta device has none
+        if self.product_dtype is not None or not has_autocast or not torch.is_autocast_enabled(kind):
             return self.product_dtype
         return torch.bfloat16 if self.device.type != "cuda" or multiplies_bfloat16(self.device) else None
 
@@ -350,3 +353,10 @@ class PartialFC(BaseHead):
         if self.update_in_backward:
             return partial(self._optimizer.update, sampled.tables.by_name)
         return self._gradient.add
+
+
+def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    # The meta device, on which `facetrain plan` counts the memory of a step, has no autocast to turn off.
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)

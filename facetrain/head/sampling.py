@@ -168,7 +168,7 @@ class ClassSampler:
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
     """Copy an array to the device without waiting for it."""
     tensor = torch.from_numpy(array)
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def on_device(tensor: Tensor, device: torch.device) -> Tensor:

@@ -14,8 +14,8 @@ from facetrain.data.loading.sampler import epoch_size
 from facetrain.distributed import collectives
 from facetrain.distributed.world import World
 from facetrain.errors import ConfigError
-from facetrain.plan.device import GIB
 from facetrain.plan.limits import MemoryBudget
+from facetrain.plan.memory import GIB
 from facetrain.run.choose import rate_values
 from facetrain.run.parts.step_schedule import local_batch_size, lr_factor
 

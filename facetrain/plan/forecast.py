@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import torch
+
 from facetrain.config.schema import Config
-from facetrain.plan.backbone_cost import backbone_cost, forward_bytes
-from facetrain.plan.device import CONTEXT_BYTES, NCCL_BYTES, PROCESS_BYTES
-from facetrain.plan.head_cost import HeadLoad, head_work, table_bytes
-from facetrain.plan.teacher_cost import teacher_bytes, teacher_cost
+from facetrain.plan.backbone_memory import backbone_memory, forward_bytes
+from facetrain.plan.head_memory import HeadLoad, head_work, table_bytes
+from facetrain.plan.memory import CONTEXT_BYTES, NCCL_BYTES, PROCESS_BYTES
+from facetrain.plan.teacher_memory import teacher_bytes, teacher_memory
 from facetrain.run.parts.head import teacher_settings
 from facetrain.run.parts.step_schedule import local_batch_size, stage_configs
 
@@ -105,7 +107,7 @@ def head_load(
         rows=-(-num_classes // gpus),
         global_batch=batch * gpus,
         world_size=gpus,
-        product_bytes=2 if narrow else 4,
+        product_dtype=torch.bfloat16 if narrow else None,
         stages=tuple(stage.config.head for stage in stage_configs(run or config)),
         cuda=cuda,
     )
@@ -115,14 +117,14 @@ def teacher_load(config: Config, head: HeadLoad) -> HeadLoad | None:
     """Return the work of the head with the teacher's class centers, beside the trained head; None if there is none.
 
     Raises:
-        ModelError, CheckpointError, DataError: as `teacher_cost`.
+        ModelError, CheckpointError, DataError: as `teacher_memory`.
     """
     if config.distill is None or config.distill.loss != "fixed_centers":
         return None
     return replace(
         head,
         settings=teacher_settings(head.settings),
-        embedding_size=teacher_cost(config.distill, config.train.precision).embedding_size,
+        embedding_size=teacher_memory(config.distill, config.train.precision).embedding_size,
         stages=(),
         trained=False,
     )
@@ -149,26 +151,33 @@ def forecast(
 
     Raises:
         ConfigError: the global batch cannot be divided among the GPUs.
-        ModelError, CheckpointError, DataError: as `teacher_cost`.
+        ModelError, CheckpointError, DataError: as `teacher_memory`.
     """
     batch = batch or local_batch_size(config, gpus)
-    cost = backbone_cost(config, gpus)
-    kept, backward = cost.step.kept(batch), cost.step.peak(batch) - cost.step.kept(batch)
+    backbone = backbone_memory(
+        config.model,
+        config.data.image_size,
+        precision=config.train.precision,
+        batch=local_batch_size(config, gpus),
+        gradients_held=gpus > 1,
+    )
+    kept = backbone.kept(batch)
+    backward = backbone.peak(batch) - kept
     head = head_load(config, num_classes, gpus, batch, run=run, cuda=cuda)
     taught = teacher_load(config, head)
     centers, center_moments = table_bytes(head)
     taught_centers, taught_work = (table_bytes(taught)[0], head_work(taught).peak) if taught else (0, 0)
-    moments = 4 * cost.parameters * config.optim.moments
+    moments = 4 * backbone.parameters * config.optim.moments
     images = batch * config.data.image_size**2 * _BYTES_PER_PIXEL
     teacher, teacher_work = teacher_bytes(config, batch, config.optim.moments)
     of_head = head_work(head)
     # At the end of the step the activations no longer exist, and leave their memory to the update.
     work = max(of_head.peak, backward + of_head.accumulated, of_head.update - kept, teacher_work, taught_work)
     on_device = config.head.placement == "device"
-    saved = cost.state_bytes + moments + (centers + center_moments if on_device else 0)
+    saved = backbone.state_bytes + moments + (centers + center_moments if on_device else 0)
     return Forecast(
-        weights=cost.state_bytes,
-        gradients=4 * cost.parameters if gpus > 1 else 0,
+        weights=backbone.state_bytes,
+        gradients=4 * backbone.parameters if gpus > 1 else 0,
         moments=moments,
         centers=centers + taught_centers if on_device else 0,
         center_moments=center_moments if on_device else 0,

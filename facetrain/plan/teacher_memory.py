@@ -10,7 +10,7 @@ import torch
 from facetrain.config.schema import Config
 from facetrain.models.model_file import EmbeddingModel, open_model
 from facetrain.models.onnx_network import OnnxNetwork
-from facetrain.plan.pass_cost import Linear, remembered
+from facetrain.plan.memory import Linear, linear_between, remembered
 from facetrain.remote.download import local_path
 from facetrain.torch_private import LiveBytes
 from facetrain.training.precision import autocast_for
@@ -19,7 +19,7 @@ from facetrain.training.teacher_cache import cached_embedding_size
 
 
 @dataclass(frozen=True)
-class TeacherCost:
+class TeacherMemory:
     """Bytes of a teacher on one rank."""
 
     embedding_size: int
@@ -32,8 +32,8 @@ class TeacherCost:
 
 
 @remembered
-def teacher_cost(distill: DistillSettings, precision: str) -> TeacherCost:
-    """Return the cost of a config's teacher with the number format `precision`. Results are remembered.
+def teacher_memory(distill: DistillSettings, precision: str) -> TeacherMemory:
+    """Return the memory of a config's teacher with the number format `precision`. Results are remembered.
 
     Raises:
         ModelError: the teacher cannot be opened.
@@ -41,13 +41,13 @@ def teacher_cost(distill: DistillSettings, precision: str) -> TeacherCost:
         DataError: the cache cannot be read.
     """
     if distill.cache is not None:
-        return TeacherCost(cached_embedding_size(Path(distill.cache)))
+        return TeacherMemory(cached_embedding_size(Path(distill.cache)))
     model = open_model(local_path(distill.teacher), torch.device("cpu"))
     (size, one), (_, two) = (_embed(model, images, precision) for images in (1, 2))
     if isinstance(model.network, OnnxNetwork):
-        return TeacherCost(size, is_counted=False)
+        return TeacherMemory(size, is_counted=False)
     state = (*model.network.parameters(), *model.network.buffers())
-    return TeacherCost(size, sum(tensor.nbytes for tensor in state), Linear(1, one, two - one))
+    return TeacherMemory(size, sum(tensor.nbytes for tensor in state), linear_between(1, one, 2, two))
 
 
 def teacher_bytes(config: Config, batch: int, moments: int) -> tuple[int, int]:
@@ -56,11 +56,11 @@ def teacher_bytes(config: Config, batch: int, moments: int) -> tuple[int, int]:
     `moments` are those that the optimizer keeps of each number.
 
     Raises:
-        ModelError, CheckpointError, DataError: as `teacher_cost`.
+        ModelError, CheckpointError, DataError: as `teacher_memory`.
     """
     if config.distill is None:
         return 0, 0
-    cost = teacher_cost(config.distill, config.train.precision)
+    cost = teacher_memory(config.distill, config.train.precision)
     projection = 0
     if cost.embedding_size != config.model.embedding_size:
         # With its gradient and its moments.

@@ -13,8 +13,8 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.distributed.world import World
 from facetrain.errors import ConfigError
 from facetrain.plan import fit_batch as fitting
-from facetrain.plan.device import GIB
 from facetrain.plan.limits import MemoryBudget
+from facetrain.plan.memory import GIB
 from facetrain.run.lr_range_test import choose_rate
 from tests.runs.test_training import metrics
 from tests.support import training

@@ -6,7 +6,7 @@ import torch
 from facetrain.distributed.world import World
 from facetrain.head.build import build_head
 from facetrain.plan.forecast import forecast, forecast_stages, head_load, teacher_load
-from facetrain.plan.head_cost import table_bytes
+from facetrain.plan.head_memory import table_bytes
 from facetrain.run.parts.head import head_run
 from facetrain.run.parts.step_schedule import schedule_steps, stage_configs
 from tests.unit.plan.helpers import small_config
@@ -39,7 +39,7 @@ def test_every_stage_has_the_table_of_expectations_that_the_head_allocates(of_se
 
 def test_the_centers_of_a_teacher_have_no_expectations(monkeypatch):
     cost = type("Cost", (), {"embedding_size": 8})()
-    monkeypatch.setattr("facetrain.plan.forecast.teacher_cost", lambda *_: cost)
+    monkeypatch.setattr("facetrain.plan.forecast.teacher_memory", lambda *_: cost)
     described = small_config(
         head={"expectations": "moving"},
         distill={"teacher": "t.safetensors", "cache": "c.safetensors", "loss": "fixed_centers"},

@@ -8,9 +8,9 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.head.settings import HeadSettings
 from facetrain.models.model_file import describe_backbone, save_model
 from facetrain.optim.settings import OptimSettings
-from facetrain.plan.backbone_cost import measure_backbone
+from facetrain.plan.backbone_memory import backbone_memory
 from facetrain.plan.forecast import forecast
-from facetrain.plan.head_cost import HeadLoad, head_work, table_bytes
+from facetrain.plan.head_memory import HeadLoad, head_work, table_bytes
 from facetrain.run.parts.backbone import restrict_training
 from facetrain.torch_private import LiveBytes
 from facetrain.training.teacher_cache import new_cache
@@ -29,18 +29,18 @@ PARTS = [
 @pytest.mark.parametrize("parts", PARTS, ids=["freeze", "batch norm", "LoRA"])
 def test_frozen_parts_and_adapters_are_counted_as_they_train(parts):
     model = MODEL.model_copy(update=parts)
-    cost = measure_backbone(model, 32, precision="fp32", batch=8, gradients_held=False)
+    memory = backbone_memory(model, 32, precision="fp32", batch=8, gradients_held=False)
     network, image = build_backbone("iresnet", **TINY), torch.randn(8, 3, 32, 32)
     restrict_training(network, model)
     with LiveBytes() as live:
         embedding = network(image)
         kept = live.now
         embedding.backward(torch.ones_like(embedding))
-    assert cost.step.kept(8) == pytest.approx(kept, rel=0.03)
-    assert cost.step.peak(8) == pytest.approx(live.peak, rel=0.05)
-    assert cost.parameters == sum(p.numel() for p in network.parameters() if p.requires_grad)
-    whole = measure_backbone(MODEL, 32, precision="fp32", batch=8, gradients_held=False)
-    assert cost.parameters < whole.parameters and cost.step.kept(8) < 1.2 * whole.step.kept(8)
+    assert memory.kept(8) == pytest.approx(kept, rel=0.03)
+    assert memory.peak(8) == pytest.approx(live.peak, rel=0.05)
+    assert memory.parameters == sum(p.numel() for p in network.parameters() if p.requires_grad)
+    whole = backbone_memory(MODEL, 32, precision="fp32", batch=8, gradients_held=False)
+    assert memory.parameters < whole.parameters and memory.kept(8) < 1.2 * whole.kept(8)
 
 
 @pytest.fixture(scope="module")
