@@ -10,7 +10,7 @@ import numpy as np
 
 from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.telemetry.log import warn
-from facetrain.verify.metrics.fold_accuracy import FOLDS, fold_order
+from facetrain.verify.metrics.fold_accuracy import FOLDS, fold_order, has_mixed_folds
 from facetrain.verify.sets.pair_set import PairSet
 
 
@@ -52,3 +52,5 @@ def _faults(first_P: np.ndarray, second_P: np.ndarray, same_P: np.ndarray) -> It
             "the pairs are sorted by kind, and a fold of consecutive pairs would have one kind only; each of the "
             f"{FOLDS} folds gets its share of both kinds instead"
         )
+    elif len(same_P) >= 2 * FOLDS and not has_mixed_folds(same_P):
+        yield "a fold of consecutive pairs has one kind only, and its accuracy rests on the order of the pairs"

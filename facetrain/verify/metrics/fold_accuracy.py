@@ -154,16 +154,23 @@ def _search(distance_P: np.ndarray, same_P: np.ndarray, folds: int) -> FoldSearc
     return FoldSearch(distance_P, same_P, folds, subject_P, subject_P)
 
 
-def fold_order(same_P: np.ndarray, *, folds: int = FOLDS) -> np.ndarray:
-    """Return an order of the pairs, int (P,), in which every fold has genuine and impostor pairs.
+def has_mixed_folds(same_P: np.ndarray, *, folds: int = FOLDS) -> bool:
+    """Return whether every run of consecutive pairs that is a fold has genuine and impostor pairs."""
+    return all(part.any() and not part.all() for part in np.array_split(same_P, min(folds, len(same_P))))
 
-    It is the given order if that has them, or if there are too few pairs of one kind. Otherwise, as for a set sorted by
-    its labels, fold i gets the i-th tenth of the genuine and the i-th tenth of the impostor pairs: the threshold of a
-    fold would come from nine folds of which it has no pairs.
+
+def fold_order(same_P: np.ndarray, *, folds: int = FOLDS) -> np.ndarray:
+    """Return the order of the pairs whose consecutive runs are the folds, int (P,).
+
+    It is the given order, as in the published lists, unless the pairs are sorted by kind: then fold i gets the i-th
+    tenth of the genuine and the i-th tenth of the impostor pairs. The threshold of a fold would otherwise come from
+    folds that have none of its kind, which can halve the accuracy.
     """
     genuine = int(same_P.sum())
     too_few = min(genuine, len(same_P) - genuine) < folds
-    if too_few or all(part.any() and not part.all() for part in np.array_split(same_P, folds)):
+    # A list of two published folds already changes its kind three times.
+    is_sorted = np.count_nonzero(np.diff(same_P)) < 3
+    if too_few or not is_sorted or has_mixed_folds(same_P, folds=folds):
         return np.arange(len(same_P))
     from sklearn.model_selection import StratifiedKFold  # its import would delay the start of every run
 

@@ -77,6 +77,11 @@ def test_a_file_that_is_no_set_is_named_as_it_was_given(tmp_path):
         ([(0, 1), (1, 0), (2, 3)], [True, False, False], "1 pairs are listed both"),
         ([(2 * n, 2 * n + 1) for n in range(40)], [n < 20 for n in range(40)], "sorted by kind"),
         ([(2 * n, 2 * n + 1) for n in range(40)], [n % 4 < 2 for n in range(40)], ""),
+        (
+            [(2 * n, 2 * n + 1) for n in range(40)],
+            [n % 20 < 10 for n in range(40)],
+            "a fold of consecutive pairs",
+        ),
     ],
 )
 def test_the_faults_of_a_set_are_named(capsys, pairs, same, fault):
