@@ -1,21 +1,18 @@
-"""Training of a run that is built, and its endings: the last checkpoint, the results, the uploads."""
+"""Endings of a run: what is kept of a failed one, the results, the uploads."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.uploads import Uploads
-from facetrain.distributed.agreement import fail_together, only_leader_reports
+from facetrain.distributed.agreement import fail_together
 from facetrain.distributed.grace_period import grace_s
 from facetrain.distributed.process_lifetime import outside_launcher
 from facetrain.distributed.stop_request import StopRequest
 from facetrain.distributed.world import World
-from facetrain.errors import CheckpointError, ConfigError, DivergedError, FacetrainError, SkippedError
+from facetrain.errors import DivergedError, FacetrainError
 from facetrain.files import shell_path
 from facetrain.run.agree import Agreed
 from facetrain.run.folder.run_state import record_end
-from facetrain.run.loop import fit
 from facetrain.run.open_run import Run
 from facetrain.run.resolve import open_mirror
 from facetrain.run.summary import end_key, print_lines, write_divergence, write_results, write_skipped_images
@@ -32,28 +29,6 @@ from facetrain.training.profile import RECORDED_STEPS, WARM_UP_STEPS
 from facetrain.training.state import averaged_state
 
 
-def train_to_end(run: Run) -> int:
-    """Train a run to its end or to a signal, and write its results; return the exit code. Collective."""
-    parts, callbacks = run.parts, run.callbacks
-    # From here on a signal does not end the process at once: the ranks agree on it after a step, and save.
-    with run.stop_request:
-        try:
-            with callbacks.profiler or nullcontext():
-                last = parts.schedule.total_steps
-                fit(run.state, run.loader, run.step, callbacks, parts.config, total_steps=last)
-            # The last checkpoint is the run's result, or what a resume continues from: it must not fail in silence.
-            callbacks.checkpointing.finish()
-            if callbacks.stopping.signal or (parts.has_ended and run.state.step > run.first_step):
-                callbacks.checkpointing.require_saved(run.state)
-        except (CheckpointError, ConfigError, DivergedError, SkippedError) as error:
-            _keep_what_is_saved(run, error)
-            raise only_leader_reports(parts.world, error) from error
-        finally:
-            run.close()
-        ended_by = _finish(run)
-    return 128 + ended_by if ended_by else 0  # as a shell reports a process that a signal has ended
-
-
 def end_again(agreed: Agreed, world: World) -> int:
     """Say that a run was finished before, and upload what its mirror lacks; return the exit code. Collective."""
     plan, config, folder, checkpoint = agreed.plan, agreed.config, agreed.folder, agreed.checkpoint
@@ -67,7 +42,7 @@ def end_again(agreed: Agreed, world: World) -> int:
         print_lines(
             f"{folder}: was already finished, at step {checkpoint.step:,}{reason}; to train on: {more}"
         )
-    return 128 + ended_by if (ended_by := _upload_again(agreed, checkpoint, world)) else 0
+    return _code(_upload_again(agreed, checkpoint, world))
 
 
 def _upload_again(agreed: Agreed, checkpoint: Checkpoint, world: World) -> int:
@@ -84,7 +59,7 @@ def _upload_again(agreed: Agreed, checkpoint: Checkpoint, world: World) -> int:
     return 0
 
 
-def _keep_what_is_saved(run: Run, error: FacetrainError) -> None:
+def keep_what_is_saved(run: Run, error: FacetrainError) -> None:
     """Keep what can be kept of a run that fails on all ranks together."""
     # They can still commit the checkpoint in flight: it is from before.
     checkpointing = run.callbacks.checkpointing
@@ -96,8 +71,8 @@ def _keep_what_is_saved(run: Run, error: FacetrainError) -> None:
         write_divergence(run.parts, error)
 
 
-def _finish(run: Run) -> int:
-    """Write the results, and wait for the uploads; return the signal that has ended the run, or 0. Collective."""
+def finish(run: Run) -> int:
+    """Write the results of a run that was not stopped, and wait for the uploads; return the exit code. Collective."""
     parts, callbacks, outputs = run.parts, run.callbacks, run.outputs
     if callbacks.profiler is not None and not callbacks.profiler.is_over:
         outputs.print(f"nothing was profiled: that takes {WARM_UP_STEPS + RECORDED_STEPS + 1} steps")
@@ -110,12 +85,12 @@ def _finish(run: Run) -> int:
         )
         if uploads:
             leave_uploads(uploads, parts.folder, parts.world)
-        return callbacks.stopping.signal
+        return _code(callbacks.stopping.signal)
     weights = averaged_state(run.state.backbone)
     with fail_together(parts.world):
         if parts.is_leader:
             write_results(parts, weights, skipped, has_learned=callbacks.logging.has_learned)
-    return _upload_results(run, uploads) if uploads else 0
+    return _code(_upload_results(run, uploads)) if uploads else 0
 
 
 def _upload_results(run: Run, uploads: Uploads) -> int:
@@ -129,3 +104,8 @@ def _upload_results(run: Run, uploads: Uploads) -> int:
     if parts.hosts.is_owner and not ended_by:
         remove_uploaded(parts.config, parts.folder)
     return ended_by
+
+
+def _code(ended_by: int) -> int:
+    """Return the exit code of a command that a signal has ended, as a shell reports it; 0: none has."""
+    return 128 + ended_by if ended_by else 0

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from facetrain.config.schema import Config
-from facetrain.distributed.agreement import explain_failures
+from facetrain.distributed.agreement import explain_failures, only_leader_reports
 from facetrain.distributed.grace_period import grace_s
 from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.ranks import Ranks
 from facetrain.distributed.world import ARRIVAL_S, World, assemble, join
+from facetrain.errors import CheckpointError, ConfigError, DivergedError, SkippedError
 from facetrain.remote.download import pinned
 from facetrain.run.agree import agree
 from facetrain.run.build import Parts, build
 from facetrain.run.callbacks.live_report import LiveReport
 from facetrain.run.choose import FitBatch, find_rate, with_fitting_batch, with_rate
-from facetrain.run.finish import end_again, train_to_end
+from facetrain.run.finish import end_again, finish, keep_what_is_saved
 from facetrain.run.folder.lease import Lease
 from facetrain.run.folder.run_state import Start, train_recorded
-from facetrain.run.open_run import open_run
+from facetrain.run.loop import fit
+from facetrain.run.open_run import Run, open_run
 from facetrain.run.request import TrainRequest
 from facetrain.telemetry.log import stop_logging
 from facetrain.training.deterministic import deterministic_algorithms
@@ -93,16 +95,42 @@ def _train(parts: Parts) -> int:
     try:
         # One file for all ranks: `facetrain runs` reads it, and only the leader writes it.
         if not parts.is_leader:
-            return train_to_end(open_run(parts, page))
+            return _train_and_finish(parts, page)
         start = Start(step=parts.state.step, ranks=parts.world.size, device=parts.world.device.type)
         return train_recorded(
             folder,
             start,
             parts.schedule.total_steps,
-            lambda: train_to_end(open_run(parts, page)),
+            lambda: _train_and_finish(parts, page),
             lambda: parts.early_end,
         )
     finally:
         if page:
             page.write()
         stop_logging(parts.log)
+
+
+def _train_and_finish(parts: Parts, page: LiveReport | None) -> int:
+    run = open_run(parts, page)
+    # From here on a signal does not end the process at once: the ranks agree on it after a step, and save.
+    with run.stop_request:
+        _train_to_end(run)
+        return finish(run)
+
+
+def _train_to_end(run: Run) -> None:
+    """Train a run to its end or to a signal. Collective."""
+    parts, callbacks = run.parts, run.callbacks
+    try:
+        with callbacks.profiler or nullcontext():
+            last = parts.schedule.total_steps
+            fit(run.state, run.loader, run.step, callbacks, parts.config, total_steps=last)
+        # The last checkpoint is the run's result, or what a resume continues from: it must not fail in silence.
+        callbacks.checkpointing.finish()
+        if callbacks.stopping.signal or (parts.has_ended and run.state.step > run.first_step):
+            callbacks.checkpointing.require_saved(run.state)
+    except (CheckpointError, ConfigError, DivergedError, SkippedError) as error:
+        keep_what_is_saved(run, error)
+        raise only_leader_reports(parts.world, error) from error
+    finally:
+        run.close()
