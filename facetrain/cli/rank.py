@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from facetrain.__main__ import run_program
@@ -41,7 +40,8 @@ def main() -> None:
         from facetrain.cli.app import end_with
 
         request = TrainRequest.model_validate_json(sys.argv[1])
-        end_with(partial(train_on_this_rank, request), debug="--debug" in sys.argv)
+        # By SystemExit, as the command: after a signal, the run has said how it ended.
+        end_with(lambda: sys.exit(train_on_this_rank(request)), debug="--debug" in sys.argv)
 
     run_program(run)
 
