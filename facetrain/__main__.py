@@ -1,11 +1,13 @@
 """`facetrain` and `python -m facetrain`, which torchrun starts on every rank."""
 
 import atexit
+import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 _SOON_S = 0.001
 
@@ -33,6 +35,22 @@ def run_program(run: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr, flush=True)
         sys.exit(130)
+    except SystemExit as ended:
+        _leave(ended.code)
+
+
+def _leave(code: str | int | None) -> NoReturn:
+    """End the process: after a failure or a signal at once, without Python's cleanup.
+
+    Python would first wait for the threads of all pools. One of them may wait for a lost rank, a GPU or a disk.
+    """
+    if not isinstance(code, int) or not code:
+        sys.exit(code)
+    # `os._exit` drops what the streams still hold.
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

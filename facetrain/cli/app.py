@@ -19,7 +19,6 @@ from facetrain.cli.commands import Program
 from facetrain.cli.standard_streams import OutputError, prepare_standard_streams
 from facetrain.distributed.process_lifetime import (
     end_with_launcher,
-    exit_process,
     forbid_restart,
     launched_by_torchrun,
 )
@@ -112,7 +111,7 @@ def _exit_with_error(error: Any) -> None:
         # The rank that failed prints the reason. If this one ended first, the elastic agent would end that one by
         # SIGTERM, perhaps before it has printed.
         time.sleep(_HEAD_START_S)
-        exit_process(error.exit_code)
+        sys.exit(error.exit_code)
     if isinstance(error, OutputError) and isinstance(error.__cause__, BrokenPipeError):
         sys.exit(_BROKEN_PIPE)
     if isinstance(error, UsageError) and not isinstance(error, DataError):
@@ -139,7 +138,7 @@ def _exit_with_usage_error(error: Any) -> None:
     text = error.format_message()
     if text.startswith("Usage: "):  # no command was given: the message is the help
         print(text, file=sys.stderr, flush=True)
-        exit_process(error.exit_code)
+        sys.exit(error.exit_code)
     command = error.ctx.command_path if error.ctx else "facetrain"
     _exit(f"{command}: {' '.join(text.split())} (see {command} --help)", error.exit_code)
 
@@ -151,4 +150,4 @@ def _exit(message: str, exit_code: int) -> None:
         with suppress(OSError):  # a user without a home folder has no downloads
             message = with_addresses(message)
     print(f"error: {printable(without_secrets(message))}", file=sys.stderr, flush=True)
-    exit_process(exit_code)
+    sys.exit(exit_code)

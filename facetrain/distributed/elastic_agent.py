@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -21,16 +17,11 @@ from torch.distributed.elastic.rendezvous import RendezvousError, rendezvous_han
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from facetrain.distributed.node_rendezvous import BACKEND, FinalFailure, create_rendezvous
-from facetrain.distributed.process_lifetime import exit_with_message, ignores_hangup, request_exit_at_once
+from facetrain.distributed.process_lifetime import exit_with_message, ignores_hangup
 from facetrain.distributed.topology import Topology
 from facetrain.distributed.watchdog import read_reason
 from facetrain.errors import LaunchError, LostRankError, UsageError
 from facetrain.files import error_reason
-
-_STUCK_S = 45.0
-"""Seconds after which an agent whose ranks have failed is ended: it allows them 30 s to end."""
-_POLL_S = 1.0
-
 
 _RUN_ID = "facetrain"
 """Name of the rendezvous. The same for all runs: hosts whose configs differ must meet, to say so."""
@@ -50,54 +41,18 @@ def launch_ranks(arguments: list[str], where: Topology) -> int:
         # Ctrl-C from now on; the other signals end this process until there are ranks to save (`_LogsSpecs`).
         signal.signal(signal.SIGINT, on_signal)
         try:
-            with _ended_if_stuck(where, log_dir):
-                elastic_launch(_config(where, log_dir, on_signal), sys.executable)(*arguments)
+            elastic_launch(_config(where, log_dir, on_signal), sys.executable)(*arguments)
         except ChildFailedError as error:
-            request_exit_at_once(in_any_program=False)  # the cleanup of torch's store can take many seconds
             return _exit_code(error)
         except FinalFailure:  # the rank has printed its error
-            request_exit_at_once(in_any_program=False)
             return UsageError.exit_code
         except SignalException as error:
             if error.sigval == signal.SIGINT and not any(log_dir.glob("*/attempt_*")):
                 raise KeyboardInterrupt from None  # no rank has started that could report the signal
             return 128 + int(error.sigval)
         except (RendezvousError, OSError, ConnectionError, RuntimeError) as error:
-            request_exit_at_once(in_any_program=False)
             raise LaunchError(_explain_rendezvous_failure(error, where.endpoint, log_dir)) from error
     return 0
-
-
-@contextmanager
-def _ended_if_stuck(where: Topology, log_dir: Path) -> Iterator[None]:
-    """End this process if it does not return some time after its ranks have ended for a reason that is known.
-
-    On a host that is cut off, the agent waits without end for the store of the rendezvous. With restarts it has to:
-    the network may return.
-    """
-    ended = threading.Event()
-
-    def end(path: Path) -> None:
-        # Before the folder is removed, which holds it.
-        reason = read_reason(path, printed=False)
-        shutil.rmtree(log_dir, ignore_errors=True)
-        if not reason:  # the watchdog has printed it
-            os._exit(LaunchError.exit_code)
-        exit_with_message(f"error: the ranks of this node ended: {reason}", LaunchError.exit_code)
-
-    def watch() -> None:
-        while not ended.wait(_POLL_S):
-            for path in log_dir.glob("*/attempt_*/*/error.json"):
-                with suppress(OSError):
-                    if time.time() - path.stat().st_mtime > _STUCK_S:
-                        end(path)
-
-    if where.max_nodes > 1 and where.max_restarts == 0:
-        threading.Thread(target=watch, name="stuck", daemon=True).start()
-    try:
-        yield
-    finally:
-        ended.set()
 
 
 def _on_signal(log_dir: Path, received: set[int], number: int, frame: FrameType | None) -> None:

@@ -1,7 +1,6 @@
-"""Listening sockets of the stores through which nodes and ranks find each other.
+"""Sockets for torch's TCPStore, which by itself listens on all interfaces and has no authentication.
 
-torch's TCPStore has no authentication, and binds its socket to all interfaces. So facetrain binds the socket itself: on
-one host to the loopback interface, which no other host can reach.
+On one host the store gets a socket of the loopback interface, which no other host can reach.
 """
 
 from __future__ import annotations

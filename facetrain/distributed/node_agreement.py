@@ -1,4 +1,4 @@
-"""Agreement of the nodes on who takes part in a start of the ranks, without the store that holds it.
+"""Agreement of the nodes on who takes part in a start of the ranks, as JSON: the state of `node_rendezvous`.
 
 The state has a number, which grows by one with every start, and the nodes of this start. A node whose ranks have failed
 opens the next start; the others see the larger number, end their ranks and join. A node that comes later is listed as

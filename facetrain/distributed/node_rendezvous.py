@@ -1,8 +1,8 @@
-"""Rendezvous of the nodes of a run: their elastic agents meet in a store, and agree on the nodes of each start.
+"""Rendezvous for torch's elastic agent that unpickles nothing, listens on loopback on one host, and never hangs.
 
-torch's own rendezvous (`c10d`) writes its state to the store as a pickle and unpickles what it reads there, so that
-anyone who reaches the port runs code in every agent; and its store listens on all interfaces. This one writes JSON,
-which is parsed and checked, and with a single node its store listens on the loopback interface only.
+torch's own (`c10d`) cannot do any of the three. It writes its state to the store as a pickle and unpickles what it
+reads there, so that anyone who reaches the port runs code in every agent. Its store listens on all interfaces. And on a
+host that is cut off, it waits for the store without end: the agent notices neither signals nor the end of its ranks.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import os
 import secrets
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
+from queue import Empty, SimpleQueue
+from typing import TypeVar, cast
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import (
@@ -45,6 +47,8 @@ _CONNECT_S = 1.0
 _QUIET_S = 10.0
 """A wait is reported if it takes this long."""
 _STORE_TIMEOUT_S = 60.0
+_ANSWER_S = 10.0
+"""Time in which the store must answer."""
 _T = TypeVar("_T")
 
 
@@ -55,6 +59,13 @@ def create_rendezvous(parameters: RendezvousParameters) -> NodeRendezvous:
     )
     handler.log_dir = Path(parameters.get("log_dir"))
     return handler
+
+
+class _SilentStoreError(RendezvousConnectionError):
+    """The store's host is down or cut off, or its process is stopped."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__(f"the store at {host} does not answer: its host or the network to it is down")
 
 
 class FinalFailure(Exception):
@@ -81,6 +92,8 @@ class NodeRendezvous(RendezvousHandler):
         )
         self._signs = SignsOfLife()
         self._connected: TCPStore | None = None
+        self._unanswered: threading.Thread | None = None
+        """Call of the store that has not returned."""
         self._joined = 0
         """Number of the last start in which this node took part."""
         self._asked_at = 0.0
@@ -114,32 +127,45 @@ class NodeRendezvous(RendezvousHandler):
         if self.log_dir is not None and forbids_restart(self.log_dir):
             raise FinalFailure
         report, deadline = _WaitReport(), time.monotonic() + _JOIN_S
-        store = self._connected = self._connected or self._connect(report, deadline)
-        while not self._takes_part_in(start := self._read()):
-            if start.is_closed:
-                raise RendezvousClosedError("another machine has ended the run")
-            if start.is_complete and any(map(self._is_alive, start.nodes)):
-                deadline = time.monotonic() + _JOIN_S  # a spare node waits as long as the others train
-            if time.monotonic() > deadline and not start.is_complete:
+        self._connected = self._connected or self._connect(report, deadline)
+        while True:
+            try:
+                start = self._read()
+                if self._takes_part_in(start):
+                    return self._begin(start)
+                deadline = self._advance(start, report, deadline)
+            except _SilentStoreError as error:
+                if time.monotonic() > deadline:
+                    raise
+                report.show(f"{error}; waiting")  # the network may return
+
+    def _advance(self, start: GroupStart, report: _WaitReport, deadline: float) -> float:
+        """Show that this node lives, and write what it makes of the state; return the deadline of the next round."""
+        if start.is_closed:
+            raise RendezvousClosedError("another machine has ended the run")
+        if start.is_complete and any(map(self._is_alive, start.nodes)):
+            deadline = time.monotonic() + _JOIN_S  # a spare node waits as long as the others train
+        if time.monotonic() > deadline:
+            if not start.is_complete:
                 raise RendezvousTimeoutError(f"too few machines have joined within {_JOIN_S:.0f} s")
-            if time.monotonic() > deadline:
-                # All nodes of this start are lost: none of them will open the next one.
-                self._replace(start, GroupStart(start.number + 1, (self._me.name,)))
-                deadline = time.monotonic() + _JOIN_S
-                continue
-            # A round: this node shows that it lives, and writes what it makes of the state that it has read.
-            self._give_sign_of_life()
-            wanted = self._me.advance(start, self._is_alive)
-            if wanted == start:
-                report.show(self._describe(start))
-                time.sleep(_POLL_S)
-            self._replace(start, wanted)
+            # All nodes of this start are lost: none of them will open the next one.
+            self._replace(start, GroupStart(start.number + 1, (self._me.name,)))
+            return time.monotonic() + _JOIN_S
+        self._give_sign_of_life()
+        wanted = self._me.advance(start, self._is_alive)
+        if wanted == start:
+            report.show(self._describe(start))
+            time.sleep(_POLL_S)
+        self._replace(start, wanted)
+        return deadline
+
+    def _begin(self, start: GroupStart) -> RendezvousInfo:
         self._joined = start.number
         # The keys by which torch's agents exchange their ranks, and wait for each other at the end, are the same in
         # every start: the prefix separates them.
         prefix = self._key(f"start/{start.number}")
         return RendezvousInfo(
-            PrefixStore(prefix, store),
+            PrefixStore(prefix, self._store),
             start.nodes.index(self._me.name),
             len(start.nodes),
             RendezvousStoreInfo(self._host, self._port),
@@ -199,9 +225,9 @@ class NodeRendezvous(RendezvousHandler):
             time.sleep(_POLL_S)  # then also listen again: the name of this host may not be known yet
         if listener is not None:
             self._port = listener.getsockname()[1]
-            return _call(lambda: serve_store(listener, self._host, _STORE_TIMEOUT_S))
+            return self._call(lambda: serve_store(listener, self._host, _STORE_TIMEOUT_S))
         timeout = timedelta(seconds=_STORE_TIMEOUT_S)
-        return _call(lambda: TCPStore(self._host, self._port, is_master=False, timeout=timeout))
+        return self._call(lambda: TCPStore(self._host, self._port, is_master=False, timeout=timeout))
 
     def _refusal(self) -> str:
         """Return why the endpoint does not answer, or ""."""
@@ -234,15 +260,15 @@ class NodeRendezvous(RendezvousHandler):
         return self._connected
 
     def _give_sign_of_life(self) -> None:
-        _call(lambda: self._store.add(self._key(f"alive/{self._me.name}"), 1))
+        self._call(lambda: self._store.add(self._key(f"alive/{self._me.name}"), 1))
 
     def _is_alive(self, node: str) -> bool:
         # Adding 0 reads a counter, even one that does not exist yet; `get` would wait for it.
-        return self._signs.is_alive(node, _call(lambda: self._store.add(self._key(f"alive/{node}"), 0)))
+        return self._signs.is_alive(node, self._call(lambda: self._store.add(self._key(f"alive/{node}"), 0)))
 
     def _read(self) -> GroupStart:
         # Not `get`, which would wait for a first state: the first node to come writes it.
-        text = _call(lambda: self._store.compare_set(self._key("state"), "", GroupStart().encode()))
+        text = self._call(lambda: self._store.compare_set(self._key("state"), "", GroupStart().encode()))
         try:
             return GroupStart.decode(text.decode(errors="replace"))
         except ValueError as error:
@@ -253,22 +279,38 @@ class NodeRendezvous(RendezvousHandler):
         # Compared and set at once by the store: of two nodes that write together, one reads the other's state and
         # tries again.
         if wanted != start:
-            _call(lambda: self._store.compare_set(self._key("state"), start.encode(), wanted.encode()))
+            self._call(lambda: self._store.compare_set(self._key("state"), start.encode(), wanted.encode()))
+
+    def _call(self, operation: Callable[[], _T]) -> _T:
+        """Call the store, in a thread: its client waits without end for a host that is cut off, in C++.
+
+        Raises:
+            RendezvousConnectionError: the connection is broken, or the store does not answer in time.
+        """
+        if self._unanswered:
+            self._unanswered.join(_ANSWER_S)
+            if self._unanswered.is_alive():
+                raise _SilentStoreError(self._host)
+        answers: SimpleQueue[tuple[_T | None, Exception | None]] = SimpleQueue()
+
+        def call() -> None:
+            try:
+                answers.put((operation(), None))
+            except (RuntimeError, ValueError) as error:
+                answers.put((None, error))
+
+        self._unanswered = threading.Thread(target=call, name="store", daemon=True)
+        self._unanswered.start()
+        try:
+            answer, error = answers.get(timeout=_ANSWER_S)
+        except Empty:
+            raise _SilentStoreError(self._host) from None
+        if error is not None:
+            raise RendezvousConnectionError(str(error).partition("\n")[0]) from error
+        return cast("_T", answer)
 
     def _key(self, name: str) -> str:
         return f"facetrain/{self._run_id}/{name}"
-
-
-def _call(operation: Callable[[], _T]) -> _T:
-    """Call the store.
-
-    Raises:
-        RendezvousConnectionError: it does not answer.
-    """
-    try:
-        return operation()
-    except (RuntimeError, ValueError) as error:
-        raise RendezvousConnectionError(str(error).partition("\n")[0]) from error
 
 
 class _WaitReport:

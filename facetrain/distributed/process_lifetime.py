@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import os
 import select
@@ -19,8 +18,6 @@ _OWN_LAUNCHER = "FACETRAIN_LAUNCHER"
 sets are torchrun's as well."""
 _NO_RESTART = "no_restart"
 """File in a rank's folder of the elastic agent."""
-
-_must_exit_at_once = False
 
 
 def has_agent() -> bool:
@@ -109,19 +106,6 @@ def end_with_parent(number: int) -> None:
             prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
-def request_exit_at_once(*, in_any_program: bool) -> None:
-    """Let `exit_process` end this process without Python's cleanup: the process group or its launcher has failed.
-
-    Python's exit would first wait for the threads of all pools. One of them may be waiting for a GPU stream or a disk
-    that waits for a lost rank. With `in_any_program`, a program that does not call `exit_process` ends without the
-    rest of the cleanup, too, once the pools have ended.
-    """
-    global _must_exit_at_once
-    _must_exit_at_once = True
-    if in_any_program:
-        atexit.register(exit_process, getattr(sys.exception(), "exit_code", 1))
-
-
 def exit_with_message(message: str, exit_code: int) -> NoReturn:
     """End this process at once, from any thread or signal handler, even if its main thread hangs.
 
@@ -132,14 +116,3 @@ def exit_with_message(message: str, exit_code: int) -> NoReturn:
         if select.select([], [_STANDARD_ERROR], [], 0)[1]:
             os.write(_STANDARD_ERROR, f"{message}\n".encode(errors="backslashreplace"))
     os._exit(exit_code)
-
-
-def exit_process(exit_code: int | None) -> NoReturn:
-    """End this process by SystemExit, or at once after `request_exit_at_once`."""
-    if _must_exit_at_once:
-        # `os._exit` drops what Python's streams still hold.
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):
-                stream.flush()
-        os._exit(exit_code or 0)
-    sys.exit(exit_code)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -42,10 +42,8 @@ class Ranks:
     """Number of restarts before this start."""
     meeting: Meeting | None = None
     """What they know of each other; None for a single process."""
-    others: Set[int] = frozenset()
-    """Child processes that this one had before."""
-    set_patience: Callable[[float], None] = lambda patience_s: None
-    """Sets for how many seconds this rank may be silent."""
+    set_timeout: Callable[[float], None] = lambda timeout_s: None
+    """Tells the watchdog for how many seconds other ranks wait for this one."""
     report_failure: Callable[[BaseException], None] = lambda error: None
     """Tells the watchdogs of the others why this rank ends."""
     _count: int = field(default=0, init=False)

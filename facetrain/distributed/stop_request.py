@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import _thread
 import signal
-import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -14,6 +12,7 @@ import torch
 from facetrain.distributed import collectives
 from facetrain.distributed.grace_period import grace_s
 from facetrain.distributed.process_lifetime import exit_with_message, ignores_hangup, launched_by_torchrun
+from facetrain.distributed.watchdog import end_within
 
 _HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
@@ -25,8 +24,8 @@ class Stopped(Exception):
 class StopRequest:
     """Signal handlers that record a signal; the ranks then agree to stop at the same step.
 
-    Used as a context manager. An elastic agent enforces the grace period and ends its ranks at a second
-    Ctrl-C. A process without an agent does both itself.
+    Used as a context manager. An elastic agent enforces the grace period and ends its ranks at a second Ctrl-C. In a
+    process without an agent, its watchdog enforces the grace period.
     """
 
     def __init__(self) -> None:
@@ -79,12 +78,7 @@ class StopRequest:
             # Not by an exception: the code that it unwinds may wait for what hangs.
             exit_with_message("error: interrupted", 128 + number)
         if not self.signal and not self._has_agent:
-            # Not threading.Thread: its locks may be held by the code that this handler interrupts.
-            _thread.start_new_thread(self._end_by_force, (signal.Signals(number),))
+            why = f"still ran {grace_s()} s after {signal.Signals(number).name}"
+            end_within(grace_s(), 128 + number, why)
         # Only recorded: between two instructions of a step, nothing else is safe.
         self.signal = number
-
-    def _end_by_force(self, number: signal.Signals) -> None:
-        time.sleep(grace_s())
-        if self._before:  # the handlers are still installed: training has not ended
-            exit_with_message(f"error: still running {grace_s()} s after {number.name}", 128 + number)

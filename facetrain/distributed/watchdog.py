@@ -1,4 +1,4 @@
-"""Watchdog of this rank: ends it if it hangs, is stopped, or waits for a rank that is lost.
+"""Watchdog of this process: ends it if it hangs, or waits for a rank or a helper process that is lost.
 
 The elastic agent notices that a rank has ended, and asks the others to end by SIGTERM. A rank whose main thread is
 blocked in a C call (a CUDA synchronization behind a collective that the lost rank never joins, a read from a dead
@@ -30,6 +30,7 @@ from socket import socket
 from typing import IO, Any
 
 from facetrain.distributed import watchdog_process
+from facetrain.distributed.process_lifetime import is_stopped
 from facetrain.errors import FacetrainError, LostRankError, RankError, RunError
 from facetrain.files import error_reason
 
@@ -37,10 +38,11 @@ _PACKAGE = str(Path(__file__).resolve().parents[1])
 _INTERVAL_S = 1.0
 _FLUSH_S = 1.0
 _READY_S = 15.0
+_DISMISS_S = 5.0
+_STOPPED_S = 30.0
+"""Seconds after which a stopped watchdog counts as lost."""
 _REASON_FILE = "TORCHELASTIC_ERROR_FILE"
 _logger = logging.getLogger("facetrain")
-_after_errors: list[subprocess.Popen[bytes]] = []
-"""Watchdogs that stay until this process has ended, because its training has failed."""
 
 
 @dataclass(frozen=True)
@@ -59,20 +61,26 @@ class Peers:
     speaks: bool = False
     """Whether this rank prints which other rank is lost. With an elastic agent, that prints it."""
 
+    @classmethod
+    def none(cls) -> Peers:
+        """Return the peers of a process without others."""
+        return cls(rank=0, places=[f"process {os.getpid()}"], token="", address=None)
+
 
 class Guard:
-    """Watchdog of this rank, as the rank sees it."""
+    """Watchdog of this process, as the process sees it."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process, self._has_failed = process, False
+    def __init__(self, process: subprocess.Popen[bytes], *, has_others: bool) -> None:
+        self._process, self._has_others, self._has_failed = process, has_others, False
+        self.dismissed = threading.Event()
 
-    def set_patience(self, patience_s: float) -> None:
-        """Set for how many seconds this process may be silent."""
-        self._say(f"patience {patience_s}")
+    def set_timeout(self, timeout_s: float) -> None:
+        """Set how long other ranks wait for this one in a collective: it may be silent for longer."""
+        self._say(f"timeout {timeout_s}")
 
     def report(self, error: BaseException) -> None:
         """Tell the other watchdogs why this rank ends, once. Its own then stays until the process has ended."""
-        if self._has_failed:
+        if self._has_failed or not self._has_others:
             return
         self._has_failed = True
         # The other watchdogs act by the kind: an error of this rank is the cause, the two others are consequences. The
@@ -80,47 +88,90 @@ class Guard:
         kinds = {LostRankError: "followed", RankError: "waited", BaseException: "failed"}
         kind = next(kind for cause, kind in kinds.items() if isinstance(error, cause))
         self._say(f"{kind} {error_reason(error) or type(error).__name__}")
-        _after_errors.append(self._process)  # the exit may hang: what it waits for may wait for the lost rank
+
+    def end_within(self, seconds: float, exit_code: int, reason: str) -> None:
+        """Let the watchdog end this process with an exit code if it still runs after so many seconds."""
+        self._say(f"within {seconds} {exit_code} {reason}")
+
+    def send_position(self) -> None:
+        """Show that Python runs here, and where."""
+        self._say(f"at {main_thread_position()}")
+
+    def dismiss(self) -> None:
+        """End the watchdog, unless it waits for the end of this process: the exit may wait for a lost rank."""
+        if self._has_failed:
+            return
+        self.dismissed.set()
+        _guards.remove(self)
+        assert self._process.stdin is not None, "stdin is a pipe"
+        # Said before the pipe is closed: the watchdog takes a closed pipe for the death of the rank.
+        self._say("done")
+        self._process.stdin.close()
+        try:
+            self._process.wait(_DISMISS_S)
+        except subprocess.TimeoutExpired:  # it is stopped
+            self._process.kill()
+            self._process.wait()
 
     def _say(self, line: str) -> None:
         assert self._process.stdin is not None, "stdin is a pipe"
-        _write(self._process.stdin, line)
+        with suppress(OSError, ValueError):  # the watchdog has ended: `_follow` handles that
+            # In one write: several threads send lines, and shorter ones than a page are never mixed by a pipe.
+            self._process.stdin.write(line.replace("\n", " ").encode() + b"\n")
+
+
+_guards: list[Guard] = []
+"""Watchdogs of this process. After an error they stay until it has ended."""
 
 
 @contextmanager
-def watchdog(peers: Peers, patience_s: float) -> Iterator[Guard]:
-    """Guard this process within the block, and until it exits if the block raises an exception.
+def watchdog(peers: Peers, timeout_s: float) -> Iterator[Guard]:
+    """Guard this process within the block; one of several ranks also until it exits if the block raises an exception.
 
     The watchdog prints why it ends this process to standard error, and leaves it in a file for the elastic agent.
-    Reasons are: the process is stopped, or has not run for `patience_s` seconds; another rank is lost, or has waited
-    for this one in vain, and this process has not ended by itself shortly after.
+    Reasons are: a process that this one has started within the block is stopped or killed, and this one still waits;
+    this rank is stopped, or has not run for `timeout_s` seconds and some more; another rank is lost, or has waited for
+    this one in vain, and this process has not ended by itself shortly after. A single process may be stopped.
     """
-    process = _start(peers, patience_s)
-    pipe, ready, ended = process.stdin, threading.Event(), threading.Event()
-    assert pipe is not None and process.stdout is not None, "both are pipes"
+    has_others = len(peers.places) > 1
+    process, ready = _start(peers, timeout_s), threading.Event()
+    guard = Guard(process, has_others=has_others)
+    _guards.append(guard)
 
     def report() -> None:
-        while not ended.wait(_INTERVAL_S):
-            _write(pipe, f"at {main_thread_position()}")
+        stopped_s = 0.0
+        while not guard.dismissed.wait(_INTERVAL_S):
+            guard.send_position()
+            # Ctrl-Z stops this process together with its watchdog: only what passes here counts.
+            stopped_s = stopped_s + _INTERVAL_S if is_stopped(process.pid) else 0.0
+            if stopped_s > _STOPPED_S:
+                process.kill()  # `_follow` ends this process
 
     # A line per second proves that Python runs here. A main thread in a long C call that releases Python's lock does
     # not stop it.
     threading.Thread(target=report, name="watchdog", daemon=True).start()
     death = f"the watchdog of rank {peers.rank} (process {process.pid}) was killed, and the rank ends with it"
-    orders = (process.stdout, ready, ended, death)
+    assert process.stdout is not None, "stdout is a pipe"
+    orders = (process.stdout, ready, guard.dismissed, death)
     threading.Thread(target=_follow, args=orders, name="watchdog-orders", daemon=True).start()
-    ready.wait(_READY_S)  # a loss that comes before the watchdogs are connected would be noticed late
-    guard = Guard(process)
+    if has_others:
+        ready.wait(_READY_S)  # a loss that comes before the watchdogs are connected would be noticed late
     try:
         yield guard
     except BaseException as error:
         guard.report(error)
         raise
-    ended.set()
-    # Said before the pipe is closed: the watchdog takes a closed pipe for the death of the rank.
-    _write(pipe, "done")
-    pipe.close()
-    process.wait()
+    finally:
+        guard.dismiss()
+
+
+def end_within(seconds: float, exit_code: int, reason: str) -> None:
+    """Let the watchdog of this process end it with an exit code if it still runs after so many seconds.
+
+    `reason` follows the name of the process in the message. Can be called by a signal handler.
+    """
+    for guard in _guards:
+        guard.end_within(seconds, exit_code, reason)
 
 
 def read_reason(path: Path, *, printed: bool | None = None) -> str:
@@ -147,13 +198,14 @@ def main_thread_position() -> str:
     return f"at {frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
 
 
-def _start(peers: Peers, patience_s: float) -> subprocess.Popen[bytes]:
+def _start(peers: Peers, timeout_s: float) -> subprocess.Popen[bytes]:
     descriptor = peers.listener.fileno() if peers.listener else None
     shared = {name: getattr(peers, name) for name in ("rank", "places", "token", "address", "speaks")}
     error_file = os.environ.get(_REASON_FILE, "")
     # The settings go through the pipe and not the command line, which every user of the host can read: one is the
     # token.
-    own = {"pid": os.getpid(), "patience_s": patience_s, "error_file": error_file, "listener": descriptor}
+    own = {"pid": os.getpid(), "timeout_s": timeout_s, "error_file": error_file, "listener": descriptor}
+    others = list(watchdog_process.descendants(os.getpid()))
     process = subprocess.Popen(
         # -S and -E: the program needs no site packages, and no variable of the rank may change it.
         [sys.executable, "-S", "-E", watchdog_process.__file__],
@@ -165,17 +217,11 @@ def _start(peers: Peers, patience_s: float) -> subprocess.Popen[bytes]:
         pass_fds=() if descriptor is None else (descriptor,),
     )
     assert process.stdin is not None, "stdin is a pipe"
-    _write(process.stdin, json.dumps(shared | own))
+    process.stdin.write(json.dumps(shared | own | {"others": others}).encode() + b"\n")
     if peers.listener:
         # The watchdog has its own copy; with this one open, the port would outlive it.
         peers.listener.close()
     return process
-
-
-def _write(pipe: IO[bytes], line: str) -> None:
-    with suppress(OSError, ValueError):  # the watchdog has ended: `_follow` handles that
-        # In one write: two threads send lines, and shorter ones than a page are never mixed by a pipe.
-        pipe.write(line.replace("\n", " ").encode() + b"\n")
 
 
 def _follow(lines: IO[bytes], ready: threading.Event, ended: threading.Event, death: str) -> None:
@@ -187,10 +233,11 @@ def _follow(lines: IO[bytes], ready: threading.Event, ended: threading.Event, de
         elif kind == "lost":
             _log(rest)
         elif kind == "end":
-            _exit_now(rest)
+            code, _, reason = rest.partition(" ")
+            _exit_now(reason, int(code))
     if not ended.is_set():
         # The other ranks take the end of the watchdog for the end of this rank.
-        _exit_now(death, prints=True)
+        _exit_now(death, RunError.exit_code, prints=True)
 
 
 def _log(message: str) -> None:
@@ -198,13 +245,11 @@ def _log(message: str) -> None:
         _logger.error("%s", message)
 
 
-def _exit_now(reason: str, *, prints: bool = False) -> None:
+def _exit_now(reason: str, exit_code: int, *, prints: bool = False) -> None:
     """End this process although its main thread may be blocked, with the error that it was about to report, if any."""
     error: Any = sys._current_exceptions().get(threading.main_thread().ident or 0)
     error = error[1] if isinstance(error, tuple) else error  # before Python 3.12
     reports = isinstance(error, FacetrainError) and not isinstance(error, LostRankError)
-    # The code of a consequence, which the agent does not explain, unless this rank is the cause.
-    exit_code = RunError.exit_code if prints else LostRankError.exit_code
     if isinstance(error, FacetrainError):
         exit_code = error.exit_code
 

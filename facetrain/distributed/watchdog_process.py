@@ -1,4 +1,4 @@
-"""Watchdog of one rank, in a separate process: it ends its rank, and informs the watchdogs of the others.
+"""Watchdog of one rank, or of a single process, as a process of its own: it ends the rank and informs the others.
 
 `facetrain.distributed.watchdog` starts it. It imports neither torch nor facetrain: it must start in milliseconds
 and need little memory, and no lock of the rank (Python's, or one of a C library) may block it.
@@ -7,7 +7,8 @@ Lines from the rank, on standard input:
 
     {...}                   settings, as JSON; the first line
     at POSITION             where the main thread is; once a second
-    patience SECONDS        for how long the rank may be silent from now on
+    timeout SECONDS         how long other ranks wait for this one from now on
+    within SECONDS CODE WHY the rank ends itself within so many seconds, or is to be ended with this exit code
     done                    the rank has finished
     failed MESSAGE          the rank has an error, and is about to exit
     waited MESSAGE          the same, because another rank did not answer in time
@@ -17,7 +18,7 @@ Lines to the rank, on standard output:
 
     ready                   it is connected to rank 0, or could not be
     lost REASON             another rank is lost
-    end REASON              the rank has to exit at once
+    end CODE REASON         the rank has to exit at once, with this exit code
 
 Lines between watchdogs: `hello TOKEN RANK`, then `lost RANK KIND REASON`, and `bye` from a rank that has finished.
 They form a star around rank 0, which forwards what it receives. The kernel answers the keep-alives of the connections,
@@ -26,6 +27,7 @@ so that a host that is down, or cut off, is found within `_UNREACHABLE_S`, and a
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import select
@@ -33,13 +35,21 @@ import selectors
 import signal
 import socket
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from types import SimpleNamespace
 
 _UNREACHABLE_S = 15
 _KEEP_ALIVES = 5
 _STOPPED_S = 15.0
-"""Seconds that a rank may be stopped (SIGSTOP). The time in which its watchdog does not run either does not count."""
+"""Seconds that one of several ranks may be stopped (SIGSTOP). The time in which its watchdog does not run either does
+not count."""
+_GRACE_S = 30.0
+"""Seconds by which a rank may be silent for longer than others wait for it: they name it first."""
+_HELPER_S = 30.0
+"""Seconds that a helper may be stopped, or killed and unnoticed: `train.timeout_s` if that is less."""
+_LOOKS = 6
+"""Looks at the helpers within this time."""
 _ENDED_S = 8.0
 """Seconds between the end of another rank and the end of this one, which mostly notices and exits by itself."""
 _FAILED_S = 18.0
@@ -52,6 +62,8 @@ _POLL_S = 0.5
 _CONNECT_S = 10.0
 _WARNS_S = 5.0
 _MAX_LINE = 1 << 12
+_FAILURE, _LOST_RANK = 1, 3
+"""Exit codes of a single process and of one of several ranks, whose agent knows more (`facetrain.errors`)."""
 
 
 class _Lines:
@@ -78,15 +90,52 @@ class _Link:
             self.socket.sendall(line.encode(errors="replace")[: _MAX_LINE - 1] + b"\n")
 
 
+class _Helpers:
+    """Processes that the rank has started: it would wait without end for a stopped one.
+
+    A killed one is mostly reported by the code that waits for it. But torch 2.13 waits for a killed process of its
+    compiler without end, because it keeps both ends of the pipes to it open.
+    """
+
+    def __init__(self, settings: SimpleNamespace) -> None:
+        self._settings = settings
+        # A program that calls facetrain may have processes that it stops on purpose.
+        self._others = {*settings.others, os.getpid()}
+        self._waited_s = 0.0
+        self._looks: dict[int, int] = {}
+        self._commands: dict[int, str] = {}
+
+    def find_fault(self, passed_s: float) -> tuple[int, str] | None:
+        """Return a helper that has not worked for the whole time limit, and the reason; look from time to time.
+
+        The looks are counted, not the seconds: Ctrl-Z stops this watchdog together with the helpers.
+        """
+        self._waited_s, limit_s = self._waited_s + passed_s, min(self._settings.timeout_s, _HELPER_S)
+        if self._waited_s < limit_s / _LOOKS:
+            return None
+        self._waited_s = 0.0
+        helpers = [pid for pid in descendants(self._settings.pid) if pid not in self._others]
+        # A killed process has no command line any more.
+        self._commands = {pid: _command(pid) or self._commands.get(pid, "") for pid in helpers}
+        faults = {pid: fault for pid in helpers if (fault := _helper_fault(pid))}
+        self._looks = {pid: self._looks.get(pid, 0) + 1 for pid in faults}
+        for pid in self._looks:
+            if self._looks[pid] > _LOOKS:
+                what = f"process {pid} ({self._commands[pid] or 'its command is unknown'})"
+                since = f"{faults[pid]} {limit_s:.0f} s ago"
+                return pid, f"waits for {what}, which it has started and which {since}"
+        return None
+
+
 class Watchdog:
     """Watchdog of one rank."""
 
     def __init__(self, settings: SimpleNamespace, listener: socket.socket | None) -> None:
         """Connect to rank 0, or listen for the other ranks on rank 0.
 
-        The settings are `pid`, `rank`, `patience_s`, `error_file`, `token`, `places` (host and process of each rank),
-        `address` (host and port of rank 0; null: no connection) and `speaks` (whether this rank prints why it ends
-        although another rank is the reason).
+        The settings are `pid`, `rank`, `timeout_s`, `error_file`, `token`, `places` (host and process of
+        each rank), `others` (processes that are no helpers), `address` (host and port of rank 0; null: no connection)
+        and `speaks` (whether this rank prints why it ends although another rank is the reason).
         """
         self._settings, self._pid, self._rank = settings, settings.pid, settings.rank
         self._selector, self._from_rank = selectors.DefaultSelector(), _Lines()
@@ -94,6 +143,7 @@ class Watchdog:
         # What the rank has shown of itself: where it is, and for how long it has been silent or stopped.
         self._position = ""
         self._silent_s = self._stopped_s = 0.0
+        self._helpers, self._has_others = _Helpers(settings), len(settings.places) > 1
         # What the others know of this rank, and it of them.
         self._is_announced = self._knows_loss = False
         self._warning, self._warns_at = "", float("inf")
@@ -101,6 +151,7 @@ class Watchdog:
         self._deadline = float("inf")
         self._reason = ""
         self._is_printed = False
+        self._exit_code = _FAILURE
         self._selector.register(0, selectors.EVENT_READ, self._read_rank)
         if listener is not None:
             self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
@@ -129,8 +180,11 @@ class Watchdog:
             kind, _, rest = line.partition(" ")
             if kind == "at":
                 self._position = rest
-            elif kind == "patience":
-                self._settings.patience_s = float(rest)
+            elif kind == "timeout":
+                self._settings.timeout_s = float(rest)
+            elif kind == "within":
+                seconds, code, why = rest.split(" ", 2)
+                self._end_in(float(seconds), why, prints=True, exit_code=int(code))
             elif kind == "done":
                 # After it, a connection that closes is no loss.
                 self._send("bye")
@@ -147,24 +201,36 @@ class Watchdog:
         self._silent_s += passed_s
         self._stopped_s = self._stopped_s + passed_s if _is_stopped(self._pid) else 0.0
         # The process table and the pipe give facts; how long a step takes is none.
-        if self._stopped_s > _STOPPED_S:
-            self._end_in(0, f"was stopped (SIGSTOP, or Ctrl-Z) for {_STOPPED_S:.0f} s", prints=True)
-        elif self._silent_s > self._settings.patience_s:
-            self._end_in(0, f"has not run for {self._settings.patience_s:.0f} s", prints=True)
+        if self._has_others:  # nobody waits for a single process: it may be stopped
+            if self._stopped_s > _STOPPED_S:
+                self._end_in(0, f"was stopped (SIGSTOP, or Ctrl-Z) for {_STOPPED_S:.0f} s", prints=True)
+            elif self._silent_s > self._settings.timeout_s + _GRACE_S:
+                self._end_in(0, f"has not run for {self._silent_s:.0f} s", prints=True)
+        if fault := self._helpers.find_fault(passed_s):
+            helper, reason = fault
+            with suppress(OSError):
+                os.kill(helper, signal.SIGKILL)  # or it would stay when the rank has ended
+            self._end_in(0, reason, prints=True)
         if time.monotonic() >= self._deadline:
             self._end()
         if time.monotonic() >= self._warns_at and not self._is_announced:
             self._warns_at = float("inf")
             _print(self._warning)
 
-    def _end_in(self, seconds: float, reason: str, *, prints: bool) -> None:
+    def _end_in(self, seconds: float, reason: str, *, prints: bool, exit_code: int | None = None) -> None:
         """End the rank after so many seconds, unless it is to be ended earlier."""
         if time.monotonic() + seconds < self._deadline:
             self._deadline, self._reason, self._is_printed = time.monotonic() + seconds, reason, prints
+            self._exit_code = exit_code or (_LOST_RANK if self._has_others else _FAILURE)
 
     def _end(self) -> None:
         """Let the rank write its log and exit; kill it if it does not."""
-        message = f"rank {self._rank} (process {self._pid}) {self._reason}"
+        who = (
+            f"rank {self._rank} (process {self._pid})"
+            if len(self._settings.places) > 1
+            else f"process {self._pid}"
+        )
+        message = f"{who} {self._reason}"
         if self._position:
             message += f", {'last seen ' if self._silent_s > _SEEN_S else ''}{self._position},"
         message += " and is ended"
@@ -172,7 +238,7 @@ class Watchdog:
             _write_reason(self._settings.error_file, message, printed=True)
             _print(f"error: {message}")
         # The rank itself first: it can still write its log and the error that it was about to report.
-        _write_to_rank(f"end {message}")
+        _write_to_rank(f"end {self._exit_code} {message}")
         deadline = time.monotonic() + _FLUSH_S
         while time.monotonic() < deadline and not _has_ended(self._pid):
             time.sleep(0.05)
@@ -331,12 +397,45 @@ def _write_to_rank(line: str) -> None:
         os.write(1, line.replace("\n", " ").encode(errors="replace")[: _MAX_LINE - 1] + b"\n")
 
 
-def _state_of(pid: int) -> str:
+def _helper_fault(pid: int) -> str:
+    """Return what keeps a process from its work, as in "was stopped (SIGSTOP)", and "" if nothing does."""
+    fields = _status_of(pid)
+    if fields[:1] == ["T"]:
+        return "was stopped (SIGSTOP)"
+    # The last field: how it ended, as waitpid(2) gives it. The low bits are the signal that ended it.
+    if fields[:1] == ["Z"] and (number := int(fields[-1]) & 0x7F):
+        return f"was ended by signal {number}"
+    return ""
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """Yield the processes that a process and its descendants have started. Linux only."""
+    # Linux lists a process with the thread that has started it.
+    for path in glob.iglob(f"/proc/{pid}/task/*/children"):
+        with suppress(OSError), open(path, encoding="utf-8") as file:  # the thread may have ended
+            for child in map(int, file.read().split()):
+                yield child
+                yield from descendants(child)
+
+
+def _command(pid: int) -> str:
+    with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        return file.read().replace(b"\0", b" ").strip()[:200].decode(errors="replace")
+    return ""
+
+
+def _status_of(pid: int) -> list[str]:
+    """Return the fields of proc(5) from the state on; none if the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
+            # The name of the program, in parentheses, may contain spaces and parentheses.
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _state_of(pid: int) -> str:
+    return "".join(_status_of(pid)[:1])
 
 
 def _is_stopped(pid: int) -> bool:

@@ -22,20 +22,16 @@ from facetrain.distributed.process_lifetime import (
     launched_by_torchrun,
     outside_launcher,
     process_stat,
-    request_exit_at_once,
 )
 from facetrain.distributed.process_setup import keep_freed_memory, release_freed_memory
 from facetrain.distributed.ranks import Ranks
 from facetrain.distributed.rendezvous import Meeting, meet, store_address, watchdog_address
-from facetrain.distributed.stopped_helpers import descendants, ended_if_helpers_stop
 from facetrain.distributed.topology import unusable_gpus
 from facetrain.distributed.watchdog import Peers, watchdog
 from facetrain.errors import RunError, UsageError
 
 ARRIVAL_S = 600.0
 """Time for all ranks to start."""
-_GRACE_S = 30
-"""Time for the other ranks to name a rank that does not run, after their collectives have timed out."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +92,9 @@ def assemble() -> Iterator[Ranks]:
     Raises:
         RunError: a rank did not arrive in time.
     """
-    others = frozenset(descendants(os.getpid()))
     if not launched_by_torchrun():
-        yield Ranks(others=others)
+        with watchdog(Peers.none(), ARRIVAL_S) as guard:
+            yield Ranks(set_timeout=guard.set_timeout)
         return
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     with _joining():
@@ -113,17 +109,13 @@ def assemble() -> Iterator[Ranks]:
         launcher_id=_launcher_id() if has_agent() else "",
         restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
         meeting=meeting,
-        others=others,
     )
     if ranks.is_leader and outside_launcher() and (has_agent() or not is_loopback(store_address()[0])):
         _warn_of_open_port(store_address()[1])
-    if ranks.size == 1:
-        yield ranks
-        return
     speaks = ranks.speaks_for_host and not has_agent()
     peers = Peers(meeting.rank, meeting.places, meeting.id, watchdog_at, listener, speaks)
-    with watchdog(peers, ARRIVAL_S + _GRACE_S) as guard:
-        ranks.set_patience, ranks.report_failure = guard.set_patience, guard.report
+    with watchdog(peers, ARRIVAL_S) as guard:
+        ranks.set_timeout, ranks.report_failure = guard.set_timeout, guard.report
         yield ranks
 
 
@@ -165,17 +157,15 @@ def join(
             rendezvous_id=found.meeting.id if found.meeting else "",
             restarts=found.restarts,
         )
-        # Its patience is longer than a collective's: a rank that waits for others must not be taken for one that hangs.
-        found.set_patience(timeout_s + _GRACE_S)
-        with ended_if_helpers_stop(timeout_s, found.others):
-            if found.meeting is None:
-                if "OMP_NUM_THREADS" not in os.environ:
-                    # torch's default ignores a container's CPU quota, and results depend on the number of threads.
-                    torch.set_num_threads(usable_cores())
-                yield world
-                return
-            with _process_group(found, found.meeting, chosen, timeout_s):
-                yield world
+        found.set_timeout(timeout_s)
+        if found.meeting is None:
+            if "OMP_NUM_THREADS" not in os.environ:
+                # torch's default ignores a container's CPU quota, and results depend on the number of threads.
+                torch.set_num_threads(usable_cores())
+            yield world
+            return
+        with _process_group(found, found.meeting, chosen, timeout_s):
+            yield world
 
 
 @contextmanager
@@ -203,10 +193,7 @@ def _process_group(ranks: Ranks, meeting: Meeting, device: torch.device, timeout
     finally:
         # Objects that hold the group (DDP's reducer, in reference cycles) must be freed before it.
         gc.collect()
-        if not ended_well and ranks.size > 1:
-            request_exit_at_once(in_any_program=device.type == "cuda")
-        # With a rank lost, NCCL would wait without end for the queued collectives: here, before the error is printed,
-        # and again when Python exits. So the process exits without NCCL's cleanup.
+        # With a rank lost, NCCL would wait without end for the queued collectives: here, before the error is printed.
         if ended_well or device.type != "cuda":
             dist.destroy_process_group()
 

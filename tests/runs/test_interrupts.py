@@ -47,6 +47,28 @@ def test_ctrl_c_during_the_imports_is_an_interruption_even_where_python_drops_ex
     assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
 
 
+FAILED = """
+import sys, time, types
+from concurrent.futures import ThreadPoolExecutor
+
+def fail():
+    ThreadPoolExecutor(1).submit(time.sleep, 30)
+    print("a report in the buffer")
+    sys.exit(3)
+
+sys.modules["facetrain.cli.app"] = types.SimpleNamespace(main=fail)
+from facetrain.__main__ import main
+main()
+"""
+
+
+def test_after_a_failure_the_exit_does_not_wait_for_the_threads_of_a_pool():
+    done = subprocess.run(
+        [sys.executable, "-c", FAILED], env=environment(), capture_output=True, text=True, timeout=20
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (3, "a report in the buffer\n", "")
+
+
 INTERRUPTED_END = """
 import atexit, signal, sys, time, types
 

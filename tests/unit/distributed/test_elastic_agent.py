@@ -1,13 +1,10 @@
 import json
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 
 from facetrain.distributed.elastic_agent import _exit_code, _explain_rendezvous_failure
 from facetrain.errors import LaunchError
-from tests.support.command import environment
 
 
 def test_a_failed_rendezvous_for_a_restart_is_reported_with_the_reason_of_the_restart(tmp_path):
@@ -22,31 +19,6 @@ def test_a_failed_rendezvous_for_a_restart_is_reported_with_the_reason_of_the_re
     (tmp_path / "run_x" / "attempt_0" / "0" / "error.json").write_text('{"message": "rank 1 was stuck"}')
     message = _explain_rendezvous_failure(lost, "host:1", tmp_path)
     assert message.startswith("the ranks of this node ended: rank 1 was stuck; the rendezvous at host:1")
-
-
-STUCK = """
-import json, sys, time
-from pathlib import Path
-from facetrain.distributed import elastic_agent
-from facetrain.distributed.topology import topology
-elastic_agent._STUCK_S, elastic_agent._POLL_S = 0.2, 0.05
-folder = Path(sys.argv[1])
-error = folder / "run" / "attempt_0" / "0" / "error.json"
-error.parent.mkdir(parents=True)
-with elastic_agent._ended_if_stuck(topology("1", "2", "host:1", int(sys.argv[2]), "cpu"), folder):
-    error.write_text(json.dumps({"message": "rank 0 cannot be reached", "printed": False}))
-    time.sleep(2)
-"""
-
-
-@pytest.mark.parametrize(("restarts", "code"), [("0", 1), ("1", 0)])
-def test_an_agent_that_is_stuck_after_the_end_of_its_ranks_is_ended_unless_it_may_restart(
-    tmp_path, restarts, code
-):
-    command = [sys.executable, "-c", STUCK, tmp_path / "agent", restarts]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
-    assert done.returncode == code, done.stderr
-    assert done.stderr == ("error: the ranks of this node ended: rank 0 cannot be reached\n" if code else "")
 
 
 def failed_ranks(folder, **codes_and_reasons):

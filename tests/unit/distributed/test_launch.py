@@ -18,7 +18,7 @@ def train():
     return 0
 
 signal.signal(signal.SIGHUP, getattr(signal, sys.argv[1]))
-sys.exit(launch(train, Topology(nproc_per_node=1), "run"))
+sys.exit(launch(train, Topology(nproc_per_node=1), []))
 """
 
 
@@ -36,7 +36,7 @@ def test_an_agent_handles_the_end_of_its_terminal_unless_it_runs_under_nohup(act
     numbers = [signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1]
     before = [signal.signal(number, action) for number in numbers]
     try:
-        _config(Topology(nproc_per_node=2), "run", tmp_path, on_signal).logs_specs.reify({})
+        _config(Topology(nproc_per_node=2), tmp_path, on_signal).logs_specs.reify({})
         handled = [signal.getsignal(number) == on_signal for number in numbers]
     finally:
         for number, handler in zip(numbers, before, strict=True):

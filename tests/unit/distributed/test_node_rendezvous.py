@@ -28,7 +28,7 @@ from facetrain.distributed.elastic_agent import launch_ranks
 from facetrain.distributed.topology import topology
 print("starts", flush=True)
 try:
-    launch_ranks([], topology("1", "2", sys.argv[1], 0, "cpu"), "run")
+    launch_ranks([], topology("1", "2", sys.argv[1], 0, "cpu"))
 except KeyboardInterrupt:
     sys.exit(130)
 """
@@ -153,3 +153,36 @@ def test_ctrl_c_ends_a_wait_for_other_nodes_at_once():
     finally:
         process.kill()
     assert (process.returncode, stderr) == (130, "")
+
+
+SERVER = """
+import sys, time
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=True, wait_for_workers=False)
+print("serves", flush=True)
+time.sleep(60)
+"""
+
+
+def test_an_agent_goes_on_while_the_store_does_not_answer_and_joins_when_it_does(
+    endpoint, monkeypatch, capsys
+):
+    monkeypatch.setattr(node_rendezvous, "_ANSWER_S", 0.2)
+    port = endpoint.partition(":")[2]
+    server = subprocess.Popen([sys.executable, "-c", SERVER, port], env=environment(), stdout=subprocess.PIPE)
+    try:
+        assert server.stdout.readline() == b"serves\n"
+        node = NodeRendezvous(endpoint, "run", 1, 2)
+        assert node.next_rendezvous().world_size == 1
+        server.send_signal(signal.SIGSTOP)
+        assert not node.num_nodes_waiting(), "ranks that train go on"
+        assert not node.shutdown(), "the others cannot learn of it"
+        with ThreadPoolExecutor(1) as thread:
+            restarted = thread.submit(node.next_rendezvous)
+            while "does not answer" not in capsys.readouterr().err:
+                assert not restarted.done()
+            server.send_signal(signal.SIGCONT)
+            assert restarted.result(timeout=20).world_size == 1
+    finally:
+        server.kill()
+        server.communicate()

@@ -1,13 +1,10 @@
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from facetrain.distributed import process_setup
 from facetrain.distributed.process_setup import keep_compiled_code, silence_torch_logs, user_cache_folder
-from tests.support.command import environment
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
@@ -61,21 +58,3 @@ def test_torchs_errors_are_printed_where_nccl_reports_and_nowhere_else(monkeypat
         monkeypatch.delenv(name)
     silence_torch_logs()
     assert os.environ["TORCH_CPP_LOG_LEVEL"] == level
-
-
-FAILED = """
-import time
-from concurrent.futures import ThreadPoolExecutor
-from facetrain.distributed.process_lifetime import exit_process, request_exit_at_once
-ThreadPoolExecutor(1).submit(time.sleep, 30)
-print("a report in the buffer")
-request_exit_at_once(in_any_program=False)
-exit_process(3)
-"""
-
-
-def test_after_a_failure_the_exit_does_not_wait_for_the_threads_of_a_pool():
-    done = subprocess.run(
-        [sys.executable, "-c", FAILED], env=environment(), capture_output=True, text=True, timeout=60
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (3, "a report in the buffer\n", "")

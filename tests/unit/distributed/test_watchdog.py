@@ -12,20 +12,27 @@ import pytest
 
 from facetrain.distributed.watchdog import read_reason
 from tests.support.command import environment
-from tests.support.processes import descendants, kill, wait_until_gone
+from tests.support.processes import descendants, is_alive, kill, wait_until_gone
 
 PROGRAM = """
 import json, os, socket, sys, threading, time
-from facetrain.distributed import watchdog_process
+import signal, subprocess
+from facetrain.distributed import watchdog as module, watchdog_process
 from facetrain.distributed.watchdog import Peers, watchdog
 from facetrain.errors import LostRankError, RankError, RunError
-rank, port, patience_s, work = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
+rank, port, timeout_s, work = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
 listener = socket.create_server(("127.0.0.1", port)) if port and rank == 0 else None
 address = ("127.0.0.1", port) if port else None
 places = [f"host, process {number}" for number in range(3)]
-with watchdog(Peers(rank, places, "token", address, listener), patience_s):
-    print("started", flush=True)
-    exec(work)
+peers = Peers(rank, places, "token", address, listener) if rank >= 0 else Peers.none()
+other = subprocess.Popen(["sleep", "9"]) if rank < 0 and len(sys.argv) > 5 else None
+try:
+    with watchdog(peers, timeout_s):
+        print("started", flush=True)
+        exec(work)
+except KeyError:
+    print("goes on", flush=True)
+    time.sleep(1.5)  # longer than one of several ranks may run after an error
 """
 BLOCK = "lock = threading.Lock(); lock.acquire(); lock.acquire(timeout=60)"
 WAIT_FOR_FILE = """
@@ -39,6 +46,8 @@ QUICK = {
     "_FLUSH_S": 0.5,
     "_WARNS_S": 1.0,
     "_UNREACHABLE_S": 15,
+    "_GRACE_S": 0.0,
+    "_HELPER_S": 1.0,
 }
 
 
@@ -55,10 +64,10 @@ def start(tmp_path):
     quick = f"watchdog_process.__file__ = {str(package / 'watchdog_process.py')!r}\n"
     processes = []
 
-    def run(work, rank=0, port=0, patience_s=60.0):
+    def run(work, rank=0, port=0, timeout_s=60.0, arguments=()):
         process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM.replace("rank, port", quick + "rank, port", 1),
-             str(rank), str(port), str(patience_s), work],
+             str(rank), str(port), str(timeout_s), work, *arguments],
             cwd=tmp_path, text=True, env=environment(TORCHELASTIC_ERROR_FILE=f"error_{rank}.json"),
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
@@ -116,10 +125,10 @@ def test_a_stopped_process_is_killed_and_a_running_one_is_not(start, tmp_path):
 
 def test_a_process_that_holds_pythons_lock_for_too_long_is_killed(start):
     # ctypes.PyDLL calls without releasing the lock, so no thread of the process can run.
-    held = start("import ctypes; ctypes.PyDLL(None).sleep(60)", patience_s=2.0)
+    held = start("import ctypes; ctypes.PyDLL(None).sleep(60)", timeout_s=2.0)
     _, stderr = held.communicate(timeout=60)
     assert held.returncode == -signal.SIGKILL
-    assert stderr.startswith(f"error: rank 0 (process {held.pid}) has not run for 2 s")
+    assert stderr.startswith(f"error: rank 0 (process {held.pid}) has not run for ")
 
 
 def test_the_end_of_a_rank_ends_the_others_although_their_main_threads_are_blocked(start, port, tmp_path):
@@ -201,6 +210,63 @@ def test_a_rank_ends_with_its_watchdog_and_the_watchdog_with_its_rank(start, tmp
         stderr == f"error: the watchdog of rank 1 (process {guard}) was killed, and the rank ends with it\n"
     )
     assert not read_reason(tmp_path / "error_0.json")
+
+
+HELPER = """
+helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+print(helper.pid, flush=True)
+time.sleep(1.5)
+os.kill((other if "other" in sys.argv[5:] else helper).pid, getattr(signal, sys.argv[5]))
+if "continued" in sys.argv[5:]:
+    time.sleep(0.3)
+    os.kill(helper.pid, signal.SIGCONT)
+time.sleep(4)
+helper.kill()
+if other:
+    other.kill()
+"""
+
+
+@pytest.mark.parametrize("rank", [-1, 0])
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("SIGSTOP", "was stopped (SIGSTOP) 1 s ago"),
+        ("SIGKILL", "was ended by signal 9 1 s ago"),
+        ("SIGSTOP continued", ""),
+        ("SIGSTOP other", ""),
+    ],
+)
+def test_a_helper_that_stays_stopped_or_was_killed_is_named_and_ends_the_process(start, rank, fault, reason):
+    if "other" in fault and rank == 0:
+        return
+    process = start(HELPER, rank, arguments=fault.split())
+    helper = int(process.stdout.readline())
+    _, stderr = process.communicate(timeout=60)
+    assert not is_alive(helper)
+    if not reason:
+        assert (process.returncode, stderr) == (0, "")
+        return
+    assert process.returncode == (1 if rank < 0 else 3)
+    who = f"process {process.pid}" if rank < 0 else f"rank 0 (process {process.pid})"
+    assert stderr.startswith(f"error: {who} waits for process {helper} (") and "time.sleep(60)" in stderr
+    assert f"which it has started and which {reason}, at " in stderr
+
+
+def test_a_single_process_may_be_stopped_and_is_ended_when_its_time_is_over(start):
+    process = start("module.end_within(2.0, 143, 'still ran 2 s after SIGTERM'); " + BLOCK, -1)
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(1.5)  # longer than one of several ranks may be stopped
+    process.send_signal(signal.SIGCONT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert stderr.startswith(f"error: process {process.pid} still ran 2 s after SIGTERM, ")
+
+
+def test_after_an_error_of_a_single_process_the_program_that_has_called_it_goes_on(start):
+    process = start("raise KeyError", -1)
+    assert process.stdout.readline() == "goes on\n"
+    assert process.wait(20) == 0
 
 
 def test_an_error_file_without_a_message_gives_no_reason(tmp_path):
