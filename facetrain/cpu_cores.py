@@ -1,8 +1,9 @@
-"""Number of CPU cores that this process may use."""
+"""CPU cores that this process, or one of several, may use."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Set
 from pathlib import Path
 
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -14,8 +15,26 @@ def usable_cores() -> int:
     Respects the CPU affinity (taskset, Slurm) and the CPU quota of the container (cgroup v2), both of
     which `os.cpu_count` ignores.
     """
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(min(affinity, _cgroup_cores() or affinity), 1)
+    return share_of_cores(affinity(), ())
+
+
+def share_of_cores(own: Set[int], others: Iterable[Set[int]]) -> int:
+    """Return how many cores one of several processes of a machine may use, at least 1.
+
+    Args:
+        own: the cores that the process may run on, as `os.sched_getaffinity` gives them.
+        others: the cores of each other process. Those that are bound to other cores take nothing away.
+    """
+    others = list(others)
+    sharing = 1 + sum(not own.isdisjoint(other) for other in others)
+    quota = _cgroup_cores()
+    share = len(own) // sharing
+    return max(share if quota is None else min(share, quota // (1 + len(others))), 1)
+
+
+def affinity() -> set[int]:
+    """Return the numbers of the cores that this process may run on."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def _cgroup_cores() -> int | None:

@@ -22,7 +22,7 @@ from facetrain.distributed.process_lifetime import (
     forbid_restart,
     launched_by_torchrun,
 )
-from facetrain.distributed.process_setup import silence_torch_logs
+from facetrain.distributed.process_setup import set_gpu_defaults, silence_torch_logs
 from facetrain.errors import DataError, FacetrainError, LostRankError, UsageError, is_out_of_memory
 from facetrain.files import error_reason, printable
 from facetrain.remote.address import without_secrets
@@ -90,7 +90,9 @@ def end_with(run: Callable[[], int | None], *, debug: bool) -> None:
     prepare_standard_streams()
     end_with_launcher()
     if launched_by_torchrun():
-        silence_torch_logs()  # facetrain's own launcher does so for its ranks
+        # As facetrain's own launcher does for its ranks.
+        silence_torch_logs()
+        set_gpu_defaults()
     try:
         code = run()
         sys.stdout.flush()

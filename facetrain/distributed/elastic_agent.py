@@ -11,13 +11,16 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
+import torch
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, LogsDest, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError, rendezvous_handler_registry
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.numa.binding import AffinityMode, NumaOptions
 
 from facetrain.distributed.node_rendezvous import BACKEND, FinalFailure, create_rendezvous
 from facetrain.distributed.process_lifetime import exit_with_message, ignores_hangup
+from facetrain.distributed.process_setup import COLLECTIVES
 from facetrain.distributed.topology import Topology
 from facetrain.distributed.watchdog import read_reason
 from facetrain.errors import LaunchError, LostRankError, UsageError
@@ -98,8 +101,16 @@ def _config(
         rdzv_configs={"log_dir": str(log_dir)},
         max_restarts=where.max_restarts,
         logs_specs=_LogsSpecs(log_dir, on_signal),
+        numa_options=_numa_options(where),
         signals_to_handle="SIGQUIT",  # the others have a handler of their own, see above
     )
+
+
+def _numa_options(where: Topology) -> NumaOptions | None:
+    """Return options that bind each rank to the cores beside its GPU; None if it has none, or numactl is missing."""
+    if not 1 < where.nproc_per_node <= torch.cuda.device_count() or shutil.which("numactl") is None:
+        return None
+    return NumaOptions(AffinityMode.NODE, should_fall_back_if_binding_fails=True)
 
 
 def _explain_rendezvous_failure(error: Exception, endpoint: str, log_dir: Path) -> str:
@@ -149,6 +160,10 @@ def _explain_signal(number: int, rank: int, pid: int) -> str:
     name = signal.Signals(number).name
     hints = {
         "SIGKILL": "; the kernel does so if memory runs out",
-        "SIGABRT": "; NCCL does so a minute after it has waited train.timeout_s for another rank",
+        "SIGABRT": (
+            "; NCCL does so a minute after it has waited train.timeout_s for another rank "
+            f"({COLLECTIVES}{rank} in the run folder then lists what it waited for), and CUDA after an illegal access "
+            "or an uncorrectable memory (ECC) error: `dmesg` and `nvidia-smi -q -d ECC` show the latter"
+        ),
     }
     return f"rank {rank} (process {pid}) was ended by {name}{hints.get(name, '')}"

@@ -12,7 +12,7 @@ from typing import NoReturn
 from facetrain.cpu_cores import usable_cores
 from facetrain.distributed.grace_period import set_default_grace_period
 from facetrain.distributed.process_lifetime import ignores_hangup, mark_own_ranks
-from facetrain.distributed.process_setup import silence_torch_logs
+from facetrain.distributed.process_setup import set_gpu_defaults, silence_torch_logs
 from facetrain.distributed.topology import Topology
 
 
@@ -27,12 +27,16 @@ def launch(train: Callable[[], int], where: Topology, rank_arguments: list[str])
         UsageError: the grace period in the environment is not a whole number.
     """
     silence_torch_logs()
+    set_gpu_defaults()
     set_default_grace_period()
     if where.is_single_process:
         return _run_in_process(train)
     from facetrain.distributed.elastic_agent import launch_ranks  # needs torch, which takes seconds to import
 
     mark_own_ranks()
+    if where.nproc_per_node > usable_cores():
+        note = f"note: {where.nproc_per_node} processes share {usable_cores()} cores of this machine"
+        print(note, file=sys.stderr, flush=True)
     # Each rank gets its share of the cores. By torch's default, every rank would start a thread for each core.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(usable_cores() // where.nproc_per_node, 1)))
     return launch_ranks(rank_arguments, where)

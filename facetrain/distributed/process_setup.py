@@ -21,6 +21,8 @@ from facetrain.errors import ConfigError
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
 _INT_MAX = 2**31 - 1
 _LARGE_BLOCK = 1 << 16
+COLLECTIVES = "nccl_collectives_of_rank_"
+"""Beginning of the name of the files with the last collectives of each rank, a pickle of torch's flight recorder."""
 
 
 def keep_freed_memory() -> None:
@@ -98,6 +100,25 @@ def fix_cublas_workspace() -> None:
     os.environ[name] = given or sizes[0]
 
 
+def set_gpu_defaults() -> None:
+    """Set torch's variables for GPUs, unless the environment has them. Call it before CUDA or NCCL starts.
+
+    The agent of the ranks would set the first one to 1, which cleans up after an error, and may hang.
+    """
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")
+    # The last collectives of each rank are kept, and written to a file of the run folder when one times out.
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # the older name
+        # Blocks that grow: less memory is lost between those of unequal sizes.
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+
+
+def write_collectives_to(folder: Path) -> None:
+    """Let a rank write its last collectives into a folder if one of them times out; NCCL adds the rank to the name."""
+    os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(folder / COLLECTIVES))
+
+
 def silence_torch_logs() -> None:
     """Turn off torch's own reports of failures (C++ stacks, tables of the agent): facetrain prints one line.
 
@@ -109,7 +130,8 @@ def silence_torch_logs() -> None:
     warnings.filterwarnings(
         "ignore", "CUDA initialization"
     )  # `pick_device` says what is wrong with the driver
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    for name in ("torch.distributed.elastic", "torch.numa"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ.setdefault("LOGLEVEL", "CRITICAL")  # some modules of the agent read their level from here
 
 

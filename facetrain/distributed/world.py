@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
@@ -54,6 +54,8 @@ class World:
     """Random id of this start of the ranks: another one after a restart."""
     restarts: int = 0
     """Number of restarts before this start."""
+    cores: int = field(default_factory=usable_cores)
+    """CPU cores of this rank: its share of those that it may use."""
 
     @property
     def is_leader(self) -> bool:
@@ -156,6 +158,7 @@ def join(
             launcher_id=found.launcher_id,
             rendezvous_id=found.meeting.id if found.meeting else "",
             restarts=found.restarts,
+            cores=found.meeting.cores if found.meeting else usable_cores(),
         )
         found.set_timeout(timeout_s)
         if found.meeting is None:
@@ -232,4 +235,6 @@ def _use(device: torch.device) -> torch.device:
         torch.cuda.set_device(device)
         # All steps have the same shapes: cuDNN may measure its algorithms once and use the fastest.
         torch.backends.cudnn.benchmark = True
+        # All of them: by torch's default it tries ten, and the best one may be the eleventh.
+        torch.backends.cudnn.benchmark_limit = 0
     return device

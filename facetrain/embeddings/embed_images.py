@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.cpu_cores import usable_cores
 from facetrain.data.images.align import align
 from facetrain.data.tools.landmark_finder import YuNet
 from facetrain.distributed.world import World, join
@@ -74,7 +73,7 @@ def open_embedder(opened: EmbeddingModel, world: World, inference: Inference) ->
         opened.image_size,
         inference.batch_size,
         world.device,
-        workers=inference.workers or max(1, usable_cores() // world.local_size),
+        workers=inference.workers or world.cores,
         prepare=opened.prepare,
     )
 

@@ -15,6 +15,7 @@ from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.distributed.agreement import fail_together
 from facetrain.distributed.ddp import wrap_in_ddp
+from facetrain.distributed.process_setup import write_collectives_to
 from facetrain.distributed.world import World
 from facetrain.errors import RunError
 from facetrain.files import os_errors_as
@@ -127,6 +128,7 @@ def build(agreed: Agreed, world: World, check_lock: Callable[[], None], began_at
         if agreed.hosts.is_owner:
             warnings += _open_folder(agreed, state, schedule)
     # Not earlier: on the other hosts of a refused resume, the folder must remain unchanged too.
+    write_collectives_to(agreed.folder)
     log = log_to(agreed.folder / "log.txt", world.rank)
     for warning in warnings if world.is_leader else ():
         warn(warning)

@@ -24,3 +24,14 @@ def test_container_quota_limits_the_cores(tmp_path, monkeypatch, affinity, quota
     (tmp_path / "cpu.max").write_text(quota)
     monkeypatch.setattr(cpu_cores, "_CGROUP_QUOTA", tmp_path / "cpu.max")
     assert cpu_cores.usable_cores() == min(cores or len(affinity), len(affinity))
+
+
+def test_ranks_share_the_cores_that_they_are_bound_to(monkeypatch):
+    monkeypatch.setattr(cpu_cores, "_cgroup_cores", lambda: None)
+    nodes = [set(range(48)), set(range(48, 96))]
+    own, *others = [nodes[rank // 4] for rank in range(8)]
+    assert cpu_cores.share_of_cores(own, others) == 12, "half the cores, for four of eight ranks"
+    everywhere = set(range(96))
+    assert cpu_cores.share_of_cores(everywhere, [everywhere] * 7) == 12
+    monkeypatch.setattr(cpu_cores, "_cgroup_cores", lambda: 32)
+    assert cpu_cores.share_of_cores(own, others) == 4, "the quota is for all ranks of the container"

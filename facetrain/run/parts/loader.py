@@ -7,7 +7,6 @@ from functools import partial
 from facetrain.backbone.zoo import takes_landmarks
 from facetrain.config.schema import Config
 from facetrain.counter_rng import key_of
-from facetrain.cpu_cores import usable_cores
 from facetrain.data.augmentations import build as augmentations
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.augment import Augment
@@ -27,7 +26,7 @@ def count_workers(config: Config, world: World) -> int:
     """Return the number of reading processes of this rank."""
     if config.data.workers != "auto":
         return config.data.workers
-    return min(max(usable_cores() // world.local_size, 1), _MAX_AUTO_WORKERS)
+    return min(world.cores, _MAX_AUTO_WORKERS)
 
 
 def build_augment(config: Config) -> Augment:

@@ -1,9 +1,13 @@
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
+import torch
+from torch.numa.binding import AffinityMode
 
-from facetrain.distributed.elastic_agent import _exit_code, _explain_rendezvous_failure
+from facetrain.distributed.elastic_agent import _exit_code, _explain_rendezvous_failure, _numa_options
+from facetrain.distributed.topology import Topology
 from facetrain.errors import LaunchError
 
 
@@ -45,3 +49,20 @@ def test_the_first_cause_is_reported_and_neither_a_rank_that_followed_nor_one_th
         == 1
     )
     assert _exit_code(failed_ranks(tmp_path, survivor=(3, lost, False), refused=(2, "", False))) == 2
+
+
+def test_an_abort_of_a_gpu_rank_names_both_causes_and_where_to_look(tmp_path):
+    with pytest.raises(LaunchError) as ended:
+        _exit_code(failed_ranks(tmp_path, aborted=(-6, "", False)))
+    for word in ("SIGABRT", "train.timeout_s", "nccl_collectives_of_rank_0", "illegal access", "ECC"):
+        assert word in str(ended.value)
+
+
+def test_ranks_are_bound_to_the_cores_beside_their_gpus_where_that_is_possible(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    options = _numa_options(Topology(nproc_per_node=8))
+    assert options.affinity_mode == AffinityMode.NODE and options.should_fall_back_if_binding_fails
+    assert _numa_options(Topology(nproc_per_node=1)) is _numa_options(Topology(nproc_per_node=16)) is None
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert _numa_options(Topology(nproc_per_node=8)) is None

@@ -4,7 +4,12 @@ from pathlib import Path
 import pytest
 
 from facetrain.distributed import process_setup
-from facetrain.distributed.process_setup import keep_compiled_code, silence_torch_logs, user_cache_folder
+from facetrain.distributed.process_setup import (
+    keep_compiled_code,
+    set_gpu_defaults,
+    silence_torch_logs,
+    user_cache_folder,
+)
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
@@ -58,3 +63,23 @@ def test_torchs_errors_are_printed_where_nccl_reports_and_nowhere_else(monkeypat
         monkeypatch.delenv(name)
     silence_torch_logs()
     assert os.environ["TORCH_CPP_LOG_LEVEL"] == level
+
+
+NAMES = (
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT", "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+)  # fmt: skip
+
+
+def test_torchs_variables_for_gpus_are_set_unless_the_user_has_set_them(monkeypatch):
+    for name in NAMES:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "7")
+    set_gpu_defaults()
+    assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3" and os.environ["TORCH_FR_BUFFER_SIZE"] == "7"
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+    set_gpu_defaults()
+    assert "PYTORCH_ALLOC_CONF" not in os.environ
