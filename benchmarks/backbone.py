@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from benchmarks.common import run
 from facetrain.backbone.prelu import use_torch_backward
@@ -25,6 +26,7 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.bench.machine_peak import synchronize
 from facetrain.bench.workloads import Turns, in_turn
 from facetrain.cpu_cores import usable_cores
+from facetrain.distributed.ddp import wrap_in_ddp_of_one
 from facetrain.distributed.process_setup import keep_freed_memory
 from facetrain.distributed.spawn import HelperContext
 from facetrain.telemetry.memory import peak_gib
@@ -48,11 +50,12 @@ VARIANTS = {
     "bf16": Variant("bf16", channels_last=False),
     "channels_last": Variant("bf16"),
     "facetrain": Variant("bf16"),
+    "facetrain_in_ddp": Variant("bf16"),
     "facetrain_compiled": Variant("bf16", compile="on"),
     "facetrain_replayed": Variant("bf16", compile="reduce-overhead"),
 }
 """Precision, memory layout and compiler. Variants of facetrain also use the fused optimizer
-and, on the CPU, its allocator settings and PReLU backward pass."""
+and, on the CPU, its allocator settings and PReLU backward pass. One of them is wrapped in DDP of one rank."""
 ON_EVERY_DEVICE = ["plain", "bf16", "channels_last", "facetrain", "facetrain_compiled"]
 """Variants for all devices. Replayed code needs a GPU."""
 BASELINE = "plain"
@@ -69,6 +72,8 @@ class BackboneWorkload:
     image_size: int = 112
     """Width and height of an image in pixels."""
     device: str = "cpu"
+    cudnn_plans: int = 0
+    """Plans that cuDNN tries for each convolution; 0: all, as in training."""
 
 
 def measure_backbones(
@@ -146,6 +151,7 @@ def _prepared_step(workload: BackboneWorkload, name: str) -> Callable[[], None]:
     device = torch.device(workload.device)
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True  # As training does: it chooses the fastest convolutions.
+        torch.backends.cudnn.benchmark_limit = workload.cudnn_plans
     is_facetrain, variant = name.startswith("facetrain"), VARIANTS[name]
     if device.type == "cpu" and is_facetrain:
         keep_freed_memory()
@@ -155,9 +161,11 @@ def _prepared_step(workload: BackboneWorkload, name: str) -> Callable[[], None]:
         use_torch_backward(backbone)
     memory_format = memory_format_for(backbone, device, channels_last=variant.channels_last)
     backbone = backbone.to(device, memory_format=memory_format)  # type: ignore[call-overload]
-    network = InPrecision(
+    network: nn.Module = InPrecision(
         backbone, variant.precision, device, memory_format=memory_format, compile=variant.compile
     )
+    if name == "facetrain_in_ddp":
+        network = wrap_in_ddp_of_one(network, device)
     optimizer = torch.optim.SGD(
         [parameter for parameter in backbone.parameters() if parameter.requires_grad],
         lr=_LR,

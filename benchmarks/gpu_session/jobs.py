@@ -1,28 +1,35 @@
-"""Jobs of a GPU session, in the order of their value: a session may end before the last one."""
+"""Jobs of a GPU session, in the order of what they decide: a session may end before the last one."""
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 GROUPS = {
-    "self-test": "The kernels' own check",
-    "kernels": "Kernels compared with float64",
+    "rates": "The machine: products and copies",
+    "self-test": "The kernels' own check, as a run does it",
+    "oracle": "The head compared with float64",
+    "run": "A run that is stopped and resumed",
+    "sync": "A step in which the host must not wait for the GPU",
+    "backbone": "Training steps of the backbone, without a head",
     "steps": "Whole training steps compared with arcface_torch's recipe",
     "head": "Steps of the head",
-    "backbone": "Training steps of the backbone, without a head",
+    "tests": "Tests on the device (`tests/gpu`)",
+    "kernels": "Each kernel compared with float64",
     "memory": "Peak of memory compared with `facetrain plan`",
     "loader": "Images per second of the loader",
     "limit": "The largest number of identities that fits",
-    "run": "A whole run",
-    "tests": "Tests on the device (`tests/gpu`)",
 }
-"""Groups of jobs in the order of their value, with the titles of their tables."""
+"""Groups of jobs in their order, with the titles of their tables."""
+SESSION_S = 40 * 60
+"""Time for the jobs without `--all` on one GPU."""
 _TEST = re.compile(r"^def (test_\w+)", re.MULTILINE)
+_PATIENCE = 3
+"""A job is stopped after this many times its expected time."""
 
 
 @dataclass(frozen=True)
@@ -32,29 +39,39 @@ class Job:
     name: str
     group: str
     seconds: int
-    """Time after which it is stopped."""
+    """Time that it is expected to take."""
     options: dict[str, Any] = field(default_factory=dict)
     """Arguments of the function for its group in `measure`."""
     interpreted: bool = False
     """Without a GPU, Triton's interpreter runs its kernels."""
+
+    @property
+    def limit(self) -> int:
+        """Seconds after which it is stopped."""
+        return _PATIENCE * self.seconds
 
 
 @dataclass(frozen=True)
 class Sizes:
     """Sizes of the measurements: those for a GPU, or tiny ones for a rehearsal on a CPU."""
 
-    backbones: tuple[str, ...] = ("r50", "r100", "r18", "mbf", "vit_b")
-    batches: tuple[int, ...] = (128, 256, 512)
     image_size: int = 112
-    identities: tuple[int, ...] = (2_000_000, 100_000, 1_000_000, 10_000_000)
-    step_backbones: tuple[str, ...] = ("r100", "r50")
+    batch: int = 128
+    first_backbone: str = "r100"
+    second_backbone: str = "r50"
+    more_backbones: tuple[str, ...] = ("r18", "mbf", "vit_b")
+    more_batches: tuple[int, ...] = (256, 512)
+    shards: tuple[int, ...] = (45_029, 65_536)
+    """Classes of one of 8 ranks: of Glint360K, which is odd, and a power of two."""
+    identities: tuple[int, ...] = (2_000_000, 10_000_000)
+    more_identities: tuple[int, ...] = (100_000, 1_000_000)
     step_identities: tuple[int, ...] = (360_232, 2_059_906)
-    step_batches: tuple[int, ...] = (128, 256)
-    gpus: tuple[int, ...] = (1, 2, 4, 8)
     head_batch: int = 1024
+    embedding_size: int = 512
     steps: int = 20
     rounds: int = 3
-    run_steps: int = 1200
+    run_steps: int = 300
+    stopped_after: int = 60
     loader_seconds: float = 5.0
 
     def config(self, backbone: str, batch: int, **changes: Any) -> dict[str, Any]:
@@ -62,87 +79,117 @@ class Sizes:
         keys = {"model.backbone": backbone, "train.batch_size": batch, "data.image_size": self.image_size}
         return keys | {name.replace("__", "."): value for name, value in changes.items()}
 
+    @property
+    def turns(self) -> dict[str, int]:
+        """Steps of a turn, and turns."""
+        return {"steps": self.steps, "rounds": self.rounds}
+
 
 ON_GPU = Sizes()
 REHEARSAL = Sizes(
-    backbones=("r18",),
-    batches=(2,),
     image_size=16,
+    batch=2,
+    first_backbone="r18",
+    second_backbone="mbf",
+    more_backbones=(),
+    more_batches=(),
+    shards=(101, 128),
     identities=(2000,),
-    step_backbones=("r18",),
+    more_identities=(),
     step_identities=(5000,),
-    step_batches=(2,),
-    gpus=(1,),
     head_batch=16,
+    embedding_size=16,
     steps=1,
     rounds=1,
-    run_steps=4,
+    run_steps=12,
+    stopped_after=4,
     loader_seconds=0.2,
 )
 
 
-def list_jobs(checkout: Path, *, cpu: bool = False) -> list[Job]:
-    """Return the jobs for a checkout of the repository; `cpu`: a rehearsal without a GPU."""
-    sizes, device = (REHEARSAL, "cpu") if cpu else (ON_GPU, "cuda")
-    jobs = [*_kernels(), *_steps(sizes), *_heads(sizes), *_backbones(sizes), *_memory(sizes)]
-    jobs += [*_others(sizes), *_tests(checkout)]
+def list_jobs(checkout: Path, *, gpus: int, everything: bool = False) -> list[Job]:
+    """Return the jobs for a checkout of the repository on a machine with so many GPUs; 0: a rehearsal.
+
+    Those for more GPUs than there are, and without `everything` those that decide less, are left out.
+    """
+    sizes, device = (ON_GPU, "cuda") if gpus else (REHEARSAL, "cpu")
+    jobs = [*_deciding(sizes), *_tests(checkout)]
+    if everything:
+        jobs += [*_several_gpus(sizes, gpus), *_others(sizes)]
     return [replace(job, options={**job.options, "device": device}) for job in jobs]
 
 
-def _kernels() -> Iterator[Job]:
-    for precision in ("bf16", "fp16"):
-        name = f"self-test {precision}"
-        yield Job(name, "self-test", 300, {"precision": precision}, interpreted=True)
-    yield Job("kernels", "kernels", 300, {"module": "tests.support.interpret_kernels"}, interpreted=True)
+def _deciding(sizes: Sizes) -> Iterator[Job]:
+    yield Job("rates", "rates", 20)
+    yield Job("self-test bf16", "self-test", 90, {"precision": "bf16"}, interpreted=True)
+    head = {"embeddings": sizes.head_batch, "embedding_size": sizes.embedding_size}
+    for classes in sizes.shards:
+        yield Job(f"oracle {classes}", "oracle", 60, {"classes": classes, **head}, interpreted=True)
+    config = sizes.config(sizes.second_backbone, sizes.batch)
+    run = {"config": config, "steps": sizes.run_steps, "stopped_after": sizes.stopped_after}
+    yield Job("run", "run", 180, run)
+    yield Job("sync", "sync", 60, {"config": config, "identities": sizes.step_identities[0]})
+    for name, limit in product((sizes.first_backbone, sizes.second_backbone), (10, 0)):
+        yield _backbone(sizes, name, sizes.batch, limit)
+    yield _steps(sizes, sizes.first_backbone, sizes.batch, sizes.step_identities[0], 1)
+    for identities in sizes.identities:
+        yield _head(sizes, identities, "bf16")
 
 
-def _steps(sizes: Sizes) -> Iterator[Job]:
-    turns = {"steps": sizes.steps, "rounds": sizes.rounds}
-    for gpus, batch, backbone, identities in itertools.product(
-        sizes.gpus, sizes.step_batches, sizes.step_backbones, sizes.step_identities
-    ):
-        config = sizes.config(backbone, batch, train__precision="bf16")
-        options = {"config": config, "identities": identities, "gpus": gpus, "turns": turns}
-        yield Job(f"steps {gpus} x {backbone} {batch} {identities}", "steps", 300, options)
+def _backbone(sizes: Sizes, name: str, batch: int, limit: int) -> Job:
+    options = {
+        "name": name, "batch": batch, "image_size": sizes.image_size, "turns": sizes.turns,
+        "cudnn_plans": limit,
+    }  # fmt: skip
+    return Job(f"backbone {name} {batch} plans {limit}", "backbone", 120, options)
 
 
-def _heads(sizes: Sizes) -> Iterator[Job]:
-    for identities, precision in itertools.product(sizes.identities, ("bf16", "fp16")):
-        options = {
-            "identities": identities, "precision": precision, "batch": sizes.head_batch, "steps": sizes.steps
-        }  # fmt: skip
-        yield Job(f"head {identities} {precision}", "head", 240, options)
+def _steps(sizes: Sizes, backbone: str, batch: int, identities: int, gpus: int) -> Job:
+    config = sizes.config(backbone, batch, train__precision="bf16")
+    options = {"config": config, "identities": identities, "gpus": gpus, "turns": sizes.turns}
+    return Job(f"steps {gpus} x {backbone} {batch} {identities}", "steps", 150, options)
 
 
-def _backbones(sizes: Sizes) -> Iterator[Job]:
-    turns = {"steps": sizes.steps, "rounds": sizes.rounds}
-    for batch, name in itertools.product(sizes.batches, sizes.backbones):
-        options = {"name": name, "batch": batch, "image_size": sizes.image_size, "turns": turns}
-        yield Job(f"backbone {name} {batch}", "backbone", 420, options)
-
-
-def _memory(sizes: Sizes) -> Iterator[Job]:
-    changes: tuple[dict[str, Any], ...] = ({}, {"model__checkpoint_activations": True})
-    for backbone, change in itertools.product(sizes.step_backbones, changes):
-        config = sizes.config(backbone, sizes.step_batches[-1], **change)
-        label = " ".join(f"{key}={value}" for key, value in change.items()).replace("__", ".") or "defaults"
-        options = {"config": config, "identities": sizes.step_identities[0]}
-        yield Job(f"memory {backbone} {label}", "memory", 180, options)
-
-
-def _others(sizes: Sizes) -> Iterator[Job]:
-    batch = sizes.step_batches[-1]
-    options = {"batch": max(batch, 32), "seconds": sizes.loader_seconds}
-    yield Job("loader", "loader", 240, options)
-    config = sizes.config(sizes.step_backbones[0], batch)
-    yield Job("limit identities", "limit", 480, {"config": config})
-    yield Job(
-        "run", "run", 480, {"config": sizes.config("r50", sizes.step_batches[0]), "steps": sizes.run_steps}
-    )
+def _head(sizes: Sizes, identities: int, precision: str) -> Job:
+    options = {
+        "identities": identities, "precision": precision, "batch": sizes.head_batch, "steps": sizes.steps
+    }  # fmt: skip
+    return Job(f"head {identities} {precision}", "head", 90, options)
 
 
 def _tests(checkout: Path) -> Iterator[Job]:
     for path in sorted((checkout / "tests" / "gpu").glob("test_*.py")):
         for name in _TEST.findall(path.read_text(encoding="utf-8")):
             test = f"tests/gpu/{path.name}::{name}"
-            yield Job(test, "tests", 500, {"test": test})
+            yield Job(test, "tests", 30, {"test": test})
+
+
+def _several_gpus(sizes: Sizes, gpus: int) -> Iterator[Job]:
+    backbones, batches = (sizes.first_backbone, sizes.second_backbone), (sizes.batch, *sizes.more_batches[:1])
+    counts = [count for count in (1, 2, 4, 8) if count <= max(gpus, 1)]
+    first = _steps(sizes, sizes.first_backbone, sizes.batch, sizes.step_identities[0], 1)
+    for count, batch, backbone, identities in product(counts, batches, backbones, sizes.step_identities):
+        if (job := _steps(sizes, backbone, batch, identities, count)) != first:
+            yield job
+
+
+def _others(sizes: Sizes) -> Iterator[Job]:
+    yield Job("self-test fp16", "self-test", 90, {"precision": "fp16"}, interpreted=True)
+    yield Job("kernels", "kernels", 120, {"module": "tests.support.interpret_kernels"}, interpreted=True)
+    for identities, precision in product(sizes.more_identities + sizes.identities, ("bf16", "fp16")):
+        if precision == "fp16" or identities in sizes.more_identities:
+            yield _head(sizes, identities, precision)
+    names = (sizes.first_backbone, sizes.second_backbone, *sizes.more_backbones)
+    for batch, name in product((sizes.batch, *sizes.more_batches), names):
+        if batch != sizes.batch or name in sizes.more_backbones:
+            yield _backbone(sizes, name, batch, 0)
+    batch = (sizes.batch, *sizes.more_batches)[-1]
+    changes: tuple[dict[str, Any], ...] = ({}, {"model__checkpoint_activations": True})
+    for backbone, change in product((sizes.first_backbone, sizes.second_backbone), changes):
+        label = " ".join(f"{key}={value}" for key, value in change.items()).replace("__", ".") or "defaults"
+        options = {
+            "config": sizes.config(backbone, batch, **change), "identities": sizes.step_identities[0]
+        }  # fmt: skip
+        yield Job(f"memory {backbone} {label}", "memory", 60, options)
+    yield Job("loader", "loader", 60, {"batch": max(batch, 32), "seconds": sizes.loader_seconds})
+    yield Job("limit identities", "limit", 160, {"config": sizes.config(sizes.first_backbone, batch)})

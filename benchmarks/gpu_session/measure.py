@@ -18,21 +18,24 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_session import memory, oracles, speed
+from benchmarks.gpu_session import memory, oracles, runs, speed
 from benchmarks.gpu_session.rows import Rows
 from facetrain.cpu_cores import usable_cores
 
 _MEASURES: dict[str, Callable[..., Rows]] = {
+    "rates": speed.measure_rates,
     "self-test": oracles.self_test,
-    "kernels": oracles.compare_kernels,
+    "oracle": oracles.compare_head,
+    "run": runs.measure_run,
+    "sync": runs.check_waits,
+    "backbone": speed.measure_backbone,
     "steps": speed.measure_steps,
     "head": speed.measure_head,
-    "backbone": speed.measure_backbone,
+    "tests": oracles.run_test,
+    "kernels": oracles.compare_kernels,
     "memory": memory.measure_memory,
     "loader": speed.measure_loader,
     "limit": memory.measure_limit,
-    "run": speed.measure_run,
-    "tests": oracles.run_test,
 }
 _GPU_STATE = "driver_version,clocks.sm,clocks.max.sm,power.draw,power.limit,temperature.gpu"
 

@@ -28,6 +28,59 @@ def self_test(device: str, precision: str, failures: list[str]) -> Rows:
         failures.append(f"head, {precision}: {reason}")
 
 
+def compare_head(
+    device: str, classes: int, embeddings: int, embedding_size: int, failures: list[str]
+) -> Rows:
+    """Yield the errors of a step of the head with its kernels, beside PyTorch's operations in float64.
+
+    Relative to the largest value: of the loss, of the gradient of the embeddings, and of the change of the centers.
+    """
+    import torch
+
+    from facetrain.head.dense import dense_loss
+    from facetrain.head.partial_fc import PartialFC
+    from facetrain.head.row_optimizer import CenterUpdate
+
+    margin, scale, lr = 0.4, 64.0, 1.0
+    head = PartialFC(
+        "cosface", embedding_size, classes, fp16=True, device=device,
+        update=CenterUpdate(momentum=0.0, weight_decay=0.0),
+    )  # fmt: skip
+    head.use_kernels()
+    generator = torch.Generator().manual_seed(0)
+    label_G = torch.randint(classes, (embeddings,), generator=generator).to(device)
+    before_KD = head.row_state()["weight"].detach().double().clone()
+    # Near their centers, as in training, where the slopes of the margin count.
+    noise_GD = torch.randn(embeddings, embedding_size, generator=generator).to(device)
+    near_GD = (
+        torch.nn.functional.normalize(before_KD[label_G]).float() + noise_GD / embedding_size**0.5
+    ).detach()
+    found_GD, true_GD = near_GD.clone().requires_grad_(), near_GD.double().requires_grad_()
+    center_KD = before_KD.clone().requires_grad_()
+    head.begin_step(0, lr=lr)
+    loss = head(found_GD, label_G)
+    loss.backward()
+    true = dense_loss(true_GD, center_KD, label_G, lambda cos: cos - margin, scale=scale)
+    true.backward()
+    moved_KD = before_KD - head.row_state()["weight"].double()
+    what = f"{embeddings:,} embeddings of {embedding_size}, {classes:,} classes"
+    yield row(what, "kernels", "used" if head.uses_kernels else "not used")
+    if device == "cuda" and not head.uses_kernels:
+        failures.append(f"{what}: the kernels are not used")
+    for quantity, found, expected in (
+        ("loss", loss, true),
+        ("gradient of the embeddings", found_GD.grad, true_GD.grad),
+        ("change of the centers", moved_KD, lr * center_KD.grad),  # type: ignore[operator]
+    ):
+        assert isinstance(found, torch.Tensor) and isinstance(expected, torch.Tensor), (
+            "backward has computed it"
+        )
+        error = float((found.double() - expected).abs().max() / expected.abs().max())
+        yield row(what, f"error of the {quantity}", error)
+        if not error < _ROUNDING:
+            failures.append(f"{what}: the error of the {quantity} is {error:.3g}")
+
+
 def run_test(device: str, test: str, failures: list[str]) -> Rows:
     """Run a test function and yield its outcome."""
     # -W default: warnings of packages that this machine happens to have are no errors.

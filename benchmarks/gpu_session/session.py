@@ -20,8 +20,6 @@ from facetrain.files import write_atomically
 
 _MOST_ATTEMPTS = 2
 """Times that a job is begun if the whole session was killed each time before the job's end."""
-_USUAL_PART = 0.25
-"""Part of a job's longest time that it usually takes."""
 _RESERVE_SECONDS = 10
 """Part of a slice that is left for ending the last process and writing the page."""
 _LINES_OF_ERRORS = 15
@@ -57,18 +55,16 @@ class Session:
     def run_slice(self, seconds: float, run: RunJob, report: Callable[[str], None]) -> None:
         """Run unfinished jobs until `seconds` are spent.
 
-        A job begins if the rest of the slice is a usual time for it, and longer than the part of an earlier slice in
+        A job begins if the rest of the slice is its expected time, and longer than the part of an earlier slice in
         which it did not end. If the slice ends first, it runs again in the next one.
         """
         longest = seconds - _RESERVE_SECONDS
         end = time.monotonic() + longest
         for job in self.unfinished():
             rest = end - time.monotonic()
-            needed = max(
-                job.seconds * _USUAL_PART, self.state["jobs"].get(job.name, {}).get("seconds", 0) + 1
-            )
+            needed = max(job.seconds, self.state["jobs"].get(job.name, {}).get("seconds", 0) + 1)
             if rest >= min(needed, longest - 1):
-                self._run(job, min(job.seconds, rest), min(job.seconds, longest - 1), run, report)
+                self._run(job, min(job.limit, rest), min(job.limit, longest - 1), run, report)
 
     def _run(self, job: Job, limit: float, full: float, run: RunJob, report: Callable[[str], None]) -> None:
         """Run a job for at most `limit` seconds; it has timed out only if that is its `full` time."""

@@ -1,4 +1,4 @@
-"""Jobs of a GPU session that measure time: whole steps, a whole run, head, backbone, loader."""
+"""Jobs of a GPU session that measure time: the machine, whole steps, head, backbone, loader."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import json
 import statistics
 import subprocess
 import sys
-import tempfile
 import traceback
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,14 +17,14 @@ from benchmarks.gpu_session.memory import free_memory
 from benchmarks.gpu_session.rows import Rows, row
 from benchmarks.head import HeadWorkload, measure_variant
 from benchmarks.plain_head import measure_plain
-from facetrain.bench.generated_dataset import open_or_generate, write_noise
+from facetrain.bench.generated_dataset import open_or_generate
 from facetrain.bench.loader import loader_rate
+from facetrain.bench.machine_peak import measure_peak
 from facetrain.bench.workloads import Turns
 from facetrain.cpu_cores import usable_cores
-from facetrain.telemetry.jsonl import read_jsonl
 
 _EMBEDDING_SIZE = 512
-_BACKBONE_VARIANTS = ("facetrain", "facetrain_compiled", "facetrain_replayed")
+_BACKBONE_VARIANTS = ("facetrain", "facetrain_in_ddp", "facetrain_compiled", "facetrain_replayed")
 
 
 def measure_steps(
@@ -39,16 +37,13 @@ def measure_steps(
 ) -> Rows:
     """Yield images/s of whole steps in the mode that users get, and of arcface_torch's recipe.
 
-    One process per GPU; nothing on a machine with fewer GPUs.
+    One process per GPU.
     """
-    if device == "cuda" and gpus > torch.cuda.device_count():
-        print(f"this machine has {torch.cuda.device_count()} GPUs", file=sys.stderr)
-        return
     command = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus)]
     command += ["-m", "benchmarks.arcface_torch", "--identities", str(identities)]
     command += [word for name, value in turns.items() for word in (f"--{name}", str(value))]
-    report = json.loads(_run_module(command, {**config, "train.device": device}))
-    what = f"{gpus} × {_label(config)}, {identities:,} identities"
+    report = json.loads(run_module(command, {**config, "train.device": device}))
+    what = f"{gpus} × {label_of(config)}, {identities:,} identities"
     for name, measured in report["inputs"].items():
         rates = measured["rounds"]
         yield row(f"{what}, {name}", "images/s", measured["images_per_s"])
@@ -64,40 +59,39 @@ def measure_steps(
     yield row(what, "copies, GB/s", report["copied_bytes"] / 1e9)
 
 
-def measure_run(config: dict[str, Any], device: str, steps: int, failures: list[str]) -> Rows:
-    """Yield the speed at the end of a whole run, which starts everything that is on by default."""
-    with tempfile.TemporaryDirectory() as scratch:
-        write_noise(Path(scratch) / "data", config["data.image_size"])
-        keys = {
-            **config, "data.train": f"{scratch}/data", "train.device": device, "train.max_steps": steps,
-            "run.dir": f"{scratch}/runs", "log.every_steps": max(steps // 10, 1),
-        }  # fmt: skip
-        file = Path(scratch) / "run.yaml"
-        file.write_text("data: {train: data}\neval: {targets: []}\n")
-        output = _run_module(["facetrain", "train", "--config", str(file)], keys)
-        records = read_jsonl(Path(scratch) / "runs" / "run" / "metrics.jsonl")
-    speeds = [record["images_per_s"] for record in records if "images_per_s" in record]
-    what = f"{_label(config)}, {steps:,} steps"
-    yield row(what, "images/s at the end", speeds[-1])
-    yield row(what, "reports", len(speeds))
-    yield row(what, "last line", output.strip().splitlines()[-1] if output.strip() else "")
+def measure_rates(device: str, failures: list[str]) -> Rows:
+    """Yield the rates of the fastest matrix product and of the fastest copy."""
+    for precision in ("bf16", "fp32"):
+        peak = measure_peak(precision, torch.device(device))
+        yield row(f"products in {precision}", "TFLOP/s", peak.flops / 1e12)
+    yield row("copies", "GB/s", peak.bytes / 1e9)
 
 
 def measure_backbone(
-    device: str, name: str, batch: int, image_size: int, turns: dict[str, int], failures: list[str]
+    device: str,
+    name: str,
+    batch: int,
+    image_size: int,
+    turns: dict[str, int],
+    cudnn_plans: int,
+    failures: list[str],
 ) -> Rows:
-    """Yield images/s and peaks of memory of each execution of a backbone. One that fails does not stop the others."""
-    workload = BackboneWorkload(name, batch, image_size, device)
+    """Yield images/s and peaks of memory of each execution of a backbone. One that fails does not stop the others.
+
+    `cudnn_plans` is the number of plans that cuDNN tries for a convolution, 0: all. The plain execution also runs in
+    DDP of one rank, whose cost is that of copying the gradients.
+    """
+    workload = BackboneWorkload(name, batch, image_size, device, cudnn_plans=cudnn_plans)
     for label in _BACKBONE_VARIANTS:
         train = VARIANTS[label]
-        if train.compile != "off" and device == "cpu":
-            continue  # Compiling takes minutes on a CPU, which the rehearsal does not need.
+        if train.compile != "off" and (device == "cpu" or cudnn_plans):
+            continue  # compiling takes minutes on a CPU, which the rehearsal does not need
         try:
             measured = measure_backbone_steps(workload, [label], Turns(**turns))["variants"][label]
         except Exception:
             failures.append(f"{name}, {label}: {traceback.format_exc()}")
             continue
-        what = f"{name}, batch {batch}, {label}"
+        what = f"{name}, batch {batch}, cuDNN {cudnn_plans or 'all'} plans, {label}"
         yield row(what, "images/s", measured["images_per_s"])
         yield row(what, "GiB at most", measured["peak_gib"])
         yield row(what, "seconds of the first step", measured["first_step_s"])
@@ -137,7 +131,7 @@ def measure_loader(device: str, batch: int, seconds: float, failures: list[str])
     yield row(f"{usable_cores()} cores, batch {batch}", "images/s", rate)
 
 
-def _run_module(words: list[str], keys: dict[str, Any]) -> str:
+def run_module(words: list[str], keys: dict[str, Any]) -> str:
     """Run a module of Python with values of the config; return what it prints."""
     sets = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
     done = subprocess.run([sys.executable, "-m", *words, *sets], stdout=subprocess.PIPE, text=True)
@@ -146,6 +140,6 @@ def _run_module(words: list[str], keys: dict[str, Any]) -> str:
     return done.stdout
 
 
-def _label(config: dict[str, Any]) -> str:
+def label_of(config: dict[str, Any]) -> str:
     """Return the values of a config in words."""
     return ", ".join(str(value) for key, value in config.items() if key != "data.image_size")

@@ -35,16 +35,7 @@ def wrap_in_ddp(network: nn.Module, world: World, compress: str, *, accumulate: 
     # Imported here: a single process does not need it.
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-    wrapped = DistributedDataParallel(
-        network,
-        device_ids=[world.device] if world.device.type == "cuda" else None,
-        # Gradients live in DDP's buckets: no second copy of them.
-        gradient_as_bucket_view=True,
-        # A static graph must exchange gradients in every backward pass. With gradient accumulation only the
-        # last micro-batch does.
-        static_graph=accumulate == 1,
-        **LOCAL_BUFFERS,
-    )
+    wrapped = _wrap(network, world.device, accumulate)
     # Their sums are in the short format too: half of the traffic, and rounded gradients.
     hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
     if compress in hooks:
@@ -53,6 +44,26 @@ def wrap_in_ddp(network: nn.Module, world: World, compress: str, *, accumulate: 
         # A lambda: DDP compares annotations with classes, and here they are strings.
         wrapped.register_comm_hook(None, lambda _, bucket: average_each_gradient(bucket))
     return wrapped
+
+
+def wrap_in_ddp_of_one(network: nn.Module, device: torch.device) -> nn.Module:
+    """Wrap a network in DDP of a single rank, which sends nothing: what remains is the cost of DDP itself."""
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    return _wrap(network, device, 1)
+
+
+def _wrap(network: nn.Module, device: torch.device, accumulate: int) -> DistributedDataParallel:
+    return DistributedDataParallel(
+        network,
+        device_ids=[device] if device.type == "cuda" else None,
+        # Gradients live in DDP's buckets: no second copy of them.
+        gradient_as_bucket_view=True,
+        # A static graph must exchange gradients in every backward pass. With gradient accumulation only the
+        # last micro-batch does.
+        static_graph=accumulate == 1,
+        **LOCAL_BUFFERS,
+    )
 
 
 def average_each_gradient(bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks.gpu_session import expected, memory, oracles, wheels
-from benchmarks.gpu_session.jobs import GROUPS, Job, list_jobs
+from benchmarks.gpu_session.jobs import GROUPS, SESSION_S, Job, list_jobs
 from benchmarks.gpu_session.memory import largest_that_fits
 from benchmarks.gpu_session.page import write_page
 from benchmarks.gpu_session.session import Session, run_in_process
@@ -47,16 +47,17 @@ def runner(clock, takes, **records):
 
 
 def jobs(**seconds):
-    return [Job(name, "backbone", limit) for name, limit in seconds.items()]
+    """Jobs with so many expected seconds; each is stopped after three times as long."""
+    return [Job(name, "backbone", expected) for name, expected in seconds.items()]
 
 
 def test_slices_continue_where_the_last_one_ended(tmp_path, monkeypatch):
-    clock, all_jobs = Clock(monkeypatch), jobs(a=300, b=300, c=300, d=60)
+    clock, all_jobs = Clock(monkeypatch), jobs(a=100, b=100, c=70, d=20)
     run, ran = runner(clock, {"a": 250, "b": 200, "c": 200, "d": 20})
     session = Session(tmp_path / "s.json", all_jobs)
     session.run_slice(540, run, lambda line: None)
     assert clock.now <= 540
-    # c begins, as a job usually takes a quarter of its longest time, and is cut by the end of the slice.
+    # c begins, as there is its expected time, and is cut by the end of the slice.
     assert ran == ["a", "b", "c"] and [job.name for job in session.unfinished()] == ["c", "d"]
     session = Session(tmp_path / "s.json", all_jobs)  # another process
     session.run_slice(540, run, lambda line: None)
@@ -65,7 +66,7 @@ def test_slices_continue_where_the_last_one_ended(tmp_path, monkeypatch):
 
 
 def test_jobs_that_fail_or_take_too_long_do_not_stop_the_others(tmp_path, monkeypatch):
-    clock, all_jobs = Clock(monkeypatch), jobs(bad=100, slow=100, endless=900, good=100)
+    clock, all_jobs = Clock(monkeypatch), jobs(bad=33, slow=33, endless=300, good=33)
     record = {"status": "failed", "error": ["exit code 1", "boom | bang"], "result": {"rows": [ROW]}}
     run, ran = runner(clock, {"bad": 1, "slow": 101, "endless": 1e9, "good": 1}, bad=record)
     for _ in range(3):
@@ -82,7 +83,7 @@ def test_jobs_that_fail_or_take_too_long_do_not_stop_the_others(tmp_path, monkey
 
 
 def test_a_job_during_which_the_session_dies_is_tried_twice(tmp_path, monkeypatch):
-    clock, all_jobs = Clock(monkeypatch), jobs(fatal=100, good=100)
+    clock, all_jobs = Clock(monkeypatch), jobs(fatal=33, good=33)
     run, ran = runner(clock, {"good": 1})
 
     def dies(job, limit):
@@ -113,7 +114,7 @@ def record_of(job, limit, checkout, *lines):
 def test_a_process_and_its_children_end_at_the_jobs_limit(tmp_path):
     note = tmp_path / "child"
     record = record_of(
-        Job("j", "backbone", 9), 3, tmp_path,
+        Job("j", "backbone", 3), 3, tmp_path,
         "import json, pathlib, subprocess, sys, time",
         "pathlib.Path(sys.argv[2]).write_text(json.dumps({'rows': [1]}))",
         f"pathlib.Path({str(note)!r}).write_text(str(subprocess.Popen(['sleep', '60']).pid))",
@@ -133,23 +134,43 @@ def test_a_job_that_fails_is_recorded_with_its_last_lines(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_rehearsed_backbone_has_expected_and_measured_numbers():
-    turns = {"steps": 1, "rounds": 1}
-    options = {"device": "cpu", "name": "r18", "batch": 2, "image_size": 32, "turns": turns}
-    record = record_of(Job("j", "backbone", 120, options), 120, ROOT)
+@pytest.mark.parametrize("group", ["rates", "oracle", "sync", "backbone"])
+def test_a_rehearsed_job_measures(group):
+    job = next(job for job in list_jobs(ROOT, gpus=0) if job.group == group)
+    record = record_of(job, 240, ROOT)
     assert record["status"] == "done", record
-    speed, *_ = record["result"]["rows"]
-    assert speed["what"] == "r18, batch 2, facetrain" and speed["expected"] > 0 and speed["measured"] > 0
+    assert all(row["measured"] is not None for row in record["result"]["rows"]) and record["result"]["rows"]
     assert record["result"]["machine"]["device"] == "CPU (rehearsal)"
 
 
-def test_every_group_has_jobs_and_no_job_is_longer_than_a_slice():
-    for cpu in (False, True):
-        all_jobs = list_jobs(ROOT, cpu=cpu)
+@pytest.mark.long
+@pytest.mark.parametrize("group", ["self-test", "run", "steps", "head"])
+def test_a_rehearsed_job_of_minutes_measures(group):
+    job = next(job for job in list_jobs(ROOT, gpus=0) if job.group == group)
+    record = record_of(job, 400, ROOT)
+    assert record["status"] == "done", record
+
+
+def test_every_group_has_jobs_and_those_that_decide_take_40_minutes_on_one_gpu():
+    for gpus in (0, 1, 8):
+        all_jobs = list_jobs(ROOT, gpus=gpus, everything=True)
         assert {job.group for job in all_jobs} == GROUPS.keys()
         assert len({job.name for job in all_jobs}) == len(all_jobs)
-        assert max(job.seconds for job in all_jobs) < 530
         assert all(json.loads(json.dumps(job.options)) == job.options for job in all_jobs)
+    deciding = list_jobs(ROOT, gpus=1)
+    assert sum(job.seconds for job in deciding) <= SESSION_S == 2400
+    assert list_jobs(ROOT, gpus=8) == deciding == list_jobs(ROOT, gpus=8, everything=True)[: len(deciding)]
+    assert [job.group for job in deciding if job.group != "tests"] == sorted(
+        (job.group for job in deciding if job.group != "tests"), key=list(GROUPS).index
+    )
+
+
+def test_jobs_for_more_gpus_than_there_are_do_not_appear():
+    def gpus_of(gpus):
+        jobs = list_jobs(ROOT, gpus=gpus, everything=True)
+        return {job.options["gpus"] for job in jobs if job.group == "steps"}
+
+    assert (gpus_of(0), gpus_of(1), gpus_of(3), gpus_of(8)) == ({1}, {1}, {1, 2}, {1, 2, 4, 8})
 
 
 def test_the_largest_number_that_fits_is_found_near_the_planned_one():
@@ -208,7 +229,7 @@ def test_the_script_needs_only_the_standard_library_to_list_its_jobs(tmp_path):
     done = subprocess.run([sys.executable, "-I", "-S", *script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     names = done.stdout.splitlines()
-    assert names[0] == "self-test bf16" and names[-1].startswith("tests/gpu/test_")
+    assert names[0] == "rates" and names[-1].startswith("tests/gpu/test_")
 
 
 @pytest.mark.parametrize(
