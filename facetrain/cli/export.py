@@ -32,10 +32,10 @@ _NUM_COMPARED, _NUM_QUANTIZED = 100, 256
 @option_groups
 def export(
     model: Model,
-    format: Format,
     outputs: Outputs,
     file: FileOptions,
     sets: Sets,
+    format: Format = None,
     images: Images = None,
 ) -> None:
     """Write a model to a file that another program runs.
@@ -46,12 +46,10 @@ def export(
         raise UsageError(
             "--target: the results go into the model card; give --model-card FILE or --push NAME"
         )
-    row, output = FORMATS[format], outputs.output
+    output = outputs.output
+    format = _format_of(format, output)
+    row = FORMATS[format]
     _check_options(format, row, file, images)
-    if not output.name.endswith(row.suffix):
-        raise UsageError(
-            f"--output {output}: the name of a file for {format} ends with {row.suffix}; add or change the suffix"
-        )
     require_writable(*row.files(output), outputs.model_card)
     require_no_input((model, images), *row.files(output), outputs.model_card)
     require_existing(model, images)
@@ -90,6 +88,21 @@ def export(
         return
     for line in _format_report(report, is_int8=file.int8):
         echo_line(line)
+
+
+def _format_of(format: str | None, output: Path) -> str:
+    """Return the format of a file, which its suffix says.
+
+    Raises:
+        UsageError: the suffix is of no format, or of another one than the given.
+    """
+    found = next((name for name, row in FORMATS.items() if row.suffix == output.suffix), None)
+    if found is None or format not in (None, found):
+        suffixes = ", ".join(
+            f"{row.suffix} for {name}" for name, row in FORMATS.items() if format in (None, name)
+        )
+        raise UsageError(f"--output {output}: give a name that ends with {suffixes}")
+    return found
 
 
 def _check_options(format: str, row: ExportFormat, file: ExportOptions, images: Path | None) -> None:

@@ -33,7 +33,12 @@ def _second_files() -> str:
 
 
 Format = Annotated[
-    str, typer.Option(parser=_parse_format, metavar=f"[{'|'.join(FORMATS)}]", help="Format of the file.")
+    str | None,
+    typer.Option(
+        parser=_parse_format,
+        metavar=f"[{'|'.join(FORMATS)}]",
+        help="Format of the file; by default the one of the suffix of --output.",
+    ),
 ]
 FileOptions = Annotated[
     ExportOptions,
@@ -44,6 +49,15 @@ FileOptions = Annotated[
         ),
         "unit": typer.Option(
             help=f"{_formats_with('unit')}: divide the embeddings by their length; off by default."
+        ),
+        "batch": typer.Option(
+            metavar="N",
+            min=1,
+            help=f"{_formats_with('batch')}: number of images that the file takes at a time, for programs that need a "
+            "fixed one; by default any number.",
+        ),
+        "opset": typer.Option(
+            metavar="N", min=13, help="onnx: version of the operators; by default torch's own, 18 or newer."
         ),
         "int8": typer.Option(
             "--int8",

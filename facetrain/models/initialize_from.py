@@ -24,7 +24,7 @@ from facetrain.errors import ModelError
 from facetrain.head.head_group import Head, HeadPart, head_parts
 from facetrain.models.layer_graph import LayerGraph
 from facetrain.models.match_weights import calibrate_norms, match_weights
-from facetrain.models.model_file import GRAPH_SUFFIXES, open_checkpoint, read_model
+from facetrain.models.model_file import GRAPH_SUFFIXES, identify_backbone, open_checkpoint, read_model
 from facetrain.models.mxnet_network import open_mxnet
 from facetrain.models.onnx_layers import read_onnx_layers
 from facetrain.models.published_weights import stated_statistics
@@ -89,7 +89,11 @@ def initialize_backbone(
         weights = whole.state_dict()
     if first_blocks_of is not None:
         weights = _select_first_blocks(backbone, weights)
-    load_weights_into(backbone, weights, str(path))
+    try:
+        load_weights_into(backbone, weights, str(path))
+    except ModelError as error:
+        found = _network_of(weights, path)
+        raise ModelError(f"{error}; the file has {found}" if found else str(error)) from error
     return merged
 
 
@@ -116,6 +120,15 @@ def check_backbone_weights(path: Path, options: dict[str, Any], *, first_blocks:
     """
     backbone = build_backbone(**options)
     initialize_backbone(backbone, path, None, first_blocks_of=options if first_blocks else None)
+
+
+def _network_of(weights: dict[str, Tensor], path: Path) -> str:
+    """Return the name of the published network that has such weights, and its embedding size; empty for others."""
+    try:
+        described = identify_backbone(weights, str(path))["backbone"]
+    except ModelError:
+        return ""
+    return f"{described['name']} with embeddings of {described['embedding_size']} numbers"
 
 
 def _read_layers(path: Path) -> LayerGraph:

@@ -119,17 +119,31 @@ def test_the_help_names_the_files_of_each_format():
 
 
 def test_options_that_exclude_each_other_are_refused(model, tmp_path):
-    to = ["export", model, "--output", tmp_path / "m"]
-    for options, message in (
-        ("safetensors --int8", "--format onnx"),
-        ("torch_export --unit", "--format torch_export has no option --unit; use --format onnx"),
-        ("onnx --int8 --unit", "cannot be combined"),
-        ("safetensors --images faces.bin", "--format safetensors has no option --images"),
-        ("safetensors", "the name of a file for safetensors ends with .safetensors"),
-        ("onnx --target lfw", "--model-card"),
+    for name, options, message in (
+        ("m.safetensors", "--int8", "--format onnx"),
+        ("m.pt2", "--unit", "--format torch_export has no option --unit; use --format onnx"),
+        ("m.pt2", "--batch 1", "--format torch_export has no option --batch; use --format onnx or openvino"),
+        ("m.xml", "--opset 17", "--format openvino has no option --opset; use --format onnx"),
+        ("m.onnx", "--int8 --unit", "cannot be combined"),
+        ("m.safetensors", "--images faces.bin", "--format safetensors has no option --images"),
+        ("m.onnx", "--target lfw", "--model-card"),
     ):
-        refused = refusal(*to, "--format", *options.split())
+        refused = refusal("export", model, "--output", tmp_path / name, *options.split())
         assert message in str(refused) and refused.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "format", "suffixes"),
+    [
+        ("m.pt", [], (".onnx", ".pt2", ".xml", ".safetensors")),
+        ("m.pt", ["--format", "onnx"], (".onnx",)),
+        ("m.onnx", ["--format", "openvino"], (".xml",)),
+    ],
+)
+def test_the_suffix_says_the_format_and_contradicts_no_other(model, tmp_path, name, format, suffixes):
+    refused = refusal("export", model, "--output", tmp_path / name, *format)
+    assert refused.exit_code == 2 and all(suffix in str(refused) for suffix in suffixes)
+    assert not (tmp_path / name).exists()
 
 
 @pytest.mark.parametrize("card", ["m.onnx", "./../here/m.onnx"])

@@ -89,4 +89,4 @@ def test_the_metadata_of_openvino_state_the_input(tmp_path):
     done = run("-c", script, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     written = json.loads(done.stdout)
-    assert written["channels"] == "RGB" and written["input"] == "uint8 NHWC" and written["mean"] == 127.5
+    assert written["channels"] == "RGB" and written["input"] == "uint8 NHWC" and written["mean"] == 0

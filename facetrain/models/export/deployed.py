@@ -9,7 +9,7 @@ import json
 from torch import Tensor, nn
 
 from facetrain.models.export.formats import ExportOptions
-from facetrain.models.model_file import CONFIG_KEY, EmbeddingModel
+from facetrain.models.model_file import CONFIG_KEY, RAW_PIXELS, EmbeddingModel
 
 
 class Deployed(nn.Module):
@@ -37,6 +37,10 @@ def file_metadata(model: EmbeddingModel, options: ExportOptions) -> dict[str, st
 
     They have no config of the run: it names folders of the machine that trained the network.
     """
-    layout = {"input": "uint8 NHWC" if options.from_pixels else "float32 NCHW", "unit": options.unit}
-    metadata = model.metadata | {"preprocessing": model.preprocessing | layout}
+    given = RAW_PIXELS | {"layout": "NHWC"} if options.from_pixels else model.preprocessing
+    layout = {
+        "input": f"{'uint8' if options.from_pixels else 'float32'} {given['layout']}",
+        "unit": options.unit,
+    }
+    metadata = model.metadata | {"preprocessing": given | layout}
     return {name: json.dumps(value) for name, value in metadata.items() if name != CONFIG_KEY}

@@ -165,7 +165,9 @@ def _differences(
     """Return the largest difference of the embeddings, as a share of the largest number, and their cosines."""
     deployed = Deployed(model, options).eval()
     expected, found = [], []
-    for pixels in faces.split(_CHUNK):
+    if options.batch:  # the last faces once more, to fill the last batch
+        faces = torch.cat([faces, faces[-1:].expand(-len(faces) % options.batch, -1, -1, -1)])
+    for pixels in faces.split(options.batch or _CHUNK):
         inputs = inputs_of_file(model, options, pixels)
         with torch.no_grad():
             expected.append(deployed(*inputs))

@@ -27,6 +27,10 @@ class ExportOptions:
     """Divide the embeddings by their length."""
     int8: bool = False
     """Quantize weights and activations to 8 bits, with ranges of the activations that were measured on images."""
+    opset: int | None = None
+    """Version of ONNX's operators, for programs that read no newer one; None for the exporter's."""
+    batch: int | None = None
+    """Number of images that the file takes at a time; None for any number."""
     images: Any = None
     """Tensor of faces, uint8 (N, H, W, 3): file and network are compared on them, and `int8` is calibrated with most of
     them. None: a few random images, and for `int8` drawn faces."""
@@ -72,7 +76,7 @@ class Runtime:
     """Maps images, as the file takes them, and landmarks (N, 5, 2) if the network takes them, to embeddings (N, D)."""
 
 
-_GRAPH_OPTIONS = frozenset({"from_pixels", "unit"})
+_GRAPH_OPTIONS = frozenset({"from_pixels", "unit", "batch"})
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,7 @@ class ExportFormat:
     """Optional packages that the exporter imports; the extra of pyproject.toml with the name of the module installs
     them."""
     suffix: str = ""
-    """End that the name of the file must have."""
+    """End of the name of the file, by which the command line recognizes the format."""
     second_suffix: str = ""
     """Suffix of a second file, in place of the first one's; empty if there is none."""
     is_compared: bool = True
@@ -118,10 +122,11 @@ FORMATS: dict[str, ExportFormat] = {
     "safetensors": ExportFormat("safetensors", suffix=".safetensors", is_compared=False),
     "onnx": ExportFormat(
         "onnx",
-        _GRAPH_OPTIONS | {"int8"},
+        _GRAPH_OPTIONS | {"int8", "opset"},
         packages=("onnx", "onnxruntime", "onnxscript"),  # torch's exporter imports onnxscript
+        suffix=".onnx",
     ),
-    "torch_export": ExportFormat("torch_program"),
+    "torch_export": ExportFormat("torch_program", suffix=".pt2"),
     "openvino": ExportFormat(
         "openvino",
         _GRAPH_OPTIONS,

@@ -29,7 +29,7 @@ _MOST_BYTES = 2**31 - 2**27
 
 
 def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Runtime:
-    """Write an ONNX file with a free batch size.
+    """Write an ONNX file, with a free batch size unless `batch` fixes it.
 
     The input is `image`: float32 (N, 3, H, W) as the network takes it, or with `from_pixels` uint8
     (N, H, W, 3) RGB. A network with KP-RPE has a second input `landmarks`: float32 (N, 5, 2), x and y as fractions of
@@ -80,17 +80,25 @@ def write_float_graph(model: EmbeddingModel, path: Path, options: ExportOptions)
 
 def _traced(model: EmbeddingModel, options: ExportOptions) -> Any:
     deployed = Deployed(model, options).eval().cpu()
-    # Two images: torch.export takes a size of 1 for a constant.
-    example = inputs_of_file(model, options, example_pixels(model, 2))
+    # Two images for a free batch size: torch.export takes a size of 1 for a constant.
+    example = inputs_of_file(model, options, example_pixels(model, options.batch or 2))
+    free = None if options.batch else ({0: torch.export.Dim("batch", min=1)},) * len(example)
     program = torch.onnx.export(
         deployed,
         example,
         dynamo=True,
         input_names=_INPUTS[: len(example)],
-        dynamic_shapes=({0: torch.export.Dim("batch", min=1)},) * len(example),
+        dynamic_shapes=free,
+        opset_version=options.opset,
         verbose=False,
     )
     assert program is not None
+    written = program.model.opset_imports[""]
+    if options.opset not in (None, written):
+        raise ModelError(
+            f"{model.description}: torch {torch.version.__version__} and onnxscript write it with opset {written}, not "
+            f"{options.opset}; give --opset {written} or a higher one"
+        )
     _name_output(program.model.graph, "embedding")
     return program.model_proto
 

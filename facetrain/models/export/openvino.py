@@ -16,7 +16,7 @@ from facetrain.models.model_file import EmbeddingModel
 
 
 def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Runtime:
-    """Write NAME.xml (the graph) and NAME.bin (the weights, float32), with a free batch size.
+    """Write NAME.xml (the graph) and NAME.bin (the weights, float32), with a free batch size unless `batch` fixes it.
 
     The file has the input and output of the ONNX file, which OpenVINO converts. The metadata are in `rt_info` under
     `facetrain`.

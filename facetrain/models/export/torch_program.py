@@ -26,12 +26,10 @@ def write(model: EmbeddingModel, path: Path, options: ExportOptions) -> Runtime:
     program = torch.export.export(
         model.network.eval().cpu(), example, dynamic_shapes=({0: batch},) * len(example)
     )
-    saved = path.with_name("program.pt2")  # torch refuses another suffix, which the user may have given
     try:
-        torch.export.save(program, saved)
+        torch.export.save(program, path)
     except RuntimeError as error:  # torch's own file writer, for a full disk
         raise OSError(error_reason(error)) from error
-    saved.replace(path)
     # Safe only for a file that was written just now: a .pt2 from elsewhere can run code when it is loaded.
     with path.open("rb") as file:
         network = torch.export.load(file).module()

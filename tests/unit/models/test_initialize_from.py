@@ -152,3 +152,9 @@ def test_other_differences_than_missing_blocks_are_refused(tmp_path):
     initialize_backbone(build_backbone(**options), path, list, first_blocks_of=options)
     with pytest.raises(ModelError, match="MXNet and ONNX files only fit mbf"):
         initialize_backbone(build_backbone(**options), tmp_path / "model.onnx", list, first_blocks_of=options)
+
+
+def test_weights_of_another_published_network_are_named(tmp_path):
+    torch.save(build_backbone("r18").state_dict(), tmp_path / "model.pt")
+    with pytest.raises(ModelError, match=r"does not fit the network.*r18 with embeddings of 512"):
+        check_backbone_weights(tmp_path / "model.pt", {"name": "r34"})

@@ -57,6 +57,28 @@ def test_an_exported_model_opens_again_and_gives_the_same_embeddings(model, tmp_
         export(again, "onnx", tmp_path / "n.onnx", ExportOptions())
 
 
+def test_a_file_for_a_fixed_batch_takes_it_and_says_what_it_takes(model, tmp_path):
+    options = ExportOptions(batch=2, from_pixels=True)
+    assert export(model, "onnx", tmp_path / "m.onnx", options).comparison.difference < 1e-4
+    (image,) = onnx.load(tmp_path / "m.onnx").graph.input
+    assert [side.dim_value for side in image.type.tensor_type.shape.dim] == [2, 32, 32, 3]
+    again, pixels = open_model(tmp_path / "m.onnx", CPU), faces()
+    np.testing.assert_allclose(embedded(again, pixels), embedded(model, pixels), atol=1e-4)
+    stated = again.preprocessing
+    assert (stated["mean"], stated["scale"], stated["layout"]) == (0, 1, "NHWC")
+
+
+@pytest.mark.parametrize("opset", [17, 20])
+def test_a_file_has_the_opset_that_is_asked_for_or_is_not_written(model, tmp_path, opset):
+    path = tmp_path / "m.onnx"
+    try:
+        export(model, "onnx", path, ExportOptions(opset=opset))
+    except ModelError as error:  # torch cannot convert to every older version
+        assert f"not {opset}" in str(error) and not path.exists()
+    else:
+        assert onnx.load(path).opset_import[0].version == opset
+
+
 def test_weights_that_are_too_large_for_an_onnx_file_are_refused(model, tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_format, "_MOST_BYTES", 10_000)
     with pytest.raises(ModelError, match="exceed the 2 GiB of an ONNX file; use --format torch_export"):
