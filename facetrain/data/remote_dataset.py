@@ -109,7 +109,7 @@ def _objects(source: FaceDataset) -> list[StoredObject]:
 def _described(url: str, cache: Path) -> Path:
     """Return the folder, or the file in it, that describes the present version of a dataset."""
     filesystem, path = open_filesystem(url)
-    is_folder = with_retries(url, lambda: filesystem.info(path))["type"] == "directory"
+    is_folder = with_retries(url, lambda: filesystem.info(path), most_bytes=0)["type"] == "directory"
     root, name = (path, "") if is_folder else path.rpartition("/")[::2]
     found: list[dict[str, Any]] = with_retries(url, lambda: filesystem.ls(root, detail=True))
     infos = {info["name"].rpartition("/")[2]: info for info in found if info["type"] != "directory"}

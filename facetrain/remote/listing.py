@@ -42,7 +42,7 @@ def list_files(url: str) -> list[RemoteFile]:
         FacetrainError: there are none, or the server does not answer.
     """
     filesystem, path = open_filesystem(url)
-    info = with_retries(url, lambda: filesystem.info(path))
+    info = with_retries(url, lambda: filesystem.info(path), most_bytes=0)
     if info["type"] != "directory":
         return [_file(info, path, "")]
     # Web servers have no folders that could be listed.

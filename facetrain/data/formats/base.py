@@ -139,7 +139,10 @@ class CatalogDataset:
         except DataError:
             if not self.forget(index):
                 raise
+        try:
             return self._read(index)
+        except DataError as error:
+            raise type(error)(f"{error}; the store gave it twice, past data.cache") from None
 
     def forget(self, index: int) -> bool:
         """Have an image fetched again when it is read next; return whether it is in an object store."""

@@ -195,12 +195,23 @@ def test_a_wrong_answer_that_passes_is_asked_for_again(damage, object_store, tmp
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda body: bytes(len(body)), lambda body: body[:-1], lambda body: body + b"x"]
+    "damage",
+    [lambda body: bytes(len(body)), lambda body: body[:-1], lambda body: body + b"x"],
+    ids=["zeros", "short", "long"],
 )
 def test_a_store_that_keeps_lying_is_an_error(damage, object_store, tmp_path):
     write_records(tmp_path / "faces", LABELS)
     remote = open_remote(upload(tmp_path / "faces"), tmp_path / "cache", cache_bytes=100)
     object_store.lie = damage
+    with pytest.raises(DataError, match=r"train\.rec"):
+        images_of(remote)
+
+
+def test_a_store_that_answers_too_late_is_an_error(object_store, tmp_path, monkeypatch):
+    write_records(tmp_path / "faces", LABELS)
+    remote = open_remote(upload(tmp_path / "faces"), tmp_path / "cache", cache_bytes=100)
+    monkeypatch.setattr(filesystem, "PATIENCE_S", 0.05)
+    object_store.latency_s = 0.5
     with pytest.raises(DataError, match=r"train\.rec"):
         images_of(remote)
 
