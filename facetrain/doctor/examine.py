@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 
-from facetrain.backbone.zoo import build_backbone, takes_landmarks
+from facetrain.backbone.zoo import takes_landmarks
 from facetrain.config.schema import Config
 from facetrain.data.build import training_data_path
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.dataset_card import read_cards
-from facetrain.data.images.augment import normalize
 from facetrain.data.label_problems import parts_of
 from facetrain.data.synthetic.dataset_writer import SYNTHETIC_CARD
 from facetrain.distributed.world import World
 from facetrain.doctor.check_result import CheckResult, count_text, errors_as_failures, passed
 from facetrain.doctor.dataset import check_dataset, check_landmarks
 from facetrain.doctor.disk import check_disk
-from facetrain.doctor.image_sample import draw_sample, read_images
-from facetrain.doctor.input_normalization import check_normalization
+from facetrain.doctor.image_sample import draw_sample
 from facetrain.doctor.machine import check_machine, check_network, check_software
 from facetrain.doctor.run_checks import check_checkpoints, check_learning_rate, check_memory, checkpoint_bytes
 from facetrain.doctor.silent_errors import check_alignment, check_images
-from facetrain.doctor.teacher import check_teacher
 from facetrain.models.initialize_from import check_backbone_weights, check_center_count, read_centers
 from facetrain.plan.forecast import forecast_stages
 from facetrain.remote.download import local_path
-from facetrain.run.parts.backbone import describe_model, load_initial_weights
+from facetrain.run.parts.backbone import describe_model
 from facetrain.run.parts.step_schedule import schedule_steps
 from facetrain.verify.sets.pair_set import PairSet, load_pair_sets
-
-_NORMALIZATION_IMAGES = 64
 
 
 def examine(
@@ -96,12 +89,6 @@ def _examine_run(
         path = local_path(config.model.init_from)
         with errors_as_failures(results, "initial weights"):
             results.append(_examine_initial_weights(config, path, num_classes))
-        if source is not None:
-            with errors_as_failures(results, "initial normalization"):
-                results.append(_examine_normalization(config, source))
-    if config.distill:
-        with errors_as_failures(results, "teacher"):
-            results += check_teacher(config, source)
     # Also without the dataset on this machine, if the config states both numbers.
     if num_images and num_classes:
         with errors_as_failures(results, "batch"):
@@ -121,15 +108,6 @@ def _examine_images(train: str, source: FaceDataset | None, sets: list[PairSet])
         # The first sample is of the training data, with which the others are compared.
         if number and parts:
             yield from check_alignment(name, sample, *samples[0])
-
-
-def _examine_normalization(config: Config, source: FaceDataset) -> CheckResult:
-    """Compare the input that the initial weights were trained on with the input of this run."""
-    network = build_backbone(**describe_model(config)["backbone"])
-    index = np.linspace(0, source.num_images - 1, _NORMALIZATION_IMAGES).astype(np.int64)
-    image_BHWC = read_images(source, index, config.data.image_size)
-    merged = load_initial_weights(config, network, partial(normalize, torch.from_numpy(image_BHWC)))
-    return check_normalization(str(config.model.init_from), network, image_BHWC, merged)
 
 
 def _examine_initial_weights(config: Config, path: Path, num_classes: int | None) -> CheckResult:

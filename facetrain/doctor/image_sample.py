@@ -13,8 +13,7 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from facetrain.data.dataset import FaceDataset
-from facetrain.data.images.decode import NotAnImageError, decode, decode_rgb, resize_square
+from facetrain.data.images.decode import NotAnImageError, decode
 from facetrain.data.images.face_pattern import face_pattern
 from facetrain.data.images.header import is_cmyk_jpeg, jpeg_orientation
 from facetrain.errors import DataError
@@ -61,20 +60,6 @@ class ImageSample:
     def __len__(self) -> int:
         """Return the number of images."""
         return len(self.redness_N)
-
-
-def read_images(source: FaceDataset, index_N: np.ndarray, size: int) -> np.ndarray:
-    """Return images of a dataset in one size: uint8 RGB (N, size, size, 3).
-
-    Raises:
-        DataError: one of them cannot be decoded.
-    """
-    return np.stack(
-        [
-            resize_square(decode_rgb(source.read(number), location=source.location(number)), size)
-            for number in index_N.tolist()
-        ]
-    )
 
 
 def draw_sample(num_images: int, read: Callable[[int], bytes]) -> ImageSample:

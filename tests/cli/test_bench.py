@@ -35,7 +35,7 @@ def test_whole_steps_are_measured_with_and_without_a_dataset(capsys):
         assert found["mfu"] == flops / report["matrix_flops"] < 1
         assert abs(sum(found["share_of_time"].values()) - 1) < 1e-6 and found["share_of_time"]["forward"] > 0
     assert report["flops_per_image"]["head"] == 6 * 1000 * 512
-    assert report["limits_images_per_s"].keys() == {"products", "copies"}
+    assert report["limit_images_per_s"] > 0
     print_report(report, as_json=False)
     text = capsys.readouterr().out
     assert "\nrecords over synthetic  " in text and "share of time" in text and "  forward 0." in text

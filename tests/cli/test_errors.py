@@ -58,7 +58,7 @@ def test_a_rank_of_another_launcher_that_finds_no_other_rank_ends_with_1_and_one
         "eval m --target s",
         "search faces faces --model m",
         "data clean m faces",
-        "bench head",
+        "bench loader",
     ],
 )
 def test_without_a_gpu_the_advice_names_the_option_of_the_command(line, monkeypatch):

@@ -4,22 +4,17 @@ import json
 
 import numpy as np
 import pytest
-import torch
 
-from facetrain.backbone.zoo import build_backbone
 from facetrain.data.dataset import image_name
 from facetrain.data.formats.bin import read_bin
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.settings import DataSettings
 from facetrain.data.synthetic.render import render_jpeg
-from facetrain.doctor import input_normalization
 from facetrain.doctor.dataset import check_dataset
 from facetrain.doctor.image_sample import draw_sample, encoded_color
-from facetrain.doctor.input_normalization import check_normalization
 from facetrain.doctor.run_checks import check_learning_rate
 from facetrain.doctor.silent_errors import check_alignment, check_images
-from facetrain.models.initialize_from import initialize_backbone
 from facetrain.optim.settings import OptimSettings
 from tests.support.command import facetrain
 from tests.support.datasets import write_records
@@ -148,34 +143,6 @@ def test_labels_that_begin_at_one_in_one_dataset_of_a_mixture_are_found(tmp_path
     (tmp_path / "mix.yaml").write_text("datasets: [{path: a}, {path: b}]")
     results, _ = check_dataset(DataSettings(train=str(tmp_path / "mix.yaml")))
     assert results[1].certainty == "certain" and "mix.yaml, dataset 2: no image" in results[1].message
-
-
-@pytest.mark.parametrize("backbone", ["iresnet", "mbf_small"])
-def test_weights_that_were_trained_on_another_input_are_found(backbone, drawn_faces):
-    seen, others = np.stack(drawn_faces[:16]), np.stack(drawn_faces[16:32])
-    pixels = torch.from_numpy(seen).permute(0, 3, 1, 2).float()
-    torch.manual_seed(0)
-    sizes = {"layers": (1, 1, 1, 1), "widths": (16, 4, 4, 4)} if backbone == "iresnet" else {}
-    network = build_backbone(backbone, embedding_size=16, **sizes)
-    for name, image in input_normalization._inputs(pixels).items():
-        reached = input_normalization._first_norm_input(network, image)
-        values = reached.x.transpose(0, 1).flatten(1)
-        reached.norm.running_mean.copy_(values.mean(1))
-        reached.norm.running_var.copy_(values.var(1))
-        result = check_normalization("model.pt", network, others)
-        # Drawn faces have less color than real ones: swapped channels are not found in them.
-        if not name.endswith("127.5, BGR"):
-            assert result.status == ("ok" if name == input_normalization._EXPECTED else "warning"), name
-            assert name in result.message
-
-
-def test_published_weights_fit_the_input_of_facetrain():
-    path = shared_path("real/y1/model-symbol.json")
-    images = np.stack(decoded(open_dataset(shared_path("real/lfw_train")), 32))
-    network = build_backbone("mbf_small", embedding_size=128)
-    merged = initialize_backbone(network, path, lambda: pytest.fail("the file has statistics"))
-    result = check_normalization(str(path), network, images, merged)
-    assert result.status == "ok" and "fit (pixels − 127.5) / 127.5, RGB" in result.message
 
 
 @pytest.mark.parametrize(("ranks_of_recipe", "ranks"), [(8, 1), (8, 2), (1, 8), (4, 1), (32, 1), (1, 4)])
