@@ -226,15 +226,16 @@ def _start(peers: Peers, timeout_s: float) -> subprocess.Popen[bytes]:
 
 def _follow(lines: IO[bytes], ready: threading.Event, ended: threading.Event, death: str) -> None:
     """Do what the watchdog asks for: write the loss of a rank to the log, and exit."""
-    for line in lines:
-        kind, _, rest = line.decode(errors="replace").strip().partition(" ")
-        if kind == "ready":
-            ready.set()
-        elif kind == "lost":
-            _log(rest)
-        elif kind == "end":
-            code, _, reason = rest.partition(" ")
-            _exit_now(reason, int(code))
+    with lines:
+        for line in lines:
+            kind, _, rest = line.decode(errors="replace").strip().partition(" ")
+            if kind == "ready":
+                ready.set()
+            elif kind == "lost":
+                _log(rest)
+            elif kind == "end":
+                code, _, reason = rest.partition(" ")
+                _exit_now(reason, int(code))
     if not ended.is_set():
         # The other ranks take the end of the watchdog for the end of this rank.
         _exit_now(death, RunError.exit_code, prints=True)
