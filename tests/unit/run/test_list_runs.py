@@ -158,3 +158,13 @@ def test_a_failure_that_names_a_path_outside_of_utf_8_is_recorded(tmp_path):
     with pytest.raises(RunError, match="missing"):
         train_recorded(tmp_path, START, 40, train)
     assert read_state(tmp_path).reason == "/data/caf\\xe9: missing"
+
+
+def test_the_page_of_runs_has_the_table_and_a_curve_of_each(tmp_path):
+    for name in ("a", "b$<i>"):
+        make_run(tmp_path / name)
+    page = tmp_path / "runs.html"
+    done = facetrain("runs", tmp_path, "--page", page)
+    assert done.returncode == 0 and "75.00%" in done.stdout, done.stderr
+    text = page.read_text()
+    assert text.count("<svg") == 4 and "75.00%" in text and "b$&lt;i&gt;" in text and "<i>" not in text

@@ -1,0 +1,41 @@
+"""History of a run: as exact as its records, in memory that does not grow with them."""
+
+import math
+
+from facetrain.run.report import history as module
+from facetrain.run.report.history import History
+from facetrain.telemetry.jsonl import JsonLines
+
+
+def history_of(records):
+    history = History()
+    for record in records:
+        history.add(record)
+    return history
+
+
+def test_a_history_has_first_last_and_bounds_of_every_metric(tmp_path):
+    lines = JsonLines(tmp_path / "metrics.jsonl")
+    for step, loss in ((1, 5.0), (2, math.nan), (3, 9.0), (4, 2.0)):
+        lines.write(step, {"loss": loss})
+    lines.write(4, {"lfw/accuracy": 0.9, "cfp/accuracy": 0.7})
+    lines.write(8, {"lfw/accuracy": 0.8})
+    lines.close()
+    found = History.read(tmp_path)
+    loss = found.metrics["loss"]
+    assert (loss.first, loss.last, loss.low, loss.high) == ((1, 5.0), (4, 2.0), 2.0, 9.0)
+    assert loss.curve[0] == [1, 2, 3, 4] and math.isnan(loss.curve[1][1])
+    assert found.step == 8 and found.sets == ["lfw", "cfp"] and found.best == {"lfw": 0.9, "cfp": 0.7}
+    assert History.read(tmp_path / "empty").metrics == {}
+
+
+def test_a_long_curve_is_thinned_evenly_and_ends_with_its_last_point(monkeypatch):
+    monkeypatch.setattr(module, "_MOST_POINTS", 10)
+    steps, values = history_of({"step": n, "loss": float(n)} for n in range(100)).metrics["loss"].curve
+    assert len(steps) <= 11 and steps[0] == 0 and steps[-1] == 99 and values == [float(n) for n in steps]
+    assert len({after - before for before, after in zip(steps[:-2], steps[1:-1], strict=True)}) == 1
+
+
+def test_only_the_last_verifications_are_kept():
+    found = history_of({"step": n, "lfw/accuracy": 0.5} for n in range(500))
+    assert len(found.verifications) == 100 and found.verifications[-1]["step"] == 499
