@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
-from typing import TypeVar, cast
 
 from facetrain.distributed import collectives
 from facetrain.distributed.ranks import Ranks
@@ -24,7 +23,6 @@ from facetrain.errors import (
 )
 from facetrain.files import error_reason
 
-_T = TypeVar("_T")
 # torch raises a plain RuntimeError if a process group fails: only its text differs from other errors.
 _TIMED_OUT = ("imed out", "imeout")
 _LOST = (*_TIMED_OUT, "onnection", "NCCL", "gloo", "reset by peer")
@@ -137,30 +135,6 @@ def fail_together(world: World) -> Iterator[None]:
     if failure is not None and first == world.rank:
         raise failure
     raise unprinted(f"rank {first} failed", exit_codes[first])
-
-
-def decide_on_leader(world: World, decide: Callable[[], _T]) -> _T:
-    """Return on every rank what `decide` returns on the leader, as JSON. Collective.
-
-    For decisions from shared storage: hosts do not see its changes at the same moment.
-
-    Raises:
-        FacetrainError: `decide` failed; on the other ranks as a LostRankError, which is not printed.
-    """
-    decision: _T | None = None
-    failure: FacetrainError | None = None
-    # An error is sent, too: the other ranks would wait in the broadcast for a leader that has raised it.
-    if world.is_leader:
-        try:
-            decision = decide()
-        except FacetrainError as error:
-            failure = error
-    decision, exit_code = collectives.broadcast_json([decision, failure.exit_code if failure else 0])
-    if failure is not None:
-        raise failure
-    if exit_code:
-        raise unprinted("rank 0 failed", exit_code)
-    return cast("_T", decision)
 
 
 def only_leader_reports(world: World, error: FacetrainError) -> FacetrainError:

@@ -47,14 +47,10 @@ def outside_launcher() -> str:
     )
 
 
-def is_own_rank() -> bool:
-    """Return whether facetrain's launcher, on this machine, started this rank: it has done what is done once."""
-    return launched_by_torchrun() and _OWN_LAUNCHER in os.environ
-
-
 def forbid_restart() -> None:
     """Leave a mark for facetrain's launcher: every restart of this rank would fail as it does now."""
-    if is_own_rank() and (error_file := os.environ.get("TORCHELASTIC_ERROR_FILE")):
+    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if error_file and _OWN_LAUNCHER in os.environ:
         with suppress(OSError):
             Path(error_file).with_name(_NO_RESTART).touch()
 

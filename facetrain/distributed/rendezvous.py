@@ -102,11 +102,6 @@ def store_address() -> tuple[str, int]:
     return _variable("MASTER_ADDR"), int(_variable("MASTER_PORT"))
 
 
-def agent_serves_store() -> bool:
-    """Return whether the store of the ranks is in an elastic agent, and not in the process of rank 0."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-
-
 def connect_to_store(rendezvous_id: str) -> Store:
     """Return a second connection to the store of a rendezvous: a blocked thread may occupy the group's own.
 
@@ -166,7 +161,7 @@ def _variable(name: str) -> str:
 def _open_store(rank: int, timeout_s: float) -> Store:
     """Serve the store on rank 0 unless an agent does; otherwise connect to it."""
     host, port = store_address()
-    if rank or agent_serves_store():
+    if rank or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # the store is in an elastic agent
         return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
     # The address may belong to a gateway that leads to this host: then only a socket for all interfaces serves it.
     return serve_store(listen(host, port) or listen_on_all_interfaces(port), host, timeout_s)
