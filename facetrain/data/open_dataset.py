@@ -18,7 +18,13 @@ from facetrain.data.formats.landmark_file import landmarks_path, open_landmarks
 from facetrain.data.formats.table import FORMATS
 from facetrain.data.label_problems import parts_of
 from facetrain.data.mixture import MIXTURE_SUFFIXES, MixtureDataset, open_mixture
-from facetrain.data.remote_dataset import DEFAULT_CACHE, ObjectCache, dataset_path, forget_objects
+from facetrain.data.remote_dataset import (
+    DEFAULT_CACHE,
+    ObjectCache,
+    dataset_path,
+    forget_description,
+    forget_objects,
+)
 from facetrain.errors import DataError
 from facetrain.files import listed, os_errors_as, printable, shell_path
 
@@ -64,7 +70,11 @@ def open_dataset(
     except DataError:
         if not forget_objects(path):  # an answer of a store may have been damaged on its way
             raise
-        dataset = format.open(path)
+        try:
+            dataset = format.open(path)
+        except DataError:
+            forget_description(path)  # the next command fetches all of it again
+            raise
     if with_landmarks and (landmarks := landmarks_path(path)).is_file():
         dataset.landmark_file = landmarks
         open_landmarks(landmarks, dataset.num_images)  # an error now, not in the middle of a run

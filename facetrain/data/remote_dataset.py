@@ -86,6 +86,12 @@ def forget_objects(path: Path) -> bool:
     return True
 
 
+def forget_description(path: Path) -> None:
+    """Remove the folder that describes a remote dataset: its copies of small objects, too, may have been damaged."""
+    if isinstance(path, ObjectPath) and (found := _DESCRIBED.match(str(path))):
+        shutil.rmtree(Path(found[0]).parent, ignore_errors=True)
+
+
 def object_versions(source: FaceDataset) -> list[list[str | int]]:
     """Return address, version and size of the objects of a dataset; empty if it is on a disk."""
     return [[each.url, each.version, each.size] for each in _objects(source)]
@@ -163,6 +169,7 @@ def _describe(objects: dict[str, dict[str, Any]], folder: Path) -> None:
             (folder / name).write_text(json.dumps(values), encoding="utf-8")
             continue
         stored = StoredObject(**values)
+        stored.forget(0, stored.size)  # an earlier folder was removed because of what it held
         with (folder / name).open("wb") as file:
             for start in range(0, stored.size, _CHUNK_BYTES):
                 file.write(stored.bytes_at(start, _CHUNK_BYTES))

@@ -207,6 +207,16 @@ def test_a_store_that_keeps_lying_is_an_error(damage, object_store, tmp_path):
         images_of(remote)
 
 
+def test_an_index_that_was_damaged_on_its_way_is_not_kept(object_store, tmp_path):
+    write_records(tmp_path / "faces", LABELS)
+    url = upload(tmp_path / "faces")
+    object_store.lie = lambda body: bytes(len(body))
+    with pytest.raises(DataError):
+        open_remote(url, tmp_path / "cache")
+    object_store.lie = None
+    assert images_of(open_remote(url, tmp_path / "cache")) == images_of(open_dataset(tmp_path / "faces"))
+
+
 def test_a_store_that_answers_too_late_is_an_error(object_store, tmp_path, monkeypatch):
     write_records(tmp_path / "faces", LABELS)
     remote = open_remote(upload(tmp_path / "faces"), tmp_path / "cache", cache_bytes=100)
