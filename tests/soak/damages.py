@@ -29,7 +29,7 @@ from pathlib import Path
 
 from facetrain.checkpoint.commit import complete_steps
 from facetrain.errors import FacetrainError
-from facetrain.run.folder import lock
+from facetrain.run.folder import lease
 from tests.soak.damage_kinds import CRAFTED, Damager
 from tests.soak.damage_readers import Hang, Readers, limited
 from tests.soak.damage_resumes import Resumer
@@ -123,7 +123,7 @@ def main() -> None:
     options = parser.parse_args()
     prepare_forks()
     faulthandler.enable()  # a reader that ends the process is a fault, too, and must be named
-    lock.RunLock = partial(lock.RunLock, silence_s=_SILENCE_S)  # type: ignore[assignment,misc]
+    lease.RunLock = partial(lease.RunLock, silence_s=_SILENCE_S)  # type: ignore[assignment,misc]
     since, tally = time.monotonic(), Tally()
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(prefix="facetrain-damages-", dir=memory) as name:
