@@ -1,10 +1,13 @@
 """Commands without a run take the newest one, and say so; `eval` takes the verification sets of the run."""
 
 import os
+from pathlib import Path
 
 import pytest
 
 from facetrain.data.formats.bin import write_bin
+from facetrain.run.asked_config import recorded_config
+from facetrain.run.request import TrainRequest
 from tests.support.command import facetrain, refusal
 from tests.support.faces import face
 from tests.support.models import write_model
@@ -43,9 +46,10 @@ def test_report_takes_the_newest_run(runs):
     assert done.stdout.splitlines() == ["runs/a: the newest run", "runs/a/report.html"], done.stderr
 
 
-def test_resume_takes_the_newest_run(runs, capsys):
+def test_resume_takes_the_newest_run(runs):
     assert "runs/a" in str(refusal("resume", "--set", "train.device=cpu"))
-    assert capsys.readouterr().out.startswith("runs/a: the newest run\n")
+    found = recorded_config(TrainRequest(command="resume"))
+    assert (found.folder, found.asked.remarks) == (Path("runs/a"), ("runs/a: the newest run",))
 
 
 @pytest.mark.parametrize("command", ["eval", "report", "resume"])
