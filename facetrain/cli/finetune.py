@@ -82,7 +82,9 @@ def finetune(
         echo_line(line)
     write_page(prepared, verdict)
     echo_line(f"{prepared.place.page}: the choices, the faces and the results")
-    echo_line(f"next: facetrain export {shell_path(prepared.place.model)} --format onnx --output model.onnx")
+    kept = prepared.place.model
+    output = shell_path(kept.with_suffix(".onnx"))
+    echo_line(f"next: facetrain export {shell_path(kept)} --format onnx --output {output}")
 
 
 def _request(config: Config, run_dir: Path, *, resume: bool) -> TrainRequest:

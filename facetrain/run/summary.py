@@ -168,7 +168,7 @@ def _next_commands(folder: Path, config: Config, ended_by: str) -> list[str]:
         lines.append(f"  facetrain eval {quoted} --target {shell_path(targets[0])}{data}")
     lines += [
         f"  facetrain resume {quoted} --set {ended_by}=MORE",
-        f"  facetrain export {quoted} --format onnx --output model.onnx",
+        f"  facetrain export {quoted} --format onnx --output {shell_path(folder / 'model.onnx')}",
     ]
     if board.is_dir():
         lines.append(f"  tensorboard --logdir {shell_path(board)}")
