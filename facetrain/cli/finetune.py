@@ -83,8 +83,8 @@ def finetune(
     write_page(prepared, verdict)
     echo_line(f"{prepared.place.page}: the choices, the faces and the results")
     kept = prepared.place.model
-    output = shell_path(kept.with_suffix(".onnx"))
-    echo_line(f"next: facetrain export {shell_path(kept)} --format onnx --output {output}")
+    exported = shell_path(kept.with_suffix(".onnx"))
+    echo_line(f"next: facetrain export {shell_path(kept)} --format onnx --output {exported}")
 
 
 def _request(config: Config, run_dir: Path, *, resume: bool) -> TrainRequest:
