@@ -1,4 +1,4 @@
-"""Time and memory of the head's full steps, beside plain PyTorch implementations of the same algorithm."""
+"""Time and memory of full steps of the head, as a module with an optimizer and as in a run, beside plain PyTorch."""
 
 # B local batch   D embedding   K classes   S sampled of K
 
@@ -22,6 +22,8 @@ from benchmarks.head import (
     measure_steps,
     measure_variant,
 )
+from facetrain.head.margins.combined import arcface
+from facetrain.head.partial_fc import PartialFC
 
 PLAIN_VARIANTS: dict[str, dict[str, Any]] = {
     "plain_fp32": {},
@@ -31,6 +33,7 @@ PLAIN_VARIANTS: dict[str, dict[str, Any]] = {
 }
 """Options of PlainHeadStep."""
 _RIVALS = {"plain_fp32": "head_fp32", "plain_bf16": "head_bf16", "plain_sampled": "head_sampled"}
+"""The same algorithm in `facetrain train`; `PartialFC` in a loop takes the options of the plain variant."""
 
 
 class PlainHeadStep:
@@ -69,6 +72,38 @@ class PlainHeadStep:
         self._optimizer.zero_grad()
 
 
+class ModuleStep:
+    """Step of `facetrain.PartialFC` with dense SGD, in the same loop."""
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        device: str,
+        *,
+        sample_rate: float = 1.0,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        margin = partial(arcface, m2=MARGIN, gradient="straight_through")
+        self._head = PartialFC(
+            margin, embedding_size, num_classes, sample_rate, autocast is not None, scale=SCALE, device=device
+        )
+        self._optimizer = torch.optim.SGD(
+            self._head.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY
+        )
+
+    def __call__(self, embedding_BD: Tensor, label_B: Tensor) -> None:
+        """Take one step with embeddings (B, D), float32, and labels (B,), int64."""
+        self._head(embedding_BD, label_B).backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+
+def measure_module(variant: str, workload: HeadWorkload) -> dict[str, Any]:
+    """Return times and peak of memory of the module's steps with a plain variant's options."""
+    return measure_steps(partial(ModuleStep, **PLAIN_VARIANTS[variant]), workload)
+
+
 def measure_plain(variant: str, workload: HeadWorkload) -> dict[str, Any]:
     """Return times and peak of memory of a plain variant's steps, measured in this process."""
     return measure_steps(partial(PlainHeadStep, **PLAIN_VARIANTS[variant]), workload)
@@ -81,7 +116,7 @@ def measure_heads(
     steps: int = 5,
     device: str = "cpu",
 ) -> dict[str, Any]:
-    """Return a report of each plain variant and of facetrain's head, and the ratio of their times.
+    """Return a report of each plain variant, of `PartialFC` in a loop and of the head of a run, and their ratios.
 
     A sample of a tenth must hold the batch.
     """
@@ -89,8 +124,13 @@ def measure_heads(
     reports: dict[str, Any] = {}
     for plain, head in _RIVALS.items():
         reports[plain] = in_new_process(measure_plain, plain, workload)
+        module = plain.replace("plain", "module")
+        reports[module] = in_new_process(measure_module, plain, workload)
         reports[head] = in_new_process(measure_variant, head, workload)
-        reports[head]["times_faster_than_plain"] = reports[plain]["step_s"] / reports[head]["step_s"]
+        for name in (module, head):
+            for what in ("step_s", "cpu_s", "peak_bytes"):
+                ratio = reports[plain][what] / reports[name][what]
+                reports[name][f"times_less_than_plain_{what}"] = round(ratio, 2)
     return reports
 
 

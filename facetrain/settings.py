@@ -28,6 +28,7 @@ def _switch_name(value: object) -> object:
 
 
 Compilation = Annotated[Literal["off", "on", "reduce-overhead"], BeforeValidator(_switch_name)]
+Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch_name)]
 Expectations = Annotated[Literal["off", "moving", "fixed"], BeforeValidator(_switch_name)]
 
 

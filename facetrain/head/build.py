@@ -78,6 +78,7 @@ def build_head(
         seed=run.seed,
         device=world.device,
         chunk_size=None if settings.chunk_size == "auto" else settings.chunk_size,
+        recompute=None if settings.recompute == "auto" else settings.recompute == "on",
         trained=run.trained,
         update=_center_update(settings, optim, run) if run.trained else None,
         storage=Storage(

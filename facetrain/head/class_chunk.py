@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,6 +35,9 @@ class BackwardInputs(NamedTuple):
 class Chunk:
     """Logits (G, C) of the gathered batch to one chunk of classes, recomputed in the backward pass."""
 
+    is_bounded: ClassVar[bool] = False
+    """Whether exp of the logits needs no running maximum, see `BoundedChunk`."""
+
     def __init__(
         self,
         unit_GD: Tensor,
@@ -44,13 +47,13 @@ class Chunk:
         start: int,
         inverse_norm_C: Tensor | None = None,
     ) -> None:
-        """Take unit embeddings in the product dtype, and centers; `start` is the chunk's first position.
+        """Take the factor of the embeddings (`factor_of`), and centers; `start` is the chunk's first position.
 
         `inverse_norm_C` is 1 / |w| of an earlier chunk of the same centers; None: it is computed.
         """
         self._start, self._stop = start, start + len(weight_CD)
         self._target, self._margin, self._unit_GD = target, margin, unit_GD
-        self._weight_CD, self._factor_CD = weight_CD, weight_CD.to(unit_GD.dtype)
+        self._weight_CD = weight_CD
         if inverse_norm_C is None:
             # In the embeddings' precision for bfloat16 centers, too: a norm that is rounded to 8 bits would change all
             # logits of a class by up to 0.2 %. A center of zeros gets the cosine 0, not NaN.
@@ -58,7 +61,16 @@ class Chunk:
             inverse_norm_C = norm_C.clamp_min_(1e-12).reciprocal_()
         self.inverse_norm_C = inverse_norm_C
         """1 / |w| of each center."""
+        self._factor_CD = self._center_factor()
         self._inside_G, self._column_G = target.columns(self._start, self._stop)
+
+    @staticmethod
+    def factor_of(unit_GD: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+        """Return what all chunks multiply with their centers: the unit embeddings in the dtype of the products."""
+        return unit_GD.to(dtype)
+
+    def _center_factor(self) -> Tensor:
+        return self._weight_CD.to(self._unit_GD.dtype)
 
     def store_inverse_norms(self, into_S: Tensor) -> None:
         """Write 1 / |w| of each center to its place in a tensor for all chunks of a step.
@@ -72,13 +84,14 @@ class Chunk:
         """Return the loss's statistics with this chunk's negatives added."""
         return softmax.add_chunk(statistics_PG, self._logits()[0])
 
-    def slopes(self, joined_G: Tensor) -> Tensor:
+    def slopes(self, log_total_G: Tensor) -> Tensor:
         """Return the derivative of each sample's loss by its negatives' logits, over the center's norm.
 
-        (G, C) in the product dtype: the factor of both products of the backward pass.
+        (G, C) in the product dtype: the factor of both products of the backward pass. `log_total_G` is the logarithm of
+        the softmax's denominator.
         """
         logit_GC, factor_GC = self._logits()
-        slope_GC = softmax.negative_slope_(logit_GC, joined_G)
+        slope_GC = softmax.negative_slope_(logit_GC, log_total_G)
         if factor_GC is not None:
             slope_GC.mul_(factor_GC)
         # cos = e·w / |w|: both gradients have the factor 1 / |w|. It is multiplied in before the slopes are rounded to
@@ -95,7 +108,7 @@ class Chunk:
         The former still lacks a factor per sample, which is the same for all chunks.
         """
         grad_GD = self.embedding_gradient(slope_GC)
-        grad_CD = transposed_product(slope_GC, inputs.weighted_GD).to(self.inverse_norm_C.dtype)
+        grad_CD = self._center_product(slope_GC, inputs.weighted_GD).to(self.inverse_norm_C.dtype)
         # Samples whose target class is not in this chunk add 0 to an arbitrary row.
         grad_CD.index_add_(0, self._column_G, torch.where(self._inside_G[:, None], inputs.target_grad_GD, 0))
         # cos = e·w/|w| does not depend on |w|: remove the gradient's component along w.
@@ -109,13 +122,16 @@ class Chunk:
         """Return the embeddings' gradient and the unprojected gradient of the centers; the fused update finishes it."""
         assert inputs.target_order is not None, "the update needs the samples in the order of their targets"
         grad_GD = self.embedding_gradient(slope_GC)
-        product_CD = transposed_product(slope_GC, inputs.weighted_GD)
+        product_CD = self._center_product(slope_GC, inputs.weighted_GD)
         # The samples are sorted by their target centers, so the samples of a center are between two neighbors of
         # `first_C1`: the kernel needs no atomic additions, whose order would change from run to run.
         position_G, sample_G = inputs.target_order
         classes_C1 = torch.arange(self._start, self._stop + 1, device=product_CD.device)
         first_C1 = torch.searchsorted(position_G, classes_C1, out_int32=True)
         return grad_GD, UnfinishedGradient(product_CD, inputs.target_grad_GD, sample_G, first_C1)
+
+    def _center_product(self, slope_GC: Tensor, weighted_GD: Tensor) -> Tensor:
+        return transposed_product(slope_GC, weighted_GD)
 
     def _logits(self) -> tuple[Tensor, Tensor | None]:
         """Return the negatives' logits (−∞ for targets), and the margin's factor on their derivatives; None: 1."""
@@ -125,12 +141,82 @@ class Chunk:
         # Before the targets are taken out: a margin may compare negatives with the target, and −∞ passes through no
         # formula.
         factor_GC = self._margin.change_negatives_(logit_GC, self._target.cos_G)
+        self._leave_targets_out_(logit_GC)
+        return logit_GC, factor_GC
+
+    def _leave_targets_out_(self, logit_GC: Tensor) -> None:
         # Write one column of every sample, with the value it has if the target is not here. To select only the samples
         # whose target is here, the host would have to wait for the GPU to count them.
         column_G1, inside_G1 = self._column_G[:, None], self._inside_G[:, None]
         present_G1 = logit_GC.gather(1, column_G1)
         logit_GC.scatter_(1, column_G1, torch.where(inside_G1, -torch.inf, present_G1))
-        return logit_GC, factor_GC
+
+
+class BoundedChunk(Chunk):
+    """The same chunk where exp(z) of each negative is a normal number, see `softmax.is_bounded`.
+
+    The derivative by a negative's logit is exp(z) / Σ exp z. Both products of the backward pass multiply exp(z) itself,
+    and the denominator, a factor per sample, is multiplied in before and after them. So exp(z) can be kept from the
+    forward pass: a step then has three large products and not four.
+    """
+
+    is_bounded: ClassVar[bool] = True
+
+    @staticmethod
+    def factor_of(unit_GD: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+        """Return the unit embeddings times the scale, in the dtype of the products."""
+        return (unit_GD * scale).to(dtype)
+
+    def add_to(self, statistics_PG: Tensor) -> Tensor:
+        """Return the loss's statistics with this chunk's negatives added."""
+        return self.exponentials(statistics_PG)[0]
+
+    def slopes(self, log_total_G: Tensor) -> Tensor:
+        """Return the factor of `embedding_gradient`, with the denominator."""
+        exponential_GC = self.exponentials(softmax.begin(log_total_G))[1]
+        return exponential_GC.mul_((-log_total_G).exp()[:, None])
+
+    def exponentials(self, statistics_PG: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the statistics with this chunk's negatives added, and exp(z), (G, C) in the product dtype.
+
+        The latter is 0 for target and filtered classes; in float32 it is divided by |w|.
+        """
+        logit_GC = product_with_transposed(self._unit_GD, self._factor_CD)
+        if not self._has_narrow_factors:
+            logit_GC.mul_(self.inverse_norm_C)
+        self._leave_targets_out_(logit_GC)
+        filtered_G: Tensor | None = None
+        if self._margin.filter_threshold:
+            is_noise_GC = logit_GC > self._margin.filter_threshold * self._margin.scale
+            logit_GC.masked_fill_(is_noise_GC, -torch.inf)
+            filtered_G = is_noise_GC.sum(1)
+        largest_G, total_G = statistics_PG.unbind()
+        largest_G = torch.maximum(largest_G, logit_GC.amax(1).to(largest_G.dtype))
+        exponential_GC = logit_GC.exp_()
+        total_G = total_G + exponential_GC.sum(1, dtype=total_G.dtype)
+        if filtered_G is not None:
+            total_G += filtered_G  # each of them has the logit 0
+        if not self._has_narrow_factors:
+            exponential_GC.mul_(self.inverse_norm_C)
+        return torch.stack([largest_G, total_G]), exponential_GC
+
+    @property
+    def _has_narrow_factors(self) -> bool:
+        return self._unit_GD.dtype.itemsize < self.inverse_norm_C.dtype.itemsize
+
+    def _center_factor(self) -> Tensor:
+        if not self._has_narrow_factors:
+            return super()._center_factor()
+        # The copy in 16 bits is of unit centers: their norms cost no further pass then.
+        narrow_CD = torch.empty_like(self._weight_CD, dtype=self._unit_GD.dtype)
+        return torch.mul(self._weight_CD, self.inverse_norm_C[:, None], out=narrow_CD)
+
+    def _center_product(self, slope_GC: Tensor, weighted_GD: Tensor) -> Tensor:
+        product_CD = super()._center_product(slope_GC, weighted_GD)
+        if not self._has_narrow_factors:
+            return product_CD
+        # Converted first: on a CPU, a product of two dtypes takes 25 times as long.
+        return product_CD.to(self.inverse_norm_C.dtype).mul_(self.inverse_norm_C[:, None])
 
 
 class FusedChunk(Chunk):
@@ -144,11 +230,11 @@ class FusedChunk(Chunk):
 
         return add_statistics(statistics_PG, self._logit_factors())
 
-    def slopes(self, joined_G: Tensor) -> Tensor:
+    def slopes(self, log_total_G: Tensor) -> Tensor:
         """Return the derivative of each sample's loss by its negatives' logits, over the center's norm; (G, C)."""
         from facetrain.head.kernels.margin_softmax import slopes
 
-        return slopes(joined_G, self._logit_factors())
+        return slopes(log_total_G, self._logit_factors())
 
     def _logit_factors(self) -> LogitFactors:
         from facetrain.head.kernels.margin_softmax import LogitFactors
@@ -182,7 +268,8 @@ def default_chunk_size(global_batch: int, embedding_size: int, device_type: str)
     gradient together have 2^22 numbers, which fit into the last-level cache.
     """
     if device_type == "cuda":
-        return max(min((1 << 26) // global_batch, (1 << 28) // embedding_size), 128)
+        # A multiple, so that the rows of all chunks are aligned in memory.
+        return max(min((1 << 26) // global_batch, (1 << 28) // embedding_size) // 128, 1) * 128
     return max((1 << 22) // (2 * global_batch + 3 * embedding_size), 128)
 
 

@@ -72,7 +72,7 @@ class Expectations:
             return None
         return ExpectationPass(
             # The same classes, chunks and loss over another table, which has no gradient.
-            replace(sweep, table=_TABLE, margin=self._margin, take_gradient=None),
+            replace(sweep, table=_TABLE, margin=self._margin, take_gradient=None, keeps_exponentials=False),
             moving=stage.expectations == "moving",
         )
 
@@ -101,14 +101,13 @@ class ExpectationPass:
         sweep = self._sweep
         # Without norms: the margin on the expectation is a constant.
         target = find_target(unit_GD, None, sweep.sampled, sweep.weight, sweep.margin, sweep.group)
-        # Without the target's logit: the sum is over the negatives.
-        begin_PG = softmax.begin(torch.full_like(target.cos_G, -torch.inf))
-        statistics_PG, self._inverse_norm_S = sweep.statistics(begin_PG, factor_GD, target)
+        statistics_PG, self._inverse_norm_S, _ = sweep.statistics(factor_GD, target)
         logit_G, statistics_WPG = exchange_statistics(
             statistics_PG, target.logit(sweep.margin.scale), sweep.group
         )
         self._target, self._factor_GD, self._logit_G = target, factor_GD, logit_G
-        self._log_ratio_G = softmax.join(statistics_WPG, logit_G)[0]
+        log_negatives_G = softmax.join(statistics_WPG, bounded=sweep.chunk_type.is_bounded)
+        self._log_ratio_G = log_negatives_G - logit_G
         return self._log_ratio_G
 
     def embedding_gradient(self, loss_G: Tensor) -> Tensor:

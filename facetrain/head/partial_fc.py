@@ -21,7 +21,13 @@ from facetrain.head import shard_state
 from facetrain.head.base_head import BaseHead
 from facetrain.head.center_gradient import AccumulatedGradient, ParameterGradient
 from facetrain.head.class_centers import ParameterTable, RowTables, Storage, allocate_tables, draw_centers
-from facetrain.head.class_chunk import Chunk, FusedChunk, default_chunk_size, fused_chunks_available
+from facetrain.head.class_chunk import (
+    BoundedChunk,
+    Chunk,
+    FusedChunk,
+    default_chunk_size,
+    fused_chunks_available,
+)
 from facetrain.head.class_shard import shard_classes
 from facetrain.head.expectations import Expectations
 from facetrain.head.margins.function_margin import MarginLike, make_margin
@@ -29,6 +35,7 @@ from facetrain.head.row_file import Layout
 from facetrain.head.row_optimizer import CenterUpdate, RowOptimizer, moment_layout, one_pass_available
 from facetrain.head.sampling import ClassSampler, SampledClasses, Stage
 from facetrain.head.sharded_softmax import ClassSweep, TakeGradient, sharded_cross_entropy
+from facetrain.head.softmax import are_few, is_bounded
 from facetrain.head.target import NearestCount
 
 _ROWS_PER_COPY = 1 << 16
@@ -66,6 +73,7 @@ class PartialFC(BaseHead):
         seed: int = 0,
         device: torch.device | str = "cpu",
         chunk_size: int | None = None,
+        recompute: bool | None = None,
         sparse: bool = False,
         trained: bool = True,
         update: CenterUpdate | None = None,
@@ -90,6 +98,9 @@ class PartialFC(BaseHead):
             seed: key of the first centers, the samples, the random margins and the stochastic rounding.
             device: device of the centers; without `update`, `head.to(…)` moves them.
             chunk_size: classes whose logits exist at the same time; None: by the size of the batch.
+            recompute: compute the logits again in the backward pass. False: keep their exponentials, (G, S) for the S
+                classes of the sample; a step then has three large products and not four. None: keep them if they need
+                at most a quarter of the memory of centers and momentum, or 256 MiB.
             sparse: give the gradient of a sample as a sparse tensor, for `torch.optim.SparseAdam` or plain SGD.
             trained: whether the centers get a gradient.
             update: update of the centers by the head itself; None: `weight` gets a gradient.
@@ -116,8 +127,9 @@ class PartialFC(BaseHead):
         self.update_in_backward = update is not None and update.in_backward
         self.product_dtype = torch.bfloat16 if fp16 else None
         """Dtype to which the factors of the large products are rounded; None: none, or bfloat16 under autocast."""
-        self._chunk_size, self._sparse, self.seed = chunk_size, sparse, seed
-        self._trained, self._update = trained, update
+        self._chunk_size, self._recompute = chunk_size, recompute
+        self._sparse, self.seed = sparse, seed
+        self._trained, self.update = trained, update
         self.margin = make_margin(
             margin, scale=scale, filter_threshold=filter_threshold, seed=key_of(seed, 3)
         )
@@ -141,7 +153,7 @@ class PartialFC(BaseHead):
     @property
     def device(self) -> torch.device:
         """Device that computes."""
-        return self.weight.device if self._update is None and self.on_device else self._device
+        return self.weight.device if self.update is None and self.on_device else self._device
 
     @property
     def uses_kernels(self) -> bool:
@@ -152,8 +164,8 @@ class PartialFC(BaseHead):
         """Compute with Triton kernels where there are some, on a machine where they are verified."""
         if fused_chunks_available(self.device, self.margin, self.product_dtype):
             self.chunk_type = FusedChunk
-        if self._update is not None:
-            self._optimizer.one_pass = one_pass_available(self._update, self.device, self.embedding_size)
+        if self.update is not None:
+            self._optimizer.one_pass = one_pass_available(self.update, self.device, self.embedding_size)
 
     def avoid_kernels(self) -> None:
         """Compute with PyTorch's operations from now on: the kernels do not work on this machine."""
@@ -163,7 +175,7 @@ class PartialFC(BaseHead):
     def _allocate(self, storage: Storage) -> tuple[RowTables, nn.Parameter]:
         """Return the tables of the centers and of the optimizer's moments, and the former as a parameter."""
         columns = self.embedding_size
-        moments: Layout = {} if self._update is None else moment_layout(self._update, columns)
+        moments: Layout = {} if self.update is None else moment_layout(self.update, columns)
         anchors = self._expectations.layout(columns, storage.dtype)
         if storage.folder is not None:
             storage = replace(storage, folder=storage.folder / f"rank_{self._rank:05d}")
@@ -177,8 +189,8 @@ class PartialFC(BaseHead):
         )
         centers = tables.by_name["weight"].data
         draw_centers(centers, self.shard, self.seed)
-        weight = nn.Parameter(centers, requires_grad=self._trained and self._update is None)
-        if self._update is None and self.on_device:
+        weight = nn.Parameter(centers, requires_grad=self._trained and self.update is None)
+        if self.update is None and self.on_device:
             # The rows of the parameter, wherever it is moved.
             tables.by_name["weight"] = ParameterTable(weight)
         return tables, weight
@@ -253,8 +265,9 @@ class PartialFC(BaseHead):
             sampled=sampled,
             margin=self.margin,
             group=self.group,
-            classes_per_chunk=self._classes_per_chunk(global_batch),
-            chunk_type=self.chunk_type,
+            classes_per_chunk=self.classes_per_chunk(global_batch),
+            chunk_type=self._chunk_type(),
+            keeps_exponentials=self._keeps_exponentials(sampled, len(unit_GD)),
             take_gradient=self._take_gradient(sampled) if gradient is None else gradient.add,
             count_nearest=self._nearest.add if self.counts_nearest else None,
             product_dtype=self._product_dtype(),
@@ -340,7 +353,24 @@ class PartialFC(BaseHead):
             return self.product_dtype
         return torch.bfloat16 if self.device.type != "cuda" or multiplies_bfloat16(self.device) else None
 
-    def _classes_per_chunk(self, global_batch: int) -> int:
+    def _chunk_type(self) -> type[Chunk]:
+        margin = self.margin
+        bounded = is_bounded(margin.scale, changes_negatives=margin.changes_negatives)
+        # float16 has not the range of exp(z).
+        if self.chunk_type is Chunk and bounded and self._product_dtype() != torch.float16:
+            return BoundedChunk
+        return self.chunk_type
+
+    def _keeps_exponentials(self, sampled: SampledClasses, batch: int) -> bool:
+        if self._recompute is not None:
+            return not self._recompute
+        weight = sampled.tables.by_name["weight"].data
+        classes = len(weight) if sampled.index_S is None else len(sampled.index_S)
+        needed = classes * batch * (self._product_dtype() or torch.float32).itemsize
+        return are_few(needed, self.shard.size * self.embedding_size)
+
+    def classes_per_chunk(self, global_batch: int) -> int:
+        """Return how many classes a chunk has, with so many embeddings of all ranks."""
         if self._chunk_size is not None:
             return self._chunk_size
         # By the global batch and not by the rows that this head has got: accumulated chunks must have the same bounds.
@@ -348,7 +378,7 @@ class PartialFC(BaseHead):
 
     def _take_gradient(self, sampled: SampledClasses) -> TakeGradient | None:
         """Return the function that takes the gradient of a chunk's centers; None if they are not trained."""
-        if not self._trained or self._update is None:
+        if not self._trained or self.update is None:
             return None
         if self.update_in_backward:
             return partial(self._optimizer.update, sampled.tables.by_name)

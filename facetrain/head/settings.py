@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from facetrain.head.margins.registry import MARGINS
 from facetrain.own_parts import is_place
-from facetrain.settings import Expectations, OneOf, Positive, Probability, Settings
+from facetrain.settings import Expectations, OneOf, Positive, Probability, Settings, Switch
 
 CLASSES_PER_READ = 8
 """Consecutive classes that are sampled together with placement disk, which reads neighbors at once."""
@@ -88,6 +88,11 @@ class HeadSettings(Settings):
     disk, only the sampled rows are copied to the GPU."""
     chunk_size: Positive | Literal["auto"] = "auto"
     """Number of classes whose logits are in memory at the same time. auto: chosen by the size of the batch."""
+    recompute: Switch = "auto"
+    """Compute the logits again in the backward pass. off: keep their exponentials from the forward pass, which saves a
+    quarter of the head's products and needs 2 (bf16) or 4 bytes per image of the global batch and class of the sample.
+    auto: off if that is at most a quarter of the memory of float32 centers and momentum, or 256 MiB. Ignored with
+    curricularface, with scales above 64, and by the Triton kernels, which recompute."""
 
     @property
     def classes_per_block(self) -> int:

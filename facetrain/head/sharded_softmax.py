@@ -5,8 +5,8 @@ With unit embeddings e, unit centers c, scale s and margin function f, the loss 
     −log( exp(s·f(e_i·c_y)) / (exp(s·f(e_i·c_y)) + Σ_{j≠y} exp(s·e_i·c_j)) )
 
 and the loss of a step its mean over the global batch. Logits exist for one chunk of classes at a time: the forward
-pass keeps three numbers per sample (the largest logit, the sum of exponentials relative to it, the target logit), and
-the backward pass computes each chunk again.
+pass keeps three numbers per sample (the largest logit of a negative, the sum of their exponentials, the target logit),
+and the backward pass computes each chunk again, unless the exponentials of all chunks are kept.
 
 Embeddings and statistics keep their precision; `product_dtype` applies to the factors of the three large matrix
 products only. The target cosine, to which the margin is applied, is always computed in full precision.
@@ -30,7 +30,7 @@ from facetrain.distributed import collectives
 from facetrain.head import softmax
 from facetrain.head.center_gradient import ParameterGradient, UnfinishedGradient
 from facetrain.head.class_centers import Rows, RowTable
-from facetrain.head.class_chunk import BackwardInputs, Chunk
+from facetrain.head.class_chunk import BackwardInputs, BoundedChunk, Chunk
 from facetrain.head.margins.base import Margin
 from facetrain.head.sampling import SampledClasses
 from facetrain.head.target import TargetClass, find_target
@@ -75,6 +75,8 @@ class ClassSweep:
     Only if the negatives keep their cosines."""
     product_dtype: torch.dtype | None
     """Dtype to which the factors of the matrix products are rounded; None: they keep theirs."""
+    keeps_exponentials: bool
+    """Keep the exponentials of the negatives' logits for the backward pass, if the chunks are bounded."""
     loss_scale: Tensor | None
     """Factor on the loss (a scalar on the device) by which the gradient of the centers is divided; None: 1."""
     table: str = "weight"
@@ -111,17 +113,23 @@ class ClassSweep:
                 self.chunk_type(unit_GD, self.weight.fetch(rows), target, self.margin, start, inverse_norm_C),
             )
 
-    def statistics(
-        self, statistics_PG: Tensor, factor_GD: Tensor, target: TargetClass
-    ) -> tuple[Tensor, Tensor]:
-        """Return the loss's statistics (P, G) with all classes of this rank added, and 1 / |w| of all centers."""
+    def statistics(self, factor_GD: Tensor, target: TargetClass) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Return the loss's statistics (P, G) over this rank's negatives, and what the backward pass needs.
+
+        That is 1 / |w| of all centers, and the exponentials of all chunks; none, if they are not kept.
+        """
+        statistics_PG = softmax.begin(target.cos_G)
         # Kept for the backward pass: S numbers save it a pass over the centers.
-        inverse_norm_S = target.cos_G.new_empty(self.size)
+        inverse_norm_S, kept = target.cos_G.new_empty(self.size), []
         for _, chunk in self.chunks(factor_GD, target):
-            statistics_PG = chunk.add_to(statistics_PG)
+            if self.keeps_exponentials and isinstance(chunk, BoundedChunk):
+                statistics_PG, exponential_GC = chunk.exponentials(statistics_PG)
+                kept.append(exponential_GC)
+            else:
+                statistics_PG = chunk.add_to(statistics_PG)
             chunk.store_inverse_norms(inverse_norm_S)
             del chunk  # or its memory would be held while the next chunk is made
-        return statistics_PG, inverse_norm_S
+        return statistics_PG, inverse_norm_S, kept
 
 
 def sharded_cross_entropy(
@@ -152,23 +160,22 @@ class _CrossEntropy(torch.autograd.Function):
         # The target logits first, apart from the chunks: the margin concerns them alone, and they keep full precision.
         target = find_target(unit_GD, norm_G, sweep.sampled, sweep.weight, sweep.margin, sweep.group)
         # Converted once: all chunks multiply the same factor.
-        factor_GD = unit_GD.to(sweep.product_dtype or unit_GD.dtype)
-        logit_G = target.logit(sweep.margin.scale)
+        factor_GD = sweep.chunk_type.factor_of(
+            unit_GD, sweep.margin.scale, sweep.product_dtype or unit_GD.dtype
+        )
         # One pass over the classes of this rank. A chunk's logits are reduced to two numbers per sample, and freed.
-        statistics_PG, inverse_norm_S = sweep.statistics(softmax.begin(logit_G), factor_GD, target)
+        statistics_PG, inverse_norm_S, ctx.kept = sweep.statistics(factor_GD, target)
         # The message of the loss: a few numbers per sample, instead of logits to all classes. From here on every
         # rank computes the same from the same numbers, and no loss has to be sent.
-        logit_G, statistics_WPG = exchange_statistics(statistics_PG, logit_G, sweep.group)
-        loss_G, joined_G = softmax.join(statistics_WPG, logit_G)
+        logit_G, statistics_WPG = exchange_statistics(
+            statistics_PG, target.logit(sweep.margin.scale), sweep.group
+        )
+        loss_G = softmax.loss_of(softmax.join(statistics_WPG, bounded=sweep.chunk_type.is_bounded), logit_G)
         first_loss_G = loss_G
         if sweep.second_anchor is not None:
-            # log(1 + A + B) from log(1 + A) and log B. The slope of a negative is then exp(z − z_y) / (1 + A + B),
-            # which is exp(z − joined).
+            # log(1 + A + B) from log(1 + A) and log B.
             loss_G = torch.logaddexp(loss_G, sweep.second_anchor.log_ratio(unit_GD, factor_GD))
-            joined_G = logit_G + loss_G
         if sweep.count_nearest:
-            # A margin only lowers the target logit, so the largest logit belongs to a negative, or to the target.
-            # The statistics have the largest logit anyway: the top-1 share costs no further pass.
             largest_G = softmax.largest_logit(statistics_WPG)
             is_nearest_G = target.is_local_G & (target.cos_G * sweep.margin.scale >= largest_G)
             sweep.count_nearest(is_nearest_G.sum(), len(is_nearest_G))
@@ -177,16 +184,16 @@ class _CrossEntropy(torch.autograd.Function):
             loss += penalty[0].mean()
         # The finite flag stays on the device, where the update reads it.
         # The parameter is saved so that autograd refuses a backward pass after a change of it.
-        ctx.save_for_backward(unit_GD, norm_G, factor_GD, logit_G, joined_G, torch.isfinite(loss), weight_KD)
+        ctx.save_for_backward(unit_GD, norm_G, factor_GD, logit_G, loss_G, torch.isfinite(loss), weight_KD)
         ctx.sweep, ctx.target, ctx.inverse_norm_S, ctx.gradient = sweep, target, inverse_norm_S, gradient
-        ctx.losses = None if sweep.second_anchor is None else (first_loss_G, loss_G)
+        ctx.first_loss_G = first_loss_G
         return loss
 
     @staticmethod
     @once_differentiable
     @profiler_range("head")
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-        unit_GD, norm_G, factor_GD, logit_G, joined_G, finite, _ = ctx.saved_tensors
+        unit_GD, norm_G, factor_GD, logit_G, loss_G, finite, _ = ctx.saved_tensors
         sweep: ClassSweep = ctx.sweep
         target: TargetClass = ctx.target
         if sweep.loss_scale is not None:
@@ -196,47 +203,61 @@ class _CrossEntropy(torch.autograd.Function):
         # Derivatives of the step's loss: by a sample's cosines with slope 1, by its target cosine after the margin,
         # and by its target cosine before it.
         by_cos = weight * sweep.margin.scale
-        slope_G = softmax.target_slope(logit_G, joined_G)
-        if ctx.losses is not None:
+        slope_G = softmax.target_slope(loss_G)
+        if sweep.second_anchor is not None:
             # The target center's fraction of log(1 + A + B) alone: −A / (1 + A + B), with 1 + A = exp(first loss).
-            first_loss_G, loss_G = ctx.losses
-            slope_G = (-loss_G).exp() - (first_loss_G - loss_G).exp()
+            slope_G = (-loss_G).exp() - (ctx.first_loss_G - loss_G).exp()
         by_margin_G = torch.where(target.is_local_G, slope_G * by_cos, 0)
         by_target_G = by_margin_G * target.with_margin.by_cos_G
+        # The denominator of the softmax, exp(z_y + loss). Bounded chunks leave it out of their slopes.
+        log_total_G = logit_G + loss_G
+        by_slope = by_cos * (-log_total_G).exp()[:, None] if sweep.chunk_type.is_bounded else by_cos
         inputs = BackwardInputs(
-            weighted_GD=(unit_GD * by_cos).to(factor_GD.dtype),
+            weighted_GD=(unit_GD * by_slope).to(factor_GD.dtype),
             # Apart from the product: the target's slope has the margin's derivative, and is not rounded to 16 bits.
             target_grad_GD=(by_target_G * target.inverse_norm_G)[:, None] * unit_GD,
             # Stable, so that samples of one center are always added in the same order.
             target_order=target.position_G.sort(stable=True) if sweep.one_pass else None,
         )
-        # The logits of the forward pass are computed again: all of them at once would need G · S numbers.
         grad_GD = torch.zeros_like(unit_GD)
-        if sweep.second_anchor is not None:
-            grad_GD += sweep.second_anchor.embedding_gradient(ctx.losses[1])
-            sweep.second_anchor.update(unit_GD, finite)
-        for rows, chunk in sweep.chunks(factor_GD, target, ctx.inverse_norm_S):
+        for number, (rows, chunk) in enumerate(sweep.chunks(factor_GD, target, ctx.inverse_norm_S)):
+            slope_GC = ctx.kept[number] if ctx.kept else _slopes(chunk, log_total_G)
             if sweep.take_gradient is None:
-                grad_GD += chunk.embedding_gradient(chunk.slopes(joined_G))
-                del chunk
+                grad_GD += chunk.embedding_gradient(slope_GC)
+                del chunk, slope_GC
                 continue
             gradients = chunk.unfinished_gradients if sweep.one_pass else chunk.gradients
             # Both gradients are of the centers as the forward pass has seen them.
-            added_GD, grad_CD = gradients(chunk.slopes(joined_G), inputs)
+            added_GD, grad_CD = gradients(slope_GC, inputs)
             grad_GD += added_GD
-            del chunk, gradients, added_GD  # or their memory would be held while the next chunk is made
+            del (
+                chunk,
+                gradients,
+                added_GD,
+                slope_GC,
+            )  # or their memory would be held while the next chunk is made
             # Now the centers of this chunk may change: no later chunk reads them, and `target` holds copies of the
             # target centers. Their gradient is freed at once; the gradient of all centers never exists, if the head
             # updates here.
             sweep.take_gradient(rows, grad_CD, finite)
             del grad_CD
         # This factor is the same for all chunks: once here, instead of once per logit.
-        grad_GD.mul_(by_cos).add_(target.center_GD * by_target_G[:, None])
+        grad_GD.mul_(by_slope).add_(target.center_GD * by_target_G[:, None])
+        if sweep.second_anchor is not None:
+            grad_GD += sweep.second_anchor.embedding_gradient(loss_G) * by_cos
+            sweep.second_anchor.update(unit_GD, finite)
         grad_norm_G = _norm_gradient(norm_G, by_margin_G, target, sweep, grad_loss)
         if sweep.loss_scale is not None:
             grad_GD.mul_(sweep.loss_scale)
             grad_norm_G = None if grad_norm_G is None else grad_norm_G * sweep.loss_scale
         return grad_GD, grad_norm_G, None if ctx.gradient is None else ctx.gradient.take(), None, None
+
+
+def _slopes(chunk: Chunk, log_total_G: Tensor) -> Tensor:
+    """Compute a chunk again, and return the factor of its gradients."""
+    if isinstance(chunk, BoundedChunk):
+        return chunk.exponentials(softmax.begin(log_total_G))[1]
+    return chunk.slopes(log_total_G)
 
 
 def exchange_statistics(

@@ -1,10 +1,12 @@
 """Softmax cross-entropy, log Σ_j exp z_j − z_y, on logits that are computed chunk by chunk.
 
-A rank reduces its logits to two statistics per sample, chunk by chunk: the largest logit m and t = Σ exp(z − m), the
-target's included (`begin`, `add_chunk`). Joined over the ranks, log Σ exp z = M + log Σ_ranks t·exp(m − M) with M the
-largest m, so nothing overflows and no relevant term underflows (`join`). Every rank joins the same numbers in the same
-order: the results are equal bit for bit. The backward pass asks for the derivative of the loss by each logit
-(`negative_slope_`, `target_slope`).
+A rank reduces the logits of its negatives (j ≠ y) to two statistics per sample, chunk by chunk: the largest logit m,
+and t = Σ exp(z − b) with a base b. The base is 0 where exp(z) cannot overflow (`is_bounded`), which saves passes over
+the logits. Otherwise it is the largest logit so far (`add_chunk`), as in online softmax (Milakov and Gimelshein, arXiv
+1805.02867). Joined over the ranks, log Σ exp z = B + log Σ_ranks t·exp(b − B) with B the largest base, so nothing
+overflows and no relevant term underflows (`join`). Every rank joins the same numbers in the same order: the results are
+equal bit for bit. The target's logit never passes through a chunk, because the margin has changed it and the precision
+of the products must not round it; `loss_of` adds it at the end.
 """
 
 # G gathered batch   C classes of a chunk   W world size   P statistics per sample
@@ -14,12 +16,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+_SMALL_BYTES, _KEPT_SHARE = 1 << 28, 4
+"""Exponentials are kept for the backward pass if they have fewer bytes than this, or than one in so many of centers and
+momentum in float32."""
+LARGEST_SCALE = 64.0
+"""Largest scale for which the base may be 0: e^±64 and a sum of 2³¹ such numbers are normal in float32 and bfloat16."""
 
-def begin(target_logit_G: Tensor) -> Tensor:
-    """Return the statistics (P, G) before the first chunk. The target logit is −∞ if another rank has it."""
-    # The target's own term: with its logit as the largest one, exp(z − m) is 1. It never passes through a chunk,
-    # because the margin has changed it and the precision of the products must not round it.
-    return torch.stack([target_logit_G, (target_logit_G > -torch.inf).to(target_logit_G.dtype)])
+
+def is_bounded(scale: float, *, changes_negatives: bool) -> bool:
+    """Return whether exp(z) of all negatives is a normal number, as |z| ≤ scale where the margin leaves them alone."""
+    return not changes_negatives and scale <= LARGEST_SCALE
+
+
+def are_few(needed: int, numbers: int) -> bool:
+    """Return whether to keep exponentials of so many bytes, beside centers of so many numbers."""
+    return needed <= max(_SMALL_BYTES, 8 * numbers // _KEPT_SHARE)
+
+
+def begin(like_G: Tensor) -> Tensor:
+    """Return the statistics (P, G) before the first chunk."""
+    return torch.stack([torch.full_like(like_G, -torch.inf), torch.zeros_like(like_G)])
 
 
 def add_chunk(statistics_PG: Tensor, logit_GC: Tensor) -> Tensor:
@@ -32,30 +48,36 @@ def add_chunk(statistics_PG: Tensor, logit_GC: Tensor) -> Tensor:
     return torch.stack([larger_G, total_G * (largest_G - base_G).exp() + added_G])
 
 
-def join(statistics_WPG: Tensor, target_logit_G: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the loss of each sample from the statistics of all ranks, and what the slopes need; (G,) each."""
+def join(statistics_WPG: Tensor, *, bounded: bool) -> Tensor:
+    """Return log Σ exp z over the negatives of all ranks, (G,); −∞ if there are none. `bounded`: all bases are 0."""
     largest_WG, total_WG = statistics_WPG.unbind(1)
+    if bounded:
+        return total_WG.sum(0).log()
     largest_G = _finite(largest_WG.amax(0))
     # All ranks join in the order of their numbers: another order would round differently on each.
-    log_total_G = (total_WG * (largest_WG - largest_G).exp()).sum(0).log() + largest_G
-    return log_total_G - target_logit_G, log_total_G
+    return (total_WG * (largest_WG - largest_G).exp()).sum(0).log() + largest_G
+
+
+def loss_of(log_negatives_G: Tensor, target_logit_G: Tensor) -> Tensor:
+    """Return the loss of each sample: log(1 + Σ_{j≠y} exp z_j / exp z_y)."""
+    difference_G = log_negatives_G - target_logit_G
+    return torch.logaddexp(difference_G, torch.zeros_like(difference_G))
 
 
 def largest_logit(statistics_WPG: Tensor) -> Tensor:
-    """Return the largest logit of each sample over all ranks, (G,)."""
+    """Return the largest logit of the negatives of each sample over all ranks, (G,)."""
     return statistics_WPG[:, 0].amax(0)
 
 
-def negative_slope_(logit_GC: Tensor, joined_G: Tensor) -> Tensor:
+def negative_slope_(logit_GC: Tensor, log_total_G: Tensor) -> Tensor:
     """Replace the negatives' logits by the derivatives of the losses, in place; 0 for a logit of −∞."""
     # The softmax of the negatives. In place: a chunk of logits is the largest tensor of a step.
-    return logit_GC.sub_(joined_G[:, None]).exp_()
+    return logit_GC.sub_(log_total_G[:, None]).exp_()
 
 
-def target_slope(target_logit_G: Tensor, joined_G: Tensor) -> Tensor:
-    """Return the derivative of each loss by its target logit, (G,)."""
-    # The target's probability, less 1.
-    return (target_logit_G - joined_G).exp() - 1
+def target_slope(loss_G: Tensor) -> Tensor:
+    """Return the derivative of each loss by its target logit, (G,): the target's probability, less 1."""
+    return torch.expm1(-loss_G)
 
 
 def _finite(largest: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from facetrain.head.build import HeadRun, HeadStage, build_head
 from facetrain.head.class_chunk import default_chunk_size
 from facetrain.head.partial_fc import PartialFC
 from facetrain.head.settings import HeadSettings
+from facetrain.head.softmax import are_few
 from facetrain.optim.settings import OptimSettings
 from facetrain.plan.memory import linear_between, remembered
 from facetrain.torch_private import LiveBytes, TorchDispatchMode, tree_leaves
@@ -85,11 +86,22 @@ def _bytes_per_row(load: HeadLoad) -> tuple[int, int]:
 
 def head_work(load: HeadLoad) -> HeadWork:
     """Return the bytes that a step needs beside the tables; of many chunks, by the line through two counted steps."""
+    # Decided for all classes, and not for those that are counted.
+    settings = load.settings.model_copy(update={"recompute": _recompute(load)})
+    load = replace(load, settings=settings)
     low = _COUNTED_CHUNKS * _chunk_size(load)
     if load.sampled <= 2 * low:
         return _count(load, load.sampled)
     lines = zip(_count(load, low), _count(load, 2 * low), strict=True)
     return HeadWork(*(linear_between(low, first, 2 * low, second)(load.sampled) for first, second in lines))
+
+
+def _recompute(load: HeadLoad) -> str:
+    """Return whether the head computes the logits again in the backward pass."""
+    if load.settings.recompute != "auto":
+        return load.settings.recompute
+    needed = load.global_batch * load.sampled * (load.product_dtype or torch.float32).itemsize
+    return "off" if are_few(needed, load.rows * load.embedding_size) else "on"
 
 
 def _count(load: HeadLoad, sampled: int) -> HeadWork:

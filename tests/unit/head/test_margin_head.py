@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from facetrain.errors import DataError
-from facetrain.head.class_chunk import product, product_with_transposed, transposed_product
+from facetrain.head.class_chunk import Chunk, product, product_with_transposed, transposed_product
 from tests.support.dense_head import MARGINS, dense_loss
 from tests.support.heads import combined, head_stage, make_head, make_margin, margin_settings
 from tests.unit.head.helpers import BATCH, CLASSES, SIZE, batch, sample_of, small_head
@@ -165,13 +165,50 @@ def test_labels_that_were_expected_give_the_same_step():
         assert plain(embedding, label).item() == expecting(embedding, wrong).item()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("margin", ["arcface", "filtered"])
+def test_exponentials_that_are_kept_or_computed_again_give_the_same_bits(margin, dtype):
+    heads = [
+        small_head(margin, weight_dtype=torch.float32, product_dtype=dtype, recompute=name)
+        for name in ("on", "off")
+    ]
+    for step in range(2):
+        found = []
+        for head in heads:
+            embedding, label = batch(step)
+            embedding = embedding.detach().float().requires_grad_()
+            head.begin_step(step, lr=0.1)
+            loss = head(embedding, label)
+            loss.backward()
+            found.append((loss, embedding.grad, head.weight.data))
+        assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("margin", ["arcface", "filtered"])
+def test_bounded_exponentials_are_as_precise_as_a_running_maximum(margin, dtype):
+    errors = []
+    for bounded in (True, False):
+        head = small_head(margin, weight_dtype=torch.float32, product_dtype=dtype)
+        if not bounded:
+            head._chunk_type = lambda: Chunk
+        embedding, label = batch()
+        weight = head.weight.data.double().requires_grad_()
+        reference = embedding.detach().clone().requires_grad_()
+        ours = embedding.detach().float().requires_grad_()
+        head(ours, label).backward()
+        dense_loss(reference, weight, label, MARGINS[margin]).backward()
+        errors.append((ours.grad.double() - reference.grad).norm() / reference.grad.norm())
+    assert errors[0] <= 1.5 * errors[1]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("expectations", ["off", "fixed"])
 def test_no_tensor_of_a_chunk_lives_until_the_backward_pass(expectations):
     # Each would pin the memory around it: the peak of a step was up to a quarter of the tables larger.
     counts = []
     for chunk_size in (64, 1, 4, 64):  # the first pass also fills caches
-        head = small_head(chunk_size=chunk_size, expectations=expectations)
+        head = small_head(chunk_size=chunk_size, expectations=expectations, recompute="on")
         head.begin_step(0, lr=0.1)
         embedding, label = batch(0)
         before = live_tensors()

@@ -153,3 +153,23 @@ def test_the_name_in_the_package_is_imported_when_it_is_used():
     code = "import facetrain, sys; assert 'torch' not in sys.modules; print(facetrain.PartialFC.__name__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "PartialFC\n"
+
+
+class PeersMargin(nn.Module):
+    """CosFace in the form of arcface_torch's losses: it changes the target's entry, and multiplies by its scale."""
+
+    def __init__(self):
+        super().__init__()
+        self.s = 30.0
+
+    def forward(self, logits, labels):
+        index = torch.where(labels != -1)[0]
+        logits[index, labels[index].view(-1)] -= 0.4
+        return logits * self.s
+
+
+def test_the_arguments_and_the_margin_of_arcface_torch_are_taken():
+    embedding, label = batch()
+    found = facetrain.PartialFC(PeersMargin(), SIZE, CLASSES, 1.0, False, seed=3).double()
+    expected = small_head(scale=30.0)
+    torch.testing.assert_close(found(embedding, label[:, None]), expected(embedding, label))
