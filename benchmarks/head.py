@@ -77,7 +77,14 @@ class MarginHeadStep:
     """Step of facetrain's head."""
 
     def __init__(
-        self, num_classes: int, embedding_size: int, device: str, *, folder: Path, **options: Any
+        self,
+        num_classes: int,
+        embedding_size: int,
+        device: str,
+        *,
+        folder: Path,
+        batch: int = 256,
+        **options: Any,
     ) -> None:
         dtype = product_dtype(options.pop("precision", "fp32"), torch.device(device))
         margin = MarginSettings(scale=SCALE, m2=MARGIN, gradient="straight_through")
@@ -90,7 +97,7 @@ class MarginHeadStep:
             embedding_size=embedding_size,
             num_classes=num_classes,
         )
-        if reason := choose_head_kernels([self._head], torch.device(device)):
+        if reason := choose_head_kernels([self._head], torch.device(device), batch * ranks):
             warn(f"the head runs without its kernels: {reason}")
         self._steps_taken = 0
 
@@ -123,7 +130,10 @@ def measure_variant(variant: str, workload: HeadWorkload) -> dict[str, Any]:
     """Return times and peak of memory of one variant's steps, measured in this process."""
     with tempfile.TemporaryDirectory(dir=workload.disk) as folder:
         return measure_steps(
-            lambda *sizes: MarginHeadStep(*sizes, folder=Path(folder), **VARIANTS[variant]), workload
+            lambda *sizes: MarginHeadStep(
+                *sizes, folder=Path(folder), batch=workload.batch_size, **VARIANTS[variant]
+            ),
+            workload,
         )
 
 
@@ -134,6 +144,8 @@ def measure_steps(
     classes, size, device = workload.identities, workload.embedding_size, workload.device
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
+    # Python and torch need some hundred megabytes before a head exists.
+    before = torch.cuda.memory_allocated() if device == "cuda" else _resident_bytes("VmRSS")
     step = build(classes, size, device)
     torch.manual_seed(0)
     seconds, cpu_seconds = [], []
@@ -146,7 +158,8 @@ def measure_steps(
         synchronize(embedding.device)
         seconds.append(time.perf_counter() - start)
         cpu_seconds.append(time.process_time() - cpu_start)
-    peak = torch.cuda.max_memory_allocated() if device == "cuda" else _peak_bytes()
+    peak = torch.cuda.max_memory_allocated() if device == "cuda" else _resident_bytes("VmHWM")
+    peak -= before
     # The first step allocates memory, so it is left out.
     return {
         "step_s": round(statistics.median(seconds[1:]), 4),
@@ -157,11 +170,11 @@ def measure_steps(
     }
 
 
-def _peak_bytes() -> int:
-    """Return the largest resident memory of this process so far; 0 where /proc does not have it."""
+def _resident_bytes(name: str) -> int:
+    """Return a line of this process's status: `VmRSS`, its resident memory, or `VmHWM`, the largest so far."""
     # Not getrusage: its peak includes the peak of the parent process, from which this one was forked.
-    peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    return int(peak[1]) * 1024 if peak else 0
+    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(found[1]) * 1024 if found else 0
 
 
 if __name__ == "__main__":

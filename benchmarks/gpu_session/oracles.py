@@ -18,11 +18,14 @@ def self_test(device: str, precision: str, failures: list[str]) -> Rows:
     """Yield the verdict of the self-test with which a run decides whether it uses the kernels."""
     import torch
 
+    from facetrain.training.kernel_self_test import KernelWork
     from facetrain.training.kernel_verdicts import agree_on_kernels
 
     # Triton's interpreter, which a rehearsal uses, cuts float32 off to bfloat16 instead of rounding it.
     dtypes = {"bf16": torch.bfloat16 if device == "cuda" else torch.float16, "fp16": torch.float16}
-    reason = agree_on_kernels(torch.device(device), dtypes[precision])
+    # Eight GPUs with 128 images each; an interpreter computes fewer.
+    batch, chunk = (1024, 65536) if device == "cuda" else (137, 300)
+    reason = agree_on_kernels(torch.device(device), KernelWork(dtypes[precision], 512, batch, chunk))
     yield row(f"head, {precision}", "verdict", reason or "usable")
     if reason:
         failures.append(f"head, {precision}: {reason}")

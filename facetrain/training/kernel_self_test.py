@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,22 +13,38 @@ from facetrain.head.margins.registry import MARGINS
 from facetrain.head.settings import HeadSettings, MarginSettings
 from facetrain.optim.settings import OptimSettings
 
-_HEADS: tuple[dict[str, Any], ...] = (
-    {"sample_rate": 0.3},
-    {"weight_dtype": "bfloat16", "momentum_dtype": "bfloat16"},
-    {"weight_dtype": "bfloat16", "momentum_dtype": "int8", "sample_rate": 0.3},
-)
-"""Settings with which the update of the centers is another variant of its kernel."""
+_CHUNK = 400
+"""Classes of a small chunk."""
 _MOST_TIMES, _ROUNDING = 4.0, 2e-3
 """The largest error may be this many times the one of PyTorch's operations, and this much more, relative to the
 largest number."""
 
 
-def check_head(device: torch.device, dtype: torch.dtype) -> str:
+class KernelWork(NamedTuple):
+    """What the kernels compute in a run, at whose sizes they are tested."""
+
+    dtype: torch.dtype
+    """Of the factors of the products."""
+    embedding_size: int
+    batch: int
+    """Embeddings of all ranks in a micro-batch."""
+    chunk: int
+    """Classes of a chunk."""
+    weight_dtype: torch.dtype = torch.float32
+    """Of the stored centers."""
+    moment_dtype: torch.dtype = torch.float32
+    """Of the stored momentum."""
+    momentum: float = 0.9
+    in_backward: bool = True
+    """Whether the backward pass updates the centers."""
+
+
+def check_head(device: torch.device, work: KernelWork) -> str:
     """Return what is wrong with the kernels of the head on a device, "" if nothing is.
 
-    Every margin that they can compute, and every variant of the centers' update, at sizes that are no multiple of a
-    tile. `dtype` is of the factors of the products.
+    Every margin that they can compute, with and without sampling, with the embedding size, the batch and the dtypes of
+    the run; once in chunks of its size, otherwise in small ones. Triton compiles another kernel for another embedding
+    size or dtype; the numbers of samples and classes do not change it.
     """
     margins = {name: MarginSettings.model_validate({"type": name}) for name in MARGINS}
     margins["filtered"] = MarginSettings(filter_threshold=0.2)
@@ -37,13 +53,14 @@ def check_head(device: torch.device, dtype: torch.dtype) -> str:
         for name, settings in margins.items()
         if not build_margin(settings).changes_negatives
     }
-    heads |= {str(options): HeadSettings(**options) for options in _HEADS}
+    heads["sampled"] = HeadSettings(sample_rate=0.3)
+    heads["in whole chunks"] = HeadSettings(chunk_size=work.chunk)
     for name, settings in heads.items():
         # In float32, in the dtype of training, and by the kernels in that dtype: the error of the second is the price
         # of rounding, by which the third is judged.
         true, plain, fused = (
-            _head_results(settings, device, product_dtype, use_kernels=use_kernels)
-            for product_dtype, use_kernels in ((None, False), (dtype, False), (dtype, True))
+            _head_results(settings, device, work, product_dtype, use_kernels=use_kernels)
+            for product_dtype, use_kernels in ((None, False), (work.dtype, False), (work.dtype, True))
         )
         for part, tensor in true.items():
             by_plain, by_fused = (
@@ -58,26 +75,40 @@ def check_head(device: torch.device, dtype: torch.dtype) -> str:
 
 
 def _head_results(
-    settings: HeadSettings, device: torch.device, product_dtype: torch.dtype | None, *, use_kernels: bool
+    settings: HeadSettings,
+    device: torch.device,
+    work: KernelWork,
+    product_dtype: torch.dtype | None,
+    *,
+    use_kernels: bool,
 ) -> dict[str, Tensor]:
     """Return loss, gradient of the embeddings and centers of two steps."""
-    classes, size, batch = 1003, 72, 137
+    # Several chunks, the last of them smaller. No number is a multiple of a tile. Rows are aligned in memory
+    # as in the chunks of the run.
+    chunk = _CHUNK + work.chunk % 16 if settings.chunk_size == "auto" else settings.chunk_size
+    classes = 2 * chunk + chunk // 2 + 3
     world = World(rank=0, local_rank=0, size=1, local_size=1, device=device)
-    run = HeadRun(seed=1, product_dtype=product_dtype)
+    run = HeadRun(seed=1, product_dtype=product_dtype, update_in_backward=work.in_backward)
     # Each run of this function draws the same centers, samples and noise, from the seed.
-    settings = settings.model_copy(update={"chunk_size": 400})  # several chunks, the last of them smaller
-    head = build_head(settings, OptimSettings(), run, world, embedding_size=size, num_classes=classes)
+    dtypes = {"weight_dtype": _name(work.weight_dtype), "momentum_dtype": _name(work.moment_dtype)}
+    settings = settings.model_copy(update={"chunk_size": chunk, **dtypes})
+    optim = OptimSettings(momentum=work.momentum)
+    head = build_head(settings, optim, run, world, embedding_size=work.embedding_size, num_classes=classes)
     if not use_kernels:
         head.avoid_kernels()
     generator = torch.Generator().manual_seed(0)
     # Two steps: the second has momentum, and centers that the kernel has written.
     for step in range(2):
-        embedding = torch.randn(batch, size, generator=generator).to(device).requires_grad_()
-        label = torch.randint(classes, (batch,), generator=generator)
+        embedding = (
+            torch.randn(work.batch, work.embedding_size, generator=generator).to(device).requires_grad_()
+        )
+        label = torch.randint(classes, (work.batch,), generator=generator)
         head.begin_step(step, lr=0.1)
         head.expect_labels(label)
         loss = head(embedding, label.to(device))
         loss.backward()
+        if not work.in_backward:
+            head.step(torch.ones((), device=device), torch.zeros((), device=device))
     assert embedding.grad is not None
     found = {
         "the loss": loss.detach(),
@@ -85,3 +116,7 @@ def _head_results(
         "the centers": head.weight.data,
     }
     return {name: tensor.float() for name, tensor in found.items()}
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

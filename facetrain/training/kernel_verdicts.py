@@ -27,6 +27,7 @@ from facetrain.distributed import collectives
 from facetrain.distributed.process_setup import user_cache_folder
 from facetrain.distributed.spawn import HelperContext
 from facetrain.files import make_folder, read_regular_text, write_atomically
+from facetrain.training.kernel_self_test import KernelWork, check_head
 
 LIMIT_S = 300.0
 """Time for a self-test. Triton compiles about 20 kernels in it, which takes most of a minute on a slow machine."""
@@ -38,19 +39,18 @@ _SOURCES = (
 """Files whose changes make a verdict out of date."""
 _DRIVER = Path("/proc/driver/nvidia/version")
 
-Check = Callable[[torch.device, torch.dtype], str]
+
+Check = Callable[[torch.device, KernelWork], str]
 
 
-def run_self_test(device: torch.device, dtype: torch.dtype) -> str:
+def run_self_test(device: torch.device, work: KernelWork) -> str:
     """Return what is wrong with the kernels, "" if nothing is. For a process of its own."""
-    from facetrain.training.kernel_self_test import check_head
-
-    return check_head(device, dtype)
+    return check_head(device, work)
 
 
 def agree_on_kernels(
     device: torch.device,
-    dtype: torch.dtype,
+    work: KernelWork,
     *,
     check: Check = run_self_test,
     limit_s: float = LIMIT_S,
@@ -61,17 +61,17 @@ def agree_on_kernels(
 
     Args:
         device: device of this rank.
-        dtype: dtype of the factors of the products.
+        work: what the kernels compute; the same on all ranks.
         check: returns what is wrong, "" if nothing is. It runs in another process.
         limit_s: time after which the self-test is ended. Less than the ranks wait for each other.
     """
     reason = _why_impossible(device)
-    key = {} if reason else _machine_key(device, dtype)
+    key = {} if reason else _machine_key(device, work)
     place = [socket.gethostname(), key]
     # The first rank with a host and a key tests for all that have the same. A rank without kernels has an empty key.
     places = collectives.gather_json(place)
     if key and places.index(place) == collectives.rank():
-        reason = _kept_verdict(key, lambda: _test(check, device, dtype, limit_s))
+        reason = _kept_verdict(key, lambda: _test(check, device, work, limit_s))
     # Here the others wait: `limit_s` is shorter than the timeout of a collective.
     reasons = collectives.gather_json(reason)
     hosts = {host for host, _ in places}
@@ -97,7 +97,7 @@ def _why_impossible(device: torch.device) -> str:
     return "the kernels need a GPU of compute capability 8.0 or higher"
 
 
-def _machine_key(device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+def _machine_key(device: torch.device, work: KernelWork) -> dict[str, str]:
     """Return what a verdict depends on."""
     package = Path(facetrain.__file__).parent
     # By content: a version with other kernels, or an edited file, is tested again.
@@ -107,7 +107,7 @@ def _machine_key(device: torch.device, dtype: torch.dtype) -> dict[str, str]:
     with suppress(OSError):
         driver = _DRIVER.read_text(errors="replace").partition("\n")[0]
     return {
-        "dtype": str(dtype),
+        **{name: str(value) for name, value in work._asdict().items()},
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "driver": driver,
         "torch": str(torch.__version__),
@@ -134,11 +134,11 @@ def _kept_verdict(key: dict[str, str], test: Callable[[], str]) -> str:
     return reason
 
 
-def _test(check: Check, device: torch.device, dtype: torch.dtype, limit_s: float) -> str:
+def _test(check: Check, device: torch.device, work: KernelWork, limit_s: float) -> str:
     """Run a check in a new process; return what is wrong, or how the process has ended, "" if nothing is."""
     context = HelperContext()
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_report, args=(sender, check, device, dtype), daemon=True)
+    process = context.Process(target=_report, args=(sender, check, device, work), daemon=True)
     process.start()
     sender.close()  # so that the pipe ends with the process
     try:
@@ -157,12 +157,12 @@ def _test(check: Check, device: torch.device, dtype: torch.dtype, limit_s: float
         receiver.close()
 
 
-def _report(sender: Connection, check: Check, device: torch.device, dtype: torch.dtype) -> None:
+def _report(sender: Connection, check: Check, device: torch.device, work: KernelWork) -> None:
     """Send the verdict of a check to the process that has started this one."""
     try:
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        reason = check(device, dtype)
+        reason = check(device, work)
         verdict = f"their self-test has found that {reason}" if reason else ""
     except Exception as error:  # of Triton, the C compiler or the driver: they have no common type
         line = " ".join(str(error).split())[:200]

@@ -6,9 +6,10 @@ import torch
 
 from facetrain.distributed import collectives
 from facetrain.training import kernel_verdicts
+from facetrain.training.kernel_self_test import KernelWork
 from tests.support.ranks import run_ranks
 
-CPU = torch.device("cpu")
+CPU, WORK = torch.device("cpu"), KernelWork(torch.bfloat16, 512, 1024, 65536)
 
 
 def verdict(reasons, kinds):
@@ -16,11 +17,11 @@ def verdict(reasons, kinds):
     rank, tested = collectives.rank(), []
     socket.gethostname = lambda: "ab"[rank // 2]
     kernel_verdicts._why_impossible = lambda device: reasons[rank]
-    kernel_verdicts._machine_key = lambda device, dtype: {"gpu": kinds[rank]}
+    kernel_verdicts._machine_key = lambda device, work: {"gpu": kinds[rank]}
     kernel_verdicts._kept_verdict = lambda key, test: (
         tested.append(key) or ("" if key["gpu"] == "good" else "broken")
     )
-    return kernel_verdicts.agree_on_kernels(CPU, torch.bfloat16), bool(tested)
+    return kernel_verdicts.agree_on_kernels(CPU, WORK), bool(tested)
 
 
 def test_one_rank_of_each_host_and_kind_of_gpu_tests_and_all_agree():

@@ -100,7 +100,7 @@ def softmaxes() -> dict[str, Counts]:
         f"{kernel.__name__} for {capability}": compile_kernel(
             kernel, types, {"filtered": True, "BG": 128, "BC": 256 if capability == 90 else 128, "BD": 64},
             capability,
-            aligned="GCD", num_warps=softmax._WARPS, num_stages=softmax._STAGES,
+            aligned=("D", "stride"), num_warps=softmax._WARPS, num_stages=softmax._STAGES,
         )
         for kernel in (softmax._statistics, softmax._slopes)
         for capability in SHARED_BYTES

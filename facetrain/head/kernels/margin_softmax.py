@@ -22,6 +22,9 @@ from facetrain.device.kernel_launches import ceil_divide, launch, multiprocessor
 _ROWS, _DEPTH = 128, 64
 """Tile of a program: samples, and numbers of an embedding per product."""
 _WARPS, _STAGES = 8, 3
+_STRIDE = 64
+"""Rows of the slopes begin at multiples of this, so that they are written 16 bytes at a time for any number of classes,
+and the matrix library reads them so."""
 
 
 class LogitFactors(NamedTuple):
@@ -66,20 +69,25 @@ def add_statistics(statistics_2G: Tensor, factors: LogitFactors) -> Tensor:
 
 
 def slopes(log_total_G: Tensor, factors: LogitFactors) -> Tensor:
-    """Return exp(logit − log_total)/|w| of each pair, 0 for target and filtered classes; (G, C), factors' dtype."""
+    """Return exp(logit − log_total)/|w| of each pair, 0 for target and filtered classes; (G, C), factors' dtype.
+
+    The rows are padded in memory, by zeros.
+    """
     factor_GD, factor_CD = factors[:2]
-    slope_GC = factor_GD.new_empty((len(factor_GD), len(factor_CD)))
+    stride = ceil_divide(len(factor_CD), _STRIDE) * _STRIDE
+    padded_GX = factor_GD.new_empty((len(factor_GD), stride))
     tile = _tile(factors)
     # In one dimension, because a second one is limited to 65,535 programs, which is 2^23 classes.
     launch(
         _slopes,
         (ceil_divide(len(factor_GD), _ROWS) * ceil_divide(len(factor_CD), tile["BC"]),),
-        slope_GC,
+        padded_GX,
         log_total_G,
+        stride,
         *_inputs(factors),
         **tile,
     )
-    return slope_GC
+    return padded_GX[:, : len(factor_CD)]
 
 
 def _inputs(factors: LogitFactors) -> tuple[object, ...]:
@@ -148,7 +156,9 @@ def _logits(
     return tl.where(other, logit, float("-inf")), is_noise, inverse
 
 
-@triton.jit
+# The numbers of samples and classes differ from chunk to chunk and from run to run. Not specialized by them, the kernel
+# that trains is the one that the self-test has tested.
+@triton.jit(do_not_specialize=["G", "C", "tiles_per_split"])
 def _statistics(
     splits, embedding, center, inverse_norm, target, G, C, D, scale, limit, tiles_per_split,
     filtered: tl.constexpr, BG: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr,
@@ -172,9 +182,9 @@ def _statistics(
     tl.store(out + G, total, mask=row < G)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["G", "C"])
 def _slopes(
-    slope, log_total, embedding, center, inverse_norm, target, G, C, D, scale, limit,
+    slope, log_total, stride, embedding, center, inverse_norm, target, G, C, D, scale, limit,
     filtered: tl.constexpr, BG: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     # Neighboring programs have the same centers, which are then in the cache.
@@ -189,7 +199,8 @@ def _slopes(
     if filtered:
         value = tl.where(is_noise, 0.0, value)
     tl.store(
-        slope + row[:, None].to(tl.int64) * C + column[None, :],
+        slope + row[:, None].to(tl.int64) * stride + column[None, :],
         value.to(slope.dtype.element_ty),
-        mask=(row[:, None] < G) & (column[None, :] < C),
+        # Past the last class, the value is 0.
+        mask=(row[:, None] < G) & (column[None, :] < stride),
     )

@@ -9,29 +9,30 @@ import pytest
 import torch
 
 from facetrain.training import kernel_verdicts
+from facetrain.training.kernel_self_test import KernelWork
 from facetrain.training.kernel_verdicts import agree_on_kernels
 
-CPU, BF16 = torch.device("cpu"), torch.bfloat16
+CPU, WORK = torch.device("cpu"), KernelWork(torch.bfloat16, 512, 1024, 65536)
 
 
-def passes(device, dtype):
-    assert (device, dtype) == (CPU, BF16)
+def passes(device, work):
+    assert (device, work) == (CPU, WORK)
     return ""
 
 
-def disagrees(device, dtype):
+def disagrees(device, work):
     return "the gradient of conv1.weight differs"
 
 
-def dies(device, dtype):
+def dies(device, work):
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
-def hangs(device, dtype):
+def hangs(device, work):
     time.sleep(600)
 
 
-def lacks_a_compiler(device, dtype):
+def lacks_a_compiler(device, work):
     raise RuntimeError("Failed to find C compiler.\nPlease specify one")
 
 
@@ -58,36 +59,36 @@ def cache(tmp_path, monkeypatch):
 )
 def test_a_child_decides_whatever_becomes_of_it_and_a_success_is_kept(check, reason, cache):
     limit = 9.0 if check is hangs else 120.0
-    assert agree_on_kernels(CPU, BF16, check=check, limit_s=limit) == reason
+    assert agree_on_kernels(CPU, WORK, check=check, limit_s=limit) == reason
     assert cache.exists() == (not reason)
     if not reason:
-        assert agree_on_kernels(CPU, BF16, check=None, limit_s=0) == "", "starts no child"
+        assert agree_on_kernels(CPU, WORK, check=None, limit_s=0) == "", "starts no child"
 
 
 def test_a_verdict_holds_for_one_machine_and_these_sources_and_a_damaged_one_is_replaced(cache, monkeypatch):
     tested = []
     monkeypatch.setattr(kernel_verdicts, "_test", lambda *arguments: tested.append(arguments) or "")
     for _ in range(2):
-        assert agree_on_kernels(CPU, BF16) == "" and len(tested) == 1
+        assert agree_on_kernels(CPU, WORK) == "" and len(tested) == 1
     (file,) = cache.iterdir()
     file.write_text("{")
-    agree_on_kernels(CPU, BF16)
-    agree_on_kernels(CPU, torch.float16)
+    agree_on_kernels(CPU, WORK)
+    agree_on_kernels(CPU, WORK._replace(embedding_size=256))
     assert len(tested) == 3
     monkeypatch.setattr(torch, "__version__", "9.9")
-    agree_on_kernels(CPU, BF16)
+    agree_on_kernels(CPU, WORK)
     monkeypatch.setattr(Path, "read_bytes", lambda path: b"another kernel")
-    agree_on_kernels(CPU, BF16)
+    agree_on_kernels(CPU, WORK)
     assert len(tested) == 5
 
 
 def test_without_a_cache_folder_every_run_tests(monkeypatch, tmp_path):
     (tmp_path / ".cache").write_text("a file")
     monkeypatch.setattr(kernel_verdicts, "_test", lambda *arguments: "broken")
-    assert agree_on_kernels(CPU, BF16) == "broken"
+    assert agree_on_kernels(CPU, WORK) == "broken"
 
 
 def test_a_machine_without_a_gpu_has_no_kernels(monkeypatch):
     pytest.importorskip("triton", reason="Triton is not installed")
     monkeypatch.undo()
-    assert agree_on_kernels(CPU, BF16) == "the kernels need a GPU of compute capability 8.0 or higher"
+    assert agree_on_kernels(CPU, WORK) == "the kernels need a GPU of compute capability 8.0 or higher"
