@@ -38,6 +38,11 @@ class Affine:
         mid = 127.5 * self.factor
         return self.factor != 0 and abs(self.offset + mid) <= 1e-3 * abs(mid)
 
+    @property
+    def is_nearly_identity(self) -> bool:
+        """Whether an input keeps its range, to 5 %."""
+        return abs(self.factor - 1) < 0.05 and abs(self.offset) < 0.05
+
 
 @dataclass(frozen=True)
 class Node:

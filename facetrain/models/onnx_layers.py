@@ -169,8 +169,8 @@ def takes_pixels(onnx: Any, model: Any, path: Path) -> bool:
     """Return whether a graph takes pixels from 0 to 255; the others take (pixels − 127.5) / 127.5.
 
     Its metadata or a uint8 input state it. Without these it takes normalized images, unless its first nodes are the
-    normalization itself, (x − 127.5) / 127.5 or / 128, as in InsightFace's networks for MXNet. Other arithmetic on the
-    image is not interpreted.
+    normalization itself, (x − 127.5) / 127.5 or / 128, as in InsightFace's networks for MXNet. A change of scale by a
+    few percent, as from one of these to the other, is none. Other arithmetic on the image is not interpreted.
 
     Args:
         onnx: the package.
@@ -192,8 +192,9 @@ def takes_pixels(onnx: Any, model: Any, path: Path) -> bool:
         )
     if stated is not None:
         return stated == _MEANS_AND_SCALES[0]
-    if any(each != Affine() for each in first) and not normalizes:
-        computed = next(each for each in first if each != Affine())
+    others = [each for each in first if not each.is_nearly_identity]
+    if others and not normalizes:
+        computed = others[0]
         raise ModelError(
             f"{path}: its first nodes compute x · {computed.factor:g} + {computed.offset:g} for a number x of the "
             "image, so that it may take pixels from 0 to 255 or (pixels − 127.5) / 127.5; state the input in its "

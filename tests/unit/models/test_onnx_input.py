@@ -198,6 +198,13 @@ def test_a_graph_with_other_arithmetic_needs_metadata(tmp_path, nodes):
     assert open_model(path, CPU).preprocessing["scale"] == 1
 
 
+def test_a_graph_that_rescales_normalized_images_takes_them(tmp_path):
+    # A network for (x − 127.5) / 128 that was changed to take (x − 127.5) / 127.5.
+    path = write_graph(tmp_path / "m.onnx", [("Mul", ("x", constant(127.5 / 128)))], inputs=FLOAT_IMAGE)
+    found, x = embedded(path)
+    torch.testing.assert_close(found, ((x - 127.5) / 128).relu().flatten(1))
+
+
 @pytest.mark.parametrize("kind", [1, 10])
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("batch", ["batch", 3])
