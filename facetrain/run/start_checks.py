@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from facetrain.data.label_problems import label_remarks
 from facetrain.data.remote_dataset import remarks_on_reading
 from facetrain.data.tools.photo_shapes import describe_photos
 from facetrain.errors import RunError
+from facetrain.files import error_reason
 from facetrain.head.head_group import head_parts
 from facetrain.training.state import TrainState
 
@@ -32,15 +35,17 @@ def check_start(
         steps: steps that the run still takes.
 
     Raises:
-        RunError: the disk cannot hold a checkpoint.
+        RunError: the disk cannot hold a checkpoint, or cannot rename a folder.
     """
-    return [
+    warnings = [
         *label_remarks(source, config.data.train),
         *(f"{config.data.train}: {photos}" for photos in [describe_photos(source)] if photos),
         *remarks_on_reading(source, cache_bytes=config.data.cache_bytes, shuffle=config.data.shuffle),
         *_check_learning_rate(config),
         *check_free_space(config, folder, checkpoint_bytes(config, state), steps),
     ]
+    _require_renames(folder)
+    return warnings
 
 
 def checkpoint_bytes(config: Config, state: TrainState) -> int:
@@ -61,7 +66,7 @@ def _check_learning_rate(config: Config) -> Iterator[str]:
     if config.optim.lr > highest:
         yield (
             f"optim.lr: {config.optim.lr:g} is above {highest:g}, with which {config.optim.name} does not learn; "
-            "`facetrain doctor` compares it with the published rates"
+            "published rates are 0.1 per 1,024 images for SGD, and 0.001 for AdamW"
         )
 
 
@@ -73,9 +78,7 @@ def check_free_space(config: Config, folder: Path, size: int, steps: int) -> Ite
     """
     if not steps:
         return
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
-    # Of the folder that exists: the run folder is created later.
-    free = shutil.disk_usage(existing).free
+    free = shutil.disk_usage(_existing(folder)).free
     advice = "free some space, set run.dir to a larger disk"
     if free < size:
         raise RunError(
@@ -89,3 +92,29 @@ def check_free_space(config: Config, folder: Path, size: int, steps: int) -> Ite
             f"{folder}: {count} checkpoints of {size / 1e6:,.1f} MB are written, and the disk has {free / 1e6:,.1f} "
             f"MB free; {advice}, or lower checkpoint.keep"
         )
+
+
+def _require_renames(folder: Path) -> None:
+    """Rename a folder that holds a file: checkpoints appear by such a rename, and object stores cannot do it.
+
+    Raises:
+        RunError: the file system refuses it.
+    """
+    with tempfile.TemporaryDirectory(
+        dir=_existing(folder), prefix=".facetrain-", ignore_cleanup_errors=True
+    ) as name:
+        before = Path(name, "before")
+        before.mkdir()
+        (before / "file").write_bytes(b"a")
+        try:
+            os.rename(before, Path(name, "after"))
+        except OSError as error:
+            raise RunError(
+                f"{folder}: its file system cannot rename a folder with a file ({error_reason(error)}), as a "
+                "checkpoint needs: set run.dir to another file system"
+            ) from error
+
+
+def _existing(folder: Path) -> Path:
+    """Return the nearest folder that exists: the run folder is created later."""
+    return next(path for path in (folder, *folder.absolute().parents) if path.is_dir())

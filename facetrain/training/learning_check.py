@@ -114,7 +114,8 @@ class LearningCheck:
     def _causes(self) -> Sequence[str]:
         where = self._where
         learning_rate = (
-            f"optim.lr {where.optim.lr:g} is too low or too high (`facetrain doctor --config` compares it)"
+            f"optim.lr {where.optim.lr:g} is too low or too high (published: 0.1 per 1,024 images for SGD, 0.001 for "
+            "AdamW)"
         )
         causes = [
             learning_rate,

@@ -1,5 +1,6 @@
 """Checks of disk, labels and learning rate before the first step."""
 
+import errno
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ from facetrain.config.loading import build_config, load_config
 from facetrain.errors import ConfigError, RunError
 from facetrain.run import start_checks
 from facetrain.run.parts.state import check_precision
-from facetrain.run.start_checks import _check_learning_rate, check_free_space
+from facetrain.run.start_checks import _check_learning_rate, _require_renames, check_free_space
 from tests.runs.conftest import dataset, describe  # noqa: F401
 from tests.support import training
 
@@ -38,6 +39,18 @@ def test_a_disk_too_small_for_the_kept_checkpoints_is_reported(
         assert [message in line for line in warnings] == ([True] if message else [])
     with pytest.raises(RunError, match="a checkpoint takes 9,000.0 MB, and the disk has"):
         list(check_free_space(config, tmp_path, 9 * size, steps=60))
+
+
+def test_storage_that_renames_no_folder_is_refused_before_the_first_step(tmp_path, monkeypatch):
+    _require_renames(tmp_path / "new" / "run")
+    assert list(tmp_path.iterdir()) == []
+
+    def refuse(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("os.rename", refuse)  # as mounts of object stores do
+    with pytest.raises(RunError, match="run.dir"):
+        _require_renames(tmp_path)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
