@@ -16,10 +16,8 @@ class CheckResult:
     """One line of the report."""
 
     check: str
-    """Name of the check."""
     status: Literal["ok", "warning", "failure"]
     message: str
-    """What was measured or found."""
     advice: str = ""
     """What to do about a warning or a failure."""
     certainty: str = ""
@@ -41,9 +39,9 @@ def failed(check: str, message: str, advice: str) -> CheckResult:
     return CheckResult(check, "failure", message, advice)
 
 
-def warned_if(has_problem: bool, check: str, message: str, advice: str, certainty: str = "") -> CheckResult:
+def warned_if(has_problem: bool, check: str, message: str, advice: str) -> CheckResult:
     """Return a warning if the check has found a problem, else that it found nothing wrong; both with the message."""
-    return warning(check, message, advice, certainty) if has_problem else passed(check, message)
+    return warning(check, message, advice) if has_problem else passed(check, message)
 
 
 def count_text(number: int, singular: str, plural: str = "") -> str:

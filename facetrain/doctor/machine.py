@@ -29,11 +29,6 @@ _SLOW_BYTES_PER_SECOND = 100e6
 """Nearly Gigabit Ethernet. At this rate the gradients of an r50 (174 MB) take about three seconds per step."""
 
 
-def check_software() -> list[CheckResult]:
-    """Check torch with torchvision, and CUDA."""
-    return [_check_torch(), _check_cuda()]
-
-
 def _check_torch() -> CheckResult:
     message = f"Python {platform.python_version()}, torch {torch.version.__version__}"
     try:
@@ -65,7 +60,9 @@ def _check_cuda() -> CheckResult:
 
 
 def check_machine(processes: int, precision: str) -> Iterator[CheckResult]:
-    """Check cores and shared memory of this machine for its training processes, and its GPUs."""
+    """Check torch and CUDA, cores and shared memory of this machine for its training processes, and its GPUs."""
+    yield _check_torch()
+    yield _check_cuda()
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     # Not os.cpu_count: a container may use fewer.
     cores = usable_cores()
@@ -95,8 +92,7 @@ def check_network(device: torch.device) -> CheckResult:
     """Measure an all-reduce of 32 MiB over the ranks. Collective."""
     world_size = collectives.world_size()
     if world_size == 1:
-        message = "one process; start this command under torchrun to measure the network between ranks"
-        return passed("network", message)
+        return passed("network", "one process; under torchrun the network between the ranks is measured")
     hosts = set(collectives.gather_json(socket.gethostname()))
     rate = _all_reduce_rate(device)
     message = (

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from facetrain.data.images.face_pattern import Registration, correlation, orientation_correlations, register
-from facetrain.doctor.check_result import CheckResult, passed, warning
+from facetrain.doctor.check_result import CheckResult, failed, passed, warned_if, warning
 from facetrain.doctor.image_sample import ImageSample
 
 _FEWEST_IMAGES = 30
@@ -21,6 +21,8 @@ _MANY_BLUE = 0.05
 _TURN_MARGIN = 0.2
 """Correlation by which another orientation must beat all others: 0.6 % or fewer of the images of real datasets."""
 _MANY_TURNED = 0.02
+_DIRECTIONS = ("", "to the right", "upside down", "to the left")
+"""Direction of the forehead by the number of quarter turns."""
 _MANY_GRAY = 0.05
 _NARROW_RANGE, _VERY_NARROW_RANGE = 170, 150
 """Range of the middle 99.8 % of the values; 250 or more in real datasets."""
@@ -33,15 +35,30 @@ _LARGEST_SCALE, _LARGEST_SHIFT = 1.12, 7.0
 _CLEAR_GAIN = 0.1
 
 
+def check_readable(name: str, sample: ImageSample, image_size: int, *, skip_bad: bool) -> CheckResult:
+    """Check that the images of a training set can be decoded, and have the size (pixels of a side) of training.
+
+    `skip_bad` says that a run leaves out images that cannot be decoded.
+    """
+    check, errors = f"reading of {name}", sample.errors
+    if errors:
+        message = (
+            f"{len(errors)} of {len(sample) + len(errors)} images cannot be read; the first: {errors[0]}"
+        )
+        advice = "write a copy without them with `facetrain data check --repair`"
+        if skip_bad and len(sample):
+            return warning(check, f"{message}; training skips them (data.bad_records)", advice)
+        return failed(check, message, advice if skip_bad else f"{advice}, or set data.bad_records: skip")
+    sizes = ", ".join(f"{width} × {height}" for (width, height), _ in sample.sizes.most_common(3))
+    message = f"{len(sample)} images were decoded: {sizes} pixels"
+    advice = f"training resizes every image to {image_size} pixels: pack the dataset aligned and in that size"
+    return warned_if(sample.sizes.keys() != {(image_size, image_size)}, check, message, advice)
+
+
 def check_images(name: str, sample: ImageSample) -> list[CheckResult]:
     """Check a sample of one dataset or verification set: colors, storage, rotation and pixel values.
 
-    Args:
-        name: name of the set, for the results.
-        sample: images of the set.
-
-    Returns:
-        A warning for each error; a single passed result if there is none.
+    Return a warning for each error, or a single passed result.
     """
     check = f"images of {name}"
     errors = [*_find_storage(check, sample)]
@@ -51,10 +68,8 @@ def check_images(name: str, sample: ImageSample) -> list[CheckResult]:
             errors += find(check, sample)
     if errors:
         return errors
-    gray = int(sample.is_gray_N.sum())
     kinds = "storage, colors, rotation and pixel values" if len(sample) >= _FEWEST_IMAGES else "storage"
-    suffix = f", {gray:,} of them gray" if gray else ""
-    message = f"{len(sample):,} of {sample.total:,} examined{suffix}: no error of {kinds} found"
+    message = f"{len(sample):,} of {sample.total:,} examined: no error of {kinds} found"
     return [passed(check, message)]
 
 
@@ -71,18 +86,12 @@ _STORAGE_ADVICE = {
 
 def _find_storage(check: str, sample: ImageSample) -> Iterator[CheckResult]:
     """Report what the headers of the images state; these results are certain."""
-    colors, gray = sample.colors, int(sample.is_gray_N.sum())
-    numbers = {
-        "have an EXIF rotation": sample.num_rotated_tags,
-        "are CMYK": sum(count for color, count in colors.items() if color.model == "CMYK"),
-        "have more than 8 bits per channel": sum(count for color, count in colors.items() if color.bits > 8),
-        "have transparency": sum(count for color, count in colors.items() if color.has_alpha),
-        "are gray": gray if _at_least(gray, len(sample)) > _MANY_GRAY else 0,
-    }
-    for error, number in numbers.items():
+    gray = int(sample.is_gray_N.sum())
+    has_many_gray = _at_least(gray, len(sample)) > _MANY_GRAY
+    for error, advice in _STORAGE_ADVICE.items():
+        number = sample.storage[error] if error != "are gray" else gray * has_many_gray
         if number:
-            message = f"{number:,} of {len(sample):,} images {error}"
-            yield warning(check, message, _STORAGE_ADVICE[error], "certain")
+            yield warning(check, f"{number:,} of {len(sample):,} images {error}", advice, "certain")
 
 
 def _find_swapped_channels(check: str, sample: ImageSample) -> Iterator[CheckResult]:
@@ -111,9 +120,8 @@ def _find_rotation(check: str, sample: ImageSample) -> Iterator[CheckResult]:
     turns = int(average.argmax())
     others = np.delete(average, turns).max()
     if turns and average[turns] > 0.4 and average[turns] - others > _TURN_MARGIN:
-        angle = {1: "a quarter turn to the right", 2: "half a turn", 3: "a quarter turn to the left"}[turns]
         certainty = "likely" if average[turns] > 0.5 else "possible"
-        yield warning(check, f"the average face is rotated by {angle}", advice, certainty)
+        yield warning(check, f"the average face is turned {_DIRECTIONS[turns]}", advice, certainty)
         return
     # Single faces are turned: only where most others are clearly upright, or the dataset would not consist of faces.
     is_upright = correlations[:, 0] - correlations[:, 1:].max(1) > _TURN_MARGIN
@@ -123,8 +131,8 @@ def _find_rotation(check: str, sample: ImageSample) -> Iterator[CheckResult]:
         is_turned = correlations[:, turns] - others > _TURN_MARGIN
         if has_faces and _at_least(int(is_turned.sum()), len(sample)) > _MANY_TURNED:
             certainty = "likely" if is_turned.mean() > 0.1 else "possible"
-            angle = {1: "to the right", 2: "upside down", 3: "to the left"}[turns]
-            message = f"about {is_turned.mean():.0%} of the faces are turned {angle}, the others are upright"
+            share = f"about {is_turned.mean():.0%} of the faces"
+            message = f"{share} are turned {_DIRECTIONS[turns]}, the others are upright"
             yield warning(check, message, advice, certainty)
 
 
@@ -218,8 +226,6 @@ def _at_least(count: int, total: int) -> float:
     """Return the lower bound of a share at 97.5 % confidence (Wilson, "Probable inference", 1927)."""
     if not total:
         return 0.0
-    z = 1.96
-    share = count / total
-    center = share + z * z / (2 * total)
-    spread = z * np.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
-    return float((center - spread) / (1 + z * z / total))
+    square = 1.96**2
+    spread = np.sqrt(square * (count * (total - count) / total + square / 4))
+    return float((count + square / 2 - spread) / (total + square))

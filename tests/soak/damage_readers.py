@@ -13,7 +13,6 @@ import torch
 from facetrain.checkpoint.commit import complete_steps, step_folder
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import load_config
-from facetrain.doctor.run_checks import check_checkpoints
 from facetrain.models.model_file import open_model
 from facetrain.run.report.list_runs import list_runs
 from facetrain.run.report.page import write_run_report
@@ -61,7 +60,6 @@ class Readers:
         return {
             "config": lambda: load_config(run / "config.yaml"),
             "newest checkpoint": lambda: self._load(run, is_crafted=is_crafted),
-            "doctor": lambda: list(check_checkpoints(run)),
             "runs": lambda: list_runs(run),
             "model": lambda: open_model(run, torch.device("cpu")),
         } | (report if with_report else {})

@@ -29,6 +29,16 @@ def open_data(config: Config) -> tuple[FaceDataset, list[PairSet]]:
     Raises:
         DataError: a dataset or set cannot be read, or does not agree with the config.
     """
+    return open_training_set(config), load_pair_sets(config.eval.targets, Path(config.eval_dir))
+
+
+def open_training_set(config: Config) -> FaceDataset:
+    """Open the training data, and refuse data with which a run cannot learn.
+
+    Raises:
+        DataError: the dataset cannot be read, does not agree with the config, has one identity, or faces that are not
+            aligned.
+    """
     data, folder = config.data, training_data_path(config.data)
     require_dataset(data)
     source = open_training_data(data)
@@ -38,7 +48,7 @@ def open_data(config: Config) -> tuple[FaceDataset, list[PairSet]]:
     check_counts(source, folder, num_classes=data.num_classes, num_images=data.num_images)
     require_trainable_labels(source, data.train, may_have_gaps=data.num_classes is not None)
     require_aligned(source, data.train)
-    return source, load_pair_sets(config.eval.targets, Path(config.eval_dir))
+    return source
 
 
 def evenly_spread_images(source: FaceDataset, image_size: int) -> Tensor:
