@@ -138,7 +138,7 @@ def _translate(values: dict[str, Any], path: Path) -> dict[str, Any]:
         "log": {"every_steps": _steps("frequent", values)},
     }
     if values.get("using_wandb"):
-        described["log"]["sinks"] = ["tensorboard", "wandb"]
+        described["log"]["sinks"] = ["wandb"]
     described["data"] |= {
         ours: values[theirs] for theirs, ours in _SIZES.items() if isinstance(values.get(theirs), int)
     }

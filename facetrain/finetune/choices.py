@@ -133,7 +133,7 @@ def config_text(
     Raises:
         ConfigError: a choice is no valid value.
     """
-    values: dict[str, Any] = {"run": {"name": name, "dir": folder}, "log": {"sinks": []}}
+    values: dict[str, Any] = {"run": {"name": name, "dir": folder}, "log": {"tensorboard": False}}
     comments = []
     for choice in choices:
         override_values(values, choice.values)

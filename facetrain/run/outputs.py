@@ -99,7 +99,8 @@ def open_outputs(config: Config, folder: Path, *, total_steps: int, resume_at: i
     # metrics.jsonl first: it must have a record even if a later sink fails.
     journal = JsonLines(folder / "metrics.jsonl", resume_at=resume_at)
     console = Console(total_steps=total_steps, start_step=resume_at or 0)
-    if not config.log.sinks:
+    sinks = ["tensorboard"] * config.log.tensorboard + [*config.log.sinks]
+    if not sinks:
         return RunOutputs(journal, console)
     logged = LoggedRun(folder, read_run_id(folder) or folder.name, plain_config(config), resume_at)
-    return RunOutputs(journal, console, Sinks(config.log.sinks, logged))
+    return RunOutputs(journal, console, Sinks(sinks, logged))

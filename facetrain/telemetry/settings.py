@@ -16,6 +16,8 @@ class LogSettings(Settings):
     report: bool = True
     """Keep `report.html` in the run folder up to date while the run trains. From the second page on, this takes at most
     0.5 % of the run's time."""
-    sinks: tuple[Annotated[str, OneOf(SINKS, own=True)] | OwnPart, ...] = ("tensorboard",)
-    """Programs that get the metrics of `metrics.jsonl`, too: TensorBoard, by files in the run folder, and Weights &
-    Biases, which needs the extra `[wandb]`; and sinks of your own, MODULE:NAME, or {type: MODULE:NAME, options: …}."""
+    tensorboard: bool = True
+    """Write the metrics for TensorBoard, too, into `tensorboard/` in the run folder."""
+    sinks: tuple[Annotated[str, OneOf(SINKS, own=True)] | OwnPart, ...] = ()
+    """Further programs that get the metrics: wandb, Weights & Biases, which needs the extra `[wandb]`; and sinks of
+    your own, MODULE:NAME, or {type: MODULE:NAME, options: …}."""

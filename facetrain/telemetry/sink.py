@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from facetrain.files import error_reason
-from facetrain.own_parts import is_place, load_part
+from facetrain.own_parts import load_part
 from facetrain.settings import OwnPart, imported
 from facetrain.telemetry.log import warn
 
+TENSORBOARD = "facetrain.telemetry.tensorboard:TensorBoard"
 SINKS = {
-    "tensorboard": "facetrain.telemetry.tensorboard:TensorBoard",
     "wandb": "facetrain.telemetry.weights_and_biases:WeightsAndBiases",
 }
 """Name in `log.sinks` -> place of the class, which is built from a `LoggedRun`."""
@@ -76,5 +76,6 @@ class Sinks:
 def _open(sink: str | OwnPart, run: LoggedRun) -> tuple[str, Sink]:
     """Return the name of a sink, and the sink."""
     name, options = (sink, {}) if isinstance(sink, str) else (sink.type, sink.options)
-    part = load_part(name, "log.sinks") if is_place(name) else imported(SINKS[name])
+    place = TENSORBOARD if name == "tensorboard" else SINKS.get(name)
+    part = imported(place) if place else load_part(name, "log.sinks")
     return name, part(run, **options)

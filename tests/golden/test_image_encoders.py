@@ -120,7 +120,7 @@ def test_a_run_adapts_an_encoder_and_resumes_bit_for_bit(tmp_path, dino_file, da
         "lora: {rank: 2, projections: [q, v]}}\n"
         "optim: {name: adamw, lr: 0.001}\n"
         "train: {global_batch_size: 24, max_steps: 3, precision: fp32, device: cpu}\n"
-        "checkpoint: {every_steps: 2}\neval: {targets: []}\nlog: {sinks: [], report: false}\n"
+        "checkpoint: {every_steps: 2}\neval: {targets: []}\nlog: {tensorboard: false, report: false}\n"
     )
     assert training.train(load_config(config), tmp_path / "whole") == 0
     shutil.copytree(tmp_path / "whole", tmp_path / "resumed")

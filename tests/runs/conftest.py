@@ -13,7 +13,7 @@ optim: {{lr: 0.05, warmup_epochs: 0.5, accumulate: {accumulate}}}
 train: {{global_batch_size: 24, max_steps: {steps}, precision: {precision}, device: cpu}}
 eval: {{targets: [val], every_steps: 6}}
 checkpoint: {{{checkpoint}}}
-log: {{every_steps: 1, sinks: [], report: false}}
+log: {{every_steps: 1, tensorboard: false, report: false}}
 """
 
 

@@ -58,7 +58,7 @@ def test_a_foreign_file_is_evaluated_fine_tuned_and_exported(data, tmp_path, mon
         f"data: {{train: {data}, workers: 0}}\nmodel: {{backbone: ir18, train_batch_norm: false}}\n"
         "optim: {lr: 1.0e-9, weight_decay: 0}\n"
         "train: {batch_size: 2, max_steps: 1, precision: fp32, device: cpu}\n"
-        "eval: {targets: [val], batch_size: 8}\nlog: {sinks: [], report: false}\n"
+        "eval: {targets: [val], batch_size: 8}\nlog: {tensorboard: false, report: false}\n"
     )
     sets = ("--set", f"model.init_from={path}", "--set", "head.init_from=keep")
     facetrain("train", "--config", tmp_path / "run.yaml", "--run-dir", tmp_path / "run", *sets)

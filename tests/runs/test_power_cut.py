@@ -36,7 +36,7 @@ def recorded(dataset, tmp_path_factory):
         f"data: {{train: {dataset}/data, image_size: 32, workers: 0}}\n"
         "model: {backbone: iresnet, layers: [1, 1, 1, 1], widths: [2, 2, 2, 2], embedding_size: 4}\n"
         "train: {global_batch_size: 24, max_steps: 6, precision: fp32, device: cpu}\n"
-        "eval: {targets: []}\ncheckpoint: {every_steps: 2, keep: 2}\nlog: {sinks: [], every_steps: 1}\n"
+        "eval: {targets: []}\ncheckpoint: {every_steps: 2, keep: 2}\nlog: {tensorboard: false, every_steps: 1}\n"
     )
     disk = folder / "disk"
     disk.mkdir()

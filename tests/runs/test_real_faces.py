@@ -18,7 +18,7 @@ optim: {{lr: 0.05, weight_decay: 1.0e-3, warmup_epochs: 1}}
 train: {{global_batch_size: 64, epochs: 10, precision: fp32, device: cpu}}
 eval: {{targets: [{pairs}], every_steps: 145}}
 checkpoint: {{every_steps: 1000}}
-log: {{every_steps: 29, sinks: [], report: false}}
+log: {{every_steps: 29, tensorboard: false, report: false}}
 """
 
 

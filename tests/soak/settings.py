@@ -107,7 +107,7 @@ def write_config(setting: Setting, data: Path, path: Path) -> Path:
         },
         "eval": {"targets": ["val"], "every_steps": STEPS // 2, "dir": str(data)},
         "checkpoint": {"every_steps": SAVE_EVERY, "keep": 2},
-        "log": {"every_steps": 1, "sinks": [], "report": False},
+        "log": {"every_steps": 1, "tensorboard": False, "report": False},
     }  # fmt: skip
     for key, value in setting.changes.items():
         *sections, name = key.split(".")

@@ -34,7 +34,7 @@ def main(values: dict[str, Any], classes: int, ranks: int) -> None:
         described["data"] |= {"train": str(folder / "data"), "workers": 1}
         described["train"] |= {"max_steps": STEPS, "device": "cpu", "keep_freed_memory": False}
         described["eval"] |= {"targets": ["val"]}
-        described["log"] |= {"every_steps": 1, "sinks": [], "report": False}
+        described["log"] |= {"every_steps": 1, "tensorboard": False, "report": False}
         (folder / "run.yaml").write_text(yaml.safe_dump(described))
         done = torchrun(ranks, "train", "--config", folder / "run.yaml", "--run-dir", folder / "run")
         assert done.returncode == 0, done.stderr

@@ -166,7 +166,7 @@ def tuned(dataset, tmp_path_factory):  # noqa: F811
         "model: {backbone: iresnet, layers: [1, 1, 1, 1], widths: [4, 4, 4, 4], embedding_size: 8MORE}\n"
         "optim: {lr: 0.05}\n"
         "train: {global_batch_size: 24, max_steps: 4, precision: fp32, device: cpu}\n"
-        "checkpoint: {every_steps: 2}\neval: {targets: []}\nlog: {sinks: [], report: false}\n"
+        "checkpoint: {every_steps: 2}\neval: {targets: []}\nlog: {tensorboard: false, report: false}\n"
     )
     for name, more in (("first", ""), ("tuned", f", init_from: {folder}/first, lora: {{rank: 2, alpha: 4}}")):
         (folder / f"{name}.yaml").write_text(text.replace("MORE", more))

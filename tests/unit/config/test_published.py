@@ -127,7 +127,7 @@ CONVERSIONS = [
     ("rec = 'synthetic'; num_classes = 300 * 10000", SIZES, (3_000_000, 42474557), None),
     ("num_image = 'forget'", SIZES, (2059906, None), "num_image: is not an integer and is left out"),
     ("suffix_run_name = 'a'", "seed", 2048, "suffix_run_name: has no equivalent in facetrain"),
-    ("wandb_project = 'faces'; using_wandb = True", "log.sinks", ("tensorboard", "wandb"), None),
+    ("wandb_project = 'faces'; using_wandb = True", "log.sinks", ("wandb",), None),
 ]
 
 

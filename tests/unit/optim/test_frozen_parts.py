@@ -83,7 +83,7 @@ def test_a_fine_tuned_run_keeps_the_statistics_and_resumes_bit_for_bit(dataset, 
         f"data: {{train: {dataset}/data, image_size: 32, workers: 0}}\n"
         "model: {backbone: iresnet, layers: [1, 1, 1, 1], widths: [4, 4, 4, 4], embedding_size: 8, MORE}\n"
         "train: {global_batch_size: 24, max_steps: 2, precision: fp32, device: cpu}\n"
-        "checkpoint: {every_steps: 1}\neval: {targets: []}\nlog: {sinks: [], report: false}\n"
+        "checkpoint: {every_steps: 1}\neval: {targets: []}\nlog: {tensorboard: false, report: false}\n"
     )
     (tmp_path / "first.yaml").write_text(text.replace(", MORE", ""))
     (tmp_path / "tuned.yaml").write_text(text.replace("MORE", f"init_from: {tmp_path}/first, {key}"))

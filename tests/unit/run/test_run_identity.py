@@ -39,7 +39,7 @@ def runs(dataset, tmp_path_factory):  # noqa: F811
         "model: {backbone: iresnet, layers: [1, 1, 1, 1], widths: [4, 4, 4, 4], embedding_size: 8}\n"
         "head: {margin: {m2: 0.3, scale: 16}}\n"
         "train: {global_batch_size: 24, max_steps: 4, precision: fp32, device: cpu}\n"
-        "eval: {targets: []}\ncheckpoint: {every_steps: 2}\nlog: {sinks: [], report: false, every_steps: 1}\n"
+        "eval: {targets: []}\ncheckpoint: {every_steps: 2}\nlog: {tensorboard: false, report: false, every_steps: 1}\n"
     )
     for name in ("a", "b"):
         assert training.train(load_config(folder / "tiny.yaml"), folder / name) == 0

@@ -120,7 +120,7 @@ def runs(dataset, tmp_path_factory):  # noqa: F811
         "model: {backbone: iresnet, layers: [1, 1, 1, 1], widths: [4, 4, 4, 4], embedding_size: SIZE}\n"
         "optim: {lr: 0.02}\n"
         "train: {global_batch_size: 24, max_steps: 4, precision: fp32, device: cpu}\n"
-        "checkpoint: {every_steps: 2}\neval: {targets: []}\nlog: {sinks: [], report: false, every_steps: 1}\n"
+        "checkpoint: {every_steps: 2}\neval: {targets: []}\nlog: {tensorboard: false, report: false, every_steps: 1}\n"
     )
 
     def config(name, size, *options):

@@ -23,7 +23,7 @@ def finished(dataset, tmp_path_factory):  # noqa: F811
         f"data: {{train: {dataset}/data, image_size: 32, workers: 0}}\n"
         "model: {backbone: iresnet, layers: [1, 1, 1, 1], widths: [8, 8, 16, 16], embedding_size: 16}\n"
         "train: {global_batch_size: 24, max_steps: 2, precision: fp32, device: cpu}\n"
-        "eval: {targets: []}\nlog: {sinks: [], report: false}\n"
+        "eval: {targets: []}\nlog: {tensorboard: false, report: false}\n"
     )
     config = load_config(folder / "tiny.yaml")
     assert training.train(config, folder / "run") == 0
@@ -85,7 +85,7 @@ def test_a_network_in_channels_last_resumes_bit_for_bit(dataset, tmp_path, optim
         "model: {backbone: iresnet, layers: [1, 1, 1, 1], widths: [16, 16, 16, 16], embedding_size: 16}\n"
         f"optim: {{{optimizer}, lr: 0.01}}\n"
         "train: {global_batch_size: 24, max_steps: 3, precision: fp32, device: cpu}\n"
-        "checkpoint: {every_steps: 1}\neval: {targets: []}\nlog: {sinks: [], report: false}\n"
+        "checkpoint: {every_steps: 1}\neval: {targets: []}\nlog: {tensorboard: false, report: false}\n"
     )
     (tmp_path / "tiny.yaml").write_text(described)
     config = load_config(tmp_path / "tiny.yaml")
@@ -99,7 +99,7 @@ def test_skipped_images_are_counted_once_however_often_the_run_is_resumed(datase
         f"data: {{train: {tmp_path}/data, image_size: 32, workers: 0, bad_records: skip}}\n"
         "model: {backbone: iresnet, layers: [1, 1, 1, 1], widths: [4, 4, 4, 4], embedding_size: 8}\n"
         "train: {global_batch_size: 24, max_steps: 8, precision: fp32, device: cpu}\n"
-        "eval: {targets: []}\nlog: {sinks: [], report: false, every_steps: 3}\ncheckpoint: {every_steps: 4}\n"
+        "eval: {targets: []}\nlog: {tensorboard: false, report: false, every_steps: 3}\ncheckpoint: {every_steps: 4}\n"
     )
     config, folder = load_config(tmp_path / "tiny.yaml"), tmp_path / "run"
 
