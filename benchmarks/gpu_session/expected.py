@@ -28,5 +28,5 @@ def expected_head(config: Config, num_classes: int) -> int:
 
 def expected_peak(config: Config, num_classes: int) -> int:
     """Return the forecast of the bytes that a step allocates on the GPU: without CUDA's context and verification."""
-    parts = forecast(config, num_classes, 1).parts()
+    parts = forecast(config, num_classes, 1).parts
     return sum(value for name, value in parts.items() if name not in ("runtime", "verification", "saving"))

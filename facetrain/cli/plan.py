@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from facetrain.config.schema import Config
 
 
-_MOST_GIB = 1_000_000
 _SAVES_MEMORY = (
     "head.momentum_dtype: bfloat16; model.checkpoint_activations: true; half of train.batch_size with twice "
     "optim.accumulate; head.weight_dtype: bfloat16; head.momentum_dtype: int8; head.placement: host"
@@ -24,32 +23,19 @@ _SAVES_MEMORY = (
 
 def plan(
     config: ConfigOption,
-    gpus: Annotated[
-        int,
-        typer.Option(
-            min=1, help="Number of GPUs of the whole run, eight per machine; on a CPU, of processes."
-        ),
-    ] = 8,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs of the whole run; on a CPU, processes.")] = 8,
     memory: Annotated[
         float | None,
-        typer.Option(
-            metavar="GIB", min=1, help="Memory of one GPU in GiB; by default the memory of --gpu-kind."
-        ),
+        typer.Option(metavar="GIB", min=1, max=1e6, help="Memory of one GPU; by default of --gpu-kind."),
     ] = None,
     gpu: Annotated[
         str,
         typer.Option(
-            "--gpu-kind",
-            "--gpu",
-            metavar="v100|a100|h100|h200|cpu",
-            help="Kind of GPU; cpu: forecast the memory of processes without a GPU.",
+            "--gpu-kind", "--gpu", metavar="v100|a100|h100|h200|cpu", help="Kind of GPU; cpu: without GPUs."
         ),
     ] = "h100",
     identities: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Number of identities; by default the number in the config, or in the dataset."
-        ),
+        int | None, typer.Option(min=1, help="Identities; by default of the config, or of the dataset.")
     ] = None,
     set_: Set = None,
     as_json: Json = False,
@@ -67,8 +53,6 @@ def plan(
         raise UsageError(f"--gpu-kind {gpu}: unknown; use one of {', '.join(GPU_GIB)}, cpu")
     if gpu == "cpu" and memory is None:
         raise UsageError("--gpu-kind cpu: also give --memory, the GiB that each process may use")
-    if memory and memory > _MOST_GIB:
-        raise UsageError(f"--memory {memory:g}: use a number of at most {_MOST_GIB:,}")
     described = load_trusted(config, set_ or ())
     num_classes = identities or _num_classes(described)
     if num_classes is None:
@@ -95,42 +79,35 @@ def _num_classes(config: Config) -> int | None:
 
 
 def _report(config: Config, num_classes: int, gpus: int, gpu: str, memory_gib: float) -> dict[str, Any]:
+    from facetrain.plan.cpu_step import STEPS, measure_process
     from facetrain.plan.forecast import forecast_stages
     from facetrain.plan.limits import USABLE, MemoryBudget
     from facetrain.plan.memory import GIB
-    from facetrain.plan.teacher_memory import teacher_memory
     from facetrain.run.parts.step_schedule import local_batch_size
 
     memory, cuda = int(memory_gib * GIB), gpu != "cpu"
     needed, largest = forecast_stages(config, num_classes, gpus, cuda=cuda)
-    budget, total = MemoryBudget(gpus, memory, cuda=cuda), needed.total
-    measures = not cuda and gpus == 1 and config.distill is None
-    if measures:
-        from facetrain.plan.cpu_step import STEPS, measure_process
-
+    budget, total, remarks = MemoryBudget(gpus, memory, cuda=cuda), needed.total, []
+    if config.train.compile != "off":
+        remarks.append("The memory of a compiled network (train.compile) is not forecast.")
+    if not cuda and gpus == 1 and config.distill is None:
         total = max(total, measure_process(largest, num_classes))
-    counts_teacher = not config.distill or teacher_memory(config.distill, config.train.precision).is_counted
-    remarks = {
-        "The memory of a compiled network (train.compile) is not forecast.": config.train.compile != "off",
-        "The teacher is an ONNX file, whose memory on the host is not forecast.": not counts_teacher,
-    }
-    if measures:
-        remarks[
+        remarks.append(
             f"The total is the peak of a process in {STEPS} steps; the parts are what its tensors need."
-        ] = True
+        )
     return {
         "gpus": gpus,
         "gpu": gpu,
         "identities": num_classes,
         "batch": local_batch_size(largest, gpus),
         "memory_bytes": memory,
-        "parts_bytes": needed.parts(),
+        "parts_bytes": needed.parts,
         "total_bytes": total,
         "elsewhere_bytes": needed.elsewhere,
         "fits": total <= USABLE * memory,
         "largest_batch": budget.largest_batch(config, num_classes),
         "most_identities": budget.most_identities(config),
-        "remarks": [remark for remark, applies in remarks.items() if applies],
+        "remarks": remarks,
     }
 
 
@@ -138,22 +115,19 @@ def _format(report: dict[str, Any]) -> str:
     from facetrain.plan.memory import GIB
 
     unit, units = ("process", "processes") if report["gpu"] == "cpu" else ("GPU", "GPUs")
+    verdict = "fits" if report["fits"] else "does not fit"
+    sizes = {name.replace("_", " "): size for name, size in report["parts_bytes"].items() if size}
     lines = [
         f"{report['gpus']} × {report['gpu']}, {report['identities']:,} identities, {report['batch']} images per {unit}",
-        *(
-            f"  {name.replace('_', ' '):16}{size / GIB:8.2f} GiB"
-            for name, size in report["parts_bytes"].items()
-            if size or name != "teacher"  # most runs have none
-        ),
-        f"  {'total':16}{report['total_bytes'] / GIB:8.2f} GiB of {report['memory_bytes'] / GIB:.4g}: "
-        + ("fits" if report["fits"] else "does not fit"),
+        *(f"  {name:16}{size / GIB:8.2f} GiB" for name, size in sizes.items()),
+        f"  {'total':16}{report['total_bytes'] / GIB:8.2f} GiB of {report['memory_bytes'] / GIB:.4g}: {verdict}",
         *(f"  {remark}" for remark in report["remarks"]),
     ]
     if report["elsewhere_bytes"]:
         lines.append(f"  In addition {report['elsewhere_bytes'] / GIB:.2f} GiB per {unit} on the host.")
     if not report["fits"]:
         lines.append(f"needs less memory, from cheap to expensive: {_SAVES_MEMORY}; more {units}")
-    largest = (
+    limits = (
         f"largest batch per {unit} {report['largest_batch']:,}; most identities {report['most_identities']:,}"
     )
-    return "\n".join([*lines, largest, "`facetrain bench train --config CONFIG` measures the speed."])
+    return "\n".join([*lines, limits, "`facetrain bench train --config CONFIG` measures the speed."])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,24 +13,23 @@ from facetrain.backbone.prelu import use_torch_backward
 from facetrain.backbone.settings import ModelSettings
 from facetrain.backbone.zoo import build_on_meta
 from facetrain.optim.parameter_names import require_prefixes
-from facetrain.plan.memory import Linear, linear_between, remembered
+from facetrain.plan.memory import line_through, remembered
 from facetrain.run.parts.backbone import restrict_training
 from facetrain.torch_private import FakeTensorMode, LiveBytes
 from facetrain.training.precision import autocast_for
 
 
-@dataclass(frozen=True)
-class BackboneMemory:
+class BackboneMemory(NamedTuple):
     """Bytes of one backbone on one rank, and of a step with a batch."""
 
     parameters: int
     """Number of trainable parameters."""
     state_bytes: int
     """Bytes of parameters and buffers."""
-    kept: Linear
-    """Bytes that exist after the forward pass: activations, and weights cast to 16 bits."""
-    peak: Linear
-    """Largest number of bytes that exist at a time."""
+    kept: Callable[[int], int]
+    """Bytes after the forward pass of a batch: activations, and weights cast to 16 bits."""
+    peak: Callable[[int], int]
+    """Largest number of bytes that exist at a time, by the batch."""
 
 
 @remembered
@@ -54,15 +54,9 @@ def backbone_memory(
     counts = [
         _count_step(net, images, image_size, precision, gradients_held) for images in (batch, 2 * batch)
     ]
-    kept, peak = (
-        linear_between(batch, first, 2 * batch, second) for first, second in zip(*counts, strict=True)
-    )
-    return BackboneMemory(
-        parameters=sum(weight.numel() for weight in weights),
-        state_bytes=sum(tensor.nbytes for tensor in (*net.parameters(), *net.buffers())),
-        kept=kept,
-        peak=peak,
-    )
+    kept, peak = (line_through(batch, one, 2 * batch, two) for one, two in zip(*counts, strict=True))
+    state_bytes = sum(tensor.nbytes for tensor in (*net.parameters(), *net.buffers()))
+    return BackboneMemory(sum(weight.numel() for weight in weights), state_bytes, kept, peak)
 
 
 @remembered
@@ -125,8 +119,8 @@ def give_fake_tensors(net: nn.Module) -> None:
     for module in net.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                fake = nn.Parameter(torch.zeros(parameter.shape), parameter.requires_grad)
-                module._parameters[name] = fake
+                fake = torch.zeros(parameter.shape)
+                module._parameters[name] = nn.Parameter(fake, parameter.requires_grad)
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = torch.zeros(buffer.shape, dtype=buffer.dtype)

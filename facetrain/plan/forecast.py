@@ -11,7 +11,7 @@ from facetrain.config.schema import Config
 from facetrain.plan.backbone_memory import backbone_memory, forward_bytes
 from facetrain.plan.head_memory import HeadLoad, head_work, table_bytes
 from facetrain.plan.memory import CONTEXT_BYTES, NCCL_BYTES, PROCESS_BYTES
-from facetrain.plan.teacher_memory import teacher_bytes, teacher_memory
+from facetrain.plan.teacher_memory import teacher_memory
 from facetrain.run.parts.head import teacher_settings
 from facetrain.run.parts.step_schedule import local_batch_size, stage_configs
 
@@ -26,41 +26,15 @@ _BYTES_PER_VERIFIED_PIXEL = 3 * (3 + 2 * 4)
 class Forecast:
     """Bytes on one rank at the worst moment of a run."""
 
-    weights: int
-    """Parameters and buffers of the backbone."""
-    gradients: int
-    """Gradients of the backbone if DDP's buckets hold them; without DDP they are part of `work`."""
-    moments: int
-    """Moments of the backbone."""
-    centers: int
-    """Class centers on the device, including the centers of a teacher."""
-    center_moments: int
-    """Moments of the class centers on the device."""
-    teacher: int
-    """Weights of the teacher, and the projection to the length of its embeddings with its gradient and moments."""
-    images: int
-    """Batches of images, in uint8 and in float32."""
-    activations: int
-    """Bytes that the forward pass keeps for the backward pass."""
-    work: int
-    """Peak beside all this: a chunk of logits with its rows, or the backward pass."""
-    verification: int
-    """Bytes that verification needs beyond a step, whose images, activations and work no longer exist then."""
-    saving: int
-    """Copy from which a checkpoint is written in the background; beside a GPU it is in the host's memory."""
-    runtime: int
-    """CUDA and NCCL; on a CPU Python, torch and its kernels."""
+    parts: dict[str, int]
+    """Bytes on the device, by purpose."""
     elsewhere: int
     """Centers and moments in the host's memory or on its disk: not on the device."""
 
     @property
     def total(self) -> int:
         """Bytes on the device."""
-        return sum(self.parts().values())
-
-    def parts(self) -> dict[str, int]:
-        """Return the bytes on the device, by purpose."""
-        return {name: value for name, value in vars(self).items() if name != "elsewhere"}
+        return sum(self.parts.values())
 
 
 class StageForecast(NamedTuple):
@@ -76,22 +50,14 @@ def forecast_stages(
 ) -> StageForecast:
     """Return the forecast of the stage that needs most (`train.stages`); a run without stages has one.
 
-    Args:
-        config: run description.
-        num_classes: classes of the whole head.
-        gpus: ranks of the whole run; processes if `cuda` is false.
-        batch: images per rank and micro-batch in all stages; None: as in the config and its stages.
-        cuda: forecast for GPUs, else for processes on a CPU.
-
-    Raises:
-        ConfigError, ModelError, CheckpointError, DataError: as `forecast`.
+    Arguments and errors are those of `forecast`; `batch` holds for all stages.
     """
     forecasts = (
         StageForecast(forecast(staged, num_classes, gpus, run=config, batch=batch, cuda=cuda), staged)
         for _, staged in stage_configs(config)
     )
     # Where verification needs most, all stages need the same: the one with the largest step describes the run.
-    return max(forecasts, key=lambda stage: (stage.needed.total, stage.needed.activations))
+    return max(forecasts, key=lambda stage: (stage.needed.total, stage.needed.parts["activations"]))
 
 
 def head_load(
@@ -110,23 +76,6 @@ def head_load(
         product_dtype=torch.bfloat16 if narrow else None,
         stages=tuple(stage.config.head for stage in stage_configs(run or config)),
         cuda=cuda,
-    )
-
-
-def teacher_load(config: Config, head: HeadLoad) -> HeadLoad | None:
-    """Return the work of the head with the teacher's class centers, beside the trained head; None if there is none.
-
-    Raises:
-        ModelError, CheckpointError, DataError: as `teacher_memory`.
-    """
-    if config.distill is None or config.distill.loss != "fixed_centers":
-        return None
-    return replace(
-        head,
-        settings=teacher_settings(head.settings),
-        embedding_size=teacher_memory(config.distill, config.train.precision).embedding_size,
-        stages=(),
-        trained=False,
     )
 
 
@@ -153,43 +102,52 @@ def forecast(
         ConfigError: the global batch cannot be divided among the GPUs.
         ModelError, CheckpointError, DataError: as `teacher_memory`.
     """
-    batch = batch or local_batch_size(config, gpus)
-    backbone = backbone_memory(
-        config.model,
-        config.data.image_size,
-        precision=config.train.precision,
-        batch=local_batch_size(config, gpus),
-        gradients_held=gpus > 1,
-    )
-    kept = backbone.kept(batch)
-    backward = backbone.peak(batch) - kept
+    model, precision, usual = config.model, config.train.precision, local_batch_size(config, gpus)
+    batch, side, on_device = batch or usual, config.data.image_size, config.head.placement == "device"
+    backbone = backbone_memory(model, side, precision=precision, batch=usual, gradients_held=gpus > 1)
     head = head_load(config, num_classes, gpus, batch, run=run, cuda=cuda)
-    taught = teacher_load(config, head)
+    kept, moments = backbone.kept(batch), 4 * backbone.parameters * config.optim.moments
     centers, center_moments = table_bytes(head)
-    taught_centers, taught_work = (table_bytes(taught)[0], head_work(taught).peak) if taught else (0, 0)
-    moments = 4 * backbone.parameters * config.optim.moments
-    images = batch * config.data.image_size**2 * _BYTES_PER_PIXEL
-    teacher, teacher_work = teacher_bytes(config, batch, config.optim.moments)
+    taught_centers, taught_weights, taught_work = _teacher(config, head, batch)
     of_head = head_work(head)
+    backward = backbone.peak(batch) - kept + of_head.accumulated
     # At the end of the step the activations no longer exist, and leave their memory to the update.
-    work = max(of_head.peak, backward + of_head.accumulated, of_head.update - kept, teacher_work, taught_work)
-    on_device = config.head.placement == "device"
-    saved = backbone.state_bytes + moments + (centers + center_moments if on_device else 0)
-    return Forecast(
-        weights=backbone.state_bytes,
-        gradients=4 * backbone.parameters if gpus > 1 else 0,
-        moments=moments,
-        centers=centers + taught_centers if on_device else 0,
-        center_moments=center_moments if on_device else 0,
-        teacher=teacher,
-        images=images,
-        activations=kept,
-        work=work,
-        verification=max(_verification_bytes(config) - images - kept - work, 0),
-        saving=0 if cuda or not config.checkpoint.asynchronous else saved,
-        runtime=CONTEXT_BYTES + (NCCL_BYTES if gpus > 1 else 0) if cuda else PROCESS_BYTES,
-        elsewhere=0 if on_device else centers + center_moments + taught_centers,
-    )
+    work = max(of_head.peak, backward, of_head.update - kept, taught_work)
+    images = batch * side**2 * _BYTES_PER_PIXEL
+    saved = backbone.state_bytes + moments + (centers + center_moments) * on_device
+    runtime = CONTEXT_BYTES + NCCL_BYTES * (gpus > 1) if cuda else PROCESS_BYTES
+    parts = {
+        "weights": backbone.state_bytes,
+        # In the buckets of DDP; without DDP they are a part of the work.
+        "gradients": 4 * backbone.parameters * (gpus > 1),
+        "moments": moments,
+        "centers": (centers + taught_centers) * on_device,
+        "center_moments": center_moments * on_device,
+        "teacher": taught_weights,
+        "images": images,
+        "activations": kept,
+        # A chunk of logits with its rows, or the backward pass.
+        "work": work,
+        # Beyond a step, whose images, activations and work no longer exist then.
+        "verification": max(_verification_bytes(config) - images - kept - work, 0),
+        # Copy from which a checkpoint is written in the background; beside a GPU it is in the host's memory.
+        "saving": saved * (not cuda and config.checkpoint.asynchronous),
+        "runtime": runtime,
+    }
+    return Forecast(parts, (centers + center_moments + taught_centers) * (not on_device))
+
+
+def _teacher(config: Config, head: HeadLoad, batch: int) -> tuple[int, int, int]:
+    """Return the bytes of a teacher's class centers and of its weights, and the peak of its work beside them."""
+    if config.distill is None:
+        return 0, 0, 0
+    teacher = teacher_memory(config.distill, config.train.precision)
+    if config.distill.loss != "fixed_centers":
+        return 0, teacher.weight_bytes, teacher.peak(batch)
+    settings, size = teacher_settings(head.settings), teacher.embedding_size
+    taught = replace(head, settings=settings, embedding_size=size, stages=(), trained=False)
+    work = max(teacher.peak(batch), head_work(taught).peak)
+    return table_bytes(taught)[0], teacher.weight_bytes, work
 
 
 def _verification_bytes(config: Config) -> int:

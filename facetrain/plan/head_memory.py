@@ -16,7 +16,7 @@ from facetrain.head.partial_fc import PartialFC
 from facetrain.head.settings import HeadSettings
 from facetrain.head.softmax import are_few
 from facetrain.optim.settings import OptimSettings
-from facetrain.plan.memory import linear_between, remembered
+from facetrain.plan.memory import line_through, remembered
 from facetrain.torch_private import LiveBytes, TorchDispatchMode, tree_leaves
 
 _COUNTED_CHUNKS = 2
@@ -93,7 +93,7 @@ def head_work(load: HeadLoad) -> HeadWork:
     if load.sampled <= 2 * low:
         return _count(load, load.sampled)
     lines = zip(_count(load, low), _count(load, 2 * low), strict=True)
-    return HeadWork(*(linear_between(low, first, 2 * low, second)(load.sampled) for first, second in lines))
+    return HeadWork(*(line_through(low, one, 2 * low, two)(load.sampled) for one, two in lines))
 
 
 def _recompute(load: HeadLoad) -> str:
@@ -116,7 +116,8 @@ def _count(load: HeadLoad, sampled: int) -> HeadWork:
 @remembered
 def _count_step(load: HeadLoad) -> HeadWork:
     """Count all micro-batches and the update of one step."""
-    head, local = _build(load, _device(load)), load.local_batch
+    # The head computes otherwise on a CPU, which every machine has.
+    head, local = _build(load, torch.device("meta" if load.cuda else "cpu")), load.local_batch
     label_G = torch.full((load.global_batch,), load.rows)  # most images have classes of other ranks
     with _OnMeta(), LiveBytes() as live:
         head.begin_step(0)
@@ -131,11 +132,6 @@ def _count_step(load: HeadLoad) -> HeadWork:
             scalar = torch.zeros((), device=head.device)
             head.step(scalar + 1, scalar)
         return HeadWork(peak, accumulated, live.peak - before if accumulated else 0)
-
-
-def _device(load: HeadLoad) -> torch.device:
-    # The head computes otherwise on a CPU, which every machine has.
-    return torch.device("meta" if load.cuda else "cpu")
 
 
 def _forward_backward(head: PartialFC, label_G: torch.Tensor) -> None:
@@ -154,8 +150,7 @@ def _build(load: HeadLoad, device: torch.device) -> PartialFC:
         product_dtype=load.product_dtype,
         update_in_backward=load.trained and load.optim.accumulate == 1,
     )
-    changes: dict[str, Any] = {"placement": "device", "chunk_size": _chunk_size(load)}
-    settings = load.settings.model_copy(update=changes)
+    settings = load.settings.model_copy(update={"placement": "device", "chunk_size": _chunk_size(load)})
     size = load.embedding_size
     return build_head(settings, load.optim, run, world, embedding_size=size, num_classes=load.rows)
 

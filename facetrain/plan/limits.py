@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from facetrain.config.schema import Config
 from facetrain.plan.forecast import forecast_stages
@@ -14,8 +14,7 @@ _LARGEST_ANSWER = 1 << 34
 """The search for a limit ends here: no dataset has so many identities."""
 
 
-@dataclass(frozen=True)
-class MemoryBudget:
+class MemoryBudget(NamedTuple):
     """Ranks of a run, and the memory that each may fill."""
 
     gpus: int
@@ -32,11 +31,7 @@ class MemoryBudget:
 
     def largest_batch(self, config: Config, num_classes: int) -> int:
         """Return the most images per rank and micro-batch that fit; 0 if not even two fit."""
-
-        def fits(batch: int) -> bool:
-            return self.fits(config, num_classes, batch=batch)
-
-        return _largest_that(fits)
+        return _largest_that(lambda batch: self.fits(config, num_classes, batch=batch))
 
     def most_identities(self, config: Config) -> int:
         """Return the most classes that fit with the config's batch; 0 if the backbone alone does not fit."""

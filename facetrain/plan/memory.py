@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -22,29 +21,16 @@ PROCESS_BYTES = 588 << 20
 """A training process on a CPU: Python, torch without CUDA, and its kernels; Linux x86-64, torch 2.13."""
 
 
-@dataclass(frozen=True)
-class Linear:
-    """Number of bytes that grows in proportion to a count, beside a constant part."""
-
-    at: int
-    """Count with which the bytes were measured."""
-    measured: int
-    per_unit: float
-
-    def __call__(self, count: int) -> int:
-        """Return the bytes for a count."""
-        return round(self.measured + self.per_unit * (count - self.at))
-
-
-def linear_between(first: int, bytes_first: int, second: int, bytes_second: int) -> Linear:
-    """Return the line through two measured points."""
-    return Linear(first, bytes_first, (bytes_second - bytes_first) / (second - first))
+def line_through(first: int, bytes_first: int, second: int, bytes_second: int) -> Callable[[int], int]:
+    """Return the bytes as a function of a count, from two counted steps: tensors grow in proportion to it."""
+    per_unit = (bytes_second - bytes_first) / (second - first)
+    return lambda count: round(bytes_first + per_unit * (count - first))
 
 
 def remembered(function: Callable[P, T]) -> Callable[P, T]:
     """Remember the results of a function by the text of its arguments: settings with a dict have no hash.
 
-    A search for the largest batch or for a change that makes a run fit counts the same network again and again.
+    A search for the largest batch counts the same network again and again.
     """
     results: dict[str, T] = {}
 

@@ -67,7 +67,6 @@ NO_PARAMETER = "model.lr_factors: no parameter's name starts with 'neck'; names 
     [
         (NOT_DIVIDED, "cannot be divided among 3 ranks"),
         (("--gpus", 8, *AS_TINY, "--set", "model.lr_factors={neck: 0.1}"), NO_PARAMETER),
-        (("--memory", "inf"), ": use a number of at most 1,000,000"),
         (("--gpu", "abacus"), "--gpu-kind abacus: unknown; use one of v100, a100, h100, h200, cpu"),
         (("--gpu", "cpu"), "also give --memory"),
         (

@@ -71,7 +71,7 @@ def main(values: dict[str, Any], classes: int) -> None:
     before = resident_bytes("VmRSS")
     train(config, classes)
     needed = resident_bytes("VmHWM") - before
-    parts = forecast(config, classes, 1, cuda=False).parts()
+    parts = forecast(config, classes, 1, cuda=False).parts
     # Nothing is verified or saved, and the memory of the program itself was there before.
     not_measured = ("verification", "saving", "runtime")
     print(

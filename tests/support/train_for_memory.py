@@ -39,7 +39,7 @@ def main(values: dict[str, Any], classes: int, ranks: int) -> None:
         done = torchrun(ranks, "train", "--config", folder / "run.yaml", "--run-dir", folder / "run")
         assert done.returncode == 0, done.stderr
         needed = max(r.get("peak_memory_gib", 0) for r in read_jsonl(folder / "run" / "metrics.jsonl"))
-        parts = forecast(load_config(folder / "run.yaml"), classes, ranks, cuda=False).parts()
+        parts = forecast(load_config(folder / "run.yaml"), classes, ranks, cuda=False).parts
     print(json.dumps({"measured": round(needed * 2**30), "forecast": sum(parts.values()), "parts": parts}))
 
 

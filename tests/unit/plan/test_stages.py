@@ -5,10 +5,10 @@ import torch
 
 from facetrain.distributed.world import World
 from facetrain.head.build import build_head
-from facetrain.plan.forecast import forecast, forecast_stages, head_load, teacher_load
-from facetrain.plan.head_memory import table_bytes
+from facetrain.plan.forecast import forecast, forecast_stages
 from facetrain.run.parts.head import head_run
 from facetrain.run.parts.step_schedule import schedule_steps, stage_configs
+from facetrain.training.teacher_cache import new_cache
 from tests.unit.plan.helpers import small_config
 
 CLASSES = 1001
@@ -32,19 +32,17 @@ def test_every_stage_has_the_table_of_expectations_that_the_head_allocates(of_se
     tables = head.row_state()
     allocated = sum(tables[name].nbytes for name in tables.keys() & {"weight", "expectation"})
     found = [forecast(staged, CLASSES, 1, run=described) for _, staged in stage_configs(described)]
-    assert [each.centers for each in found] == [allocated, allocated]
+    assert [each.parts["centers"] for each in found] == [allocated, allocated]
     needed, largest = forecast_stages(described, CLASSES, 1)
     assert needed == found[0] and largest.train.batch_size == 16
 
 
-def test_the_centers_of_a_teacher_have_no_expectations(monkeypatch):
-    cost = type("Cost", (), {"embedding_size": 8})()
-    monkeypatch.setattr("facetrain.plan.forecast.teacher_memory", lambda *_: cost)
-    described = small_config(
-        head={"expectations": "moving"},
-        distill={"teacher": "t.safetensors", "cache": "c.safetensors", "loss": "fixed_centers"},
-    )
-    trained = head_load(described, CLASSES, 1, 4)
-    centers, _ = table_bytes(trained)
-    taught, _ = table_bytes(teacher_load(described, trained))
-    assert centers == 2 * taught == 2 * CLASSES * 8 * 4
+def test_the_centers_of_a_teacher_have_no_expectations(tmp_path):
+    with new_cache(tmp_path / "c.safetensors", (3, 1, 8), dataset="", teacher=""):
+        pass
+    distill = {"teacher": "t", "cache": str(tmp_path / "c.safetensors"), "loss": "fixed_centers"}
+    found = [
+        forecast(small_config(head={"expectations": "moving"}, distill=teacher), CLASSES, 1).parts["centers"]
+        for teacher in (None, distill)
+    ]
+    assert found == [2 * CLASSES * 8 * 4, 3 * CLASSES * 8 * 4]
