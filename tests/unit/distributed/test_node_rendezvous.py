@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from torch.distributed import TCPStore
@@ -160,7 +161,7 @@ import sys, time
 from torch.distributed import TCPStore
 store = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=True, wait_for_workers=False)
 print("serves", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -175,6 +176,8 @@ def test_an_agent_goes_on_while_the_store_does_not_answer_and_joins_when_it_does
         node = NodeRendezvous(endpoint, "run", 1, 2)
         assert node.next_rendezvous().world_size == 1
         server.send_signal(signal.SIGSTOP)
+        while Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            pass  # the kernel stops it when its thread runs next
         assert not node.num_nodes_waiting(), "ranks that train go on"
         assert not node.shutdown(), "the others cannot learn of it"
         with ThreadPoolExecutor(1) as thread:

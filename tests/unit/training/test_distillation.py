@@ -184,7 +184,7 @@ def test_a_run_continues_with_its_own_teacher_only(runs, tmp_path):
     other = tmp_path / "other.safetensors"
     weights = load_file(folder / "teacher" / "model.safetensors")
     save_model(other, weights | {"fc.bias": weights["fc.bias"] + 1}, describe_backbone("iresnet", **TINY))
-    changed = config("loyal", 8, f"distill.teacher={other}", "train.max_steps=2")
+    changed = config("loyal", 8, f"distill.teacher={other}", "train.max_steps=3")
     with pytest.raises(CheckpointError, match=r"another teacher than distill\.teacher"):
         training.resume(changed, tmp_path / "run", set_keys={"distill.teacher"})
 

@@ -73,7 +73,7 @@ def test_a_checkpoint_that_no_run_saves_is_refused_and_nothing_outside_is_writte
     with pytest.raises(
         CheckpointError, match="step_00000002: belongs to another network, or was not written"
     ):
-        training.resume(finished[1], tmp_path / "run")
+        training.go_on(tmp_path / "run", changes=["train.max_steps=4"])
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
 
 
