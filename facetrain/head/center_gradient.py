@@ -51,13 +51,15 @@ class ParameterGradient:
         self._dense_KD[rows] = gradient.to(self.weight.dtype)
 
     def take(self) -> Tensor:
-        """Return the gradient."""
-        if self._chunks:
-            index_S, gradient_SD = (torch.cat(parts) for parts in zip(*self._chunks, strict=True))
+        """Return the gradient, and start again."""
+        # Autograd copies a gradient, (K, D), to which there is another reference.
+        chunks, self._chunks, dense_KD, self._dense_KD = self._chunks, [], self._dense_KD, None
+        if chunks:
+            index_S, gradient_SD = (torch.cat(parts) for parts in zip(*chunks, strict=True))
             return torch.sparse_coo_tensor(
                 index_S[None], gradient_SD, self.weight.shape, is_coalesced=True, check_invariants=False
             )
-        return torch.zeros_like(self.weight) if self._dense_KD is None else self._dense_KD
+        return torch.zeros_like(self.weight) if dense_KD is None else dense_KD
 
 
 class AccumulatedGradient:

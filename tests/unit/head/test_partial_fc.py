@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import facetrain
 from facetrain.errors import UsageError
@@ -96,6 +97,39 @@ def test_gradients_of_several_calls_add_up():
     for half in (slice(0, 6), slice(6, 12)):
         (parts(embedding[half], label[half]) / 2).backward()
     torch.testing.assert_close(parts.weight.grad, whole.weight.grad)
+
+
+class Copies(TorchDispatchMode):
+    """Shapes of the tensors that operations have copied."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function in (torch.ops.aten.clone.default, torch.ops.aten.new_empty_strided.default):
+            self.shapes.append(tuple(args[0].shape))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.5])
+def test_the_gradient_of_all_centers_is_not_copied(rate):
+    head = facetrain.PartialFC("arcface", SIZE, CLASSES, rate)
+    embedding, label = batch()
+    loss = head(embedding, label)
+    with Copies() as copies:
+        loss.backward()
+    assert head.weight.grad is not None and tuple(head.weight.shape) not in copies.shapes
+
+
+def test_a_second_backward_pass_through_a_call_adds_the_same_gradient():
+    for sparse in (False, True):
+        head = facetrain.PartialFC("arcface", SIZE, CLASSES, 0.5, sparse=sparse)
+        loss = head(*batch())
+        loss.backward(retain_graph=True)
+        once = head.weight.grad.clone()
+        loss.backward()
+        torch.testing.assert_close(head.weight.grad.to_dense(), 2 * once.to_dense())
 
 
 def test_under_autocast_only_the_large_products_are_rounded():
