@@ -69,7 +69,8 @@ def agree(ranks: Ranks, request: TrainRequest, lease: Lease, pin: Callable[[str]
     on_leader = list[Any]()  # what only the leader has: the claim, then its inputs
 
     def decide_where() -> dict[str, Any]:
-        on_leader.append(claim_run(request, ranks, launchers, lease))
+        with _naming_host(ranks):
+            on_leader.append(claim_run(request, ranks, launchers, lease))
         return on_leader[0].claim.model_dump()
 
     claim = Claim.model_validate(ranks.decide(decide_where))
@@ -77,7 +78,8 @@ def agree(ranks: Ranks, request: TrainRequest, lease: Lease, pin: Callable[[str]
 
     def decide_what() -> dict[str, Any]:
         claimed: Claimed = on_leader[0]
-        plan, inputs = resolve(request, claimed, ranks, hosts, restarted=restarted, pin=pin)
+        with _naming_host(ranks):
+            plan, inputs = resolve(request, claimed, ranks, hosts, restarted=restarted, pin=pin)
         on_leader.append(inputs)
         return plan.model_dump(mode="json", by_alias=True)
 
@@ -101,14 +103,20 @@ def agree(ranks: Ranks, request: TrainRequest, lease: Lease, pin: Callable[[str]
 
 @contextmanager
 def _failing_by_host(ranks: Ranks) -> Iterator[None]:
-    """Let all ranks fail together; the message names the rank and its host if the run has several hosts."""
-    with ranks.failing_together():
-        try:
-            yield
-        except FacetrainError as error:
-            if ranks.spans_hosts:
-                error.args = (f"rank {ranks.rank} on {ranks.place(ranks.rank)}: {error}",)
-            raise
+    """Let all ranks fail together, with a message that names the host."""
+    with ranks.failing_together(), _naming_host(ranks):
+        yield
+
+
+@contextmanager
+def _naming_host(ranks: Ranks) -> Iterator[None]:
+    """Name this rank and its host in the message of an error, if the run has several hosts."""
+    try:
+        yield
+    except FacetrainError as error:
+        if ranks.spans_hosts:
+            error.args = (f"rank {ranks.rank} on {ranks.place(ranks.rank)}: {error}",)
+        raise
 
 
 def _compare_commands(

@@ -54,7 +54,7 @@ def test_a_program_without_a_guard_trains_with_reading_processes(tmp_path, sourc
     assert process.returncode == 0, process.stderr
     assert process.stdout.count("program starts") == 1
     assert "steps 6 accuracy 0." in process.stdout or "steps 6 accuracy 1.0" in process.stdout
-    assert 'refused: config: model.backbone: "r51" does not exist' in process.stdout
+    assert "refused: config: model.backbone: r51" in process.stdout
     assert "-2\n" in process.stdout.partition("again in")[2]
     assert "Traceback" not in process.stderr
 
