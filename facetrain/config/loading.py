@@ -135,12 +135,15 @@ def with_paths_of_sets(config: Config) -> Config:
     return Config.model_validate(plain)
 
 
-def with_downloads(config: Config, pin: Callable[[str], str] = pinned) -> Config:
+def with_downloads(
+    config: Config, pin: Callable[[str], str] = pinned, *, has_weights: bool = False
+) -> Config:
     """Return the config with the versions of its addresses, after `pin` has downloaded what is not read in place.
 
     Args:
         config: the settings.
         pin: downloads an address or a name of the catalog; returns the address with its version.
+        has_weights: whether the run continues from a checkpoint, which has the weights of `model.init_from`.
 
     Raises:
         FacetrainError: an address cannot be used, or a download failed.
@@ -149,6 +152,8 @@ def with_downloads(config: Config, pin: Callable[[str], str] = pinned) -> Config
     for key in _DOWNLOADED:
         section, _, name = key.partition(".")
         path = _value(plain, key)
+        if has_weights and key == "model.init_from":
+            continue
         if path and is_name(path) and not (key == "data.train" and is_read_in_place(path)):
             plain[section][name] = _pinned_for(key, path, pin)
     targets: list[str] = plain["eval"]["targets"]

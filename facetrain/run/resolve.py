@@ -160,7 +160,7 @@ def resolve(
     checkpoint = start.checkpoint if start else None
     if checkpoint:
         config = _with_recorded_choices(config, checkpoint, request, claimed.asked.set_keys)
-    config = with_paths_of_sets(with_downloads(config, pin))
+    config = with_paths_of_sets(with_downloads(config, pin, has_weights=checkpoint is not None))
     inputs = Inputs(*open_data(here := with_absolute_paths(config)))
     schedule = schedule_steps(config, epoch_size(inputs.source), ranks.size)
     if not checkpoint and "lr" in request.choose:

@@ -94,7 +94,7 @@ def test_keys_are_in_no_file_and_no_output_of_a_run_an_eval_and_a_download(
     full = ("--set", "checkpoint.mirror=s3://bucket/full")
     printed = []
     for expected, arguments in (
-        (0, ("train", "--config", model, "--run-dir", tmp_path / "run", *full)),
+        (1, ("train", "--config", model, "--run-dir", tmp_path / "run", *full)),
         (0, ("train", "--config", model, "--run-dir", tmp_path / "mirrored", *mirrored)),
         (2, ("train", "--config", model, "--set", f"checkpoint.mirror={secret}")),
         (2, ("resume", f"{secret}/run")),
