@@ -88,6 +88,9 @@ def _require_fitting_numbers(path: Path, parquet: Any) -> None:
     facts = parquet.metadata
     if facts.num_rows > path.stat().st_size:
         raise ValueError(f"claims {facts.num_rows:,} rows in {path.stat().st_size:,} bytes")
+    # Decodes all values and keeps none: an error in the description of a column is an exception here, and would end the
+    # process in `column` below.
+    parquet.scan_contents()
     groups = [facts.row_group(number) for number in range(facts.num_row_groups)]
     require_fitting(path, sum(group.total_byte_size for group in groups))
     stored = [group.column(number) for group in groups for number in range(group.num_columns)]
