@@ -57,6 +57,7 @@ from tests.fuzz.target import FOLDER, Target, remove_catalogs, write_input
 from tests.support.datasets import write_records
 from tests.support.embeddings import load_rows
 
+(FOLDER / "home").mkdir()  # the notebook of another test writes there
 os.environ["HOME"] = str(FOLDER / "home")  # datasets keep catalogs there, too
 os.environ.pop("XDG_CACHE_HOME", None)
 # The same few paths in each execution: to find them takes a third of it.
