@@ -97,16 +97,8 @@ class Config(Settings):
     def eval_dir(self) -> str:
         """Folder of the verification sets: `eval.dir`, or the folder of the training data."""
         train = without_version(self.data.train)
-        is_file = Path(train).is_file() or train.lower().endswith(_DATASET_FILES)
         parent = train.rpartition("/")[0] if is_remote(train) else str(Path(train).parent)
-        return self.eval.dir or (parent if is_file else train)
-
-
-_DATASET_FILES = (
-    *(".yaml", ".yml", ".lmdb", ".tar", ".tar.gz", ".tgz", ".rec"),
-    *(".lst", ".txt", ".csv", ".tsv"),
-)
-"""Ends of names of datasets that are one file, for addresses and for files that are not on this machine."""
+        return self.eval.dir or (parent if self.data.is_file else train)
 
 
 def file_schema() -> dict[str, Any]:

@@ -24,7 +24,8 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from facetrain.data.mixture import MIXTURE_SUFFIXES, MixtureFile
+from facetrain.data.formats.names import MIXTURE_SUFFIXES
+from facetrain.data.mixture import MixtureFile
 from facetrain.data.yaml_file import read_yaml
 from facetrain.files import printable
 from facetrain.settings import Settings

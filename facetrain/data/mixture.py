@@ -35,6 +35,7 @@ from facetrain.data.dataset import (
     prefetch_images,
     skipped_files,
 )
+from facetrain.data.formats.names import MIXTURE_SUFFIXES
 from facetrain.data.npy_file import map_npy
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.data.yaml_file import read_yaml
@@ -43,7 +44,6 @@ from facetrain.files import error_reason, os_errors_as, read_regular_text
 from facetrain.remote.address import has_secrets, is_remote, without_secrets
 from facetrain.settings import Settings
 
-MIXTURE_SUFFIXES = (".yaml", ".yml")
 _LISTS = ("identities", "mask", "without")
 """Keys that name a file with a choice of identities or images."""
 _BYTE_ORDER_MARK = "\ufeff"

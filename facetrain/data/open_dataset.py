@@ -15,9 +15,10 @@ from facetrain.data.formats.base import Format
 from facetrain.data.formats.image_folder import folders_with_images
 from facetrain.data.formats.image_list import open_list
 from facetrain.data.formats.landmark_file import landmarks_path, open_landmarks
+from facetrain.data.formats.names import DATASET_SUFFIXES, MIXTURE_SUFFIXES
 from facetrain.data.formats.table import FORMATS
 from facetrain.data.label_problems import parts_of
-from facetrain.data.mixture import MIXTURE_SUFFIXES, MixtureDataset, open_mixture
+from facetrain.data.mixture import MixtureDataset, open_mixture
 from facetrain.data.remote_dataset import (
     DEFAULT_CACHE,
     ObjectCache,
@@ -27,9 +28,6 @@ from facetrain.data.remote_dataset import (
 )
 from facetrain.errors import DataError
 from facetrain.files import listed, os_errors_as, printable, shell_path
-
-DATASET_SUFFIXES = frozenset(MIXTURE_SUFFIXES).union(*(format.suffixes for format in FORMATS))
-"""Suffixes of files that are a dataset each."""
 
 
 def open_dataset(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
+from facetrain.data.formats.names import DATASET_SUFFIXES
+from facetrain.remote.address import without_version
 from facetrain.settings import ImageSize, NotNegative, OwnPart, Positive, Probability, Settings
 
 
@@ -64,9 +67,8 @@ class DataSettings(Settings):
     """Training data."""
 
     train: str
-    """Path of the training data: a folder with train.rec, with one folder per identity, or with LMDB, tar,
-    Parquet shards; a .lmdb, .tar or list file; the YAML file of a mixture of datasets; or an address. `s3://`
-    and `gs://` are read in place, see `cache`; others are downloaded."""
+    """Path of the training data: a folder or file in one of the formats of docs/data.md, the YAML file of a mixture of
+    datasets, or an address. `s3://` and `gs://` are read in place, see `cache`; others are downloaded."""
     cache: str | None = None
     """Folder for the parts of `s3://` and `gs://` datasets that were read last, on a fast disk of each machine. null:
     the user's cache folder."""
@@ -92,3 +94,9 @@ class DataSettings(Settings):
     """Largest number of images that all ranks together may skip with `bad_records: skip`; the run ends if there are
     more. null: no limit."""
     augment: AugmentSettings = AugmentSettings()
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the data is one file; by its name, if it is an address or not on this machine."""
+        train = without_version(self.train)
+        return Path(train).is_file() or train.lower().endswith(DATASET_SUFFIXES)

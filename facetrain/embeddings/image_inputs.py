@@ -15,8 +15,9 @@ from facetrain.data.dataset import FaceDataset, image_landmarks, original_name
 from facetrain.data.formats.bin import SUFFIXES, read_bin
 from facetrain.data.formats.image_folder import folders_with_images
 from facetrain.data.formats.landmark_file import read_landmarks_beside
+from facetrain.data.formats.names import DATASET_SUFFIXES
 from facetrain.data.images.header import IMAGE_SUFFIXES
-from facetrain.data.open_dataset import DATASET_SUFFIXES, is_dataset_folder, open_dataset
+from facetrain.data.open_dataset import is_dataset_folder, open_dataset
 from facetrain.errors import DataError
 from facetrain.files import os_errors_as, printable
 from facetrain.models.model_file import EmbeddingModel

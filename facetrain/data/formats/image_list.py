@@ -33,7 +33,6 @@ from facetrain.data.images.header import IMAGE_SUFFIXES
 from facetrain.errors import DataError
 from facetrain.files import printable
 
-LIST_SUFFIXES = (".lst", ".txt", ".csv", ".tsv")
 _BYTE_ORDER_MARK = "\ufeff"
 """First character of a text file that some programs of Windows write."""
 _NO_HEADER = re.compile(r"[^#].*[\d\\].*")
@@ -69,7 +68,7 @@ def open_list(path: Path, root: Path | None = None) -> CatalogDataset:
     return ListDataset(path, [path], columns, root=path.parent if root is None else root)
 
 
-FORMAT = Format("list file", open_list, suffixes=LIST_SUFFIXES)
+FORMAT = Format("list file", open_list)
 
 
 def _build_catalog(path: Path) -> Columns:

@@ -58,7 +58,7 @@ def open_lmdb(path: Path) -> CatalogDataset:
     return LmdbDataset(path, [file], columns)
 
 
-FORMAT = Format("LMDB", open_lmdb, parts=(_DATA_FILE,), suffixes=(".lmdb",))
+FORMAT = Format("LMDB", open_lmdb, parts=(_DATA_FILE,))
 
 
 def _catalog_of_helper(path: Path) -> Columns:

@@ -114,7 +114,6 @@ FORMAT = Format(
     "RecordIO",
     open_records,
     parts=(_TRAINING_SET, "*.rec"),
-    suffixes=(".rec",),
     beside_images=(_TRAINING_SET,),
 )
 

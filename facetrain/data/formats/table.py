@@ -1,19 +1,15 @@
-"""Table of the formats of datasets. A new format is a module with a `FORMAT` and a line here."""
+"""Readers of all formats of datasets."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 
 from facetrain.data.formats.base import Format
+from facetrain.data.formats.names import SUFFIXES
 
-_MODULES = (
-    "record_dataset",
-    "lmdb_dataset",
-    "webdataset",
-    "parquet",
-    "image_list",
-    "image_folder",
+FORMATS: tuple[Format, ...] = tuple(
+    replace(import_module(f"{__package__}.{name}").FORMAT, suffixes=suffixes)
+    for name, suffixes in SUFFIXES.items()
 )
-"""Modules of this package in the order of precedence; any folder may be one of images."""
-
-FORMATS: tuple[Format, ...] = tuple(import_module(f"{__package__}.{name}").FORMAT for name in _MODULES)
+"""All formats in the order of precedence."""

@@ -25,13 +25,13 @@ from facetrain.data.formats.base import (
     member_path,
 )
 from facetrain.data.formats.labels import names_of_folders, number_identities
+from facetrain.data.formats.names import SUFFIXES
 from facetrain.data.formats.shard_names import require_all_shards
 from facetrain.data.images.header import IMAGE_SUFFIXES
 from facetrain.data.positional_file import PositionalFile, open_stream
 from facetrain.errors import DataError
 from facetrain.files import error_reason, parse_json, printable, shell_path
 
-_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 _LABEL_KEYS = ("label", "identity", "class", "cls")
 _MAX_LABEL_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 20
@@ -61,7 +61,7 @@ def open_tar(path: Path) -> CatalogDataset:
         DataError: a shard is missing, compressed or damaged, two images of it have one key, or an image has no
             identity.
     """
-    shards = files_in(path, _SUFFIXES) if path.is_dir() else [path]
+    shards = files_in(path, SUFFIXES["webdataset"]) if path.is_dir() else [path]
     require_all_shards(shards)
     for shard in shards:
         if not shard.name.lower().endswith(".tar"):
@@ -73,7 +73,7 @@ def open_tar(path: Path) -> CatalogDataset:
     return TarDataset(path, shards, columns)
 
 
-FORMAT = Format("WebDataset", open_tar, parts=("*.tar", "*.tar.gz", "*.tgz"), suffixes=_SUFFIXES)
+FORMAT = Format("WebDataset", open_tar, parts=("*.tar", "*.tar.gz", "*.tgz"))
 
 
 def _build_catalog(shards: list[Path]) -> Columns:

@@ -13,8 +13,8 @@ import numpy as np
 from facetrain.data.dataset import image_name
 from facetrain.data.formats.bin import is_bin, read_bin
 from facetrain.data.formats.landmark_file import landmarks_path, square_landmarks, write_landmarks
+from facetrain.data.formats.names import MIXTURE_SUFFIXES
 from facetrain.data.images.decode import decode_rgb
-from facetrain.data.mixture import MIXTURE_SUFFIXES
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.landmark_finder import LandmarkFinder, require_distinct_names
 from facetrain.data.tools.parallel import map_in_order, report_progress
