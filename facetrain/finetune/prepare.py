@@ -30,6 +30,7 @@ from facetrain.finetune.choices import Choice, Facts, choose, config_text
 from facetrain.finetune.held_out import Part, count_people, require_enough, split_photos, write_photo_pairs
 from facetrain.models.initialize_from import check_backbone_weights, initialize_backbone
 from facetrain.models.model_file import (
+    DEFAULT_IMAGE_SIZE,
     GRAPH_SUFFIXES,
     describe_backbone,
     identify_backbone,
@@ -192,7 +193,7 @@ def backbone_of(model: Path) -> dict[str, Any]:
     if model.is_dir() or model.suffix not in GRAPH_SUFFIXES:
         weights, description, origin = read_model(model)
         described = description if "backbone" in description else identify_backbone(weights, origin)
-        return dict(described["backbone"])
+        return {"image_size": DEFAULT_IMAGE_SIZE} | described["backbone"]
     opened = open_model(model, torch.device("cpu"))
     for name in _GRAPH_NETWORKS:
         options: dict[str, Any] = describe_backbone(

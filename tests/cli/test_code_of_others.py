@@ -1,0 +1,71 @@
+"""Files of other people that name code: no command imports it."""
+
+import pytest
+import torch
+
+import facetrain
+from facetrain import own_parts
+from facetrain.data.synthetic.render import render_jpeg
+from facetrain.errors import ConfigError
+from facetrain.models.model_file import describe_backbone, save_model
+from tests.support.command import refusal
+from tests.support.models import write_model
+
+PLACE = "code_of_others:Net"
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """Folder with a model that names code, with this code, a usual model, photos and a dataset."""
+    (tmp_path / "code_of_others.py").write_text("from pathlib import Path\nPath('imported').touch()\n")
+    description = describe_backbone(PLACE, embedding_size=16, image_size=32)
+    save_model(tmp_path / "theirs.safetensors", {"weight": torch.zeros(2)}, description)
+    write_model(tmp_path / "ours.safetensors")
+    for person in range(25):
+        (tmp_path / "photos" / f"p{person}").mkdir(parents=True)
+        for photo in range(4):
+            (tmp_path / "photos" / f"p{person}" / f"{photo}.jpg").write_bytes(
+                render_jpeg(0, person, photo, 32)
+            )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(own_parts, "_allowed", set())
+    return tmp_path
+
+
+THEIRS, OURS, PHOTO = "theirs.safetensors", "ours.safetensors", "photos/p0/0.jpg"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["eval", THEIRS, "--target", "photos"],
+        ["eval", OURS, "--target", "photos", "--against", THEIRS],
+        ["export", THEIRS, "--output", "model.onnx"],
+        ["embed", THEIRS, "photos", "--output", "embeddings.npz"],
+        ["compare", THEIRS, PHOTO, "photos/p1/0.jpg"],
+        ["search", "photos", PHOTO, "--model", THEIRS],
+        ["calibrate", THEIRS, "--people", "photos"],
+        ["average", THEIRS, OURS, "--output", "average.safetensors"],
+        ["align", OURS, THEIRS, "photos", "--output", "map.npz"],
+        ["align", THEIRS, OURS, "photos", "--output", "map.npz"],
+        ["finetune", "photos", "--model", THEIRS, "--output", "tuned"],
+        ["data", "clean", THEIRS, "photos", "--output", "cleaned"],
+        ["train", "--preset", "quickstart", "--data", "photos", "--batch", 8, "--set",
+         f"distill.teacher={THEIRS}"],
+    ],
+    ids=lambda command: " ".join(command[:3]),
+)  # fmt: skip
+def test_a_model_that_names_code_runs_it_in_no_command(home, command):
+    error = refusal(*command)
+    assert isinstance(error, ConfigError), error
+    assert error.exit_code == 2 and PLACE in str(error) and "--allow-code" in str(error), error
+    assert not (home / "imported").exists()
+
+
+def test_load_model_runs_code_only_if_it_is_allowed(home):
+    with pytest.raises(ConfigError, match=f"theirs.safetensors.*{PLACE}"):
+        facetrain.load_model(home / THEIRS)
+    assert not (home / "imported").exists()
+    with pytest.raises(ConfigError, match=PLACE):  # the module has no Net
+        facetrain.load_model(home / THEIRS, allow_code=True)
+    assert (home / "imported").exists()
