@@ -4,33 +4,51 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from facetrain.cli.options import Json, OptionalConfig, Set
+from facetrain.cli.usual_settings import UsualSettings
+from facetrain.run.request import TrainRequest
 
 _COLORS = {"ok": "green", "warning": "yellow", "failure": "red"}
 
 
-def doctor(config: OptionalConfig = None, set_: Set = None, as_json: Json = False) -> None:
+Data = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DATASET",
+        help="Dataset to check, and to state the settings with which `facetrain train --data DATASET` would train.",
+    ),
+]
+
+
+def doctor(config: OptionalConfig = None, data: Data = None, set_: Set = None, as_json: Json = False) -> None:
     """Find faults of the machine and the dataset, and errors of its images that stop no run.
 
     Under torchrun it also measures the network between the ranks. The exit code is 1 if a check fails.
     """
-    from facetrain.config.own_code import load_trusted
     from facetrain.distributed import collectives
     from facetrain.distributed.world import join
     from facetrain.doctor.examine import examine
     from facetrain.errors import UsageError
+    from facetrain.run.asked_config import asked_config
 
-    if set_ and not config:
-        raise UsageError("--set needs a config to check; give one with --config")
-    described = load_trusted(config, set_ or ()) if config else None
-    device = described.train.device if described else "auto"
-    with join(device, cpu_setting="train.device: cpu") as world:
+    if set_ and not (config or data):
+        raise UsageError("--set needs a config to check; give one with --config, or a dataset with --data")
+    request = TrainRequest(
+        config=str(config) if config else None,
+        overrides=(*UsualSettings(data=data).overrides(), *(set_ or ())),
+        own_data=data is not None,
+    )
+    asked = asked_config(request) if config or data else None
+    described = asked.config if asked else None
+    chosen_without = asked.set_keys if asked and request.has_data_alone else None
+    with join(described.train.device if described else "auto", cpu_setting="train.device: cpu") as world:
         # As dicts, because the ranks exchange JSON.
-        results = _merge(collectives.gather_json([vars(result) for result in examine(world, described)]))
+        found = [vars(result) for result in examine(world, described, chosen_without)]
+        results = _merge(collectives.gather_json(found))
     failures = sum(result["status"] == "failure" for result in results)
     if world.is_leader:
         _print(results, failures, as_json=as_json)

@@ -58,7 +58,7 @@ def train(
             "--config",
             "--preset",
             help="Config of the run: a YAML file, or the name of a preset. Default, with --data: the default of each "
-            "key.",
+            "key, with a network, a number format and a learning rate for the dataset and the machine.",
         ),
     ] = None,
     settings: UsualSettings,

@@ -1,12 +1,14 @@
-"""Abilities of a GPU that decide what it computes, and in which number format."""
+"""Abilities of a GPU or a CPU that decide what it computes, and in which number format."""
 
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 import torch
 
 _BFLOAT16_CAPABILITY = (8, 0)
+_CPU_FACTS = Path("/proc/cpuinfo")
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:
@@ -23,3 +25,12 @@ def float32_name(device: torch.device) -> str:
 def can_run_kernels(device: torch.device) -> bool:
     """Return whether facetrain's Triton kernels can run on a device, which needs Triton and such a GPU."""
     return multiplies_bfloat16(device) and importlib.util.find_spec("triton") is not None
+
+
+def cpu_multiplies_bfloat16() -> bool:
+    """Return whether the CPU has products of bfloat16: AVX-512 BF16, AMX, or Arm's BF16. False if it is unknown."""
+    try:
+        words = set(_CPU_FACTS.read_text().split())
+    except OSError:  # Linux alone has this file
+        return False
+    return bool(words & {"avx512_bf16", "amx_bf16", "bf16"})

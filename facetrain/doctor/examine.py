@@ -11,40 +11,52 @@ from facetrain.backbone.zoo import takes_landmarks
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset, image_landmarks
 from facetrain.data.label_problems import count_images, find_label_problem, parts_of
+from facetrain.distributed import collectives
 from facetrain.distributed.world import World
 from facetrain.doctor.check_result import CheckResult, errors_as_failures, passed, warned_if, warning
 from facetrain.doctor.image_sample import draw_sample
 from facetrain.doctor.machine import check_machine, check_network
 from facetrain.doctor.silent_errors import check_alignment, check_images, check_readable
 from facetrain.run.parts.open_data import open_training_set
+from facetrain.run.suited_settings import chosen_for, gather_facts, unsuited_settings
 from facetrain.verify.sets.pair_set import PairSet, load_pair_sets
 
 
-def examine(world: World, config: Config | None) -> list[CheckResult]:
+def examine(
+    world: World, config: Config | None, chosen_without: frozenset[str] | None = None
+) -> list[CheckResult]:
     """Run the checks that apply to this rank and return their results. Collective.
 
     The first rank of each machine checks the machine, the leader checks the data of the config (if there is one), and
     all ranks check the network.
+
+    Args:
+        world: ranks that take part.
+        config: config of a run; None for the machine alone.
+        chosen_without: for a dataset without a config, whose settings a run chooses: the keys that the command sets.
     """
     results: list[CheckResult] = []
     if world.local_rank == 0:
         with errors_as_failures(results, "machine"):
-            results += check_machine(world.local_size, config.train.precision if config else "fp32")
+            # Of a precision that is still chosen, nothing is asked.
+            precision = config.train.precision if config and chosen_without is None else "fp32"
+            results += check_machine(world.local_size, precision)
     # On every rank: it is a collective.
     with errors_as_failures(results, "network"):
         results.append(check_network(world.device))
     if world.is_leader and config:
-        _examine_data(results, config)
+        _examine_data(results, config, chosen_without)
     return results
 
 
-def _examine_data(results: list[CheckResult], config: Config) -> None:
+def _examine_data(results: list[CheckResult], config: Config, chosen_without: frozenset[str] | None) -> None:
     """Check training set, verification sets and a sample of the images of each; add to the results."""
     source: FaceDataset | None = None
     sets: list[PairSet] = []
     with errors_as_failures(results, "dataset"):
         source = open_training_set(config)
         results += check_dataset(config, source)
+        results += check_settings(config, source, chosen_without)
     with errors_as_failures(results, "verification sets"):
         sets = load_pair_sets(config.eval.targets, Path(config.eval_dir))
         names = ", ".join(f"{pairs.name} ({len(pairs.same):,} pairs)" for pairs in sets)
@@ -80,6 +92,22 @@ def check_dataset(config: Config, source: FaceDataset) -> Iterator[CheckResult]:
     yield from _check_labels(source, config.data.train)
     if takes_landmarks(config.model.backbone):
         yield _check_landmarks(source)
+
+
+def check_settings(
+    config: Config, source: FaceDataset, chosen_without: frozenset[str] | None
+) -> Iterator[CheckResult]:
+    """State the settings that a run chooses for the dataset, or compare those of its config with them.
+
+    `chosen_without`: see `examine`.
+    """
+    facts = gather_facts(config, source, collectives.world_size())
+    if chosen_without is not None:
+        for each in chosen_for(config, facts, chosen_without):
+            yield passed(each.key, f"{each.value}, {each.reason}")
+        return
+    for suited, fault in unsuited_settings(config, facts):
+        yield warning(suited.key, fault, f"set it to {suited.value}: {suited.reason}", "likely")
 
 
 def _check_labels(source: FaceDataset, name: str) -> list[CheckResult]:

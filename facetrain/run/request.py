@@ -44,6 +44,11 @@ class TrainRequest(BaseModel, frozen=True):
     command_line: tuple[str, ...] = ()
     """Arguments of the program, for the record."""
 
+    @property
+    def has_data_alone(self) -> bool:
+        """Whether a dataset is given and no config: network, number format and rate are chosen for it."""
+        return self.own_data and self.config is None
+
     def with_chosen(
         self, choice: Literal["batch", "lr"], values: Mapping[str, Any], line: str
     ) -> TrainRequest:

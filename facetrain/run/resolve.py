@@ -7,7 +7,7 @@ compared this with what they were asked, and said whether they share the folder,
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -49,6 +49,7 @@ from facetrain.run.parts.open_data import open_data
 from facetrain.run.parts.step_schedule import schedule_steps
 from facetrain.run.request import TrainRequest
 from facetrain.run.run_plan import RunPlan
+from facetrain.run.suited_settings import Suited, chosen_for, gather_facts
 from facetrain.training.early_stop import EarlyStop
 from facetrain.verify.sets.pair_set import PairSet
 
@@ -57,6 +58,8 @@ _CHOSEN_KEYS = {
     "lr": ("optim.lr", "optim.muon.lr"),
 }
 """Config keys that a choice changes."""
+_SUITED_KEYS = ("model.backbone", "train.precision", "optim.lr")
+"""Config keys that are chosen for a dataset without a config."""
 
 
 class Claim(BaseModel, frozen=True):
@@ -161,7 +164,12 @@ def resolve(
     if checkpoint:
         config = _with_recorded_choices(config, checkpoint, request, claimed.asked.set_keys)
     config = with_paths_of_sets(with_downloads(config, pin, has_weights=checkpoint is not None))
-    inputs = Inputs(*open_data(here := with_absolute_paths(config)))
+    inputs, suited = Inputs(*open_data(with_absolute_paths(config))), list[Suited]()
+    if request.has_data_alone and not checkpoint:
+        facts = gather_facts(config, inputs.source, ranks.size)
+        suited = chosen_for(config, facts, claimed.asked.set_keys)
+        config = _with_values(config, {each.key: each.value for each in suited}, "the chosen settings")
+    here = with_absolute_paths(config)
     schedule = schedule_steps(config, epoch_size(inputs.source), ranks.size)
     if not checkpoint and "lr" in request.choose:
         require_steps_of_test(schedule.stages[0].stop_step)
@@ -178,7 +186,7 @@ def resolve(
         weights=digest_weights(here) if ranks.spans_hosts and not checkpoint else {},
         set_keys=claimed.asked.set_keys,
         open_choices=() if checkpoint else request.choose,
-        chosen=(*claimed.asked.remarks, *request.chosen),
+        chosen=(*claimed.asked.remarks, *map(str, suited), *request.chosen),
         profile=request.profile,
         open_page=request.open_page,
         command_line=request.command_line,
@@ -246,15 +254,17 @@ def _with_recorded_choices(
     config: Config, checkpoint: Checkpoint, request: TrainRequest, set_keys: frozenset[str]
 ) -> Config:
     """Return the config with the values that the run chose when it began, except for those that the command sets."""
-    keys = {key for choice in request.choose for key in _CHOSEN_KEYS[choice]} - set_keys
+    keys = {key for choice in request.choose for key in _CHOSEN_KEYS[choice]}
+    keys = (keys | set(_SUITED_KEYS if request.has_data_alone else ())) - set_keys
     if config.optim.muon is None:
         keys.discard("optim.muon.lr")
     saved = {key: saved_value(checkpoint, key) for key in keys}
-    return (
-        build_config(override_values(plain_config(config), saved), str(checkpoint.folder))
-        if saved
-        else config
-    )
+    return _with_values(config, saved, str(checkpoint.folder))
+
+
+def _with_values(config: Config, values: Mapping[str, Any], where: str) -> Config:
+    """Return a config with other values of some dotted keys; `where` names their source in errors."""
+    return build_config(override_values(plain_config(config), values), where) if values else config
 
 
 def _run_id(folder: Path, checkpoint: Checkpoint | None) -> str:

@@ -16,6 +16,7 @@ from facetrain.data.tools.photo_shapes import describe_photos
 from facetrain.errors import RunError
 from facetrain.files import error_reason
 from facetrain.head.head_group import head_parts
+from facetrain.run.suited_settings import RunFacts, gather_facts, unsuited_settings
 from facetrain.training.state import TrainState
 
 HIGHEST_LR = {"sgd": 10.0, "adamw": 0.1}
@@ -42,6 +43,7 @@ def check_start(
         *(f"{config.data.train}: {photos}" for photos in [describe_photos(source)] if photos),
         *remarks_on_reading(source, cache_bytes=config.data.cache_bytes, shuffle=config.data.shuffle),
         *_check_learning_rate(config),
+        *_check_precision(config, gather_facts(config, source, state.world.size)),
         *check_free_space(config, folder, checkpoint_bytes(config, state), steps),
     ]
     _require_renames(folder)
@@ -68,6 +70,12 @@ def _check_learning_rate(config: Config) -> Iterator[str]:
             f"optim.lr: {config.optim.lr:g} is above {highest:g}, with which {config.optim.name} does not learn; "
             "published rates are 0.1 per 1,024 images for SGD, and 0.001 for AdamW"
         )
+
+
+def _check_precision(config: Config, facts: RunFacts) -> Iterator[str]:
+    for suited, fault in unsuited_settings(config, facts):
+        if suited.key == "train.precision":
+            yield f"train.precision: {fault}; set it to {suited.value}"
 
 
 def check_free_space(config: Config, folder: Path, size: int, steps: int) -> Iterator[str]:

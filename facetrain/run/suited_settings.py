@@ -1,0 +1,136 @@
+"""Settings that suit a dataset and a machine: `train --data` takes them, and `doctor` compares a config with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from facetrain.config.schema import Config
+from facetrain.data.dataset import FaceDataset
+from facetrain.device.capability import cpu_multiplies_bfloat16, multiplies_bfloat16
+from facetrain.run.parts.step_schedule import local_batch_size
+
+_FEWEST_IMAGES_OF_R50 = 490_000
+"""Images of the smallest dataset with which r50 is published, CASIA-WebFace."""
+_SGD_BATCHES, _SGD_RATES = (128, 1024, 4096), (0.02, 0.1, 0.4)
+"""arcface_torch's rates: one GPU, eight GPUs, and eight GPUs with 512 images each."""
+_ADAMW_RATE = 0.001
+"""arcface_torch's rate of its ViTs."""
+_MOST_FACTOR = 3.0
+"""Factor between a rate and the published one. Published configs are within a factor of 2."""
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """Facts that the settings rest on."""
+
+    people: int
+    images: int
+    batch: int
+    """Images per step, over all ranks and micro-batches."""
+    optimizer: str
+    has_gpu: bool
+    has_bfloat16: bool
+    """Whether the GPU, or the CPU, multiplies bfloat16 numbers itself."""
+
+
+class Suited(NamedTuple):
+    """Value of a config key, and the reason for it."""
+
+    key: str
+    value: str | float
+    reason: str
+
+    def __str__(self) -> str:
+        """Return what is chosen and why, in one line."""
+        return f"{self.key}: {self.value}, {self.reason}"
+
+
+def gather_facts(config: Config, source: FaceDataset, world_size: int) -> RunFacts:
+    """Return the facts about a training set, a batch and this machine.
+
+    Raises:
+        ConfigError: the batch cannot be divided among the ranks.
+    """
+    has_gpu, has_bfloat16 = _machine(config.train.device)
+    return RunFacts(
+        people=source.num_classes,
+        images=source.num_images,
+        batch=local_batch_size(config, world_size) * world_size * config.optim.accumulate,
+        optimizer=config.optim.name,
+        has_gpu=has_gpu,
+        has_bfloat16=has_bfloat16,
+    )
+
+
+def _machine(device: str) -> tuple[bool, bool]:
+    """Return whether a run with this `train.device` is on a GPU, and whether that, or the CPU, has bfloat16."""
+    if device != "cpu" and torch.cuda.is_available():
+        return True, multiplies_bfloat16(torch.device("cuda"))
+    return False, cpu_multiplies_bfloat16()
+
+
+def suited_settings(facts: RunFacts) -> list[Suited]:
+    """Return network, number format and learning rate for a training from random weights."""
+    return [_network(facts), _precision(facts), _rate(facts)]
+
+
+def _network(facts: RunFacts) -> Suited:
+    data = f"{facts.images:,} images of {facts.people:,} people"
+    if not facts.has_gpu:
+        reason = f"the fastest of the published networks, for {data} without a GPU"
+        return Suited("model.backbone", "mbf", reason)
+    if facts.images < _FEWEST_IMAGES_OF_R50:
+        reason = (
+            f"smaller than r50, which is published with {_FEWEST_IMAGES_OF_R50:,} images or more, for {data}"
+        )
+        return Suited("model.backbone", "r18", reason)
+    return Suited("model.backbone", "r50", f"with which most results are published, for {data}")
+
+
+def _precision(facts: RunFacts) -> Suited:
+    where = "GPU" if facts.has_gpu else "CPU"
+    if facts.has_bfloat16:
+        return Suited("train.precision", "bf16", f"the {where} multiplies it faster than float32")
+    # A CPU emulates both kinds of 16 bits, many times slower than float32.
+    value = "fp16" if facts.has_gpu else "fp32"
+    return Suited("train.precision", value, f"the {where} does not multiply bfloat16")
+
+
+def _rate(facts: RunFacts) -> Suited:
+    if facts.optimizer == "adamw":
+        return Suited("optim.lr", _ADAMW_RATE, "as published with AdamW")
+    batches, rates = np.array(_SGD_BATCHES), np.array(_SGD_RATES)
+    nearest = float(np.clip(facts.batch, batches[0], batches[-1]))
+    rate = np.exp(np.interp(np.log(nearest), np.log(batches), np.log(rates))) * facts.batch / nearest
+    reason = f"for {facts.batch:,} images per step, by the published rates of SGD"
+    return Suited("optim.lr", float(f"{rate:.2g}"), reason)
+
+
+def chosen_for(config: Config, facts: RunFacts, set_keys: frozenset[str]) -> list[Suited]:
+    """Return the settings that `train --data` takes: all but those of which the command sets the key or the section."""
+    given = set(set_keys)
+    if given & {"model.init_from", "model.layers", "model.widths"}:
+        given.add("model")  # what is given belongs to a network that the command knows
+    if config.optim.muon is not None:
+        given.add("optim")
+    return [each for each in suited_settings(facts) if not given & {each.key, each.key.partition(".")[0]}]
+
+
+def unsuited_settings(config: Config, facts: RunFacts) -> Iterator[tuple[Suited, str]]:
+    """Yield what costs a run much of its speed or its accuracy: what suits it instead, and what is wrong."""
+    for suited in suited_settings(facts):
+        if suited.key == "train.precision":
+            precision = config.train.precision
+            if precision != "fp32" and not facts.has_gpu and (precision == "fp16" or not facts.has_bfloat16):
+                yield suited, f"this CPU computes {precision} many times slower than {suited.value}"
+        # Trained weights and Muon take other rates than those that are published for SGD and random weights.
+        elif suited.key == "optim.lr" and not (config.model.init_from or config.optim.muon):
+            rate, published = config.optim.lr, float(suited.value)
+            if max(rate / published, published / rate) > _MOST_FACTOR:
+                side = "above" if rate > published else "below"
+                yield suited, f"a rate of {rate:g} is far {side} the published {published:g}"

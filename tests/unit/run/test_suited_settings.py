@@ -1,0 +1,137 @@
+"""Settings that suit a dataset and a machine: `train --data` and `doctor --data` state the same ones."""
+
+import pytest
+import torch
+
+from facetrain.cli.usual_settings import UsualSettings
+from facetrain.config.loading import build_config
+from facetrain.data.open_dataset import open_dataset
+from facetrain.device import capability
+from facetrain.distributed.ranks import Ranks
+from facetrain.distributed.world import World
+from facetrain.doctor.examine import check_settings, examine
+from facetrain.run import suited_settings as suited
+from facetrain.run.agree import agree
+from facetrain.run.asked_config import asked_config
+from facetrain.run.folder.lease import Lease
+from facetrain.run.request import TrainRequest
+from facetrain.run.start_checks import _check_precision
+from tests.support.datasets import write_records
+
+WORLD = World(rank=0, local_rank=0, size=1, local_size=1, device=torch.device("cpu"))
+KEYS = ("model.backbone", "train.precision", "optim.lr")
+
+
+def value(config, key):
+    section, name = key.split(".")
+    return getattr(getattr(config, section), name)
+
+
+def planned(request, folder):
+    """Return the plan of a run, as its first rank resolves it."""
+    with Lease() as lease:
+        return agree(Ranks(), request.model_copy(update={"run_dir": str(folder)}), lease).plan
+
+
+@pytest.mark.parametrize("settings", [(), ("model.backbone=r34", "optim.lr=0.5"), ("optim.name=adamw",)])
+@pytest.mark.parametrize(
+    ("machine", "images", "expected"),
+    [
+        ((False, True), 40, ("mbf", "bf16", 0.02)),
+        ((False, False), 8, ("mbf", "fp32", 0.02)),
+        ((True, True), 8, ("r18", "bf16", 0.02)),
+        ((True, False), 40, ("r50", "fp16", 0.02)),
+    ],
+)
+def test_train_and_doctor_take_the_same_settings_for_a_dataset_alone(
+    tmp_path, monkeypatch, machine, images, expected, settings
+):
+    monkeypatch.setattr(suited, "_machine", lambda device: machine)
+    monkeypatch.setattr(suited, "_FEWEST_IMAGES_OF_R50", 20)
+    data = write_records(tmp_path / "data", [n % 4 for n in range(images)], size=16)
+    batch = ("train.global_batch_size=8", "train.device=cpu")
+    overrides = (*UsualSettings(str(data)).overrides(), *batch, *settings)
+    request = TrainRequest(overrides=overrides, own_data=True)
+    plan = planned(request, tmp_path / "run")
+    asked = asked_config(request)
+    stated = {result.check: result for result in examine(WORLD, asked.config, asked.set_keys)}
+    for key, default in zip(KEYS, expected, strict=True):
+        given = [one.partition("=")[2] for one in settings if one.startswith(f"{key}=")]
+        if given:
+            assert str(value(plan.config, key)) == given[0] and key not in stated
+        else:
+            assert stated[key].message.startswith(f"{value(plan.config, key)}, "), "with its reason"
+            assert any(line == f"{key}: {stated[key].message}" for line in plan.chosen)
+            if key != "optim.lr":
+                assert value(plan.config, key) == default
+    assert not list(check_settings(plan.config, open_dataset(data), None)) or "optim.lr=0.5" in settings
+
+
+def test_published_batches_have_the_published_rates_and_a_preset_stays_as_it_is(tmp_path):
+    facts = suited.RunFacts(584, 9449, 128, "sgd", has_gpu=False, has_bfloat16=True)
+    rates = {}
+    for batch in (64, 128, 512, 1024, 4096, 8192):
+        known = suited.RunFacts(**vars(facts) | {"batch": batch})
+        rates[batch] = suited.suited_settings(known)[2].value
+    assert rates == {
+        64: 0.01,
+        128: 0.02,
+        512: pytest.approx(0.06, abs=0.003),
+        1024: 0.1,
+        4096: 0.4,
+        8192: 0.8,
+    }
+    data = write_records(tmp_path / "data", [0, 0, 1, 1], size=16)
+    overrides = (*UsualSettings(str(data), batch="2").overrides(), "train.device=cpu")
+    plan = planned(TrainRequest(config="ms1mv3_r50", overrides=overrides, own_data=True), tmp_path / "run")
+    assert [value(plan.config, key) for key in KEYS] == ["r50", "bf16", 0.1]
+
+
+@pytest.mark.parametrize(
+    ("precision", "machine", "is_slow"),
+    [
+        ("fp16", (False, True), True),
+        ("bf16", (False, False), True),
+        ("bf16", (False, True), False),
+        ("fp32", (False, False), False),
+        ("fp16", (True, False), False),
+    ],
+)
+def test_a_number_format_that_the_cpu_emulates_is_a_warning(
+    tmp_path, monkeypatch, precision, machine, is_slow
+):
+    monkeypatch.setattr(suited, "_machine", lambda device: machine)
+    source = open_dataset(write_records(tmp_path, [0, 1], size=16))
+    values = {"data": {"train": str(tmp_path)}, "train": {"precision": precision}, "optim": {"lr": 0.02}}
+    config = build_config(values, "test")
+    assert [result.check for result in check_settings(config, source, None)] == ["train.precision"] * is_slow
+    warned = list(_check_precision(config, suited.gather_facts(config, source, 1)))
+    assert len(warned) == is_slow
+
+
+@pytest.mark.parametrize(
+    ("lr", "more", "found"),
+    [
+        (0.1, {}, True),
+        (0.001, {}, True),
+        (0.05, {}, False),
+        (0.1, {"muon": {}}, False),
+        (0.01, {"name": "adamw"}, True),
+    ],
+)
+def test_a_rate_far_from_the_published_one_is_a_warning(tmp_path, lr, more, found):
+    source = open_dataset(write_records(tmp_path, [0, 1], size=16))
+    values = {"data": {"train": str(tmp_path)}, "train": {"precision": "fp32"}, "optim": {"lr": lr, **more}}
+    checks = [result.check for result in check_settings(build_config(values, "test"), source, None)]
+    assert checks == ["optim.lr"] * found
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"), [("fpu avx512_bf16 sse", True), ("fpu avx512f", False), (None, False)]
+)
+def test_the_processor_says_whether_it_multiplies_bfloat16(tmp_path, monkeypatch, flags, expected):
+    path = tmp_path / "cpuinfo"
+    if flags:
+        path.write_text(f"flags\t\t: {flags}\n")
+    monkeypatch.setattr(capability, "_CPU_FACTS", path)
+    assert capability.cpu_multiplies_bfloat16() is expected
