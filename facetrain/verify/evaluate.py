@@ -67,59 +67,38 @@ def evaluate(
     """
     options, inference = options or EvaluationOptions(), inference or Inference()
     with join(inference.device) as world:
-        other_scores = against if against is not None and is_score_file(against) else None
-        # Both models are opened before the first is evaluated: a wrong path is reported at once.
-        models = [
-            open_model(each, world.device) if isinstance(each, Path) else each
-            for each in (model, against)
-            if each not in (None, other_scores)
-        ]
-        gallery = None if gallery_model is None else open_model(gallery_model, world.device)
-        if gallery is not None:
-            entry, probe = (_embedding_size(each, world.device) for each in (gallery, models[0]))
-            if entry != probe:
-                raise ModelError(
-                    f"{gallery_model}: has embeddings of size {entry}, and the evaluated model of size {probe}; they "
-                    "cannot be compared"
-                )
+        # All inputs are opened before the first set is evaluated: a wrong path is reported at once.
+        opened = open_model(model, world.device) if isinstance(model, Path) else model
+        scores = against if against is not None and is_score_file(against) else None
+        other = open_model(against, world.device) if against is not None and scores is None else None
+        gallery = None if gallery_model is None else _open_gallery(gallery_model, opened, world.device)
         sets = {target.name: target for target in open_sets(targets, data_dir)}
-        slice_tables = _read_tables(sets, slices)
-        for target in sets.values():
-            if world.is_leader and isinstance(target, PairSet):
-                warn_of_faulty_set(target)
-        scored = scores_of_set(other_scores, _only_set_of_pairs(sets, other_scores)) if other_scores else None
-        report = progress if world.is_leader else None
+        tables = _read_tables(sets, slices)
+        if world.is_leader:
+            _warn_of_faulty_sets(sets)
+        scored = scores_of_set(scores, _only_set_of_pairs(sets, scores)) if scores is not None else None
 
         def embedder_of(opened: EmbeddingModel) -> ImageEmbedder:
-            return replace(open_embedder(opened, world, inference), progress=report)
+            embedder = open_embedder(opened, world, inference)
+            return replace(embedder, progress=progress if world.is_leader else None)
 
-        def evaluate_model(
-            opened: EmbeddingModel, gallery: EmbeddingModel | None = None
-        ) -> dict[str, Result]:
-            embedder, entries = embedder_of(opened), None if gallery is None else embedder_of(gallery)
+        def evaluate_sets(embedder: ImageEmbedder, gallery: ImageEmbedder | None = None) -> dict[str, Result]:
             results: dict[str, Result] = {}
-            # An open model of the caller may be in training mode.
-            with evaluation_mode(opened.network):
-                for name, target in sets.items():
-                    results |= evaluate_set(
-                        target, embedder, options, slice_tables.get(name), gallery=entries
-                    )
+            for name, target in sets.items():
+                results |= evaluate_set(target, embedder, options, tables.get(name), gallery=gallery)
             return results
 
-        results = evaluate_model(models[0], gallery)
-        evaluation = ModelResults(
-            models[0].description + (f", gallery by {gallery.description}" if gallery else ""),
-            results,
-            sets,
-            world.is_leader,
-            "bf16" if inference.bf16 else float32_name(world.device),
-        )
-        if against is None:
-            return evaluation
-        if scored is None:
-            return evaluation.compared_with(models[1].description, evaluate_model(models[1]))
-        others = {name: scores_result(scored, {}, options) for name in results}
-        return evaluation.compared_with(str(against), others)
+        with evaluation_mode(opened.network):  # an open model of the caller may be in training mode
+            results = evaluate_sets(embedder_of(opened), None if gallery is None else embedder_of(gallery))
+        description = opened.description + (f", gallery by {gallery.description}" if gallery else "")
+        precision = "bf16" if inference.bf16 else float32_name(world.device)
+        evaluation = ModelResults(description, results, sets, world.is_leader, precision)
+        if other is not None:
+            return evaluation.compared_with(other.description, evaluate_sets(embedder_of(other)))
+        if scored is not None:
+            others = {name: scores_result(scored, {}, options) for name in results}
+            return evaluation.compared_with(str(against), others)
+        return evaluation
 
 
 def evaluate_scores(
@@ -148,6 +127,28 @@ def evaluate_scores(
         return evaluation
     other = scores_of_same_pairs(table, read_scores(against))
     return evaluation.compared_with(str(against), {name: scores_result(other, {}, options)})
+
+
+def _open_gallery(path: Path, probe: EmbeddingModel, device: torch.device) -> EmbeddingModel:
+    """Open the model of the galleries, whose embeddings are compared with those of the model `probe`.
+
+    Raises:
+        ModelError: it cannot be opened, or its embeddings have another size.
+    """
+    gallery = open_model(path, device)
+    entry_size, probe_size = (_embedding_size(each, device) for each in (gallery, probe))
+    if entry_size != probe_size:
+        raise ModelError(
+            f"{path}: has embeddings of size {entry_size}, and the evaluated model of size {probe_size}; they cannot "
+            "be compared"
+        )
+    return gallery
+
+
+def _warn_of_faulty_sets(sets: dict[str, AnySet]) -> None:
+    for target in sets.values():
+        if isinstance(target, PairSet):
+            warn_of_faulty_set(target)
 
 
 @torch.no_grad()
