@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -171,6 +172,23 @@ class PartialFC(BaseHead):
         """Compute with PyTorch's operations from now on: the kernels do not work on this machine."""
         # Both, whichever of them has failed: the self-test is one of whole steps.
         self.chunk_type, self._optimizer.one_pass = Chunk, False
+
+    def with_classes(self, num_classes: int) -> PartialFC:
+        """Return a new head that computes as this one, with other classes and the centers on the device."""
+        return PartialFC(
+            deepcopy(self.margin),
+            self.embedding_size,
+            num_classes,
+            self._stage.sample_rate,
+            process_group=self.group,
+            seed=self.seed,
+            device=self.device,
+            chunk_size=self._chunk_size,
+            recompute=self._recompute,
+            trained=self._trained,
+            update=self.update,
+            storage=Storage(self.weight.dtype),
+        )
 
     def _allocate(self, storage: Storage) -> tuple[RowTables, nn.Parameter]:
         """Return the tables of the centers and of the optimizer's moments, and the former as a parameter."""

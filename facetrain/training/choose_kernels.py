@@ -6,8 +6,9 @@ import torch
 
 from facetrain.distributed import collectives
 from facetrain.head.head_group import Head, head_parts
+from facetrain.head.partial_fc import PartialFC
 from facetrain.head.row_optimizer import CenterUpdate
-from facetrain.training.kernel_self_test import KernelWork
+from facetrain.training.kernel_self_test import CENTERS, KernelWork, difference, results_of_two_steps
 from facetrain.training.kernel_verdicts import LIMIT_S, agree_on_kernels
 from facetrain.training.settings import TrainSettings
 from facetrain.training.state import TrainState
@@ -35,6 +36,8 @@ def choose_head_kernels(
 ) -> str:
     """Let heads compute with PyTorch's operations if their kernels are not verified; return why. Collective.
 
+    A self-test in another process, one for each kind of GPU, is followed by a comparison in this one, on every GPU.
+
     `global_batch` counts the images of a micro-batch on all ranks.
     """
     parts = [part.head for head in heads for part in head_parts(head)]
@@ -54,8 +57,36 @@ def choose_head_kernels(
         update.momentum,
         update.in_backward,
     )
-    reason = agree_on_kernels(device, work, limit_s=limit_s)
+    # The self-test comes first: what ends CUDA in its process must not end it here.
+    reason = agree_on_kernels(device, work, limit_s=limit_s) or difference_on_ranks(head, global_batch)
     if reason:
         for head in parts:
             head.avoid_kernels()
     return reason
+
+
+def difference_on_ranks(head: PartialFC, global_batch: int) -> str:
+    """Return on which rank the kernels of a head compute something wrong, "" on none. Collective.
+
+    In the process that trains, with the margin, the sampling, the update, the batch and the chunk of the run: a kernel
+    that trains is one that was compared, on each GPU.
+    """
+    ranks = collectives.world_size(head.group)
+    # A whole chunk and a short one on each rank; never more memory than the head has.
+    classes = min(head.num_classes, ranks * (head.classes_per_chunk(global_batch) + 3))
+    found = []
+    for product_dtype, use_kernels in (
+        (None, False),
+        (head.product_dtype, False),
+        (head.product_dtype, True),
+    ):
+        small = head.with_classes(classes)
+        small.product_dtype = product_dtype
+        if use_kernels:
+            small.use_kernels()
+        found.append(results_of_two_steps(small, global_batch // ranks, seed=collectives.rank(head.group)))
+    reasons = collectives.gather_json(difference(*found))
+    wrong = [rank for rank, reason in enumerate(reasons) if reason]
+    # The centers are the rank's own. The other results are sums over the ranks, and wrong on all of them.
+    wrong.sort(key=lambda rank: not reasons[rank].startswith(CENTERS))
+    return f"on rank {wrong[0]}, {reasons[wrong[0]]}" if wrong else ""

@@ -10,6 +10,7 @@ from torch import Tensor
 from facetrain.distributed.world import World
 from facetrain.head.build import HeadRun, build_head, build_margin
 from facetrain.head.margins.registry import MARGINS
+from facetrain.head.partial_fc import PartialFC
 from facetrain.head.settings import HeadSettings, MarginSettings
 from facetrain.optim.settings import OptimSettings
 
@@ -18,6 +19,10 @@ _CHUNK = 400
 _MOST_TIMES, _ROUNDING = 4.0, 2e-3
 """The largest error may be this many times the one of PyTorch's operations, and this much more, relative to the
 largest number."""
+
+
+CENTERS = "centers"
+"""Begin of the names of the centers among the results of a head."""
 
 
 class KernelWork(NamedTuple):
@@ -62,15 +67,26 @@ def check_head(device: torch.device, work: KernelWork) -> str:
             _head_results(settings, device, work, product_dtype, use_kernels=use_kernels)
             for product_dtype, use_kernels in ((None, False), (work.dtype, False), (work.dtype, True))
         )
-        for part, tensor in true.items():
-            by_plain, by_fused = (
-                ((found[part] - tensor).abs().max() / tensor.abs().max()).item() for found in (plain, fused)
-            )
-            # Not a comparison for "larger": NaN must be refused.
-            if not by_fused <= _MOST_TIMES * by_plain + _ROUNDING:
-                return (
-                    f"{part} of the head ({name}) differs by {by_fused:.2g}, and PyTorch's by {by_plain:.2g}"
-                )
+        if found := difference(true, plain, fused):
+            return f"{found} (head: {name})"
+    return ""
+
+
+def difference(true: dict[str, Tensor], plain: dict[str, Tensor], fused: dict[str, Tensor]) -> str:
+    """Return which result of the kernels is wrong, "" if none is.
+
+    Args:
+        true: results in float32.
+        plain: those of PyTorch's operations in the dtype of training.
+        fused: those of the kernels in this dtype.
+    """
+    for part, tensor in true.items():
+        by_plain, by_fused = (
+            ((found[part] - tensor).abs().max() / tensor.abs().max()).item() for found in (plain, fused)
+        )
+        # Not a comparison for "larger": NaN must be refused.
+        if not by_fused <= _MOST_TIMES * by_plain + _ROUNDING:
+            return f"{part}: a relative error of {by_fused:.2g}, and {by_plain:.2g} by PyTorch's operations"
     return ""
 
 
@@ -82,7 +98,7 @@ def _head_results(
     *,
     use_kernels: bool,
 ) -> dict[str, Tensor]:
-    """Return loss, gradient of the embeddings and centers of two steps."""
+    """Return the results of a head with other numbers of classes than the run's."""
     # Several chunks, the last of them smaller. No number is a multiple of a tile. Rows are aligned in memory
     # as in the chunks of the run.
     chunk = _CHUNK + work.chunk % 16 if settings.chunk_size == "auto" else settings.chunk_size
@@ -96,26 +112,32 @@ def _head_results(
     head = build_head(settings, optim, run, world, embedding_size=work.embedding_size, num_classes=classes)
     if not use_kernels:
         head.avoid_kernels()
-    generator = torch.Generator().manual_seed(0)
+    return results_of_two_steps(head, work.batch, seed=0)
+
+
+def results_of_two_steps(head: PartialFC, batch: int, *, seed: int) -> dict[str, Tensor]:
+    """Return loss, gradient of the embeddings and centers of two steps with random embeddings. Collective.
+
+    `batch` counts the embeddings of this rank, which `seed` draws.
+    """
+    device, generator = head.device, torch.Generator().manual_seed(seed)
+    centers, others = {}, {}
     # Two steps: the second has momentum, and centers that the kernel has written.
     for step in range(2):
-        embedding = (
-            torch.randn(work.batch, work.embedding_size, generator=generator).to(device).requires_grad_()
-        )
-        label = torch.randint(classes, (work.batch,), generator=generator)
+        embedding = torch.randn(batch, head.embedding_size, generator=generator).to(device).requires_grad_()
+        label = torch.randint(head.num_classes, (batch,), generator=generator)
         head.begin_step(step, lr=0.1)
         head.expect_labels(label)
         loss = head(embedding, label.to(device))
         loss.backward()
-        if not work.in_backward:
+        if not head.update_in_backward:
             head.step(torch.ones((), device=device), torch.zeros((), device=device))
-    assert embedding.grad is not None
-    found = {
-        "the loss": loss.detach(),
-        "the embeddings' gradient": embedding.grad,
-        "the centers": head.weight.data,
-    }
-    return {name: tensor.float() for name, tensor in found.items()}
+        assert embedding.grad is not None
+        centers[f"{CENTERS} after step {step + 1}"] = head.weight.data.float().clone()
+        others[f"gradient of the embeddings in step {step + 1}"] = embedding.grad.float()
+        others[f"loss of step {step + 1}"] = loss.detach().float()
+    # The centers first: the others are sums over the ranks.
+    return centers | others
 
 
 def _name(dtype: torch.dtype) -> str:
