@@ -400,7 +400,7 @@ class PartialFC(BaseHead):
             return None
         if self.update_in_backward:
             return partial(self._optimizer.update, sampled.tables.by_name)
-        return self._gradient.add
+        return self._gradient.of_micro_batch(sampled.host_index_S)
 
 
 def _without_autocast(device: torch.device) -> AbstractContextManager[object]:

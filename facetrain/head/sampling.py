@@ -67,6 +67,8 @@ class SampledClasses:
     """Position of each sample's target class among the S; −1 if the class is on another rank."""
     target_row_G: Tensor | None = None
     """Rows of the target classes on the host, if the tables are there; any row if the class is on another rank."""
+    host_index_S: np.ndarray | None = None
+    """`index_S` on the host."""
 
 
 class ClassSampler:
@@ -134,7 +136,7 @@ class ClassSampler:
         self._tables.read_ahead(torch.from_numpy(class_S))
         position = np.where(local < 0, -1, np.searchsorted(class_S, local))
         index_S = to_device(class_S, self.device)
-        return SampledClasses(self._tables, index_S, to_device(position, self.device))
+        return SampledClasses(self._tables, index_S, to_device(position, self.device), host_index_S=class_S)
 
     def flush(self) -> None:
         """Wait until all changed rows are written to the tables."""

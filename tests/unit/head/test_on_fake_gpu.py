@@ -45,6 +45,23 @@ def test_a_step_mixes_no_devices_and_never_blocks_the_host(name, margin):
     assert not gpu.faults and not gpu.waits[1] and not gpu.pageable[1]
 
 
+def test_micro_batches_with_other_classes_never_block_the_host():
+    with fake_gpu(capability=(7, 0)) as gpu:
+        head = make_head(
+            embedding_size=32, num_classes=500, sample_rate=0.2, update_in_backward=False, device=GPU, chunk_size=64
+        )  # fmt: skip
+        for number in range(2):
+            gpu.step = number
+            head.begin_step(number, lr=0.1)
+            for first in (0, 100, 100):  # the last two have the same classes
+                label = torch.arange(first, first + 16)
+                head.expect_labels(label)
+                embedding = torch.randn(16, 32, device=GPU, requires_grad=True)
+                head(embedding, label.pin_memory().to(GPU, non_blocking=True)).backward()
+            head.step(torch.full((), 3.0, device=GPU), torch.full((), 0.0, device=GPU))
+    assert not gpu.faults and not gpu.waits[1] and not gpu.pageable[1]
+
+
 class Products(TorchDispatchMode):
     """Records the dtypes of the factors of every matrix product."""
 
