@@ -7,7 +7,7 @@ from typing import Any
 from facetrain.config.loading import build_config
 from facetrain.config.schema import Config
 from facetrain.plan.forecast import forecast, head_load
-from facetrain.plan.head_memory import head_work, table_bytes
+from facetrain.plan.head_memory import head_memory
 
 
 def run_config(keys: dict[str, Any], device: str) -> Config:
@@ -21,12 +21,20 @@ def run_config(keys: dict[str, Any], device: str) -> Config:
 
 def expected_head(config: Config, num_classes: int) -> int:
     """Return the forecast of the bytes of the head's step."""
-    load = head_load(config, num_classes, 1, config.train.batch_size or 1)
-    work = head_work(load)
-    return sum(table_bytes(load)) + max(work.peak, work.update)
+    head = head_memory(head_load(config, num_classes, 1, config.train.batch_size or 1, (config.head,)))
+    return head.centers + head.moments + max(head.peak, head.update)
 
 
 def expected_peak(config: Config, num_classes: int) -> int:
-    """Return the forecast of the bytes that a step allocates on the GPU: without CUDA's context and verification."""
+    """Return the forecast of the bytes that a step allocates on the GPU: without verification."""
     parts = forecast(config, num_classes, 1).parts
-    return sum(value for name, value in parts.items() if name not in ("runtime", "verification", "saving"))
+    return sum(value for name, value in parts.items() if name != "verification")
+
+
+def most_identities(config: Config, memory: int) -> int:
+    """Return about the most identities with which the forecast of one GPU takes at most `memory` bytes."""
+    low, high = 1, 1 << 34
+    while high - low > low // 1000:
+        middle = (low + high) // 2
+        low, high = (middle, high) if expected_peak(config, middle) <= memory else (low, middle)
+    return low

@@ -19,7 +19,6 @@ from facetrain.bench.train import build_run, repeated_batch
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.distributed.world import join
-from facetrain.plan.limits import MemoryBudget
 from facetrain.telemetry.memory import peak_gib
 
 _SEARCHED_PART = 0.3
@@ -62,7 +61,7 @@ def measure_limit(config: dict[str, Any], device: str, failures: list[str]) -> R
     described = expected.run_config(config, device)
     if device == "cuda":
         memory = torch.cuda.get_device_properties(0).total_memory
-        planned = MemoryBudget(gpus=1, memory=memory).most_identities(described)
+        planned = expected.most_identities(described, memory)
     else:
         planned = _REHEARSED_IDENTITIES
 

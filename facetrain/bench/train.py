@@ -27,12 +27,11 @@ from facetrain.distributed import collectives
 from facetrain.distributed.ddp import wrap_in_ddp
 from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.world import World, join
-from facetrain.plan.backbone_memory import give_fake_tensors, training_network
+from facetrain.plan.backbone_memory import fake_network
 from facetrain.run.parts.loader import build_augment, count_workers
 from facetrain.run.parts.state import build_state
 from facetrain.run.parts.step_schedule import local_batch_size, schedule_steps
 from facetrain.telemetry.memory import peak_gib
-from facetrain.torch_private import FakeTensorMode
 from facetrain.training.choose_kernels import choose_kernels
 from facetrain.training.deterministic import deterministic_algorithms
 from facetrain.training.profile import RECORDED_STEPS, Profile, StepProfiler
@@ -90,7 +89,7 @@ def measure_training(
     The learning rate of the config is replaced by a very small one. `others` build further programs, by name, from the
     config, the rank and the number of classes; they take turns with the inputs.
     """
-    config = config.model_copy(update={"optim": config.optim.model_copy(update={"lr": _LR})})
+    config = _with_small_rate(config)
     if config.train.deterministic:
         fix_cublas_workspace()
     with (
@@ -119,6 +118,27 @@ def measure_training(
             machine = MachinePeak(max(machine.flops, again.flops), max(machine.bytes, again.bytes))
             profiles = {name: _profile(run, of_input, Path(scratch)) for name, of_input in batches.items()}
         return _report(run, num_classes, machine, rates, profiles) if world.is_leader else None
+
+
+def measure_steps(config: Config, num_classes: int) -> tuple[float, float, str]:
+    """Take some steps on random images in one process; return images per second, the peak in GiB, and cpu or cuda.
+
+    The images exist before the steps, so the loader is not measured. Nothing is verified or saved.
+    """
+    config = _with_small_rate(config)
+    with (
+        join(config.train.device, timeout_s=config.train.timeout_s, cpu_setting="train.device: cpu") as world,
+        tempfile.TemporaryDirectory() as scratch,
+        open_or_generate(None, image_size=config.data.image_size) as source,
+    ):
+        run = build_run(config, world, num_classes, Path(scratch), source)
+        take_steps = partial(_take_some, run, repeated_batch(run, num_classes))
+        speed = _images_per_second(world.device, Turns.steps, run.global_batch_size, take_steps)
+        return speed, peak_gib(world.device), world.device.type
+
+
+def _with_small_rate(config: Config) -> Config:
+    return config.model_copy(update={"optim": config.optim.model_copy(update={"lr": _LR})})
 
 
 def build_run(
@@ -242,8 +262,7 @@ def _backbone_flops(config: Config) -> int:
     """Return the operations of a step for one image, counted on tensors without content."""
     model, side = config.model, config.data.image_size
     # The counter's hooks would keep recomputed activations alive.
-    net = training_network(model.model_copy(update={"checkpoint_activations": False}), side)
-    with FakeTensorMode(), FlopCounterMode(display=False) as counter:
-        give_fake_tensors(net)
+    plain = model.model_copy(update={"checkpoint_activations": False})
+    with fake_network(plain, side) as net, FlopCounterMode(display=False) as counter:
         net.neck(net.trunk(torch.zeros(2, 3, side, side))).sum().backward()
     return counter.get_total_flops() // 2

@@ -18,10 +18,11 @@ from facetrain.device.gpu_driver import gpu_failure
 from facetrain.distributed import collectives
 from facetrain.doctor.check_result import CheckResult, count_text, failed, passed, warned_if
 from facetrain.files import error_reason
-from facetrain.plan.memory import GIB
+
+_GIB = 1 << 30
 
 _SHARED_MEMORY = Path("/dev/shm")
-_SHARED_MEMORY_FOR_GPUS = GIB
+_SHARED_MEMORY_FOR_GPUS = _GIB
 """Enough for NCCL's buffers; Docker's default of 64 MiB is not."""
 _MESSAGE_BYTES = 1 << 25
 _ROUNDS = 5
@@ -66,7 +67,7 @@ def check_machine(processes: int, precision: str) -> Iterator[CheckResult]:
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     # Not os.cpu_count: a container may use fewer.
     cores = usable_cores()
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB
     message = f"{cores} cores and {memory:.0f} GiB for {count_text(processes, 'process', 'processes')}"
     yield warned_if(cores < processes, "host", message, "start at most one process per core")
     if _SHARED_MEMORY.is_dir():
@@ -74,14 +75,14 @@ def check_machine(processes: int, precision: str) -> Iterator[CheckResult]:
         size = shutil.disk_usage(_SHARED_MEMORY).total
         advice = "start the container with --shm-size=8g, or with --ipc=host"
         is_small = gpus > 1 and size < _SHARED_MEMORY_FOR_GPUS
-        yield warned_if(is_small, "shared memory", f"/dev/shm has {size / GIB:.2f} GiB", advice)
+        yield warned_if(is_small, "shared memory", f"/dev/shm has {size / _GIB:.2f} GiB", advice)
     for number in range(gpus):
         yield _check_gpu(number, precision)
 
 
 def _check_gpu(number: int, precision: str) -> CheckResult:
     free, total = torch.cuda.mem_get_info(number)
-    message = f"{torch.cuda.get_device_name(number)}, {free / GIB:.0f} of {total / GIB:.0f} GiB free"
+    message = f"{torch.cuda.get_device_name(number)}, {free / _GIB:.0f} of {total / _GIB:.0f} GiB free"
     if precision == "bf16" and not multiplies_bfloat16(torch.device("cuda", number)):
         return failed(f"gpu {number}", f"{message}; has no bf16", "set train.precision: fp16")
     advice = "another process uses this GPU: `nvidia-smi` lists it"

@@ -1,20 +1,28 @@
-"""Forecast of the memory of one rank, by purpose."""
+"""Forecast of the memory of one GPU, by purpose, and the batch and the number of GPUs that fit."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from pathlib import Path
 
 import torch
 
 from facetrain.config.schema import Config
+from facetrain.errors import ConfigError
+from facetrain.head.settings import HeadSettings
+from facetrain.models.model_file import open_model
 from facetrain.plan.backbone_memory import backbone_memory, forward_bytes
-from facetrain.plan.head_memory import HeadLoad, head_work, table_bytes
-from facetrain.plan.memory import CONTEXT_BYTES, NCCL_BYTES, PROCESS_BYTES
-from facetrain.plan.teacher_memory import teacher_memory
+from facetrain.plan.head_memory import HeadLoad, head_memory
+from facetrain.remote.download import local_path
 from facetrain.run.parts.head import teacher_settings
 from facetrain.run.parts.step_schedule import local_batch_size, stage_configs
+from facetrain.training.teacher_cache import cached_embedding_size
 
+USABLE = 0.9
+"""Share of a GPU's memory that a run may fill. The rest is for CUDA, the libraries and gaps between blocks: an
+assumption."""
+_MOST_GPUS = 1024
 # Of a batch: two copies in uint8 (the loader prefetches one), and float32 before and after the change of layout.
 _BYTES_PER_PIXEL = 3 * (2 + 4 + 4)
 # In verification: three copies in uint8 (single images, the batch, and the next batch), and float32 of the images and
@@ -24,130 +32,145 @@ _BYTES_PER_VERIFIED_PIXEL = 3 * (3 + 2 * 4)
 
 @dataclass(frozen=True)
 class Forecast:
-    """Bytes on one rank at the worst moment of a run."""
+    """Bytes on one GPU at the worst moment of a run."""
 
+    batch: int
+    """Images per GPU and micro-batch."""
     parts: dict[str, int]
-    """Bytes on the device, by purpose."""
+    """Bytes on the GPU, by purpose."""
     elsewhere: int
-    """Centers and moments in the host's memory or on its disk: not on the device."""
+    """Centers and moments in the host's memory or on its disk."""
 
     @property
     def total(self) -> int:
-        """Bytes on the device."""
+        """Bytes on the GPU."""
         return sum(self.parts.values())
 
-
-class StageForecast(NamedTuple):
-    """Memory of a stage."""
-
-    needed: Forecast
-    config: Config
-    """Config with the values of the stage."""
+    def fits(self, memory: int) -> bool:
+        """Return whether a GPU with `memory` bytes has room for the run."""
+        return self.total <= USABLE * memory
 
 
-def forecast_stages(
-    config: Config, num_classes: int, gpus: int, *, batch: int | None = None, cuda: bool = True
-) -> StageForecast:
-    """Return the forecast of the stage that needs most (`train.stages`); a run without stages has one.
+def forecast(config: Config, num_classes: int, gpus: int, *, batch: int | None = None) -> Forecast:
+    """Return the memory of the GPU that needs most, in the stage that needs most (`train.stages`).
 
-    Arguments and errors are those of `forecast`; `batch` holds for all stages.
+    Args:
+        config: run description.
+        num_classes: classes of the whole head.
+        gpus: GPUs of the whole run.
+        batch: images per GPU and micro-batch in all stages; the config's if None.
+
+    Raises:
+        ConfigError: the global batch cannot be divided among the GPUs.
+        ModelError, CheckpointError, DataError: the teacher, or its cache, cannot be read.
     """
+    heads = tuple(staged.head for _, staged in stage_configs(config))
     forecasts = (
-        StageForecast(forecast(staged, num_classes, gpus, run=config, batch=batch, cuda=cuda), staged)
+        _of_stage(staged, num_classes, gpus, batch or local_batch_size(staged, gpus), heads)
         for _, staged in stage_configs(config)
     )
     # Where verification needs most, all stages need the same: the one with the largest step describes the run.
-    return max(forecasts, key=lambda stage: (stage.needed.total, stage.needed.parts["activations"]))
+    return max(forecasts, key=lambda each: (each.total, each.batch))
+
+
+def largest_batch(config: Config, num_classes: int, gpus: int, memory: int) -> int:
+    """Return about the most images per GPU and micro-batch that fit, by the secant method; 0 if not even two fit."""
+
+    def free(batch: int) -> float:
+        return USABLE * memory - forecast(config, num_classes, gpus, batch=batch).total
+
+    low, high = 2, 256
+    free_low, free_high = free(low), free(high)
+    if free_low < 0:
+        return 0
+    while True:
+        # Activations grow in proportion to the batch, the work of the head nearly so.
+        found = low + int((high - low) * free_low / (free_low - free_high))
+        left = free(found)
+        if left >= 0 and found - low <= max(1, low // 64):
+            return found
+        if left >= 0:
+            low, free_low = found, left
+        else:
+            high, free_high = found, left
+
+
+def fewest_gpus(config: Config, num_classes: int, memory: int) -> int | None:
+    """Return the smallest power of two of GPUs with which the run fits; None if it fits with none of them."""
+    gpus = 1
+    while gpus <= min(_MOST_GPUS, num_classes):
+        with suppress(ConfigError):  # the global batch cannot be divided among them
+            if forecast(config, num_classes, gpus).fits(memory):
+                return gpus
+        gpus *= 2
+    return None
 
 
 def head_load(
-    config: Config, num_classes: int, gpus: int, batch: int, *, run: Config | None = None, cuda: bool = True
+    config: Config, num_classes: int, gpus: int, batch: int, stages: tuple[HeadSettings, ...]
 ) -> HeadLoad:
-    """Return the head's work for `batch` images per rank and micro-batch; for `run`, see `forecast`."""
-    # As `product_dtype` of run/parts/head.py, on a GPU that multiplies bfloat16.
-    narrow = config.train.precision == "bf16" or (cuda and config.train.precision == "fp16")
+    """Return the head's work for `batch` images per GPU and micro-batch; `stages` as in `HeadLoad`."""
     return HeadLoad(
         config.head,
         config.optim,
         config.model.embedding_size,
         rows=-(-num_classes // gpus),
+        local_batch=batch,
         global_batch=batch * gpus,
-        world_size=gpus,
-        product_dtype=torch.bfloat16 if narrow else None,
-        stages=tuple(stage.config.head for stage in stage_configs(run or config)),
-        cuda=cuda,
+        # As `product_dtype` of run/parts/head.py, on a GPU that multiplies bfloat16.
+        product_dtype=None if config.train.precision == "fp32" else torch.bfloat16,
+        stages=stages,
     )
 
 
-def forecast(
-    config: Config,
-    num_classes: int,
-    gpus: int,
-    *,
-    run: Config | None = None,
-    batch: int | None = None,
-    cuda: bool = True,
+def _of_stage(
+    config: Config, num_classes: int, gpus: int, batch: int, stages: tuple[HeadSettings, ...]
 ) -> Forecast:
-    """Return the memory of the rank that needs most, without regard to stages; see `forecast_stages`.
-
-    Args:
-        config: run description.
-        num_classes: classes of the whole head.
-        gpus: ranks of the whole run; processes if `cuda` is false.
-        run: config of the whole run, if `config` describes a stage: the head keeps what any stage needs.
-        batch: images per rank and micro-batch; the config's if None.
-        cuda: forecast for GPUs, else for processes on a CPU.
-
-    Raises:
-        ConfigError: the global batch cannot be divided among the GPUs.
-        ModelError, CheckpointError, DataError: as `teacher_memory`.
-    """
-    model, precision, usual = config.model, config.train.precision, local_batch_size(config, gpus)
-    batch, side, on_device = batch or usual, config.data.image_size, config.head.placement == "device"
-    backbone = backbone_memory(model, side, precision=precision, batch=usual, gradients_held=gpus > 1)
-    head = head_load(config, num_classes, gpus, batch, run=run, cuda=cuda)
-    kept, moments = backbone.kept(batch), 4 * backbone.parameters * config.optim.moments
-    centers, center_moments = table_bytes(head)
-    taught_centers, taught_weights, taught_work = _teacher(config, head, batch)
-    of_head = head_work(head)
-    backward = backbone.peak(batch) - kept + of_head.accumulated
+    side, on_device = config.data.image_size, config.head.placement == "device"
+    backbone = backbone_memory(
+        config.model, side, precision=config.train.precision, batch=batch, gradients_held=gpus > 1
+    )
+    load = head_load(config, num_classes, gpus, batch, stages)
+    head = head_memory(load)
+    taught_centers, taught_weights, taught_work = _teacher(config, load)
+    backward = backbone.peak - backbone.kept + head.accumulated
     # At the end of the step the activations no longer exist, and leave their memory to the update.
-    work = max(of_head.peak, backward, of_head.update - kept, taught_work)
+    work = max(head.peak, backward, head.update - backbone.kept, taught_work)
     images = batch * side**2 * _BYTES_PER_PIXEL
-    saved = backbone.state_bytes + moments + (centers + center_moments) * on_device
-    runtime = CONTEXT_BYTES + NCCL_BYTES * (gpus > 1) if cuda else PROCESS_BYTES
     parts = {
         "weights": backbone.state_bytes,
         # In the buckets of DDP; without DDP they are a part of the work.
         "gradients": 4 * backbone.parameters * (gpus > 1),
-        "moments": moments,
-        "centers": (centers + taught_centers) * on_device,
-        "center_moments": center_moments * on_device,
+        "moments": 4 * backbone.parameters * config.optim.moments,
+        "centers": (head.centers + taught_centers) * on_device,
+        "center_moments": head.moments * on_device,
         "teacher": taught_weights,
         "images": images,
-        "activations": kept,
+        "activations": backbone.kept,
         # A chunk of logits with its rows, or the backward pass.
         "work": work,
         # Beyond a step, whose images, activations and work no longer exist then.
-        "verification": max(_verification_bytes(config) - images - kept - work, 0),
-        # Copy from which a checkpoint is written in the background; beside a GPU it is in the host's memory.
-        "saving": saved * (not cuda and config.checkpoint.asynchronous),
-        "runtime": runtime,
+        "verification": max(_verification_bytes(config) - images - backbone.kept - work, 0),
     }
-    return Forecast(parts, (centers + center_moments + taught_centers) * (not on_device))
+    return Forecast(batch, parts, (head.centers + head.moments + taught_centers) * (not on_device))
 
 
-def _teacher(config: Config, head: HeadLoad, batch: int) -> tuple[int, int, int]:
-    """Return the bytes of a teacher's class centers and of its weights, and the peak of its work beside them."""
-    if config.distill is None:
+def _teacher(config: Config, load: HeadLoad) -> tuple[int, int, int]:
+    """Return the bytes of a teacher's class centers, of its weights, and of the work with the centers.
+
+    Its forward pass keeps no activations, and counts for nothing.
+    """
+    distill = config.distill
+    if distill is None:
         return 0, 0, 0
-    teacher = teacher_memory(config.distill, config.train.precision)
-    if config.distill.loss != "fixed_centers":
-        return 0, teacher.weight_bytes, teacher.peak(batch)
-    settings, size = teacher_settings(head.settings), teacher.embedding_size
-    taught = replace(head, settings=settings, embedding_size=size, stages=(), trained=False)
-    work = max(teacher.peak(batch), head_work(taught).peak)
-    return table_bytes(taught)[0], teacher.weight_bytes, work
+    if distill.cache is None:
+        network = open_model(local_path(distill.teacher), torch.device("cpu")).network
+        return 0, sum(tensor.nbytes for tensor in (*network.parameters(), *network.buffers())), 0
+    if distill.loss != "fixed_centers":
+        return 0, 0, 0
+    settings, size = teacher_settings(load.settings), cached_embedding_size(Path(distill.cache))
+    taught = head_memory(replace(load, settings=settings, embedding_size=size, stages=(), trained=False))
+    return taught.centers, 0, taught.peak
 
 
 def _verification_bytes(config: Config) -> int:

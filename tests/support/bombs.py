@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import struct
 import sys
 import tarfile
@@ -34,11 +35,16 @@ from facetrain.models.weight_files import read_weights
 from facetrain.verify.score_files import read_scores
 from tests.support.embeddings import load_rows
 from tests.support.faults import memory_limited_to
-from tests.support.measure_memory import resident_bytes
 
 MAX_SECONDS, SPARE_MIB = 10.0, 256
 _SAFETY = 6 << 30
 _GIB = 1 << 30
+
+
+def resident_bytes(which: str) -> int:
+    """Return VmRSS (now) or VmHWM (peak) of this process."""
+    found = re.search(rf"{which}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return 1024 * int(found[1]) if found else 0
 
 
 def _jpeg(width: int, height: int) -> bytes:

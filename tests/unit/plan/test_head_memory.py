@@ -3,7 +3,7 @@ import torch
 
 from facetrain.head.settings import HeadSettings
 from facetrain.optim.settings import OptimSettings
-from facetrain.plan.head_memory import HeadLoad, head_work, table_bytes
+from facetrain.plan.head_memory import HeadLoad, head_memory
 from facetrain.torch_private import LiveBytes
 from tests.support.heads import make_head, margin_settings
 
@@ -21,21 +21,17 @@ SETTINGS = [
     ({"momentum_dtype": "int8"}, {}, None),
     ({"sample_rate": 0.2}, {"accumulate": 2}, None),
     ({}, {"accumulate": 2}, None),
-    ({"chunk_size": "auto"}, {}, None),
-    ({"chunk_size": "auto"}, {}, torch.bfloat16),
 ]
 
 
-def load_of(head=None, optim=None, *, size=64, rows=CLASSES, batch=BATCH, world_size=1, **options):
+def load_of(head=None, optim=None, *, size=64, rows=CLASSES, batch=BATCH, **options):
     settings, optimizer = HeadSettings(**head or {}), OptimSettings(**optim or {})
-    return HeadLoad(
-        settings, optimizer, size, rows=rows, global_batch=batch, world_size=world_size, **options
-    )
+    return HeadLoad(settings, optimizer, size, rows, local_batch=batch, global_batch=batch, **options)
 
 
 @pytest.mark.parametrize(("settings", "optim", "product_dtype"), SETTINGS)
-def test_the_heads_bytes_are_forecast_within_five_percent(settings, optim, product_dtype):
-    load = load_of({"chunk_size": 2048} | settings, optim, product_dtype=product_dtype, cuda=False)
+def test_the_heads_bytes_on_a_gpu_are_near_those_of_a_step_on_a_cpu(settings, optim, product_dtype):
+    load = load_of({"chunk_size": 2048} | settings, optim, product_dtype=product_dtype)
     head = make_head(
         embedding_size=64,
         num_classes=CLASSES,
@@ -58,22 +54,23 @@ def test_the_heads_bytes_are_forecast_within_five_percent(settings, optim, produ
         for embedding, label in batches:
             head(embedding, label).backward()
         head.step(torch.tensor(1.0), torch.tensor(0.0))
-    work = head_work(load)
-    # The sample is random, so only its mean size is known.
-    assert max(work.peak, work.update) == pytest.approx(live.peak, rel=0.05)
+    memory = head_memory(load)
+    # A CPU computes with other temporaries, and the sample is random.
+    assert max(memory.peak, memory.update) == pytest.approx(live.peak, rel=0.15)
     held = head.row_state()
     everything = sum(table.nbytes for table in held.values())
-    assert table_bytes(load) == (held["weight"].nbytes, everything - held["weight"].nbytes)
+    assert (memory.centers, memory.moments) == (held["weight"].nbytes, everything - held["weight"].nbytes)
 
 
 @pytest.mark.parametrize("product_dtype", [torch.bfloat16, None])
 def test_a_small_batch_needs_no_more_memory_than_a_large_one(product_dtype):
     works = [
-        head_work(load_of(size=512, rows=10_000_000, batch=batch, product_dtype=product_dtype)).peak
+        head_memory(load_of(size=512, rows=10_000_000, batch=batch, product_dtype=product_dtype)).peak
         for batch in (1, 4, 16, 128)
     ]
     assert works == sorted(works)
 
 
 def test_sgd_without_momentum_keeps_no_moments():
-    assert table_bytes(load_of({}, {"momentum": 0}, size=8, rows=1000)) == (1000 * 8 * 4, 0)
+    memory = head_memory(load_of({}, {"momentum": 0}, size=8, rows=1000))
+    assert (memory.centers, memory.moments) == (1000 * 8 * 4, 0)

@@ -5,9 +5,9 @@ import torch
 
 from facetrain.distributed.world import World
 from facetrain.head.build import build_head
-from facetrain.plan.forecast import forecast, forecast_stages
+from facetrain.plan.forecast import forecast
 from facetrain.run.parts.head import head_run
-from facetrain.run.parts.step_schedule import schedule_steps, stage_configs
+from facetrain.run.parts.step_schedule import schedule_steps
 from facetrain.training.teacher_cache import new_cache
 from tests.unit.plan.helpers import small_config
 
@@ -31,10 +31,8 @@ def test_every_stage_has_the_table_of_expectations_that_the_head_allocates(of_se
     )
     tables = head.row_state()
     allocated = sum(tables[name].nbytes for name in tables.keys() & {"weight", "expectation"})
-    found = [forecast(staged, CLASSES, 1, run=described) for _, staged in stage_configs(described)]
-    assert [each.parts["centers"] for each in found] == [allocated, allocated]
-    needed, largest = forecast_stages(described, CLASSES, 1)
-    assert needed == found[0] and largest.train.batch_size == 16
+    needed = forecast(described, CLASSES, 1)
+    assert (needed.parts["centers"], needed.batch) == (allocated, 16)
 
 
 def test_the_centers_of_a_teacher_have_no_expectations(tmp_path):

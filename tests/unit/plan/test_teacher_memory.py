@@ -10,7 +10,7 @@ from facetrain.models.model_file import describe_backbone, save_model
 from facetrain.optim.settings import OptimSettings
 from facetrain.plan.backbone_memory import backbone_memory
 from facetrain.plan.forecast import forecast
-from facetrain.plan.head_memory import HeadLoad, head_work, table_bytes
+from facetrain.plan.head_memory import HeadLoad, head_memory
 from facetrain.run.parts.backbone import restrict_training
 from facetrain.torch_private import LiveBytes
 from facetrain.training.teacher_cache import new_cache
@@ -36,11 +36,11 @@ def test_frozen_parts_and_adapters_are_counted_as_they_train(parts):
         embedding = network(image)
         kept = live.now
         embedding.backward(torch.ones_like(embedding))
-    assert memory.kept(8) == pytest.approx(kept, rel=0.03)
-    assert memory.peak(8) == pytest.approx(live.peak, rel=0.05)
+    assert memory.kept == pytest.approx(kept, rel=0.03)
+    assert memory.peak == pytest.approx(live.peak, rel=0.05)
     assert memory.parameters == sum(p.numel() for p in network.parameters() if p.requires_grad)
     whole = backbone_memory(MODEL, 32, precision="fp32", batch=8, gradients_held=False)
-    assert memory.parameters < whole.parameters and memory.kept(8) < 1.2 * whole.kept(8)
+    assert memory.parameters < whole.parameters and memory.kept < 1.2 * whole.kept
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_a_teacher_adds_its_weights_and_its_centers(teacher, tmp_path):
 def test_the_bytes_of_a_head_that_is_not_trained_are_forecast():
     settings = HeadSettings(chunk_size=2048)
     load = HeadLoad(
-        settings, OptimSettings(), 64, rows=20_480, global_batch=256, world_size=1, trained=False, cuda=False
+        settings, OptimSettings(), 64, rows=20_480, local_batch=256, global_batch=256, trained=False
     )
     head = make_head(
         embedding_size=64, num_classes=load.rows, margin=margin_settings("cosface"), chunk_size=2048,
@@ -83,5 +83,6 @@ def test_the_bytes_of_a_head_that_is_not_trained_are_forecast():
     with LiveBytes() as live:
         head.begin_step(0, lr=0.0)
         head(embedding, label).backward()
-    assert head_work(load).peak == pytest.approx(live.peak, rel=0.05)
-    assert table_bytes(load) == (head.weight.data.nbytes, 0)
+    memory = head_memory(load)
+    assert memory.peak == pytest.approx(live.peak, rel=0.05)
+    assert (memory.centers, memory.moments) == (head.weight.data.nbytes, 0)
