@@ -14,12 +14,9 @@ import numpy as np
 
 from facetrain.counter_rng import key_of
 from facetrain.data.loading.sampler import permute
-from facetrain.errors import DataError
 
 _BLOCK_NUMBERS = 1 << 25
 """float32 numbers in memory at a time, embeddings or similarities: 128 MiB."""
-
-
 WEAK_EER, USELESS_EER = 0.05, 0.2
 """Equal error rates from which a model is weak for a dataset, and from which it cannot separate its identities."""
 
@@ -34,26 +31,14 @@ class IdentityCenters:
     count_K: np.ndarray
 
 
-def check_labeled(label_N: np.ndarray) -> None:
-    """Check that every image has an identity.
-
-    Raises:
-        DataError: there are no images, or a label is negative.
-    """
-    if not len(label_N) or label_N.min() < 0:
-        raise DataError("these images have no identities; give a dataset: records, or a folder per identity")
-
-
 def compute_centers(embedding_ND: np.ndarray, label_N: np.ndarray, num_classes: int) -> IdentityCenters:
-    """Compute the centers of all identities from unit rows, float32; rows with label −1 are ignored."""
+    """Compute the centers of all identities from unit rows, float32."""
     total = np.zeros((num_classes, embedding_ND.shape[1]), np.float32)
     for block in _blocks(len(embedding_ND), embedding_ND.shape[1]):
         order = np.argsort(label_N[block], kind="stable")
-        order = order[np.count_nonzero(label_N[block] < 0) :]
-        if len(order):
-            present, starts = np.unique(label_N[block][order], return_index=True)
-            total[present] += np.add.reduceat(embedding_ND[block][order], starts, axis=0)
-    count = np.bincount(label_N[label_N >= 0], minlength=num_classes)
+        present, starts = np.unique(label_N[block][order], return_index=True)
+        total[present] += np.add.reduceat(embedding_ND[block][order], starts, axis=0)
+    count = np.bincount(label_N, minlength=num_classes)
     length = np.linalg.norm(total, axis=1)
     return IdentityCenters(total, total / np.maximum(length, 1e-12)[:, None], count)
 
@@ -105,15 +90,11 @@ def nearest_image(embedding_ND: np.ndarray, label_N: np.ndarray, identity_N: np.
 def nearest_other_center(
     embedding_ND: np.ndarray, label_N: np.ndarray, unit_KD: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the most similar center of another identity for each row, and the similarity: (N,) each.
-
-    A row with label −1 is compared with all centers.
-    """
+    """Return the most similar center of another identity for each row, and the similarity: (N,) each."""
     identity, cosine = np.empty(len(embedding_ND), np.int64), np.empty(len(embedding_ND), np.float32)
     for block in _blocks(len(embedding_ND), len(unit_KD)):
         similar = embedding_ND[block] @ unit_KD.T
-        labeled = np.flatnonzero(label_N[block] >= 0)
-        similar[labeled, label_N[block][labeled]] = -2  # below every cosine
+        similar[np.arange(len(similar)), label_N[block]] = -2  # below every cosine
         identity[block] = similar.argmax(1)
         cosine[block] = similar.max(1)
     return identity, cosine
@@ -124,9 +105,8 @@ class Separation:
     """Error of a model on a dataset, between an image's identity and another identity."""
 
     eer: float
-    """Share of images below `threshold` to the center of their identity, and above it to the center of another one."""
-    threshold: float
-    """Cosine of an image and a center with equal shares of both errors."""
+    """Share of images below a cosine to the center of their identity, and above it to the center of another one, at the
+    cosine where both shares are equal."""
 
     @property
     def useless(self) -> bool:
@@ -143,19 +123,17 @@ class Separation:
         return f"{line}: one error in {round(1 / self.eer):,} comparisons" if self.eer > 0 else line
 
 
-def measure_separation(embedding_ND: np.ndarray, label_N: np.ndarray) -> tuple[np.ndarray, Separation]:
-    """Return each image's similarity to the other images of its identity, (N,), and the error of the model.
+def measure_separation(embedding_ND: np.ndarray, label_N: np.ndarray) -> Separation:
+    """Return the error of the model between an image's identity and one random other identity per image.
 
-    NaN where an identity has one image. The error compares with one random other identity per image; it is 1 if there
-    is nothing to compare.
+    It is 1 if there is nothing to compare.
     """
-    count = int(label_N.max()) + 1
-    centers = compute_centers(embedding_ND, label_N, count)
+    centers = compute_centers(embedding_ND, label_N, int(label_N.max()) + 1)
     genuine_N = leave_one_out_similarity(embedding_ND, label_N, centers)
     impostor_N = similarity_to_center(embedding_ND, random_other_labels(label_N), centers.unit_KD)
     genuine, impostor = (np.sort(cosine[np.isfinite(cosine)]) for cosine in (genuine_N, impostor_N))
     if not len(genuine) or not len(impostor):
-        return genuine_N, Separation(1.0, 1.0)
+        return Separation(1.0)
     grid = np.linspace(-1, 1, 2001)
     rejected = np.searchsorted(genuine, grid) / len(genuine)
     accepted = 1 - np.searchsorted(impostor, grid) / len(impostor)
@@ -163,7 +141,7 @@ def measure_separation(embedding_ND: np.ndarray, label_N: np.ndarray) -> tuple[n
     error = np.maximum(rejected, accepted)
     best = np.flatnonzero(error <= error.min() + 1e-12)
     middle = best[len(best) // 2]
-    return genuine_N, Separation(float((rejected[middle] + accepted[middle]) / 2), float(grid[middle]))
+    return Separation(float((rejected[middle] + accepted[middle]) / 2))
 
 
 def random_other_labels(label_N: np.ndarray) -> np.ndarray:

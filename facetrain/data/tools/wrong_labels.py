@@ -12,7 +12,6 @@ import numpy as np
 from facetrain.data.tools.fault_threshold import NOTHING, FaultThreshold, calibrate_threshold
 from facetrain.data.tools.similarity import (
     Separation,
-    check_labeled,
     compute_centers,
     leave_one_out_similarity,
     measure_separation,
@@ -21,6 +20,7 @@ from facetrain.data.tools.similarity import (
     random_other_labels,
     similarity_to_center,
 )
+from facetrain.errors import DataError
 
 _NEAREST_WEIGHT = 0.7
 """Similarity to a center that one similar image of the identity is worth: single images are more similar by chance."""
@@ -71,10 +71,11 @@ def find_wrong_labels(embedding_ND: np.ndarray, label_N: np.ndarray) -> CleanRep
     Raises:
         DataError: the images have no labels.
     """
-    check_labeled(label_N)
+    if not len(label_N) or label_N.min() < 0:
+        raise DataError("these images have no identities; give a dataset: records, or a folder per identity")
     # A damaged label can be so large that the centers of all labels below it would fill the memory.
     present_L, row_N = np.unique(label_N, return_inverse=True)
-    _, separation = measure_separation(embedding_ND, row_N)
+    separation = measure_separation(embedding_ND, row_N)
     if separation.useless:
         return CleanReport([], separation, NOTHING)
     centers = compute_centers(embedding_ND, row_N, len(present_L))
@@ -93,7 +94,7 @@ def find_wrong_labels(embedding_ND: np.ndarray, label_N: np.ndarray) -> CleanRep
         least = float(np.quantile(center_N[kept_N], _LEAST_GENUINE))
         lead = _LEAST_LEAD * float(np.median((center_N - other_N)[kept_N]))
         moved = other_N[rows] >= np.maximum(least, third + lead)
-        _, separation = measure_separation(embedding_ND[~wrong_N], row_N[~wrong_N])
+        separation = measure_separation(embedding_ND[~wrong_N], row_N[~wrong_N])
     else:
         moved = np.zeros(len(rows), bool)
     wrong = [

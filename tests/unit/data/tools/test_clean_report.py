@@ -22,7 +22,7 @@ def source(tmp_path):
 
 @pytest.fixture
 def path(source, tmp_path):
-    report = CleanReport(WRONG, Separation(0.01, 0.3), FaultThreshold(0.5, 0.25, 8))
+    report = CleanReport(WRONG, Separation(0.01), FaultThreshold(0.5, 0.25, 8))
     file = tmp_path / "report.json"
     file.write_text(format_report(describe_report(source, report, Path("model"))), encoding="utf-8")
     return file
