@@ -12,6 +12,7 @@ OPTIONS ?=
 SECONDS ?= 60
 KILLS ?= 1000
 DAMAGES ?= 10000
+INTERRUPTS ?= 200
 REAL ?= ../shared/real
 LARGE ?=
 RECIPE ?= speedrun
@@ -62,8 +63,9 @@ interop: $(READY)  ## exchange files with MXNet 1.9.1 and other programs in buil
 long: $(READY)  ## run the tests that take minutes: lost ranks and hosts, cut networks, memory of whole runs
 	$(BIN)/pytest -m long
 
-soak: $(READY)  ## KILLS (1,000) of runs in all settings, DAMAGES (10,000) of run folders
+soak: $(READY)  ## KILLS (1,000) of runs in all settings, INTERRUPTS (200) by Ctrl-C, DAMAGES (10,000) of run folders
 	$(BIN)/python -m tests.soak.kills --kills $(KILLS)
+	$(BIN)/python -m tests.soak.interrupts --interrupts $(INTERRUPTS)
 	$(BIN)/python -m tests.soak.damages --damages $(DAMAGES)
 
 bench: $(READY)  ## run every benchmark in a short form, about 15 minutes (docs/benchmarks.md)
