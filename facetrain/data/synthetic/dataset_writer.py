@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -22,6 +23,7 @@ from facetrain.data.tools.sample_pairs import genuine_flags
 from facetrain.data.tools.writing import WrittenDataset
 from facetrain.distributed.process_lifetime import end_with_parent
 from facetrain.distributed.spawn import HelperContext
+from facetrain.errors import DataError
 from facetrain.files import new_folder
 from facetrain.progress import ProgressCallback, ignore_progress
 
@@ -55,9 +57,11 @@ def write_synthetic(
         progress: called after every identity, with the number of identities.
 
     Raises:
-        DataError: the folder exists or cannot be written, or the number of pairs is not a multiple of 20.
+        DataError: the folder exists or cannot be written, or the number of pairs is not a multiple of 20, or larger
+            than that of the different pairs.
     """
     same = genuine_flags(faces.eval_pairs)
+    _require_enough(faces)
     identities = [(number, faces.images_per_identity) for number in range(faces.identities)]
     identities += [
         (_FIRST_EVAL_IDENTITY + number, _IMAGES_PER_EVAL_IDENTITY) for number in range(faces.eval_identities)
@@ -98,15 +102,36 @@ def _render_identities(
 
 
 def _sample_pairs(images_of: list[list[bytes]], same: list[bool], seed: int) -> list[bytes]:
-    """Return the two images of each pair; a pair may occur twice."""
+    """Return the two images of each pair; no two pairs have the same images."""
     rng = np.random.default_rng([seed, 3])
     images: list[bytes] = []
+    drawn = set[frozenset[tuple[int, int]]]()
     for of_one_identity in same:
-        first, second = rng.choice(len(images_of), 2, replace=False)
-        if of_one_identity:
-            second = first
-            one, other = rng.choice(_IMAGES_PER_EVAL_IDENTITY, 2, replace=False)
-        else:
-            one, other = rng.integers(_IMAGES_PER_EVAL_IDENTITY, size=2)
+        while True:
+            first, second = rng.choice(len(images_of), 2, replace=False).tolist()
+            if of_one_identity:
+                second = first
+                one, other = rng.choice(_IMAGES_PER_EVAL_IDENTITY, 2, replace=False).tolist()
+            else:
+                one, other = rng.integers(_IMAGES_PER_EVAL_IDENTITY, size=2).tolist()
+            pair = frozenset([(first, one), (second, other)])
+            if pair not in drawn:
+                break
+        drawn.add(pair)
         images += [images_of[first][one], images_of[second][other]]
     return images
+
+
+def _require_enough(faces: SyntheticFaces) -> None:
+    """Check that so many different pairs exist.
+
+    Raises:
+        DataError: there are fewer.
+    """
+    count, images = faces.eval_identities, _IMAGES_PER_EVAL_IDENTITY
+    possible = min(count * math.comb(images, 2), math.comb(count, 2) * images * images)
+    if faces.eval_pairs > 2 * possible:
+        raise DataError(
+            f"--eval-pairs {faces.eval_pairs:,}: {count:,} identities have {2 * possible:,} different pairs, half of "
+            "them of one identity; give more with --eval-identities"
+        )

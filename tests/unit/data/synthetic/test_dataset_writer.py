@@ -44,6 +44,15 @@ def test_the_verification_pairs_show_identities_that_the_training_set_does_not_h
     assert decode_rgb(images[0], location="x").shape == (48, 48, 3)
 
 
+def test_no_pair_is_drawn_twice_and_more_pairs_than_exist_are_refused(tmp_path):
+    write(tmp_path / "data", eval_identities=2, eval_pairs=160)
+    images, same = read_bin(tmp_path / "data" / "synth.bin")
+    pairs = {frozenset(images[2 * n : 2 * n + 2]) for n in range(160)}
+    assert len(pairs) == 160 and all(len(pair) == 2 for pair in pairs) and same.sum() == 80
+    with pytest.raises(DataError, match="180"):
+        write(tmp_path / "other", eval_identities=2, eval_pairs=200)
+
+
 def test_existing_folders_are_kept_and_a_failure_leaves_no_files(tmp_path):
     (tmp_path / "data").mkdir()
     with pytest.raises(DataError, match="already exists"):
