@@ -47,7 +47,7 @@ class Comparison:
     cosine: float
     """Cosine of the two embeddings, from -1 to 1; the faces of two people have a value near 0."""
     quality: tuple[float, float]
-    """Quality of the first and of the second image, see `Model.embed`."""
+    """Quality of the first and of the second image, see `Model.embed`; NaN for a model that has none."""
     threshold: float | None = None
     """Smallest cosine of a match: as given to `Model.compare`, or of a calibrated model."""
     fmr: float | None = None
@@ -125,7 +125,8 @@ class Model:
 
         With `return_quality`, return the embeddings and the quality of each image, float32 (N,): the length of its
         embedding before normalization. Blurred and hidden faces have a lower quality. Its scale depends on the model
-        and on `flip`: the JSON of `facetrain eval` has error rates by quality.
+        and on `flip`: the JSON of `facetrain eval` has error rates by quality. A model whose embeddings have length 1,
+        such as many ONNX files, has no quality: it is NaN.
 
         Examples:
             >>> model.embed("face.jpg").shape             # one file
@@ -213,14 +214,17 @@ class Model:
         Raises:
             DataError, ModelError: as `embed`.
             ImageError: the quality of an image is lower than `min_quality`.
-            UsageError: both are given, or the model file has no threshold for `fmr`.
+            UsageError: both are given, or the model file has no threshold for `fmr`; or a minimum of the quality, which
+                a model with embeddings of length 1 does not have.
         """
         if threshold is not None and fmr is not None:
             raise UsageError("compare: give threshold or fmr, not both")
         images = [first, second]
         embedding_2D, quality_2 = self.embed(images, return_quality=True)
+        if min_quality and np.isnan(quality_2).any():
+            raise UsageError(f"{self.path}: its embeddings have length 1, and so no quality; give no minimum")
         for index, quality in enumerate(quality_2.tolist()):
-            if not quality >= min_quality:  # also for NaN
+            if quality < min_quality:
                 raise ImageError(
                     f"{_place(images[index], index)}: quality {quality:.4g}, less than the minimum "
                     f"{min_quality:g}; use a sharper image of the face, or a lower minimum"

@@ -15,12 +15,17 @@ import numpy as np
 from facetrain.data.images.align import align
 from facetrain.data.tools.landmark_finder import YuNet
 from facetrain.distributed.world import World, join
-from facetrain.embeddings.embedder import EncodedImage, ImageEmbedder, Landmarks
+from facetrain.embeddings.embedder import Crop, EncodedImage, ImageEmbedder, Landmarks
 from facetrain.embeddings.embedding_files import Embeddings
 from facetrain.embeddings.image_inputs import input_landmarks, read_input
 from facetrain.embeddings.inference import Inference
 from facetrain.embeddings.model_fingerprint import model_fingerprint
-from facetrain.embeddings.normalization import embedding_lengths, l2_normalize, require_finite
+from facetrain.embeddings.normalization import (
+    are_normalized,
+    embedding_lengths,
+    l2_normalize,
+    require_finite,
+)
 from facetrain.embeddings.photo_check import PhotoCheck
 from facetrain.errors import DataError, ImageError
 from facetrain.files import os_errors_as
@@ -90,8 +95,8 @@ def embed_images(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the unit embeddings, float32 (N, D), and their lengths before normalization, float32 (N,).
 
-    The embeddings are an array in memory or, if there are many, in a temporary file. With `flip`, they are the sums of
-    the embeddings of image and mirror image.
+    The lengths are NaN for a network that normalizes its embeddings itself. The embeddings are an array in memory or,
+    if there are many, in a temporary file. With `flip`, they are the sums of the embeddings of image and mirror image.
 
     Warns if the images look like whole photos. With `detector`, a YuNet file, they are whole photos, whose faces are
     aligned first. `name` is the input, for messages. `landmarks` are the landmarks of the images, (N, 5, 2), see
@@ -104,13 +109,14 @@ def embed_images(
     location: Callable[[int], str] = getattr(images, "location", None) or "image {}".format
     crop, count = AlignedFaces(detector, location) if detector else PhotoCheck(), len(images)
     quality_N = np.empty(count, np.float32)
+    is_unit = _gives_unit_vectors(embedder, images, name, landmarks, crop)
 
     def embed(embedder: ImageEmbedder, indices: range) -> np.ndarray:
         embedding_ND = embedder.embed(
             images, name=name, flip=flip, crop=crop, indices=indices, landmarks=landmarks
         )
         require_finite(embedding_ND, name, first=indices.start)
-        quality_N[indices.start : indices.stop] = embedding_lengths(embedding_ND)
+        quality_N[indices.start : indices.stop] = np.nan if is_unit else embedding_lengths(embedding_ND)
         return l2_normalize(embedding_ND)
 
     kept = None
@@ -124,6 +130,20 @@ def embed_images(
     assert kept is not None, "no images"
     crop.warn(name, location)
     return kept, quality_N
+
+
+def _gives_unit_vectors(
+    embedder: ImageEmbedder,
+    images: Sequence[EncodedImage],
+    name: str,
+    landmarks: Landmarks | None,
+    crop: Crop,
+) -> bool:
+    """Return whether the network normalizes its embeddings, by the first two images. Collective."""
+    first = range(min(len(images), 2))
+    alone = replace(embedder, progress=None)
+    plain_ND = alone.embed(images, name=name, flip=False, crop=crop, indices=first, landmarks=landmarks)
+    return are_normalized(plain_ND)
 
 
 class AlignedFaces:

@@ -83,11 +83,13 @@ class Embeddings:
             raise DataError(
                 f"{self.path}: has no column `quality`; embed the images again, or give no minimum"
             )
+        if np.isnan(self.quality).all():
+            raise DataError(f"{self.path}: its embeddings had length 1, and so no quality; give no minimum")
         usable_N: np.ndarray = self.quality >= min_quality  # false for NaN
         if not usable_N.any():
             raise DataError(
                 f"{self.path}: no image has a quality of {min_quality:g} or more; the highest is "
-                f"{self.quality.max():.4g}; use better images, or a lower minimum"
+                f"{np.nanmax(self.quality):.4g}; use better images, or a lower minimum"
             )
         return usable_N
 

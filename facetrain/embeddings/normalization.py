@@ -8,6 +8,9 @@ import numpy as np
 
 from facetrain.errors import ModelError
 
+_LENGTH_TOLERANCE = 1e-3
+"""Difference from length 1 of an embedding that was normalized in 16 bits."""
+
 
 def embedding_lengths(embedding_ND: np.ndarray) -> np.ndarray:
     """Return the length of each row, (N,): before normalization, it is the quality of the image.
@@ -16,6 +19,14 @@ def embedding_lengths(embedding_ND: np.ndarray) -> np.ndarray:
     """
     length_N: np.ndarray = np.linalg.norm(embedding_ND, axis=1)
     return length_N
+
+
+def are_normalized(embedding_ND: np.ndarray) -> bool:
+    """Return whether the network has normalized the embeddings itself: their lengths then say nothing of the images.
+
+    Nor does the length of the sum of two of them, of an image and its mirror image.
+    """
+    return bool(np.allclose(embedding_lengths(embedding_ND), 1, rtol=0, atol=_LENGTH_TOLERANCE))
 
 
 def l2_normalize(embedding_ND: np.ndarray) -> np.ndarray:

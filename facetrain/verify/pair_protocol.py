@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from facetrain.embeddings.normalization import embedding_lengths
+from facetrain.embeddings.normalization import are_normalized, embedding_lengths
 from facetrain.verify.metrics import bootstrap
 from facetrain.verify.metrics.discard import pair_quality
 from facetrain.verify.metrics.draws import DRAWS, Draws
@@ -35,7 +35,8 @@ def verification_result(
 ) -> Result:
     """Return the metrics of a set of pairs.
 
-    The quality measure of the error-versus-discard curve is the length of the embedding, see `embedding_lengths`.
+    The quality measure of the error-versus-discard curve is the length of the embedding, see `embedding_lengths`. A
+    network that normalizes its embeddings has none.
 
     The embedding of an image is the sum of the embeddings of the image and of its mirror image, as in
     InsightFace's `verification.py`. `accuracy_no_flip` uses the image only. `xnorm` is InsightFace's XNorm:
@@ -71,7 +72,11 @@ def verification_result(
     if draws.number:
         add_replicates(result, {"accuracy_no_flip": replicate["accuracy"]} | mean)
     columns = table.columns if table else {}
-    qualities = {"embedding length": pair_quality(embedding_lengths(sum_ND), scored.first_P, scored.second_P)}
+    qualities = {}
+    if not are_normalized(plain_ND):
+        qualities["embedding length"] = pair_quality(
+            embedding_lengths(sum_ND), scored.first_P, scored.second_P
+        )
     if table and table.quality is not None:
         qualities["quality"] = table.quality
     sides = table.sides if table else {}

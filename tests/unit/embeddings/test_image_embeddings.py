@@ -3,6 +3,7 @@
 import re
 import shutil
 import tarfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 from facetrain.data.formats.bin import write_bin
 from facetrain.embeddings import embed_images as image_embeddings
 from facetrain.embeddings.embedder import ImageEmbedder
+from facetrain.embeddings.embedding_files import Embeddings
 from facetrain.embeddings.image_inputs import read_input
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError, ImageError
@@ -194,6 +196,36 @@ def test_embeddings_in_a_temporary_file_equal_those_in_memory(model, tmp_path, m
     np.testing.assert_allclose(in_chunks.quality, whole.quality, rtol=1e-6)
     assert in_chunks.label.tolist() == [0, 0, 1, 1, 2, 2, 2]
     assert reports == [(n, 7) for n in (2, 4, 6, 7)] + [(n, 7) for n in (2, 3, 5, 6, 7)]
+
+
+class Lengths(nn.Module):
+    """Embeddings of the mean colors, of length 1 or as they are."""
+
+    def __init__(self, unit):
+        super().__init__()
+        self.unit = unit
+
+    def forward(self, image_BCHW):
+        embedding = image_BCHW.float().mean((2, 3)) + torch.arange(3)
+        return nn.functional.normalize(embedding) if self.unit else embedding
+
+
+@pytest.mark.parametrize("flip", [True, False])
+def test_embeddings_that_the_network_normalizes_have_no_quality(flip):
+    images = [encoded_image(n) for n in range(5)]
+    for unit in (True, False):
+        embedder = ImageEmbedder(Lengths(unit), 16, 4, CPU)
+        unit_ND, quality_N = image_embeddings.embed_images(embedder, images, "set", flip=flip)
+        assert np.isnan(quality_N).all() == unit and np.isfinite(quality_N).all() == (not unit)
+        np.testing.assert_allclose(np.linalg.norm(unit_ND, axis=1), 1, rtol=1e-6)
+
+
+def test_a_lowest_quality_is_refused_for_embeddings_without_one():
+    known = Embeddings(np.eye(2, dtype=np.float32), ["a", "b"], np.array([0, 1]))
+    for quality in (None, np.full(2, np.nan)):
+        with pytest.raises(DataError):
+            replace(known, quality=quality).usable(1.0)
+    assert replace(known, quality=np.full(2, np.nan)).usable(0).all()
 
 
 def test_rows_larger_than_the_disk_are_refused_before_anything_is_written():
