@@ -6,6 +6,7 @@ import difflib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from facetrain.config.explain import explain
-from facetrain.config.presets import find_config
+from facetrain.config.presets import find_config, presets
 from facetrain.config.schema import RECIPES, Config
 from facetrain.errors import ConfigError, FacetrainError
 from facetrain.files import error_reason, printable, shell_path
@@ -48,6 +49,12 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
     """
     path = find_config(Path(path))
     return build_config(read_merged(path), str(path), overrides)
+
+
+@cache
+def preset_configs() -> dict[str, Config]:
+    """Return the configs of all presets by name; they are read once."""
+    return {preset.name: load_config(preset.path) for preset in presets()}
 
 
 def build_config(values: dict[str, Any], where: str, overrides: Iterable[str] = ()) -> Config:

@@ -89,7 +89,7 @@ def be_a_host(rank, folders, ports):
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
         os.chdir(folder / f"host{rank}")
         packages, since = str(folder / f"host{rank}" / "packages"), time.monotonic()
-        sys.path.append(packages)
+        sys.path.insert(0, packages)
         overrides = ("model.init_from=weights.pt",) if folder.name == "other weights" else ()
         request = TrainRequest(config="tiny.yaml", run_dir=str(folder / "run"), overrides=overrides)
         try:

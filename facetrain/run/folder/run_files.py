@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import platform
-from importlib.metadata import distributions
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,12 @@ def recorded_environment(folder: Path) -> dict[str, Any]:
 
 def package_versions() -> dict[str, str]:
     """Return the versions of the packages on which the numbers of a run depend, by the name of the package."""
-    return {found.name: found.version for found in distributions() if found.name in _PACKAGES}
+    versions = {}
+    for name in _PACKAGES:
+        # By name: to list all packages, Python reads the description of each.
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return versions
 
 
 def launchers_in(folder: Path) -> list[str]:

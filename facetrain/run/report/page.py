@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from facetrain.config.loading import load_config, plain_config
-from facetrain.config.presets import presets
+from facetrain.config.loading import load_config, plain_config, preset_configs
 from facetrain.data.images.decode import decode_rgb, encode_jpeg
 from facetrain.errors import ConfigError, ImageError, RunError, UsageError
 from facetrain.files import open_regular, os_errors_as, write_atomically
@@ -164,7 +163,7 @@ def _config_differences(folder: Path) -> dict[str, Any]:
 @cache
 def _presets() -> dict[str, dict[str, Any]]:
     """Return the values of all presets, which a run that writes many pages reads once."""
-    return {preset.name: dict(_flatten(plain_config(load_config(preset.path)))) for preset in presets()}
+    return {name: dict(_flatten(plain_config(config))) for name, config in preset_configs().items()}
 
 
 def _verifications(history: History) -> tuple[list[str], list[list[str]]] | None:

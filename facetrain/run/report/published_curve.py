@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from facetrain.config.loading import load_config
-from facetrain.config.presets import PRESET_FOLDERS, presets
+from facetrain.config.loading import load_config, preset_configs
+from facetrain.config.presets import PRESET_FOLDERS
 from facetrain.config.schema import Config
 from facetrain.errors import ConfigError
 
@@ -107,10 +107,10 @@ def _published_runs() -> dict[str, tuple[tuple[Any, ...], np.ndarray, dict[str, 
         for row in csv.DictReader(line for line in file if not line.startswith("#")):
             rows.setdefault(row.pop("preset"), []).append(row)
     runs = {}
-    for preset in presets():
-        if points := rows.get(preset.name):
+    for preset, config in preset_configs().items():
+        if points := rows.get(preset):
             columns = {name: np.array([float(point[name]) for point in points]) for name in points[0]}
             fractions = columns.pop("fraction")
             accuracies = {name: percent / 100 for name, percent in columns.items()}
-            runs[preset.name] = (_recipe(load_config(preset.path)), fractions, accuracies)
+            runs[preset] = (_recipe(config), fractions, accuracies)
     return runs
