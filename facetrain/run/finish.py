@@ -37,11 +37,12 @@ def end_again(agreed: Agreed, world: World) -> int:
     if world.is_leader:
         for line in plan.chosen:
             print(line, flush=True)
-        more = f"facetrain resume {shell_path(folder)} --set {end_key(config, agreed.schedule, early)}=MORE"
-        reason = f" ({early})" if early else ""
-        print_lines(
-            f"{folder}: was already finished, at step {checkpoint.step:,}{reason}; to train on: {more}"
+        command = (
+            f"facetrain resume {shell_path(folder)} --set {end_key(config, agreed.schedule, early)}=MORE"
         )
+        more = "" if plan.is_step else f"; to train on: {command}"
+        reason = f" ({early})" if early else ""
+        print_lines(f"{folder}: was already finished, at step {checkpoint.step:,}{reason}{more}")
     return _code(_upload_again(agreed, checkpoint, world))
 
 

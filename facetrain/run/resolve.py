@@ -189,6 +189,7 @@ def resolve(
         chosen=(*claimed.asked.remarks, *map(str, suited), *request.chosen),
         profile=request.profile,
         open_page=request.open_page,
+        is_step=request.is_step,
         command_line=request.command_line,
     )
     if mirror:

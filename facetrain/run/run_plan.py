@@ -46,6 +46,8 @@ class RunPlan(BaseModel, frozen=True):
     """What was chosen and why, a line each."""
     profile: bool = False
     open_page: bool = False
+    is_step: bool = False
+    """Whether the run is a step of another command, which says itself what can be done next."""
     command_line: tuple[str, ...] = ()
 
     @property
