@@ -64,6 +64,9 @@ def _similar_key(unknown: str, parents: Sequence[str | int]) -> str:
         if isinstance(part, str):
             section = section_of(section.model_fields[part]) or section
     known = [field.alias or name for name, field in section.model_fields.items()]
+    # The same name in another section is more likely than a similar one in this.
+    if same := list(_keys_named(unknown)):
+        return f"; did you mean {' or '.join(same)}?"
     if similar := difflib.get_close_matches(unknown, known, n=1):
         return f"; did you mean {similar[0]}?"
     if elsewhere := list(_keys_named(_SYNONYMS.get(unknown, unknown))):

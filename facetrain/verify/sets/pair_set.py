@@ -52,7 +52,8 @@ def load_pair_set(target: str, folder: Path) -> PairSet:
         hint = (
             f"there are {', '.join(names)}" if names else f"{path.parent.absolute()} has no verification sets"
         )
-        raise PairsError(f"{path}: no such verification set; {hint}")
+        place = "" if target == str(path) else f" ({path})"
+        raise PairsError(f"{target}{place}: no such verification set; {hint}")
     images, same = read_bin(path)
     groups = groups_path(path)
     subjects = read_subjects(path, same)

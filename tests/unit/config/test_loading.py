@@ -109,6 +109,7 @@ def test_an_invalid_file_gives_one_line_that_names_the_place(tmp_path, text, mes
         ("head: {placment: disk}", ["head.placment is not a key; did you mean placement?"]),
         ("head: {x: 3}", ["head.x is not a key; the keys are init_from, margin, "]),
         ("optim: {learning_rate: 1}", ["optim.learning_rate is not a key; did you mean optim.lr?"]),
+        ("optim: {epochs: 1}", ["optim.epochs is not a key; did you mean train.epochs?"]),
         ("lr: 1", ["lr is not a key; did you mean optim.lr?"]),
         ("batch_size: 1", ["batch_size is not a key; did you mean train.batch_size or eval.batch_size?"]),
         ("distill: {teacher: y, weight: -1, teachr: 3}", ["distill.weight", "-1", "teachr", "mean teacher?"]),
