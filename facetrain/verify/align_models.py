@@ -15,6 +15,7 @@ from facetrain.embeddings.embedding_files import Embeddings
 from facetrain.embeddings.embedding_map import EmbeddingMap, fit_map
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError
+from facetrain.plural import count_text
 from facetrain.progress import ProgressCallback
 from facetrain.verify.metrics.curve_metrics import CURVE_METRICS
 from facetrain.verify.metrics.roc import roc
@@ -102,7 +103,8 @@ def _set_aside(label_N: np.ndarray, seed: int, images: Path) -> np.ndarray:
     people = np.unique(label_N)
     if len(people) < _LEAST_PEOPLE:
         raise DataError(
-            f"{images}: has {len(people)} people; a map needs at least {_LEAST_PEOPLE}, better hundreds"
+            f"{images}: has {count_text(len(people), 'person', 'people')}; a map needs at least "
+            f"{_LEAST_PEOPLE}, better hundreds"
         )
     drawn = np.random.default_rng(seed).permutation(people)[: round(_HELD_OUT * len(people))]
     return np.isin(label_N, drawn)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from facetrain.embeddings.dense_ids import dense_ids
+from facetrain.plural import count_text
 from facetrain.telemetry.log import warn
 from facetrain.verify.metrics.fold_accuracy import FOLDS, fold_order, has_mixed_folds
 from facetrain.verify.sets.pair_set import PairSet
@@ -40,13 +41,15 @@ def _faults(first_P: np.ndarray, second_P: np.ndarray, same_P: np.ndarray) -> It
     # Sorted: (a, b) and (b, a) are one pair.
     side_P2 = np.sort(np.column_stack([first_P, second_P]), axis=1)
     if equal := int((side_P2[:, 0] == side_P2[:, 1]).sum()):
-        yield f"{equal:,} pairs have the same image on both sides; remove them"
+        yield f"{count_text(equal, 'pair')} with the same image on both sides: to be removed"
     distinct = len(np.unique(side_P2, axis=0))
     labeled = len(np.unique(np.column_stack([side_P2, same_P]), axis=0))
     if labeled > distinct:
-        yield f"{labeled - distinct:,} pairs are listed both as genuine and as impostor; correct their labels"
+        number = count_text(labeled - distinct, "pair")
+        yield f"{number} listed both as genuine and as impostor: the labels must be corrected"
     if labeled < len(same_P):
-        yield f"{len(same_P) - labeled:,} pairs are listed more than once, and count as often; remove the repetitions"
+        number = count_text(len(same_P) - labeled, "pair")
+        yield f"{number} listed again, which would count as often: remove the repetitions"
     if np.any(np.diff(fold_order(same_P)) < 0):
         yield (
             "the pairs are sorted by kind, and a fold of consecutive pairs would have one kind only; each of the "

@@ -136,7 +136,7 @@ class Result:
         ):
             return ""
         return (
-            f"rests on {round(self.curve.impostors * float(limit))} false accepts, fewer than 30 (rule of 30)"
+            f"uncertain: rests on {round(self.curve.impostors * float(limit))} false accepts, fewer than 30"
         )
 
     def as_json(self) -> dict[str, Any]:

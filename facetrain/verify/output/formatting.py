@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from facetrain.plural import count_text
 from facetrain.verify.metrics.curve_metrics import CURVE_METRICS
 from facetrain.verify.metrics.group_summary import RATES
 
@@ -23,6 +24,9 @@ _NOT_PERCENT = {"threshold", "xnorm", *(metric.name for metric in CURVE_METRICS 
 _RATIOS = ("_ratio", "_to_mean", "_to_best", "_gini")
 """Ends of the names of metrics that are quotients of two rates."""
 
+_SMALL_RATES = ("fmr", "fpir")
+"""Beginnings of the names of rates far below one percent."""
+
 if TYPE_CHECKING:
     from facetrain.verify.metrics.group_summary import Group
     from facetrain.verify.metrics.result import Result
@@ -36,7 +40,9 @@ def format_number(name: str, value: float | None) -> str:
         return "–"
     if name.endswith(_RATIOS):
         return f"{value:.3f}"
-    return f"{value:.5f}" if name in _NOT_PERCENT else f"{value:.3%}"
+    if name in _NOT_PERCENT:
+        return f"{value:.5f}"
+    return f"{value:.3%}" if name.startswith(_SMALL_RATES) else f"{value:.2%}"
 
 
 def format_interval(name: str, interval: tuple[float, float] | None) -> str:
@@ -76,7 +82,7 @@ def format_counts(result: Result) -> str:
     """Return the sizes of a set: pairs, probes, subjects and so on."""
     sizes = {name: result.metrics[name] for name in result.metrics if name in COUNTS}
     counts = [f"{value:,.0f} {name}" for name, value in sizes.items() if value is not None]
-    return ", ".join([*counts, f"{result.subjects:,} subjects"])
+    return ", ".join([*counts, count_text(result.subjects, "subject")])
 
 
 def format_warnings(result: Result) -> Iterator[str]:
@@ -110,7 +116,7 @@ def format_evaluation(evaluation: ModelResults) -> Iterator[str]:
                 yield f"    {group:16} {cells}"
         for curve in result.discards:
             if curve.area_ratio is not None:
-                yield f"  discarding by {curve.quality}: {curve.area_ratio:.3f} of the FNMR of random discarding"
+                yield f"  discarding by {curve.quality}: FNMR {curve.area_ratio:.3f} times that of random discarding"
         for summary in result.group_summaries:
             yield f"  {summary.column}, differences between the groups:"
             for metric, value in summary.metrics.items():
@@ -142,8 +148,8 @@ def _format_limits(result: Result) -> Iterator[str]:
         )
         assert result.curve is not None
         yield (
-            f"  lowest {rate:9} {limits['lowest']:.1e}, one of {result.curve.impostors:,} {pairs}; with 30 false "
-            f"matches {limits['rule_of_30']:.1e} (rule of 30)"
+            f"  lowest {rate:9} {limits['lowest']:.1e}, one of {result.curve.impostors:,} {pairs}; known to ± 30 % "
+            f"from {limits['rule_of_30']:.1e} on"
         )
 
 

@@ -104,8 +104,8 @@ def test_the_embedding_size_of_a_network_that_does_not_state_it_is_found(model, 
 @pytest.mark.parametrize(
     ("images", "same", "message"),
     [
-        ([1, 1, 2, 3], [True, False], "1 pairs have the same image on both sides"),
-        ([1, 2, 2, 1, 3, 4], [True, False, False], "1 pairs are listed both as genuine and as impostor"),
+        ([1, 1, 2, 3], [True, False], "1 pair with the same image on both sides"),
+        ([1, 2, 2, 1, 3, 4], [True, False, False], "1 pair listed both as genuine and as impostor"),
         ([1, 2, 3, 4], [True, True], "all pairs are of one kind"),
     ],
 )

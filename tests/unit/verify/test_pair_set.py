@@ -68,13 +68,21 @@ def test_a_file_that_is_no_set_is_named_as_it_was_given(tmp_path):
         load_pair_set(str(tmp_path / "train.rec"), tmp_path)
 
 
+def test_a_set_that_does_not_exist_is_named_as_it_was_given(tmp_path):
+    with pytest.raises(PairsError) as raised:
+        load_pair_set("train.rec", tmp_path)
+    assert str(raised.value).startswith("train.rec (") and str(tmp_path / "train.rec.bin") in str(
+        raised.value
+    )
+
+
 @pytest.mark.parametrize(
     ("pairs", "same", "fault"),
     [
         ([(0, 1), (2, 3)], [True, True], "of one kind"),
-        ([(0, 1), (2, 2)], [True, False], "1 pairs have the same image"),
-        ([(0, 1), (1, 0), (2, 3)], [True, True, False], "1 pairs are listed more than once"),
-        ([(0, 1), (1, 0), (2, 3)], [True, False, False], "1 pairs are listed both"),
+        ([(0, 1), (2, 2)], [True, False], "1 pair with the same image"),
+        ([(0, 1), (1, 0), (2, 3)], [True, True, False], "1 pair listed again"),
+        ([(0, 1), (1, 0), (2, 3)], [True, False, False], "1 pair listed both"),
         ([(2 * n, 2 * n + 1) for n in range(40)], [n < 20 for n in range(40)], "sorted by kind"),
         ([(2 * n, 2 * n + 1) for n in range(40)], [n % 4 < 2 for n in range(40)], ""),
         (

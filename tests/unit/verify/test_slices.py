@@ -188,6 +188,6 @@ def test_a_result_is_valid_json_with_a_short_curve():
     assert found["tar@1e-06"] is None and "needs 1,000,000" in found["needs"]["tar@1e-06"]
     # 9,000 impostor pairs.
     assert [result.remark(f"tar@1e-0{digit}") for digit in (1, 2, 3)] == [
-        "", "", "rests on 9 false accepts, fewer than 30 (rule of 30)",
+        "", "", "uncertain: rests on 9 false accepts, fewer than 30",
     ]  # fmt: skip
     assert Result("x", {}).as_json()["curve"] is None
