@@ -22,7 +22,7 @@ class ListedRun(RunState, frozen=True):
 
     folder: str
     step: int
-    """Last step that the run has reported."""
+    """Last step that the run is known to have taken."""
     checkpoint: int | None
     """Step of the newest checkpoint, from which a resume continues; None if there is none."""
     loss: float | str | None
@@ -114,11 +114,13 @@ def _row(run: ListedRun) -> tuple[str, ...]:
 
 def _describe(folder: Path) -> ListedRun:
     history = History.read(folder)
+    # A run that was killed may have saved a step that it has not reported.
+    checkpoint = max(complete_steps(folder / CHECKPOINTS), default=None)
     return ListedRun(
         **read_state(folder).model_dump(),
         folder=str(folder.resolve()),
-        step=history.step,
-        checkpoint=max(complete_steps(folder / CHECKPOINTS), default=None),
+        step=max(history.step, checkpoint or 0),
+        checkpoint=checkpoint,
         loss=history.last("loss"),
         best=history.best,
     )

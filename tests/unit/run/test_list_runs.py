@@ -53,6 +53,13 @@ def train_as(folder, outcome):
     lock.release()
 
 
+def test_a_saved_step_counts_that_a_killed_run_has_not_reported(tmp_path):
+    folder = make_run(tmp_path / "killed")
+    (folder / "checkpoints" / "step_00000035").mkdir()
+    (run,) = list_runs(folder)
+    assert (run.step, run.checkpoint) == (35, 35)
+
+
 @pytest.mark.parametrize(
     ("outcome", "state", "reason"),
     [
