@@ -9,13 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from facetrain.config.schema import Config
+from facetrain.cpu_cores import usable_cores
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.label_problems import label_remarks
 from facetrain.data.remote_dataset import remarks_on_reading
 from facetrain.data.tools.photo_shapes import describe_photos
+from facetrain.distributed.world import World
 from facetrain.errors import RunError
 from facetrain.files import error_reason
 from facetrain.head.head_group import head_parts
+from facetrain.plural import count_text
 from facetrain.run.suited_settings import RunFacts, gather_facts, unsuited_settings
 from facetrain.training.state import TrainState
 
@@ -42,6 +45,7 @@ def check_start(
         *label_remarks(source, config.data.train),
         *(f"{config.data.train}: {photos}" for photos in [describe_photos(source)] if photos),
         *remarks_on_reading(source, cache_bytes=config.data.cache_bytes, shuffle=config.data.shuffle),
+        *_check_cores(state.world),
         *_check_learning_rate(config),
         *_check_precision(config, gather_facts(config, source, state.world.size)),
         *check_free_space(config, folder, checkpoint_bytes(config, state), steps),
@@ -61,6 +65,15 @@ def checkpoint_bytes(config: Config, state: TrainState) -> int:
         # The other ranks' tables are not here, and shards differ by one class at most.
         rows += local / max(stop - start, 1) * part.head.num_classes
     return weights + trained * config.optim.moments + round(rows)
+
+
+def _check_cores(world: World) -> Iterator[str]:
+    cores = usable_cores()
+    if world.local_size > cores:
+        yield (
+            f"{world.local_size} processes share {count_text(cores, 'core')} of this machine, and wait for each other "
+            "in every step; start at most one per core (--nproc-per-node)"
+        )
 
 
 def _check_learning_rate(config: Config) -> Iterator[str]:

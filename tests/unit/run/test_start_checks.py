@@ -12,7 +12,7 @@ from facetrain.config.loading import build_config, load_config
 from facetrain.errors import ConfigError, RunError
 from facetrain.run import start_checks
 from facetrain.run.parts.state import check_precision
-from facetrain.run.start_checks import _check_learning_rate, _require_renames, check_free_space
+from facetrain.run.start_checks import _check_cores, _check_learning_rate, _require_renames, check_free_space
 from tests.runs.conftest import dataset, describe  # noqa: F401
 from tests.support import training
 
@@ -22,6 +22,15 @@ def test_a_learning_rate_that_cannot_be_meant_is_reported(name, usual, absurd):
     for lr, count in ((usual, 0), (absurd, 1)):
         config = build_config({"data": {"train": "x"}, "optim": {"name": name, "lr": lr}}, "test")
         assert len(list(_check_learning_rate(config))) == count
+
+
+def test_more_processes_than_cores_are_reported(monkeypatch):
+    monkeypatch.setattr(start_checks, "usable_cores", lambda: 2)
+    assert [bool(list(_check_cores(SimpleNamespace(local_size=size)))) for size in (1, 2, 8)] == [
+        False,
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(("every_steps", "keep", "count"), [(10, 3, 4), (30, 3, 2), (10, 8, 6)])
