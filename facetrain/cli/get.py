@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import textwrap
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +15,7 @@ from facetrain.cli.options import Json, download
 from facetrain.cli.outputs import echo_line, require_absent
 from facetrain.errors import UsageError
 from facetrain.files import os_errors_as, replacing
+from facetrain.plural import count_text
 
 
 def get(
@@ -66,10 +68,20 @@ def _table() -> str:
     lines = []
     for entry in catalog().values():
         size = f"{entry.bytes / 1e6:,.1f} MB" if entry.bytes else ""
-        people = f"{entry.people:,} people" if entry.people else ""
-        images = f"{entry.images:,} images" if entry.images else ""
+        people = count_text(entry.people, "person", "people") if entry.people else ""
+        images = count_text(entry.images, "image") if entry.images else ""
         facts = ", ".join(filter(None, (entry.kind, size, people, images)))
         mark = " " if entry.address else "-"
-        lines.append(f"{mark} {entry.name:24}{entry.about} ({facts})")
-        lines.append(f"{'':26}{entry.advice()}; terms: {entry.terms}")
+        lines += _wrapped(f"{mark} {entry.name:24}", f"{entry.about} ({facts})")
+        lines += _wrapped("", f"{entry.advice()}; terms: {entry.terms}")
     return "\n".join([*lines, "", "- cannot be downloaded by its name. To download: facetrain get NAME"])
+
+
+def _wrapped(first: str, text: str) -> list[str]:
+    """Return the lines of a text below each other in the second column, the first one after `first`."""
+    margin, columns = " " * 26, min(shutil.get_terminal_size().columns, 120)
+    # An address or a command stays in one piece, to be copied.
+    return textwrap.wrap(
+        text, max(columns, 60), initial_indent=f"{first:26}", subsequent_indent=margin, break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip

@@ -34,6 +34,7 @@ def run(hub, tmp_path):
 
 def test_without_a_name_it_lists_the_catalog_with_sizes_terms_and_states():
     text = output_of("get")
+    assert max(map(len, text.splitlines())) <= 120
     assert "  yunet                   OpenCV's face detector" in text and "(detector, 0.2 MB)" in text
     assert (
         "- webface42m" in text
