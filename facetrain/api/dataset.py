@@ -12,6 +12,7 @@ import numpy as np
 
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
+from facetrain.plural import images_text
 from facetrain.remote.download import local_path
 
 PathLike = str | os.PathLike[str]
@@ -55,4 +56,4 @@ class Dataset(Sequence[tuple[np.ndarray, int]]):
         return image, int(self.labels[number])
 
     def __repr__(self) -> str:
-        return f"Dataset({str(self.path)!r}): {len(self):,} images of {self.num_identities:,} identities"
+        return f"Dataset({str(self.path)!r}): {images_text(len(self), self.num_identities)}"

@@ -13,6 +13,7 @@ from facetrain.cli.options import Float32InferenceOptions, Json, local_file
 from facetrain.cli.outputs import echo_line, require_existing, require_no_input, require_writable
 from facetrain.errors import UsageError
 from facetrain.files import shell_path
+from facetrain.plural import count_text
 
 
 @option_groups
@@ -50,7 +51,8 @@ def align(
         typer.echo(json.dumps({"output": str(output)} | found.as_json(), indent=1))
         return
     echo_line(
-        f"{output}: map of {found.images:,} images; measured on {found.people:,} people who were set aside:"
+        f"{output}: map of {count_text(found.images, 'image')}; measured on "
+        f"{count_text(found.people, 'person', 'people')} who were set aside:"
     )
     echo_line(f"  mean cosine of mapped and new embedding of an image: {found.cosine:.4f}")
     for name, metrics in found.accuracy.items():

@@ -13,6 +13,7 @@ from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import DataDir, Float32InferenceOptions, Json, local_file
 from facetrain.cli.outputs import echo_line, require_existing, require_writable
 from facetrain.files import shell_path
+from facetrain.plural import count_text
 
 
 @option_groups
@@ -87,7 +88,7 @@ def calibrate(
         typer.echo(json.dumps(content, indent=1))
         return
     first = thresholds[0]
-    measured = f"{first.impostors:,} impostor pairs of {first.subjects:,} people in {first.data}"
+    measured = f"{first.impostors:,} impostor pairs of {count_text(first.subjects, 'person', 'people')} in {first.data}"
     echo_line(f"{path}: thresholds from {measured}")
     for each in thresholds:
         low, high = each.fmr_interval

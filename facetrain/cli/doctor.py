@@ -10,6 +10,7 @@ import typer
 
 from facetrain.cli.options import Json, OptionalConfig, Set
 from facetrain.cli.usual_settings import UsualSettings
+from facetrain.plural import count_text
 from facetrain.run.request import TrainRequest
 
 _COLORS = {"ok": "green", "warning": "yellow", "failure": "red"}
@@ -69,7 +70,6 @@ def _print(results: list[dict[str, Any]], failures: int, *, as_json: bool) -> No
     from rich.console import Console
     from rich.text import Text
 
-    from facetrain.doctor.check_result import count_text
     from facetrain.files import printable
 
     if as_json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +14,7 @@ from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import Detector, Device, InferenceOptions, Json, MinQuality, Model
 from facetrain.cli.outputs import echo_line, require_existing, require_no_input, require_writable
 from facetrain.errors import UsageError
+from facetrain.plural import count_text
 
 _TEACHER_SUFFIX = ".safetensors"
 
@@ -69,7 +71,7 @@ def embed(
                 progress=progress,
             )
         rows = "plain and mirrored" if flip else "plain"
-        typer.echo(f"{output}: {count:,} images, {rows}, embeddings of size {size}")
+        typer.echo(f"{output}: {count_text(count, 'image')}, {rows}, embeddings of size {size}")
         return
     with progress_bar("embedding") as progress:
         embeddings = embed_input(model, input, inference, flip=flip, detector=detector, progress=progress)
@@ -78,7 +80,7 @@ def embed(
     mirrored = (
         "; each is the sum of the image's and its mirror image's embedding (--no-flip: only the image's)"
     )
-    echo_line(f"{output}: {count:,} embeddings of size {size}{mirrored if flip else ''}")
+    echo_line(f"{output}: {count_text(count, 'embedding')} of size {size}{mirrored if flip else ''}")
 
 
 def compare(
@@ -113,7 +115,8 @@ def compare(
     same = threshold and cosine >= threshold.cosine
     if as_json:
         decision = {"same": same, "threshold": asdict(threshold)} if threshold else {}
-        typer.echo(json.dumps({"cosine": cosine, "quality": compared.quality} | decision))
+        quality = [None if math.isnan(each) else each for each in compared.quality]
+        typer.echo(json.dumps({"cosine": cosine, "quality": quality} | decision))
         return
     line = f"cosine similarity {cosine:.4f}"
     if threshold:
@@ -122,4 +125,5 @@ def compare(
             f": {verdict} at FMR {threshold.fmr:g} (threshold {threshold.cosine:.4f}, from {threshold.data})"
         )
     echo_line(line)
-    echo_line(f"quality {compared.quality[0]:.4g} and {compared.quality[1]:.4g}")
+    if not any(map(math.isnan, compared.quality)):
+        echo_line(f"quality {compared.quality[0]:.4g} and {compared.quality[1]:.4g}")

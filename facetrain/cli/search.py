@@ -12,6 +12,7 @@ import typer
 from facetrain.cli.options import Detector, Device, Json, MinQuality, local_file
 from facetrain.cli.outputs import echo_line, require_existing
 from facetrain.errors import UsageError
+from facetrain.plural import count_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -120,7 +121,10 @@ def _usable(faces: Embeddings, min_quality: float, *, required: bool = True) -> 
         min_quality = 0
     usable_N = faces.usable(min_quality)
     if left_out := int((~usable_N).sum()):
-        warn(f"{faces.path}: {left_out:,} of {faces.count:,} images left out; quality below {min_quality:g}")
+        warn(
+            f"{faces.path}: {left_out:,} of {count_text(faces.count, 'image')}"
+            f" left out; quality below {min_quality:g}"
+        )
     return usable_N
 
 

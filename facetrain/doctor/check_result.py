@@ -44,11 +44,6 @@ def warned_if(has_problem: bool, check: str, message: str, advice: str) -> Check
     return warning(check, message, advice) if has_problem else passed(check, message)
 
 
-def count_text(number: int, singular: str, plural: str = "") -> str:
-    """Return a number with its noun: "1 rank", "2 ranks"."""
-    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
-
-
 @contextmanager
 def errors_as_failures(results: list[CheckResult], check: str) -> Iterator[None]:
     """Add an expected error within the block to the results, as a failure, so that the other checks still run."""

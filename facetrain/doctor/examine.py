@@ -17,6 +17,7 @@ from facetrain.doctor.check_result import CheckResult, errors_as_failures, passe
 from facetrain.doctor.image_sample import draw_sample
 from facetrain.doctor.machine import check_machine, check_network
 from facetrain.doctor.silent_errors import check_alignment, check_images, check_readable
+from facetrain.plural import count_text, images_text
 from facetrain.run.parts.open_data import open_training_set
 from facetrain.run.suited_settings import chosen_for, gather_facts, unsuited_settings
 from facetrain.verify.sets.pair_set import PairSet, load_pair_sets
@@ -59,7 +60,7 @@ def _examine_data(results: list[CheckResult], config: Config, chosen_without: fr
         results += check_settings(config, source, chosen_without)
     with errors_as_failures(results, "verification sets"):
         sets = load_pair_sets(config.eval.targets, Path(config.eval_dir))
-        names = ", ".join(f"{pairs.name} ({len(pairs.same):,} pairs)" for pairs in sets)
+        names = ", ".join(f"{pairs.name} ({count_text(len(pairs.same), 'pair')})" for pairs in sets)
         results.append(passed("verification sets", names or "none"))
     with errors_as_failures(results, "images"):
         results += _examine_images(config, source, sets)
@@ -85,7 +86,7 @@ def check_dataset(config: Config, source: FaceDataset) -> Iterator[CheckResult]:
     present, counts = count_images(source)
     fewest = counts.min() if len(present) == source.num_classes else 0
     message = (
-        f"{config.data.train}: {source.num_images:,} images of {source.num_classes:,} identities, "
+        f"{config.data.train}: {images_text(source.num_images, source.num_classes)}, "
         f"{fewest:,} to {counts.max():,} of each"
     )
     yield passed("dataset", message)

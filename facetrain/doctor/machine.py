@@ -16,8 +16,9 @@ from facetrain.cpu_cores import usable_cores
 from facetrain.device.capability import multiplies_bfloat16
 from facetrain.device.gpu_driver import gpu_failure
 from facetrain.distributed import collectives
-from facetrain.doctor.check_result import CheckResult, count_text, failed, passed, warned_if
+from facetrain.doctor.check_result import CheckResult, failed, passed, warned_if
 from facetrain.files import error_reason
+from facetrain.plural import count_text
 
 _GIB = 1 << 30
 

@@ -9,6 +9,7 @@ import numpy as np
 from facetrain.data.images.face_pattern import Registration, correlation, orientation_correlations, register
 from facetrain.doctor.check_result import CheckResult, failed, passed, warned_if, warning
 from facetrain.doctor.image_sample import ImageSample
+from facetrain.plural import count_text
 
 _FEWEST_IMAGES = 30
 """Statistics of fewer images are left out."""
@@ -91,7 +92,9 @@ def _find_storage(check: str, sample: ImageSample) -> Iterator[CheckResult]:
     for error, advice in _STORAGE_ADVICE.items():
         number = sample.storage[error] if error != "are gray" else gray * has_many_gray
         if number:
-            yield warning(check, f"{number:,} of {len(sample):,} images {error}", advice, "certain")
+            yield warning(
+                check, f"{number:,} of {count_text(len(sample), 'image')} {error}", advice, "certain"
+            )
 
 
 def _find_swapped_channels(check: str, sample: ImageSample) -> Iterator[CheckResult]:

@@ -11,6 +11,7 @@ from facetrain.data.dataset_card import card_text, read_cards
 from facetrain.data.skipped_files import skipped_summary, skipped_table
 from facetrain.device.capability import float32_name
 from facetrain.files import write_atomically
+from facetrain.plural import count_text, images_text
 from facetrain.run.build import Parts
 from facetrain.run.outputs import RunOutputs
 from facetrain.run.summary import CARDS_FILE
@@ -35,9 +36,10 @@ def _opening_line(parts: Parts) -> str:
     batches = sorted({stage.global_batch_size for stage in schedule.stages})
     sizes = f"{batches[0]:,}" + (f" to {batches[-1]:,}" if len(batches) > 1 else "")
     return (
-        f"{parts.folder}: {parts.source.num_images:,} images of {parts.source.num_classes:,} identities; "
-        f"{config.model.backbone}{_remark(parts)}, {config.head.margin.type}; {schedule.total_steps:,} steps of "
-        f"{sizes} images on {world.size} × {world.device.type} in {trained}"
+        f"{parts.folder}: {images_text(parts.source.num_images, parts.source.num_classes)}; "
+        f"{config.model.backbone}{_remark(parts)}, {config.head.margin.type}; "
+        f"{count_text(schedule.total_steps, 'step')} of {sizes} images "
+        f"on {world.size} × {world.device.type} in {trained}"
         + (f", verified in {verified}" if parts.sets and verified != trained else "")
         + f"; {parts.state.describe_execution()}"
         + (f"; resuming from step {step:,}" if step else "")
@@ -68,6 +70,6 @@ def report_skipped_files(parts: Parts, print_message: Callable[[str], None]) -> 
         path = parts.folder / "skipped_files.csv"
         write_atomically(path, skipped_table(skipped))
         print_message(
-            f"{len(skipped):,} files of {parts.config.data.train} are left out, see {path}: "
+            f"{count_text(len(skipped), 'file')} of {parts.config.data.train} are left out, see {path}: "
             + "; ".join(skipped_summary(skipped))
         )

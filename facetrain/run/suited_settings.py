@@ -12,6 +12,7 @@ import torch
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.device.capability import cpu_multiplies_bfloat16, multiplies_bfloat16
+from facetrain.plural import count_text
 from facetrain.run.parts.step_schedule import local_batch_size
 
 _FEWEST_IMAGES_OF_R50 = 490_000
@@ -80,7 +81,7 @@ def suited_settings(facts: RunFacts) -> list[Suited]:
 
 
 def _network(facts: RunFacts) -> Suited:
-    data = f"{facts.images:,} images of {facts.people:,} people"
+    data = f"{count_text(facts.images, 'image')} of {count_text(facts.people, 'person', 'people')}"
     if not facts.has_gpu:
         reason = f"the fastest of the published networks, for {data} without a GPU"
         return Suited("model.backbone", "mbf", reason)

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from facetrain.plural import count_text
 from facetrain.training.settings import StopEarlySettings
 
 
@@ -51,4 +52,4 @@ class EarlyStop(BaseModel, frozen=True):
         if settings is None or settings.metric != self.metric or self.waited < settings.patience:
             return ""
         best = "" if self.best is None else f" over {self.best:.6g} at step {self.best_step:,}"
-        return f"stopped early: no gain of {self.metric} in {self.waited} verifications{best}"
+        return f"stopped early: no gain of {self.metric} in {count_text(self.waited, 'verification')}{best}"

@@ -23,6 +23,7 @@ from facetrain.cli.outputs import (
 )
 from facetrain.cli.progress import progress_bar
 from facetrain.errors import UsageError
+from facetrain.plural import count_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -184,5 +185,7 @@ def _echo_report(report: CleanReport, dataset: Path, images: int) -> None:
         echo_line(
             f"  about {report.threshold.expected_false:.1f} of them by mistake; look at them with --sheet FILE"
         )
-        echo_line(f"  {moved:,} images of another identity")
-        echo_line(f"  {len(report.wrong) - moved:,} images that show no identity of the dataset clearly")
+        echo_line(f"  {count_text(moved, 'image')} of another identity")
+        echo_line(
+            f"  {count_text(len(report.wrong) - moved, 'image')} that show no identity of the dataset clearly"
+        )

@@ -26,6 +26,7 @@ from facetrain.cli.progress import progress_bar, progress_bars
 from facetrain.data.synthetic.options import SyntheticFaces
 from facetrain.errors import UsageError
 from facetrain.files import shell_path
+from facetrain.plural import count_text
 
 
 @option_groups
@@ -89,7 +90,7 @@ def pack(
         return
     print_written([packed])
     if packed.skipped:
-        echo_line(f"  left out {len(packed.skipped):,} files, see {output / SKIPPED_FILE}:")
+        echo_line(f"  left out {count_text(len(packed.skipped), 'file')}, see {output / SKIPPED_FILE}:")
         for line in skipped_summary(packed.skipped):
             echo_line(f"    {line}")
     print_detections(finder)
@@ -143,9 +144,9 @@ def landmarks(
     if as_json:
         typer.echo(json.dumps({"file": str(path), "images": images, "missing": missing}))
         return
-    echo_line(f"{path}: landmarks of {images - len(missing):,} images")
+    echo_line(f"{path}: landmarks of {count_text(images - len(missing), 'image')}")
     if missing:
         echo_line(
-            f"  no face found in {len(missing):,} images, which get the landmarks of an aligned face: "
+            f"  no face found in {count_text(len(missing), 'image')}, which get the landmarks of an aligned face: "
             f"{first_names(missing)}"
         )

@@ -12,6 +12,7 @@ from facetrain.cli.data.options import Dataset, Workers
 from facetrain.cli.options import Json, local_dataset
 from facetrain.cli.outputs import echo_line, require_absent, require_sheet
 from facetrain.cli.progress import progress_bar
+from facetrain.plural import count_text, images_text
 
 if TYPE_CHECKING:
     from facetrain.data.dataset import FaceDataset
@@ -70,7 +71,7 @@ def _inspect_pairs(path: Path, sheet: Path | None) -> tuple[dict[str, Any], list
         write_encoded_sheet(list(zip(titles, shown, strict=True)), sheet)
     counts = {"images": len(images), "pairs": len(same), "same": int(same.sum())}
     facts = {"file": str(path), **counts, **count_formats(images)}
-    line = f"{path}: {len(same):,} pairs, {counts['same']:,} of one person"
+    line = f"{path}: {count_text(len(same), 'pair')}, {counts['same']:,} of one person"
     return facts, [line, *_format_lines(facts, len(images))]
 
 
@@ -93,7 +94,7 @@ def _describe(facts: dict[str, Any], source: FaceDataset) -> list[str]:
     from facetrain.data.dataset import skipped_files
     from facetrain.data.skipped_files import skipped_summary
 
-    lines = ["{folder}: {images:,} images of {identities:,} identities".format(**facts)]
+    lines = [f"{facts['folder']}: {images_text(facts['images'], facts['identities'])}"]
     if facts["identities_without_images"]:
         lines.append("  {identities_without_images:,} identities have no image".format(**facts))
     lines.append("  images per identity: {fewest:,} to {most:,}, median {median:g}".format(**facts))
@@ -107,7 +108,8 @@ def _describe(facts: dict[str, Any], source: FaceDataset) -> list[str]:
 
 def _format_lines(facts: dict[str, Any], count: int) -> list[str]:
     return [
-        f"  {what} of {count:,} images: " + ", ".join(f"{name} ({n:,})" for name, n in facts[what].items())
+        f"  {what} of {count_text(count, 'image')}: "
+        + ", ".join(f"{name} ({n:,})" for name, n in facts[what].items())
         for what in ("sizes", "formats")
     ]
 
@@ -134,7 +136,7 @@ def check(
         facts = vars(report) | {"damaged": report.damaged, "faults": [vars(fault) for fault in report.faults]}
         typer.echo(json.dumps(facts))
     else:
-        echo_line(f"{dataset}: {report.images:,} images of {report.identities:,} identities can be decoded")
+        echo_line(f"{dataset}: {images_text(report.images, report.identities)} can be decoded")
         for kind, description in tool.FAULT_KINDS.items():
             messages = [fault.message for fault in report.faults if fault.kind == kind]
             if messages:
@@ -144,6 +146,6 @@ def check(
         if not report.faults:
             echo_line("  no faults")
         if repair is not None:
-            echo_line(f"{repair}: {report.good:,} images written")
+            echo_line(f"{repair}: {count_text(report.good, 'image')} written")
     if report.damaged and repair is None:
         raise typer.Exit(2)

@@ -17,6 +17,7 @@ from facetrain.cli.outputs import echo_line
 from facetrain.cli.progress import progress_bar
 from facetrain.data.images.header import MAX_PIXELS
 from facetrain.errors import UsageError
+from facetrain.plural import count_text, images_text
 
 if TYPE_CHECKING:
     from facetrain.data.tools.landmark_finder import LandmarkFinder
@@ -66,7 +67,7 @@ def print_written(written: Sequence[WrittenDataset], as_json: bool = False, **fa
         typer.echo(json.dumps(results[0] if len(results) == 1 else results))
         return
     for dataset in written:
-        echo_line(f"{dataset.folder}: {dataset.images:,} images of {dataset.identities:,} identities")
+        echo_line(f"{dataset.folder}: {images_text(dataset.images, dataset.identities)}")
 
 
 def json_facts(dataset: WrittenDataset) -> dict[str, Any]:
@@ -117,13 +118,13 @@ def print_detections(finder: LandmarkFinder | None) -> None:
     several_faces: dict[str, int] = getattr(finder, "several_faces", {})
     if fallbacks:
         echo_line(
-            f"  no face detected at first in {len(fallbacks):,} images (--json lists all): "
+            f"  no face detected at first in {count_text(len(fallbacks), 'image')} (--json lists all): "
             f"{first_names(sorted(fallbacks))}"
         )
     if several_faces:
         echo_line(
-            f"  several faces of similar size in {len(several_faces):,} images, of which the one nearest the center "
-            f"was taken (--json lists all): {first_names(sorted(several_faces))}"
+            f"  several faces of similar size in {count_text(len(several_faces), 'image')}, of which the one nearest "
+            f"the center was taken (--json lists all): {first_names(sorted(several_faces))}"
         )
 
 

@@ -15,6 +15,7 @@ from facetrain.cli.options import Json
 from facetrain.cli.outputs import echo_line, require_absent, require_writable
 from facetrain.cli.progress import progress_bar
 from facetrain.errors import UsageError
+from facetrain.plural import count_text
 
 
 @dataclass(frozen=True)
@@ -99,5 +100,5 @@ def pairs(
         facts = {"output": str(output), "pairs": written.pairs, "same": written.same}
         typer.echo(json.dumps(facts | detections(finder)))
         return
-    echo_line(f"{output}: {written.pairs:,} pairs, {written.same:,} of one person")
+    echo_line(f"{output}: {count_text(written.pairs, 'pair')}, {written.same:,} of one person")
     print_detections(finder)

@@ -63,7 +63,7 @@ def split(
     if 0 < eligible < 2 * FOLDS and not writing.as_json:
         total = len(counts) + written[0].identities
         echo_line(
-            f"  {eligible} identities for validation have two images or more; `facetrain data pairs` needs "
+            f"  {eligible:,} identities for validation have two images or more; `facetrain data pairs` needs "
             f"{2 * FOLDS}: split with --validation {needed_share(len(counts), eligible, total)}"
         )
 

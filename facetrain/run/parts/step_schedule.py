@@ -11,6 +11,7 @@ from typing import NamedTuple
 from facetrain.config.schema import Config
 from facetrain.errors import ConfigError, DataError
 from facetrain.head.settings import HeadSettings
+from facetrain.plural import count_text
 
 DEFAULT_BATCH_SIZE = 128
 """Images per rank and micro-batch if the config gives no batch size."""
@@ -185,7 +186,7 @@ def schedule_steps(config: Config, num_images: int, world_size: int) -> StepSche
 def _steps_per_epoch(config: Config, num_images: int, global_batch: int) -> int:
     if num_images < global_batch:
         raise DataError(
-            f"{config.data.train}: the dataset has {num_images:,} images, fewer than one global batch of "
+            f"{config.data.train}: the dataset has {count_text(num_images, 'image')}, fewer than one global batch of "
             f"{global_batch:,}; give a smaller one with --batch or train.batch_size"
         )
     return num_images // global_batch
