@@ -104,10 +104,39 @@ def stream_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """
     with open(path, encoding="utf-8", errors="replace", opener=open_regular) as file:
         for line in file:
-            with suppress(ValueError):
-                record = parse_json(line)
-                if isinstance(record, dict) and isinstance(record.get("step"), int):
-                    yield record
+            yield from _record_in(line)
+
+
+class GrowingJsonLines:
+    """Reader of a file that is being written: each call yields the records since the last one."""
+
+    def __init__(self, path: Path) -> None:
+        """Take a file, which may not exist yet."""
+        self._path, self._read = path, 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield the new records, without damaged lines and without a last line that is not complete yet.
+
+        Raises:
+            OSError: the file cannot be read, or is not a regular file.
+        """
+        if not self._path.is_file():
+            return
+        with open(self._path, "rb", opener=open_regular) as file:
+            file.seek(self._read)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._read += len(line)
+                yield from _record_in(line.decode("utf-8", "replace"))
+
+
+def _record_in(line: str) -> Iterator[dict[str, Any]]:
+    """Yield the record of a line, if it has one."""
+    with suppress(ValueError):
+        record = parse_json(line)
+        if isinstance(record, dict) and isinstance(record.get("step"), int):
+            yield record
 
 
 def _truncate(path: Path, step: int) -> set[str]:

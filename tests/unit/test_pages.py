@@ -21,7 +21,8 @@ def a_page():
     axes.plot([0, 1], [0, 1], linestyle="--", label="x", alpha=0.5)
     axes.set_title(HOSTILE.replace("\x1b", ""))
     axes.legend()
-    values = {"header": [HOSTILE], "rows": [[HOSTILE]], "curves": [svg(figure, HOSTILE)]}
+    best, rows = ("good", HOSTILE, HOSTILE), [("good", [HOSTILE])]
+    values = {"best": best, "header": [HOSTILE], "rows": rows, "curves": [svg(figure, HOSTILE)]}
     return render("run/report/runs.html.j2", title=HOSTILE, **values)
 
 
@@ -51,7 +52,7 @@ def test_figures_take_the_colors_of_the_page_and_keep_their_own_as_attributes():
 
 def test_a_value_that_a_template_lacks_is_an_error():
     with pytest.raises(UndefinedError, match="rows"):
-        render("run/report/runs.html.j2", title="x", header=[])
+        render("run/report/runs.html.j2", title="x", best=None, header=[])
 
 
 def test_metrics_are_named_in_the_words_of_the_field():

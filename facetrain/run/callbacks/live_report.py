@@ -10,8 +10,10 @@ from pathlib import Path
 from torch import Tensor
 
 from facetrain.data.tools.contact_sheet import write_batch_sheet
-from facetrain.errors import FacetrainError
+from facetrain.errors import FacetrainError, RunError
+from facetrain.files import os_errors_as
 from facetrain.run.outputs import AUGMENTED_FILE, REPORT_FILE
+from facetrain.run.report.history import LiveHistory
 from facetrain.run.report.page import write_run_report
 from facetrain.telemetry.log import logger, warn
 from facetrain.training.state import TrainState
@@ -33,6 +35,11 @@ class LiveReport:
     opens_browser: bool = False
     """Whether the first page is shown in a browser."""
     _next_at: float = field(default=0.0, init=False)
+    _history: LiveHistory = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Read nothing yet."""
+        self._history = LiveHistory(self.folder)
 
     def update(self, state: TrainState) -> None:
         """Write the page if it is due. Called after every step."""
@@ -47,7 +54,9 @@ class LiveReport:
         """Write the page; also called at the end, after the state of the run has been recorded."""
         began_at, is_first = time.monotonic(), not self._next_at
         try:
-            write_run_report(self.folder, self.folder / REPORT_FILE)
+            with os_errors_as(RunError, self.folder):
+                history = self._history.read()
+            write_run_report(self.folder, self.folder / REPORT_FILE, history)
         except FacetrainError as error:
             warn(f"{error}; training continues")
         except Exception:  # any error of a plotting library: it must not end days of training

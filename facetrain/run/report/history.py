@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from facetrain.telemetry.jsonl import stream_jsonl
+from facetrain.telemetry.jsonl import GrowingJsonLines, stream_jsonl
 
 _MOST_POINTS = 4000
 """Points of a curve: more than a page has pixels."""
@@ -98,6 +98,20 @@ class History:
     def last(self, name: str) -> float | str | None:
         """Return the last value of a metric; None if no record has it."""
         return self.metrics[name].last[1] if name in self.metrics else None
+
+
+class LiveHistory:
+    """History of a run that is being trained: a call reads only what was reported since the last one."""
+
+    def __init__(self, folder: Path) -> None:
+        """Take the run folder."""
+        self._history, self._lines = History(), GrowingJsonLines(folder / _METRICS_FILE)
+
+    def read(self) -> History:
+        """Return the history up to now."""
+        for record in self._lines:
+            self._history.add(record)
+        return self._history
 
 
 def records_of(folder: Path) -> Iterator[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,13 @@ from facetrain.checkpoint.commit import CHECKPOINTS, complete_steps
 from facetrain.errors import RunError, UsageError
 from facetrain.files import error_reason, os_errors_as, printable, write_atomically
 from facetrain.pages.render import render
-from facetrain.run.folder.run_state import FINISHED, RunState, read_state
+from facetrain.plural import count_text
+from facetrain.run.folder.run_state import FAILED, FINISHED, RUNNING, STOPPED, RunState, read_state
 from facetrain.run.report.history import History
 from facetrain.telemetry.log import warn
 
+KINDS = {RUNNING: "none", FINISHED: "good", STOPPED: "warn", FAILED: "bad"}
+"""State of a run -> kind of its verdict on a page."""
 _HEADER = ("run", "state", "step", "checkpoint", "loss", "best accuracy")
 
 
@@ -92,9 +96,21 @@ def write_runs_page(runs: Sequence[ListedRun], title: str, output: Path) -> None
 
     histories = {Path(run.folder).name: History.read(Path(run.folder)) for run in runs}
     curves = [svg(draw_curves(histories, (panel,), width=7.5), f"runs-{panel}") for panel in PANELS]
-    values = {"header": _HEADER, "rows": list(map(_row, runs)), "curves": curves}
+    rows = [(KINDS.get(run.state, "none"), _row(run)) for run in runs]
+    values = {"best": _best_of(runs), "header": _HEADER, "rows": rows, "curves": curves}
     with os_errors_as(RunError, output):
         write_atomically(output, render("run/report/runs.html.j2", title=title, **values))
+
+
+def _best_of(runs: Sequence[ListedRun]) -> tuple[str, str, str] | None:
+    """Return the verdict of the page: the run with the highest accuracy on the set that most runs have."""
+    counts = Counter(name for run in runs for name in run.best)
+    if not counts:
+        return None
+    name = counts.most_common(1)[0][0]
+    best = max((run for run in runs if name in run.best), key=lambda run: run.best[name])
+    words = f"best accuracy on {name}: {Path(best.folder).name}, of {count_text(counts[name], 'run')}"
+    return "good", f"{best.best[name]:.2%}", printable(words)
 
 
 def formatted(value: Any, form: str) -> str:

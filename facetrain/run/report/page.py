@@ -21,13 +21,14 @@ from facetrain.errors import ConfigError, ImageError, RunError, UsageError
 from facetrain.files import open_regular, os_errors_as, write_atomically
 from facetrain.pages.figures import svg
 from facetrain.pages.render import jpeg_image, render
+from facetrain.plural import count_text
 from facetrain.run.folder.run_files import recorded_environment
-from facetrain.run.folder.run_state import FAILED, FINISHED, RUNNING, STOPPED, RunState, read_state
+from facetrain.run.folder.run_state import RUNNING, RunState, read_state
 from facetrain.run.lr_range_test import RangeTest
 from facetrain.run.outputs import AUGMENTED_FILE, PAIRS_FILE, SKIPPED_FILE
 from facetrain.run.report.curves import PANELS, draw_curves, draw_range_test
 from facetrain.run.report.history import History, records_of
-from facetrain.run.report.list_runs import formatted, is_run
+from facetrain.run.report.list_runs import KINDS, formatted, is_run
 from facetrain.run.report.published_curve import published_curve_of
 from facetrain.run.summary import trained_loss
 from facetrain.verify.output.hardest_pairs import VerifiedPairs, pair_groups
@@ -35,8 +36,6 @@ from facetrain.verify.output.hardest_pairs import VerifiedPairs, pair_groups
 _JPEG_QUALITY = 88
 _MAX_LINES = 100
 """Skipped images and warnings that the page lists of each kind."""
-_KINDS = {RUNNING: "none", FINISHED: "good", STOPPED: "warn", FAILED: "bad"}
-"""State of a run -> kind of its verdict on the page."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +46,13 @@ class ListedLines:
     last: list[str]
 
 
-def write_run_report(folder: Path, output: Path) -> None:
+def write_run_report(folder: Path, output: Path, history: History | None = None) -> None:
     """Write the report of a run. The page needs no network and has no script; its memory does not grow with the run.
+
+    Args:
+        folder: run folder.
+        output: HTML file.
+        history: metrics of the run, if they were read already.
 
     Raises:
         UsageError: the folder is not a run folder.
@@ -57,14 +61,16 @@ def write_run_report(folder: Path, output: Path) -> None:
     if not is_run(folder):
         raise UsageError(f"{folder}: not the folder of a run (it has no config.yaml and environment.json)")
     with os_errors_as(RunError, folder):
-        page = render("run/report/report.html.j2", title=folder.resolve().name, run=run_values(folder))
+        page = render(
+            "run/report/report.html.j2", title=folder.resolve().name, run=run_values(folder, history)
+        )
     with os_errors_as(RunError, output, "choose another --output"):
         write_atomically(output, page)
 
 
-def run_values(folder: Path) -> dict[str, Any]:
-    """Return what the templates of this folder tell of a run."""
-    history, state = History.read(folder), read_state(folder)
+def run_values(folder: Path, history: History | None = None) -> dict[str, Any]:
+    """Return what the templates of this folder tell of a run; `history` as in `write_run_report`."""
+    history, state = history or History.read(folder), read_state(folder)
     published = published_curve_of(folder, state.total_steps)
     # One small figure per panel: in one large figure, the text would be too small on a narrow screen.
     loss = _loss_of(folder)
@@ -90,7 +96,7 @@ def run_values(folder: Path) -> dict[str, Any]:
         "verifications": _verifications(history),
         "warnings": _last_lines(folder / "log.txt", lambda line: " WARNING " in line),
         "skipped": _last_lines(folder / SKIPPED_FILE),
-        "restarts": f"{max(len(state.starts) - 1, 0)} resumes and restarts",
+        "restarts": count_text(max(len(state.starts) - 1, 0), "resume or restart", "resumes and restarts"),
         "starts": [(each.time, f"{each.step:,}", each.ranks, each.device) for each in state.starts],
         "environment": [(key, _text(value)) for key, value in _flatten(recorded_environment(folder))],
         "folder": str(folder.resolve()),
@@ -117,7 +123,7 @@ def _headline(history: History, state: RunState, trained: str) -> dict[str, Any]
     elif (loss := history.last(trained)) is not None:
         number, words = formatted(loss, ".4g"), f"loss; {words}"
     return {
-        "kind": _KINDS.get(state.state, "none"),
+        "kind": KINDS.get(state.state, "none"),
         "headline": number,
         "words": words,
         "reason": state.reason,

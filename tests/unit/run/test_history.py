@@ -3,7 +3,7 @@
 import math
 
 from facetrain.run.report import history as module
-from facetrain.run.report.history import History
+from facetrain.run.report.history import History, LiveHistory
 from facetrain.telemetry.jsonl import JsonLines
 
 
@@ -39,3 +39,21 @@ def test_a_long_curve_is_thinned_evenly_and_ends_with_its_last_point(monkeypatch
 def test_only_the_last_verifications_are_kept():
     found = history_of({"step": n, "lfw/accuracy": 0.5} for n in range(500))
     assert len(found.verifications) == 100 and found.verifications[-1]["step"] == 499
+
+
+def test_a_live_history_reads_each_record_once_and_waits_for_the_end_of_a_line(tmp_path, monkeypatch):
+    path, live, added = tmp_path / "metrics.jsonl", LiveHistory(tmp_path), []
+    add = History.add
+    monkeypatch.setattr(
+        History, "add", lambda self, record: (added.append(record["step"]), add(self, record))
+    )
+    assert live.read().metrics == {}
+    for text in (
+        '{"step": 1, "loss": 5.0}\n{"step": 2, "lo',
+        'ss": 4.0}\nno record\n',
+        '{"step": 3, "loss": 3.0}\n',
+    ):
+        with path.open("a") as file:
+            file.write(text)
+        found = live.read()
+    assert added == [1, 2, 3] and found == History.read(tmp_path)

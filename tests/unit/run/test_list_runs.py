@@ -175,3 +175,20 @@ def test_the_page_of_runs_has_the_table_and_a_curve_of_each(tmp_path):
     assert done.returncode == 0 and "75.00%" in done.stdout, done.stderr
     text = page.read_text()
     assert text.count("<svg") == 4 and "75.00%" in text and "b$&lt;i&gt;" in text and "<i>" not in text
+
+
+def test_the_page_of_runs_names_the_best_one_and_colors_each_state(tmp_path):
+    for name, accuracy, outcome in (("a", 0.9, 0), ("b", 0.95, 143), ("c", 0.8, RunError("full"))):
+        folder = make_run(tmp_path / name)
+        (folder / "metrics.jsonl").write_text(f'{{"step": 40, "lfw/accuracy": {accuracy}}}\n')
+        with suppress(RunError):
+            train_as(folder, outcome)
+    page = tmp_path / "runs.html"
+    run_list.write_runs_page(list_runs(tmp_path), "runs", page)
+    text = page.read_text()
+    headline, table = text.split("<table>")
+    assert "95.00%" in headline and " b," in headline
+    assert [f'class="{kind}">{state}' in table for kind, state in STATES] == [True] * 3
+
+
+STATES = (("good", "finished"), ("warn", "stopped"), ("bad", "failed"))

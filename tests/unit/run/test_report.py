@@ -80,7 +80,7 @@ def test_the_page_has_every_part_of_the_run(text):
     assert "ms1mv3_r50" in page.text and "run.name" not in page.text
     assert "stopped" in page.text and "22 of 40" in page.text
     assert "70.00%" in page.text and "0.7500" in page.text and "1,234" in page.text
-    assert "1 resumes and restarts" in page.text and "warns" in page.text and "quiet" not in page.text
+    assert "1 resume or restart" in page.text and "warns" in page.text and "quiet" not in page.text
     assert page.tags.count("svg") == 5 and "--lr find: optim.lr 0.0321" in page.text
 
 

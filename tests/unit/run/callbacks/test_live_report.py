@@ -18,11 +18,11 @@ def test_the_page_follows_a_run_within_its_share_of_the_time(tmp_path, state, mo
     (tmp_path / "environment.json").write_text("{}")
     now, opened, written = 0.0, [], []
 
-    def write(folder, output):
+    def write(folder, output, history):
         nonlocal now
         now += 2.0
         written.append(now)
-        real(folder, output)
+        real(folder, output, history)
 
     real = live_report.write_run_report
     monkeypatch.setattr(live_report, "write_run_report", write)
