@@ -30,7 +30,7 @@ from facetrain.run.folder.data_digests import describe_difference, digest_inputs
 from facetrain.run.folder.earlier import clean_up, rename_later_checkpoints
 from facetrain.run.folder.hosts import Hosts, hosts_of, owns_folder
 from facetrain.run.folder.lease import Lease
-from facetrain.run.folder.run_files import package_versions
+from facetrain.run.folder.run_files import software_of_host
 from facetrain.run.parts.open_data import open_data
 from facetrain.run.parts.step_schedule import StepSchedule, schedule_steps
 from facetrain.run.request import TrainRequest
@@ -147,11 +147,11 @@ def _compare_commands(
 
 
 def _compare_versions(ranks: Ranks, expected: dict[str, str]) -> None:
-    own = package_versions()
+    own = software_of_host()
     for name in sorted({*own, *expected}):
         if own.get(name) != expected.get(name):
             raise UsageError(
-                f"{name} {own.get(name, 'is missing')}, and rank 0 on {ranks.place(0)} has "
+                f"{name} is {own.get(name, 'missing')}, and rank 0 on {ranks.place(0)} has "
                 f"{expected.get(name, 'none')}; install the same versions on all hosts"
             )
 

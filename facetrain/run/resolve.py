@@ -42,7 +42,7 @@ from facetrain.run.folder.data_digests import check_inputs, digest_inputs, diges
 from facetrain.run.folder.earlier import clean_up
 from facetrain.run.folder.hosts import Hosts
 from facetrain.run.folder.lease import Lease
-from facetrain.run.folder.run_files import package_versions
+from facetrain.run.folder.run_files import software_of_host
 from facetrain.run.folder.starting_point import find_starting_point
 from facetrain.run.lr_range_test import require_steps_of_test
 from facetrain.run.parts.open_data import open_data
@@ -72,7 +72,7 @@ class Claim(BaseModel, frozen=True):
     given: dict[str, Any]
     """Values of the config, as the command gives them."""
     versions: dict[str, str]
-    """Versions of the packages on which the numbers of a run depend."""
+    """Versions of the packages on which the numbers of a run depend, if it has several hosts."""
     mirror: str | None
     """Address in which hosts that share no folder keep the run."""
 
@@ -130,7 +130,7 @@ def claim_run(request: TrainRequest, ranks: Ranks, launchers: Sequence[str], lea
         folder=str(folder),
         token=lease.token,
         given=asked.given,
-        versions=package_versions(),
+        versions=software_of_host() if ranks.spans_hosts else {},
         mirror=asked.config.checkpoint.mirror,
     )
     return Claimed(claim, asked, folders, is_named)

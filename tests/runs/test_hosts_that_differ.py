@@ -9,11 +9,13 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+import facetrain
 from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.errors import FacetrainError, UsageError
 from facetrain.run.agree import _open_checkpoint
@@ -39,6 +41,13 @@ def other_version(host):
     (place / "METADATA").write_text("Metadata-Version: 2.1\nName: safetensors\nVersion: 9.9\n")
 
 
+def other_source(host):
+    """Copy the package, with a comment more."""
+    shutil.copytree(Path(facetrain.__file__).parent, host / "facetrain")
+    with (host / "facetrain" / "errors.py").open("a") as file:
+        file.write("# changed\n")
+
+
 def edit(path, old, new):
     path.write_bytes(path.read_bytes().replace(old, new, 1))
 
@@ -58,7 +67,8 @@ DIFFERENCES = {
     "no set": (lambda host: (host / "data" / "val.bin").unlink(), ["val.bin"]),
     "another set": (lambda host: edit(host / "data" / "val.bin", b"\x88\x89", b"\x89\x88"), ["val.bin"]),
     "other weights": (lambda host: (host / "weights.pt").write_text("b"), ["weights.pt", "model.init_from"]),
-    "other versions": (other_version, ["safetensors 9.9"]),
+    "other versions": (other_version, ["safetensors is 9.9"]),
+    "another source": (other_source, ["source of facetrain"]),
 }
 
 
@@ -90,6 +100,9 @@ def be_a_host(rank, folders, ports):
         os.chdir(folder / f"host{rank}")
         packages, since = str(folder / f"host{rank}" / "packages"), time.monotonic()
         sys.path.insert(0, packages)
+        installed = facetrain.__file__
+        if (folder / f"host{rank}" / "facetrain").exists():
+            facetrain.__file__ = str(folder / f"host{rank}" / "facetrain" / "__init__.py")
         overrides = ("model.init_from=weights.pt",) if folder.name == "other weights" else ()
         request = TrainRequest(config="tiny.yaml", run_dir=str(folder / "run"), overrides=overrides)
         try:
@@ -97,6 +110,7 @@ def be_a_host(rank, folders, ports):
         except FacetrainError as error:
             outcomes[folder.name] = [error.exit_code, str(error), time.monotonic() - since]
         sys.path.remove(packages)
+        facetrain.__file__ = installed
     (folders[0].parent / f"outcomes{rank}.json").write_text(json.dumps(outcomes))
 
 

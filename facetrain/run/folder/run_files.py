@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 from contextlib import suppress
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+import facetrain
 from facetrain.checkpoint.commit import CHECKPOINTS
 from facetrain.checkpoint.identity import RUN_ID_FILE
 from facetrain.config.loading import dump_config
@@ -71,6 +73,14 @@ def package_versions() -> dict[str, str]:
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
     return versions
+
+
+def software_of_host() -> dict[str, str]:
+    """Return the versions of the packages, and a digest of facetrain's files, which a checkout can have changed."""
+    package, digest = Path(facetrain.__file__).parent, hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package)} ".encode() + path.read_bytes())
+    return package_versions() | {"the source of facetrain": digest.hexdigest()[:12]}
 
 
 def launchers_in(folder: Path) -> list[str]:
