@@ -43,7 +43,7 @@ from facetrain.run.folder.earlier import clean_up
 from facetrain.run.folder.hosts import Hosts
 from facetrain.run.folder.lease import Lease
 from facetrain.run.folder.run_files import software_of_host
-from facetrain.run.folder.starting_point import find_starting_point
+from facetrain.run.folder.starting_point import StartingPoint, find_starting_point
 from facetrain.run.lr_range_test import require_steps_of_test
 from facetrain.run.parts.open_data import open_data
 from facetrain.run.parts.step_schedule import schedule_steps
@@ -157,9 +157,7 @@ def resolve(
     config, folder = claimed.asked.config, claimed.folder
     mirror, start = open_mirror(config, folder), None
     if request.command == "resume" or restarted or request.resume_existing:
-        # After a restart, the run has newer checkpoints than the one that the command asks for.
-        step = None if claimed.folders.was_used(folder) else request.step
-        start = find_starting_point(folder, mirror, hosts, step=step, may_be_new=request.command == "train")
+        start = _starting_point(request, claimed, mirror, hosts)
     checkpoint = start.checkpoint if start else None
     if checkpoint:
         config = _with_recorded_choices(config, checkpoint, request, claimed.asked.set_keys)
@@ -197,6 +195,15 @@ def resolve(
     if checkpoint:
         plan = _continued(plan, checkpoint, here, inputs.source, claimed.asked.set_keys)
     return plan, inputs
+
+
+def _starting_point(
+    request: TrainRequest, claimed: Claimed, mirror: Mirror | None, hosts: Hosts
+) -> StartingPoint | None:
+    # After a restart, the run has newer checkpoints than the one that the command asks for.
+    step = None if claimed.folders.was_used(claimed.folder) else request.step
+    is_new = request.command == "train"
+    return find_starting_point(claimed.folder, mirror, hosts, step=step, may_be_new=is_new)
 
 
 def _continued(
