@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -19,17 +19,6 @@ def autocast_for(precision: str, device: torch.device) -> Callable[[], AbstractC
     if precision == "fp32":
         return nullcontext
     return lambda: torch.autocast(device.type, dtype=_DTYPES[precision])
-
-
-@contextmanager
-def tf32_convolutions(allowed: bool) -> Iterator[None]:
-    """Let float32 convolutions on a GPU round their factors to TF32, or not, for the duration of the context."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = before
 
 
 def memory_format_for(
