@@ -39,7 +39,7 @@ def align(
     require_no_input((old, new, images), output)
     require_writable(output)
     require_existing(old, new, images)
-    from facetrain.cli.progress import progress_bar
+    from facetrain.cli.progress_bar import progress_bar
     from facetrain.embeddings.embedding_map import save_map
     from facetrain.verify.align_models import align_models
     from facetrain.verify.output.formatting import format_number

@@ -68,7 +68,7 @@ def calibrate(
     # What needs no torch is checked before its import, which takes seconds.
     require_writable(output)
     require_existing(model)
-    from facetrain.cli.progress import progress_bar
+    from facetrain.cli.progress_bar import progress_bar
     from facetrain.config.loading import eval_dir_of_run
     from facetrain.verify.calibrate_model import calibrate_model
 

@@ -56,7 +56,7 @@ def embed(
         require_format(output)
     require_writable(output)
     require_existing(model, input, detector)
-    from facetrain.cli.progress import progress_bar
+    from facetrain.cli.progress_bar import progress_bar
     from facetrain.embeddings.embed_images import embed_input
     from facetrain.run.parts.teacher_embeddings import write_teacher_embeddings
 

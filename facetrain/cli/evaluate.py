@@ -98,7 +98,7 @@ def evaluate(
     inputs = (path, gallery_model, against, system.slices, *map(Path, system.targets))
     require_no_input(inputs, results.json_file)
     require_existing(system.model, gallery_model, against if system.model else None, system.slices)
-    from facetrain.cli.progress import progress_bar
+    from facetrain.cli.progress_bar import progress_bar
     from facetrain.config.loading import eval_dir_of_run
     from facetrain.verify.evaluate import evaluate as evaluate_model
     from facetrain.verify.evaluate import evaluate_scores

@@ -58,7 +58,7 @@ def finetune(
 
     path, address = download(model) if is_name(model) else (Path(model), None)
     require_existing(photos, path, faces.detector, faces.landmarks)
-    from facetrain.cli.progress import progress_bar
+    from facetrain.cli.progress_bar import progress_bar
     from facetrain.cli.rank import train_on_this_rank
     from facetrain.finetune.judge import describe, judge
     from facetrain.finetune.page import write_page

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from facetrain.cli.outputs import echo_line
-from facetrain.cli.progress import progress_bar
+from facetrain.cli.progress_bar import progress_bar
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import UsageError
 from facetrain.remote.address import is_read_in_place, is_remote

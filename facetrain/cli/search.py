@@ -65,7 +65,7 @@ def search(
     A .npz file is read in blocks: a gallery may be larger than the memory. With --min-quality,
     probes and entries of lower quality are left out, and warnings say how many.
     """
-    from facetrain.cli.progress import progress_bar
+    from facetrain.cli.progress_bar import progress_bar
 
     require_existing(gallery, probe, model, detector, map_file)
     from facetrain.embeddings.gallery_search import search_gallery
@@ -94,7 +94,7 @@ def search(
 
 
 def _embeddings(path: Path, model: Path | None, detector: Path | None, device: str) -> Embeddings:
-    from facetrain.cli.progress import progress_bar
+    from facetrain.cli.progress_bar import progress_bar
     from facetrain.embeddings.embed_images import embed_input
     from facetrain.embeddings.embedding_files import SUFFIXES, open_embeddings
     from facetrain.embeddings.inference import Inference

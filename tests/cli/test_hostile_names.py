@@ -9,7 +9,7 @@ import pytest
 
 from facetrain.cli.app import app
 from facetrain.cli.bench import print_report
-from facetrain.cli.progress import progress_bar
+from facetrain.cli.progress_bar import progress_bar
 from facetrain.embeddings.embedding_files import Embeddings, save_embeddings
 from facetrain.errors import FacetrainError
 from tests.support.datasets import encoded_image

@@ -21,7 +21,7 @@ from facetrain.cli.outputs import (
     require_writable,
     write_text,
 )
-from facetrain.cli.progress import progress_bar
+from facetrain.cli.progress_bar import progress_bar
 from facetrain.errors import UsageError
 from facetrain.plural import count_text
 

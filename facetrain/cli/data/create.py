@@ -22,7 +22,7 @@ from facetrain.cli.data.options import (
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import Json
 from facetrain.cli.outputs import echo_line
-from facetrain.cli.progress import progress_bar, progress_bars
+from facetrain.cli.progress_bar import progress_bar, progress_bars
 from facetrain.data.synthetic.options import SyntheticFaces
 from facetrain.errors import UsageError
 from facetrain.files import shell_path

@@ -11,7 +11,7 @@ import typer
 from facetrain.cli.data.options import Dataset, Workers
 from facetrain.cli.options import Json, local_dataset
 from facetrain.cli.outputs import echo_line, require_absent, require_sheet
-from facetrain.cli.progress import progress_bar
+from facetrain.cli.progress_bar import progress_bar
 from facetrain.plural import count_text, images_text
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import typer
 
 from facetrain.cli.options import Detector, Json, local_file
 from facetrain.cli.outputs import echo_line
-from facetrain.cli.progress import progress_bar
+from facetrain.cli.progress_bar import progress_bar
 from facetrain.data.images.header import MAX_PIXELS
 from facetrain.errors import UsageError
 from facetrain.plural import count_text, images_text

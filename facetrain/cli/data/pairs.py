@@ -13,7 +13,7 @@ from facetrain.cli.data.options import IMAGE_SIZE, FaceLandmarks, Seed, Workers,
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import Json
 from facetrain.cli.outputs import echo_line, require_absent, require_writable
-from facetrain.cli.progress import progress_bar
+from facetrain.cli.progress_bar import progress_bar
 from facetrain.errors import UsageError
 from facetrain.plural import count_text
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from facetrain.backbone.zoo import build_backbone
-from facetrain.cli.progress import progress_bar
+from facetrain.cli.progress_bar import progress_bar
 from facetrain.config.loading import build_config
 from facetrain.finetune import other_people
 from facetrain.finetune.held_out import write_photo_pairs
