@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from facetrain.cli.data.options import FaceLandmarks
+from facetrain.cli.data.dataset_options import FaceLandmarks
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import Set, download, local_set
 from facetrain.cli.outputs import echo_line, require_existing

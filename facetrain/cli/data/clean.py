@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from facetrain.cli.data.options import Workers, json_facts, print_written
+from facetrain.cli.data.dataset_options import Workers, json_facts, print_written
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import Float32InferenceOptions, Json, local_file
 from facetrain.cli.outputs import (

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from facetrain.cli.data.options import (
+from facetrain.cli.data.dataset_options import (
     IMAGE_SIZE,
     SEED,
     FaceLandmarks,

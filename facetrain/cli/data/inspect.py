@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from facetrain.cli.data.options import Dataset, Workers
+from facetrain.cli.data.dataset_options import Dataset, Workers
 from facetrain.cli.options import Json, local_dataset
 from facetrain.cli.outputs import echo_line, require_absent, require_sheet
 from facetrain.cli.progress_bar import progress_bar

@@ -9,7 +9,14 @@ from typing import Annotated
 
 import typer
 
-from facetrain.cli.data.options import IMAGE_SIZE, FaceLandmarks, Seed, Workers, detections, print_detections
+from facetrain.cli.data.dataset_options import (
+    IMAGE_SIZE,
+    FaceLandmarks,
+    Seed,
+    Workers,
+    detections,
+    print_detections,
+)
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import Json
 from facetrain.cli.outputs import echo_line, require_absent, require_writable

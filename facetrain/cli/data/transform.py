@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from facetrain.cli.data.options import Dataset, Seed, Writing, print_written
+from facetrain.cli.data.dataset_options import Dataset, Seed, Writing, print_written
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.outputs import echo_line
 from facetrain.cli.progress_bar import progress_bar
