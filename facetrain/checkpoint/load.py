@@ -19,7 +19,6 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from facetrain.checkpoint.commit import CHECKPOINTS, LATEST, STEP_NAME, complete_steps, step_folder
-from facetrain.checkpoint.identity import check_identity
 from facetrain.checkpoint.manifest import (
     MANIFEST,
     FileEntry,
@@ -28,6 +27,7 @@ from facetrain.checkpoint.manifest import (
     read_manifest,
     sha256_of,
 )
+from facetrain.checkpoint.run_id import check_identity
 from facetrain.errors import CheckpointError, DamagedCheckpointError, NoCheckpointError
 from facetrain.files import os_errors_as, shell_path
 

@@ -32,7 +32,6 @@ from facetrain.checkpoint.commit import (
     put_aside,
     step_folder,
 )
-from facetrain.checkpoint.identity import run_id_of
 from facetrain.checkpoint.manifest import (
     MANIFEST,
     FileEntry,
@@ -41,6 +40,7 @@ from facetrain.checkpoint.manifest import (
     read_manifest,
     sha256_of,
 )
+from facetrain.checkpoint.run_id import run_id_of
 from facetrain.errors import CheckpointError, DamagedCheckpointError, UsageError
 from facetrain.files import make_folder, os_errors_as, replacing
 from facetrain.remote.filesystem import open_filesystem, public, with_retries

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from facetrain.checkpoint.identity import read_run_id
+from facetrain.checkpoint.run_id import read_run_id
 from facetrain.config.loading import plain_config
 from facetrain.config.schema import Config
 from facetrain.errors import RunError

@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from facetrain.checkpoint.identity import new_run_id, read_run_id, run_id_of
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.mirror import Mirror
+from facetrain.checkpoint.run_id import new_run_id, read_run_id, run_id_of
 from facetrain.config.loading import (
     build_config,
     override_values,

@@ -14,7 +14,7 @@ import torch
 
 import facetrain
 from facetrain.checkpoint.commit import CHECKPOINTS
-from facetrain.checkpoint.identity import RUN_ID_FILE
+from facetrain.checkpoint.run_id import RUN_ID_FILE
 from facetrain.config.loading import dump_config
 from facetrain.config.schema import Config
 from facetrain.distributed.world import World

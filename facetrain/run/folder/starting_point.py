@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from facetrain.checkpoint.commit import CHECKPOINTS, step_folder
-from facetrain.checkpoint.identity import read_run_id
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.mirror import Mirror
+from facetrain.checkpoint.run_id import read_run_id
 from facetrain.errors import NoCheckpointError
 from facetrain.remote.filesystem import public
 from facetrain.run.folder.earlier import has_checkpoint
