@@ -59,7 +59,7 @@ def files(tmp_path_factory):
         ["runs", "runs"],
         ["report", "runs/NAME"],
         ["export", "NAME.safetensors", "--format", "safetensors", "--output", "NAME.copy.safetensors"],
-        ["plan", "--config", "runs/NAME/config.yaml", "--gpus", "1", "--gpu", "a100"],
+        ["plan", "--config", "runs/NAME/config.yaml", "--memory", "80"],
     ],
     ids=lambda arguments: " ".join(arguments[:3]),
 )

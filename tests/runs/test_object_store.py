@@ -87,7 +87,7 @@ def test_plan_doctor_and_inspect_read_the_numbers_of_a_remote_dataset(url, datas
     arguments = [part for setting in settings for part in ("--set", setting)]
     assert not app(["data", "inspect", url, "--json"], standalone_mode=False)
     assert json.loads(capsys.readouterr().out)["images"] == 120
-    plan = ["plan", "--config", str(describe()), "--gpu", "cpu", "--memory", "8", "--json"]
+    plan = ["plan", "--config", str(describe()), "--memory", "8", "--json"]
     assert not app([*plan, *arguments], standalone_mode=False)
     assert json.loads(capsys.readouterr().out)["fits"]
     with pytest.raises(SystemExit, match="0"):
