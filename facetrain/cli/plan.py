@@ -133,6 +133,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
         lines.append(f"  In addition {report['elsewhere_bytes'] / _GIB:.2f} GiB per GPU on the host.")
     if not report["fits"]:
         lines.append(f"needs less memory, from cheap to expensive: {_SAVES_MEMORY}; more GPUs")
-    fewest = report["fewest_gpus"] or "no number of GPUs"
-    limits = f"largest batch per GPU {report['largest_batch']:,}; fewest GPUs {fewest}"
+    fewest = report["fewest_gpus"]
+    on = f"fewest GPUs {fewest}" if fewest else "with this batch it fits on no number of GPUs"
+    limits = f"largest batch per GPU {report['largest_batch']:,}; {on}"
     return [*lines, limits, "The speed is measured on such a machine: `facetrain plan` without --memory."]
