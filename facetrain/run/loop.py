@@ -72,13 +72,17 @@ def fit(
         log.advance(state)
         is_last = state.step == total_steps
 
-        # First of all, because it raises if the loss or the data has become too bad to continue: such a state
-        # must be neither verified nor saved.
+        # First of all, because a report raises if the loss or the data has become too bad to continue: such a state
+        # must be neither verified nor saved. Before these two the host waits for the device; otherwise it reports a
+        # step while the device computes the next one.
+        verifies = is_last or due(state.step, config.eval.every_steps)
+        saves = is_last or due(state.step, config.checkpoint.every_steps)
+        log.finish(state, micro_batches)
         if is_last or due(state.step, config.log.every_steps):
-            log.report(state, micro_batches)
+            log.report(state, micro_batches, at_once=verifies or saves)
 
         # Before the save, so that a checkpoint has the metrics of its own weights: they choose the best checkpoint.
-        if is_last or due(state.step, config.eval.every_steps):
+        if verifies:
             evaluation.verify(state)
             is_last = is_last or bool(state.early_stop.reason(config.train.stop_early))
         # Here and not after the first verification, so that the first step does not wait for it.
@@ -88,7 +92,9 @@ def fit(
 
         # The answer to `begin`: it has arrived during the step, and every rank gets the same one.
         stops = stopping.agree(state)
-        if is_last or stops or due(state.step, config.checkpoint.every_steps):
+        if stops:
+            log.finish(state, micro_batches)
+        if is_last or stops or saves:
             checkpoints.save(state)
         else:
             # A thread writes a checkpoint for many steps; once all ranks are done, one of these calls commits it.

@@ -25,10 +25,10 @@ optim: {{{optim}}}
 train: {{batch_size: 2, max_steps: 6, device: cuda, {train}}}
 eval: {{targets: [val], every_steps: 6}}
 checkpoint: {{every_steps: 4}}
-log: {{every_steps: 4}}
+log: {{every_steps: 5}}
 """
 QUIET_STEPS = (4,)
-"""Steps without a report, a verification or a save, after the first ones, in which DDP orders its buckets."""
+"""Steps without a verification or a save, after the first ones, in which DDP orders its buckets. A report follows."""
 
 OF_THE_HEAD = ("_statistics", "_slopes", "_update")
 

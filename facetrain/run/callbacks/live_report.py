@@ -43,12 +43,13 @@ class LiveReport:
 
     def update(self, state: TrainState) -> None:
         """Write the page if it is due. Called after every step."""
-        if time.monotonic() >= self._next_at:
+        began_at = time.monotonic()
+        if began_at >= self._next_at:
             self.write()
             if self.opens_browser:
                 self.opens_browser = False
                 _open_in_browser(self.folder / REPORT_FILE)
-            state.meter.restart_clock()  # images per second count training alone
+            state.meter.exclude(time.monotonic() - began_at)  # images per second count training alone
 
     def write(self) -> None:
         """Write the page; also called at the end, after the state of the run has been recorded."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from facetrain.data.loading.loader import Batch
 from facetrain.data.loading.staged_loader import StagedLoader
@@ -16,11 +17,19 @@ from facetrain.training.state import TrainState
 from facetrain.training.step import TrainStep
 
 
+class _BegunReport(NamedTuple):
+    step: int
+    values: dict[str, float]
+    """Those that the host knows."""
+    means: Callable[[], dict[str, float]]
+    """Waits for the others."""
+
+
 @dataclass
 class Logging:
     """Reports loss and rates, and ends a run that diverges or whose data is too bad.
 
-    The host waits for the GPU here, and only here: everything that needs a value of the device is done together.
+    Everything that needs a value of the device is done together.
     """
 
     outputs: RunOutputs
@@ -34,6 +43,7 @@ class Logging:
     """Raises an error if another process writes the run."""
     has_learned: bool = field(default=True, init=False)
     """Whether the check of the first steps has found nothing."""
+    _begun: _BegunReport | None = field(default=None, init=False)
 
     def announce_stage(self, state: TrainState) -> None:
         """Report the stage that begins with the next step, if one does and the run has several."""
@@ -49,29 +59,48 @@ class Logging:
         """Move the progress bar; the host does not wait for the device."""
         self.outputs.advance(state.step)
 
-    def report(self, state: TrainState, batches: tuple[Batch, ...]) -> None:
-        """Report the mean of every metric since the last report. Collective; waits for the device.
+    def report(self, state: TrainState, batches: tuple[Batch, ...], *, at_once: bool) -> None:
+        """Report the mean of every metric since the last report. Collective.
+
+        On a GPU it does not wait: `finish` writes the report, while the GPU already computes the next step. With
+        `at_once` it waits for the device.
 
         Raises:
             DivergedError: the loss or the gradient was not finite in too many consecutive steps.
             SkippedError: more images could not be read than the config allows.
         """
         self.check_lock()
-        # First, because it raises: a report of a network that has diverged would be recorded as one more step.
-        self.step.check_divergence(state, batches)
         state.add_skipped_images(self.loader.skipped)
-        values = state.meter.report()
-        values |= {
+        values = {
             "epoch": float(batches[-1].epoch),
-            # By images and not by steps: those of another stage take another time.
-            "left_s": self.schedule.images_after(state.step) / max(values["images_per_s"], 1e-9),
             "wait_s": self.loader.wait_s,
             "peak_memory_gib": peak_gib(state.world.device),
             "skipped_images": float(len(state.skipped_images)),
         }
-        self.outputs.write(state.step, values)
+        self._begun = _BegunReport(state.step, values, state.meter.take())
+        # The check reads counts of the device beside the means, which would have grown by then.
+        checks = self.learning_check is not None and not self.learning_check.is_finished
+        if at_once or checks or state.world.device.type == "cpu":
+            self.finish(state, batches)
+
+    def finish(self, state: TrainState, batches: tuple[Batch, ...]) -> None:
+        """Write the report that `report` has begun, if there is one. Collective.
+
+        Raises: as `report`.
+        """
+        if self._begun is None:
+            return
+        step, values, means = self._begun
+        self._begun = None
+        values = means() | values
+        # By images and not by steps: those of another stage take another time.
+        values["left_s"] = self.schedule.images_after(step) / max(values["images_per_s"], 1e-9)
+        # First, because it raises: a report of a network that has diverged would be recorded as one more step.
+        if values.get("skipped"):
+            self.step.check_divergence(state, batches)
+        self.outputs.write(step, values)
         if self.learning_check is not None and not self.learning_check.is_finished:
-            line = self.learning_check.observe(state.step, values, *state.head.take_nearest())
+            line = self.learning_check.observe(step, values, *state.head.take_nearest())
             if line:
                 self.has_learned = False
                 self.outputs.warn(line)

@@ -45,7 +45,7 @@ def test_a_report_holds_the_metrics_of_the_steps_and_of_the_machine(state, step,
     for batches in loader:
         step(state, batches)
         state.step += 1
-    log.report(state, batches)
+    log.report(state, batches, at_once=True)
     ((number, values),) = board.written
     assert number == 4 and values["left_s"] == 0 and values["skipped_images"] == 0
     assert {"loss", "lr", "grad_norm", "images_per_s", "epoch", "wait_s", "peak_memory_gib"} <= values.keys()
@@ -59,8 +59,8 @@ def test_a_run_with_too_many_skipped_images_ends_after_its_report(state, step, l
     batches = next(iter(loader))
     step(state, batches)
     loader.skipped += ["key 5 is damaged"]
-    log.report(state, batches)
+    log.report(state, batches, at_once=True)
     loader.skipped += ["key 6 is damaged"]
     with pytest.raises(SkippedError, match="2 images could not be read.*rank 0: key 6 is damaged"):
-        log.report(state, batches)
+        log.report(state, batches, at_once=True)
     assert [values["skipped_images"] for _, values in board.written] == [1, 2]

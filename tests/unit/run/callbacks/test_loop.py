@@ -15,7 +15,7 @@ class Recording:
 
     def __init__(self, state, stop_at=None, interrupted=False):
         self.calls, self.advanced, self._state, self._stop_at = [], [], state, stop_at
-        self._interrupted = interrupted
+        self._interrupted, self._begun = interrupted, None
 
     def announce_stage(self, state):
         pass
@@ -23,8 +23,14 @@ class Recording:
     def advance(self, state):
         self.advanced.append(state.step)
 
-    def report(self, state, batches):
-        self.calls.append(f"report {state.step}")
+    def report(self, state, batches, *, at_once):
+        self.calls.append(f"report {state.step}" if at_once else f"begin report {state.step}")
+        self._begun = None if at_once else state.step
+
+    def finish(self, state, batches):
+        if self._begun is not None:
+            self.calls.append(f"finish report {self._begun}")
+            self._begun = None
 
     def verify(self, state):
         self.calls.append(f"verify {state.step}")
@@ -52,11 +58,11 @@ def test_the_progress_bar_moves_with_every_step(state, loader, step):
     assert recording.advanced == [1, 2, 3, 4]
 
 
-def calls_of(state, loader, step, *, resumed=False, unverified=False, **options):
+def calls_of(state, loader, step, *, config=CONFIG, resumed=False, unverified=False, **options):
     state.unverified, state.resumed = unverified, resumed
     recording = Recording(state, **options)
     callbacks = Callbacks(recording, recording, recording, recording)
-    fit(state, loader, step, callbacks, CONFIG, total_steps=4)
+    fit(state, loader, step, callbacks, config, total_steps=4)
     return recording.calls
 
 
@@ -68,6 +74,28 @@ def test_the_loop_calls_each_callback_at_its_interval_and_all_after_the_last_ste
         "verify 3", "poll 3",
         "report 4", "verify 4", "save 4",
     ]  # fmt: skip
+
+
+def test_a_report_ends_after_the_next_step_or_before_a_verification_or_a_save(state, loader, step):
+    sections = SECTIONS | {
+        "log": {"every_steps": 1},
+        "eval": {"every_steps": 9},
+        "checkpoint": {"every_steps": 3},
+    }
+    config = build_config({"data": {"train": "x"}} | sections, "test")
+    assert calls_of(state, loader, step, config=config, stop_at=4) == [
+        "verify 0",
+        "begin report 1", "poll 1",
+        "finish report 1", "begin report 2", "poll 2",
+        "finish report 2", "report 3", "save 3",
+        "report 4", "verify 4", "save 4",
+    ]  # fmt: skip
+
+
+def test_a_signal_ends_a_report_before_its_save(state, loader, step):
+    config = build_config({"data": {"train": "x"}} | SECTIONS | {"log": {"every_steps": 1}}, "test")
+    calls = calls_of(state, loader, step, config=config, stop_at=1)
+    assert calls == ["verify 0", "begin report 1", "finish report 1", "save 1"]
 
 
 @pytest.mark.parametrize(
