@@ -1,6 +1,6 @@
 """The head in plain PyTorch: one process, all logits at once, gradients by autograd. Read this file first.
 
-The other files compute the same loss, gradients and updates with the classes split over ranks and passed over in
+The other files compute the same loss and gradients with the classes split over ranks and passed over in
 chunks. The tests compare them with this file, in float64.
 """
 
@@ -59,24 +59,3 @@ def dense_logits(
         negative_GK = torch.where(cos_GK > filter_threshold, 0.0, cos_GK)
     is_target_GK = F.one_hot(label_G, cos_GK.shape[1]).bool()
     return torch.where(is_target_GK, target_G[:, None], negative_GK) * scale
-
-
-@torch.no_grad()
-def dense_update(
-    center_KD: Tensor,
-    momentum_KD: Tensor,
-    class_S: Tensor,
-    *,
-    lr: float,
-    momentum: float = 0.9,
-    weight_decay: float = 0.0,
-) -> None:
-    """Update the centers of the classes that took part by SGD, in place, and clear their gradient.
-
-    A class outside the sample is neither moved nor decayed, and its momentum stays as it is.
-    """
-    assert center_KD.grad is not None
-    gradient_SD = center_KD.grad[class_S] + weight_decay * center_KD[class_S]
-    momentum_KD[class_S] = momentum * momentum_KD[class_S] + gradient_SD
-    center_KD[class_S] -= lr * momentum_KD[class_S]
-    center_KD.grad = None
