@@ -1,7 +1,7 @@
 """Search for the most similar embeddings of a gallery, by scikit-learn's brute-force neighbors.
 
 The gallery is read in blocks. scikit-learn finds the candidates of a block in float32; their cosines are then computed
-in float64. The result is the exact order by cosine and row, for blocks of any size.
+in float64.
 """
 
 # Q probes   q some of them   G gallery   g entries of one block   D embedding   K results   C candidates of a probe
@@ -22,7 +22,7 @@ _PROBES_PER_PASS = 4096
 _PROBES_AT_ONCE = 256
 """Probes whose candidates are compared at once in float64."""
 _SPARE = 16
-"""Candidates of a block beyond the number of results: entries that are close to each other in float32."""
+"""Candidates of a block beyond the number of results: so many entries may be so close that float32 mixes them up."""
 
 
 @dataclass(frozen=True)
@@ -112,45 +112,15 @@ def _add_block(probe_QD: np.ndarray, entry_gD: np.ndarray, row_g: np.ndarray, be
     from sklearn.neighbors import NearestNeighbors
 
     neighbors = NearestNeighbors(algorithm="brute", metric="cosine").fit(entry_gD.astype(np.float32))
-    error, kept = _float32_error(entry_gD.shape[1]), best.row_QK.shape[1]
-    pending, candidates = np.arange(len(probe_QD)), kept + _SPARE
-    while len(pending):
-        candidates = min(candidates, len(entry_gD))
-        distance_qC, entry_qC = neighbors.kneighbors(probe_QD[pending].astype(np.float32), candidates)
-        promising = 1 - distance_qC[:, 0] >= best.cosine_QK[pending, -1] - error
-        pending, distance_qC, entry_qC = pending[promising], distance_qC[promising], entry_qC[promising]
-        row_qK, cosine_qK = _merged(probe_QD, pending, entry_gD, entry_qC, row_g, best)
-        # An entry that is no candidate is at most as similar in float32 as the last candidate.
-        complete = (candidates == len(entry_gD)) | (1 - distance_qC[:, -1] + error < cosine_qK[:, -1])
-        done = pending[complete]
-        best.row_QK[done], best.cosine_QK[done] = row_qK[complete], cosine_qK[complete]
-        pending, candidates = pending[~complete], 4 * candidates
-
-
-def _merged(
-    probe_QD: np.ndarray,
-    chosen_q: np.ndarray,
-    entry_gD: np.ndarray,
-    entry_qC: np.ndarray,
-    row_g: np.ndarray,
-    best: Found,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows and cosines of the best of the results so far and of the candidates, (q, K) each."""
-    cosine_qC = np.empty(entry_qC.shape)
-    for start in range(0, len(chosen_q), _PROBES_AT_ONCE):
+    kept = best.row_QK.shape[1]
+    for start in range(0, len(probe_QD), _PROBES_AT_ONCE):
         part = slice(start, start + _PROBES_AT_ONCE)
-        cosine_qC[part] = np.einsum("qd,qcd->qc", probe_QD[chosen_q[part]], entry_gD[entry_qC[part]])
-    row = np.concatenate([best.row_QK[chosen_q], row_g[entry_qC]], axis=1)
-    cosine = np.concatenate([best.cosine_QK[chosen_q], cosine_qC], axis=1)
-    # By cosine, and for equal cosines by row.
-    order = np.lexsort((row, -cosine))[:, : best.row_QK.shape[1]]
-    return np.take_along_axis(row, order, 1), np.take_along_axis(cosine, order, 1)
-
-
-def _float32_error(size: int) -> float:
-    """Return the largest rounding error of the cosine of two embeddings of a size in float32.
-
-    That of a dot product of unit vectors is at most (D + 2) ε, and the normalization of both factors adds to it
-    (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 3.1).
-    """
-    return (size + 8) * 2.0**-24
+        probe_qD, candidates = probe_QD[part], min(kept + _SPARE, len(entry_gD))
+        entry_qC = neighbors.kneighbors(probe_qD.astype(np.float32), candidates, return_distance=False)
+        cosine_qC = np.einsum("qd,qcd->qc", probe_qD, entry_gD[entry_qC])
+        row = np.concatenate([best.row_QK[part], row_g[entry_qC]], axis=1)
+        cosine = np.concatenate([best.cosine_QK[part], cosine_qC], axis=1)
+        # By cosine, and for equal cosines by row.
+        order = np.lexsort((row, -cosine))[:, :kept]
+        best.row_QK[part] = np.take_along_axis(row, order, 1)
+        best.cosine_QK[part] = np.take_along_axis(cosine, order, 1)
