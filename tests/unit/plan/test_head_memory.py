@@ -56,7 +56,7 @@ def test_the_heads_bytes_on_a_gpu_are_near_those_of_a_step_on_a_cpu(settings, op
         head.step(torch.tensor(1.0), torch.tensor(0.0))
     memory = head_memory(load)
     # A CPU computes with other temporaries, and the sample is random.
-    assert max(memory.peak, memory.update) == pytest.approx(live.peak, rel=0.15)
+    assert max(memory.peak, memory.update) == pytest.approx(live.peak, rel=0.17)
     held = head.row_state()
     everything = sum(table.nbytes for table in held.values())
     assert (memory.centers, memory.moments) == (held["weight"].nbytes, everything - held["weight"].nbytes)
