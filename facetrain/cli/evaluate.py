@@ -38,6 +38,12 @@ class ResultOptions:
             "--json", metavar="FILE", help="Also write all metrics to this JSON file; - prints the JSON only."
         ),
     ] = None
+    csv_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--csv", metavar="FILE", help="Also write the metrics to this CSV table, a row for each."
+        ),
+    ] = None
     report: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Folder for an HTML report with figures and metrics."),
@@ -50,11 +56,11 @@ class ResultOptions:
 
     def check(self) -> None:
         """Check all outputs before the evaluation, which may take hours."""
-        require_writable(None if self.only_json else self.json_file)
+        require_writable(None if self.only_json else self.json_file, self.csv_file)
         if self.report is not None:
             from facetrain.verify.output.report import report_files, require_report
 
-            require_distinct(self.json_file, self.report, *report_files(self.report))
+            require_distinct(self.json_file, self.csv_file, self.report, *report_files(self.report))
             require_report(self.report)
 
 
@@ -96,7 +102,7 @@ def evaluate(
     results.check()
     path = system.given
     inputs = (path, gallery_model, against, system.slices, *map(Path, system.targets))
-    require_no_input(inputs, results.json_file)
+    require_no_input(inputs, results.json_file, results.csv_file)
     require_existing(system.model, gallery_model, against if system.model else None, system.slices)
     from facetrain.cli.progress_bar import progress_bar
     from facetrain.config.loading import eval_dir_of_run
@@ -140,12 +146,15 @@ def evaluate(
 
 
 def _print_results(evaluation: ModelResults, models: dict[str, str], results: ResultOptions) -> None:
-    """Print the results, and write the JSON file.
+    """Print the results, and write the JSON and the CSV file.
 
     `models` has the paths of the models by their keys in the JSON.
     """
     from facetrain.verify.output.formatting import format_evaluation
+    from facetrain.verify.output.metrics_csv import metrics_csv
 
+    if results.csv_file is not None:
+        write_text(results.csv_file, metrics_csv(evaluation))
     content = json.dumps(models | evaluation.as_json(), indent=1)
     if results.only_json:
         typer.echo(content)

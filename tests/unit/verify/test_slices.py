@@ -1,3 +1,4 @@
+import csv
 import json
 
 import numpy as np
@@ -12,6 +13,7 @@ from facetrain.verify.metrics.scored_pairs import pair_result
 from facetrain.verify.metrics.slices import slice_groups
 from facetrain.verify.model_results import ModelResults
 from facetrain.verify.output.formatting import format_evaluation
+from facetrain.verify.output.metrics_csv import metrics_csv
 from facetrain.verify.sets.slice_table import read_slice_table
 from tests.unit.verify.test_bootstrap import people
 
@@ -168,6 +170,10 @@ def test_error_rates_and_the_lowest_rate_that_a_set_supports_follow_from_the_cur
     results = ModelResults("x", {"set": result}, {}, is_leader=True)
     printed = "\n".join(format_evaluation(results))
     assert "fnmr@1e-02 " in printed and "lowest FMR" in printed and "1.1e-04" in printed
+    rows = list(csv.DictReader(metrics_csv(results).splitlines()))
+    by_metric = {row["metric"]: row for row in rows}
+    assert float(by_metric["fnmr@1e-02"]["value"]) == content["fnmr@1e-02"]
+    assert by_metric["tar@1e-06"]["value"] == "" and "1,000,000" in by_metric["tar@1e-06"]["needs"]
 
 
 def test_a_result_is_valid_json_with_a_short_curve():

@@ -1,0 +1,51 @@
+"""Metrics of an evaluation as a CSV table: one row for each metric of each set and of each group."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping
+
+from facetrain.files import spreadsheet_text
+from facetrain.verify.metrics.result import Interval
+from facetrain.verify.model_results import ModelResults
+
+_HEADER = ("set", "column", "group", "metric", "value", "low", "high", "needs")
+Row = tuple[str | float | None, ...]
+
+
+def metrics_csv(evaluation: ModelResults) -> str:
+    """Return the table: rates as fractions, the ends of the 95 % intervals, and what a set lacks for a metric.
+
+    Rows of a whole set have no column and no group; rows of the differences between groups have no group.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_HEADER)
+    writer.writerows(_rows(evaluation))
+    return text.getvalue()
+
+
+def _rows(evaluation: ModelResults) -> Iterator[Row]:
+    for name, result in evaluation.results.items():
+        place = (spreadsheet_text(name), "", "")
+        metrics, intervals = result.with_error_rates()
+        yield from _metric_rows(place, metrics, intervals, result.needs)
+        for group in [*result.groups, *result.group_summaries]:
+            place = (
+                spreadsheet_text(name),
+                spreadsheet_text(group.column),
+                spreadsheet_text(group.value or ""),
+            )
+            yield from _metric_rows(place, group.metrics, group.interval, {})
+
+
+def _metric_rows(
+    place: tuple[str, ...],
+    metrics: Mapping[str, float | None],
+    intervals: Mapping[str, Interval],
+    needs: Mapping[str, str],
+) -> Iterator[Row]:
+    for metric, value in metrics.items():
+        low, high = intervals.get(metric, (None, None))
+        yield (*place, metric, value, low, high, needs.get(metric, ""))
