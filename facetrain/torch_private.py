@@ -6,9 +6,8 @@ API does the same, and what is gained.
 - `FakeTensorMode` (torch 2.11 to 2.13): tensors with shape and device but without memory. `facetrain plan` runs a
   training step on them to count its bytes and operations. The public `meta` device is not enough: autocast ignores
   tensors on it, so 16-bit steps would be counted in 32 bits. Gain: a forecast for any batch size without its memory.
-- `TorchDispatchMode` (same versions): intercepts every operation, to follow which tensors exist at the same time and
-  which memory the operations read and write. No public API reports that on the CPU. torch documents the class in its
-  notes on extending PyTorch.
+- `TorchDispatchMode` (same versions): intercepts every operation, to follow which tensors exist at the same time.
+  No public API reports that on the CPU. torch documents the class in its notes on extending PyTorch.
 - `foreach_copy_` (`torch._foreach_copy_`, same versions): copies a list of tensors by a few kernels. The
   public `Tensor.copy_` launches one for each tensor: 300 in a step, for the statistics of an r100's batch norms.
 - `onednn_linear` (`torch.ops.mkldnn._linear_pointwise`, same versions; None in a build without oneDNN): x·weightᵀ in
