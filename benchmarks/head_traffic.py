@@ -32,13 +32,19 @@ def measure_head_traffic(batch_size: int = 256, embedding_size: int = 512) -> di
         few, many = (
             _bytes_sent(classes, embedding_size, local_batch) for classes in (FEW_CLASSES, MANY_CLASSES)
         )
-        # Embeddings in float32 and labels in int64; then three float32 statistics per row of the global batch.
-        formula = {
-            "all_gather": local_batch * (4 * embedding_size + 8) + 12 * batch_size,
-            "reduce_scatter": 4 * batch_size * embedding_size,
-        }
+        formula = passed_bytes(world.size, local_batch, embedding_size)
         report = {"ranks": world.size, "few_classes": few, "many_classes": many, "formula": formula}
         return report if world.is_leader else None
+
+
+def passed_bytes(ranks: int, local_batch: int, embedding_size: int) -> dict[str, int]:
+    """Return the bytes that a rank passes to each kind of collective of the head in a step."""
+    global_batch = ranks * local_batch
+    return {
+        # Embeddings in float32 and labels in int64; then three float32 statistics per row of the global batch.
+        "all_gather": local_batch * (4 * embedding_size + 8) + 12 * global_batch,
+        "reduce_scatter": 4 * global_batch * embedding_size,
+    }
 
 
 def _bytes_sent(classes: int, embedding_size: int, local_batch: int) -> dict[str, int]:
