@@ -1,5 +1,7 @@
 """State, slices and page of a GPU session, with jobs that take no time; and its programs on the CPU."""
 
+import importlib.util
+import inspect
 import json
 import os
 import subprocess
@@ -11,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.gpu_session import expected, memory, oracles, wheels
+from benchmarks.gpu_session import expected, measure, memory, oracles, wheels
 from benchmarks.gpu_session.jobs import GROUPS, SESSION_S, Job, list_jobs
 from benchmarks.gpu_session.memory import largest_that_fits
 from benchmarks.gpu_session.page import write_page
@@ -163,6 +165,26 @@ def test_every_group_has_jobs_and_those_that_decide_take_40_minutes_on_one_gpu()
     assert [job.group for job in deciding if job.group != "tests"] == sorted(
         (job.group for job in deciding if job.group != "tests"), key=list(GROUPS).index
     )
+
+
+def test_every_job_has_a_program_that_takes_its_options_and_files_that_exist():
+    for gpus in (0, 1, 8):
+        for job in list_jobs(ROOT, gpus=gpus, everything=True):
+            inspect.signature(measure._MEASURES[job.group]).bind(**job.options, failures=[])
+            if "config" in job.options:
+                expected.run_config(job.options["config"], job.options["device"])
+            if "test" in job.options:
+                file, name = job.options["test"].split("::")
+                assert f"def {name}(" in (ROOT / file).read_text()
+            if "module" in job.options:
+                assert importlib.util.find_spec(job.options["module"])
+
+
+def test_the_jobs_that_decide_first_fit_into_slices_of_a_lease_of_15_minutes():
+    # A command there ends after ten minutes.
+    assert all(job.seconds < 9 * 60 for job in list_jobs(ROOT, gpus=1, everything=True))
+    until_the_run = [job.seconds for job in list_jobs(ROOT, gpus=1) if job.group in list(GROUPS)[:4]]
+    assert sum(until_the_run) <= 9 * 60
 
 
 def test_jobs_for_more_gpus_than_there_are_do_not_appear():
