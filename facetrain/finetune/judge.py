@@ -139,9 +139,13 @@ def describe(verdict: Verdict) -> list[str]:
             f"  {share:.0%} of the fine-tuned weights: embeddings of strangers keep a cosine of {harm.cosine:.3f}, "
             f"accuracy {accuracies}"
         )
-    lines += [
-        f"  threshold {each.cosine:.4f} for a false match rate of {each.fmr:g}" for each in verdict.thresholds
-    ]
+    return [*lines, *(f"  {line}" for line in describe_thresholds(verdict))]
+
+
+def describe_thresholds(verdict: Verdict) -> list[str]:
+    """Return the thresholds of the model that is kept, or why there are none, as lines for the user."""
     if verdict.refused:
-        lines.append(f"  no thresholds: {verdict.refused}")
-    return lines
+        return [f"no thresholds: {verdict.refused}"]
+    return [
+        f"threshold {each.cosine:.4f} for a false match rate of {each.fmr:g}" for each in verdict.thresholds
+    ]

@@ -8,8 +8,8 @@ from facetrain.data.tools.contact_sheet import html_rows, identity_rows, shown_o
 from facetrain.data.tools.writing import SKIPPED_FILE
 from facetrain.errors import RunError
 from facetrain.files import os_errors_as, write_atomically
-from facetrain.finetune.judge import Verdict, describe, headline
-from facetrain.finetune.other_people import accuracy_of
+from facetrain.finetune.judge import Verdict, describe_thresholds, headline
+from facetrain.finetune.other_people import Harm, accuracy_of
 from facetrain.finetune.prepare import Prepared
 from facetrain.pages.render import render
 from facetrain.run.report.page import run_values
@@ -26,22 +26,13 @@ def write_page(prepared: Prepared, verdict: Verdict) -> None:
     faces = open_dataset(place.faces)
     rows = identity_rows(faces)
     left_out = read_skipped_table(place.faces / SKIPPED_FILE)
-    sets = list(next(iter(verdict.tried.values())).compared.results)
     judged = verdict.judged
     page = render(
         "finetune/page.html.j2",
         title=f"Fine-tuning in {place.folder}",
         headline=_headline(verdict),
-        lines=describe(verdict)[1:],
-        columns=("fine-tuned weights", "cosine kept by strangers", *(f"accuracy, {name}" for name in sets)),
-        candidates=[
-            (
-                f"{share:.0%}",
-                f"{harm.cosine:.3f}",
-                *(f"{accuracy_of(result):.2%}" for result in harm.compared.results.values()),
-            )
-            for share, harm in verdict.tried.items()
-        ],
+        thresholds=describe_thresholds(verdict),
+        other_people=_other_people(verdict.tried),
         face_rows=html_rows(rows),
         faces_note=shown_of(rows, faces),
         left_out=f"{len(left_out):,} files left out",
@@ -57,6 +48,18 @@ def write_page(prepared: Prepared, verdict: Verdict) -> None:
     )
     with os_errors_as(RunError, place.page):
         write_atomically(place.page, page)
+
+
+def _other_people(tried: dict[float, Harm]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the headings and the rows of the table of what each share changes for other people."""
+    first = next(iter(tried.values())).compared.other_results
+    rows = [("0%, the first model", "1.000", *(f"{accuracy_of(result):.2%}" for result in first.values()))]
+    for share, harm in tried.items():
+        results = harm.compared.results
+        rows.append(
+            (f"{share:.0%}", f"{harm.cosine:.3f}", *(f"{accuracy_of(results[name]):.2%}" for name in first))
+        )
+    return ("fine-tuned weights", "cosine kept by strangers", *(f"accuracy, {name}" for name in first)), rows
 
 
 def _headline(verdict: Verdict) -> tuple[str, str, str, str]:
