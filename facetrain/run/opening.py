@@ -70,6 +70,6 @@ def report_skipped_files(parts: Parts, print_message: Callable[[str], None]) -> 
         path = parts.folder / "skipped_files.csv"
         write_atomically(path, skipped_table(skipped))
         print_message(
-            f"{count_text(len(skipped), 'file')} of {parts.config.data.train} are left out, see {path}: "
+            f"left out {count_text(len(skipped), 'file')} of {parts.config.data.train}, see {path}: "
             + "; ".join(skipped_summary(skipped))
         )

@@ -114,7 +114,7 @@ def test_pack_warns_if_one_folder_has_the_images_of_all_people(tmp_path):
         path.write_bytes(encoded_image(number))
     (tmp_path / "celeba" / "people.txt").write_text("000000.jpg 5\n000001.jpg 7\n000002.jpg 5\n")
     done = facetrain("data", "pack", tmp_path / "celeba", "--output", tmp_path / "one")
-    assert done.returncode == 0 and "3 images of 1 identities" in done.stdout
+    assert done.returncode == 0 and "3 images of 1 identity" in done.stdout
     assert "all images are of one identity" in done.stderr and "--images FOLDER" in done.stderr
     listed = ("data", "pack", tmp_path / "celeba" / "people.txt", "--images", path.parent)
     done = facetrain(*listed, "--output", tmp_path / "two")

@@ -13,5 +13,5 @@ def test_a_run_on_a_folder_reports_and_lists_the_files_that_are_no_images(tmp_pa
     run = SimpleNamespace(source=open_folder(tmp_path / "photos"), folder=tmp_path, config=config)
     messages = []
     report_skipped_files(run, messages.append)
-    assert "1 files of photos are left out" in messages[0] and "ann/film.mov" in messages[0]
+    assert "left out 1 file of photos" in messages[0] and "ann/film.mov" in messages[0]
     assert "ann/film.mov,suffix," in (tmp_path / "skipped_files.csv").read_text()
