@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -41,17 +43,21 @@ def test_tensorboard_shows_each_step_of_a_resumed_run_once_and_no_run_before(tmp
     assert [event.step for event in events.Scalars("loss/loss")] == shown
 
 
-# The thread of SummaryWriter that writes the file raises its error, too.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_sink_on_a_full_disk_is_given_up_with_a_warning(tmp_path, capfd):
+def test_a_sink_on_a_full_disk_is_given_up_with_a_warning(tmp_path, capfd, monkeypatch):
+    # The thread of SummaryWriter raises its error, too, after `write` has. It ends before pytest looks for such errors.
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    before = set(threading.enumerate())
     disk = tmp_path / "disk"
     with small_disk(disk, size_kib=64):
         sinks = Sinks(["tensorboard"], logged(disk))
         with full(disk):
             for step in range(100):
                 sinks.write(step, {f"number_{n}": 0.0 for n in range(50)})
+            for thread in set(threading.enumerate()) - before:
+                thread.join(timeout=100)
         sinks.write(100, {"loss": 1.0})
         sinks.close()
+    assert set(threading.enumerate()) <= before
     assert capfd.readouterr().err.count("warning: log.sinks: tensorboard failed") == 1
 
 
@@ -84,6 +90,9 @@ def test_wandb_keeps_an_offline_run_with_the_config_and_all_metrics(tmp_path):
             command, env=environment(WANDB_MODE="offline"), capture_output=True, text=True, timeout=200
         )
         assert done.returncode == 0, done.stderr
+        ended = int(time.time())
+        while int(time.time()) == ended:  # wandb names the folder of a run after the second of its start
+            time.sleep(0.05)
     files = sorted((tmp_path / "wandb").glob("offline-run-*-a1b2c3/run-a1b2c3.wandb"))
     histories = [list(history(file)) for file in files]
     assert [(each["_step"], each["loss"]) for each in histories[0]] == [(s, float(s)) for s in range(4)]
