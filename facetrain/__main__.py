@@ -9,6 +9,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, NoReturn
 
+_OF_SIGNALS = [128 + number for number in signal.valid_signals()]
 _SOON_S = 0.001
 
 
@@ -29,7 +30,7 @@ def run_program(run: Callable[[], None]) -> None:
         signal.signal(signal.SIGINT, _interrupt)
         # The first one registered is the last one called.
         atexit.register(_stop_repeating)
-    sys.unraisablehook = _repeat_interrupt
+    sys.unraisablehook = _repeat_signal
     try:
         run()
     except KeyboardInterrupt:
@@ -57,22 +58,27 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt, during an import after its end: C++ modules abort if it comes while they are loaded."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib."):
-            _interrupt_soon()
+            _raise_soon(signal.SIGINT)
             return
         frame = frame.f_back
     raise KeyboardInterrupt
 
 
-def _repeat_interrupt(ignored: Any) -> None:
-    """Repeat a Ctrl-C in a finalizer or in another callback in which Python drops exceptions, as in this hook."""
+def _repeat_signal(ignored: Any) -> None:
+    """Repeat a signal that came in a finalizer or another callback in which Python drops exceptions, as in this hook.
+
+    Handlers raise KeyboardInterrupt for a Ctrl-C, and SystemExit with 128 + the number for another signal.
+    """
     if issubclass(ignored.exc_type, KeyboardInterrupt):
-        _interrupt_soon()
+        _raise_soon(signal.SIGINT)
+    elif isinstance(ignored.exc_value, SystemExit) and ignored.exc_value.code in _OF_SIGNALS:
+        _raise_soon(ignored.exc_value.code - 128)
     else:
         sys.__unraisablehook__(ignored)
 
 
-def _interrupt_soon() -> None:
-    signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+def _raise_soon(number: int) -> None:
+    signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(number))
     signal.setitimer(signal.ITIMER_REAL, _SOON_S)
 
 

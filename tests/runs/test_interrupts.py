@@ -47,6 +47,30 @@ def test_ctrl_c_during_the_imports_is_an_interruption_even_where_python_drops_ex
     assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
 
 
+TERMINATED = """
+import signal, sys, time
+from facetrain.__main__ import run_program
+
+class Finalized:
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+
+def run():
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    Finalized()
+    time.sleep(60)
+
+run_program(run)
+"""
+
+
+def test_a_signal_in_a_finalizer_in_which_python_drops_exceptions_ends_the_process():
+    done = subprocess.run(
+        [sys.executable, "-c", TERMINATED], env=environment(), capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, "")
+
+
 FAILED = """
 import sys, time, types
 from concurrent.futures import ThreadPoolExecutor
