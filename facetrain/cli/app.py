@@ -22,7 +22,7 @@ from facetrain.distributed.process_lifetime import (
     forbid_restart,
     launched_by_torchrun,
 )
-from facetrain.distributed.process_setup import set_gpu_defaults, silence_torch_logs
+from facetrain.distributed.process_setup import bound_spinning, set_gpu_defaults, silence_torch_logs
 from facetrain.errors import DataError, FacetrainError, LostRankError, UsageError, is_out_of_memory
 from facetrain.files import error_reason, printable
 from facetrain.remote.address import without_secrets
@@ -89,6 +89,7 @@ def end_with(run: Callable[[], int | None], *, debug: bool) -> None:
     """Run a command, and end the process with its exit code or with that of its error, whose message is printed."""
     prepare_standard_streams()
     end_with_launcher()
+    bound_spinning()
     if launched_by_torchrun():
         # As facetrain's own launcher does for its ranks.
         silence_torch_logs()

@@ -114,6 +114,17 @@ def set_gpu_defaults() -> None:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 
+def bound_spinning() -> None:
+    """Let the threads of OpenMP wait for each other actively for microseconds, unless the environment says otherwise.
+
+    By default they do it for milliseconds. Beside other programs, one of the threads waits for a core in each parallel
+    region, and the others use up the cores meanwhile: docs/log/log.md. Call it before `import torch`, whose OpenMP
+    reads the variable when it is loaded.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
+
 def write_collectives_to(folder: Path) -> None:
     """Let a rank write its last collectives into a folder if one of them times out; NCCL adds the rank to the name."""
     os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(folder / COLLECTIVES))

@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,3 +85,19 @@ def test_torchs_variables_for_gpus_are_set_unless_the_user_has_set_them(monkeypa
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
     set_gpu_defaults()
     assert "PYTORCH_ALLOC_CONF" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("given", "spins"), [({}, 10_000), ({"GOMP_SPINCOUNT": "5"}, 5), ({"OMP_WAIT_POLICY": "PASSIVE"}, 0)]
+)
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="another OpenMP than GNU's")
+def test_threads_of_a_command_spin_briefly_unless_the_environment_says_otherwise(given, spins):
+    environment = {key: value for key, value in os.environ.items() if key not in _WAITING}
+    done = subprocess.run(
+        [sys.executable, "-m", "facetrain", "doctor", "--json"],
+        env=environment | given | {"OMP_DISPLAY_ENV": "VERBOSE"}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert f"GOMP_SPINCOUNT = '{spins}'" in done.stderr
+
+
+_WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
