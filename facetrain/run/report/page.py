@@ -97,11 +97,19 @@ def run_values(folder: Path, history: History | None = None) -> dict[str, Any]:
         "warnings": _last_lines(folder / "log.txt", lambda line: " WARNING " in line),
         "skipped": _last_lines(folder / SKIPPED_FILE),
         "restarts": count_text(max(len(state.starts) - 1, 0), "resume or restart", "resumes and restarts"),
-        "starts": [(each.time, f"{each.step:,}", each.ranks, each.device) for each in state.starts],
+        "starts": [(_minute(each.time), f"{each.step:,}", each.ranks, each.device) for each in state.starts],
         "environment": [(key, _text(value)) for key, value in _flatten(recorded_environment(folder))],
         "folder": str(folder.resolve()),
-        "written": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "written": _minute(datetime.now(UTC).isoformat()),
     }
+
+
+def _minute(time: str) -> str:
+    """Return a time of ISO 8601 in UTC as people read it; any other text as it is."""
+    try:
+        return datetime.fromisoformat(time).strftime("%Y-%m-%d %H:%M UTC")
+    except ValueError:
+        return time
 
 
 def _loss_of(folder: Path) -> str:

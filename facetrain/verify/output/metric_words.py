@@ -16,6 +16,10 @@ _WORDS = {
     "fnmr": "false non-match rate (FNMR)",
     "fmr_worst_to_mean": "highest FMR by the mean of the groups",
     "fnmr_worst_to_mean": "highest FNMR by the mean of the groups",
+    "fmr_worst_to_best": "highest by lowest FMR",
+    "fnmr_worst_to_best": "highest by lowest FNMR",
+    "fmr_gini": "Gini coefficient of the FMRs",
+    "fnmr_gini": "Gini coefficient of the FNMRs",
 }
 _RATES_AT = {"tar": "FAR", "fnmr": "FMR", "tpir": "FPIR", "fnir": "FPIR"}
 """Rate -> rate that defines its threshold."""

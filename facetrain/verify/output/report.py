@@ -191,9 +191,9 @@ def _metric_rows(result: Result) -> Iterator[list[str]]:
         if value is None or name == "threshold":
             continue  # a squared distance; the last column has it as a score
         threshold = result.threshold.get(name.removeprefix("tar@"))
-        interval = f"{format_interval(name, result.interval.get(name))}  {result.remark(name)}".strip()
+        words = ", ".join(filter(None, (metric_words(name), result.remark(name))))
         shown = "" if threshold is None else f"{threshold:.4f}"
-        yield [metric_words(name), format_number(name, value), interval, shown]
+        yield [words, format_number(name, value), format_interval(name, result.interval.get(name)), shown]
 
 
 def _group_row(group: Group) -> list[str]:
