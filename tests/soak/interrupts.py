@@ -51,8 +51,9 @@ def start(setting: Setting, config: Path, run: Path, output: Path) -> subprocess
 def faults_of(code: int, output: Path, run: Path) -> Iterator[str]:
     """Yield what is wrong after an interrupted command."""
     text = output.read_text(errors="replace")
-    # Before Python has its handlers, the signal ends the process by itself, which has said nothing.
-    if code not in (0, _INTERRUPTED) and not (code == -signal.SIGINT and not text):
+    # Before Python has its handlers, and after it has dropped them, the signal itself ends the process. A shell shows
+    # 130 for that, too.
+    if code not in (0, _INTERRUPTED, -signal.SIGINT):
         yield f"exit code {code}: {text[-2000:]}"
     if "Traceback" in text:
         yield text[-2000:]
@@ -95,6 +96,7 @@ def interrupt_often(
             moments["runs that reached their end"] += 1
             faults += differences(run, whole, exact=True)[:3]
             shutil.rmtree(run)
+            print(f"{setting.name}: {dict(moments)}, {len(faults)} faults so far", flush=True)
     shutil.rmtree(run, ignore_errors=True)
     shutil.rmtree(whole)
     return moments, faults
