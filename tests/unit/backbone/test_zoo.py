@@ -65,13 +65,13 @@ def test_an_unknown_name_is_an_error_that_suggests_a_known_one(name, message):
 
 @pytest.mark.parametrize("name", ["r18", "ir50", "mbf", "vit_t", "vit_s_kprpe", "resnet18"])
 def test_an_argument_that_a_network_does_not_take_is_refused(name):
-    with pytest.raises(ModelError, match=f"{name}: widths are fixed"):
+    with pytest.raises(ModelError, match=f"{name}: widths"):
         build_backbone(name, widths=SMALL["widths"])
     for option in ("embeding_size", "scale", "depths", "patch", "subsample_shortcut"):
-        with pytest.raises(ModelError, match=f"{name} has no option {option}; use embedding_size, "):
+        with pytest.raises(ModelError, match=f"{name} .*{option}.*embedding_size, "):
             build_backbone(name, **{option: 1})
     if name != "mbf":
-        with pytest.raises(ModelError, match=f"{name}: layers are fixed"):
+        with pytest.raises(ModelError, match=f"{name}: layers"):
             build_backbone(name, layers=SMALL["layers"])
 
 

@@ -236,7 +236,7 @@ def test_wheels_are_unpacked_without_pip_and_those_of_another_python_are_refused
     )  # fmt: skip
     assert done.stdout == "7\n", done.stderr
     (folder / "other-1.0-cp39-cp39-manylinux1_x86_64.whl").touch()
-    with pytest.raises(UsageError, match="is for cp39, and this Python is cp3"):
+    with pytest.raises(UsageError, match="cp39.*cp3"):
         wheels.unpack(folder, tmp_path / "site")
 
 

@@ -320,9 +320,9 @@ def test_a_missing_checkpoint_class_or_table_is_named(tmp_path):
     with pytest.raises(CheckpointError, match="contains no checkpoint"):
         Checkpoint.open(tmp_path)
     saved(tmp_path)
-    with pytest.raises(CheckpointError, match="no checkpoint of step 5; choose one of 1"):
+    with pytest.raises(CheckpointError, match="step 5.* 1"):
         Checkpoint.open(tmp_path, step=5)
-    with pytest.raises(CheckpointError, match="no rows of class 11"):
+    with pytest.raises(CheckpointError, match="class 11"):
         Checkpoint.open(tmp_path).rows("weight", 9, 13)
     with pytest.raises(CheckpointError, match="no table velocity"):
         Checkpoint.open(tmp_path).rows("velocity", 0, 1)

@@ -47,14 +47,12 @@ def test_a_nested_label_in_a_tar_is_an_error_of_the_dataset(tmp_path):
 def test_a_graph_that_declares_or_computes_huge_values_is_refused_before_it_is_loaded(tmp_path):
     pytest.importorskip("onnxruntime")
     (tmp_path / "w").touch()
-    with pytest.raises(
-        ModelError, match="the weight w has the shape 1099511627776 and needs 4,398,046,511,104 bytes"
-    ):
+    with pytest.raises(ModelError, match=" w .*1099511627776.*4,398,046,511,104 bytes"):
         open_onnx(_onnx(tmp_path / "a.onnx", "w", dims=1 << 40))
     for doublings in (0, 32):
-        with pytest.raises(ModelError, match=r"the value c\d+ has the shape .* the limit is 2,147,483,648"):
+        with pytest.raises(ModelError, match=r" c\d+ .*2,147,483,648"):
             open_onnx(_constant_of_shape(tmp_path / "b.onnx", doublings=doublings, size=1 << 30))
-    with pytest.raises(ModelError, match=r"the value x has the shape 20000 × 3 × 112 × 112, "):
+    with pytest.raises(ModelError, match=r" x .*20000 × 3 × 112 × 112"):
         open_onnx(_constant_of_shape(tmp_path / "b.onnx", size=1, batch=20_000))
 
 

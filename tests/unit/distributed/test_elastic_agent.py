@@ -38,11 +38,9 @@ def failed_ranks(folder, **codes_and_reasons):
 
 def test_the_first_cause_is_reported_and_neither_a_rank_that_followed_nor_one_that_the_agent_ended(tmp_path):
     lost = "rank 1 (host, process 101) has ended without a message"
-    with pytest.raises(LaunchError, match="rank 1 .process 101. was ended by SIGKILL"):
+    with pytest.raises(LaunchError, match="rank 1 .process 101. .*SIGKILL"):
         _exit_code(failed_ranks(tmp_path, survivor=(-9, lost, False), killed=(-9, "", False)))
-    with pytest.raises(
-        LaunchError, match="the ranks of this node ended: rank 1 .host, process 101. has ended"
-    ):
+    with pytest.raises(LaunchError, match="rank 1 .host, process 101."):
         _exit_code(failed_ranks(tmp_path, survivor=(3, lost, False), other=(-15, lost, False)))
     assert (
         _exit_code(failed_ranks(tmp_path, stopped=(-9, "rank 0 was stopped", True), other=(3, "", False)))

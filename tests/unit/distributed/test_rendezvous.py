@@ -25,6 +25,6 @@ def test_all_ranks_of_a_start_get_the_same_id_and_the_next_start_gets_another():
 def test_the_request_of_an_ended_process_does_not_count_as_a_rank():
     store = dist.HashStore()
     store.set("request/1", "of an ended process")
-    with pytest.raises(RunError, match="rank 1 did not arrive within 0 s"):
+    with pytest.raises(RunError, match="rank 1 .* 0 s"):
         _create_id(store, 2, 0.2)
     assert len(set(ids_of(store, 2))) == 1

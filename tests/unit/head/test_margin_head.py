@@ -118,7 +118,7 @@ def test_a_label_outside_the_classes_is_an_error_and_changes_no_center():
     for wrong in (-1, CLASSES):
         embedding, label = batch()
         label[3] = wrong
-        with pytest.raises(DataError, match=f"label {wrong} is outside the 23 classes"):
+        with pytest.raises(DataError, match=f"label {wrong} .*23 classes"):
             head(embedding, label)
     assert torch.equal(head.weight.data, before)
 
@@ -135,7 +135,7 @@ def test_labels_near_two_to_the_31_update_the_right_centers():
     head(embedding, torch.tensor([2**31 - 1, 2**31 - 3])).backward()
     moved = (head.weight.data != before).any(1).nonzero()[:, 0]
     assert (moved + head.shard.start).tolist() == [2**31 - 3, 2**31 - 1]
-    with pytest.raises(DataError, match="label 2147483648 is outside the 2,147,483,648 classes"):
+    with pytest.raises(DataError, match="label 2147483648 .*2,147,483,648 classes"):
         head(embedding, torch.tensor([2**31, 5]))
 
 

@@ -82,7 +82,7 @@ def test_a_model_for_other_images_is_refused_although_its_weights_fit(tmp_path, 
         if path == other and changed == "preprocessing":
             description["preprocessing"] = description["preprocessing"] | {"channels": "BGR"}
         save_model(path, network.state_dict(), description)
-    with pytest.raises(ModelError, match=r"b.safetensors: takes images of"):
+    with pytest.raises(ModelError, match=r"b\.safetensors"):
         average_models([first, other], [1, 1], tmp_path / "out.safetensors")
 
 
@@ -93,7 +93,7 @@ def test_other_networks_and_wrong_weights_are_refused(tmp_path):
     with pytest.raises(ModelError, match="does not fit the network"):
         average_models([first, other], [1, 1], tmp_path / "out.safetensors")
     for weights in ([1, -1], [math.inf, 1], [math.nan, 1], [0, 0]):
-        with pytest.raises(ModelError, match="one finite number of at least 0"):
+        with pytest.raises(ModelError, match="finite"):
             average_models([first, first], weights, tmp_path / "out.safetensors")
     assert not (tmp_path / "out.safetensors").exists()
     out = ["--output", tmp_path / "out.safetensors"]

@@ -32,7 +32,7 @@ def flip(path, place):
 def test_a_flipped_bit_in_a_weight_is_an_error(path, place):
     open_model(path, CPU)
     flip(path, place)
-    with pytest.raises(ModelError, match=r"m\.safetensors: its weights are damaged: .*; copy"):
+    with pytest.raises(ModelError, match=r"m\.safetensors: .*damaged"):
         open_model(path, CPU)
 
 

@@ -71,9 +71,9 @@ def test_missing_ranks_and_ranks_of_another_run_are_refused(tmp_path):
     with pytest.raises(ModelError, match="files of several runs are mixed"):
         read_centers(tmp_path / "checkpoint_gpu_0.pt")
     torch.save({"state_dict_backbone": {}}, tmp_path / "checkpoint_gpu_1.pt")
-    with pytest.raises(ModelError, match=r"gpu_1.pt: has no matrix"):
+    with pytest.raises(ModelError, match=r"gpu_1\.pt"):
         read_centers(tmp_path / "checkpoint_gpu_0.pt")
-    with pytest.raises(ModelError, match=r"moved.pt: has no class centers.*head.init_from"):
+    with pytest.raises(ModelError, match=r"moved\.pt: .*head\.init_from"):
         read_centers(tmp_path / "moved.pt")
 
 
@@ -102,11 +102,11 @@ def test_known_identities_keep_their_centers_and_new_ones_get_random_centers(tmp
 def test_centers_that_do_not_fit_the_head_are_refused_with_advice(tmp_path):
     write_arcface_torch(tmp_path, 1)
     path = tmp_path / "checkpoint_gpu_0.pt"
-    with pytest.raises(ModelError, match="11 identities, the dataset has 12; head.init_from: extend"):
+    with pytest.raises(ModelError, match="11 identities.* 12.*head.init_from: extend"):
         initialize_centers(head_of(12), path, may_grow=False)
-    with pytest.raises(ModelError, match="11 identities, the dataset has 10; use head.init_from: reinit"):
+    with pytest.raises(ModelError, match="11 identities.* 10.*head.init_from: reinit"):
         initialize_centers(head_of(10), path, may_grow=True)
-    with pytest.raises(ModelError, match="6 numbers, the centers of the head 8"):
+    with pytest.raises(ModelError, match="6 numbers.* 8"):
         initialize_centers(head_of(CLASSES, width=8), path, may_grow=False)
 
 
@@ -150,11 +150,11 @@ def test_other_differences_than_missing_blocks_are_refused(tmp_path):
             initialize_backbone(build_backbone(**options), path, list, first_blocks_of=options)
     options = wider | {"layers": (1, 1, 1, 1)}
     initialize_backbone(build_backbone(**options), path, list, first_blocks_of=options)
-    with pytest.raises(ModelError, match="MXNet and ONNX files only fit mbf"):
+    with pytest.raises(ModelError, match="mbf"):
         initialize_backbone(build_backbone(**options), tmp_path / "model.onnx", list, first_blocks_of=options)
 
 
 def test_weights_of_another_published_network_are_named(tmp_path):
     torch.save(build_backbone("r18").state_dict(), tmp_path / "model.pt")
-    with pytest.raises(ModelError, match=r"does not fit the network.*r18 with embeddings of 512"):
+    with pytest.raises(ModelError, match=r"r18 .*512"):
         check_backbone_weights(tmp_path / "model.pt", {"name": "r34"})

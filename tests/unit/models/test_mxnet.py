@@ -100,7 +100,7 @@ def test_the_name_of_a_network_may_have_any_characters(tmp_path, name):
 @pytest.mark.parametrize("name", ["m.json", "m.params", "-0000.params"])
 def test_a_file_with_another_name_is_refused(tmp_path, name):
     (tmp_path / name).write_bytes(b"{}")
-    with pytest.raises(ModelError, match=f"{name}: not the name of .* give NAME-symbol.json and"):
+    with pytest.raises(ModelError, match=f"{name}: .*-symbol.json"):
         open_model(tmp_path / name, torch.device("cpu"))
-    with pytest.raises(ModelError, match="n-symbol.json: no such file"):
+    with pytest.raises(ModelError, match="n-symbol.json: "):
         open_model(tmp_path / "n-symbol.json", torch.device("cpu"))

@@ -112,13 +112,13 @@ def test_the_input_that_the_metadata_state_is_given_or_refused(tmp_path, stated,
         onnx.helper.set_model_props(model, {"preprocessing": json.dumps(stated)})
     if expected is None:
         for read in (partial(open_model, device=CPU), read_onnx_layers):
-            with pytest.raises(ModelError, match=r"its metadata preprocessing is .*with mean 0 and"):
+            with pytest.raises(ModelError, match=r"preprocessing.* mean 0 "):
                 read(path)
         return
     found, x = embedded(path)
     torch.testing.assert_close(found, expected(x).relu().flatten(1), rtol=1e-5, atol=1e-5)
     if expected(0) == 0:
-        with pytest.raises(ModelError, match=r"takes pixels times 1 plus 0; facetrain trains networks"):
+        with pytest.raises(ModelError, match=r"times 1 plus 0"):
             read_onnx_layers(path)
     else:
         assert read_onnx_layers(path).input_scale == 1
@@ -191,7 +191,7 @@ def test_layers_take_constants_that_are_numbers_or_that_nodes_compute(tmp_path):
 )
 def test_a_graph_with_other_arithmetic_needs_metadata(tmp_path, nodes):
     path = write_graph(tmp_path / "m.onnx", nodes, inputs=FLOAT_IMAGE)
-    with pytest.raises(ModelError, match=r"its first nodes compute x · .*metadata"):
+    with pytest.raises(ModelError, match=r" x · .*metadata"):
         open_model(path, CPU)
     with changed(path) as model:
         onnx.helper.set_model_props(model, {"preprocessing": json.dumps({"mean": 0, "scale": 1})})
@@ -238,7 +238,7 @@ def test_a_network_without_one_embedding_for_each_image_is_refused(tmp_path, las
     path = write_graph(tmp_path / "det.onnx", [], inputs=(1, [batch, 3, 4, 4]), last=last, shape=["n", "d"])
     with changed(path) as model:
         model.opset_import[0].version = 18
-    with pytest.raises(ModelError, match=r"det.onnx: is no network for face recognition"):
+    with pytest.raises(ModelError, match=r"det\.onnx"):
         embedded(path)
 
 
@@ -305,6 +305,6 @@ def test_a_further_input_is_refused(tmp_path):
 def test_a_graph_that_does_not_run_on_images_is_reported_in_one_line(tmp_path):
     last = [("Relu", ("x",)), ("Mul", ("x", np.ones((5, 5), np.float32))), ("Flatten", ("x",))]
     path = write_graph(tmp_path / "m.onnx", [], inputs=(1, ["batch", 3, "h", "w"]), last=last)
-    with pytest.raises(ModelError, match="onnxruntime cannot run it on .* 1 × 3 × 4 × 4: ") as refused:
+    with pytest.raises(ModelError, match="onnxruntime.* 1 × 3 × 4 × 4") as refused:
         open_model(path, CPU).network(torch.zeros(2, 3, 4, 4))
     assert "\n" not in str(refused.value)

@@ -101,7 +101,7 @@ def test_a_fine_tuned_run_keeps_the_statistics_and_resumes_bit_for_bit(dataset, 
     refused = load_config(tmp_path / "tuned.yaml", ["train.max_steps=4"])
     with pytest.raises(
         ConfigError,
-        match=r"model\.freeze, model\.train_batch_norm: .*step_00000002 has trained \S*bn\S*, and cannot continue "
+        match=r"model\.freeze, model\.train_batch_norm: .*step_00000002 .*bn"
         "with it frozen; restore the two keys, or start a new run",
     ):
         training.resume(refused, tmp_path / "first")

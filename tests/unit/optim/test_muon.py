@@ -141,6 +141,6 @@ def test_muon_and_the_other_optimizer_share_all_parameters_and_the_schedule():
     ]
     assert [(group["params"], group["lr_factor"]) for group in sgd.param_groups] == [([norm], 1.0)]
     assert len(build_optimizers(OptimSettings(), groups, {first})) == 1
-    with pytest.raises(ConfigError, match=r"optim\.muon: no weight that it could update is trained"):
+    with pytest.raises(ConfigError, match=r"optim\.muon"):
         build_optimizers(optim, groups, set())
     assert split_groups(groups, {first, second, norm})[1] == []

@@ -102,9 +102,7 @@ def test_in_16_bits_a_compiled_network_stays_as_near_as_rounding_allows():
 
 def test_without_a_working_compiler_the_run_ends_with_a_line_that_names_the_host(monkeypatch):
     monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("/no/such/compiler",))
-    with pytest.raises(
-        RunError, match=rf"train\.compile: the compiler failed on {socket.gethostname()} \(.*; install"
-    ):
+    with pytest.raises(RunError, match=rf"train\.compile: .*{socket.gethostname()}"):
         trained(TwoBlocks(), "fp32", compile="on")
 
 

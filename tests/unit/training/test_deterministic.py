@@ -57,7 +57,7 @@ def test_cublas_gets_a_workspace_of_fixed_size(monkeypatch):
     fix_cublas_workspace()
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":8:8")
-    with pytest.raises(ConfigError, match="CUBLAS_WORKSPACE_CONFIG is :8:8; unset it"):
+    with pytest.raises(ConfigError, match="CUBLAS_WORKSPACE_CONFIG is :8:8"):
         fix_cublas_workspace()
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
@@ -77,7 +77,7 @@ def test_a_setting_that_is_not_deterministic_is_refused_with_the_reason(values, 
         "data": {"train": "x"} | values.get("data", {}),
         "train": {"deterministic": True} | values.get("train", {}),
     }
-    with pytest.raises(ConfigError, match=f"deterministic: true cannot be combined with {reason}"):
+    with pytest.raises(ConfigError, match=f"deterministic.*{reason}"):
         build_config(values, "x")
 
 

@@ -179,13 +179,13 @@ def test_a_run_continues_with_its_own_teacher_only(runs, tmp_path):
     folder, config = runs
     options = [f"distill.teacher={folder}/teacher", "train.max_steps=2"]
     assert training.train(config("loyal", 8, *options), tmp_path / "run") == 0
-    with pytest.raises(ConfigError, match=r"^distill\.weight: 1\.0 → 2\.0: .*--set distill\.weight=2\.0$"):
+    with pytest.raises(ConfigError, match=r"distill\.weight: 1\.0 → 2\.0"):
         training.resume(config("loyal", 8, *options, "distill.weight=2"), tmp_path / "run")
     other = tmp_path / "other.safetensors"
     weights = load_file(folder / "teacher" / "model.safetensors")
     save_model(other, weights | {"fc.bias": weights["fc.bias"] + 1}, describe_backbone("iresnet", **TINY))
     changed = config("loyal", 8, f"distill.teacher={other}", "train.max_steps=3")
-    with pytest.raises(CheckpointError, match=r"another teacher than distill\.teacher"):
+    with pytest.raises(CheckpointError, match=r"distill\.teacher"):
         training.resume(changed, tmp_path / "run", set_keys={"distill.teacher"})
 
 

@@ -70,9 +70,7 @@ def test_a_checkpoint_that_no_run_saves_is_refused_and_nothing_outside_is_writte
     change(tensors)
     save_file(tensors, path)
     update_manifest(folder, path)
-    with pytest.raises(
-        CheckpointError, match="step_00000002: belongs to another network, or was not written"
-    ):
+    with pytest.raises(CheckpointError, match="step_00000002"):
         training.go_on(tmp_path / "run", changes=["train.max_steps=4"])
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
 

@@ -41,9 +41,9 @@ def test_a_pickled_catalog_has_no_open_files_and_no_names(catalog):
 
 def test_a_file_that_ends_inside_an_image_makes_this_image_unreadable(catalog, tmp_path):
     (tmp_path / "b").write_bytes(bytes(9))
-    with pytest.raises(UnreadableError, match=r"b: image at byte 0: the file is truncated; copy it again"):
+    with pytest.raises(UnreadableError, match=r"b: image at byte 0: "):
         catalog.read(3)
-    with pytest.raises(DataError, match="contains no images; x is left out: too old"):
+    with pytest.raises(DataError, match="x is left out: too old"):
         CatalogDataset(
             tmp_path, [], Columns.of(label=np.empty(0, np.int32), skipped=[["x", "suffix", "too old"]])
         )

@@ -157,7 +157,7 @@ sys.exit(2)
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(PairsError, match=r"lfw\.bin: No such file"):
+    with pytest.raises(PairsError, match=r"lfw\.bin: "):
         read_bin(tmp_path / "lfw.bin")
 
 

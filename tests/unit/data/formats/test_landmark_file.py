@@ -191,7 +191,7 @@ def test_landmarks_of_an_existing_dataset_come_from_a_list(tmp_path):
             image_landmarks(open_dataset(tmp_path / "photos"))
         write_dataset_landmarks(tmp_path / "photos", finder)
         np.testing.assert_array_equal(image_landmarks(open_dataset(tmp_path / "photos")), landmarks)
-    with pytest.raises(DataError, match="none of its 3 images has landmarks"):
+    with pytest.raises(DataError, match="3 images"):
         write_dataset_landmarks(tmp_path / "photos", write_list(tmp_path / "list.csv", points, ["carl"]))
     (tmp_path / "mixture.yaml").write_text("datasets: [{path: photos}]")
     with pytest.raises(DataError, match="each of its datasets"):

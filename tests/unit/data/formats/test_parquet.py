@@ -31,7 +31,7 @@ def test_parquet_rows_are_images(tmp_path, names, nested):
 
 def test_parquet_without_the_columns_is_refused(tmp_path):
     pq.write_table(pa.table({"what": [1]}), tmp_path / "a.parquet")
-    with pytest.raises(DataError, match="no column for the image: it has what"):
+    with pytest.raises(DataError, match="column.* what"):
         open_dataset(tmp_path)
     (tmp_path / "a.parquet").write_bytes(b"PAR1 nonsense PAR1")
     with pytest.raises(DataError, match=r"a\.parquet"):

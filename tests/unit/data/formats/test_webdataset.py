@@ -143,9 +143,7 @@ def test_a_compressed_shard_is_refused_with_the_command_that_decompresses_it(tmp
     write_tar(tmp_path / "b.tar", {"ann/1.png": encoded_image(1)})
     (tmp_path / name).write_bytes(gzip.compress((tmp_path / "b.tar").read_bytes()))
     for path in (tmp_path, tmp_path / name):
-        with pytest.raises(
-            DataError, match=rf"{name}: a compressed archive.*; decompress it: gunzip .*{name}$"
-        ):
+        with pytest.raises(DataError, match=rf"{name}: .*gunzip .*{name}$"):
             open_dataset(path)
 
 
@@ -183,9 +181,7 @@ def test_members_that_are_not_read_are_listed_as_skipped(tmp_path):
 
 def test_an_error_about_shards_without_images_names_a_member_that_was_left_out_in_one_line(tmp_path):
     write_tar(tmp_path / "a.tar", {"bob/1.npy\n\x1b[2J": b""})
-    with pytest.raises(
-        DataError, match=r"no images; a\.tar/bob/1\.npy.* is left out: no image: its suffix"
-    ) as caught:
+    with pytest.raises(DataError, match=r"a\.tar/bob/1\.npy") as caught:
         open_dataset(tmp_path)
     assert str(caught.value).isprintable() and str(caught.value).count("1.npy") == 1
 

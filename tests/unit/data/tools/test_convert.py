@@ -141,9 +141,7 @@ def test_bytes_without_a_format_are_written_only_under_the_name_of_an_image(tmp_
             data = b"no image" if key == 2 else encoded_image(key)
             writer.write(key, RecordHeader.of_image(0, key), data)
     source = open_dataset(tmp_path / "train.rec")
-    with pytest.raises(
-        ImageError, match=r"key 2 at byte .*neither the name nor the bytes are those of an image; .*--repair"
-    ):
+    with pytest.raises(ImageError, match=r"key 2 at byte .*--repair"):
         convert(tmp_path / "train.rec", tmp_path / "out", to)
     assert not [path.name for path in tmp_path.iterdir() if "out" in path.name]
     (tmp_path / "names.csv").write_text("key,name\n1,a.png\n2,b.JPG\n3,c.png\n")

@@ -90,7 +90,7 @@ def test_everything_that_is_left_out_is_listed(dataset, tmp_path):
     names = {row[0] for row in rows[1:]}
     assert rows[0] == ["file", "kind", "reason"] and names ^ set(found) == {"=1+1.txt", "'=1+1.txt"}
     assert set(SKIP_KINDS) >= {kind for kind, _ in found.values()}
-    with pytest.raises(ImageError, match="leave out such images with --skip-bad"):
+    with pytest.raises(ImageError, match="--skip-bad"):
         pack(dataset, tmp_path / "strict")
 
 
@@ -105,7 +105,7 @@ def test_missing_files_of_a_list_are_reported_at_once(dataset, tmp_path):
 
 
 def test_images_directly_in_a_folder_need_a_list_of_their_people(dataset, tmp_path):
-    with pytest.raises(DataError, match=r"write a list file .* with lines `photo1\.jpg ann`"):
+    with pytest.raises(DataError, match=r"`photo1\.jpg ann`"):
         pack(dataset / "ann", tmp_path / "out")
 
 

@@ -48,7 +48,7 @@ def test_sampled_pairs_have_no_image_that_evaluation_cannot_read(tmp_path):
         path = tmp_path / "data" / f"{number // 3:02}" / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(image)
-    with pytest.raises(ImageError, match=r"00/0\.png: its 7 bytes are not an image"):
+    with pytest.raises(ImageError, match=r"00/0\.png: .*7 bytes"):
         write_pairs(sample_pairs(tmp_path / "data", 80), tmp_path / "a.bin")
     assert not (tmp_path / "a.bin").exists()
 

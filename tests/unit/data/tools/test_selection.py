@@ -85,7 +85,7 @@ def test_an_empty_image_is_refused_by_its_name(tmp_path, to):
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).write_bytes(encoded_image(number))
     (tmp_path / "in" / "bob" / "1.png").write_bytes(b"")
-    with pytest.raises(ImageError, match=r"bob/1\.png: the image is empty; leave out .*--repair"):
+    with pytest.raises(ImageError, match=r"bob/1\.png: .*--repair"):
         convert(tmp_path / "in", tmp_path / "out", to)
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
     check(tmp_path / "in", repair=tmp_path / "repaired")

