@@ -205,27 +205,33 @@ def draw_centers(table: Tensor, shard: ClassShard, seed: int) -> None:
     if table.device.type == "meta":  # a table that is only counted
         return
     blocks = range(shard.start // _INIT_BLOCK, -(-shard.stop // _INIT_BLOCK))
+    threads = torch.get_num_threads()
     use = partial(use_device, table.device)
     # A generator draws on one core; the blocks are drawn on all.
-    with ThreadPoolExecutor(torch.get_num_threads(), initializer=use) as pool:
-        for _ in pool.map(lambda block: _draw_block(table, shard, seed, block), blocks):
+    with ThreadPoolExecutor(threads, initializer=use) as pool:
+        for _ in pool.map(
+            lambda first: _draw_blocks(table, shard, seed, blocks[first::threads]), range(threads)
+        ):
             pass
 
 
-def _draw_block(table: Tensor, shard: ClassShard, seed: int, block: int) -> None:
-    # On the CPU whatever the device is: a GPU's generator draws other numbers from the same seed.
-    generator = torch.Generator().manual_seed(key_of(seed, 2, block) & (2**63 - 1))
-    first = block * _INIT_BLOCK
-    start, stop = max(first, shard.start), min(first + _INIT_BLOCK, shard.stop)
-    rows = table[start - shard.start : stop - shard.start]
-    is_whole = len(rows) == _INIT_BLOCK and rows.is_contiguous()
-    if is_whole and rows.dtype == torch.float32 and rows.device.type == "cpu":
-        rows.normal_(0, _INIT_STD, generator=generator)
-    else:
-        # The first and the last block of a shard can be cut. It is drawn whole, so that a class has the same center
-        # whichever rank holds it.
-        drawn = torch.empty(_INIT_BLOCK, table.shape[1]).normal_(0, _INIT_STD, generator=generator)
-        rows.copy_(drawn[start - first : stop - first])
+def _draw_blocks(table: Tensor, shard: ClassShard, seed: int, blocks: range) -> None:
+    # One buffer for all blocks: if each allocates its own, the C library keeps 100 MB of them for the thread.
+    drawn = torch.empty(_INIT_BLOCK, table.shape[1])
+    for block in blocks:
+        # On the CPU whatever the device is: a GPU's generator draws other numbers from the same seed.
+        generator = torch.Generator().manual_seed(key_of(seed, 2, block) & (2**63 - 1))
+        first = block * _INIT_BLOCK
+        start, stop = max(first, shard.start), min(first + _INIT_BLOCK, shard.stop)
+        rows = table[start - shard.start : stop - shard.start]
+        is_whole = len(rows) == _INIT_BLOCK and rows.is_contiguous()
+        if is_whole and rows.dtype == torch.float32 and rows.device.type == "cpu":
+            rows.normal_(0, _INIT_STD, generator=generator)
+        else:
+            # The first and the last block of a shard can be cut. It is drawn whole, so that a class has the same center
+            # whichever rank holds it.
+            drawn.normal_(0, _INIT_STD, generator=generator)
+            rows.copy_(drawn[start - first : stop - first])
 
 
 def _as_records(table: Tensor) -> np.ndarray:
