@@ -9,12 +9,13 @@ a whole process.
 
 from __future__ import annotations
 
+import ctypes
 import re
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,8 @@ class HeadWorkload:
     device: str = "cpu"
     disk: Path | None = None
     """Folder for centers on disk; None: the folder for temporary files."""
+    recompute: str = "auto"
+    """`head.recompute`; with `auto`, the exponentials that are kept are a part of the peak."""
 
 
 class MarginHeadStep:
@@ -116,9 +119,10 @@ def measure_heads(
     steps: int = 5,
     device: str = "cpu",
     disk: Path | None = None,
+    recompute: str = "auto",
 ) -> dict[str, dict[str, Any]]:
     """Return a report of each variant, with its ratio to `BASELINE`."""
-    workload = HeadWorkload(identities, batch_size, embedding_size, steps, device, disk)
+    workload = HeadWorkload(identities, batch_size, embedding_size, steps, device, disk, recompute)
     reports = {name: in_new_process(measure_variant, name, workload) for name in variant}
     if BASELINE in reports:
         for report in reports.values():
@@ -128,13 +132,13 @@ def measure_heads(
 
 def measure_variant(variant: str, workload: HeadWorkload) -> dict[str, Any]:
     """Return times and peak of memory of one variant's steps, measured in this process."""
+
+    def build(*sizes: Any) -> MarginHeadStep:
+        return MarginHeadStep(*sizes, folder=Path(folder), batch=workload.batch_size, **options)
+
+    options = {"recompute": workload.recompute} | VARIANTS[variant]
     with tempfile.TemporaryDirectory(dir=workload.disk) as folder:
-        return measure_steps(
-            lambda *sizes: MarginHeadStep(
-                *sizes, folder=Path(folder), batch=workload.batch_size, **VARIANTS[variant]
-            ),
-            workload,
-        )
+        return measure_steps(build, workload)
 
 
 def measure_steps(
@@ -142,22 +146,16 @@ def measure_steps(
 ) -> dict[str, Any]:
     """Return times and peak of memory of steps; `build` takes classes, embedding size and device."""
     classes, size, device = workload.identities, workload.embedding_size, workload.device
+    # Of a small head: the code of PyTorch that a step loads needs 60 MB, whatever the classes.
+    _time_steps(build(min(classes, 4096), size, device), replace(workload, identities=min(classes, 4096)), 1)
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    # Python and torch need some hundred megabytes before a head exists.
-    before = torch.cuda.memory_allocated() if device == "cuda" else _resident_bytes("VmRSS")
-    step = build(classes, size, device)
-    torch.manual_seed(0)
-    seconds, cpu_seconds = [], []
-    for _ in range(workload.steps + 1):
-        embedding = torch.randn(workload.batch_size, size, device=device, requires_grad=True)
-        label = torch.randint(0, classes, (workload.batch_size,), device=device)
-        synchronize(embedding.device)
-        start, cpu_start = time.perf_counter(), time.process_time()
-        step(embedding, label)
-        synchronize(embedding.device)
-        seconds.append(time.perf_counter() - start)
-        cpu_seconds.append(time.process_time() - cpu_start)
+        before = torch.cuda.memory_allocated()
+    else:
+        # Or memory that the small head has freed, and that the C library keeps, would be taken off the peak.
+        ctypes.CDLL(None).malloc_trim(0)
+        before = _resident_bytes("VmRSS")
+    seconds, cpu_seconds = _time_steps(build(classes, size, device), workload, workload.steps + 1)
     peak = torch.cuda.max_memory_allocated() if device == "cuda" else _resident_bytes("VmHWM")
     peak -= before
     # The first step allocates memory, so it is left out.
@@ -168,6 +166,26 @@ def measure_steps(
         "peak_bytes": peak,
         "peak_over_fp32_centers_and_momentum": round(peak / (classes * size * 8), 3),
     }
+
+
+def _time_steps(
+    step: Callable[[Tensor, Tensor], None], workload: HeadWorkload, count: int
+) -> tuple[list[float], list[float]]:
+    """Return the seconds of each step, and the CPU seconds."""
+    torch.manual_seed(0)
+    seconds, cpu_seconds = [], []
+    for _ in range(count):
+        embedding = torch.randn(
+            workload.batch_size, workload.embedding_size, device=workload.device, requires_grad=True
+        )
+        label = torch.randint(0, workload.identities, (workload.batch_size,), device=workload.device)
+        synchronize(embedding.device)
+        start, cpu_start = time.perf_counter(), time.process_time()
+        step(embedding, label)
+        synchronize(embedding.device)
+        seconds.append(time.perf_counter() - start)
+        cpu_seconds.append(time.process_time() - cpu_start)
+    return seconds, cpu_seconds
 
 
 def _resident_bytes(name: str) -> int:
