@@ -141,6 +141,7 @@ def model(tmp_path):
     return tmp_path / "m.safetensors"
 
 
+@pytest.mark.slow
 def test_a_model_is_pushed_with_its_card_and_terms_and_read_by_its_name(hub, run, model, tmp_path):
     output = tmp_path / "o.safetensors"
     arguments = ["export", model, "--format", "safetensors", "--output", output, "--push", "hf://org/new"]

@@ -78,6 +78,7 @@ def expected(describe, tmp_path):
     return load_file(tmp_path / "plain" / "model.safetensors")
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_many_moments_continues_on_an_empty_disk_to_the_same_weights(
     object_store, describe, tmp_path, expected
 ):
@@ -120,6 +121,7 @@ def test_a_run_whose_last_upload_fails_has_failed_and_a_resume_uploads_what_is_m
     assert "model.safetensors" in Mirror(f"{URL}/one")._find("")
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_the_wait_for_a_slow_store_and_a_resume_uploads_the_rest(
     object_store, describe, tmp_path
 ):
@@ -141,6 +143,7 @@ def test_ctrl_c_leaves_the_wait_for_a_slow_store_and_a_resume_uploads_the_rest(
     assert mirror.steps()[-1] == 12 and "model.safetensors" in mirror._find("")
 
 
+@pytest.mark.slow
 def test_the_results_are_in_the_mirror_and_a_run_goes_on_from_there_on_two_ranks(
     object_store, describe, tmp_path
 ):
