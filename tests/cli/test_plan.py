@@ -40,7 +40,8 @@ def test_the_json_of_a_plan_has_memory_and_limits():
 
 
 def test_for_a_run_that_does_not_fit_the_keys_that_save_memory_are_printed():
-    code, printed, messages = plan("--config", CONFIG, "--memory", 1.7, "--identities", 20_000_000, *AS_TINY)
+    small = (*AS_TINY, "--set", "train.batch_size=8", "--set", "eval.targets=[]")
+    code, printed, messages = plan("--config", CONFIG, "--memory", 1.7, "--identities", 20_000_000, *small)
     assert code == 1 and not messages, messages
     assert "does not fit" in printed and "head.momentum_dtype" in printed
 
@@ -98,6 +99,7 @@ def test_a_plan_that_cannot_be_made_is_refused_in_one_line(options, message):
 def test_the_plan_of_a_run_in_stages_takes_the_memory_of_the_largest(tmp_path):
     text = "data: {train: none, image_size: 32, num_classes: 1000, num_images: 12800}\n" + TINY
     text += "train: {batch_size: 64, epochs: 4, stages: [{until_epoch: 3, batch_size: 128}]}\n"
+    text += "eval: {targets: []}\n"
     (tmp_path / "run.yaml").write_text(text)
 
     def planned(*options):
