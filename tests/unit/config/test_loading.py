@@ -224,9 +224,11 @@ def test_a_dumped_config_reads_back_the_same(tmp_path):
 def test_any_text_gives_a_value_or_the_documented_error(text):
     try:
         value = parse_yaml(text)
-        build_config(value if isinstance(value, dict) else {}, "x")
-    except (ConfigError, ValueError):
-        pass
+        config = build_config(value if isinstance(value, dict) else {}, "x")
+    except (ConfigError, ValueError) as error:
+        assert str(error)
+    else:
+        assert config.data.train
 
 
 SECTIONS = ["run", "data", "model", "head", "optim", "train", "eval", "checkpoint", "log", "recipe", "extra"]

@@ -12,7 +12,7 @@ import pytest
 
 from facetrain.errors import RunError, UsageError
 from facetrain.run.folder.lease import Lease
-from facetrain.run.folder.lock import LOCK_FILE, Holder, RunLock
+from facetrain.run.folder.lock import LOCK_FILE, Holder, RunLock, has_lock
 
 FAST = {"beat_s": 0.02, "silence_s": 0.3}
 
@@ -151,6 +151,7 @@ def test_a_lock_that_cannot_be_read_while_the_run_writes_does_not_end_it(tmp_pat
     (tmp_path / LOCK_FILE).unlink()
     (tmp_path / LOCK_FILE).mkdir()
     lock.require_held()
+    assert (tmp_path / LOCK_FILE).is_dir()
     lock.release()
 
 
@@ -158,6 +159,7 @@ def test_a_job_that_its_elastic_agent_starts_again_takes_its_own_lock(tmp_path):
     lock_of(tmp_path, host="node7", machine="node7 boot 1", launchers=["node7-agent", "node8-agent"])
     lock = RunLock(tmp_path, ["", "node8-agent"])
     lock.acquire()
+    assert has_lock(tmp_path, lock.token)
     lock.release()
 
 

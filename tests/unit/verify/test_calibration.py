@@ -179,5 +179,6 @@ def test_people_of_the_training_data_are_refused(tmp_path, capsys, form, shared,
 
 
 @pytest.mark.parametrize("description", [{}, {"config": None}, {"config": {"data": {"train": "/nowhere"}}}])
-def test_people_are_accepted_if_the_training_data_are_not_here(description):
+def test_people_are_accepted_if_the_training_data_are_not_here(description, capsys):
     refuse_training_images([b"image"], "people", Path("m"), description)
+    assert capsys.readouterr().err == ""
