@@ -4,6 +4,7 @@ The names of `__all__` are the Python interface, which `facetrain.api` documents
 used: `import facetrain` takes no time and does not import torch.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,8 @@ def __getattr__(name: str) -> object:
         return import_module("facetrain.errors")
     if name == "PartialFC":
         return import_module("facetrain.head.partial_fc").PartialFC
+    if "torch" not in sys.modules:  # facetrain loads it, and not the program: then as for the command line
+        import_module("facetrain.distributed.process_setup").bound_spinning()
     return getattr(import_module("facetrain.api"), name)
 
 

@@ -100,4 +100,16 @@ def test_threads_of_a_command_spin_briefly_unless_the_environment_says_otherwise
     assert f"GOMP_SPINCOUNT = '{spins}'" in done.stderr
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="another OpenMP than GNU's")
+def test_the_python_interface_bounds_spinning_only_where_it_loads_torch_itself():
+    environment = {key: value for key, value in os.environ.items() if key not in _WAITING}
+    report = "facetrain.train, print(os.environ.get('GOMP_SPINCOUNT'))"
+    for imports, spins in (("os, facetrain", "10000"), ("os, torch, facetrain", "None")):
+        done = subprocess.run(
+            [sys.executable, "-c", f"import {imports}; {report}"],
+            env=environment, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert done.stdout.strip() == spins, done.stderr
+
+
 _WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
