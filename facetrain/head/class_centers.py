@@ -89,7 +89,10 @@ class RowTable:
         return self._stored(rows).contiguous()
 
     def store(self, rows: Rows, values: Tensor, noise: Noise | None = None) -> None:
-        """Write rows back. With `noise`, conversion to bfloat16 or int8 rounds at random and without bias."""
+        """Write rows back. With `noise`, conversion to bfloat16 or int8 rounds at random and without bias.
+
+        The values may be overwritten.
+        """
         if self.scale is not None and noise is not None:
             values, scale = round_to_int8(values, self.scale.data.shape[1], noise)
             self.scale.store(rows, scale)

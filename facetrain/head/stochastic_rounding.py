@@ -57,7 +57,7 @@ def round_to_bfloat16(x: Tensor, noise: Noise) -> Tensor:
 
 
 def round_to_int8(x: Tensor, blocks: int, noise: Noise) -> tuple[Tensor, Tensor]:
-    """Return rows (S, D) as int8, and the value of one unit in each of their blocks, float32 (S, B).
+    """Return rows (S, D) as int8, and the value of one unit in each of their blocks, float32 (S, B); overwrite x.
 
     Block-wise quantization (Dettmers et al., arXiv 2110.02861), linear in the block's largest magnitude. With
     rounding to nearest, momentum that decays by a tenth per step would stop decaying at half a unit.
@@ -67,7 +67,7 @@ def round_to_int8(x: Tensor, blocks: int, noise: Noise) -> tuple[Tensor, Tensor]
     low, high = x_SBN.aminmax(dim=2)
     scale = torch.maximum(-low, high).div_(127)
     # The bound is for blocks of zeros.
-    units = x_SBN * scale.clamp_min(1e-30).reciprocal_()[..., None]
+    units = x_SBN.mul_(scale.clamp_min(1e-30).reciprocal_()[..., None])
     units.add_(noise.like(units), alpha=2.0**-_BITS).floor_()
     # 127 itself may become 127.0000001, which the noise can raise to 128.
     return units.clamp_max_(127).to(torch.int8).flatten(1), scale

@@ -22,10 +22,10 @@ def test_numbers_that_bfloat16_represents_exactly_do_not_change():
 
 
 def test_rounding_to_int8_is_unbiased_and_keeps_the_largest_number():
-    x = torch.tensor([[0.3, -127.0, 5.5, 126.9]]).repeat(100_000, 1)
-    units, scale = round_to_int8(x, 1, Noise(0, CPU))
+    row = torch.tensor([0.3, -127.0, 5.5, 126.9])
+    units, scale = round_to_int8(row.repeat(100_000, 1), 1, Noise(0, CPU))
     assert (scale == 1).all() and (units[:, 1] == -127).all() and units.max() == 127
-    torch.testing.assert_close(units.double().mean(0), x[0].double(), rtol=1e-2, atol=0.01)
+    torch.testing.assert_close(units.double().mean(0), row.double(), rtol=1e-2, atol=0.01)
     zeros, scale = round_to_int8(torch.zeros(4, 8), 2, Noise(0, CPU))
     assert not zeros.any() and not scale.any()
 
