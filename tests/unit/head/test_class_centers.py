@@ -1,11 +1,16 @@
 """Tables of class centers and their moments: initial values, shards, placement and number formats."""
 
+import multiprocessing
 import os
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch
 
 from facetrain.errors import ConfigError, RunError
+from facetrain.head.class_centers import draw_centers
+from facetrain.head.class_shard import shard_classes
+from tests.support.bombs import resident_bytes
 from tests.support.heads import combined, make_head
 from tests.unit.head.helpers import batch, small_head
 
@@ -111,3 +116,19 @@ def test_training_with_few_bits_stays_close_to_float32_and_saves_its_scales(weig
 def test_8_bit_moments_are_an_error_with_adamw():
     with pytest.raises(ConfigError, match="bfloat16.*adamw"):
         small_head(optimizer="adamw", momentum_dtype=torch.int8)
+
+
+@pytest.mark.slow
+def test_drawing_centers_in_16_bits_leaves_a_buffer_per_thread():
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        left = pool.submit(_bytes_left_by_drawing, threads=2).result()
+    assert left < 3 * 4096 * 512 * 4  # the C library may keep the buffers; 144 MiB with one per block
+
+
+def _bytes_left_by_drawing(threads: int) -> int:
+    torch.set_num_threads(threads)
+    table, few = torch.zeros(80_000, 512, dtype=torch.bfloat16), shard_classes(8192, 0, 1)
+    draw_centers(table[:8192], few, seed=0)  # the generator's code
+    before = resident_bytes("VmRSS")
+    draw_centers(table, shard_classes(len(table), 0, 1), seed=0)
+    return resident_bytes("VmRSS") - before
