@@ -5,7 +5,7 @@ import re
 from facetrain.cli.bench import app
 from tests.support.command import ROOT
 
-NEED_FILES = {"clean"}
+NEED_FILES = {"arcface_torch_training", "clean", "same_minutes"}
 COMMANDS = {f"facetrain bench {command.callback.__name__}" for command in app.registered_commands}
 SCRIPTS = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - {"__init__", "common"}
 

@@ -1,0 +1,19 @@
+"""The recipes that `benchmarks.same_minutes` compares, without training."""
+
+from benchmarks.arcface_torch_training import NETWORK
+from benchmarks.same_minutes import ARMS
+from facetrain.backbone.zoo import build_backbone
+from facetrain.config.loading import load_config
+from facetrain.run.parts.backbone import describe_model
+from tests.support.command import ROOT
+
+
+def test_all_recipes_train_the_same_network():
+    expected = build_backbone(**NETWORK, image_size=32).state_dict()
+    for arm in ARMS.values():
+        if arm.config:
+            config = load_config(ROOT / arm.config, ["data.image_size=32"])
+            found = build_backbone(**describe_model(config)["backbone"]).state_dict()
+            assert {key: value.shape for key, value in found.items()} == {
+                key: value.shape for key, value in expected.items()
+            }
