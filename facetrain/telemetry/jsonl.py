@@ -40,6 +40,8 @@ class JsonLines:
                 path.unlink(missing_ok=True)
             elif path.exists():
                 self._known = _truncate(path, resume_at)
+            elif path.is_symlink():
+                path.unlink()  # it leads to nothing, where the writer would create a file
             # Unbuffered: what a failed write has left in a buffer of Python could not be found out.
             self._file = path.open("ab", buffering=0)
         self._pending = b""

@@ -55,10 +55,11 @@ def log_to(path: Path, rank: int) -> LogFile:
     """Write the log of this process to a file from now on; return the handler, for `stop_logging`.
 
     Raises:
-        RunError: there is something else than a regular file; to open a pipe would wait without end.
+        RunError: there is something else than a regular file: to open a pipe would wait without end, and a link could
+            lead to a file outside of the run.
     """
     path.parent.mkdir(parents=True, exist_ok=True)  # missing on a host that does not share the run folder
-    if path.exists() and not path.is_file():
+    if path.is_symlink() or (path.exists() and not path.is_file()):
         raise RunError(f"{path}: not a regular file; remove it, and the run writes a new one")
     handler = LogFile(path, encoding="utf-8")
     handler.setFormatter(_PrintableFormatter(f"%(asctime)s rank {rank} %(levelname)s %(message)s"))

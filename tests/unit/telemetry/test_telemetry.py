@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 
+from facetrain.errors import RunError
 from facetrain.telemetry.console import Console
 from facetrain.telemetry.jsonl import JsonLines, read_jsonl
 from facetrain.telemetry.log import log_to, logger, stop_logging
@@ -103,6 +104,23 @@ def test_a_terminal_shows_the_progress_beside_the_bar_and_the_verification_above
     write_both(console)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capfd.readouterr().err)
     assert STEP_LINE in text and VERIFICATION_LINE in text
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_in_place_of_a_record_does_not_let_a_run_write_outside_of_its_folder(tmp_path, exists):
+    outside, log, metrics = tmp_path / "outside", tmp_path / "log.txt", tmp_path / "metrics.jsonl"
+    content = '{"step": 1, "loss": 2.0}\n'
+    if exists:
+        outside.write_text(content)
+    for path in (log, metrics):
+        path.symlink_to(outside)
+    with pytest.raises(RunError, match=re.escape(str(log))):
+        log_to(log, 0)
+    writer = JsonLines(metrics, resume_at=1)
+    writer.write(2, {"loss": 1.0})
+    writer.close()
+    assert not metrics.is_symlink() and metrics.read_text().count("\n") == 1 + exists
+    assert outside.read_text() == content if exists else not outside.exists()
 
 
 def test_messages_go_to_the_handlers_of_the_program_again_when_the_run_has_ended(tmp_path, caplog):
