@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -98,6 +99,8 @@ class _Trainer:
         finished = self.output / f"{run.name}.json"
         if finished.exists():
             return Training(**json.loads(finished.read_text(encoding="utf-8")))
+        # What a killed call has left: a run of the same name would get another folder.
+        shutil.rmtree(run, ignore_errors=True)
         model = run if ARMS[name].config else self.output / f"{run.name}.safetensors"
         start = time.perf_counter()
         cpu_seconds = _run_module(self._command(name, seed, run, model))
