@@ -18,7 +18,7 @@ from markupsafe import Markup
 from facetrain.config.loading import load_config, plain_config, preset_configs
 from facetrain.data.images.decode import decode_rgb, encode_jpeg
 from facetrain.errors import ConfigError, ImageError, RunError, UsageError
-from facetrain.files import open_regular, os_errors_as, write_atomically
+from facetrain.files import open_regular, os_errors_as, read_regular_text, write_atomically
 from facetrain.pages.figures import svg
 from facetrain.pages.render import jpeg_image, render
 from facetrain.plural import count_text
@@ -196,7 +196,7 @@ def _verifications(history: History) -> tuple[list[str], list[list[str]]] | None
 
 def _hardest_pairs(folder: Path) -> Iterator[tuple[str, list[Any]]]:
     try:
-        verified = VerifiedPairs.model_validate_json((folder / PAIRS_FILE).read_bytes())
+        verified = VerifiedPairs.model_validate_json(read_regular_text(folder / PAIRS_FILE))
     except (OSError, ValueError):  # without verification; or a file of another version, or a damaged one
         return
     for name, hardest in verified.sets.items():
@@ -206,7 +206,8 @@ def _hardest_pairs(folder: Path) -> Iterator[tuple[str, list[Any]]]:
 def _first_batch(folder: Path) -> Markup | None:
     path = folder / AUGMENTED_FILE
     try:
-        sheet = decode_rgb(path.read_bytes(), location=str(path))
+        with open(path, "rb", opener=open_regular) as file:
+            sheet = decode_rgb(file.read(), location=str(path))
     except (OSError, ImageError):
         return None
     return jpeg_image(encode_jpeg(sheet, _JPEG_QUALITY), "augmented images")

@@ -1,7 +1,10 @@
 """Report of a run: one page with everything that the files of the run tell."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 
 import numpy as np
@@ -132,6 +135,20 @@ def test_a_config_that_cannot_be_read_does_not_hide_the_rest(folder):
     (folder / "config.yaml").write_text("optim: {rate: 3}\n")
     write_run_report(folder, folder / "report.html")
     assert "optim.rate is not a key" in (folder / "report.html").read_text()
+
+
+@pytest.mark.parametrize("name", ["augmented.png", "hardest_pairs.json"])
+def test_a_pipe_in_place_of_a_picture_or_of_pairs_is_left_out_and_not_waited_for(folder, name):
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    # In another process: a reader that waits for the pipe can be ended.
+    command = "import sys; from pathlib import Path; from facetrain.run.report.page import write_run_report\n"
+    command += "write_run_report(Path(sys.argv[1]), Path(sys.argv[1]) / 'report.html')"
+    done = subprocess.run(
+        [sys.executable, "-c", command, folder], timeout=120, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert EVIL not in (folder / "report.html").read_text()
 
 
 def test_a_folder_without_a_run_is_an_error(tmp_path):
