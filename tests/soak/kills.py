@@ -34,6 +34,8 @@ _SHARE_IN_SAVES = 0.33
 _SHARE_ON_FULL_DISK = 0.4
 _PORT_TAKEN = ("address already in use", "EADDRINUSE")
 _DISK_FULL = ("No space left on device", "and the disk has 0.0 MB free")
+_ORPHAN = "EOFError: Ran out of input"
+"""Last line of Python's own traceback in a process whose parent was killed while it started it."""
 
 
 @dataclass
@@ -132,7 +134,7 @@ def _start(
         faults.end()
     if was_killed:
         _inspect(tally, starter, run, was_full=fills)
-    elif "Traceback" in starter.output:
+    elif _tracebacks(starter.output):
         tally.faults.append(starter.output[-2000:])
     return was_killed
 
@@ -147,8 +149,12 @@ def _inspect(tally: Tally, starter: Starter, run: Path, *, was_full: bool) -> No
         tally.most_lost = max(tally.most_lost, state.reached - state.newest)
     if state.bytes_lost:
         tally.faults.append(f"kill {tally.kills}: {state.bytes_lost} bytes lost at step {state.newest}")
-    if "Traceback" in starter.output:
+    if _tracebacks(starter.output) > starter.output.count(_ORPHAN):
         tally.faults.append(starter.output[-2000:])
+
+
+def _tracebacks(output: str) -> int:
+    return output.count("Traceback (most recent call last)")
 
 
 def table(tallies: list[Tally]) -> str:
