@@ -119,7 +119,8 @@ def _check_options(format: str, row: ExportFormat, file: ExportOptions, images: 
     if images is not None and not row.is_compared:
         raise UsageError(f"--format {format} has no option --images; the file has the weights themselves")
     if file.int8 and given != {"int8"}:
-        raise UsageError("--int8 cannot be combined with --from-pixels and --unit; remove one of them")
+        others = ", ".join(f"--{option.replace('_', '-')}" for option in sorted(given - {"int8"}))
+        raise UsageError(f"--int8 cannot be combined with {others}; remove one of them")
 
 
 def _read_images(images: Path | None, file: ExportOptions, size: int) -> Tensor | None:

@@ -59,6 +59,11 @@ FileOptions = Annotated[
         "opset": typer.Option(
             metavar="N", min=13, help="onnx: version of the operators; by default torch's own, 18 or newer."
         ),
+        "split_prelu": typer.Option(
+            "--split-prelu",
+            help="onnx: write PReLU(x) as max(x, 0) + a·min(x, 0): the same numbers; onnxruntime runs a "
+            "MobileFaceNet up to 1.7 times as fast. Off by default, because compilers of other devices know PReLU.",
+        ),
         "int8": typer.Option(
             "--int8",
             help="onnx: quantize weights and activations of convolutions and linear layers to 8 bits. Off by default.",

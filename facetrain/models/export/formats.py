@@ -27,6 +27,8 @@ class ExportOptions:
     """Divide the embeddings by their length."""
     int8: bool = False
     """Quantize weights and activations to 8 bits, with ranges of the activations that were measured on images."""
+    split_prelu: bool = False
+    """Write PReLU(x) as max(x, 0) + a·min(x, 0), which gives the same numbers."""
     opset: int | None = None
     """Version of ONNX's operators, for programs that read no newer one; None for the exporter's."""
     batch: int | None = None
@@ -122,7 +124,7 @@ FORMATS: dict[str, ExportFormat] = {
     "safetensors": ExportFormat("safetensors", suffix=".safetensors", is_compared=False),
     "onnx": ExportFormat(
         "onnx",
-        _GRAPH_OPTIONS | {"int8", "opset"},
+        _GRAPH_OPTIONS | {"int8", "opset", "split_prelu"},
         packages=("onnx", "onnxruntime", "onnxscript"),  # torch's exporter imports onnxscript
         suffix=".onnx",
     ),

@@ -1,5 +1,6 @@
 """Networks exported to ONNX and opened again."""
 
+import copy
 import dataclasses
 import errno
 import os
@@ -55,6 +56,20 @@ def test_an_exported_model_opens_again_and_gives_the_same_embeddings(model, tmp_
     np.testing.assert_allclose(theirs, mirrored, atol=1e-4)
     with pytest.raises(ModelError, match="cannot be exported"):
         export(again, "onnx", tmp_path / "n.onnx", ExportOptions())
+
+
+def test_split_prelus_give_the_same_bits(model, tmp_path):
+    model = dataclasses.replace(model, network=copy.deepcopy(model.network))
+    slopes = [layer.weight for layer in model.network.modules() if isinstance(layer, torch.nn.PReLU)]
+    for slope in slopes:
+        torch.nn.init.uniform_(slope, -0.5, 1.5)
+    export(model, "onnx", tmp_path / "prelu.onnx", ExportOptions())
+    export(model, "onnx", tmp_path / "split.onnx", ExportOptions(split_prelu=True))
+    operators = [node.op_type for node in onnx.load(tmp_path / "split.onnx").graph.node]
+    assert "PRelu" not in operators and operators.count("Min") == len(slopes) > 0
+    pixels = faces(8)
+    one, other = (embedded(open_model(tmp_path / name, CPU), pixels) for name in ("prelu.onnx", "split.onnx"))
+    assert np.array_equal(one, other)
 
 
 def test_a_file_for_a_fixed_batch_takes_it_and_says_what_it_takes(model, tmp_path):
