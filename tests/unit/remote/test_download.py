@@ -130,7 +130,7 @@ def test_a_file_that_changes_during_the_download_is_not_used(web_server, url, tm
     def change(done, total):
         web_server.files["/models/a.onnx"] = CONTENT[::-1]
 
-    with pytest.raises(DataError, match="changed"):
+    with pytest.raises(DataError, match=r"/models/a\.onnx: "):
         fetch(url, change)
     assert files_in_cache(tmp_path) == []
 
@@ -312,7 +312,7 @@ def test_files_of_objects_and_of_a_run_are_downloaded_without_its_checkpoints(ob
 def test_names_of_a_store_stay_in_the_folder(object_store, tmp_path):
     store, _ = filesystem.open_filesystem("s3://bucket")
     store.pipe_file("bucket/set/../../../../evil", b"x")
-    with pytest.raises(DataError, match="leads out of the folder"):
+    with pytest.raises(DataError, match=r"s3://bucket/set.*evil"):
         local_path("s3://bucket/set")
     assert not list(tmp_path.rglob("evil"))
 

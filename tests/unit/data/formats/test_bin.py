@@ -45,8 +45,9 @@ def test_images_in_an_array_of_objects_are_understood(tmp_path):
 
 def test_two_joined_sets_are_refused_instead_of_read_in_part(tmp_path):
     write_bin(tmp_path / "a.bin", IMAGES, [True, False])
-    (tmp_path / "b.bin").write_bytes(2 * (tmp_path / "a.bin").read_bytes())
-    with pytest.raises(PairsError, match="after its end"):
+    whole = (tmp_path / "a.bin").read_bytes()
+    (tmp_path / "b.bin").write_bytes(2 * whole)
+    with pytest.raises(PairsError, match=rf"b\.bin: .*\b{len(whole):,} bytes"):
         read_bin(tmp_path / "b.bin")
 
 
@@ -55,7 +56,7 @@ def test_a_written_set_can_be_read_by_insightface(tmp_path):
     with (tmp_path / "a.bin").open("rb") as file:
         assert pickle.load(file, encoding="bytes") == (IMAGES, [True, False])
     assert [p.name for p in tmp_path.iterdir()] == ["a.bin"]
-    with pytest.raises(PairsError, match="expected two for each"):
+    with pytest.raises(PairsError, match=rf"b\.bin: {len(IMAGES)} .*\b1 pair"):
         write_bin(tmp_path / "b.bin", IMAGES, [True])
 
 

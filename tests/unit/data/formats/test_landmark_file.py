@@ -194,7 +194,7 @@ def test_landmarks_of_an_existing_dataset_come_from_a_list(tmp_path):
     with pytest.raises(DataError, match="3 images"):
         write_dataset_landmarks(tmp_path / "photos", write_list(tmp_path / "list.csv", points, ["carl"]))
     (tmp_path / "mixture.yaml").write_text("datasets: [{path: photos}]")
-    with pytest.raises(DataError, match="each of its datasets"):
+    with pytest.raises(DataError, match=r"mixture\.yaml: "):
         write_dataset_landmarks(tmp_path / "mixture.yaml", finder)
 
 
@@ -212,12 +212,12 @@ def test_a_training_set_without_landmarks_is_refused_with_the_command_that_write
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (np.zeros((11, 5, 2), np.float32), r"of shape \(11, 5, 2\); expected float32"),
-        (np.zeros((12, 5, 2)), "expected float32"),
-        (np.zeros((12, 10), np.float32), "expected float32"),
-        (np.zeros(12, object), "not the landmarks of 12 images"),
-        (np.full((12, 5, 2), 56, np.float32), "in pixels"),
-        (np.full((12, 5, 2), np.inf, np.float32), "in pixels"),
+        (np.zeros((11, 5, 2), np.float32), r"\(11, 5, 2\).*float32"),
+        (np.zeros((12, 5, 2)), "float32"),
+        (np.zeros((12, 10), np.float32), "float32"),
+        (np.zeros(12, object), "12 images"),
+        (np.full((12, 5, 2), 56, np.float32), "pixels"),
+        (np.full((12, 5, 2), np.inf, np.float32), "pixels"),
     ],
 )
 def test_a_file_that_is_not_the_landmarks_of_the_dataset_is_refused(folder, array, message):
