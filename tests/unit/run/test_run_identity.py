@@ -281,14 +281,12 @@ def test_a_run_continues_without_the_file_that_it_was_initialized_from(runs, tmp
 
 def test_a_wrong_grace_period_is_refused_before_there_is_a_run_folder(runs, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "5m")
-    with pytest.raises(UsageError, match="'5m' is not a whole number of seconds"):
+    with pytest.raises(UsageError, match="'5m'"):
         training.train(load_config(runs / "tiny.yaml"), tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
 def test_a_best_metric_that_no_set_has_is_refused_before_a_checkpoint_is_removed(run):
-    with pytest.raises(
-        ConfigError, match=r"best_metric: lwf/accuracy is not measured; .* no set: eval\.targets is"
-    ):
+    with pytest.raises(ConfigError, match=r"best_metric: lwf/accuracy .*eval\.targets"):
         go_on(run, changes=["checkpoint.best_metric=lwf/accuracy", "train.max_steps=6"])
     assert checkpoint(run, 2).is_dir() and checkpoint(run, 4).is_dir()

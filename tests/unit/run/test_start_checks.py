@@ -46,7 +46,7 @@ def test_a_disk_too_small_for_the_kept_checkpoints_is_reported(
         monkeypatch.setattr("shutil.disk_usage", lambda path, free=free: SimpleNamespace(free=free))
         warnings = list(check_free_space(config, tmp_path / "new" / "run", size, steps=60))
         assert [message in line for line in warnings] == ([True] if message else [])
-    with pytest.raises(RunError, match="a checkpoint takes 9,000.0 MB, and the disk has"):
+    with pytest.raises(RunError, match=r"9,000\.0 MB"):
         list(check_free_space(config, tmp_path, 9 * size, steps=60))
 
 
@@ -86,5 +86,5 @@ def test_bf16_on_a_gpu_that_would_emulate_it_is_refused(monkeypatch, device, pre
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     world = SimpleNamespace(device=torch.device(device))
     config = build_config({"data": {"train": "x"}, "train": {"precision": precision}}, "test")
-    with pytest.raises(ConfigError, match="has 7.0; set it to fp16") if refused else nullcontext():
+    with pytest.raises(ConfigError, match=r"7\.0.*fp16") if refused else nullcontext():
         check_precision(config, world)

@@ -28,7 +28,7 @@ def test_the_newest_checkpoint_of_folder_and_mirror_is_taken(tmp_path):
     (tmp_path / "empty").mkdir()
     assert chosen(tmp_path / "empty") == (2, True)
     assert not list((tmp_path / "empty").iterdir()), "nothing is written"
-    with pytest.raises(NoCheckpointError, match=f"{URL}: no checkpoint of step 3"):
+    with pytest.raises(NoCheckpointError, match=rf"{URL}: .*step 3\b"):
         chosen(tmp_path, 3)
 
 

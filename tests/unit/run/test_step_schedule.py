@@ -106,12 +106,10 @@ def test_a_stage_is_a_config_of_its_own():
 
 
 def test_the_batch_of_a_stage_divides_over_the_ranks_and_fits_the_dataset():
-    with pytest.raises(
-        ConfigError, match=r"stage 2 of train.stages: .*24 images cannot be divided among 5 ranks"
-    ):
+    with pytest.raises(ConfigError, match=r"stage 2 of train\.stages: .*\b24 images .*\b5 ranks"):
         stages = [{"until_epoch": 1, "global_batch_size": 20}, STAGES[1]]
         schedule_steps(config_of(stages, images=20), IMAGES, 5)
-    with pytest.raises(DataError, match="fewer than one global batch of 208"):
+    with pytest.raises(DataError, match=r"batch of 208\b"):
         schedule_steps(config_of([{"until_epoch": 1, "global_batch_size": 208}]), IMAGES, 1)
 
 
@@ -153,7 +151,7 @@ def test_expectations_in_any_stage_are_refused_where_they_cannot_work():
     values = {"data": {"train": "x"}, "head": head}
     stages = {"stages": [{"until_epoch": 2, "expectations": "moving"}]}
     for changes in ({"head": head | {"expectations": "fixed"}}, {"train": stages}):
-        with pytest.raises(ConfigError, match="head.expectations cannot be combined with head.placement"):
+        with pytest.raises(ConfigError, match=r"head\.expectations .*head\.placement"):
             build_config(values | changes, "x")
     # YAML reads the word off as false.
     off = build_config(values | {"head": head | {"expectations": False}}, "x")

@@ -121,9 +121,9 @@ def test_stored_thresholds_are_read_and_picked_by_their_rate():
     assert pick_threshold(strict[1:], None, Path("m")).fmr == 1e-3
     unknown = [replace(each, fnmr=None, fnmr_interval=None) for each in stored]
     assert pick_threshold(unknown, None, Path("m")).fmr == 1e-3
-    with pytest.raises(UsageError, match="no threshold for an FMR of 0.5; stored are 0.01, 0.001"):
+    with pytest.raises(UsageError, match=r"FMR of 0\.5.*0\.01, 0\.001"):
         pick_threshold(stored, 0.5, Path("m"))
-    with pytest.raises(UsageError, match="measure it with facetrain calibrate"):
+    with pytest.raises(UsageError, match="facetrain calibrate"):
         pick_threshold([], 0.5, Path("m"))
     for damage in ({"thresholds": [{"fmr": 1}]}, {"thresholds": 3}, {"thresholds": [None]}):
         with pytest.raises(ModelError, match="thresholds are damaged"):
@@ -144,13 +144,11 @@ def test_a_model_that_gives_embeddings_of_zeros_is_not_calibrated(tmp_path):
     for weight in network.state_dict().values():
         weight.zero_()
     write_model(tmp_path / "zeros.safetensors", network=network)
-    with pytest.raises(ModelError, match="the embedding of image 0 is not finite, or zero"):
+    with pytest.raises(ModelError, match=r"image 0\b"):
         calibrate_model(tmp_path / "zeros.safetensors", str(faces), tmp_path, **options)
     assert model.read_bytes() == before
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    with pytest.raises(
-        UsageError, match="has no model file that can hold .*; give --output FILE.safetensors"
-    ):
+    with pytest.raises(UsageError, match=r"--output FILE\.safetensors"):
         calibrate_model(tmp_path / "run", str(faces), tmp_path)
 
 
@@ -171,7 +169,7 @@ def test_people_of_the_training_data_are_refused(tmp_path, capsys, form, shared,
     images = known[:shared] + [encoded_image(200 + n) for n in range(10 - shared)]
     description = {"config": {"data": {"train": str(train)}}}
     if outcome == "refused":
-        with pytest.raises(UsageError, match=f"people: {shared} of 10 .* {train}.* people who are not"):
+        with pytest.raises(UsageError, match=f"people: {shared} of 10 .*{train}"):
             refuse_training_images(images, "people", Path("m"), description)
     else:
         refuse_training_images(images, "people", Path("m"), description)

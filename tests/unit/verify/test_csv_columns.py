@@ -20,7 +20,7 @@ def test_a_row_of_another_length_is_refused_with_its_number(tmp_path, row):
     lines = ["a,b"] + ["1,2"] * MANY
     lines[row - 1] = "1"
     path.write_text("\n".join(lines))
-    with pytest.raises(DataError, match=rf"table\.csv, row {row}: 1 fields, but the header line has 2"):
+    with pytest.raises(DataError, match=rf"table\.csv, row {row}: 1 .*\b2\b"):
         read_columns(path)
 
 

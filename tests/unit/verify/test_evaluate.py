@@ -52,7 +52,7 @@ def test_the_groups_beside_a_set_are_its_slices_unless_a_table_is_given(model, t
     result = groups_of(tmp_path / "table.csv")
     assert [(group.column, group.value) for group in result.groups] == [("part", "one")]
     write_bin(tmp_path / "other.bin", IMAGES, same)
-    with pytest.raises(UsageError, match=r"table.csv: is a table of one set of pairs; .* rfw, other"):
+    with pytest.raises(UsageError, match=r"table\.csv: .*rfw, other"):
         evaluate(model, ["rfw", "other"], tmp_path, slices=tmp_path / "table.csv", inference=CPU)
 
 
@@ -93,7 +93,7 @@ def test_the_embedding_size_of_a_network_that_does_not_state_it_is_found(model, 
     write_model(tmp_path / "other.safetensors", options=SMALL | {"embedding_size": 8})
     unstated = replace(open_model(model, torch.device("cpu")), embedding_size=0)
     options = {"options": WITHOUT_INTERVALS, "inference": CPU}
-    with pytest.raises(ModelError, match="embeddings of size 8, and the evaluated model of size 16"):
+    with pytest.raises(ModelError, match=r"size 8\b.*size 16\b"):
         evaluate(unstated, ["pairs"], tmp_path, gallery_model=tmp_path / "other.safetensors", **options)
     mixed = evaluate(unstated, ["pairs"], tmp_path, gallery_model=model, **options)
     assert mixed.results["pairs"].metrics["auc"] == pytest.approx(

@@ -55,7 +55,7 @@ def test_a_set_that_exists_twice_is_refused_until_the_path_is_given(tmp_path, mo
     write_bin(tmp_path / "val.bin", IMAGES, SAME)
     write_bin(tmp_path / "sets" / "val.bin", IMAGES[:4], SAME[:2])
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(PairsError, match=r"\./val\.bin for the first, or val"):
+    with pytest.raises(PairsError, match=r"\./val\.bin"):
         load_pair_set("val.bin", Path("sets"))
     assert len(load_pair_set("./val.bin", Path("sets")).same) == 3
     assert len(load_pair_set("val", Path("sets")).same) == 2
@@ -64,7 +64,7 @@ def test_a_set_that_exists_twice_is_refused_until_the_path_is_given(tmp_path, mo
 
 def test_a_file_that_is_no_set_is_named_as_it_was_given(tmp_path):
     (tmp_path / "train.rec").write_bytes(b"record")
-    with pytest.raises(PairsError, match=r"train\.rec: not a verification set"):
+    with pytest.raises(PairsError, match=r"train\.rec: "):
         load_pair_set(str(tmp_path / "train.rec"), tmp_path)
 
 

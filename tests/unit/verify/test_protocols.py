@@ -126,9 +126,7 @@ def test_the_gallery_model_embeds_the_second_image_of_each_pair(tmp_path):
 
 def test_an_image_that_the_gallery_model_cannot_embed_is_named(tmp_path):
     write_bin(tmp_path / "set.bin", [face(n) for n in range(8)], [True, False] * 2)
-    with pytest.raises(
-        ModelError, match="set second images: the embedding of image 0 is not finite, or zero"
-    ):
+    with pytest.raises(ModelError, match=r"^set second .*image 0\b"):
         evaluated("set", tmp_path, gallery=embedder(factors=(float("nan"), 1, 1)))
 
 
@@ -136,5 +134,5 @@ def test_an_image_that_the_gallery_model_cannot_embed_is_named(tmp_path):
 def test_an_embedding_that_is_not_finite_or_zero_is_an_error(tmp_path, factor):
     write_ijb(tmp_path / "ijbc")
     broken = replace(embedder(), network=lambda image: image.mean((2, 3)) * factor)
-    with pytest.raises(ModelError, match="ijbc: the embedding of image 0 is not finite, or zero"):
+    with pytest.raises(ModelError, match=r"^ijbc: .*image 0\b"):
         evaluate_set(open_set("ijbc", tmp_path), broken, EvaluationOptions())

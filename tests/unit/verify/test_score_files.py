@@ -153,5 +153,5 @@ def test_scores_that_do_not_fit_a_set_are_refused(tmp_path):
     with pytest.raises(DataError, match="2 pairs, but pairs has 4"):
         scores_of_set(path, target)
     path = write(tmp_path / "turned.csv", {"score": [1, 0, 1, 0], "genuine": [0, 1, 0, 1]})
-    with pytest.raises(DataError, match="differs from the labels of pairs in 4 pairs, first in pair 0"):
+    with pytest.raises(DataError, match=r"\b4 pairs.*pair 0\b"):
         scores_of_set(path, target)
