@@ -142,6 +142,6 @@ def test_a_table_with_fewer_rows_than_the_manifest_lists_is_refused(tmp_path):
 def test_latest_can_only_name_a_checkpoint_in_the_same_folder(tmp_path, name):
     saved(tmp_path)
     (tmp_path / "latest").write_text(name)
-    with pytest.raises(CheckpointError, match="does not name a checkpoint"):
+    with pytest.raises(CheckpointError, match=r"/latest: "):
         Checkpoint.open(tmp_path / "latest")
     assert Checkpoint.open(tmp_path).step == 1

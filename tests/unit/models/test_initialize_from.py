@@ -68,7 +68,7 @@ def test_missing_ranks_and_ranks_of_another_run_are_refused(tmp_path):
     with pytest.raises(ModelError, match="ranks 0, 2"):
         read_centers(tmp_path / "checkpoint_gpu_0.pt")
     torch.save({"state_dict_softmax_fc": {"weight": torch.zeros(9, WIDTH)}}, tmp_path / "checkpoint_gpu_1.pt")
-    with pytest.raises(ModelError, match="files of several runs are mixed"):
+    with pytest.raises(ModelError, match=r"\[4, 9, 3\]"):
         read_centers(tmp_path / "checkpoint_gpu_0.pt")
     torch.save({"state_dict_backbone": {}}, tmp_path / "checkpoint_gpu_1.pt")
     with pytest.raises(ModelError, match=r"gpu_1\.pt"):
@@ -146,7 +146,7 @@ def test_other_differences_than_missing_blocks_are_refused(tmp_path):
     save_model(path, build_backbone(**wider).state_dict(), describe_backbone(**wider))
     for layers, widths in (((1, 1, 1, 1), (8, 8, 16, 8)), ((1, 3, 1, 1), (8, 8, 8, 8))):
         options = wider | {"layers": layers, "widths": widths}
-        with pytest.raises(ModelError, match="does not fit the network"):
+        with pytest.raises(ModelError, match=r"model\.safetensors: .*weights \d+ "):
             initialize_backbone(build_backbone(**options), path, list, first_blocks_of=options)
     options = wider | {"layers": (1, 1, 1, 1)}
     initialize_backbone(build_backbone(**options), path, list, first_blocks_of=options)

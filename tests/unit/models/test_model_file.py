@@ -76,14 +76,14 @@ def test_weights_of_another_network_are_refused_with_their_differences(tmp_path)
     with pytest.raises(ModelError, match=r"1 missing \(conv1.weight\)"):
         load_weights_into(build_backbone("iresnet", **SMALL), weights, "m.pt")
     torch.save(weights, tmp_path / "m.pt")
-    with pytest.raises(ModelError, match="are not those of"):
+    with pytest.raises(ModelError, match=r"m\.pt: .*\b114 .*r18, r34, r50"):
         open_model(tmp_path / "m.pt", CPU)
 
 
 @pytest.mark.parametrize("value", [3, {}, {"a": 1}, [torch.ones(1)]])
 def test_a_file_without_named_weights_is_refused(tmp_path, value):
     torch.save(value, tmp_path / "m.pt")
-    with pytest.raises(ModelError, match="not a state dict"):
+    with pytest.raises(ModelError, match=r"m\.pt: .*model\.state_dict\(\)"):
         read_weights(tmp_path / "m.pt")
     with pytest.raises(ModelError, match="no such file"):
         read_weights(tmp_path / "none.pt")

@@ -43,5 +43,5 @@ def test_only_folders_that_a_lease_has_created_and_that_are_empty_are_removed(tm
 
 def test_the_error_for_a_folder_that_cannot_be_created_names_it(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="is a file or not writable; give another"):
+    with pytest.raises(UsageError, match=r"/file/name: .*--run-dir"):
         claimed(tmp_path / "file" / "name", "a")

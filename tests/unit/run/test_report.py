@@ -152,5 +152,5 @@ def test_a_pipe_in_place_of_a_picture_or_of_pairs_is_left_out_and_not_waited_for
 
 
 def test_a_folder_without_a_run_is_an_error(tmp_path):
-    with pytest.raises(UsageError, match="not the folder of a run"):
+    with pytest.raises(UsageError, match=r"config\.yaml and environment\.json"):
         write_run_report(tmp_path, tmp_path / "report.html")

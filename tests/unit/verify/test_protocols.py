@@ -20,7 +20,7 @@ def test_a_name_prefers_the_bin_set_to_a_folder_of_the_same_name(tmp_path, monke
     (tmp_path / "lfw").mkdir()
     monkeypatch.chdir(tmp_path)
     assert open_set("lfw", tmp_path).images
-    with pytest.raises(PairsError, match="unknown layout of an evaluation set"):
+    with pytest.raises(PairsError, match=r"^lfw: .*facetrain data pairs"):
         open_set("./lfw/", tmp_path / "lfw")
 
 
@@ -68,7 +68,7 @@ def test_tinyface_ranks_equal_a_sort_of_the_gallery(tmp_path, gallery_factors):
 def test_a_file_name_of_tinyface_without_a_subject_number_is_refused(tmp_path, number):
     folder = write_tinyface(tmp_path / "tinyface")
     (folder / "Probe" / "1_2.png").rename(folder / "Probe" / f"{number}_2.png")
-    with pytest.raises(PairsError, match="does not begin with a subject number"):
+    with pytest.raises(PairsError, match=r"_2\.png: .*7_2\.jpg"):
         open_set("tinyface", tmp_path)
 
 

@@ -90,7 +90,7 @@ def test_a_damaged_label_that_is_very_large_is_found_without_a_count_of_all_labe
 
 def test_no_copy_is_written_if_every_image_has_a_fault(tmp_path):
     data = write_images(tmp_path / "data", [0], [b"damaged"])
-    with pytest.raises(DataError, match="every image has a fault"):
+    with pytest.raises(DataError, match=r"/data: "):
         check(data, repair=tmp_path / "clean")
     assert not (tmp_path / "clean").exists()
     with pytest.raises(DataError):
