@@ -111,15 +111,16 @@ def _check_options(format: str, row: ExportFormat, file: ExportOptions, images: 
     Raises:
         UsageError: there are such options.
     """
-    given = {field.name for field in fields(file) if getattr(file, field.name)}
-    for option in sorted(given - row.options):
+    given = {
+        field.name: f"--{field.name.replace('_', '-')}" for field in fields(file) if getattr(file, field.name)
+    }
+    for option in sorted(given.keys() - row.options):
         supported = " or ".join(name for name, other in FORMATS.items() if option in other.options)
-        flag = f"--{option.replace('_', '-')}"
-        raise UsageError(f"--format {format} has no option {flag}; use --format {supported} with it")
+        raise UsageError(f"--format {format} has no option {given[option]}; use --format {supported} with it")
     if images is not None and not row.is_compared:
         raise UsageError(f"--format {format} has no option --images; the file has the weights themselves")
-    if file.int8 and given != {"int8"}:
-        others = ", ".join(f"--{option.replace('_', '-')}" for option in sorted(given - {"int8"}))
+    if file.int8 and given.keys() != {"int8"}:
+        others = ", ".join(sorted(set(given.values()) - {"--int8"}))
         raise UsageError(f"--int8 cannot be combined with {others}; remove one of them")
 
 
