@@ -50,6 +50,7 @@ def test_a_face_is_like_itself_and_its_embeddings_have_names(model, tmp_path):
     np.testing.assert_allclose(np.linalg.norm(found["embedding"], axis=1), 1, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gallery", "rows"), [("new", {0, 2}), ("old", {0, 1, 2})])
 def test_a_search_leaves_out_images_of_low_quality_and_says_how_many(tmp_path, gallery, rows):
     faces = Embeddings(np.eye(3), ["a", "b", "c"], np.arange(3), quality=np.array([3.0, 1.0, 2.0]))

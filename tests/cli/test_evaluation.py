@@ -72,6 +72,7 @@ def test_eval_runs_every_protocol_and_compares_two_models(model, tmp_path):
     assert gap["difference"] == pytest.approx(gap["first"] - gap["second"]) and 0 < gap["p"] <= 1
 
 
+@pytest.mark.slow
 def test_a_gallery_of_another_model_is_in_the_results_of_an_evaluation(model, tmp_path):
     write_pairs(tmp_path / "pairs.bin", 20)
     old = tmp_path / "old.safetensors"
@@ -243,6 +244,7 @@ def test_a_report_is_checked_first_and_the_results_are_printed_before_it(
     assert isinstance(error, UsageError)
 
 
+@pytest.mark.slow
 def test_search_finds_each_face_in_a_gallery_of_embeddings(model, tmp_path):
     pytest.importorskip("pyarrow")
     for part, count in (("gallery", 6), ("probe", 2)):
@@ -275,6 +277,7 @@ def test_search_finds_each_face_in_a_gallery_of_embeddings(model, tmp_path):
         assert message in str(refused) and refused.exit_code == 2
 
 
+@pytest.mark.slow
 def test_a_gallery_of_an_old_model_is_searched_through_a_map(model, tmp_path):
     new, gallery = tmp_path / "new.safetensors", tmp_path / "gallery.npz"
     write_model(new)

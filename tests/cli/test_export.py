@@ -83,6 +83,7 @@ def test_a_quantized_model_has_none_of_the_thresholds_that_were_measured_before(
     assert "backbone" in stored and "thresholds" not in stored
 
 
+@pytest.mark.slow
 def test_a_torch_export_program_reports_its_difference(model, tmp_path):
     printed = output_of(
         "export", model, "--format", "torch_export", "--output", tmp_path / "m.pt2", "--json",
@@ -95,6 +96,7 @@ def test_a_torch_export_program_reports_its_difference(model, tmp_path):
     assert found["difference"] < 1e-4
 
 
+@pytest.mark.slow
 def test_the_file_is_compared_on_given_faces_and_its_size_is_printed(model, tmp_path):
     printed = output_of(
         "export", model, "--format", "onnx", "--output", tmp_path / "m.onnx", "--from-pixels",

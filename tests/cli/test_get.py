@@ -81,6 +81,7 @@ def test_a_dataset_of_the_hub_is_a_folder(hub, run, tmp_path):
     assert code == 0 and output.strip().endswith("/one")
 
 
+@pytest.mark.slow
 def test_a_file_that_is_not_what_the_hub_says_is_refused(hub, run):
     hub.repositories["models/org/face"] = {"a.onnx": b"x" * 300, "b.onnx": b"y"}
     right = hub.entry

@@ -91,6 +91,7 @@ def test_a_progress_bar_shows_a_title_with_brackets(monkeypatch):
     assert "embedding [old]/a [/b]" in terminal.getvalue()
 
 
+@pytest.mark.slow
 def test_pages_escape_names_in_markup(files):
     run = files / "runs" / NAME.replace("/", "\u2215")
     page = files / "page.html"

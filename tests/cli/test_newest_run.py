@@ -41,6 +41,7 @@ def test_eval_takes_the_newest_run_and_its_sets(runs):
     )
 
 
+@pytest.mark.slow
 def test_report_takes_the_newest_run(runs):
     done = facetrain("report", cwd=runs)
     assert done.stdout.splitlines() == ["runs/a: the newest run", "runs/a/report.html"], done.stderr

@@ -39,6 +39,7 @@ def test_the_json_of_a_plan_has_memory_and_limits():
     assert report["largest_batch"] > report["batch"] == 128
 
 
+@pytest.mark.slow
 def test_for_a_run_that_does_not_fit_the_keys_that_save_memory_are_printed():
     small = (*AS_TINY, "--set", "train.batch_size=8", "--set", "eval.targets=[]")
     code, printed, messages = plan("--config", CONFIG, "--memory", 1.7, "--identities", 20_000_000, *small)
@@ -46,6 +47,7 @@ def test_for_a_run_that_does_not_fit_the_keys_that_save_memory_are_printed():
     assert "does not fit" in printed and "head.momentum_dtype" in printed
 
 
+@pytest.mark.slow
 def test_the_largest_batch_fits_and_one_that_is_a_little_larger_does_not():
     # With few images a chunk has many classes, and few chunks are counted.
     sections = {
@@ -96,6 +98,7 @@ def test_a_plan_that_cannot_be_made_is_refused_in_one_line(options, message):
     assert error.exit_code == 2 and message in str(error) and "\n" not in str(error)
 
 
+@pytest.mark.slow
 def test_the_plan_of_a_run_in_stages_takes_the_memory_of_the_largest(tmp_path):
     text = "data: {train: none, image_size: 32, num_classes: 1000, num_images: 12800}\n" + TINY
     text += "train: {batch_size: 64, epochs: 4, stages: [{until_epoch: 3, batch_size: 128}]}\n"

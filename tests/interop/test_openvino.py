@@ -70,6 +70,7 @@ def test_openvino_gives_the_embeddings_of_the_network_with_the_code_of_the_docs(
     np.testing.assert_allclose(embedding, expected, atol=5e-3 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backbone", ["vit_t", "vit_s_kprpe"])
 def test_a_vision_transformer_from_pixels_with_unit_embeddings(tmp_path, backbone):
     write_model(tmp_path / "m.safetensors", backbone, _VIT)

@@ -32,6 +32,7 @@ def verdict(reasons, kinds):
     return kernel_verdicts.agree_on_kernels(CPU, WORK), bool(tested)
 
 
+@pytest.mark.slow
 def test_one_rank_of_each_host_and_kind_of_gpu_tests_and_all_agree():
     cases = [
         (("", "", "", ""), ("good",) * 4, "", (True, False, True, False)),

@@ -66,6 +66,7 @@ def evaluate_all(folder):
     return found
 
 
+@pytest.mark.slow
 def test_the_leader_of_three_ranks_gets_the_results_of_one_rank_and_the_others_get_none(tmp_path):
     write_ijb(tmp_path / "ijbc")
     write_tinyface(tmp_path / "tinyface")

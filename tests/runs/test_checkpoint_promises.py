@@ -91,6 +91,7 @@ def saved(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_programs_of_the_page_read_a_checkpoint(saved, finished, monkeypatch):
     own, library = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     monkeypatch.chdir(finished.parent)
@@ -103,6 +104,7 @@ def test_the_programs_of_the_page_read_a_checkpoint(saved, finished, monkeypatch
     assert len(names["first"]) == 6, "of eleven classes, rank 0 has six"
 
 
+@pytest.mark.slow
 def test_a_checkpoint_has_the_files_of_the_list(saved):
     block = PAGE.split("## Files\n")[1].split("With a [head")[0]
     listed = re.findall(r"^ +(\S+)", block, re.MULTILINE)

@@ -44,6 +44,7 @@ def find_and_repeat(rank, size, config, folder, ports):
         assert training.train(described, folder / name, resume_existing=True, choose=choose) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_nothing_but_the_rate_remains_of_a_range_test(describe, tmp_path, size):
     config = describe(dropout=0.2, sample_rate=0.5, accumulate=2, steps=24, checkpoint="every_steps: 12")
@@ -83,6 +84,7 @@ def test_the_rate_is_in_the_middle_of_the_valley_and_far_below_where_the_loss_ri
     assert choose_rate(RATES.tolist(), falls_until_it_diverges) <= RATES[last_mean] / 3
 
 
+@pytest.mark.slow
 def test_a_range_test_without_a_result_keeps_the_rate_of_the_config_with_a_warning(
     describe, tmp_path, monkeypatch, capfd
 ):
@@ -112,6 +114,7 @@ def fit(describe, monkeypatch, *settings, gib=100.0, device="cuda", size=1, **op
     return config, build_config(override_values(plain_config(config), values), "chosen"), line
 
 
+@pytest.mark.slow
 def test_a_batch_takes_the_memory_that_the_forecast_leaves_and_the_rate_follows(describe, monkeypatch):
     monkeypatch.setattr(fitting, "epoch_size", lambda source: 10**6)
     per_image = ["train.batch_size=24", "train.global_batch_size=null", "optim.accumulate=2"]

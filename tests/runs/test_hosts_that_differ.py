@@ -114,6 +114,7 @@ def be_a_host(rank, folders, ports):
     (folders[0].parent / f"outcomes{rank}.json").write_text(json.dumps(outcomes))
 
 
+@pytest.mark.slow
 def test_hosts_that_differ_end_together_and_name_the_host_and_the_file(two_folders, tmp_path):
     folders = [two_folders(name) for name in DIFFERENCES]
     start_ranks(be_a_host, (folders, free_ports(len(folders))), 2)

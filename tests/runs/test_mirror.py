@@ -105,6 +105,7 @@ def test_a_run_killed_at_many_moments_continues_on_an_empty_disk_to_the_same_wei
     Checkpoint.open(tmp_path / "last").verify()
 
 
+@pytest.mark.slow
 def test_a_run_whose_last_upload_fails_has_failed_and_a_resume_uploads_what_is_missing(
     object_store, describe, tmp_path, capsys, monkeypatch
 ):
@@ -165,6 +166,7 @@ def content(folder):
     return {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")}
 
 
+@pytest.mark.slow
 def test_a_run_of_the_same_name_in_the_mirror_is_refused_and_changes_nothing_here(
     object_store, describe, tmp_path, monkeypatch
 ):
@@ -237,6 +239,7 @@ def test_a_lost_host_with_its_own_disk_is_replaced_by_one_with_an_empty_disk(
     assert len(own) == 1, "a host has the files of its own ranks"
 
 
+@pytest.mark.slow
 def test_hosts_with_separate_disks_need_a_mirror(describe, tmp_path):
     config, (port,) = describe(), free_ports(1)
     hosts = [tmp_path / "first", tmp_path / "second"]

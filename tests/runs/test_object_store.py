@@ -82,6 +82,7 @@ def test_ranks_that_share_a_small_cache_see_the_images_of_the_disk(ranks, url, d
     assert weights(tmp_path / "store") == weights(tmp_path / "disk")
 
 
+@pytest.mark.slow
 def test_plan_doctor_and_inspect_read_the_numbers_of_a_remote_dataset(url, dataset, describe, capsys):
     settings = [f"data.train={url}", f"eval.dir={dataset}/data"]
     arguments = [part for setting in settings for part in ("--set", setting)]

@@ -37,6 +37,7 @@ def settings_of(mixture, *more):
     return [f"data.train={mixture}", "data.workers=0", "eval.targets=[]", "optim.lr=0.01", *more]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "resumed"),
     [

@@ -63,6 +63,7 @@ def test_the_process_of_the_command_trains_itself_and_starts_reading_processes_o
     assert "libtorch" in libraries
 
 
+@pytest.mark.slow
 def test_reading_processes_ignore_signals_to_the_group_because_the_run_needs_batches_until_it_has_saved(
     started,
 ):

@@ -24,6 +24,7 @@ SETTINGS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "resumed"),
     [

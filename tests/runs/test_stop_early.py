@@ -3,6 +3,8 @@
 import json
 import math
 
+import pytest
+
 from facetrain.config.loading import load_config
 from facetrain.run.report.list_runs import format_runs, list_runs
 from facetrain.training.early_stop import EarlyStop
@@ -25,6 +27,7 @@ def test_a_gain_exceeds_the_best_value_and_a_value_that_is_no_number_is_none():
     )
 
 
+@pytest.mark.slow
 def test_a_run_ends_at_the_same_step_whether_it_was_interrupted_or_not(describe, tmp_path, capsys):
     # No accuracy rises by more than one: of the verifications at steps 2, 4 and 6, two have no gain.
     rule = "train.stop_early={metric: val/accuracy, patience: 2, min_gain: 1}"

@@ -18,6 +18,7 @@ NETWORKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_batch_and_its_parts_in_any_order_drop_the_same(name, recompute):

@@ -84,6 +84,7 @@ def test_names_and_shapes_of_a_network_are_known_without_memory():
         }
 
 
+@pytest.mark.slow
 def test_a_network_without_memory_is_built_without_the_compiler_which_takes_a_second_to_import():
     program = "import sys\nfrom facetrain.backbone.registry import BACKBONES\n"
     program += "from facetrain.backbone.zoo import build_on_meta\n"

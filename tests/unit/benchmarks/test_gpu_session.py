@@ -113,6 +113,7 @@ def record_of(job, limit, checkout, *lines):
     return run_in_process(job, limit, checkout=checkout, packages=[], environment=os.environ)
 
 
+@pytest.mark.slow
 def test_a_process_and_its_children_end_at_the_jobs_limit(tmp_path):
     note = tmp_path / "child"
     record = record_of(

@@ -18,6 +18,7 @@ from benchmarks.verification import Part, measure_verification
 from tests.support.command import ROOT, environment
 
 
+@pytest.mark.slow
 def test_each_format_is_read_into_batches_and_compared_with_the_decoder():
     report = measure_formats(images=4, rounds=1)
     decoder = report.pop("cv2.imdecode")["microseconds"]

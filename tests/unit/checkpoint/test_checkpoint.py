@@ -176,6 +176,7 @@ def save_with_little_memory(folder):
     return not writer.poll().failure, stderr.getvalue()
 
 
+@pytest.mark.slow
 def test_a_snapshot_is_written_without_a_copy_where_the_copy_does_not_fit_into_memory(tmp_path):
     # In a new process: this one may hold freed memory that the limit does not count.
     ((written_at_once, warning),) = run_ranks(1, save_with_little_memory, tmp_path)

@@ -82,6 +82,7 @@ def test_a_host_downloads_only_the_files_that_it_lacks(tmp_path, store):
     assert not list((tmp_path / "checkpoints").glob(".*")), "nothing is left of the download"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("again", [False, True], ids=["a new step", "the same step with other content"])
 def test_an_upload_that_ends_after_any_request_leaves_complete_checkpoints_only(tmp_path, monkeypatch, again):
     upload(tmp_path, save(tmp_path, 2), keep=1)
@@ -108,6 +109,7 @@ def test_an_upload_that_ends_after_any_request_leaves_complete_checkpoints_only(
     assert set(seen) == {before, after} and Mirror(URL).steps() == [second.step]
 
 
+@pytest.mark.slow
 def test_the_mirror_keeps_the_newest_checkpoints_and_the_best_and_removes_remains(tmp_path):
     store, path = open_filesystem(URL)
     outcomes = [

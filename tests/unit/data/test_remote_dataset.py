@@ -127,6 +127,7 @@ def test_the_cache_stays_within_its_bound_and_every_image_is_right(object_store,
     assert limit // 2 < largest <= limit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [100, 10_000])
 def test_many_processes_read_the_same_through_one_small_cache(limit, object_store, tmp_path):
     write_records(tmp_path / "faces", LABELS)

@@ -87,6 +87,7 @@ def test_nodes_start_again_with_one_that_comes_later_and_without_one_that_is_gon
         nodes[1].next_rendezvous()
 
 
+@pytest.mark.slow
 def test_a_node_that_waits_opens_the_next_start_if_all_nodes_of_the_present_one_are_lost(
     endpoint, monkeypatch
 ):
@@ -141,6 +142,7 @@ def test_whom_a_node_waits_for_is_reported_once(capsys, monkeypatch, endpoint):
     assert line.startswith("waiting for 192.0.2.1:29400 (--rdzv-endpoint), which does not answer (")
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_wait_for_other_nodes_at_once():
     process = subprocess.Popen(
         [sys.executable, "-c", WAITING, "192.0.2.1:29400"],
@@ -165,6 +167,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_an_agent_goes_on_while_the_store_does_not_answer_and_joins_when_it_does(
     endpoint, monkeypatch, capsys
 ):

@@ -87,6 +87,7 @@ def test_torchs_variables_for_gpus_are_set_unless_the_user_has_set_them(monkeypa
     assert "PYTORCH_ALLOC_CONF" not in os.environ
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "spins"), [({}, 10_000), ({"GOMP_SPINCOUNT": "5"}, 5), ({"OMP_WAIT_POLICY": "PASSIVE"}, 0)]
 )
@@ -100,6 +101,7 @@ def test_threads_of_a_command_spin_briefly_unless_the_environment_says_otherwise
     assert f"GOMP_SPINCOUNT = '{spins}'" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="another OpenMP than GNU's")
 def test_the_python_interface_bounds_spinning_only_where_it_loads_torch_itself():
     environment = {key: value for key, value in os.environ.items() if key not in _WAITING}

@@ -107,6 +107,7 @@ def ignores(pid, number):
     return int(mask, 16) >> (number - 1) & 1
 
 
+@pytest.mark.slow
 def test_a_stopped_process_is_killed_and_a_running_one_is_not(start, tmp_path):
     running, stopped = start("time.sleep(3)", 1), start(BLOCK)
     (watchdog,) = descendants(stopped.pid)
@@ -123,6 +124,7 @@ def test_a_stopped_process_is_killed_and_a_running_one_is_not(start, tmp_path):
     assert not wait_until_gone([watchdog], 20)
 
 
+@pytest.mark.slow
 def test_a_process_that_holds_pythons_lock_for_too_long_is_killed(start):
     # ctypes.PyDLL calls without releasing the lock, so no thread of the process can run.
     held = start("import ctypes; ctypes.PyDLL(None).sleep(60)", timeout_s=2.0)
@@ -150,6 +152,7 @@ def test_the_loss_of_rank_0_ends_the_others(start, port):
     assert second.wait(20) == 3
 
 
+@pytest.mark.slow
 def test_a_rank_that_another_has_waited_for_in_vain_ends_and_reports_its_position(start, port):
     hanging = start(BLOCK, 0, port)
     waiting = start("time.sleep(1.5); raise RankError('rank 0 did not answer')", 1, port)
@@ -160,6 +163,7 @@ def test_a_rank_that_another_has_waited_for_in_vain_ends_and_reports_its_positio
     assert hanging.returncode == 3 and waiting.wait(20) == 1
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_about_to_report_an_error_reports_it_when_it_is_ended(start, port):
     unwinding = """
 try:
@@ -227,19 +231,20 @@ if other:
 """
 
 
-@pytest.mark.parametrize("rank", [-1, 0])
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fault", "reason"),
+    ("fault", "reason", "rank"),
     [
-        ("SIGSTOP", "was stopped (SIGSTOP) 1 s ago"),
-        ("SIGKILL", "was ended by signal 9 1 s ago"),
-        ("SIGSTOP continued", ""),
-        ("SIGSTOP other", ""),
+        ("SIGSTOP", "was stopped (SIGSTOP) 1 s ago", -1),
+        ("SIGSTOP", "was stopped (SIGSTOP) 1 s ago", 0),
+        ("SIGKILL", "was ended by signal 9 1 s ago", -1),
+        ("SIGKILL", "was ended by signal 9 1 s ago", 0),
+        ("SIGSTOP continued", "", -1),
+        ("SIGSTOP continued", "", 0),
+        ("SIGSTOP other", "", -1),
     ],
 )
-def test_a_helper_that_stays_stopped_or_was_killed_is_named_and_ends_the_process(start, rank, fault, reason):
-    if "other" in fault and rank == 0:
-        return
+def test_a_helper_that_stays_stopped_or_was_killed_is_named_and_ends_the_process(start, fault, reason, rank):
     process = start(HELPER, rank, arguments=fault.split())
     helper = int(process.stdout.readline())
     _, stderr = process.communicate(timeout=60)
@@ -253,6 +258,7 @@ def test_a_helper_that_stays_stopped_or_was_killed_is_named_and_ends_the_process
     assert f"which it has started and which {reason}, at " in stderr
 
 
+@pytest.mark.slow
 def test_a_single_process_may_be_stopped_and_is_ended_when_its_time_is_over(start):
     process = start("module.end_within(2.0, 143, 'still ran 2 s after SIGTERM'); " + BLOCK, -1)
     process.send_signal(signal.SIGSTOP)

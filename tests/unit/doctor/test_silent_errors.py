@@ -96,6 +96,7 @@ def test_real_faces_of_another_alignment_are_found(name, real_faces):
     assert result.certainty == "likely", result
 
 
+@pytest.mark.slow
 def test_real_faces_without_an_error_give_no_warning():
     folders = [shared_path(f"real/{name}") for name in ("lfw_train", "faces_train", "recordio/im2rec_8faces")]
     names = (

@@ -51,6 +51,7 @@ def hard_gallery(dtype=np.float32):
     return np.concatenate([near, gallery[3:4].astype(np.float32), np.zeros((1, SIZE), np.float32)]), gallery
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entries_per_block", [1, 7, 350, 1000])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_results_are_those_of_a_full_sort_for_blocks_of_any_size(monkeypatch, entries_per_block, dtype):
@@ -100,6 +101,7 @@ def test_a_threshold_of_1_lists_the_entries_that_equal_the_probe():
     assert [[entry["row"] for entry in one["found"]] for one in results] == [[n] for n in range(50)]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of torch's exporter
 def test_embeddings_of_two_models_are_refused_and_those_of_its_exported_form_are_not(tmp_path):
     folder = tmp_path / "faces"

@@ -82,6 +82,7 @@ def allow_all_movement(monkeypatch):
     monkeypatch.setattr(other_people, "LEAST_COSINE", -1)
 
 
+@pytest.mark.slow
 def test_a_model_that_gains_on_held_out_photos_is_kept(prepared, monkeypatch):
     allow_all_movement(monkeypatch)
     plant(prepared.model, blind=True)
@@ -94,6 +95,7 @@ def test_a_model_that_gains_on_held_out_photos_is_kept(prepared, monkeypatch):
     assert headline(verdict) == "kept: the fine-tuned model"
 
 
+@pytest.mark.slow
 def test_a_model_that_gains_but_moves_other_people_is_left_out(prepared):
     plant(prepared.model, blind=True)
     plant(prepared.place.run / MODEL_FILE, blind=False)
@@ -105,6 +107,7 @@ def test_a_model_that_gains_but_moves_other_people_is_left_out(prepared):
     assert "other people suffer" in describe(verdict)[1]
 
 
+@pytest.mark.slow
 def test_a_model_that_loses_accuracy_on_people_set_aside_is_left_out(prepared, monkeypatch):
     allow_all_movement(monkeypatch)
     plant(prepared.model, blind=False)
@@ -115,6 +118,7 @@ def test_a_model_that_loses_accuracy_on_people_set_aside_is_left_out(prepared, m
     assert verdict.share == 0 and not is_blind(prepared.place.model)
 
 
+@pytest.mark.slow
 def test_a_gain_whose_interval_holds_0_keeps_the_first_model(prepared):
     for path in (prepared.model, prepared.place.run / MODEL_FILE):
         plant(path, blind=False)

@@ -183,6 +183,7 @@ def test_centers_elsewhere_without_an_own_update_are_refused():
         small_head(storage=Storage(placement="host"))
 
 
+@pytest.mark.slow
 def test_the_name_in_the_package_is_imported_when_it_is_used():
     code = "import facetrain, sys; assert 'torch' not in sys.modules; print(facetrain.PartialFC.__name__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

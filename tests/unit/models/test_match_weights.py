@@ -39,6 +39,7 @@ def assert_embeds_as_eval(network, path, *, unit=False):
     torch.testing.assert_close(found, expected, atol=1e-5 * expected.abs().max().item(), rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["r18", "r100"])
 def test_a_backbone_loads_the_weights_of_an_mxnet_iresnet(tmp_path, name):
     torch.manual_seed(0)
@@ -135,6 +136,7 @@ def test_a_graph_that_differs_in_one_layer_is_refused(tmp_path, change, message)
         initialize_backbone(build_backbone("iresnet", **NARROW), path, no_images)
 
 
+@pytest.mark.slow
 def test_an_onnx_file_whose_features_are_in_another_order_is_refused(tmp_path):
     onnx = pytest.importorskip("onnx")
     path = exported(tmp_path, "iresnet", NARROW)

@@ -67,6 +67,7 @@ def test_a_torchscript_program_is_named_and_the_way_out_too(tmp_path):
         open_model(tmp_path / "m.pt", CPU)
 
 
+@pytest.mark.slow
 def test_weights_of_another_network_are_refused_with_their_differences(tmp_path):
     weights = build_backbone("iresnet", **SMALL).state_dict()
     other = build_backbone("iresnet", **(SMALL | {"embedding_size": 8}))

@@ -27,6 +27,7 @@ def test_objects_are_written_read_by_ranges_and_listed(object_store):
     assert store.ls("bucket", detail=False) == [], "a listing was cached"
 
 
+@pytest.mark.slow
 def test_requests_that_fail_now_and_then_are_repeated(object_store, no_wait):
     store, path = open_filesystem("s3://bucket/a")
     store.pipe_file(path, b"x" * 1000)

@@ -137,6 +137,7 @@ def test_a_config_that_cannot_be_read_does_not_hide_the_rest(folder):
     assert "optim.rate is not a key" in (folder / "report.html").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "others"), [("augmented.png", 2), ("hardest_pairs.json", 1)])
 def test_a_pipe_in_place_of_a_picture_or_of_pairs_is_left_out_and_not_waited_for(folder, name, others):
     (folder / name).unlink(missing_ok=True)

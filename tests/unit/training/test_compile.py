@@ -100,12 +100,14 @@ def test_in_16_bits_a_compiled_network_stays_as_near_as_rounding_allows():
     assert compiled == pytest.approx(plain, rel=0.02) and counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.slow
 def test_without_a_working_compiler_the_run_ends_with_a_line_that_names_the_host(monkeypatch):
     monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("/no/such/compiler",))
     with pytest.raises(RunError, match=rf"train\.compile: .*{socket.gethostname()}"):
         trained(TwoBlocks(), "fp32", compile="on")
 
 
+@pytest.mark.slow
 def test_an_error_of_the_network_itself_is_not_the_compilers():
     network = InPrecision(
         TwoBlocks(), "fp32", torch.device("cpu"), memory_format=torch.channels_last, compile="on"

@@ -161,6 +161,7 @@ def test_the_landmarks_of_ijb_are_aligned_with_its_faces(tmp_path):
     np.testing.assert_allclose(lists.aligned_landmarks[0], NORMALIZED_TEMPLATE, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_onnx_takes_landmarks_as_a_second_input(network, opened, landmarks, tmp_path):
     path = tmp_path / "model.onnx"
     assert export(opened, "onnx", path, ExportOptions()).comparison.difference < 1e-4

@@ -35,6 +35,7 @@ def found():
     return ModelResults("r50 <script>alert(1)</script>", {"lfw": result}, {"lfw": pairs}, True)
 
 
+@pytest.mark.slow
 def test_the_page_is_self_contained_and_has_no_script(found, tmp_path):
     page, again = (write_report(tmp_path / name, found, model="runs/a&b").read_text() for name in "ab")
     assert page == again
@@ -86,6 +87,7 @@ def test_axes_are_named_after_the_protocol(found):
         assert axes.get_xscale() == axes.get_yscale() == "log"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", [0.0, 0.3, 50.0])
 def test_figures_are_drawn_for_good_and_bad_models(spread):
     pairs = PairSet("lfw", [], np.arange(40) % 2 == 0, subject=np.arange(80))

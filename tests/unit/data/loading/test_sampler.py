@@ -45,6 +45,7 @@ def test_a_permutation_of_blocks_contains_every_number_once_and_moves_the_short_
     np.testing.assert_array_equal(halves, orders[3][length // 2 :])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixed", [False, True])
 def test_every_image_of_a_dataset_in_blocks_is_shown_in_some_epoch(mixed):
     options = {"seed": 1, "global_batch_size": 1024, "mode": "blocks"}

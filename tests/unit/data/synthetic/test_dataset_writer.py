@@ -21,6 +21,7 @@ def write(folder, workers=1, **changes):
     return write_synthetic(folder, replace(SMALL, **changes), workers=workers)
 
 
+@pytest.mark.slow
 def test_the_bytes_depend_on_the_seed_and_not_on_the_number_of_workers(tmp_path):
     one = write(tmp_path / "one")
     two = write(tmp_path / "two", workers=2)

@@ -1,5 +1,6 @@
 import cv2
 import numpy as np
+import pytest
 
 from facetrain.data.synthetic.capture_conditions import sample_conditions
 from facetrain.data.synthetic.identity import sample_identity
@@ -12,6 +13,7 @@ def baseline_accuracy(features, same):
     return fold_accuracy(distance / distance.max() * 3.99, same).mean
 
 
+@pytest.mark.slow
 def test_neither_mean_colors_nor_raw_pixels_separate_identities():
     random = np.random.default_rng(0)
     rendered, same = [], np.arange(300) % 2 == 0

@@ -14,6 +14,7 @@ def test_statistics_and_slopes_equal_a_float64_reference(found):
         assert errors["log_total"] < limit and errors["slopes"] < limit, name
 
 
+@pytest.mark.slow
 def test_a_head_with_the_kernels_equals_one_without(found):
     for name, errors in found["head"].items():
         assert max(errors.values()) < 1e-5, (name, errors)

@@ -41,6 +41,7 @@ def faces(count=3, size=32):
     return torch.randint(0, 256, (count, size, size, 3), dtype=torch.uint8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("from_pixels", [False, True])
 def test_an_exported_model_opens_again_and_gives_the_same_embeddings(model, tmp_path, from_pixels):
     pixels = faces()
@@ -58,6 +59,7 @@ def test_an_exported_model_opens_again_and_gives_the_same_embeddings(model, tmp_
         export(again, "onnx", tmp_path / "n.onnx", ExportOptions())
 
 
+@pytest.mark.slow
 def test_split_prelus_give_the_same_bits(model, tmp_path):
     model = dataclasses.replace(model, network=copy.deepcopy(model.network))
     slopes = [layer.weight for layer in model.network.modules() if isinstance(layer, torch.nn.PReLU)]
@@ -72,6 +74,7 @@ def test_split_prelus_give_the_same_bits(model, tmp_path):
     assert np.array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_a_file_for_a_fixed_batch_takes_it_and_says_what_it_takes(model, tmp_path):
     options = ExportOptions(batch=2, from_pixels=True)
     assert export(model, "onnx", tmp_path / "m.onnx", options).comparison.difference < 1e-4
@@ -83,6 +86,7 @@ def test_a_file_for_a_fixed_batch_takes_it_and_says_what_it_takes(model, tmp_pat
     assert (stated["mean"], stated["scale"], stated["layout"]) == (0, 1, "NHWC")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opset", [17, 20])
 def test_a_file_has_the_opset_that_is_asked_for_or_is_not_written(model, tmp_path, opset):
     path = tmp_path / "m.onnx"
@@ -100,6 +104,7 @@ def test_weights_that_are_too_large_for_an_onnx_file_are_refused(model, tmp_path
         export(model, "onnx", tmp_path / "m.onnx", ExportOptions())
 
 
+@pytest.mark.slow
 def test_an_exported_file_takes_any_number_of_images_also_with_the_fixed_batch_of_onnxruntime(
     model, tmp_path
 ):
@@ -164,6 +169,7 @@ def test_a_file_has_nothing_about_the_machine_that_wrote_it(model, tmp_path):
         assert b"/home/someone" not in content and b"site-packages" not in content and b".py" not in content
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("int8", [False, True])
 def test_a_flipped_bit_in_a_weight_is_an_error(model, tmp_path, int8):
     path = export(model, "onnx", tmp_path / "m.onnx", ExportOptions(int8=int8)).files[-1]
@@ -180,6 +186,7 @@ def test_a_flipped_bit_in_a_weight_is_an_error(model, tmp_path, int8):
         open_model(tmp_path / "m.onnx", CPU)
 
 
+@pytest.mark.slow
 def test_onnxruntime_gives_the_embeddings_with_the_code_of_the_docs(model, tmp_path, monkeypatch):
     page = (Path(__file__).parents[4] / "docs" / "models.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page.split("### Run an exported file")[1], re.DOTALL)
