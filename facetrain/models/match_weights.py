@@ -24,6 +24,10 @@ from facetrain.errors import ModelError
 from facetrain.models.backbone_layers import backbone_layers
 from facetrain.models.layer_graph import IMAGE, Layer, LayerGraph
 
+_SET_NETWORK = "set model.backbone, model.embedding_size and data.image_size as in the file"
+_JOIN_PRELUS = (
+    "its PReLUs are several operators each, as `export --split-prelu` writes them: export it without"
+)
 _UNIT_LENGTH_OPERATORS = {"ReduceL2", "Clip", "Expand", "Div", "LpNormalization", "L2Normalization"}
 """Operators that may follow the embedding: the head uses its direction only."""
 
@@ -95,8 +99,13 @@ def _pair_layers(target: LayerGraph, file: LayerGraph) -> dict[str, str]:
                 or not _compatible(layer, file.layers[found])
                 or pairs.get(consumer, found) != found
             ):
-                others = ", ".join(str(file.layers[n]) for n in file_consumers[file_name]) or "nothing"
-                raise _mismatch(target, file, f"after {name} it needs {layer}, the file has {others}")
+                found_layers = [file.layers[n] for n in file_consumers[file_name]]
+                others = ", ".join(map(str, found_layers)) or "nothing"
+                is_split = layer.kind == "prelu" and any(found.kind == "Min" for found in found_layers)
+                raise _mismatch(
+                    target, file, f"after {name} it needs {layer}, the file has {others}",
+                    _JOIN_PRELUS if is_split else _SET_NETWORK,
+                )  # fmt: skip
             if consumer not in pairs:
                 pairs[consumer] = found
                 queue.append(consumer)
@@ -115,10 +124,11 @@ def _pair_layers(target: LayerGraph, file: LayerGraph) -> dict[str, str]:
     return pairs
 
 
-def _mismatch(target: LayerGraph, file: LayerGraph, difference: str) -> ModelError:
+def _mismatch(
+    target: LayerGraph, file: LayerGraph, difference: str, advice: str = _SET_NETWORK
+) -> ModelError:
     return ModelError(
-        f"{file.origin}: its network is not the {target.origin} of model.backbone: {difference}; "
-        "set model.backbone, model.embedding_size and data.image_size as in the file"
+        f"{file.origin}: its network is not the {target.origin} of model.backbone: {difference}; {advice}"
     )
 
 

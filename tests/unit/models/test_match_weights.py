@@ -102,6 +102,13 @@ def test_another_network_is_refused_with_the_first_layers_that_differ(tmp_path, 
     assert "\n" not in str(refused.value)
 
 
+def test_a_file_with_split_prelus_is_refused_with_the_option_that_split_them(tmp_path):
+    pytest.importorskip("onnxscript")
+    path = exported(tmp_path, "iresnet", NARROW, split_prelu=True)
+    with pytest.raises(ModelError, match="--split-prelu"):
+        initialize_backbone(build_backbone("iresnet", **NARROW), path, no_images)
+
+
 def at_another_stride(symbol, nodes):
     nodes["stage1_unit1_conv1"]["attrs"]["stride"] = "(2, 2)"
 
