@@ -31,7 +31,7 @@ $(READY): requirements.lock pyproject.toml
 	PYTHON=$(PYTHON) VENV=$(VENV) TORCH_VERSION=$(TORCH_VERSION) ./scripts/setup
 	@touch $@
 
-quickstart: $(READY)  ## draw a dataset and train on it, about two minutes on two CPU cores
+quickstart: $(READY)  ## draw a dataset and train on it, about a minute and a half on two CPU cores
 	test -e data/quickstart || $(BIN)/facetrain data synth --output data/quickstart --image-size 56
 	$(BIN)/facetrain train --config configs/quickstart.yaml
 
