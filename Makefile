@@ -35,7 +35,7 @@ quickstart: $(READY)  ## draw a dataset and train on it, about a minute and a ha
 	test -e data/quickstart || $(BIN)/facetrain data synth --output data/quickstart --image-size 56
 	$(BIN)/facetrain train --config configs/quickstart.yaml
 
-test: $(READY)  ## run the tests, about five minutes on two CPU cores
+test: $(READY)  ## run the tests, about three minutes on two CPU cores
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(WORKERS) --maxschedchunk 1 -m "not slow and not long" $(OPTIONS)
 
 test-slow: $(READY)  ## run the other tests: whole runs, many ranks, kernels under Triton's interpreter
