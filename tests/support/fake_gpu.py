@@ -317,7 +317,9 @@ class FakeGpu:
 
     def is_pinned(self, tensor: Tensor) -> bool:
         address = tensor.data_ptr()
-        return not tensor.numel() or any(at <= address < at + size for at, size in self._locked.items())
+        # A list: the thread that fetches batches locks memory meanwhile.
+        locked = list(self._locked.items())
+        return not tensor.numel() or any(at <= address < at + size for at, size in locked)
 
     # Operations
 
