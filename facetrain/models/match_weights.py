@@ -99,13 +99,14 @@ def _pair_layers(target: LayerGraph, file: LayerGraph) -> dict[str, str]:
                 or not _compatible(layer, file.layers[found])
                 or pairs.get(consumer, found) != found
             ):
-                found_layers = [file.layers[n] for n in file_consumers[file_name]]
-                others = ", ".join(map(str, found_layers)) or "nothing"
-                is_split = layer.kind == "prelu" and any(found.kind == "Min" for found in found_layers)
+                others = [file.layers[n] for n in file_consumers[file_name]]
+                is_split = layer.kind == "prelu" and "Min" in [other.kind for other in others]
                 raise _mismatch(
-                    target, file, f"after {name} it needs {layer}, the file has {others}",
-                    _JOIN_PRELUS if is_split else _SET_NETWORK,
-                )  # fmt: skip
+                    target,
+                    file,
+                    f"after {name} it needs {layer}, the file has {', '.join(map(str, others)) or 'nothing'}",
+                    advice=_JOIN_PRELUS if is_split else _SET_NETWORK,
+                )
             if consumer not in pairs:
                 pairs[consumer] = found
                 queue.append(consumer)
@@ -125,7 +126,7 @@ def _pair_layers(target: LayerGraph, file: LayerGraph) -> dict[str, str]:
 
 
 def _mismatch(
-    target: LayerGraph, file: LayerGraph, difference: str, advice: str = _SET_NETWORK
+    target: LayerGraph, file: LayerGraph, difference: str, *, advice: str = _SET_NETWORK
 ) -> ModelError:
     return ModelError(
         f"{file.origin}: its network is not the {target.origin} of model.backbone: {difference}; {advice}"
