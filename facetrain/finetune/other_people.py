@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.synthetic.render import render_jpeg
+from facetrain.data.synthetic.drawing import draw_jpeg
 from facetrain.distributed.world import join
 from facetrain.embeddings.embed_images import embed_images, open_embedder
 from facetrain.embeddings.inference import Inference
@@ -86,7 +86,7 @@ class OtherPeople:
         """Return unit embeddings (N, D) of drawn faces."""
         with join(self._inference.device) as world:
             opened = open_model(model, world.device)
-            images = [render_jpeg(0, person, 0, opened.image_size) for person in range(_DRAWN)]
+            images = [draw_jpeg(0, person, 0, opened.image_size) for person in range(_DRAWN)]
             return embed_images(open_embedder(opened, world, self._inference), images, "drawn faces")[0]
 
 

@@ -5,7 +5,7 @@ import torch
 
 import facetrain
 from facetrain import own_parts
-from facetrain.data.synthetic.render import render_jpeg
+from facetrain.data.synthetic.drawing import draw_jpeg
 from facetrain.errors import ConfigError
 from facetrain.models.model_file import describe_backbone, save_model
 from tests.support.command import refusal
@@ -24,9 +24,7 @@ def home(tmp_path, monkeypatch):
     for person in range(25):
         (tmp_path / "photos" / f"p{person}").mkdir(parents=True)
         for photo in range(4):
-            (tmp_path / "photos" / f"p{person}" / f"{photo}.jpg").write_bytes(
-                render_jpeg(0, person, photo, 32)
-            )
+            (tmp_path / "photos" / f"p{person}" / f"{photo}.jpg").write_bytes(draw_jpeg(0, person, photo, 32))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(own_parts, "_allowed", set())
     return tmp_path

@@ -47,7 +47,7 @@ def synth(
     """Draw people that do not exist: a training set, and pairs."""
     from facetrain.data.synthetic.dataset_writer import write_synthetic
 
-    with progress_bar("rendering identities") as progress:
+    with progress_bar("drawing identities") as progress:
         written = write_synthetic(writing.output, faces, workers=writing.workers, progress=progress)
     print_written([written], writing.as_json, pairs=faces.eval_pairs)
     if not writing.as_json:

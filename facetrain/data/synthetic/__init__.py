@@ -1,5 +1,5 @@
-"""Synthetic identities: procedurally rendered faces, to train and test without a dataset.
+"""Synthetic identities: drawn faces, to try and to test the program without a dataset.
 
-An `Identity` holds the shapes and colors of one face; `CaptureConditions` hold the pose, light, expression and
-occlusion of one image. `render` turns both into pixels. `dataset_writer` writes datasets of these images.
+A `Identity` has the shapes and colors of one face, a `Photo` the pose, light and camera of one image. `drawing` turns
+both into pixels, and `dataset_writer` writes datasets of them.
 """

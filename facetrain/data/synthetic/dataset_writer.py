@@ -16,8 +16,8 @@ from facetrain.cpu_cores import usable_cores
 from facetrain.data.dataset_card import DatasetCard, ImageDigest, write_cards
 from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.recordio import write_identities
+from facetrain.data.synthetic.drawing import draw_jpeg
 from facetrain.data.synthetic.options import SyntheticFaces
-from facetrain.data.synthetic.render import render_jpeg
 from facetrain.data.tools.parallel import report_progress
 from facetrain.data.tools.sample_pairs import genuine_flags
 from facetrain.data.tools.writing import WrittenDataset
@@ -29,7 +29,7 @@ from facetrain.progress import ProgressCallback, ignore_progress
 
 SYNTHETIC_CARD = DatasetCard(
     name="facetrain synthetic faces",
-    origin="rendered by facetrain data synth",
+    origin="drawn by facetrain data synth",
     license="Apache-2.0",
     consent="drawings of no person",
     kind="synthetic",
@@ -53,7 +53,7 @@ def write_synthetic(
     Args:
         folder: the output folder; it must not exist.
         faces: numbers of identities, images and pairs, the size and the seed.
-        workers: rendering processes; one per usable core if None.
+        workers: drawing processes; one per usable core if None.
         progress: called after every identity, with the number of identities.
 
     Raises:
@@ -68,8 +68,8 @@ def write_synthetic(
     ]
     counts = [faces.images_per_identity] * faces.identities
     with new_folder(folder) as scratch:
-        rendered = _render_identities(faces.seed, identities, faces.image_size, workers or usable_cores())
-        images_of = report_progress(rendered, len(identities), progress)
+        drawn = _draw_identities(faces.seed, identities, faces.image_size, workers or usable_cores())
+        images_of = report_progress(drawn, len(identities), progress)
         labeled = ((label, image) for label in range(faces.identities) for image in next(images_of))
         digest = ImageDigest()
         write_identities(scratch, counts, digest.of(labeled), faces.image_size)
@@ -81,31 +81,31 @@ def write_synthetic(
     return WrittenDataset(folder=str(folder), images=sum(counts), identities=len(counts))
 
 
-def _render_identity(seed: int, size: int, identity: tuple[int, int]) -> list[bytes]:
+def _draw_identity(seed: int, size: int, identity: tuple[int, int]) -> list[bytes]:
     cv2.setNumThreads(1)  # there is one process per core
     number, count = identity
-    return [render_jpeg(seed, number, image, size) for image in range(count)]
+    return [draw_jpeg(seed, number, image, size) for image in range(count)]
 
 
-def _render_identities(
+def _draw_identities(
     seed: int, identities: list[tuple[int, int]], size: int, workers: int
 ) -> Iterator[list[bytes]]:
     """Yield the images of each identity, given as (identity, number of images)."""
-    render = partial(_render_identity, seed, size)
+    draw = partial(_draw_identity, seed, size)
     if workers == 1:
-        yield from map(render, identities)
+        yield from map(draw, identities)
         return
     # spawn, not fork: a fork of a process with threads can deadlock.
-    # Without the signal, the processes of a pool whose parent was killed would render on, and then wait forever.
+    # Without the signal, the processes of a pool whose parent was killed would draw on, and then wait forever.
     with ProcessPoolExecutor(workers, HelperContext(), end_with_parent, (signal.SIGKILL,)) as pool:
-        yield from pool.map(render, identities, chunksize=4)
+        yield from pool.map(draw, identities, chunksize=4)
 
 
 def _sample_pairs(images_of: list[list[bytes]], same: list[bool], seed: int) -> list[bytes]:
     """Return the two images of each pair; no two pairs have the same images."""
     rng = np.random.default_rng([seed, 3])
     images: list[bytes] = []
-    drawn = set[frozenset[tuple[int, int]]]()
+    taken = set[frozenset[tuple[int, int]]]()
     for of_one_identity in same:
         while True:
             first, second = rng.choice(len(images_of), 2, replace=False).tolist()
@@ -115,9 +115,9 @@ def _sample_pairs(images_of: list[list[bytes]], same: list[bool], seed: int) -> 
             else:
                 one, other = rng.integers(_IMAGES_PER_EVAL_IDENTITY, size=2).tolist()
             pair = frozenset([(first, one), (second, other)])
-            if pair not in drawn:
+            if pair not in taken:
                 break
-        drawn.add(pair)
+        taken.add(pair)
         images += [images_of[first][one], images_of[second][other]]
     return images
 

@@ -1,4 +1,4 @@
-"""Options of rendered faces. This module imports nothing heavy: the command line reads it for every command."""
+"""Options of drawn faces. This module imports nothing heavy: the command line reads it for every command."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SyntheticFaces:
-    """Numbers and size of rendered faces. The defaults are the faces of `configs/quickstart.yaml`, but larger."""
+    """Numbers and size of drawn faces. The defaults are the faces of `configs/quickstart.yaml`, but larger."""
 
     identities: int = 1000
     """Number of identities to train on."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from facetrain.data.images.decode import decode_rgb, resize_square
-from facetrain.data.synthetic.render import render_jpeg
+from facetrain.data.synthetic.drawing import draw_jpeg
 from facetrain.models.export.formats import ExportOptions
 from facetrain.models.model_file import EmbeddingModel
 
@@ -46,7 +46,7 @@ def example_landmarks(model: EmbeddingModel, count: int) -> tuple[Tensor, ...]:
 @lru_cache(maxsize=1)
 def drawn_faces(size: int, count: int = 20) -> Tensor:
     """Return drawn faces of different people, uint8 (N, S, S, 3), the same at every call."""
-    return decode_faces([render_jpeg(0, identity, 0, size) for identity in range(count)], size)
+    return decode_faces([draw_jpeg(0, identity, 0, size) for identity in range(count)], size)
 
 
 def split_images(options: ExportOptions, size: int) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ def test_a_preset_without_its_dataset_says_where_to_get_it_and_how_to_give_anoth
 
 def test_without_data_the_quickstart_names_the_command_that_writes_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    command = "facetrain data synth --output data/quickstart --image-size 56"
+    command = "facetrain data synth --output data/quickstart --image-size 48"
     config = ROOT / "configs" / "quickstart.yaml"
     with pytest.raises(DataError, match=f"^data/quickstart: .*`{command}`"):
         open_data(load_config(config))

@@ -10,7 +10,7 @@ from facetrain.data.dataset import image_name
 from facetrain.data.formats.bin import read_bin
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.synthetic.render import render_jpeg
+from facetrain.data.synthetic.drawing import draw_jpeg
 from facetrain.doctor.examine import check_dataset
 from facetrain.doctor.image_sample import draw_sample, storage_faults
 from facetrain.doctor.silent_errors import check_alignment, check_images
@@ -40,7 +40,7 @@ def checked(path):
 
 @pytest.fixture(scope="module")
 def drawn_faces():
-    return [decode_rgb(render_jpeg(0, number, 0, 112), location="") for number in range(100)]
+    return [decode_rgb(draw_jpeg(0, number, 0, 112), location="") for number in range(100)]
 
 
 @pytest.fixture(scope="module")

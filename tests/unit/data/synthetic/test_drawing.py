@@ -2,9 +2,9 @@ import cv2
 import numpy as np
 import pytest
 
-from facetrain.data.synthetic.capture_conditions import sample_conditions
+from facetrain.data.synthetic.drawing import draw_face
 from facetrain.data.synthetic.identity import sample_identity
-from facetrain.data.synthetic.render import render_face
+from facetrain.data.synthetic.photo import sample_photo
 from facetrain.verify.metrics.fold_accuracy import fold_accuracy
 
 
@@ -16,14 +16,14 @@ def baseline_accuracy(features, same):
 @pytest.mark.slow
 def test_neither_mean_colors_nor_raw_pixels_separate_identities():
     random = np.random.default_rng(0)
-    rendered, same = [], np.arange(300) % 2 == 0
+    drawn, same = [], np.arange(300) % 2 == 0
     for of_one_identity in same:
         first = int(random.integers(200))
         for number in (first, first if of_one_identity else (first + 1 + int(random.integers(198))) % 200):
-            conditions = sample_conditions(0, number, int(random.integers(1000)))
-            rendered.append(render_face(sample_identity(0, number), conditions, 64))
-    images = np.stack(rendered).astype(np.float64)
-    assert rendered[0].dtype == np.uint8 and len(np.unique(images[::2].mean((1, 2, 3)))) == len(images) // 2
+            photo = sample_photo(0, number, int(random.integers(1000)))
+            drawn.append(draw_face(sample_identity(0, number), photo, 64))
+    images = np.stack(drawn).astype(np.float64)
+    assert drawn[0].dtype == np.uint8 and len(np.unique(images[::2].mean((1, 2, 3)))) == len(images) // 2
     small = np.stack([cv2.resize(image, (16, 16), interpolation=cv2.INTER_AREA) for image in images])
     normed = small - small.mean((1, 2, 3), keepdims=True)
     normed /= np.linalg.norm(normed.reshape(len(normed), -1), axis=1)[:, None, None, None]
