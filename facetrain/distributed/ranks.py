@@ -17,7 +17,7 @@ from facetrain.distributed import collectives
 from facetrain.errors import FacetrainError, LostRankError, RunError, unprinted
 
 if TYPE_CHECKING:
-    from facetrain.distributed.rendezvous import Meeting
+    from facetrain.distributed.rendezvous import Rendezvous
 
 _T = TypeVar("_T")
 _FIRST_POLL_S, _SLOWEST_POLL_S = 0.005, 0.2
@@ -40,7 +40,7 @@ class Ranks:
     without one."""
     restarts: int = 0
     """Number of restarts before this start."""
-    meeting: Meeting | None = None
+    rendezvous: Rendezvous | None = None
     """What they know of each other; None for a single process."""
     set_timeout: Callable[[float], None] = lambda timeout_s: None
     """Tells the watchdog for how many seconds other ranks wait for this one."""
@@ -56,7 +56,7 @@ class Ranks:
     @property
     def rendezvous_id(self) -> str:
         """Random id of this start of the ranks."""
-        return self.meeting.id if self.meeting else ""
+        return self.rendezvous.id if self.rendezvous else ""
 
     @property
     def speaks_for_host(self) -> bool:
@@ -70,11 +70,11 @@ class Ranks:
 
     def place(self, rank: int) -> str:
         """Return the host and the process of a rank."""
-        return self.meeting.places[rank] if self.meeting else "this host"
+        return self.rendezvous.places[rank] if self.rendezvous else "this host"
 
     def gather(self, value: Any) -> list[Any]:
         """Return the value of every rank, in rank order."""
-        if self.meeting is None:
+        if self.rendezvous is None:
             return [value]
         prefix = self._next()
         if not self.is_leader:
@@ -98,7 +98,7 @@ class Ranks:
                     decision = decide()
             except FacetrainError as error:
                 failure = error
-        if self.meeting is None:
+        if self.rendezvous is None:
             if failure:
                 raise failure
             return cast("_T", decision)
@@ -134,7 +134,7 @@ class Ranks:
         if failure is not None:
             raise failure
         rank, kind, message, exit_code = reason
-        is_elsewhere = self.meeting is not None and self.spans_hosts and self.speaks_for_host
+        is_elsewhere = self.rendezvous is not None and self.spans_hosts and self.speaks_for_host
         if is_elsewhere and self._host(rank) != self._host(self.rank):
             raise _error_class(kind)(message)
         raise unprinted(f"rank {rank} failed", exit_code)
@@ -145,7 +145,7 @@ class Ranks:
 
     def _say_farewell(self) -> None:
         """Wait on the leader until the others have read why all end: its process may serve the store."""
-        if self.meeting is None:
+        if self.rendezvous is None:
             return
         with suppress(FacetrainError):
             self._set(f"farewell/{self.rank}", None)
@@ -159,21 +159,21 @@ class Ranks:
         return f"exchange/{self._count}"
 
     def _set(self, key: str, value: Any) -> None:
-        assert self.meeting is not None, "a single process has no store"
+        assert self.rendezvous is not None, "a single process has no store"
         with _store_errors():
-            self.meeting.store.set(key, json.dumps(value))
+            self.rendezvous.store.set(key, json.dumps(value))
 
     def _wait(self, key: str, deadline: float = float("inf")) -> Any:
-        assert self.meeting is not None, "a single process has no store"
+        assert self.rendezvous is not None, "a single process has no store"
         # Polled: a wait in the store would answer no signal, and end at its own time limit.
         pause_s = _FIRST_POLL_S
         with _store_errors():
-            while not self.meeting.store.check([key]):
+            while not self.rendezvous.store.check([key]):
                 if time.monotonic() > deadline:
                     raise LostRankError(f"{key} did not arrive")
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _SLOWEST_POLL_S)
-            return json.loads(self.meeting.store.get(key))
+            return json.loads(self.rendezvous.store.get(key))
 
 
 def _described(failure: FacetrainError | None, rank: int) -> list[Any] | None:

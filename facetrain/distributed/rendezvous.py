@@ -29,8 +29,8 @@ _POLL_S = 0.02
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """What the ranks of one start know of each other."""
+class Rendezvous:
+    """Ranks of one start, as each of them knows the others."""
 
     store: Store
     """Store that only the ranks of this start share."""
@@ -50,7 +50,7 @@ class Meeting:
         return len(self.places)
 
 
-def meet(timeout_s: float, local_size: int) -> Meeting:
+def join_rendezvous(timeout_s: float, local_size: int) -> Rendezvous:
     """Find the other ranks through the store. `local_size` is the number of ranks on this host.
 
     Raises:
@@ -66,7 +66,7 @@ def meet(timeout_s: float, local_size: int) -> Meeting:
     cores = _shared_cores(own, rank, local_size)
     address = LOOPBACK if local_size == world_size else _shared_address(own, rank, world_size)
     places = own.multi_get([f"place/{other}" for other in range(world_size)])
-    return Meeting(
+    return Rendezvous(
         own, rank, rendezvous_id, [place.decode(errors="replace") for place in places], address, cores
     )
 
@@ -119,24 +119,24 @@ def register_rank(store: Store, rank: int) -> None:
     store.set(f"place/{rank}", f"{socket.gethostname()}, process {os.getpid()}")
 
 
-def watchdog_address(meeting: Meeting) -> tuple[tuple[str, int] | None, socket.socket | None]:
+def watchdog_address(rendezvous: Rendezvous) -> tuple[tuple[str, int] | None, socket.socket | None]:
     """Return the address on which rank 0's watchdog listens, and on rank 0 the listening socket.
 
     None if rank 0 cannot listen.
     """
-    if meeting.rank:
+    if rendezvous.rank:
         # `get` waits until rank 0 has published it.
-        published = meeting.store.get("watchdog").decode().rpartition(" ")
+        published = rendezvous.store.get("watchdog").decode().rpartition(" ")
         return ((published[0], int(published[2])) if published[0] else None), None
     listener, host = None, ""
     with suppress(OSError):
-        family = socket.AF_INET6 if ":" in meeting.address else socket.AF_INET
+        family = socket.AF_INET6 if ":" in rendezvous.address else socket.AF_INET
         # Port 0: the kernel picks a free one. The backlog holds the watchdogs of all ranks, which connect at once.
         # One interface only: the other ranks reach it, others need not.
-        listener = socket.create_server((meeting.address, 0), family=family, backlog=1024)
-        host = meeting.address
+        listener = socket.create_server((rendezvous.address, 0), family=family, backlog=1024)
+        host = rendezvous.address
     port = listener.getsockname()[1] if listener else 0
-    meeting.store.set("watchdog", f"{host} {port}")
+    rendezvous.store.set("watchdog", f"{host} {port}")
     return ((host, port) if listener else None), listener
 
 

@@ -201,7 +201,7 @@ class Watchdog:
         self._silent_s += passed_s
         self._stopped_s = self._stopped_s + passed_s if _is_stopped(self._pid) else 0.0
         # The process table and the pipe give facts; how long a step takes is none.
-        if self._has_others:  # nobody waits for a single process: it may be stopped
+        if self._has_others:  # no rank waits for a single process: it may be stopped
             if self._stopped_s > _STOPPED_S:
                 self._end_in(0, f"was stopped (SIGSTOP, or Ctrl-Z) for {_STOPPED_S:.0f} s", prints=True)
             elif self._silent_s > self._settings.timeout_s + _GRACE_S:

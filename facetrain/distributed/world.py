@@ -25,7 +25,7 @@ from facetrain.distributed.process_lifetime import (
 )
 from facetrain.distributed.process_setup import keep_freed_memory, release_freed_memory
 from facetrain.distributed.ranks import Ranks
-from facetrain.distributed.rendezvous import Meeting, meet, store_address, watchdog_address
+from facetrain.distributed.rendezvous import Rendezvous, join_rendezvous, store_address, watchdog_address
 from facetrain.distributed.topology import unusable_gpus
 from facetrain.distributed.watchdog import Peers, watchdog
 from facetrain.errors import RunError, UsageError
@@ -100,22 +100,22 @@ def assemble() -> Iterator[Ranks]:
         return
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     with _joining():
-        meeting = meet(ARRIVAL_S, local_size)
-        watchdog_at, listener = watchdog_address(meeting)
+        rendezvous = join_rendezvous(ARRIVAL_S, local_size)
+        watchdog_at, listener = watchdog_address(rendezvous)
     ranks = Ranks(
-        rank=meeting.rank,
+        rank=rendezvous.rank,
         local_rank=int(os.environ.get("LOCAL_RANK", "0")),
-        size=meeting.size,
+        size=rendezvous.size,
         local_size=local_size,
         # Without an agent the parent can be a shell, in which a user starts one run after the other.
         launcher_id=_launcher_id() if has_agent() else "",
         restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
-        meeting=meeting,
+        rendezvous=rendezvous,
     )
     if ranks.is_leader and outside_launcher() and (has_agent() or not is_loopback(store_address()[0])):
         _warn_of_open_port(store_address()[1])
     speaks = ranks.speaks_for_host and not has_agent()
-    peers = Peers(meeting.rank, meeting.places, meeting.id, watchdog_at, listener, speaks)
+    peers = Peers(rendezvous.rank, rendezvous.places, rendezvous.id, watchdog_at, listener, speaks)
     with watchdog(peers, ARRIVAL_S) as guard:
         ranks.set_timeout, ranks.report_failure = guard.set_timeout, guard.report
         yield ranks
@@ -156,31 +156,33 @@ def join(
             local_size=found.local_size,
             device=chosen,
             launcher_id=found.launcher_id,
-            rendezvous_id=found.meeting.id if found.meeting else "",
+            rendezvous_id=found.rendezvous.id if found.rendezvous else "",
             restarts=found.restarts,
-            cores=found.meeting.cores if found.meeting else usable_cores(),
+            cores=found.rendezvous.cores if found.rendezvous else usable_cores(),
         )
         found.set_timeout(timeout_s)
-        if found.meeting is None:
+        if found.rendezvous is None:
             if "OMP_NUM_THREADS" not in os.environ:
                 # torch's default ignores a container's CPU quota, and results depend on the number of threads.
                 torch.set_num_threads(usable_cores())
             yield world
             return
-        with _process_group(found, found.meeting, chosen, timeout_s):
+        with _process_group(found, found.rendezvous, chosen, timeout_s):
             yield world
 
 
 @contextmanager
-def _process_group(ranks: Ranks, meeting: Meeting, device: torch.device, timeout_s: float) -> Iterator[None]:
+def _process_group(
+    ranks: Ranks, rendezvous: Rendezvous, device: torch.device, timeout_s: float
+) -> Iterator[None]:
     """Form the process group, and leave it together with the others."""
     with _joining():
-        use_interface_of(meeting.address)
+        use_interface_of(rendezvous.address)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-            store=meeting.store,
-            rank=meeting.rank,
-            world_size=meeting.size,
+            store=rendezvous.store,
+            rank=rendezvous.rank,
+            world_size=rendezvous.size,
             timeout=timedelta(seconds=timeout_s),
         )
     ended_well = False

@@ -1,4 +1,4 @@
-"""Fingerprint of a model: its embedding of a fixed picture, which files of embeddings have.
+"""Fingerprint of a model: its embedding of a fixed image, which files of embeddings have.
 
 Embeddings of two models are not compared. A digest of the weights would not know that an exported ONNX file is the
 same model.
@@ -17,7 +17,7 @@ from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.embeddings.normalization import l2_normalize
 
 _SQUARES = 8
-"""Colored squares along each side of the picture."""
+"""Colored squares along each side of the image."""
 _LEAST_COSINE = 0.98
 """Cosine of two fingerprints from which they are of one model.
 
@@ -25,7 +25,7 @@ Two models that were trained apart have a cosine near 0, and one in bfloat16 and
 
 
 def model_fingerprint(embedder: ImageEmbedder) -> np.ndarray:
-    """Return the unit embedding of the fixed picture: float32 (D,). No collective."""
+    """Return the unit embedding of the fixed image: float32 (D,). No collective."""
     alone = replace(embedder, alone=True, progress=None, check_stop=None)
     return np.asarray(
         l2_normalize(alone.embed([_picture(embedder.image_size)], name="fingerprint", flip=False))[0]
@@ -42,7 +42,7 @@ def is_same_model(first_D: np.ndarray | None, second_D: np.ndarray | None) -> bo
 
 
 def _picture(size: int) -> np.ndarray:
-    """Return the picture, uint8 (size, size, 3): squares of colors that never change."""
+    """Return the image, uint8 (size, size, 3): squares of colors that never change."""
     # Of a hash: the random numbers of a library may change with its version.
     colors = hashlib.shake_128(b"facetrain").digest(3 * _SQUARES**2)
     square = np.arange(size) * _SQUARES // size

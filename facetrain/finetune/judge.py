@@ -28,7 +28,7 @@ is tried first: gain and loss both grow with the share, see docs/log/log.md."""
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether the fine-tuned weights are kept, and what decided it."""
+    """Decision whether the fine-tuned weights are kept, with its reasons."""
 
     share: float
     """Share of the fine-tuned weights in the model that is kept; 0 if the first model is kept."""

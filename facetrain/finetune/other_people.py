@@ -1,4 +1,4 @@
-"""What a fine-tuning changes for people whom it does not train on: drift of embeddings, accuracy of their pairs."""
+"""Harm of a fine-tuning to people whom it does not train on: drift of embeddings, accuracy of their pairs."""
 
 # N images   D embedding
 

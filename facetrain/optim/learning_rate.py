@@ -33,7 +33,7 @@ class Schedule:
         raise NotImplementedError
 
     def _fraction(self, step: float) -> float:
-        """Return which part of the steps after the warm-up lies before a step, at most 1."""
+        """Return which part of the steps after the warm-up is before a step, at most 1."""
         if step >= self.total_steps:
             return 1.0
         return (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)

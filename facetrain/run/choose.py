@@ -1,4 +1,4 @@
-"""What a run measures before it is resolved for good, `--batch auto` and `--lr find`: it changes the request."""
+"""Measurements before a run is resolved for good, `--batch auto` and `--lr find`: they change the request."""
 
 from __future__ import annotations
 

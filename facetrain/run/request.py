@@ -1,4 +1,4 @@
-"""What a command or a script asks of a training run. It touches no file, and goes to the ranks as JSON."""
+"""Request of a command or a script for a training run. It touches no file, and goes to the ranks as JSON."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ _SUITED_KEYS = ("model.backbone", "train.precision", "optim.lr")
 
 
 class Claim(BaseModel, frozen=True):
-    """Where a run is, and what its command asks: all hosts compare it before anything else is read."""
+    """Place and command of a run: all hosts compare them before anything else is read."""
 
     command: Literal["train", "resume"]
     folder: str
@@ -79,7 +79,7 @@ class Claim(BaseModel, frozen=True):
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a run reads, opened on this rank."""
+    """Dataset and verification sets of a run, opened on this rank."""
 
     source: FaceDataset
     sets: list[PairSet]

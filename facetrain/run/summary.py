@@ -93,7 +93,7 @@ def print_lines(text: str) -> None:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run has ended."""
+    """End of a run, for its summary."""
 
     key: str = "train.epochs"
     """Config key that has set the last step."""

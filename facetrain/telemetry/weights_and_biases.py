@@ -15,7 +15,7 @@ class WeightsAndBiases:
         """Open the run.
 
         Raises:
-            UsageError: the package is not installed, or nobody has logged in.
+            UsageError: the package is not installed, or no user has logged in.
         """
         try:
             import wandb

@@ -26,7 +26,7 @@ CENTERS = "centers"
 
 
 class KernelWork(NamedTuple):
-    """What the kernels compute in a run, at whose sizes they are tested."""
+    """Sizes and dtypes of the kernels in a run, with which they are tested."""
 
     dtype: torch.dtype
     """Of the factors of the products."""

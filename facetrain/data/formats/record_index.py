@@ -143,7 +143,7 @@ def _labels_by_records(
 
 
 def _check_successors_of_holes(reader: RecordReader, keys: np.ndarray, offsets: np.ndarray) -> None:
-    """Check that no record lies in the holes between ascending keys, and none after the last one."""
+    """Check that no record is in the holes between ascending keys, and none after the last one."""
     holes = np.append(np.flatnonzero(np.diff(keys) != 1), len(keys) - 1)
     for start in range(0, len(holes), _ROWS_PER_CHUNK):
         rows = holes[start : start + _ROWS_PER_CHUNK]

@@ -20,7 +20,7 @@ class ExistingRunError(UsageError):
 
 
 class FolderClaim:
-    """How a job finds the folder of its run: the elastic agents that started it, and whether they restarted it.
+    """Search for the folder of a run, by the elastic agents that started the job and whether they restarted it.
 
     torch's elastic agent starts its ranks again after a failure. The folder lists the agents that have used it, so
     that restarted ranks find their folder again.
