@@ -2,9 +2,11 @@ import cv2
 import numpy as np
 import pytest
 
-from facetrain.data.synthetic.drawing import draw_face
+from facetrain.data.images.decode import decode_rgb
+from facetrain.data.synthetic.drawing import draw_face, draw_jpeg
 from facetrain.data.synthetic.identity import sample_identity
 from facetrain.data.synthetic.photo import sample_photo
+from facetrain.embeddings.photo_check import PhotoCheck
 from facetrain.verify.metrics.fold_accuracy import fold_accuracy
 
 
@@ -29,3 +31,14 @@ def test_neither_mean_colors_nor_raw_pixels_separate_identities():
     normed /= np.linalg.norm(normed.reshape(len(normed), -1), axis=1)[:, None, None, None]
     for features in (images.mean((1, 2)), images, small, normed):
         assert baseline_accuracy(features, same) < 0.75
+
+
+def test_a_face_depends_on_its_numbers_alone_and_looks_like_an_aligned_face():
+    first = draw_jpeg(0, 1, 2, 56)
+    check = PhotoCheck()
+    for identity in range(80):
+        check(decode_rgb(draw_jpeg(0, identity, 0, 112), location="x"), identity, 112)
+    assert check.finding() is None
+    assert draw_jpeg(0, 1, 2, 56) == first
+    others = {draw_jpeg(*numbers, 56) for numbers in ((0, 1, 3), (0, 2, 2), (1, 1, 2))}
+    assert len(others | {first}) == 4
