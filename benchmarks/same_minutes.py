@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """AdaFace's recipe, facetrain's and arcface_torch's loop on the same real faces with the same network and CPU time.
 
-    python -m benchmarks.same_minutes ../shared/real
+    python -m benchmarks.same_minutes data/real
 
 Each run has one thread, bf16, and about 100 seconds of CPU time on one core of an AMD EPYC Zen 4 for the whole
 command: start, reading, training, writing the model. `epochs` of ARMS is what fits, rounded down for facetrain and up

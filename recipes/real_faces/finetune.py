@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Gain of `facetrain finetune` on people of the real faces, and the table of the results.
 
-    python recipes/real_faces/finetune.py --data ../shared/real --seeds 1 2 3 --cells 20x10@20 20x10@112
+    python recipes/real_faces/finetune.py --data data/real --seeds 1 2 3 --cells 20x10@20 20x10@112
 
 A cell `20x10@16` is 20 random people with 10 photos each, whose faces have 16 pixels; 112 is the full size. The model
 is y1. The result is compared with y1 on other images of these people and on LFW, of which the command gets neither.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Training and evaluation of the recipes on real faces, and the table of their results.
 
-    python recipes/real_faces/run.py --data ../shared/real --seeds 1 2 3
+    python recipes/real_faces/run.py --data data/real --seeds 1 2 3
 
 Each finished training and evaluation is kept in `--output`; a second call continues after the last one.
 """

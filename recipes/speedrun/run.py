@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Speedrun: train recipes with several seeds, and print the time and the accuracy of each run and their means.
 
-    python recipes/speedrun/run.py --data ../shared/real
+    python recipes/speedrun/run.py --data data/real
 
 The time is that of the whole command `facetrain train`: start, compilation with an empty cache, training, and writing
 the model. docs/log/log.md has the rules and the history of the record.
