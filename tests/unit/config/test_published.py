@@ -46,9 +46,8 @@ def test_the_recipes_quote_the_results_that_the_configs_do():
         for line in path.read_text().splitlines()
         if "last evaluation, LFW" in line
     }
-    rows = [
-        line.strip("| ").split(" | ") for line in (ROOT / "recipes" / "README.md").read_text().splitlines()
-    ]
+    lines = (ROOT / "recipes" / "README.md").read_text().splitlines()
+    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines]
     listed = {row[0].strip("`"): row[-1] for row in rows if row[0].strip("`") in quoted}
     assert len(listed) > 10 and listed == {name: quoted[name] for name in listed}
 
