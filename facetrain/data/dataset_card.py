@@ -26,8 +26,10 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from facetrain.data.formats.names import MIXTURE_SUFFIXES
 from facetrain.data.mixture import MixtureFile
+from facetrain.data.remote_dataset import DEFAULT_CACHE, ObjectCache, dataset_path
 from facetrain.data.yaml_file import read_yaml
 from facetrain.files import printable
+from facetrain.remote.address import is_remote
 from facetrain.settings import Settings
 from facetrain.strict_yaml import parse_yaml
 
@@ -78,8 +80,12 @@ def _read_cards_beside(dataset: Path) -> list[DatasetCard]:
     return cards
 
 
-def read_cards(dataset: Path) -> list[DatasetCard]:
+def read_cards(dataset: Path, cache: ObjectCache = DEFAULT_CACHE) -> list[DatasetCard]:
     """Return the cards of a dataset, which are several if it was merged, or of all datasets of a mixture.
+
+    Args:
+        dataset: its path.
+        cache: for datasets of a mixture in an object store.
 
     Raises:
         DataError: a card or the mixture is damaged.
@@ -87,7 +93,11 @@ def read_cards(dataset: Path) -> list[DatasetCard]:
     if dataset.suffix not in MIXTURE_SUFFIXES or not dataset.is_file():
         return _read_cards_beside(dataset)
     content: MixtureFile = read_yaml(dataset, MixtureFile)
-    return [card for entry in content.datasets for card in _read_cards_beside(dataset.parent / entry.path)]
+    places = [
+        dataset_path(entry.path, cache) if is_remote(entry.path) else dataset.parent / entry.path
+        for entry in content.datasets
+    ]
+    return [card for place in places for card in _read_cards_beside(place)]
 
 
 def read_copied_cards(path: Path) -> list[dict[str, Any]]:

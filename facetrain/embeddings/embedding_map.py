@@ -42,7 +42,7 @@ class EmbeddingMap:
     """File of the map, for messages."""
 
     def apply(self, embedding_ND: np.ndarray) -> np.ndarray:
-        """Return unit embeddings that fit the new model: (N, D) of any length -> float32 (N, E).
+        """Return unit embeddings that fit the new model: (N, D) of any length -> float32 (N, E); zeros of zeros.
 
         Raises:
             DataError: the embeddings have another size than those of the old model.
@@ -51,7 +51,9 @@ class EmbeddingMap:
             raise DataError(
                 f"{self.path}: maps embeddings of size {len(self.weight)}, not of shape {embedding_ND.shape}"
             )
-        return l2_normalize(l2_normalize(np.asarray(embedding_ND, np.float32)) @ self.weight + self.bias)
+        mapped_NE = l2_normalize(l2_normalize(np.asarray(embedding_ND, np.float32)) @ self.weight + self.bias)
+        # A row of zeros has no face. With the bias it would become the mean face, and be similar to all.
+        return np.where(embedding_ND.any(1, keepdims=True), mapped_NE, np.float32(0))
 
     def mapped(self, embeddings: Embeddings) -> Embeddings:
         """Return a gallery of the old model as one of the new model; its rows are mapped when they are read.

@@ -27,7 +27,14 @@ from facetrain.embeddings.photo_check import PhotoCheck
 from facetrain.errors import ModelError, RunError, UnreadableError, UsageError
 from facetrain.files import listed, make_folder, os_errors_as, read_regular_text, shell_path, write_atomically
 from facetrain.finetune.choices import Choice, Facts, choose, config_text
-from facetrain.finetune.held_out import Part, count_people, require_enough, split_photos, write_photo_pairs
+from facetrain.finetune.held_out import (
+    Part,
+    count_people,
+    different_images,
+    require_enough,
+    split_photos,
+    write_photo_pairs,
+)
 from facetrain.models.initialize_from import check_backbone_weights, initialize_backbone
 from facetrain.models.model_file import (
     DEFAULT_IMAGE_SIZE,
@@ -136,12 +143,17 @@ def prepare(
     if not place.faces.exists():
         _write_faces(request, place, finder, backbone["image_size"], say, bar)
     source = open_dataset(place.faces)
-    require_enough(source.labels, photos)
+    different = different_images(source)
+    require_enough(source.labels[different], photos)
     if not place.held_out.parent.exists():
-        part_N = split_photos(source.labels, seed=request.seed)
+        if copies := source.num_images - len(different):
+            say(
+                f"left out {copies:,} images that are copies of others: the held-out images have to be new ones"
+            )
+        part_N = split_photos(source.labels[different], seed=request.seed)
         parts = {}
         for part, path in zip(Part, (place.train, place.held_out, place.set_aside), strict=True):
-            numbers = np.flatnonzero(part_N == part)
+            numbers = different[part_N == part]
             parts[path.name] = Selection(source, [place.faces], numbers, source.labels[numbers])
         with bar("holding images out") as progress:
             write_parts(parts, place.held_out.parent, progress=progress)

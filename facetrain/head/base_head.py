@@ -64,10 +64,13 @@ class BaseHead(nn.Module):
         the same number of rows.
 
         Raises:
-            DataError: a label is outside [0, num_classes). CUDA labels are not checked here, because the host would
-                have to wait for the device; the caller checks them by `check_labels` before it copies them.
+            DataError: the batch is empty, or a label is outside [0, num_classes). CUDA labels are not checked here,
+                because the host would have to wait for the device; the caller checks them by `check_labels` before it
+                copies them.
         """
         label_B = label_B.flatten().long()
+        if not len(label_B):
+            raise DataError("the batch has no images")
         if label_B.device.type == "cpu":
             self.check_labels(label_B.numpy())
         # Taken once: labels that were expected for a step must not serve the next.

@@ -60,8 +60,10 @@ class ParameterGradient:
         """Return the gradient, and start again."""
         # Autograd copies a gradient, (K, D), to which there is another reference.
         chunks, self._chunks, dense_KD, self._dense_KD = self._chunks, [], self._dense_KD, None
-        if chunks:
-            index_S, gradient_SD = (torch.cat(parts) for parts in zip(*chunks, strict=True))
+        if self._sparse and dense_KD is None:
+            # With a row of none: a rank of whose classes none takes part has a sparse gradient like the others.
+            none = torch.empty(0, dtype=torch.int64, device=self.weight.device), self.weight.detach()[:0]
+            index_S, gradient_SD = (torch.cat(parts) for parts in zip(none, *chunks, strict=True))
             return torch.sparse_coo_tensor(
                 index_S[None], gradient_SD, self.weight.shape, is_coalesced=True, check_invariants=False
             )

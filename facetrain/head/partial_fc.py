@@ -111,7 +111,7 @@ class PartialFC(BaseHead):
             place: rank, and number of ranks, in the split of the classes; None: as in the process group.
 
         Raises:
-            UsageError: there is no such margin, or the storage needs `update`.
+            UsageError: there is no such margin, or the storage or a stage needs `update`.
             RunError: the disk has no space for the centers.
         """
         super().__init__()
@@ -120,6 +120,8 @@ class PartialFC(BaseHead):
             raise UsageError(
                 f"placement {storage.placement} needs `update`: optimizers of PyTorch read all rows"
             )
+        if update is None and any(stage.expectations != "off" for stage in stages):
+            raise UsageError("expectations need `update`: a state_dict has no table of them")
         self.num_classes, self.embedding_size, self.group = num_classes, embedding_size, process_group
         # By the rank over all hosts. The local rank would give the same classes to one GPU of each host.
         self._rank, ranks = place or (collectives.rank(process_group), collectives.world_size(process_group))
@@ -291,6 +293,7 @@ class PartialFC(BaseHead):
             product_dtype=self._product_dtype(),
             loss_scale=self._loss_scale if self.update_in_backward else None,
             one_pass=self._optimizer.one_pass and self.update_in_backward,
+            learns=self.training,
         )
         # The second anchor passes over the same classes, with another table and margin: it is made from the sweep.
         anchor = self._expectations.second_anchor(sweep, self._stage)

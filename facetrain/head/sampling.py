@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -92,9 +92,13 @@ class ClassSampler:
         self._tables, self._shard, self.device = tables, shard, device
         self._rate, self._block, self._seed = rate, block, seed
         self._prefetcher = RowPrefetcher(tables, device) if prefetch and self._rate < 1 else None
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="draw")
+        self._worker: ThreadPoolExecutor | None = None
         self._draws: dict[int, Future[np.ndarray]] = {}
         """Draws of this step and the next ones."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy of a head draws for itself: threads cannot be copied.
+        return self.__dict__ | {"_worker": None, "_draws": {}}
 
     @property
     def reads_labels(self) -> bool:
@@ -146,6 +150,8 @@ class ClassSampler:
     def _begin_draw(self, step: int) -> Future[np.ndarray]:
         """Draw the classes of a step, counted from the shard's start, without knowing its batch; return at once."""
         if step not in self._draws:
+            if self._worker is None:
+                self._worker = ThreadPoolExecutor(1, thread_name_prefix="draw")
             self._draws[step] = self._worker.submit(self._draw, step)
         return self._draws[step]
 

@@ -79,6 +79,8 @@ class ClassSweep:
     """Keep the exponentials of the negatives' logits for the backward pass, if the chunks are bounded."""
     loss_scale: Tensor | None
     """Factor on the loss (a scalar on the device) by which the gradient of the centers is divided; None: 1."""
+    learns: bool = True
+    """Whether the margin's running averages take in this batch."""
     table: str = "weight"
     """Name of the table with the centers."""
     second_anchor: SecondAnchor | None = None
@@ -158,7 +160,9 @@ class _CrossEntropy(torch.autograd.Function):
         gradient: ParameterGradient | None,
     ) -> Tensor:
         # The target logits first, apart from the chunks: the margin concerns them alone, and they keep full precision.
-        target = find_target(unit_GD, norm_G, sweep.sampled, sweep.weight, sweep.margin, sweep.group)
+        target = find_target(
+            unit_GD, norm_G, sweep.sampled, sweep.weight, sweep.margin, sweep.group, learns=sweep.learns
+        )
         # Converted once: all chunks multiply the same factor.
         factor_GD = sweep.chunk_type.factor_of(
             unit_GD, sweep.margin.scale, sweep.product_dtype or unit_GD.dtype
@@ -209,8 +213,11 @@ class _CrossEntropy(torch.autograd.Function):
             slope_G = (-loss_G).exp() - (ctx.first_loss_G - loss_G).exp()
         by_margin_G = torch.where(target.is_local_G, slope_G * by_cos, 0)
         by_target_G = by_margin_G * target.with_margin.by_cos_G
-        # The denominator of the softmax, exp(z_y + loss). Bounded chunks leave it out of their slopes.
+        # The denominator of the softmax, exp(z_y + loss). Bounded chunks leave it out of their slopes. With a negative
+        # it is at least exp(−64). Without any, a target logit below −88 would give 1/0 here, and NaN times no slope.
         log_total_G = logit_G + loss_G
+        if sweep.chunk_type.is_bounded:
+            log_total_G = log_total_G.clamp_min(-softmax.LARGEST_SCALE)
         by_slope = by_cos * (-log_total_G).exp()[:, None] if sweep.chunk_type.is_bounded else by_cos
         inputs = BackwardInputs(
             weighted_GD=(unit_GD * by_slope).to(factor_GD.dtype),

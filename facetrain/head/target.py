@@ -57,8 +57,12 @@ def find_target(
     weight: RowTable,
     margin: Margin,
     group: collectives.ProcessGroup | None,
+    *,
+    learns: bool = True,
 ) -> TargetClass:
     """Compute the cosine of each unit embedding to its target center, and apply the margin.
+
+    `learns`: the margin's running averages take in this batch.
 
     Collective if the margin needs all target cosines: an all-reduce of one number per sample.
     """
@@ -82,8 +86,9 @@ def find_target(
     if margin.needs_all_target_cosines:
         # All ranks but one add 0.
         cos_G = collectives.sum_(cos_G, group)
-    # Before `apply`: the formulas use the averages with this batch in them, as the authors' codes do.
-    margin.update_averages(norm_G, cos_G)
+    if learns:
+        # Before `apply`: the formulas use the averages with this batch in them, as the authors' codes do.
+        margin.update_averages(norm_G, cos_G)
     return TargetClass(
         position_G,
         is_local_G,

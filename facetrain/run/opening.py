@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from facetrain.backbone.low_rank import trained_share
-from facetrain.data.build import training_data_path
+from facetrain.data.build import read_training_cards
 from facetrain.data.dataset import skipped_files
-from facetrain.data.dataset_card import card_text, read_cards
+from facetrain.data.dataset_card import card_text
 from facetrain.data.skipped_files import skipped_summary, skipped_table
 from facetrain.device.capability import float32_name
 from facetrain.files import write_atomically
@@ -25,7 +25,7 @@ def report_start(parts: Parts, outputs: RunOutputs) -> None:
     _report_config_changes(parts, outputs)
     report_skipped_files(parts, outputs.print)
     # The cards beside the data may change.
-    write_atomically(parts.folder / CARDS_FILE, card_text(read_cards(training_data_path(parts.config.data))))
+    write_atomically(parts.folder / CARDS_FILE, card_text(read_training_cards(parts.config.data)))
 
 
 def _opening_line(parts: Parts) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.backbone.base import Backbone
+from facetrain.data.formats.bin import SUFFIXES
 from facetrain.distributed.world import join
 from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.embeddings.embed_images import embed_images, open_embedder
@@ -108,7 +109,7 @@ def read_known_people(target: str, data_dir: Path) -> tuple[Sequence[bytes], np.
         DataError: the data cannot be read, or does not say who is on its images.
     """
     path = Path(target)
-    if path.suffix != ".bin" and path.exists():
+    if path.suffix not in SUFFIXES and path.exists():
         images, _, labels = read_input(path)
         if (labels < 0).any():
             raise DataError(f"{target}: has no labels; use a dataset with one subfolder per person")

@@ -74,6 +74,8 @@ def read_scores(path: Path) -> ScoreTable:
         texts.pop("score"),
         ". Give pairs that the system could not process the lowest score of the other rows",
     )
+    if len(score_P) and not np.isfinite(np.ptp(score_P)):
+        raise DataError(f"{path}: column score: the scores span more than a number can hold; divide them")
     return _score_table(path, texts, score_P)
 
 

@@ -1,4 +1,4 @@
-"""Tables beside NAME.bin with one text for each image, in the order of the `.bin`, below a header line.
+"""Tables beside NAME.bin or NAME.bin.xz with one text for each image, in the order of the `.bin`, below a header line.
 
 `NAME.subjects.csv` has the subject of each image, by which the bootstrap knows the pairs that share a person.
 `NAME.groups.csv` has the group of people. Both are slice tables of `facetrain eval`; readers of `.bin` files ignore
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from facetrain.data.formats.bin import set_name
 from facetrain.errors import PairsError
 from facetrain.files import error_reason, os_errors_as, read_regular_text, write_atomically
 
@@ -25,12 +26,12 @@ _MAX_BYTES_PER_IMAGE = 1024
 
 def groups_path(bin_path: Path) -> Path:
     """Return the path of the table of groups that belongs to a `.bin` file."""
-    return bin_path.with_suffix(".groups.csv")
+    return bin_path.with_name(f"{set_name(bin_path)}.groups.csv")
 
 
 def subjects_path(bin_path: Path) -> Path:
     """Return the path of the table of subjects that belongs to a `.bin` file."""
-    return bin_path.with_suffix(".subjects.csv")
+    return bin_path.with_name(f"{set_name(bin_path)}.subjects.csv")
 
 
 def read_group_table(bin_path: Path) -> bytes | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from facetrain.data.formats.bin import SUFFIXES, set_name
 from facetrain.data.npy_file import map_npy
 from facetrain.errors import DataError
 from facetrain.face_landmarks import NORMALIZED_TEMPLATE, normalize_landmarks
@@ -33,8 +34,8 @@ def landmarks_path(data: Path) -> Path:
         return data / LANDMARKS_FILE
     if data.name == "train.rec":
         return data.parent / LANDMARKS_FILE
-    if data.suffix == ".bin":
-        return data.with_suffix(LANDMARKS_SUFFIX)
+    if data.suffix in SUFFIXES:
+        return data.with_name(set_name(data) + LANDMARKS_SUFFIX)
     return data.with_name(data.name + LANDMARKS_SUFFIX)
 
 

@@ -29,7 +29,7 @@ class FunctionMargin(Margin):
         """Take the function, its keyword arguments, and the numbers that all margins have."""
         super().__init__(**common)
         self._function = partial(function, **options)
-        self.needs_norms = len(_positional(function)) > 1
+        self.needs_norms = len([name for name in _positional(function) if name not in options]) > 1
 
     def target(self, cos_G: Tensor, norm_G: Tensor | None) -> Tensor:
         return self._function(cos_G, norm_G) if self.needs_norms else self._function(cos_G)

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from facetrain.backbone.zoo import takes_landmarks
 from facetrain.config.schema import Config
-from facetrain.data.build import open_training_data, training_data_path
+from facetrain.data.build import open_training_data, read_training_cards, training_data_path
 from facetrain.data.dataset import FaceDataset
-from facetrain.data.dataset_card import read_cards
 from facetrain.data.images.augment import normalize
 from facetrain.data.images.decode import decode_rgb, resize_square
 from facetrain.data.label_problems import require_trainable_labels
@@ -42,7 +41,7 @@ def open_training_set(config: Config) -> FaceDataset:
     data, folder = config.data, training_data_path(config.data)
     require_dataset(data)
     source = open_training_data(data)
-    read_cards(folder)  # on all ranks: the leader copies the cards, and must not fail alone
+    read_training_cards(data)  # on all ranks: the leader copies the cards, and must not fail alone
     if takes_landmarks(config.model.backbone):
         require_landmarks(source, folder, config.model.backbone)
     check_counts(source, folder, num_classes=data.num_classes, num_images=data.num_images)

@@ -2,11 +2,13 @@ import numpy as np
 import pytest
 
 from facetrain.config.loading import load_config
+from facetrain.data import dataset_card
 from facetrain.data.dataset_card import (
     card_text,
     read_cards,
     read_copied_cards,
 )
+from facetrain.data.remote_dataset import ObjectCache
 from facetrain.data.tools import pack as pack_tool
 from facetrain.data.tools.check import check
 from facetrain.errors import DataError
@@ -127,3 +129,16 @@ def test_the_cards_of_public_datasets_load_and_agree_with_the_presets():
         "arc2face",
         "ms1mv3",
     } <= loaded.keys() & presets.keys()
+
+
+def test_the_card_of_a_dataset_in_an_object_store_is_that_of_its_local_description(tmp_path, monkeypatch):
+    write_records(tmp_path / "described", [0, 1])
+    (tmp_path / "described" / "dataset_card.yaml").write_text(_CARD)
+    asked = []
+    monkeypatch.setattr(
+        dataset_card, "dataset_path", lambda *call: asked.append(call) or tmp_path / "described"
+    )
+    (tmp_path / "mix.yaml").write_text("datasets:\n  - path: s3://bucket/faces\n")
+    cache = ObjectCache(tmp_path / "cache", 5)
+    assert [card.license for card in read_cards(tmp_path / "mix.yaml", cache)] == ["non-commercial research"]
+    assert asked == [("s3://bucket/faces", cache)]

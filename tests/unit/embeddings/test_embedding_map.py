@@ -47,6 +47,8 @@ def test_a_mapped_gallery_is_searched_as_if_the_new_model_had_embedded_it(models
     applied = facetrain.load_map(tmp_path / "map.npz").apply(7 * gallery.embedding)
     np.testing.assert_allclose(applied, mapped.embedding, atol=1e-6)
     np.testing.assert_allclose(np.linalg.norm(applied, axis=1), 1, atol=1e-6)
+    gallery.embedding[3] = 0  # without a face
+    assert not found.apply(gallery.embedding)[3].any() and found.apply(gallery.embedding)[4].any()
 
 
 def test_a_gallery_of_a_third_model_is_not_mapped(models):

@@ -1,5 +1,7 @@
 """The head in a loop with an optimizer of PyTorch, on one process, against the plain head in float64."""
 
+import copy
+import io
 import subprocess
 import sys
 
@@ -9,10 +11,13 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import facetrain
-from facetrain.errors import UsageError
+from facetrain.errors import DataError, UsageError
+from facetrain.head.center_gradient import ParameterGradient
 from facetrain.head.class_centers import Storage
 from facetrain.head.dense import dense_loss
+from facetrain.head.margins.function_margin import make_margin
 from facetrain.head.row_optimizer import CenterUpdate
+from facetrain.head.sampling import Stage
 from tests.support.dense_head import sample_classes
 from tests.unit.head.helpers import CLASSES, SIZE, batch
 
@@ -68,6 +73,60 @@ def test_a_sparse_gradient_has_the_rows_of_the_sample_and_the_numbers_of_the_den
         sparse.coalesce().indices()[0].tolist()
         == sample_classes(head.shard, label, 0.3, seed=3, step=0).tolist()
     )
+
+
+def test_a_rank_without_classes_in_the_step_has_a_sparse_gradient_too():
+    head = small_head(sample_rate=0.0, sparse=True, place=(1, 2))
+    gradient = ParameterGradient(head.weight, sparse=True).take()
+    assert gradient.is_sparse and gradient.shape == head.weight.shape and not gradient.to_dense().any()
+
+
+@pytest.mark.parametrize("margin", ["cosface", "adaface"])
+def test_without_negatives_there_is_no_gradient_however_low_the_target_logit(margin):
+    head = facetrain.PartialFC(margin, SIZE, CLASSES, sample_rate=0.0)
+    label = torch.full((2,), 3)
+    embedding = (-20 * head.weight[label] + 0.01).detach().requires_grad_()
+    loss = head(embedding, label)
+    loss.backward()
+    assert loss == 0 and not embedding.grad.any() and not head.weight.grad.any()
+
+
+def test_an_evaluation_changes_nothing_that_training_uses():
+    head = facetrain.PartialFC("adaface", SIZE, CLASSES).eval()
+    before = {name: value.clone() for name, value in head.margin.state().items()}
+    with torch.no_grad():
+        head(torch.randn(8, SIZE) * 30, torch.arange(8))
+    assert before and all(torch.equal(value, before[name]) for name, value in head.margin.state().items())
+    head.train()(torch.randn(8, SIZE) * 30, torch.arange(8))
+    assert not all(torch.equal(value, before[name]) for name, value in head.margin.state().items())
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.3])
+def test_a_copy_of_a_head_and_a_saved_one_continue_as_it_does(rate):
+    head = small_head(sample_rate=rate)
+    head(*batch()).backward()
+    file = io.BytesIO()
+    torch.save(head, file)
+    file.seek(0)
+    copies = [copy.deepcopy(head), torch.load(file, weights_only=False)]
+    loss = head(*batch(1))
+    for other in copies:
+        torch.testing.assert_close(other(*batch(1)), loss, rtol=0, atol=0)
+
+
+def test_the_options_of_a_margin_are_not_taken_for_norms():
+    def own(cos, m):
+        return cos - m
+
+    head = small_head(make_margin(own, m=0.4))
+    torch.testing.assert_close(head(*batch()), small_head(own_margin)(*batch()))
+
+
+def test_expectations_without_the_update_that_saves_them_are_refused():
+    with pytest.raises(UsageError, match="`update`"):
+        small_head(stages=[Stage(0, 1.0, "moving")])
+    with pytest.raises(DataError, match="no images"):
+        small_head()(torch.empty(0, SIZE), torch.empty(0, dtype=torch.int64))
 
 
 def test_the_update_in_the_backward_pass_moves_the_centers_as_sgd_does():

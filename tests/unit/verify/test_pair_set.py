@@ -105,9 +105,13 @@ def test_a_packed_set_is_read_by_its_path_and_by_its_name(tmp_path, name):
     packed = lzma.compress((tmp_path / "own.bin").read_bytes())
     (tmp_path / "own.bin").unlink()
     (tmp_path / name).write_bytes(packed)
+    write_subjects(tmp_path / name, ["ann", "ann", "ann", "bob", "bob", "bob"])
+    assert (tmp_path / "own.subjects.csv").is_file()
     for target in ("own", name, str(tmp_path / name)):
         found = load_pair_set(target, tmp_path)
         assert (found.name, found.images, found.same.tolist()) == ("own", IMAGES, SAME)
+        assert found.subject.tolist() == [0, 0, 0, 1, 1, 1]
+    assert landmarks_path(tmp_path / name) == tmp_path / "own.landmarks.npy"
     for damage, message in ((packed[:-9], "cut off"), (b"x" * 99, "not an .xz file")):
         (tmp_path / name).write_bytes(damage)
         with pytest.raises(PairsError, match=message):
