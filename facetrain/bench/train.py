@@ -147,7 +147,7 @@ def build_run(
     """Build network, head and optimizers as `facetrain train` does, with `num_classes` classes."""
     schedule = schedule_steps(config, _ENDLESS, world.size)
     state = build_state(config, world, num_classes, schedule, scratch, source)
-    choose_kernels(state, config.train)
+    choose_kernels(state, schedule.local_batch_size * world.size, config.train.timeout_s)
     network = wrap_in_ddp(
         state.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
     )

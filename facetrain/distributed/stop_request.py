@@ -11,7 +11,7 @@ import torch
 
 from facetrain.distributed import collectives
 from facetrain.distributed.grace_period import grace_s
-from facetrain.distributed.process_lifetime import exit_with_message, ignores_hangup, launched_by_torchrun
+from facetrain.distributed.process_lifetime import exit_with_message, has_agent, ignores_hangup
 from facetrain.distributed.watchdog import end_within
 
 _HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
@@ -39,7 +39,7 @@ class StopRequest:
         """The last signal that this rank has received; 0: none."""
         self._before: dict[int, Any] = {}
         # The agent passes signals on to its ranks, waits for the grace period, and then kills them.
-        self._has_agent = launched_by_torchrun()
+        self._has_agent = has_agent()
 
     def __enter__(self) -> Self:
         for number in (*_HANDLED, *([] if ignores_hangup() else [signal.SIGHUP])):

@@ -52,8 +52,6 @@ class World:
     without one."""
     rendezvous_id: str = ""
     """Random id of this start of the ranks: another one after a restart."""
-    restarts: int = 0
-    """Number of restarts before this start."""
     cores: int = field(default_factory=usable_cores)
     """CPU cores of this rank: its share of those that it may use."""
 
@@ -157,7 +155,6 @@ def join(
             device=chosen,
             launcher_id=found.launcher_id,
             rendezvous_id=found.rendezvous.id if found.rendezvous else "",
-            restarts=found.restarts,
             cores=found.rendezvous.cores if found.rendezvous else usable_cores(),
         )
         found.set_timeout(timeout_s)

@@ -134,7 +134,7 @@ def _compare_commands(
         if owns and not ranks.is_leader:
             lease.create(folder, exist_ok=True)
     folders = FolderClaim(launchers, ranks.restarts, lease)
-    restarted = owns and folders.is_restart(folder, is_named=True)
+    restarted = owns and folders.is_restart(folder)
     reports = ranks.gather([owns, restarted])
     hosts = hosts_of(ranks, [each for each, _ in reports])
     with _failing_by_host(ranks):

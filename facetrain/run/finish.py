@@ -43,21 +43,22 @@ def end_again(agreed: Agreed, world: World) -> int:
         more = "" if plan.is_step else f"; to train on: {command}"
         reason = f" ({early})" if early else ""
         print_lines(f"{folder}: was already finished, at step {checkpoint.step:,}{reason}{more}")
-    return _code(_upload_again(agreed, checkpoint, world))
+    if ended_by := _upload_again(agreed, checkpoint, world):
+        return _code(ended_by)
+    if world.is_leader:
+        record_end(folder, early)
+    return 0
 
 
 def _upload_again(agreed: Agreed, checkpoint: Checkpoint, world: World) -> int:
+    """Upload what the mirror lacks; return the signal that ends the wait, or 0. Collective."""
     mirror = open_mirror(agreed.config, agreed.folder)
     if mirror is None:
         return 0
     uploads = open_uploads(agreed.config, agreed.folder, mirror, lambda: True)
     last = saved_checkpoint(agreed.folder, checkpoint.step, world, agreed.hosts)
     with StopRequest() as stop_request:
-        if ended_by := upload_rest(uploads, last, agreed.folder, stop_request, world):
-            return ended_by
-    if world.is_leader:
-        record_end(agreed.folder)
-    return 0
+        return upload_rest(uploads, last, agreed.folder, stop_request, world)
 
 
 def keep_what_is_saved(run: Run, error: FacetrainError) -> None:

@@ -60,6 +60,12 @@ class RangeTest(BaseModel, frozen=True):
         with os_errors_as(RunError, folder):
             write_atomically(folder / _FILE, self.model_dump_json() + "\n")
 
+    @staticmethod
+    def remove(folder: Path) -> None:
+        """Remove the test of a run that failed before its first checkpoint: the new run would seem to have made it."""
+        with os_errors_as(RunError, folder):
+            (folder / _FILE).unlink(missing_ok=True)
+
     @classmethod
     def read(cls, folder: Path) -> RangeTest | None:
         """Return the test of a run; None if there is none that can be read."""

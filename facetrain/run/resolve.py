@@ -28,6 +28,7 @@ from facetrain.config.loading import (
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.loading.sampler import epoch_size
+from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.ranks import Ranks
 from facetrain.models.model_file import newest_model_file
 from facetrain.run.asked_config import AskedConfig, asked_config, recorded_config
@@ -36,6 +37,7 @@ from facetrain.run.folder.compatibility import (
     check_compatibility,
     check_meaning,
     find_config_changes,
+    is_within,
     saved_value,
 )
 from facetrain.run.folder.data_digests import check_inputs, digest_inputs, digest_weights
@@ -92,18 +94,11 @@ class Claimed:
     claim: Claim
     asked: AskedConfig
     folders: FolderClaim
-    is_named: bool
-    """Whether the user has named the folder."""
 
     @property
     def folder(self) -> Path:
         """Run folder."""
         return Path(self.claim.folder)
-
-    @property
-    def restarted(self) -> bool:
-        """Whether the folder has checkpoints of this job, which was started again."""
-        return self.folders.is_restart(self.folder, is_named=self.is_named)
 
 
 def claim_run(request: TrainRequest, ranks: Ranks, launchers: Sequence[str], lease: Lease) -> Claimed:
@@ -114,14 +109,13 @@ def claim_run(request: TrainRequest, ranks: Ranks, launchers: Sequence[str], lea
         RunError: the folder cannot be written to.
     """
     folders = FolderClaim(launchers, ranks.restarts, lease)
-    is_named = True
     if request.command == "resume":
         recorded = recorded_config(request)
         folder, asked = recorded.folder, recorded.asked
         lease.create(folder, exist_ok=True)  # of a run that is only in its mirror yet
     else:
         asked = asked_config(request)
-        folder, is_named = _folder_of_new_run(request, asked.config, folders, lease)
+        folder = _folder_of_new_run(request, asked.config, folders, lease)
     lease.lock(folder, launchers)
     # Before a checkpoint is chosen: a save that a kill has interrupted between two renames is completed first.
     clean_up(folder)
@@ -133,7 +127,7 @@ def claim_run(request: TrainRequest, ranks: Ranks, launchers: Sequence[str], lea
         versions=software_of_host() if ranks.spans_hosts else {},
         mirror=asked.config.checkpoint.mirror,
     )
-    return Claimed(claim, asked, folders, is_named)
+    return Claimed(claim, asked, folders)
 
 
 def resolve(
@@ -164,6 +158,8 @@ def resolve(
     config = with_paths_of_sets(with_downloads(config, pin, has_weights=checkpoint is not None))
     inputs, suited = Inputs(*open_data(with_absolute_paths(config))), list[Suited]()
     if request.has_data_alone and not checkpoint:
+        if config.train.deterministic:
+            fix_cublas_workspace()  # the facts about a GPU start CUDA
         facts = gather_facts(config, inputs.source, ranks.size)
         suited = chosen_for(config, facts, claimed.asked.set_keys)
         config = _with_values(config, {each.key: each.value for each in suited}, "the chosen settings")
@@ -243,19 +239,15 @@ def digest_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _folder_of_new_run(
-    request: TrainRequest, config: Config, folders: FolderClaim, lease: Lease
-) -> tuple[Path, bool]:
-    """Return the folder of a run that `train` starts or continues, and whether its name is fixed."""
+def _folder_of_new_run(request: TrainRequest, config: Config, folders: FolderClaim, lease: Lease) -> Path:
+    """Return the folder of a run that `train` starts or continues."""
+    if lease.folder:  # the request was changed by what was measured for this run
+        return lease.folder
     default = Path(config.run.dir) / config.run.name
     # With a mirror, the name is the same on all hosts, and in the mirror.
-    named = Path(request.run_dir) if request.run_dir else default
-    is_named = bool(request.run_dir or request.resume_existing or config.checkpoint.mirror)
-    if lease.folder:  # the request was changed by what was measured for this run
-        return lease.folder, is_named
-    if not is_named:
-        return folders.numbered(default), False
-    return folders.named(named, may_exist=request.resume_existing), True
+    if request.run_dir or request.resume_existing or config.checkpoint.mirror:
+        return folders.named(Path(request.run_dir or default), may_exist=request.resume_existing)
+    return folders.numbered(default)
 
 
 def _with_recorded_choices(
@@ -263,7 +255,8 @@ def _with_recorded_choices(
 ) -> Config:
     """Return the config with the values that the run chose when it began, except for those that the command sets."""
     keys = {key for choice in request.choose for key in _CHOSEN_KEYS[choice]}
-    keys = (keys | set(_SUITED_KEYS if request.has_data_alone else ())) - set_keys
+    keys |= set(_SUITED_KEYS if request.has_data_alone else ())
+    keys = {key for key in keys if not any(is_within(key, one) for one in set_keys)}
     if config.optim.muon is None:
         keys.discard("optim.muon.lr")
     saved = {key: saved_value(checkpoint, key) for key in keys}

@@ -23,6 +23,7 @@ from facetrain.run.finish import end_again, finish, keep_what_is_saved
 from facetrain.run.folder.lease import Lease
 from facetrain.run.folder.run_state import Start, train_recorded
 from facetrain.run.loop import fit
+from facetrain.run.lr_range_test import RangeTest
 from facetrain.run.open_run import Run, open_run
 from facetrain.run.request import TrainRequest
 from facetrain.telemetry.log import stop_logging
@@ -66,8 +67,11 @@ def train(
             if agreed.plan.is_over:
                 return end_again(agreed, world)
             parts = build(agreed, world, lease.require_lock, began_at)
-            for test in tests if world.is_leader else ():
-                test.write(parts.folder)
+            if world.is_leader:
+                if not parts.plan.resumes:
+                    RangeTest.remove(parts.folder)
+                for test in tests:
+                    test.write(parts.folder)
             return _train(parts)
 
 

@@ -10,14 +10,14 @@ from facetrain.head.partial_fc import PartialFC
 from facetrain.head.row_optimizer import CenterUpdate
 from facetrain.training.kernel_self_test import CENTERS, KernelWork, difference, results_of_two_steps
 from facetrain.training.kernel_verdicts import LIMIT_S, agree_on_kernels
-from facetrain.training.settings import TrainSettings
 from facetrain.training.state import TrainState
 
 
-def choose_kernels(state: TrainState, train: TrainSettings) -> None:
+def choose_kernels(state: TrainState, global_batch: int, timeout_s: float) -> None:
     """Let the heads use the kernels that a self-test has verified on this machine. Collective.
 
-    `state.describe_execution` says why they are not used.
+    `global_batch` counts the images of a micro-batch on all ranks, which wait `timeout_s` in a collective.
+    `state.describe_execution` says why the kernels are not used.
     """
     heads = [state.head]
     if state.distillation is not None and state.distillation.centers is not None:
@@ -26,8 +26,8 @@ def choose_kernels(state: TrainState, train: TrainSettings) -> None:
     state.head_remark = choose_head_kernels(
         heads,
         state.world.device,
-        train.global_batch_size or (train.batch_size or 128) * state.world.size,
-        limit_s=min(LIMIT_S, train.timeout_s / 2),
+        global_batch,
+        limit_s=min(LIMIT_S, timeout_s / 2),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from facetrain.distributed import collectives
 from facetrain.distributed.stop_request import Stopped
 from facetrain.errors import ConfigError
 from facetrain.files import error_reason
@@ -52,11 +53,13 @@ class Evaluation:
         state.unverified = False
         if results:
             state.verified_step = state.step
-            state.metrics = {
+            measured = {
                 f"{name}/{metric}": value
                 for name, result in results.items()
                 for metric, value in result.available_metrics.items()
             }
+            # The same on all ranks, which decide by them when to stop: CPUs of different kinds may round differently.
+            state.metrics = collectives.broadcast_json(measured)
             self.write(state.step, state.metrics)
             # Written later by `write_pairs`: the first step must not wait for it.
             self._unwritten = state.step, results

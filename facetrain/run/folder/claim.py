@@ -37,7 +37,7 @@ class FolderClaim:
             UsageError: it cannot be created.
         """
         # A folder that the user names belongs to every restart of the job. A numbered one could be another run's.
-        if not may_exist and has_checkpoints(folder) and not (self.was_used(folder) or self._restarts):
+        if not may_exist and has_checkpoints(folder) and not self.is_restart(folder):
             raise existing_run(folder)
         return self._create(folder, exist_ok=True)
 
@@ -57,12 +57,14 @@ class FolderClaim:
                     return self._default(folder, default)
 
     def was_used(self, folder: Path) -> bool:
-        """Return whether an agent of this job has used a folder before."""
-        return bool(set(launchers_in(folder)) & set(self._launchers))
+        """Return whether an agent of this job has used a folder before, in another process."""
+        # An agent restarts processes. The second run of a script has the same agent, and is another run.
+        return not self._lease.has_ended(folder) and bool(set(launchers_in(folder)) & set(self._launchers))
 
-    def is_restart(self, folder: Path, *, is_named: bool) -> bool:
+    def is_restart(self, folder: Path) -> bool:
         """Return whether the folder has checkpoints of this job, which has been started again."""
-        return has_checkpoints(folder) and (self.was_used(folder) or (is_named and self._restarts > 0))
+        is_restarted = self._restarts > 0 and not self._lease.has_ended(folder)
+        return has_checkpoints(folder) and (self.was_used(folder) or is_restarted)
 
     def _default(self, folder: Path, default: Path) -> Path:
         was_used = self.was_used(folder)

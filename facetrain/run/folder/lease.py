@@ -11,6 +11,9 @@ from typing import Self
 from facetrain.files import make_folder
 from facetrain.run.folder.lock import RunLock
 
+_ENDED: set[Path] = set()
+"""Folders of the runs that have ended in this process."""
+
 
 class Lease:
     """Folder of a run: locked on the leader, and removed at the end if it was created and nothing was written to it."""
@@ -27,8 +30,9 @@ class Lease:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._lock is not None:
+        if self._lock is not None and self.folder is not None:
             self._lock.release()
+            _ENDED.add(self.folder.resolve())
         for folder in self._created:
             with suppress(OSError):  # it is not empty
                 folder.rmdir()
@@ -60,6 +64,11 @@ class Lease:
             lock = RunLock(folder, launchers)
             lock.acquire()
             self._lock, self.folder = lock, folder
+
+    @staticmethod
+    def has_ended(folder: Path) -> bool:
+        """Return whether a run in a folder has ended in this process."""
+        return folder.resolve() in _ENDED
 
     def require_lock(self) -> None:
         """Check that the folder is still locked; only on the leader, which has the lock.

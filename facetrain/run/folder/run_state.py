@@ -68,11 +68,14 @@ def train_recorded(
     return exit_code
 
 
-def record_end(folder: Path) -> None:
-    """Record that a run has finished whose last upload had failed. For the leader only."""
+def record_end(folder: Path, reason: str) -> None:
+    """Record that a run has finished that was ended after its results were written. For the leader only.
+
+    `reason` is why it has finished before its last step; empty if it has not.
+    """
     state = _read(folder)
-    if state.state == FAILED:
-        _write(folder, state.model_copy(update={"state": FINISHED, "reason": ""}))
+    if state.state != FINISHED:
+        _write(folder, state.model_copy(update={"state": FINISHED, "reason": reason}))
 
 
 def read_state(folder: Path) -> RunState:

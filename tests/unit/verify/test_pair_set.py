@@ -9,7 +9,7 @@ import pytest
 
 from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.bin_tables import write_subjects
-from facetrain.data.formats.landmark_file import read_landmarks_beside, write_landmarks
+from facetrain.data.formats.landmark_file import landmarks_path, read_landmarks_beside, write_landmarks
 from facetrain.data.images.decode import decode_rgb
 from facetrain.errors import DataError, PairsError
 from facetrain.verify.set_faults import warn_of_faulty_set
