@@ -3,6 +3,7 @@ import json
 import pytest
 
 from facetrain.errors import UsageError
+from facetrain.run.folder import claim
 from facetrain.run.folder.claim import FolderClaim
 from facetrain.run.folder.lease import Lease
 
@@ -45,3 +46,17 @@ def test_the_error_for_a_folder_that_cannot_be_created_names_it(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"/file/name: .*--run-dir"):
         claimed(tmp_path / "file" / "name", "a")
+
+
+def test_the_second_run_of_a_script_under_torchrun_is_another_run(tmp_path, monkeypatch):
+    default = tmp_path / "name"
+    with Lease() as lease:
+        folder = FolderClaim(["agent"], 0, lease).numbered(default)
+        lease.lock(folder, ["agent"])
+        (folder / "environment.json").write_text(json.dumps({"launchers": ["agent"]}))
+        (folder / "checkpoints").mkdir()
+        monkeypatch.setattr(claim, "complete_steps", lambda path: [2] if path.parent == default else [])
+        assert FolderClaim(["agent"], 0, Lease()).is_restart(folder), "a restarted process finds it"
+    assert claimed(default, "agent", restarts=1) == tmp_path / "name-2"
+    with pytest.raises(UsageError, match="already holds a run"):
+        FolderClaim(["agent"], 1, Lease()).named(default)

@@ -12,7 +12,7 @@ import pytest
 from facetrain.errors import DivergedError, RunError, UsageError
 from facetrain.run.folder import run_state
 from facetrain.run.folder.lock import RunLock
-from facetrain.run.folder.run_state import Start, read_state, train_recorded
+from facetrain.run.folder.run_state import Start, read_state, record_end, train_recorded
 from facetrain.run.report import list_runs as run_list
 from facetrain.run.report.list_runs import format_runs, list_runs
 from facetrain.telemetry.jsonl import JsonLines
@@ -192,3 +192,13 @@ def test_the_page_of_runs_names_the_best_one_and_colors_each_state(tmp_path):
 
 
 STATES = (("good", "finished"), ("warn", "stopped"), ("bad", "failed"))
+
+
+def test_a_run_that_was_ended_while_it_uploaded_has_finished_when_the_rest_is_there(tmp_path):
+    assert train_recorded(tmp_path, START, 40, lambda: 130) == 130
+    record_end(tmp_path, "no gain")
+    ended = read_state(tmp_path)
+    assert (ended.state, ended.reason, ended.total_steps) == ("finished", "no gain", 40)
+    written = (tmp_path / "state.json").stat().st_mtime_ns
+    record_end(tmp_path, "")
+    assert (tmp_path / "state.json").stat().st_mtime_ns == written

@@ -1,5 +1,7 @@
 """Settings that suit a dataset and a machine: `train --data` and `doctor --data` state the same ones."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from facetrain.device import capability
 from facetrain.distributed.ranks import Ranks
 from facetrain.distributed.world import World
 from facetrain.doctor.examine import check_settings, examine
+from facetrain.run import resolve
 from facetrain.run import suited_settings as suited
 from facetrain.run.agree import agree
 from facetrain.run.asked_config import asked_config
@@ -135,3 +138,13 @@ def test_the_processor_says_whether_it_multiplies_bfloat16(tmp_path, monkeypatch
         path.write_text(f"flags\t\t: {flags}\n")
     monkeypatch.setattr(capability, "_CPU_FACTS", path)
     assert capability.cpu_multiplies_bfloat16() is expected
+
+
+@pytest.mark.parametrize(("set_keys", "expected"), [((), 0.02), (("optim",), 0.05), (("optim.lr",), 0.05)])
+def test_a_rate_that_the_command_sets_wins_over_the_recorded_one_in_either_form(set_keys, expected):
+    config = build_config({"data": {"train": "x"}, "optim": {"lr": 0.05}}, "test")
+    checkpoint = SimpleNamespace(folder="x", meta={"config": "data: {train: x}\noptim: {lr: 0.02}\n"})
+    chosen = resolve._with_recorded_choices(
+        config, checkpoint, TrainRequest(choose=("lr",)), frozenset(set_keys)
+    )
+    assert chosen.optim.lr == expected
