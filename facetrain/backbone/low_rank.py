@@ -16,6 +16,7 @@ product of two matrices would have r·(9·I + O).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection
 
 import torch
@@ -28,6 +29,7 @@ from facetrain.errors import ConfigError, ModelError
 _PROJECTIONS = ("q", "k", "v")
 """Order of the projections in the rows of the weight of an attention's `qkv`."""
 _MARK = ".parametrizations."
+_TENSOR_OF_UPDATE = re.compile(r"\.parametrizations\.weight\.0\.(parts\.\w+\.)?(up|down|scale|core)$")
 """Part of a parameter's name that torch adds to the name of a layer with a parametrization."""
 
 
@@ -134,10 +136,12 @@ def merge_adapters(state: dict[str, Tensor], origin: str) -> dict[str, Tensor]:
     Raises:
         ModelError: an adapter does not fit its weight.
     """
+    # A network of one's own may have other parametrizations, which stay as they are.
+    updated_layers = {name.partition(_MARK)[0] for name in state if _TENSOR_OF_UPDATE.search(name)}
     merged = {}
     for name, value in state.items():
         layer, mark, rest = name.partition(_MARK)
-        if not mark:
+        if not mark or layer not in updated_layers:
             merged[name] = value
         elif rest == "weight.original":
             prefix = f"{layer}{_MARK}weight.0."

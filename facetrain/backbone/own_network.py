@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from facetrain.backbone.base import Backbone, run_block
+from facetrain.backbone.base import Backbone
 from facetrain.errors import ConfigError
 
 
@@ -20,11 +20,17 @@ class OwnNetwork(Backbone):
         super().__init__(**options)
         if self._dropout:
             raise ConfigError("model.dropout: a network of one's own has its own; leave the key out")
+        if self._recompute:
+            raise ConfigError(
+                "model.checkpoint_activations: the blocks of a network of one's own are not known, and to compute it "
+                "again as a whole saves nothing; leave the key out, or checkpoint its blocks in its own code"
+            )
         self.network = network
 
     def trunk(self, image_BCHW: Tensor) -> Tensor:
         """Map normalized images (B, 3, H, W) to embeddings (B, D)."""
-        return run_block(self.network, image_BCHW, recompute=self._recompute)
+        embedding_BD: Tensor = self.network(image_BCHW)
+        return embedding_BD
 
     def neck(self, feature: Tensor) -> Tensor:
         """Return the embeddings (B, D) as they are."""

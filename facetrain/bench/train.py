@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from facetrain.bench.generated_dataset import open_or_generate
 from facetrain.bench.machine_peak import MachinePeak, measure_peak, synchronize
 from facetrain.bench.workloads import RunWorkload, Turns, in_turn
+from facetrain.config.loading import with_values
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.loading.loader import Batch, Loader, LoaderSettings
@@ -28,6 +29,7 @@ from facetrain.distributed.ddp import wrap_in_ddp
 from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.world import World, join
 from facetrain.plan.backbone_memory import fake_network
+from facetrain.run.choose import rate_values
 from facetrain.run.parts.loader import build_augment, count_workers
 from facetrain.run.parts.state import build_state
 from facetrain.run.parts.step_schedule import local_batch_size, schedule_steps
@@ -138,7 +140,7 @@ def measure_steps(config: Config, num_classes: int) -> tuple[float, float, str]:
 
 
 def _with_small_rate(config: Config) -> Config:
-    return config.model_copy(update={"optim": config.optim.model_copy(update={"lr": _LR})})
+    return with_values(config, rate_values(config, _LR), "the benchmark")
 
 
 def build_run(

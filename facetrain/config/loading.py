@@ -277,6 +277,15 @@ def override_keys(overrides: Iterable[str]) -> frozenset[str]:
     return frozenset(override.partition("=")[0].strip() for override in overrides)
 
 
+def with_values(config: Config, values: Mapping[str, Any], where: str) -> Config:
+    """Return a config with other values of some dotted keys; `where` names their source in errors.
+
+    Raises:
+        ConfigError: a value is not allowed.
+    """
+    return build_config(override_values(plain_config(config), values), where) if values else config
+
+
 def override_values(values: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Merge overrides into the values of a config: sections as nested mappings, or single values by dotted keys."""
     for key, value in overrides.items():

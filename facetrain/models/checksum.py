@@ -58,6 +58,17 @@ def require_checksum(metadata: Mapping[str, str], checksum: str, path: Path) -> 
         )
 
 
+def require_sound_onnx(proto: Any, path: Path) -> None:
+    """Compare the weights of an ONNX model with the checksum in its metadata, if there is one.
+
+    Raises:
+        ModelError: they differ.
+    """
+    texts = {entry.key: entry.value for entry in proto.metadata_props}
+    if CHECKSUM_KEY in texts:
+        require_checksum(texts, checksum_of_onnx(proto, path.parent), path)
+
+
 def _digest(tensors: Iterable[tuple[str, Any]]) -> str:
     digest = hashlib.sha256()
     for name, data in tensors:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from facetrain.backbone.base import Backbone
 from facetrain.backbone.timm_network import TimmNetwork
 from facetrain.backbone.zoo import build_backbone
+from facetrain.checkpoint.commit import LATEST
 from facetrain.errors import ModelError
 from facetrain.head.head_group import Head, HeadPart, head_parts
 from facetrain.models.layer_graph import LayerGraph
@@ -218,7 +219,7 @@ def read_centers(path: Path) -> SavedCenters:
         ModelError: there are no centers, or centers of some ranks are missing.
         CheckpointError: the checkpoint is damaged, or the folder has none.
     """
-    if path.is_dir():
+    if path.is_dir() or (path.name == LATEST and path.is_file()):
         checkpoint = open_checkpoint(path)
         return SavedCenters(
             checkpoint.manifest.num_classes, lambda start, stop: checkpoint.rows("weight", start, stop)

@@ -41,6 +41,7 @@ from facetrain.models.onnx_network import open_onnx
 from facetrain.models.published_weights import TIMM_FACES, is_image_encoder
 from facetrain.models.weight_files import (
     COUNTER,
+    METADATA_KEY,
     ORIGIN_KEY,
     load_weights_into,
     read_weights,
@@ -50,7 +51,6 @@ from facetrain.telemetry.log import warn
 
 MODEL_FILE = "model.safetensors"
 """Name of the model file that a run writes at its end."""
-METADATA_KEY = "facetrain"
 CONFIG_KEY = "config"
 """Key of the description: the config of the run."""
 STEP_KEY = "step"
@@ -259,7 +259,8 @@ def identify_backbone(weights: dict[str, Tensor], origin: str) -> dict[str, Any]
         )
     names = [name for name, architecture in BACKBONES.items() if architecture.is_published]
     embedding_size = next(
-        (len(weights[name]) for name in _LAST_WEIGHTS if name in weights), DEFAULT_EMBEDDING_SIZE
+        (len(weights[name]) for name in _LAST_WEIGHTS if name in weights and weights[name].dim()),
+        DEFAULT_EMBEDDING_SIZE,
     )
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items() if not name.endswith(COUNTER)}
     for name in names:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from facetrain.errors import ModelError, missing_package
 from facetrain.files import error_reason, listed, parse_json
+from facetrain.models.checksum import require_sound_onnx
 from facetrain.models.file_layers import Affine, Node, backbone_form
 from facetrain.models.layer_graph import IMAGE, Layer, LayerGraph
 from facetrain.models.onnx_limits import graph_inputs
@@ -89,7 +90,9 @@ def read_onnx_layers(path: Path) -> LayerGraph:
     except ImportError as error:
         raise ModelError(f"{path}: {missing_package(error, 'onnx')}") from error
     try:
-        return _read_layers(onnx, onnx.load(str(path)), path)
+        proto = onnx.load(str(path))
+        require_sound_onnx(proto, path)
+        return _read_layers(onnx, proto, path)
     except ModelError:
         raise
     except (

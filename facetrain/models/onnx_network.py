@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from facetrain.errors import ModelError, missing_package
 from facetrain.face_landmarks import NORMALIZED_TEMPLATE
 from facetrain.files import error_reason
-from facetrain.models.checksum import CHECKSUM_KEY, checksum_of_onnx, require_checksum
+from facetrain.models.checksum import require_sound_onnx
 from facetrain.models.onnx_layers import parse_metadata, takes_pixels
 from facetrain.models.onnx_limits import require_small_values, require_stored_weights
 
@@ -192,9 +192,7 @@ def _check(model: Any, path: Path) -> bool:
     import onnx
 
     require_stored_weights(path, model)
-    texts = {entry.key: entry.value for entry in model.metadata_props}
-    if CHECKSUM_KEY in texts:
-        require_checksum(texts, checksum_of_onnx(model, path.parent), path)
+    require_sound_onnx(model, path)
     normalizes = takes_pixels(onnx, model, path)
     require_small_values(path, model)
     return normalizes

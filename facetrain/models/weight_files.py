@@ -17,6 +17,8 @@ from facetrain.files import error_reason
 from facetrain.models.checksum import CHECKSUM_KEY, checksum_of, require_checksum
 from facetrain.models.published_weights import convert_published
 
+METADATA_KEY = "facetrain"
+"""Key of the metadata of a .safetensors file that facetrain wrote: the description of the model."""
 ORIGIN_KEY = "origin"
 """Key under which `read_weights` returns the program of converted weights, and their color order."""
 COUNTER = ".num_batches_tracked"
@@ -47,6 +49,8 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         weights, metadata = _read_safetensors(path)
     else:
         weights, metadata = _read_state_dict(path), {}
+    if METADATA_KEY in metadata:  # facetrain wrote it: its names and its color order are known
+        return weights, metadata
     # After the checksum: it is of the tensors as they are stored.
     converted = convert_published(weights, path)
     return converted.weights, metadata | ({ORIGIN_KEY: converted.origin} if converted.origin else {})

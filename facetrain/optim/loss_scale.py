@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+_LARGEST = 2.0**24
+"""Largest factor."""
+
 
 class LossScale:
     """Factor on the loss that keeps small fp16 gradients from becoming 0 (Micikevicius et al. 2018, section 3.2).
@@ -30,15 +33,20 @@ class LossScale:
         grow = finite_steps >= self._growth_interval
         # Not below 1: a gradient that overflows even there is not a matter of scale.
         shrunk = (self.value * 0.5).clamp_min(1.0)
+        # Nor without end: gradients that are all 0 would double it to infinity, of which no half is finite.
+        grown = (self.value * 2).clamp_max(_LARGEST)
         # By `where` on the device: to branch on the flag, the host would have to wait for it.
-        self.value = torch.where(overflowed > 0, shrunk, torch.where(grow, self.value * 2, self.value))
+        self.value = torch.where(overflowed > 0, shrunk, torch.where(grow, grown, self.value))
         self._finite_steps = torch.where(grow, torch.zeros_like(finite_steps), finite_steps)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the state to be saved in a checkpoint."""
-        return {"value": self.value, "streak": self._finite_steps}
+        """Return the state to be saved in a checkpoint; a factor of 0 if the scale is not used."""
+        value = self.value if self.enabled else torch.zeros_like(self.value)
+        return {"value": value, "streak": self._finite_steps}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Restore the state that `state` returned."""
-        self.value.copy_(state["value"])
-        self._finite_steps.copy_(state["streak"])
+        """Restore the state that `state` returned, unless the run was trained, or continues, without a scale."""
+        value, finite_steps = state["value"], state["streak"]
+        if self.enabled and value:
+            self.value.copy_(value)
+            self._finite_steps.copy_(finite_steps)

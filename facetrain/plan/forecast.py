@@ -23,6 +23,7 @@ USABLE = 0.9
 """Share of a GPU's memory that a run may fill. The rest is for CUDA, the libraries and gaps between blocks: an
 assumption."""
 _MOST_GPUS = 1024
+_LARGEST_BATCH = 1 << 16
 # Of a batch: two copies in uint8 (the loader prefetches one), and float32 before and after the change of layout.
 _BYTES_PER_PIXEL = 3 * (2 + 4 + 4)
 # In verification: three copies in uint8 (single images, the batch, and the next batch), and float32 of the images and
@@ -83,6 +84,12 @@ def largest_batch(config: Config, num_classes: int, gpus: int, memory: int) -> i
     free_low, free_high = free(low), free(high)
     if free_low < 0:
         return 0
+    # Up to some batch, verification needs more than a step, and the memory is the same.
+    while free_high == free_low and high < _LARGEST_BATCH:
+        high *= 2
+        free_high = free(high)
+    if free_high == free_low:
+        return high
     while True:
         # Activations grow in proportion to the batch, the work of the head nearly so.
         found = low + int((high - low) * free_low / (free_low - free_high))

@@ -7,7 +7,7 @@ compared this with what they were asked, and said whether they share the folder,
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,12 +18,10 @@ from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.mirror import Mirror
 from facetrain.checkpoint.run_id import new_run_id, read_run_id, run_id_of
 from facetrain.config.loading import (
-    build_config,
-    override_values,
-    plain_config,
     with_absolute_paths,
     with_downloads,
     with_paths_of_sets,
+    with_values,
 )
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
@@ -162,7 +160,7 @@ def resolve(
             fix_cublas_workspace()  # the facts about a GPU start CUDA
         facts = gather_facts(config, inputs.source, ranks.size)
         suited = chosen_for(config, facts, claimed.asked.set_keys)
-        config = _with_values(config, {each.key: each.value for each in suited}, "the chosen settings")
+        config = with_values(config, {each.key: each.value for each in suited}, "the chosen settings")
     here = with_absolute_paths(config)
     schedule = schedule_steps(config, epoch_size(inputs.source), ranks.size)
     if not checkpoint and "lr" in request.choose:
@@ -260,12 +258,7 @@ def _with_recorded_choices(
     if config.optim.muon is None:
         keys.discard("optim.muon.lr")
     saved = {key: saved_value(checkpoint, key) for key in keys}
-    return _with_values(config, saved, str(checkpoint.folder))
-
-
-def _with_values(config: Config, values: Mapping[str, Any], where: str) -> Config:
-    """Return a config with other values of some dotted keys; `where` names their source in errors."""
-    return build_config(override_values(plain_config(config), values), where) if values else config
+    return with_values(config, saved, str(checkpoint.folder))
 
 
 def _run_id(folder: Path, checkpoint: Checkpoint | None) -> str:

@@ -20,13 +20,12 @@ from facetrain.embeddings.image_inputs import read_input
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError, ModelError, PairsError, UsageError
 from facetrain.models.model_file import (
-    METADATA_KEY,
     THRESHOLDS_KEY,
     newest_model_file,
     open_model,
     save_model,
 )
-from facetrain.models.weight_files import read_weights
+from facetrain.models.weight_files import METADATA_KEY, read_weights
 from facetrain.progress import ProgressCallback
 from facetrain.verify.calibration import (
     MAX_IMAGES,

@@ -1,6 +1,7 @@
 import io
 import json
 from contextlib import redirect_stderr, redirect_stdout
+from types import SimpleNamespace
 
 import pytest
 
@@ -64,6 +65,15 @@ def test_the_largest_batch_fits_and_one_that_is_a_little_larger_does_not():
     fewest = fewest_gpus(config, 10**8, memory)
     assert forecast(config, 10**8, fewest).fits(memory)
     assert not forecast(config, 10**8, fewest // 2).fits(memory)
+
+
+def test_a_batch_below_which_verification_needs_more_memory_is_found(monkeypatch):
+    def needed(config, num_classes, gpus, batch):
+        return SimpleNamespace(total=max(1000, 2 * batch))
+
+    monkeypatch.setattr("facetrain.plan.forecast.forecast", needed)
+    for memory, expected in ((4000, 1800), (1000, 0), (1200, 540)):
+        assert largest_batch(None, 10, 1, memory) == pytest.approx(expected, rel=0.02)
 
 
 def test_without_a_memory_the_steps_of_this_machine_are_measured(tmp_path):

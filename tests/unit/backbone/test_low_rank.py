@@ -269,3 +269,15 @@ def test_adapters_need_a_model_and_freeze_all_of_it(tmp_path, keys, message):
     (tmp_path / "a.yaml").write_text(f"data: {{train: x}}\nmodel: {{{keys}}}\n")
     with pytest.raises(ConfigError, match=message):
         load_config(tmp_path / "a.yaml")
+
+
+def test_other_parametrizations_of_a_network_stay_as_they_are():
+    layers = [nn.Linear(4, 4) for _ in range(3)]
+    network = nn.Sequential(
+        nn.utils.parametrizations.weight_norm(layers[0]),
+        nn.utils.parametrizations.spectral_norm(layers[1]),
+        layers[2],
+    )
+    state = network.state_dict()
+    merged = merge_adapters(state, "x")
+    assert merged.keys() == state.keys() and all(merged[name] is state[name] for name in state)

@@ -7,8 +7,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from facetrain.errors import ModelError
-from facetrain.models.checksum import checksum_of
+from facetrain.models.checksum import CHECKSUM_KEY, checksum_of, checksum_of_onnx
 from facetrain.models.model_file import open_model
+from facetrain.models.onnx_layers import read_onnx_layers
 from tests.support.models import write_model
 
 CPU = torch.device("cpu")
@@ -51,3 +52,23 @@ def test_names_types_and_shapes_count_and_the_order_does_not():
     assert checksum_of({"a": one, "b": two}) == checksum_of({"b": two, "a": one})
     others = ({"b": one, "a": two}, {"a": one.view(3, 2), "b": two}, {"a": one.int(), "b": two})
     assert len({checksum_of({"a": one, "b": two}), *map(checksum_of, others)}) == 4
+
+
+def test_damaged_weights_of_an_onnx_file_are_not_read_as_layers_either(tmp_path):
+    onnx = pytest.importorskip("onnx")
+    weight = onnx.numpy_helper.from_array(torch.ones(4, 3).numpy(), "w")
+    image, embedding = (
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N", size])
+        for name, size in (("x", 3), ("y", 4))
+    )
+    node = onnx.helper.make_node("Gemm", ["x", "w"], ["y"], transB=1)
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph([node], "g", [image], [embedding], initializer=[weight])
+    )
+    onnx.helper.set_model_props(model, {CHECKSUM_KEY: checksum_of_onnx(model, tmp_path)})
+    onnx.save(model, tmp_path / "m.onnx")
+    read_onnx_layers(tmp_path / "m.onnx")
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(2 * torch.ones(4, 3).numpy(), "w"))
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(ModelError, match=r"m\.onnx: .*damaged"):
+        read_onnx_layers(tmp_path / "m.onnx")

@@ -110,3 +110,14 @@ def test_statistics_can_only_be_kept_if_there_is_a_model_that_has_them(tmp_path)
     (tmp_path / "a.yaml").write_text("data: {train: x}\nmodel: {train_batch_norm: false}\n")
     with pytest.raises(ConfigError, match="needs init_from"):
         load_config(tmp_path / "a.yaml")
+
+
+def test_a_batch_norm_without_weights_is_trained_or_frozen_as_its_part_of_the_network():
+    def network():
+        block = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4, affine=False))
+        return torch.nn.Sequential(block, torch.nn.Linear(4, 2))
+
+    trained, frozen = network(), network()
+    freeze(trained, [])
+    freeze(frozen, ["0"])
+    assert trained[0][1].training and not frozen[0][1].training

@@ -225,3 +225,24 @@ def test_without_decay_of_norms_only_weights_and_slopes_shrink(name):
     shrunk = {key for key, value in net.named_parameters() if (value < 1).all()}
     assert shrunk == {"0.weight", "2.weight", "4.weight"}
     assert all((value == 1).all() for key, value in net.named_parameters() if key not in shrunk)
+
+
+def test_the_scale_of_a_run_in_fp16_is_not_that_of_its_continuation_in_another_format():
+    cpu = torch.device("cpu")
+    trained, other = LossScale(cpu, enabled=True), LossScale(cpu, enabled=False)
+    trained.update(torch.tensor(1.0))
+    other.load_state(trained.state())
+    assert other.value == 1
+    again = LossScale(cpu, enabled=True)
+    again.load_state(trained.state())
+    assert again.value == 32768
+    fresh = LossScale(cpu, enabled=True)
+    fresh.load_state(other.state())
+    assert fresh.value == 65536
+
+
+def test_the_scale_does_not_grow_without_end():
+    scale = LossScale(torch.device("cpu"), enabled=True, growth_interval=1)
+    for _ in range(200):
+        scale.update(torch.tensor(0.0))
+    assert scale.value == 2**24
