@@ -10,6 +10,9 @@ from typing import Any
 
 import yaml
 
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
+"""Characters that the escapes of YAML can write: the end of a path, and halves of characters."""
+
 
 class _Loader(yaml.SafeLoader):
     """SafeLoader that refuses aliases, which can expand to gigabytes, and keys that are duplicate or not text."""
@@ -39,7 +42,22 @@ class _Loader(yaml.SafeLoader):
             seen.add(key)
         return super().construct_mapping(node, deep)
 
+    def construct_scalar(self, node: Any) -> Any:
+        value = super().construct_scalar(node)
+        if isinstance(value, str) and _NO_TEXT.search(value):
+            raise yaml.MarkedYAMLError(
+                problem="contains a character that no path and no text has", problem_mark=node.start_mark
+            )
+        return value
 
+    def construct_yaml_int(self, node: Any) -> int:
+        value = super().construct_yaml_int(node)
+        if not -(2**63) <= value < 2**63:
+            raise yaml.MarkedYAMLError(problem="a number has more than 64 bits", problem_mark=node.start_mark)
+        return value
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 # YAML 1.1 requires a point in every float, and would read 5e-4 as text.
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"), list("-+0123456789")

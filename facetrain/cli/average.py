@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from facetrain.cli.options import local_file
-from facetrain.cli.outputs import echo_line, require_existing, require_writable
+from facetrain.cli.outputs import echo_line, require_existing, require_no_input, require_writable
 from facetrain.errors import UsageError
 
 
@@ -43,6 +43,7 @@ def average(
         raise UsageError(f"{models[0]}: an average needs at least two models")
     if output.suffix != ".safetensors":
         raise UsageError(f"{output}: a model file ends with .safetensors")
+    require_no_input(models, output)
     require_writable(output)
     require_existing(*models)
     from facetrain.models.average_models import SOURCES_KEY, average_models

@@ -99,6 +99,10 @@ def evaluate(
         raise UsageError(
             f"--against {against}: the difference is tested on bootstrap draws; remove --bootstrap 0"
         )
+    if gallery_model is not None and system.model is None:
+        raise UsageError(
+            f"{system.given}: --gallery-model {gallery_model} needs a MODEL; scores have no images"
+        )
     results.check()
     path = system.given
     inputs = (path, gallery_model, against, system.slices, *map(Path, system.targets))

@@ -14,7 +14,7 @@ import typer
 from facetrain.cli.options import Json, download
 from facetrain.cli.outputs import echo_line, require_absent
 from facetrain.errors import UsageError
-from facetrain.files import os_errors_as, replacing
+from facetrain.files import new_folder, os_errors_as, replacing
 from facetrain.plural import count_text
 
 
@@ -48,7 +48,8 @@ def get(
     if output is not None:
         with os_errors_as(UsageError, output):
             if path.is_dir():
-                shutil.copytree(path, output)
+                with new_folder(output) as scratch:
+                    shutil.copytree(path, scratch, dirs_exist_ok=True)
             else:
                 with replacing(output) as scratch:
                     shutil.copyfile(path, scratch)

@@ -107,6 +107,8 @@ class ModelOrScores:
                 f"{self.given}: --target {self.targets[0]} needs a MODEL; to compare one with these scores: facetrain "
                 f"eval MODEL --target {self.targets[0]} --against {self.given}"
             )
+        if self.data_dir is not None:
+            raise UsageError(f"{self.given}: --data-dir {self.data_dir} needs a MODEL; scores have no images")
         if self.slices:
             raise UsageError(
                 f"{self.given}: --slices {self.slices} needs a MODEL; add its columns to {self.given}:"

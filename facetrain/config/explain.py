@@ -31,7 +31,7 @@ def section_of(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def _explain_fault(fault: Any, values: Any) -> str:
-    key = _name(fault["loc"], values)
+    key = _name(fault["loc"], values, is_missing=fault["type"] == "missing")
     if fault["type"] == "extra_forbidden":
         *parents, unknown = fault["loc"]
         return f"{key} is not a key{_similar_key(unknown, parents)}"
@@ -44,17 +44,17 @@ def _explain_fault(fault: Any, values: Any) -> str:
     return f"{key}: {fault['msg']}, not {given[:_MAX_VALUE]}{'…' * (len(given) > _MAX_VALUE)}"
 
 
-def _name(location: Sequence[Any], values: Any) -> str:
-    """Return the dotted name of a place in the values. pydantic's location may end with the type that it has tried."""
+def _name(location: Sequence[Any], values: Any, *, is_missing: bool) -> str:
+    """Return the dotted name of a place in the values, of which the last part may be missing there."""
     names = ""
-    for part in location:
-        if not isinstance(values, dict | list):
-            break
-        names += f"[{part}]" if isinstance(part, int) else f".{part}"
-        try:
-            values = values[part]
-        except LookupError:  # what is missing there
-            break
+    for place, part in enumerate(location, 1):
+        if isinstance(values, list) and isinstance(part, int) and part < len(values):
+            names, values = f"{names}[{part}]", values[part]
+        elif isinstance(values, dict) and part in values:
+            names, values = f"{names}.{part}", values[part]
+        elif is_missing and place == len(location):
+            names += f"[{part}]" if isinstance(part, int) else f".{part}"
+        # Otherwise it is one of several types that pydantic has tried, and no part of the values.
     return names.lstrip(".")
 
 
@@ -62,6 +62,8 @@ def _similar_key(unknown: str, parents: Sequence[str | int]) -> str:
     section: type[BaseModel] = Config
     for part in parents:
         if isinstance(part, str):
+            if part not in section.model_fields:  # a type that pydantic has tried
+                return ""
             section = section_of(section.model_fields[part]) or section
     known = [field.alias or name for name, field in section.model_fields.items()]
     # The same name in another section is more likely than a similar one in this.

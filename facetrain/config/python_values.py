@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from facetrain.errors import ConfigError
-from facetrain.files import error_reason
+from facetrain.files import error_reason, open_regular
 
 _CONFIG = ("config", "cfg")
 """Names of the object that holds the settings."""
@@ -54,6 +54,8 @@ class PythonValues:
                 self._run(statement)
             except _Unsupported as fault:
                 faults.append(f"line {statement.lineno}: {fault}")
+            except RecursionError:
+                faults.append(f"line {statement.lineno}: nested too deeply")
         if faults:
             raise ConfigError(f"{path}, {'; '.join(faults)}")
 
@@ -124,7 +126,11 @@ class PythonValues:
                 raise _Unsupported(f"`{_text(keyword.value)}` is not plain settings")
             self._take(value if keyword.arg is None else {keyword.arg: value}, line)
 
-    def _take(self, values: dict[str, Any], line: int) -> None:
+    def _take(self, values: dict[Any, Any], line: int) -> None:
+        for name in values:
+            # Unknown names are listed in a comment of the converted config, which a line break would end.
+            if not (isinstance(name, str) and name.isidentifier()):
+                raise _Unsupported(f"{name!r:.60} is not the name of a setting")
         self.values |= values
         self.lines |= dict.fromkeys(values, line)
 
@@ -182,7 +188,8 @@ class PythonValues:
 def _statements(path: Path) -> list[ast.stmt]:
     try:
         # A byte order mark, as editors on Windows write it, is no part of the text.
-        return ast.parse(path.read_text(encoding="utf-8-sig")).body
+        with open(path, encoding="utf-8-sig", opener=open_regular) as file:  # reading a pipe would not end
+            return ast.parse(file.read()).body
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error_reason(error)}") from error
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

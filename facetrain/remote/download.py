@@ -27,7 +27,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from facetrain.distributed.process_setup import is_offline, user_cache_folder
-from facetrain.errors import DataError
+from facetrain.errors import DataError, UsageError
 from facetrain.files import locked, os_errors_as, parse_json, private_folder, write_atomically
 from facetrain.progress import ProgressCallback, ignore_progress
 from facetrain.remote.address import is_remote, scheme, without_secrets, without_version
@@ -119,13 +119,20 @@ def fetch(
     """
     entry = None if is_remote(name) else find_entry(name)
     address = entry.require_address() if entry else name
-    found = _CHECKSUM.search(address)
-    url, sha256 = _CHECKSUM.sub("", address), found[1] if found else None
+    url, sha256 = _split_checksum(address)
     terms, file = (entry.terms, entry.file) if entry else ("", None)
     with os_errors_as(DataError, Path("the cache"), "set XDG_CACHE_HOME to another folder"):
         cache = private_folder(user_cache_folder() / "downloads")
         copy = _cached(_Request(url, sha256, terms, file, progress, say), cache)
     return cache / copy.place, copy.address
+
+
+def _split_checksum(address: str) -> tuple[str, str | None]:
+    """Return an address without its checksum, and the checksum in lowercase; None if it has none."""
+    url, mark, checksum = address.partition("#sha256=")
+    if mark and not re.fullmatch(r"[0-9a-fA-F]{64}", checksum):
+        raise UsageError(f"{public(url)}: #sha256= needs the 64 hexadecimal digits of a SHA-256")
+    return url, checksum.lower() if mark else None
 
 
 def _cached(request: _Request, cache: Path) -> Copy:
@@ -158,7 +165,8 @@ def _download(request: _Request, folder: Path) -> Copy:
     tokens = json.dumps([[file.name, file.size, file.token] for file in files])
     version = hashlib.sha256(tokens.encode()).hexdigest()[:16]
     copy = _sound_copy(folder, version)
-    if copy and request.sha256 is None:
+    # Without tokens, only the size would say that nothing has changed.
+    if copy and request.sha256 is None and all(file.token for file in files):
         return copy
     size = sum(file.size for file in files)
     terms = request.terms or "unknown, see its publisher"

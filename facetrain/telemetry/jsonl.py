@@ -137,8 +137,13 @@ def _record_in(line: str) -> Iterator[dict[str, Any]]:
     """Yield the record of a line, if it has one."""
     with suppress(ValueError):
         record = parse_json(line)
-        if isinstance(record, dict) and isinstance(record.get("step"), int):
+        if isinstance(record, dict) and isinstance(record.get("step"), int) and _fits(record):
             yield record
+
+
+def _fits(record: dict[str, Any]) -> bool:
+    """Return whether all numbers can be floats; in a damaged line one may have hundreds of digits."""
+    return all(not isinstance(value, int) or abs(value) < 2**63 for value in record.values())
 
 
 def _truncate(path: Path, step: int) -> set[str]:

@@ -40,6 +40,18 @@ def model(tmp_path):
 
 
 @pytest.mark.slow
+def test_what_needs_a_model_is_refused_beside_scores_and_an_average_keeps_its_models(tmp_path):
+    scores, model = tmp_path / "s.csv", tmp_path / "m.safetensors"
+    scores.write_text("score,genuine\n0.1,0\n0.9,1\n")
+    write_model(model)
+    for option in ("--gallery-model", "--data-dir"):
+        error = refusal(
+            "eval", "--scores", scores, option, model if option == "--gallery-model" else tmp_path
+        )
+        assert option in str(error) and error.exit_code == 2
+    assert "is an input" in str(refusal("average", model, model, "--output", model))
+
+
 def test_eval_runs_every_protocol_and_compares_two_models(model, tmp_path):
     same = write_pairs(tmp_path / "pairs.bin", 40)
     rows = [f"left,{'a' if k == 0 or one else 'b'}" for one in same[:20] for k in range(2)]

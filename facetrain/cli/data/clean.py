@@ -137,6 +137,10 @@ def _check_arguments(inputs: list[Path], files: CleanFiles) -> None:
         )
     if files.apply is not None and files.output is None:
         raise UsageError(f"--apply {files.apply}: give the folder of the new dataset with --output")
+    if files.apply is not None and (unused := files.report or files.sheet):
+        raise UsageError(
+            f"{unused}: --apply {files.apply} makes no new decisions to write there; leave it out"
+        )
     require_absent(files.output)
     require_distinct(files.output, files.report, files.sheet)
     require_no_input((*inputs, files.apply), files.report, files.sheet)

@@ -110,6 +110,9 @@ def test_an_invalid_file_gives_one_line_that_names_the_place(tmp_path, text, mes
         ("head: {x: 3}", ["head.x is not a key; the keys are init_from, margin, "]),
         ("optim: {learning_rate: 1}", ["optim.learning_rate is not a key; did you mean optim.lr?"]),
         ("optim: {epochs: 1}", ["optim.epochs is not a key; did you mean train.epochs?"]),
+        ("data: {train: x, workers: [4]}", ["data.workers: ", "[4]"]),
+        ("log: {sinks: [{type: 3}]}", ["log.sinks[0]", "3"]),
+        ("log: {sinks: [{type: 'a:b', foo: 1}]}", ["log.sinks[0].foo is not a key"]),
         ("lr: 1", ["lr is not a key; did you mean optim.lr?"]),
         ("batch_size: 1", ["batch_size is not a key; did you mean train.batch_size or eval.batch_size?"]),
         ("distill: {teacher: y, weight: -1, teachr: 3}", ["distill.weight", "-1", "teachr", "mean teacher?"]),
@@ -142,6 +145,7 @@ def test_the_sets_of_a_dataset_in_one_file_are_in_its_folder(tmp_path):
     ("text", "line"),
     [
         ("data:\n\ttrain: x", 2), ("data: {train: x}}", 1), ("  a: 1\n b: 2", 2), ("data: train: x", 1),
+        ("a: 1\nb: \"x\\0y\"", 2), ('a: "\\ud800"', 1), (f"seed: 0x{'f' * 4000}", 1),
         ("a: [1, 2\nb: 3", 2), ("a: 1\n---\nb: 2", 2), ("!!python/name:os.system ''", 1),
     ],
 )  # fmt: skip

@@ -206,3 +206,17 @@ def test_anything_but_plain_assignments_is_refused_and_never_executed(tmp_path, 
     with pytest.raises(ConfigError, match=message):
         convert(path)
     assert not Path("/tmp/facetrain-ran").exists()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'config["zz\\ncheckpoint: {mirror: x}"] = 1',
+        "config.update({1: 2})",
+        f"config.batch_size = {'1 + ' * 3000}1",
+    ],
+)
+def test_a_converted_config_has_no_more_than_its_file_names(tmp_path, line):
+    (tmp_path / "c.py").write_text(PEER + line)
+    with pytest.raises(ConfigError, match=r"c\.py, line"):
+        convert(tmp_path / "c.py")

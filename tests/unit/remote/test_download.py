@@ -155,6 +155,22 @@ def test_without_versions_nothing_is_continued(web_server, url):
     assert asked(web_server)[0] == "bytes=0-999"
 
 
+def test_without_versions_a_file_is_downloaded_again_however_long_it_is(web_server, url):
+    web_server.has_etags = False
+    assert local_path(url).read_bytes() == CONTENT
+    web_server.files["/models/a.onnx"] = CONTENT[::-1]
+    assert local_path(url).read_bytes() == CONTENT[::-1] != CONTENT
+
+
+def test_a_checksum_counts_in_capitals_too_and_one_that_is_none_is_refused(url):
+    checksum = hashlib.sha256(CONTENT).hexdigest()
+    assert fetch(f"{url}#sha256={checksum.upper()}")[1] == f"{url}#sha256={checksum}"
+    with pytest.raises(DataError, match="checksum|SHA-256"):
+        fetch(f"{url}#sha256={'A' * 64}")
+    with pytest.raises(UsageError, match="64 hexadecimal digits"):
+        fetch(f"{url}#sha256={checksum[:-1]}")
+
+
 LIES = {
     "short": lambda content, first, last: (206, f"bytes {first}-{last}/5120", content[first:last]),
     "long": lambda content, first, last: (206, f"bytes {first}-{last}/5120", content[first : last + 2]),
