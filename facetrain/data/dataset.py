@@ -102,6 +102,14 @@ def image_landmarks(dataset: FaceDataset) -> np.ndarray | None:
     return getattr(dataset, "landmarks", None)
 
 
+def photo_landmarks(dataset: FaceDataset) -> np.ndarray | None:
+    """Return the landmarks in pixels of images that are not aligned, float32 (num_images, 5, 2); None without any.
+
+    Those of the other images are NaN.
+    """
+    return getattr(dataset, "photo_landmarks", None)
+
+
 def image_places(dataset: FaceDataset, index: np.ndarray) -> np.ndarray | None:
     """Return first byte and number of bytes of B images in their files, int64 (B, 2); None if they are unknown."""
     places = getattr(dataset, "places", None)
@@ -162,7 +170,8 @@ class ImageSubset(DatasetView):
         self._dataset, self._index = dataset, index
         labels = dataset.labels[index]
         self.identities = np.unique(labels) if identities is None else identities
-        self.labels = np.searchsorted(self.identities, labels)
+        # int32, as in a mixture: reading processes and 42 million images.
+        self.labels = np.searchsorted(self.identities, labels).astype(np.int32)
         self.num_images = len(self._index)
         self.num_classes = len(self.identities)
 
@@ -184,6 +193,12 @@ class ImageSubset(DatasetView):
         """Landmarks of the selected images; None if the other dataset has none."""
         landmarks_N52 = image_landmarks(self._dataset)
         return None if landmarks_N52 is None else landmarks_N52[self._index]
+
+    @property
+    def photo_landmarks(self) -> np.ndarray | None:
+        """As `photo_landmarks` of the module, of the selected images."""
+        points_N52 = photo_landmarks(self._dataset)
+        return None if points_N52 is None else points_N52[self._index]
 
     @property
     def files(self) -> list[Path]:

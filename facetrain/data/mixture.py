@@ -32,6 +32,7 @@ from facetrain.data.dataset import (
     image_files,
     image_landmarks,
     image_places,
+    photo_landmarks,
     prefetch_images,
     skipped_files,
 )
@@ -153,6 +154,17 @@ class MixtureDataset(DatasetView):
         parts = [image_landmarks(dataset) for dataset in self.datasets]
         complete = [part for part in parts if part is not None]
         return np.concatenate(complete) if len(complete) == len(parts) else None
+
+    @property
+    def photo_landmarks(self) -> np.ndarray | None:
+        """As `data.dataset.photo_landmarks`, of all images."""
+        parts = [photo_landmarks(dataset) for dataset in self.datasets]
+        if all(part is None for part in parts):
+            return None
+        missing = (np.full((count, 5, 2), np.nan, np.float32) for count in self.counts)
+        return np.concatenate(
+            [none if part is None else part for part, none in zip(parts, missing, strict=True)]
+        )
 
     @property
     def files(self) -> list[Path]:

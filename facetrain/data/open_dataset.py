@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.dataset import FaceDataset, SubsetDataset, image_landmarks
+from facetrain.data.dataset import FaceDataset, SubsetDataset, image_landmarks, photo_landmarks
 from facetrain.data.formats.base import Format
 from facetrain.data.formats.image_folder import folders_with_images
 from facetrain.data.formats.image_list import open_list
@@ -197,9 +197,9 @@ def require_aligned(dataset: FaceDataset, name: str) -> None:
         DataError: a list, or one of a mixture, has such images.
     """
     for place, part in parts_of(dataset, name):
-        points = getattr(part, "photo_landmarks", None)
-        if points is not None:
-            count = int(np.isfinite(points[:, 0, 0]).sum())
+        points = photo_landmarks(part)
+        count = 0 if points is None else int(np.isfinite(points[:, 0, 0]).sum())
+        if count:
             raise DataError(
                 f"{place}: {count:,} images are not aligned (flag 0), and the list has their landmarks; align them: "
                 f"facetrain data pack {shell_path(name)} --output FOLDER"

@@ -81,9 +81,12 @@ def convert(
 
     Bytes, order and names stay the same; labels lose their gaps.
     """
+    from facetrain.data.open_dataset import require_aligned
     from facetrain.data.tools.selection import select_all
 
-    written = writing.write("converting", select_all(dataset), to)
+    selection = select_all(dataset)
+    require_aligned(selection.source, str(dataset))
+    written = writing.write("converting", selection, to)
     if written.empty_identities and not writing.as_json:
         echo_line(
             f"  identities without images: {written.empty_identities:,}, left out; the labels after them are "

@@ -101,6 +101,8 @@ def _unpacked(data: bytes, path: Path) -> bytes:
         raise PairsError(f"{path}: not an .xz file, or damaged ({error_reason(error)})") from None
     if not unpacker.eof:
         raise PairsError(f"{path}: is cut off, or unpacks to more than the {limit:,} bytes of such a set")
+    if unpacker.unused_data.strip(b"\0"):  # zeros are padding
+        raise PairsError(f"{path}: something follows the set; were two files joined?")
     return unpacked
 
 

@@ -218,6 +218,8 @@ def label_identities(identities: Sequence[str], place: str) -> tuple[np.ndarray,
         DataError: a number is negative, too large or not whole, or is also written in an unusual way: 7 and 007 may
             be two people. The message begins with `place`.
     """
+    if any("_" in identity for identity in identities):  # which NumPy reads as digits of one number
+        return number_identities(identities, place)
     try:
         number = np.array(identities, dtype=np.float64)
     except ValueError:

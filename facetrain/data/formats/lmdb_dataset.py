@@ -195,4 +195,4 @@ def _in_key_order(keys: Collection[bytes]) -> list[bytes]:
     if not all(key.isdigit() for key in keys):
         return sorted(keys)
     # As texts: Python refuses to convert a key of thousands of digits.
-    return sorted(keys, key=lambda key: (len(key.lstrip(b"0")), key.lstrip(b"0")))
+    return sorted(keys, key=lambda key: (len(key.lstrip(b"0")), key.lstrip(b"0"), key))

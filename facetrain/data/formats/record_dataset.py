@@ -31,7 +31,7 @@ class RecordDataset(CatalogDataset):
         keys, announced = columns.arrays["key"], columns.value("announced")
         end = int(keys.max()) + 1 if len(keys) else self._first_key + self.num_images
         # Record 0 stores the key as float32: above 2^24 it is rounded by up to half a unit in the last place.
-        if announced is not None and abs(end - announced) > np.spacing(np.float32(announced)):
+        if announced is not None and abs(end - announced) > np.spacing(np.float32(announced)) / 2:
             raise DataError(
                 f"{files[0]}: record 0 announces images up to key {int(announced) - 1:,}, but the "
                 f"last one is {end - 1:,}; the file or its index is incomplete: download it again, or "

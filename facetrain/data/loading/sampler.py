@@ -114,17 +114,19 @@ class GlobalSampler:
     def ranges_to_prefetch(self, step: int, *, is_first_step: bool) -> Iterator[tuple[int, int]]:
         """Yield (first index, count) of the ranges to read in advance.
 
-        When a step enters a window, these are the blocks of the next window; at the first step after a start
-        or resume, also the blocks of the current window. Yields nothing in `full` mode, which reads single images.
+        When a step enters a window, these are the blocks of the next window; at the first step of an epoch, and after a
+        start or resume, those of the current window and of the next one. Yields nothing in `full` mode, which reads
+        single images.
         """
         if self._mode == "full":
             return
         epoch, within = self._epoch_and_place(step)
         start, end = within * self.global_batch_size, (within + 1) * self.global_batch_size
         entered = range(-(-start // self._window_images), -(-end // self._window_images))
-        windows = {window + 1 for window in entered} | (
-            {start // self._window_images} if is_first_step else set()
-        )
+        windows = {window + 1 for window in entered}
+        if is_first_step or not within:
+            present = start // self._window_images
+            windows |= {present, present + 1}
         for window in sorted(windows):
             start, end = self._window(window)
             yield from consecutive_ranges(self._shuffled_blocks(np.arange(start, end), epoch))

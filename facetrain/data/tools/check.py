@@ -142,7 +142,10 @@ def _equal_groups(key: np.ndarray) -> list[np.ndarray]:
     """Return the ascending rows of each value that occurs more than once in (N,)."""
     order = np.argsort(key, kind="stable")
     edges = np.flatnonzero(np.diff(key[order])) + 1
-    return [rows for rows in np.split(order, edges) if len(rows) > 1]
+    start, stop = np.append(0, edges), np.append(edges, len(order))
+    # An array for each value would take gigabytes: nearly all occur once.
+    repeated = stop - start > 1
+    return [order[first:last] for first, last in zip(start[repeated], stop[repeated], strict=True)]
 
 
 def _check_equal_images(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.dataset import FaceDataset, image_landmarks, image_name, skipped_files
+from facetrain.data.dataset import FaceDataset, image_landmarks, image_name, photo_landmarks, skipped_files
 from facetrain.data.formats.image_list import ListDataset
 from facetrain.data.images.decode import decode_rgb, encode_jpeg, is_upright_jpeg, resize_square
 from facetrain.data.open_dataset import open_dataset
@@ -113,7 +113,7 @@ class _PreparedImages:
 
     def __init__(self, source: FaceDataset, size: int, find: LandmarkFinder | None) -> None:
         self._source, self._size = source, size
-        known_N52 = source.photo_landmarks if find is None and isinstance(source, ListDataset) else None
+        known_N52 = photo_landmarks(source) if find is None else None
         if known_N52 is not None:
             find = aligned_face_landmarks  # of the images that the list calls aligned
         self._aligned = AlignedImages(find, source.num_images, size, known_N52) if find else None

@@ -112,7 +112,11 @@ def test_a_packed_set_is_read_by_its_path_and_by_its_name(tmp_path, name):
         assert (found.name, found.images, found.same.tolist()) == ("own", IMAGES, SAME)
         assert found.subject.tolist() == [0, 0, 0, 1, 1, 1]
     assert landmarks_path(tmp_path / name) == tmp_path / "own.landmarks.npy"
-    for damage, message in ((packed[:-9], "cut off"), (b"x" * 99, "not an .xz file")):
+    for damage, message in (
+        (packed[:-9], "cut off"),
+        (b"x" * 99, "not an .xz file"),
+        (packed + packed, "joined"),
+    ):
         (tmp_path / name).write_bytes(damage)
         with pytest.raises(PairsError, match=message):
             load_pair_set("own", tmp_path)

@@ -3,9 +3,9 @@ import pickle
 import numpy as np
 import pytest
 
-from facetrain.data.dataset import identity_name
+from facetrain.data.dataset import ImageSubset, identity_name
 from facetrain.data.formats.image_list import open_list
-from facetrain.data.open_dataset import open_dataset
+from facetrain.data.open_dataset import open_dataset, require_aligned
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image
 
@@ -144,6 +144,13 @@ def test_the_landmarks_of_photos_are_known_and_those_of_aligned_faces_are_not(im
             np.testing.assert_array_equal(points[row], expected)
     (images / "b.lst").write_text(face)
     assert open_dataset(images / "b.lst").photo_landmarks is None
+    # Nor does a part of the list, or a mixture with it, pass for aligned faces.
+    chosen = ImageSubset(open_dataset(images / "a.lst"), np.array([0]))
+    (images / "m.yaml").write_text("datasets:\n- path: b.lst\n- path: a.lst\n")
+    for part in (chosen, open_dataset(images / "m.yaml")):
+        with pytest.raises(DataError, match="1 images are not aligned"):
+            require_aligned(part, "x")
+    require_aligned(ImageSubset(open_dataset(images / "a.lst"), np.array([1])), "x")
 
 
 def test_a_repeated_line_is_left_out_and_listed_and_one_with_another_identity_refused(images):

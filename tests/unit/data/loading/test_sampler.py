@@ -74,6 +74,13 @@ def test_blocks_are_prefetched_one_window_ahead(rest):
         read = {n for step in range(4) for n in sampler.batch(4 * window + step).tolist()}
         assert read == set(asked[0][:256] if window == 0 else asked[0][256:] if window == 1 else asked[4])
     assert len(ranges[0]) <= 8 + 1
+    # After a resume inside of a window, and where an epoch begins: nothing has announced the images before.
+    for step, is_first in ((5, True), (12, False)):
+        ranges = sampler.ranges_to_prefetch(step, is_first_step=is_first)
+        announced = {n for first, count in ranges for n in range(first, first + count)}
+        present = step // 4 * 4
+        read = {n for each in range(present, present + 8) for n in sampler.batch(each).tolist()}
+        assert read <= announced and len(announced) in (512, 256 + 256)
 
 
 def test_a_dataset_smaller_than_a_global_batch_is_refused():
