@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -135,7 +135,11 @@ def consecutive_ranges(index: np.ndarray) -> Iterator[tuple[int, int]]:
 
 
 class DatasetView:
-    """Images of other datasets; `_find` says where an image is."""
+    """Images of other datasets; `_find` says where an image is. A pickled one has no labels."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Reading processes get it so, and read images alone: labels of 42 million images would take 500 MB in each.
+        return {name: value for name, value in self.__dict__.items() if name not in ("labels", "identities")}
 
     def _find(self, index: int) -> tuple[FaceDataset, int]:
         """Return the dataset of an image, and the image's index in it."""
@@ -170,7 +174,6 @@ class ImageSubset(DatasetView):
         self._dataset, self._index = dataset, index
         labels = dataset.labels[index]
         self.identities = np.unique(labels) if identities is None else identities
-        # int32, as in a mixture: reading processes and 42 million images.
         self.labels = np.searchsorted(self.identities, labels).astype(np.int32)
         self.num_images = len(self._index)
         self.num_classes = len(self.identities)

@@ -1,4 +1,5 @@
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -27,6 +28,10 @@ def test_a_mixture_keeps_identities_apart_and_can_exclude_some(tmp_path):
     assert dataset.labels.tolist() == [0, 0, 1, 2, 2, 2] and dataset.num_classes == 3
     assert [data for _, data in images_of(dataset)] == [encoded_image(n) for n in (1, 2, 6, 2, 3, 4)]
     assert "two" in dataset.location(3) and "key 2" in dataset.location(3)
+    # A reading process gets the images without the labels.
+    sent = pickle.loads(pickle.dumps(dataset))
+    assert [sent.read(number) for number in range(6)] == [data for _, data in images_of(dataset)]
+    assert not hasattr(sent, "labels") and sent.location(3) == dataset.location(3)
 
 
 def test_identity_lists_of_a_mixture_use_the_numbers_before_small_identities_are_dropped(tmp_path):
