@@ -29,8 +29,9 @@ from facetrain.errors import ConfigError, ModelError
 _PROJECTIONS = ("q", "k", "v")
 """Order of the projections in the rows of the weight of an attention's `qkv`."""
 _MARK = ".parametrizations."
-_TENSOR_OF_UPDATE = re.compile(r"\.parametrizations\.weight\.0\.(parts\.\w+\.)?(up|down|scale|core)$")
 """Part of a parameter's name that torch adds to the name of a layer with a parametrization."""
+_TENSOR_OF_UPDATE = re.compile(r"\.parametrizations\.weight\.0\.(parts\.\w+\.)?(up|down|scale|core)$")
+"""End of the name of a tensor of an adapter."""
 
 
 class LowRankUpdate(nn.Module):

@@ -28,7 +28,7 @@ def model_fingerprint(embedder: ImageEmbedder) -> np.ndarray:
     """Return the unit embedding of the fixed image: float32 (D,). No collective."""
     alone = replace(embedder, alone=True, progress=None, check_stop=None)
     return np.asarray(
-        l2_normalize(alone.embed([_picture(embedder.image_size)], name="fingerprint", flip=False))[0]
+        l2_normalize(alone.embed([_fixed_image(embedder.image_size)], name="fingerprint", flip=False))[0]
     )
 
 
@@ -41,7 +41,7 @@ def is_same_model(first_D: np.ndarray | None, second_D: np.ndarray | None) -> bo
     return not first_D @ second_D < _LEAST_COSINE
 
 
-def _picture(size: int) -> np.ndarray:
+def _fixed_image(size: int) -> np.ndarray:
     """Return the image, uint8 (size, size, 3): squares of colors that never change."""
     # Of a hash: the random numbers of a library may change with its version.
     colors = hashlib.shake_128(b"facetrain").digest(3 * _SQUARES**2)

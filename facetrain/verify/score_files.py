@@ -74,8 +74,12 @@ def read_scores(path: Path) -> ScoreTable:
         texts.pop("score"),
         ". Give pairs that the system could not process the lowest score of the other rows",
     )
-    if len(score_P) and not np.isfinite(np.ptp(score_P)):
-        raise DataError(f"{path}: column score: the scores span more than a number can hold; divide them")
+    with np.errstate(over="ignore"):
+        is_finite = not len(score_P) or bool(np.isfinite(np.ptp(score_P)))
+    if not is_finite:
+        raise DataError(
+            f"{path}: column score: the differences of such scores are infinite; divide the scores"
+        )
     return _score_table(path, texts, score_P)
 
 

@@ -104,6 +104,7 @@ def test_arguments_that_contradict_apply_are_refused(tmp_path):
         ([], "needs a model and a dataset"),
         (["--apply", report], "give the folder of the new dataset with --output"),
         ([tmp_path, "--apply", report], "--apply REPORT, which needs no model"),
+        (["--apply", report, "--output", tmp_path / "o", "--sheet", tmp_path / "s.html"], "s.html"),
     ):
         assert message in str(refusal("data", "clean", tmp_path, *options))
 

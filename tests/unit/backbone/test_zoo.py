@@ -3,10 +3,12 @@ import sys
 
 import pytest
 import torch
+from torch import nn
 
+from facetrain.backbone.own_network import OwnNetwork
 from facetrain.backbone.registry import BACKBONES
 from facetrain.backbone.zoo import build_backbone, build_on_meta
-from facetrain.errors import ModelError
+from facetrain.errors import ConfigError, ModelError
 from tests.support.command import environment
 
 SMALL = {"layers": (1, 1, 1, 1), "widths": (8, 8, 16, 16), "embedding_size": 32}
@@ -98,3 +100,8 @@ def test_a_network_without_memory_is_built_without_the_compiler_which_takes_a_se
 def test_the_scale_of_the_last_batch_norm_is_not_trained():
     net = build_backbone("iresnet", image_size=64, **SMALL)
     assert [name for name, p in net.named_parameters() if not p.requires_grad] == ["features.weight"]
+
+
+def test_a_network_of_ones_own_is_not_computed_again_as_a_whole():
+    with pytest.raises(ConfigError, match="model.checkpoint_activations"):
+        OwnNetwork(nn.Identity(), embedding_size=8, image_size=16, checkpoint_activations=True)

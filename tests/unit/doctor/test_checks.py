@@ -35,6 +35,15 @@ def test_a_good_dataset_passes(tmp_path):
     assert "5 images of 3 identities, 1 to 2 of each" in results["dataset"].message
 
 
+def test_sets_at_addresses_are_no_failure(tmp_path):
+    data = {"train": str(write_records(tmp_path, [0, 0, 1, 2, 2], size=16)), "image_size": 16}
+    for sets in ({"dir": "s3://bucket/sets", "targets": ["lfw"]}, {"targets": ["s3://bucket/lfw.bin"]}):
+        config = build_config({"data": data, "eval": sets}, "test")
+        world = World(rank=0, local_rank=0, size=1, local_size=1, device=torch.device("cpu"))
+        (result,) = (each for each in examine(world, config) if each.check == "verification sets")
+        assert result.status == "ok" and sets["targets"][0] in result.message
+
+
 def test_missing_labels_and_other_image_sizes_are_warnings(tmp_path):
     results = examined(write_records(tmp_path, [0, 1, 2, 5], size=20))
     assert [results[name].status for name in ("dataset", "identities", "reading")] == [

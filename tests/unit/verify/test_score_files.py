@@ -147,6 +147,12 @@ def test_a_wrong_score_file_is_refused_with_its_row_and_column(tmp_path, columns
         read_scores(write(tmp_path / "system.csv", columns))
 
 
+def test_scores_whose_difference_no_number_can_hold_are_refused(tmp_path):
+    path = write(tmp_path / "s.csv", {"score": [1e308, -1e308], "genuine": [1, 0]})
+    with pytest.raises(DataError, match=r"s\.csv: column score"):
+        read_scores(path)
+
+
 def test_scores_that_do_not_fit_a_set_are_refused(tmp_path):
     target = PairSet("pairs", [b"%d" % n for n in range(8)], np.array([True, False, True, False]))
     path = write(tmp_path / "few.csv", {"score": [1, 0], "genuine": [1, 0]})

@@ -161,3 +161,9 @@ def test_a_repeated_line_is_left_out_and_listed_and_one_with_another_identity_re
     (images / "a.txt").write_text("a/1.png 0\na/2.png 1\na/1.png 1\n")
     with pytest.raises(DataError, match=r"a/1\.png "):
         open_dataset(images / "a.txt")
+
+
+def test_numbers_with_underscores_are_names(images):
+    (images / "a.txt").write_text("a/1.png 1_1\na/2.png 12\n")
+    dataset = open_dataset(images / "a.txt")
+    assert dataset.labels.tolist() == [1, 0] and identity_name(dataset, 1) == "1_1"
