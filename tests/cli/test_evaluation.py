@@ -52,6 +52,7 @@ def test_what_needs_a_model_is_refused_beside_scores_and_an_average_keeps_its_mo
     assert "is an input" in str(refusal("average", model, model, "--output", model))
 
 
+@pytest.mark.slow
 def test_eval_runs_every_protocol_and_compares_two_models(model, tmp_path):
     same = write_pairs(tmp_path / "pairs.bin", 40)
     rows = [f"left,{'a' if k == 0 or one else 'b'}" for one in same[:20] for k in range(2)]

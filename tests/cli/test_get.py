@@ -70,6 +70,7 @@ def test_a_model_of_the_hub_is_its_only_model_file_at_a_commit(hub, run, tmp_pat
     assert code == 2 and "downloads are switched off" in error
 
 
+@pytest.mark.slow
 def test_a_dataset_of_the_hub_is_a_folder(hub, run, tmp_path):
     hub.repositories["datasets/org/set"] = {"train.rec": b"r" * 500, "one/lfw.bin": b"l"}
     assert run("get", "hf://datasets/org/set", "--output", tmp_path / "set")[0] == 0

@@ -134,6 +134,7 @@ def test_a_batch_takes_the_memory_that_the_forecast_leaves_and_the_rate_follows(
     assert chosen.optim.lr == 0.05
 
 
+@pytest.mark.slow
 def test_a_cpu_keeps_the_batch_of_the_config(describe, monkeypatch):
     _, chosen, line = fit(describe, monkeypatch, device="cpu")
     assert (chosen.train.global_batch_size, chosen.optim.lr) == (24, 0.05) and "no faster" in line

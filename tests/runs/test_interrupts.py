@@ -126,6 +126,7 @@ if any("spawn_main" in argument for argument in sys.orig_argv):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_ctrl_c_while_reading_processes_start_is_an_interruption_and_no_other_error(
     describe, tmp_path, ranks

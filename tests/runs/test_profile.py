@@ -24,6 +24,7 @@ def test_a_profiled_run_leaves_traces_and_says_where_its_time_went(describe, tmp
     assert abs(sum(share.values()) - 100) < 1 and min(share[name] for name in ("forward", "collectives")) > 0
 
 
+@pytest.mark.slow
 def test_a_run_of_too_few_steps_says_that_nothing_was_profiled(describe, tmp_path):
     done = facetrain(
         "train", "--config", describe(), "--set", "train.max_steps=3", "--run-dir", tmp_path / "run", "--profile"

@@ -152,6 +152,7 @@ def test_a_run_killed_anywhere_and_resumed_records_what_the_uninterrupted_one_do
         assert sums[0] == sums[1], name
 
 
+@pytest.mark.slow
 def test_a_resume_whose_config_does_not_fit_leaves_the_run_as_it_was(whole, tmp_path):
     folder = whole(steps=8)
 

@@ -114,6 +114,7 @@ def test_an_announced_range_is_fetched_by_few_requests_and_read_without_one(obje
     assert not object_store.requests
 
 
+@pytest.mark.slow
 def test_the_cache_stays_within_its_bound_and_every_image_is_right(object_store, tmp_path):
     write_records(tmp_path / "faces", LABELS * 4)
     expected = images_of(open_dataset(tmp_path / "faces"))

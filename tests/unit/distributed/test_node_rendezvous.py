@@ -128,6 +128,7 @@ def test_a_state_that_another_program_has_written_is_neither_used_nor_run(endpoi
         node.next_rendezvous()
 
 
+@pytest.mark.slow
 def test_whom_a_node_waits_for_is_reported_once(capsys, monkeypatch, endpoint):
     monkeypatch.setattr(node_rendezvous, "_JOIN_S", 1)
     with pytest.raises(RendezvousTimeoutError, match="1 s"):

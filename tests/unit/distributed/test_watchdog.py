@@ -196,6 +196,7 @@ def test_a_rank_that_cannot_connect_to_rank_0_goes_on_with_a_warning(start, port
     assert unconnected.communicate()[1] == ended_soon.communicate()[1] == ""
 
 
+@pytest.mark.slow
 def test_a_stranger_that_connects_to_the_watchdog_cannot_end_the_run(start, port):
     first = start("time.sleep(2)", 0, port)
     with socket.create_connection(("127.0.0.1", port)) as stranger:

@@ -25,6 +25,7 @@ def opened(path):
     return open_model(path, torch.device("cpu"))
 
 
+@pytest.mark.slow
 def test_parameters_and_statistics_are_averaged_by_their_weights(tmp_path):
     paths = [tmp_path / f"{name}.safetensors" for name in "abc"]
     states = [write(path, seed) for seed, path in enumerate(paths)]

@@ -102,6 +102,7 @@ def test_another_network_is_refused_with_the_first_layers_that_differ(tmp_path, 
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_a_file_with_split_prelus_is_refused_with_the_option_that_split_them(tmp_path):
     pytest.importorskip("onnxscript")
     path = exported(tmp_path, "iresnet", NARROW, split_prelu=True)

@@ -50,6 +50,7 @@ def teacher(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_a_teacher_adds_its_weights_and_its_centers(teacher, tmp_path):
     gpus, classes = 2, 1001
     before = forecast(small_config(), classes, gpus)

@@ -157,6 +157,7 @@ def test_a_student_is_taught_and_resumes_bit_for_bit(runs, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_the_teacher_pulls_the_student_toward_it(runs, tmp_path):
     folder, config = runs
     options = [f"distill.teacher={folder}/teacher", "train.max_steps=30", "distill.weight=50"]

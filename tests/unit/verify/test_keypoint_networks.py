@@ -181,6 +181,7 @@ def test_a_vision_transformer_is_not_quantized(opened, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_program_takes_landmarks_after_the_images(opened, tmp_path):
     exported = export(opened, "torch_export", tmp_path / "model.pt2", ExportOptions())
     assert exported.comparison.difference < 1e-4

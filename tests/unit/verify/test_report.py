@@ -46,6 +46,7 @@ def test_the_page_is_self_contained_and_has_no_script(found, tmp_path):
     assert "95 % interval" in page and "needs 1,000 impostor pairs" in page
 
 
+@pytest.mark.slow
 def test_the_report_folder_has_the_figures_and_the_json_and_the_page_its_details(found, tmp_path):
     details = {"date": "2026-11-21", "command": "facetrain eval m --target <lfw>"}
     page = write_report(tmp_path, found, model="m", details=details).read_text()

@@ -184,6 +184,7 @@ def test_a_reading_process_that_is_killed_is_reported(dataset):
     loader.close()
 
 
+@pytest.mark.slow
 def test_more_requests_than_fit_into_the_connection_of_a_reading_process_are_all_answered(dataset):
     index = np.arange(16384) % dataset.num_images
     slots = BatchSlots(3, len(index), 8)
