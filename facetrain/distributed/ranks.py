@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from facetrain import errors
 from facetrain.distributed import collectives
-from facetrain.errors import FacetrainError, LostRankError, RunError, unprinted
+from facetrain.errors import FacetrainError, LostRankError, RankError, RunError, unprinted
 
 if TYPE_CHECKING:
     from facetrain.distributed.rendezvous import Rendezvous
@@ -126,6 +126,24 @@ class Ranks:
         first = next(filter(None, reasons), None)
         self._raise(failure if first and first[0] == self.rank else None, first)
 
+    @contextmanager
+    def leader_ends_first(self) -> Iterator[None]:
+        """Hold an error of a rank back until the leader has left the block, too.
+
+        A launcher ends all ranks with the first that ends, and the leader has files to close. A rank whose leader may
+        be the one that is lost does not wait.
+        """
+        try:
+            yield
+        except FacetrainError as error:
+            if self.rendezvous is not None:
+                with suppress(FacetrainError):
+                    if self.is_leader:
+                        self._set("ended", None)
+                    elif not _misses_a_rank(error):
+                        self._wait("ended", time.monotonic() + _FAREWELL_S)
+            raise
+
     def _raise(self, failure: FacetrainError | None, reason: Any) -> None:
         """Raise the error that ended the ranks, if there is one."""
         if reason is None:
@@ -178,6 +196,12 @@ class Ranks:
 
 def _described(failure: FacetrainError | None, rank: int) -> list[Any] | None:
     return None if failure is None else [rank, type(failure).__name__, str(failure), failure.exit_code]
+
+
+def _misses_a_rank(error: FacetrainError) -> bool:
+    """Return whether an error says that another rank is lost or silent, and not that all fail together."""
+    # An error that another rank prints has that rank's exit code.
+    return isinstance(error, RankError) and error.exit_code == type(error).exit_code
 
 
 def _error_class(name: Any) -> type[FacetrainError]:
