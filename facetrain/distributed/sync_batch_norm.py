@@ -71,14 +71,11 @@ class _SyncNormalize(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight_C: Tensor | None, bias_C: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        # Statistics in float32 for bf16 activations, too, as in torch's own kernels.
-        wide = x if x.dtype == torch.float64 else x.float()
-        over = [dim for dim in range(x.dim()) if dim != 1]
-        var_C, mean_C = torch.var_mean(wide, over, correction=0)
+        # One pass, and many times as fast as `torch.var_mean` over all dimensions but one.
+        mean_C, var_C = torch.batch_norm_update_stats(_wide(x), None, None, 0.0)
         mean_C, var_C = _combine(mean_C, var_C)
-        invstd_C = (var_C + eps).rsqrt()
-        ctx.save_for_backward(x, weight_C, mean_C, invstd_C)
-        ctx.has_bias = bias_C is not None
+        ctx.save_for_backward(x, weight_C, mean_C, var_C)
+        ctx.eps, ctx.has_bias = eps, bias_C is not None
         # They are returned for the running statistics alone; the gradient through them is part of `backward`.
         ctx.mark_non_differentiable(mean_C, var_C)
         # As in evaluation, with the statistics of all ranks in place of the running ones: torch's fused kernel in one
@@ -88,26 +85,36 @@ class _SyncNormalize(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor, *_: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
-        x, weight_C, mean_C, invstd_C = ctx.saved_tensors
-        shape = [1, -1] + [1] * (x.dim() - 2)
-        over = [dim for dim in range(x.dim()) if dim != 1]
-        wide = grad_y if grad_y.dtype == torch.float64 else grad_y.float()
-        normed = (x - mean_C.view(shape)) * invstd_C.view(shape)
-        # With x̂ the normalized input and g the gradient: dx = (g − mean(g) − x̂ · mean(g·x̂)) · w / σ, and both means
-        # are over all ranks.
-        sums_2C = torch.stack([wide.sum(over), (wide * normed).sum(over)])
-        grad_bias_C, grad_weight_C = sums_2C.clone()
-        count = x.numel() // x.shape[1] * collectives.world_size()
-        # The two sums of all ranks in one message; the gradients of weight and bias stay local, as DDP averages them.
-        mean_grad_C, mean_product_C = collectives.sum_(sums_2C) / count
-        grad_x = wide - mean_grad_C.view(shape) - normed * mean_product_C.view(shape)
+        x, weight_C, mean_C, var_C = ctx.saved_tensors
+        wide = _wide(x)
+        invstd_C = (var_C + ctx.eps).rsqrt()
         slope_C = invstd_C if weight_C is None else invstd_C * weight_C
+        # With x̂ the normalized input and g the gradient: dx = (g − mean(g) − x̂ · mean(g·x̂)) · w / σ, and both means
+        # are over all ranks. torch's kernel gives g · w / σ with both sums of this rank, in one pass as in evaluation.
+        factor_C = torch.ones_like(mean_C) if weight_C is None else weight_C.to(wide.dtype)
+        grad_x, grad_weight_C, grad_bias_C = torch.ops.aten.native_batch_norm_backward(
+            _wide(grad_y), wide, factor_C, mean_C, var_C, None, None, False, ctx.eps, [True, True, True]
+        )
+        # The two sums of all ranks in one message; the gradients of weight and bias stay local, as DDP averages them.
+        count = x.numel() // x.shape[1] * collectives.world_size()
+        mean_grad_C, mean_product_C = (
+            collectives.sum_(torch.stack([grad_bias_C, grad_weight_C])) / count * slope_C
+        )
+        # The rest of dx is linear in x: a normalization with other numbers.
+        product_C, none_C = mean_product_C * invstd_C, torch.zeros_like(mean_C)
+        offset_C = mean_grad_C - mean_C * product_C
+        grad_x -= torch.batch_norm(wide, product_C, offset_C, none_C, none_C + 1, False, 0.0, 0.0, False)
         return (
-            (grad_x * slope_C.view(shape)).to(x.dtype),
+            grad_x.to(x.dtype),
             grad_weight_C if weight_C is not None else None,
             grad_bias_C if ctx.has_bias else None,
             None,
         )
+
+
+def _wide(x: Tensor) -> Tensor:
+    """Return x in the dtype of its statistics: float32 for bf16 activations, too, as in torch's own kernels."""
+    return x if x.dtype == torch.float64 else x.float()
 
 
 def _combine(mean_C: Tensor, var_C: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,9 @@ from tests.support.ranks import run_ranks
 
 def make_net():
     torch.manual_seed(3)
-    net = nn.Sequential(nn.BatchNorm2d(5), nn.Conv2d(5, 4, 3), nn.Flatten(), nn.BatchNorm1d(4 * 16)).double()
-    net[3].weight.requires_grad_(False)
+    layers = [nn.BatchNorm2d(5), nn.Conv2d(5, 4, 3), nn.BatchNorm2d(4, affine=False), nn.Flatten()]
+    net = nn.Sequential(*layers, nn.BatchNorm1d(4 * 16)).double()
+    net[4].weight.requires_grad_(False)
     return net
 
 
@@ -47,6 +48,46 @@ def test_batch_norm_over_ranks_equals_batch_norm_of_the_global_batch_on_one_proc
         for result in results:
             torch.testing.assert_close(result["gradients"], expected["gradients"])
             torch.testing.assert_close(result["state"], expected["state"])
+
+
+CASES = [
+    (dtype, memory_format)
+    for dtype in (torch.float32, torch.bfloat16)
+    for memory_format in (torch.contiguous_format, torch.channels_last)
+]
+
+
+def one_rank_of_all_cases():
+    rank, results = collectives.rank(), []
+    for dtype, memory_format in CASES:
+        norm = use_sync_batch_norm(nn.Sequential(nn.BatchNorm2d(5)), torch.device("cpu"))
+        x = images(2)[rank * 4 : rank * 4 + 4].to(dtype, memory_format=memory_format).requires_grad_()
+        y = norm(x)
+        (y.float() ** 3).sum().backward()
+        results.append([y.detach(), x.grad])
+    return results
+
+
+def test_in_other_dtypes_and_layouts_it_is_as_near_as_rounding_allows():
+    ranks = run_ranks(2, one_rank_of_all_cases)
+    for case, (dtype, memory_format) in enumerate(CASES):
+        x = images(2).to(dtype).double().requires_grad_()
+        expected = nn.BatchNorm2d(5).double()(x)
+        # The gradient that comes back is that of the rounded output.
+        expected.backward(3 * expected.detach().to(dtype).double() ** 2)
+        tolerance = 4 * torch.finfo(dtype).eps
+        for part, wanted in enumerate((expected.detach(), x.grad)):
+            found = torch.cat([results[case][part] for results in ranks])
+            assert found.dtype == dtype
+            largest = wanted.abs().max().item()
+            message = f"{dtype}, {memory_format}"
+            torch.testing.assert_close(
+                found.double(),
+                wanted,
+                rtol=0,
+                atol=tolerance * largest,
+                msg=lambda text, m=message: f"{m}: {text}",
+            )
 
 
 def test_on_one_process_batch_norms_are_not_replaced():
