@@ -46,6 +46,10 @@ def export(
         raise UsageError(
             "--target: the results go into the model card; give --model-card FILE or --push NAME"
         )
+    if outputs.license is not None and outputs.model_card is None and outputs.push is None:
+        raise UsageError("--license: the terms go into the model card; give --model-card FILE or --push NAME")
+    if outputs.private and outputs.push is None:
+        raise UsageError("--private is for the repository of --push NAME; give it, or remove --private")
     output = outputs.output
     format = _format_of(format, output)
     row = FORMATS[format]

@@ -60,6 +60,9 @@ def test_a_pair_list_becomes_a_bin(tmp_path):
     assert (tmp_path / "again.bin").read_bytes() == (tmp_path / "lfw.bin").read_bytes()
     run("pairs", tmp_path / "lfw.bin", "--output", tmp_path / "small.bin", "--reduce-to", 16)
     assert encoded_image_size(read_bin(tmp_path / "small.bin")[0][0]) == (16, 16)
+    for option in ("--count", "--seed", "--image-size"):
+        given = ("--output", tmp_path / "more.bin", option, 40)
+        assert f"{option} needs" in str(refusal("data", "pairs", tmp_path / "lfw.bin", *given))
     same = ("--output", tmp_path / "lfw.bin", "--reduce-to", 16)
     assert "lfw.bin: already exists; remove it" in str(refusal("data", "pairs", tmp_path / "lfw.bin", *same))
     assert (tmp_path / "again.bin").read_bytes() == (tmp_path / "lfw.bin").read_bytes()
@@ -100,6 +103,8 @@ TWICE, SUFFIX = "same: is given for two outputs", "s.png: a contact sheet is an 
         ("pairs data --output none/x.bin", "there is no folder none"),
         ("pairs data --output x.txt", "a verification set is a .bin file"),
         ("pairs data --output x.bin --reduce-to 16", "--reduce-to needs"),
+        ("pairs data --output x.bin --image-size 96", "--image-size needs"),
+        ("pairs list.txt --images photos --output x.bin --seed 1", "--seed needs"),
     ],
 )
 def test_a_command_line_that_cannot_work_is_refused_before_anything_is_read(line, message):

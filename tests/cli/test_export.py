@@ -129,6 +129,8 @@ def test_options_that_exclude_each_other_are_refused(model, tmp_path):
         ("m.onnx", "--int8 --unit", "cannot be combined"),
         ("m.safetensors", "--images faces.bin", "--format safetensors has no option --images"),
         ("m.onnx", "--target lfw", "--model-card"),
+        ("m.onnx", "--license mit", "--model-card"),
+        ("m.onnx", "--private --model-card card.md", "--push"),
     ):
         refused = refusal("export", model, "--output", tmp_path / name, *options.split())
         assert message in str(refused) and refused.exit_code == 2

@@ -12,7 +12,6 @@ import typer
 from facetrain.cli.data.dataset_options import (
     IMAGE_SIZE,
     FaceLandmarks,
-    Seed,
     Workers,
     detections,
     print_detections,
@@ -30,7 +29,14 @@ class ListedImages(FaceLandmarks):
     """Images of a pair list, and their alignment."""
 
     images: Annotated[Path | None, typer.Option(help="Folder of the images of a pair list.")] = None
-    image_size: Annotated[int, IMAGE_SIZE] = 112
+    image_size: Annotated[
+        int | None,
+        typer.Option(
+            min=IMAGE_SIZE.min,
+            max=IMAGE_SIZE.max,
+            help="Width and height of the images of a pair list, in pixels; by default 112.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -38,8 +44,13 @@ class PairWriting:
     """Pairs that are written, and where."""
 
     output: Annotated[Path, typer.Option(help="The .bin file to write.")]
-    count: Annotated[int, typer.Option(min=20, help="Pairs to sample, a multiple of 20.")] = 6000
-    seed: Seed = 0
+    count: Annotated[
+        int | None,
+        typer.Option(min=20, help="Pairs to sample from a dataset, a multiple of 20; by default 6000."),
+    ] = None
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Seed of the pairs from a dataset; by default 0.")
+    ] = None
     workers: Workers = None
 
 
@@ -81,10 +92,16 @@ def pairs(
 
     finder, output = listed.finder(center_crop=True), writing.output
     is_list = is_pair_list(source, listed.images)
+    groups = {} if is_list else find_group_bins(source)
     if finder is not None and not is_list:
         raise UsageError(
             "--landmarks and --detector need a pair list; to align a dataset, use `facetrain data pack`"
         )
+    if listed.image_size is not None and not is_list:
+        raise UsageError("--image-size needs a pair list; the images of other sources keep their size")
+    for option, value in (("--count", writing.count), ("--seed", writing.seed)):
+        if value is not None and (is_list or groups or is_bin(source)):
+            raise UsageError(f"{option} needs a dataset to sample pairs from; {source} has its own pairs")
     if reduce_to is not None and not is_bin(source):
         raise UsageError(
             "--reduce-to needs a .bin set; write it first without --reduce-to, then reduce the .bin"
@@ -94,13 +111,13 @@ def pairs(
     require_absent(output)
     require_writable(output)
     if is_list:
-        selected = list_pairs(source, listed.images, landmarks=finder, image_size=listed.image_size)
-    elif find_group_bins(source):
+        selected = list_pairs(source, listed.images, landmarks=finder, image_size=listed.image_size or 112)
+    elif groups:
         selected = group_bin_pairs(source)
     elif is_bin(source):
         selected = bin_pairs(source, reduce_to=reduce_to)
     else:
-        selected = sample_pairs(source, writing.count, seed=writing.seed)
+        selected = sample_pairs(source, writing.count or 6000, seed=writing.seed or 0)
     with progress_bar("reading images") as progress:
         written = write_pairs(selected, output, workers=writing.workers, progress=progress)
     if as_json:
