@@ -104,7 +104,7 @@ def loader_rate(
     def use(batch: Any) -> None:
         (micro_batch,) = batch
         if augment is not None:
-            augment(micro_batch.image_BHWC, micro_batch.sample_B, micro_batch.epoch)
+            augment(micro_batch.image_BHWC, micro_batch.draw_B, micro_batch.epoch)
 
     try:
         return images_per_second(iter(loader), use, batch_size, seconds, device)

@@ -134,14 +134,14 @@ class TrainStep:
                 state.distillation.expect_labels(batch.host_label_B)
         with profiler_range("data"):
             # By sample and epoch, not by a random state: a resumed run, on any number of ranks, draws the same.
-            image_BCHW = self._augment(batch.image_BHWC, batch.sample_B, batch.epoch)
+            image_BCHW = self._augment(batch.image_BHWC, batch.draw_B, batch.epoch)
             inputs = [image_BCHW]
             if batch.landmarks_B52 is not None:
-                moved = self._augment.move_landmarks(batch.landmarks_B52, batch.sample_B, batch.epoch)
+                moved = self._augment.move_landmarks(batch.landmarks_B52, batch.draw_B, batch.epoch)
                 inputs.append(moved.to(image_BCHW.device, non_blocking=True))
             keys = {}
             if state.backbone.draws_by_sample:
-                key_B = self._augment.network_keys(batch.sample_B, batch.epoch)
+                key_B = self._augment.network_keys(batch.draw_B, batch.epoch)
                 keys["key_B"] = key_B.to(image_BCHW.device, non_blocking=True)
         if self._on_first_images is not None:
             self._on_first_images(image_BCHW)

@@ -1,4 +1,4 @@
-"""Random numbers of augmentations: functions of (seed, epoch, dataset index), the same on any number of ranks."""
+"""Random numbers of augmentations: functions of seed, epoch and image, the same on any number of ranks."""
 
 # R images that an augmentation is drawn for
 
@@ -18,17 +18,17 @@ _NAMED = 100
 class Draws:
     """Numbers for one augmentation. They are computed on the host, so that the host never waits for the device."""
 
-    def __init__(self, seed: int, epoch: int, name: str, sample_R: Tensor, device: torch.device) -> None:
+    def __init__(self, seed: int, epoch: int, name: str, draw_R: Tensor, device: torch.device) -> None:
         # By name: a new augmentation does not change the draws of the others.
-        self._parts, self._sample_R, self._device = (
+        self._parts, self._draw_R, self._device = (
             (seed, epoch, _NAMED, zlib.crc32(name.encode())),
-            sample_R,
+            draw_R,
             device,
         )
 
     def on_host(self, number: int) -> Tensor:
         """Return a number from 0 to 1 for each image, float64 (R,), on the host; each `number` is another draw."""
-        return uniform(self._sample_R, key_of(*self._parts, number))
+        return uniform(self._draw_R, key_of(*self._parts, number))
 
     def between(self, number: int, low: float, high: float) -> Tensor:
         """Return a number from `low` to `high` for each image, float32 (R,), on the device."""

@@ -114,7 +114,7 @@ class OwnPart:
 class Augment:
     """Random augmentations of a batch, then normalization.
 
-    The random draws of an image depend on (seed, epoch, dataset index) only, never on its batch or rank. They
+    The random draws of an image depend on (seed, epoch, number of the image) only, never on its batch or rank. They
     are computed on the host, so that the host never waits for the device.
 
     Args:
@@ -134,62 +134,62 @@ class Augment:
         self._seed, self._flip, self._parts, self._own = seed, flip, list(parts), list(own)
         self._buffers = BufferPool()
 
-    def __call__(self, image_BHWC: Tensor, sample_B: Tensor, epoch: int) -> Tensor:
+    def __call__(self, image_BHWC: Tensor, draw_B: Tensor, epoch: int) -> Tensor:
         """Augment and normalize a batch.
 
         Args:
             image_BHWC: uint8 (B, H, W, 3) on any device.
-            sample_B: dataset index of each image, int64 (B,).
+            draw_B: number of each image, int64 (B,), on which its draws depend: `Batch.draw_B`.
             epoch: epoch, from 0.
 
         Returns:
             float32 (B, 3, H, W) in [-1, 1], channels_last, on the same device.
         """
-        sample_B = sample_B.cpu()
-        image = normalize(image_BHWC, self.flips(sample_B, epoch), self._buffers)
+        draw_B = draw_B.cpu()
+        image = normalize(image_BHWC, self.flips(draw_B, epoch), self._buffers)
         for part in self._parts:
-            rows_S, draws = self._drawn(part, sample_B, epoch, image.device)
+            rows_S, draws = self._drawn(part, draw_B, epoch, image.device)
             if len(rows_S):
                 rows_S = draws.to_device(rows_S)
                 image[rows_S] = part.augment(image[rows_S], draws)
         for number, own in enumerate(self._own):
-            rows_S = (uniform(sample_B, self._key(epoch, _OWN, number)) < own.probability).nonzero()[:, 0]
+            rows_S = (uniform(draw_B, self._key(epoch, _OWN, number)) < own.probability).nonzero()[:, 0]
             if len(rows_S):
-                key_S = hash64(sample_B[rows_S], self._key(epoch, _OWN, number, 1))
+                key_S = hash64(draw_B[rows_S], self._key(epoch, _OWN, number, 1))
                 rows_S = rows_S.to(image.device, non_blocking=True)
                 image[rows_S] = own.augment(image[rows_S], key_S)
         return image.contiguous(memory_format=torch.channels_last)
 
-    def flips(self, sample_B: Tensor, epoch: int) -> Tensor | None:
+    def flips(self, draw_B: Tensor, epoch: int) -> Tensor | None:
         """Return which samples are mirrored in an epoch, bool (B,) on the host; None if none ever is."""
-        return uniform(sample_B, self._key(epoch, _FLIP)) < self._flip if self._flip else None
+        return uniform(draw_B, self._key(epoch, _FLIP)) < self._flip if self._flip else None
 
-    def move_landmarks(self, landmarks_B52: Tensor, sample_B: Tensor, epoch: int) -> Tensor:
+    def move_landmarks(self, landmarks_B52: Tensor, draw_B: Tensor, epoch: int) -> Tensor:
         """Return the landmarks (B, 5, 2) of augmented images, as fractions of their sides, on the host.
 
         The arguments are as for the images, and the landmarks before augmentation.
         """
-        flip_B = self.flips(sample_B, epoch)
+        flip_B = self.flips(draw_B, epoch)
         if flip_B is not None:
             mirrored = mirror_landmarks(landmarks_B52)
             landmarks_B52 = torch.where(flip_B[:, None, None], mirrored, landmarks_B52)
         for part in self._parts:
-            rows_S, draws = self._drawn(part, sample_B, epoch, landmarks_B52.device)
+            rows_S, draws = self._drawn(part, draw_B, epoch, landmarks_B52.device)
             if part.move is not None and len(rows_S):
                 landmarks_B52 = landmarks_B52.index_copy(0, rows_S, part.move(landmarks_B52[rows_S], draws))
         return landmarks_B52
 
-    def network_keys(self, sample_B: Tensor, epoch: int) -> Tensor:
+    def network_keys(self, draw_B: Tensor, epoch: int) -> Tensor:
         """Return a key of each sample, int64 (B,), for what the network itself draws (`Backbone.draws_by_sample`)."""
-        return hash64(sample_B, self._key(epoch, _NETWORK))
+        return hash64(draw_B, self._key(epoch, _NETWORK))
 
     def _drawn(
-        self, part: Augmentation, sample_B: Tensor, epoch: int, device: torch.device
+        self, part: Augmentation, draw_B: Tensor, epoch: int, device: torch.device
     ) -> tuple[Tensor, Draws]:
         """Return the rows that a part is drawn for, on the host, and their numbers."""
-        chance_B = Draws(self._seed, epoch, part.name, sample_B, device).on_host(0)
+        chance_B = Draws(self._seed, epoch, part.name, draw_B, device).on_host(0)
         rows_S = (chance_B < part.probability).nonzero()[:, 0]
-        return rows_S, Draws(self._seed, epoch, part.name, sample_B[rows_S], device)
+        return rows_S, Draws(self._seed, epoch, part.name, draw_B[rows_S], device)
 
     def _key(self, epoch: int, *purpose: int) -> int:
         return key_of(self._seed, epoch, *purpose)

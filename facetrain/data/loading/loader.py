@@ -26,6 +26,8 @@ from facetrain.distributed.world import World
 _STEPS_AHEAD = 3
 _REQUESTS_AHEAD = 3
 """Requests queued for each reading process, whatever the batch size, so that none waits for work."""
+_MOST_IMAGES = 1 << 40
+"""Images of a dataset, at most."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,13 @@ class Batch:
     """`sample_B` with the index of the replacement for each bad image; None: no image was replaced."""
     landmarks_B52: Tensor | None = None
     """Landmarks before augmentation, as fractions of the sides, float32 (B, 5, 2), on the host; None: not loaded."""
+    repeat_B: Tensor | None = None
+    """How often the epoch has shown each image before, int64 (B,), on the host; None: never."""
+
+    @property
+    def draw_B(self) -> Tensor:
+        """Number on which the random draws of each image depend, int64 (B,), on the host: unique within an epoch."""
+        return self.sample_B if self.repeat_B is None else self.sample_B + _MOST_IMAGES * self.repeat_B
 
 
 @dataclass(frozen=True)
@@ -114,7 +123,7 @@ class Loader:
         self._pool = ReaderPool(dataset, self._slots, workers=settings.workers, skip_bad=settings.skip_bad)
         self._prefetcher = build_prefetcher(self._slots.image, world.device)
         self._free = deque(range(len(self._slots.image)))
-        self._pending: deque[tuple[int, int, np.ndarray]] = deque()
+        self._pending: deque[tuple[int, int, np.ndarray, np.ndarray | None]] = deque()
         self._submit_steps()  # reading starts while the rest of the run is still being built
 
     def __iter__(self) -> Iterator[tuple[Batch, ...]]:
@@ -127,7 +136,7 @@ class Loader:
         while self._pending:
             start = time.perf_counter()
             with profiler_range("data"):
-                step, slot, sample = self._pending.popleft()
+                step, slot, sample, repeat = self._pending.popleft()
                 self._add_skipped(self._pool.wait(slot))
                 self._prefetcher.wait_for_transfers()  # of earlier steps, whose slots are filled again below
                 image = self._prefetcher.slot_to_device(slot)
@@ -148,6 +157,7 @@ class Loader:
                 torch.from_numpy(label),
                 torch.from_numpy(read),
                 landmarks,
+                None if repeat is None else torch.from_numpy(repeat),
             )
             yield self._split(whole)
 
@@ -184,11 +194,13 @@ class Loader:
                 prefetch_images(self._dataset, first, count)
             self._is_first_step = False
             sample = self._local_part(self._sampler.batch(self._next_step))
+            repeats = self._sampler.repeats(self._next_step)
+            repeat = None if repeats is None else self._local_part(repeats)
             # On the CPU, a batch that the caller still holds is a view of its slot.
             slot = next(slot for slot in self._free if self._prefetcher.is_free(slot))
             self._free.remove(slot)
             self._pool.submit(slot, sample)
-            self._pending.append((self._next_step, slot, sample))
+            self._pending.append((self._next_step, slot, sample, repeat))
             self._next_step += 1
 
     def _local_part(self, index_G: np.ndarray) -> np.ndarray:

@@ -111,6 +111,10 @@ class GlobalSampler:
             return permute(position, self.num_images, key_of(self._seed, epoch))
         return self._shuffled_in_blocks(position, epoch)
 
+    def repeats(self, step: int) -> np.ndarray | None:
+        """Return how often the epoch has shown each image of a step before: int64 (global_batch_size,); None: never."""
+        return None
+
     def ranges_to_prefetch(self, step: int, *, is_first_step: bool) -> Iterator[tuple[int, int]]:
         """Yield (first index, count) of the ranges to read in advance.
 
@@ -178,6 +182,17 @@ class MixtureSampler(GlobalSampler):
         """Return the dataset indices of a step: int64 (global_batch_size,)."""
         return self._index_of(super().batch(step), self.epoch(step))
 
+    def repeats(self, step: int) -> np.ndarray | None:
+        """Return how often the epoch has shown each image of a step before: int64 (global_batch_size,); None: never.
+
+        In an epoch that begins within a pass, every image of the next pass counts as shown before.
+        """
+        epoch, repeat = self.epoch(step), np.zeros(self.global_batch_size, np.int64)
+        for dataset, rows, position in self._by_dataset(super().batch(step), epoch):
+            count, per_epoch = int(self._counts[dataset]), int(self._per_epoch[dataset])
+            repeat[rows] = position // count - epoch * per_epoch // count
+        return repeat if repeat.any() else None
+
     def ranges_to_prefetch(self, step: int, *, is_first_step: bool) -> Iterator[tuple[int, int]]:
         """Yield (first index, count) of the ranges to read in advance, as they are in the datasets."""
         for start, count in super().ranges_to_prefetch(step, is_first_step=is_first_step):
@@ -187,13 +202,9 @@ class MixtureSampler(GlobalSampler):
     def _index_of(self, position: np.ndarray, epoch: int) -> np.ndarray:
         """Map positions in the unshuffled epoch (all of dataset 0, then of dataset 1, …) to dataset indices."""
         index = np.empty_like(position)
-        dataset_of = np.searchsorted(self._first_position, position, side="right") - 1
-        for dataset in np.unique(dataset_of).tolist():
-            rows, count = np.flatnonzero(dataset_of == dataset), int(self._counts[dataset])
-            # Position in the endless sequence of passes over this dataset.
-            pass_of, within = np.divmod(
-                epoch * self._per_epoch[dataset] + position[rows] - self._first_position[dataset], count
-            )
+        for dataset, rows, endless in self._by_dataset(position, epoch):
+            count = int(self._counts[dataset])
+            pass_of, within = np.divmod(endless, count)
             for number in np.unique(pass_of).tolist():
                 in_pass = pass_of == number
                 key = key_of(self._seed, _KEY_MIXTURE, dataset, number)
@@ -201,6 +212,14 @@ class MixtureSampler(GlobalSampler):
                     within[in_pass], count, key
                 )
         return index
+
+    def _by_dataset(self, position: np.ndarray, epoch: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """Yield each dataset, the rows of its images, and their positions in the endless sequence of its passes."""
+        dataset_of = np.searchsorted(self._first_position, position, side="right") - 1
+        for dataset in np.unique(dataset_of).tolist():
+            rows = np.flatnonzero(dataset_of == dataset)
+            first = self._first_position[dataset]
+            yield dataset, rows, epoch * self._per_epoch[dataset] + position[rows] - first
 
     def _permute_pass(self, position: np.ndarray, count: int, key: int) -> np.ndarray:
         if self._mode == "full":

@@ -62,6 +62,22 @@ def test_an_epoch_shows_each_dataset_as_often_as_its_weight(tmp_path):
     assert sorted([*first[first < 6], *second[second < 6]]) == list(range(6))
 
 
+@pytest.mark.parametrize("mode", ["full", "blocks"])
+def test_an_image_that_an_epoch_shows_again_has_other_draws(mode):
+    order = SampleOrder(seed=1, global_batch_size=4, mode=mode, block=2, window=4)
+    sampler = MixtureSampler([10, 6, 3], [0.7, 2, 3.4], order)
+    for epoch in range(4):
+        steps = range(epoch * sampler.steps_per_epoch, (epoch + 1) * sampler.steps_per_epoch)
+        batches = [(sampler.batch(step), sampler.repeats(step)) for step in steps]
+        repeats = [np.zeros_like(index) if repeat is None else repeat for index, repeat in batches]
+        shown = [*zip(np.concatenate([index for index, _ in batches]), np.concatenate(repeats), strict=True)]
+        assert len(set(shown)) == len(shown) > len({index for index, _ in shown})
+        assert all(
+            0 <= repeat <= np.ceil([0.7, 2, 3.4])[np.searchsorted([10, 16], n, "right")]
+            for n, repeat in shown
+        )
+
+
 def mixture_in_blocks(seed=1):
     return MixtureSampler(
         [1000, 300], [0.5, 2], SampleOrder(seed=seed, global_batch_size=11, mode="blocks", block=16, window=4)

@@ -9,7 +9,7 @@ import torch
 from facetrain.data.loading.batch_slots import BatchSlots
 from facetrain.data.loading.loader import Loader, LoaderSettings
 from facetrain.data.loading.reader_pool import ReaderPool
-from facetrain.data.loading.sampler import GlobalSampler, SampleOrder
+from facetrain.data.loading.sampler import GlobalSampler, MixtureSampler, SampleOrder
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import ImageError, RecordError, RunError
 from tests.support.datasets import encoded_image, write_records
@@ -47,6 +47,24 @@ def collect(dataset, world_size, *, start=0, workers=2, global_batch=12, accumul
             [torch.cat([getattr(b, f) for b in micro]) for f in ("sample_B", "label_B", "image_BHWC")]
         )
     return steps
+
+
+def test_the_draws_of_repeated_images_are_the_same_for_any_number_of_ranks(dataset):
+    order = SampleOrder(seed=9, global_batch_size=12)
+    sampler, settings = MixtureSampler([10, 30], [4, 0.5], order), LoaderSettings(4, 16, workers=0)
+    found = []
+    for worlds in ([replace(ONE_RANK, rank=rank, size=3) for rank in range(3)], [ONE_RANK]):
+        parts = []
+        for world in worlds:
+            accumulating = replace(settings, accumulate=3 // len(worlds))
+            loader = Loader(dataset, sampler, accumulating, world, stop_step=sampler.steps_per_epoch)
+            parts.append([[batch.draw_B for batch in step] for step in loader])
+            loader.close()
+        steps = [[batch for rank in ranks for batch in rank] for ranks in zip(*parts, strict=True)]
+        found.append([torch.cat(step) for step in steps])
+    assert all(torch.equal(together, alone) for together, alone in zip(*found, strict=True))
+    drawn = torch.cat(found[0])
+    assert len(drawn.unique()) == len(drawn) == 48
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
