@@ -9,8 +9,9 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, NoReturn
 
+from facetrain.signals import is_importing, raise_soon
+
 _OF_SIGNALS = [128 + number for number in signal.valid_signals()]
-_SOON_S = 0.001
 
 
 def main() -> None:
@@ -55,13 +56,10 @@ def _leave(code: str | int | None) -> NoReturn:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, during an import after its end: C++ modules abort if it comes while they are loaded."""
-    while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib."):
-            _raise_soon(signal.SIGINT)
-            return
-        frame = frame.f_back
-    raise KeyboardInterrupt
+    """Raise KeyboardInterrupt, during an import after its end."""
+    if not is_importing(frame):
+        raise KeyboardInterrupt
+    raise_soon(number)
 
 
 def _repeat_signal(ignored: Any) -> None:
@@ -70,16 +68,11 @@ def _repeat_signal(ignored: Any) -> None:
     Handlers raise KeyboardInterrupt for a Ctrl-C, and SystemExit with 128 + the number for another signal.
     """
     if issubclass(ignored.exc_type, KeyboardInterrupt):
-        _raise_soon(signal.SIGINT)
+        raise_soon(signal.SIGINT)
     elif isinstance(ignored.exc_value, SystemExit) and ignored.exc_value.code in _OF_SIGNALS:
-        _raise_soon(ignored.exc_value.code - 128)
+        raise_soon(ignored.exc_value.code - 128)
     else:
         sys.__unraisablehook__(ignored)
-
-
-def _raise_soon(number: int) -> None:
-    signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(number))
-    signal.setitimer(signal.ITIMER_REAL, _SOON_S)
 
 
 def _stop_repeating() -> None:

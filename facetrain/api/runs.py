@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,8 +68,6 @@ def train(
         RunError: training failed.
         KeyboardInterrupt: training was interrupted, and has saved a checkpoint.
     """
-    from facetrain.run.train import train as train_request
-
     _require_main_thread()
     folders = list[Path]()
     request = TrainRequest(
@@ -79,7 +77,7 @@ def train(
         resume_existing=resume,
         command_line=tuple(sys.argv[1:]),
     )
-    code = train_request(request, on_folder=folders.append)
+    code = _train(request, on_folder=folders.append)
     return _finished(folders[-1], code)
 
 
@@ -101,8 +99,6 @@ def resume(
         NoCheckpointError: the folder has no checkpoint.
         UsageError: the folder is not that of a run; otherwise as `train`.
     """
-    from facetrain.run.train import train as train_request
-
     _require_main_thread()
     request = TrainRequest(
         command="resume",
@@ -112,7 +108,19 @@ def resume(
         allow_code=allow_code,
         command_line=tuple(sys.argv[1:]),
     )
-    return _finished(Path(run_dir), train_request(request))
+    return _finished(Path(run_dir), _train(request))
+
+
+def _train(request: TrainRequest, on_folder: Callable[[Path], None] = lambda folder: None) -> int:
+    """Train what is asked, and return the exit code. SIGTERM, which ranks ignore at their end, is then as before."""
+    from facetrain.run.train import train as train_request
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        return train_request(request, on_folder=on_folder)
+    finally:
+        if before is not None:  # None: it was not set by Python
+            signal.signal(signal.SIGTERM, before)
 
 
 def _as_overrides(values: Mapping[str, Any]) -> tuple[str, ...]:

@@ -6,6 +6,8 @@ What a run is has to be known before the group is formed, which needs its device
 from __future__ import annotations
 
 import json
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _FIRST_POLL_S, _SLOWEST_POLL_S = 0.005, 0.2
-_FAREWELL_S = 5.0
+_FAREWELL_S = 10.0
 
 
 @dataclass
@@ -127,22 +129,36 @@ class Ranks:
         self._raise(failure if first and first[0] == self.rank else None, first)
 
     @contextmanager
-    def leader_ends_first(self) -> Iterator[None]:
-        """Hold an error of a rank back until the leader has left the block, too.
+    def leaving_together(self) -> Iterator[None]:
+        """Let all ranks leave the block before one of them ends. From then on they ignore SIGTERM.
 
-        A launcher ends all ranks with the first that ends, and the leader has files to close. A rank whose leader may
-        be the one that is lost does not wait.
+        A launcher sends it to all ranks when the first has ended with an error: another one could still have to give
+        back the run folder, or to print why all end. A rank that has lost another does not wait.
         """
         try:
             yield
         except FacetrainError as error:
-            if self.rendezvous is not None:
-                with suppress(FacetrainError):
-                    if self.is_leader:
-                        self._set("ended", None)
-                    elif not _misses_a_rank(error):
-                        self._wait("ended", time.monotonic() + _FAREWELL_S)
+            self._leave(waits=not _misses_a_rank(error))
             raise
+        self._leave(waits=True)
+
+    def _leave(self, *, waits: bool) -> None:
+        if self.rendezvous is None:
+            return
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        deadline = time.monotonic() + _FAREWELL_S
+        with suppress(FacetrainError):
+            if not self.is_leader:
+                self._set(f"leaving/{self.rank}", None)
+                if waits:
+                    self._wait("leaving/all", deadline)
+                return
+            try:
+                for rank in range(1, self.size) if waits else ():
+                    self._wait(f"leaving/{rank}", deadline)
+            finally:
+                self._set("leaving/all", None)
 
     def _raise(self, failure: FacetrainError | None, reason: Any) -> None:
         """Raise the error that ended the ranks, if there is one."""

@@ -451,7 +451,10 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # meant for the rank: the agent signals the whole process group
     with open(0, "rb", buffering=0, closefd=False) as lines:
-        settings = SimpleNamespace(**json.loads(lines.readline()))
+        line = lines.readline()
+    if not line.endswith(b"\n"):
+        return  # a signal has ended the rank before it could say what to guard
+    settings = SimpleNamespace(**json.loads(line))
     listener = None if settings.listener is None else socket.socket(fileno=settings.listener)
     watchdog = Watchdog(settings, listener)
     _write_to_rank("ready")

@@ -51,7 +51,7 @@ def train(
     """
     began_at = time.perf_counter()
     grace_s()  # a wrong environment variable must be refused before there is a run folder
-    with assemble() as ranks, explain_failures(ranks, ARRIVAL_S), ranks.leader_ends_first(), Lease() as lease:
+    with assemble() as ranks, explain_failures(ranks, ARRIVAL_S), ranks.leaving_together(), Lease() as lease:
         agreed, tests = agree(ranks, request, lease, pin), []
         on_folder(agreed.folder)
         with _joined(ranks, agreed.config) as world:

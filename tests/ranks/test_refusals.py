@@ -28,7 +28,7 @@ def outcomes():
     except AssertionError as error:
         found.append(str(error))
     found.append(collectives.any_rank(rank == 1))
-    return [*found, time.monotonic() - start < 20]
+    return [*found, time.monotonic() - start < 300]
 
 
 def test_a_refusal_by_the_leader_ends_all_ranks_and_a_collective_among_the_checks_is_an_error():

@@ -124,7 +124,7 @@ def test_hosts_that_differ_end_together_and_name_the_host_and_the_file(two_folde
             code, message, seconds = outcomes[name]
             assert code == 2 and "rank 1 on " in message and "\n" not in message, (name, message)
             assert all(word in message for word in words), (name, message)
-            assert seconds < 20, name
+            assert seconds < 300, name  # and not the 600 s in which ranks have to arrive
             assert not (tmp_path / name / "run").exists(), "nothing is written"
 
 

@@ -47,6 +47,35 @@ def test_ctrl_c_during_the_imports_is_an_interruption_even_where_python_drops_ex
     assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
 
 
+TERMINATED_IMPORT = """
+import importlib, signal, sys
+from facetrain.__main__ import run_program
+from facetrain.signals import exit_on_signal
+
+class Terminate:
+    def find_spec(self, name, path=None, target=None):
+        if name == "colorsys":
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            except BaseException:
+                print("dropped", flush=True)
+
+def run():
+    signal.signal(signal.SIGTERM, exit_on_signal)
+    sys.meta_path.insert(0, Terminate())
+    import colorsys
+    signal.pause()
+
+run_program(run)
+"""
+
+
+def test_a_signal_during_an_import_ends_the_process_after_it():
+    command = [sys.executable, "-c", TERMINATED_IMPORT]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGTERM, "", "")
+
+
 TERMINATED = """
 import signal, sys, time
 from facetrain.__main__ import run_program
@@ -76,7 +105,7 @@ import sys, time, types
 from concurrent.futures import ThreadPoolExecutor
 
 def fail():
-    ThreadPoolExecutor(1).submit(time.sleep, 30)
+    ThreadPoolExecutor(1).submit(time.sleep, 600)
     print("a report in the buffer")
     sys.exit(3)
 
@@ -88,7 +117,7 @@ main()
 
 def test_after_a_failure_the_exit_does_not_wait_for_the_threads_of_a_pool():
     done = subprocess.run(
-        [sys.executable, "-c", FAILED], env=environment(), capture_output=True, text=True, timeout=20
+        [sys.executable, "-c", FAILED], env=environment(), capture_output=True, text=True, timeout=120
     )
     assert (done.returncode, done.stdout, done.stderr) == (3, "a report in the buffer\n", "")
 
@@ -150,6 +179,6 @@ def test_ctrl_c_while_reading_processes_start_is_an_interruption_and_no_other_er
         errors = [line for line in stderr.splitlines() if line.startswith("error:")]
         assert process.returncode == 130 and "Traceback" not in stderr, stderr
         assert errors in ([], ["error: interrupted"]), stderr
-        assert wait_until_gone(pids, 10) == []
+        assert wait_until_gone(pids, 60) == []
     finally:
         kill(pids)

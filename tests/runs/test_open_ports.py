@@ -9,6 +9,7 @@ import pytest
 from tests.runs.test_training import checked
 from tests.support.command import environment, facetrain, start
 from tests.support.processes import descendants, ranks_of
+from tests.support.ranks import free_ports
 from tests.support.sockets import listening_addresses
 
 
@@ -35,7 +36,7 @@ TWO_RANKS = ("--nproc-per-node", 2)
     [
         pytest.param("train", (*TWO_RANKS, "--max-restarts", 1), marks=pytest.mark.slow),
         pytest.param(
-            "train", ("--nnodes", "1:2", "--rdzv-endpoint", "localhost:29417"), marks=pytest.mark.slow
+            "train", ("--nnodes", "1:2", "--rdzv-endpoint", "localhost:PORT"), marks=pytest.mark.slow
         ),
         pytest.param("train", (*TWO_RANKS, "--rdzv-endpoint", "localhost:0"), marks=pytest.mark.long),
         pytest.param("resume", TWO_RANKS, marks=pytest.mark.slow),
@@ -47,6 +48,7 @@ def test_no_command_on_one_host_listens_on_another_interface_than_loopback(
     describe, tmp_path, command, options
 ):
     config, folder = describe(steps=4), tmp_path / "run"
+    options = [str(each).replace("PORT", str(free_ports(1)[0])) for each in options]
     arguments = {
         "train": ("--config", config, "--run-dir", folder),
         "resume": (folder, "--set", "train.max_steps=4"),

@@ -1,14 +1,12 @@
 """Training in a single process: signals, the grace period, and no launcher beside it."""
 
-import array
-import fcntl
 import os
 import re
 import signal
 import subprocess
 import sys
-import termios
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -116,13 +114,14 @@ def hang(process, folder):
 
 
 def fill_its_messages(process, folder):
-    """Read no message until the process waits for its reader."""
-    fcntl.fcntl(process.stderr, fcntl.F_SETPIPE_SZ, 4096)
-    unread, before = array.array("i", [0]), -1
-    while unread[0] < 3_000 or unread[0] != before:
-        before = unread[0]
-        time.sleep(0.5)
-        fcntl.ioctl(process.stderr, termios.FIONREAD, unread)
+    """Fill the pipe of the messages, which nobody reads: the next one waits."""
+    wait_for_step(folder, 2, process)
+    # A writing end of the same pipe, which does not block as that of the process does.
+    end = os.open(f"/proc/self/fd/{process.stderr.fileno()}", os.O_WRONLY | os.O_NONBLOCK)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(end, b"x")
+    os.close(end)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from facetrain.checkpoint.commit import complete_steps
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.models.model_file import open_model
 from facetrain.telemetry.jsonl import read_jsonl
@@ -113,8 +114,10 @@ def interrupt(folder, describe, step, options):
     process = start("train", "--config", describe(**options), "--run-dir", folder)
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:
-        if (folder / "metrics.jsonl").exists() and any(
-            r.get("step", 0) >= step for r in read_jsonl(folder / "metrics.jsonl")
+        if (
+            (folder / "metrics.jsonl").exists()
+            and any(r.get("step", 0) >= step for r in read_jsonl(folder / "metrics.jsonl"))
+            and complete_steps(folder / "checkpoints")
         ):
             break
         time.sleep(0.005)

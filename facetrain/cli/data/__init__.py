@@ -7,11 +7,11 @@ ones, `inspect` shows and checks a dataset, `clean` finds wrong labels with a mo
 from __future__ import annotations
 
 import signal
-import sys
 
 import typer
 
 from facetrain.cli.commands import DataCommands
+from facetrain.signals import exit_on_signal
 
 app = typer.Typer(cls=DataCommands, no_args_is_help=True, rich_markup_mode=None)
 
@@ -20,4 +20,4 @@ app = typer.Typer(cls=DataCommands, no_args_is_help=True, rich_markup_mode=None)
 def prepare() -> None:
     """Create, inspect, check, transform and clean datasets."""
     # The default action of SIGTERM ends the process at once, and would leave the temporary folder of the output.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, exit_on_signal)

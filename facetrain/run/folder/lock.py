@@ -114,6 +114,7 @@ class RunLock:
         self._beat_s, self._silence_s, self._outage_s = beat_s, silence_s, outage_s
         self._me = Holder.of_this_process(launchers)
         self._end = threading.Event()
+        self._renewal = threading.Lock()
         self._thread: threading.Thread | None = None
         self._place = (0, 0)
 
@@ -270,6 +271,12 @@ class RunLock:
 
     def _renew(self) -> bool:
         """Rewrite the file with a higher count; return False if it is the lock of another process."""
+        with (
+            self._renewal
+        ):  # of two threads that find no file, the slower one would take it for that of another process
+            return self._rewrite()
+
+    def _rewrite(self) -> bool:
         try:
             with _open(self._path, "r+b") as file:
                 holder = _parse(file.read(1 << 16))

@@ -1,5 +1,6 @@
 """Ranks of one start, here threads that share a store."""
 
+import signal
 import threading
 
 import pytest
@@ -10,11 +11,13 @@ from facetrain.distributed.rendezvous import Rendezvous
 from facetrain.errors import CheckpointError, FacetrainError, LostRankError, RankError, unprinted
 
 
-def fail(ranks, error, ended, before=lambda: None):
-    with pytest.raises(FacetrainError), ranks.leader_ends_first():
-        before()
-        raise error
-    ended.append(ranks.rank)
+@pytest.fixture(autouse=True)
+def sigterm(monkeypatch):
+    """Wait for others as long as it takes, and keep the signal handlers."""
+    monkeypatch.setattr("facetrain.distributed.ranks._FAREWELL_S", 600)
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 def rank(number, store):
@@ -23,34 +26,52 @@ def rank(number, store):
     )
 
 
-@pytest.mark.parametrize("printed_by", range(3))
-def test_if_all_fail_together_the_leader_has_closed_its_files_before_another_ends(printed_by):
-    store, ended = HashStore(), []
-    errors = [unprinted("rank failed", CheckpointError.exit_code) for _ in range(3)]
-    errors[printed_by] = CheckpointError("checksum differs")
+def leave(ranks, error, events):
+    try:
+        with ranks.leaving_together():
+            events.append("closes its files")
+            if error:
+                raise error
+    except FacetrainError as raised:
+        assert raised is error
+    events.append("ends")
+
+
+@pytest.mark.parametrize("printed_by", [None, 0, 1, 2])
+def test_no_rank_ends_before_all_have_closed_their_files(printed_by):
+    errors = [
+        printed_by is not None and unprinted("rank failed", CheckpointError.exit_code) for _ in range(3)
+    ]
+    if printed_by is not None:
+        errors[printed_by] = CheckpointError("checksum differs")
+    store, events = HashStore(), []
     others = [
-        threading.Thread(target=fail, args=(rank(number, store), errors[number], ended)) for number in (1, 2)
+        threading.Thread(target=leave, args=(rank(number, store), errors[number], events))
+        for number in (1, 2)
     ]
     for thread in others:
         thread.start()
-
-    def close_files():
-        for thread in others:  # time in which they would end if they did not wait
-            thread.join(0.3)
-
-    fail(rank(0, store), errors[0], ended, close_files)
+    for thread in others:  # time in which they would end if they did not wait
+        thread.join(0.2)
+    leave(rank(0, store), errors[0], events)
     for thread in others:
         thread.join()
-    assert ended[0] == 0 and sorted(ended) == [0, 1, 2]
+    assert events == ["closes its files"] * 3 + ["ends"] * 3
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
 
 
 @pytest.mark.parametrize("error", [LostRankError("connection reset"), RankError("rank 0 did not answer")])
-def test_a_rank_that_has_lost_another_does_not_wait_for_the_leader(error, monkeypatch):
-    monkeypatch.setattr(Ranks, "_wait", lambda *arguments: pytest.fail("it waits"))
-    fail(rank(1, HashStore()), error, [])
+def test_a_rank_that_has_lost_another_does_not_wait_and_is_not_waited_for(error):
+    store, events = HashStore(), []
+    leave(rank(0, store), error, events)
+    leave(rank(1, store), CheckpointError("checksum differs"), events)
+    leave(rank(2, HashStore()), error, events)
+    assert events == ["closes its files", "ends"] * 3
 
 
-def test_a_leader_that_does_not_end_is_not_waited_for_without_end(monkeypatch):
+def test_a_rank_that_does_not_leave_is_not_waited_for_without_end(monkeypatch):
     monkeypatch.setattr("facetrain.distributed.ranks._FAREWELL_S", 0.1)
-    fail(rank(1, HashStore()), CheckpointError("checksum differs"), ended := [])
-    assert ended == [1]
+    events = []
+    for number in range(2):
+        leave(rank(number, HashStore()), CheckpointError("checksum differs"), events)
+    assert events == ["closes its files", "ends"] * 2

@@ -144,7 +144,7 @@ def test_something_else_than_a_file_in_place_of_the_lock_is_refused_at_once(tmp_
 
 
 def test_a_lock_that_cannot_be_read_while_the_run_writes_does_not_end_it(tmp_path):
-    lock = RunLock(tmp_path, **FAST)
+    lock = RunLock(tmp_path, beat_s=60.0)
     lock.acquire()
     (tmp_path / LOCK_FILE).unlink()
     (tmp_path / LOCK_FILE).mkdir()
