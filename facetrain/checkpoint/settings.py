@@ -16,7 +16,8 @@ class CheckpointSettings(Settings):
     keep: Positive = 3
     """Number of newest checkpoints that are kept."""
     best_metric: str | None = None
-    """Metric whose best checkpoint is kept too, for example lfw/accuracy. null: only the newest checkpoints."""
+    """Metric whose checkpoint with the largest value is kept too: SET/accuracy, SET/auc or SET/tar@…. null: only the
+    newest checkpoints."""
     asynchronous: bool = Field(default=True, alias="async")
     """Write checkpoints in the background while the run trains."""
     mirror: str | None = None

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
+from facetrain.files import printable
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from matplotlib.legend import Legend
 
 _SVG_STYLE = re.compile(r'<style type="text/css">.*?</style>', re.S)
 _STYLE_ATTRIBUTE = re.compile(r' style="([^"]*)"')
@@ -18,14 +21,26 @@ _COLORS = {"#000000": "currentColor", "#ffffff": "none"}
 
 
 def svg(figure: Figure, salt: str) -> Markup:
-    """Return a figure as inline SVG. `salt` must differ between the figures of a page."""
+    """Return a figure as inline SVG. `salt` must differ between the figures of a page; it may be any text."""
     import matplotlib
 
     text = io.StringIO()
     # A fixed salt makes the ids in the SVG the same in every run, and different for each figure of the page.
-    with matplotlib.rc_context({"svg.hashsalt": salt}):
+    with matplotlib.rc_context({"svg.hashsalt": printable(salt)}):
         figure.savefig(text, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     return Markup(_without_styles(text.getvalue()[text.getvalue().index("<svg") :]))
+
+
+def curve_label(name: str) -> str:
+    """Return a name as the label of a curve."""
+    # matplotlib leaves out labels that begin with `_`, and warns on the terminal of characters that its font lacks.
+    return printable(f" {name}" if name.startswith("_") else name)
+
+
+def show_as_text(legend: Legend) -> None:
+    """Let no label of a legend be read as a formula, which `$` begins."""
+    for text in legend.get_texts():
+        text.set_parse_math(False)
 
 
 def _without_styles(drawing: str) -> str:

@@ -56,6 +56,7 @@ def fit(
     if _ends_before_a_step(state, callbacks, config):
         return
 
+    state.meter.restart_clock()  # what came before is no training
     # The loader has read and decoded these images ahead, in other processes, and copied them to the device.
     for micro_batches in batches:
         if callbacks.profiler:

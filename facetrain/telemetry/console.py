@@ -25,7 +25,11 @@ class Console:
         self._terminal = Terminal(stderr=True, highlight=False)
         self._bar: Progress | None = None
         if self._terminal.is_terminal:
-            columns = (BarColumn(bar_width=24), TaskProgressColumn(), TextColumn("{task.description}"))
+            columns = (
+                BarColumn(bar_width=24),
+                TaskProgressColumn(),
+                TextColumn("{task.description}", markup=False),
+            )
             self._bar = Progress(*columns, console=self._terminal)
             self._bar.start()
             self._task = self._bar.add_task("", total=total_steps, completed=start_step)

@@ -68,7 +68,7 @@ class StopEarlySettings(Settings):
     """Early end of a run: when a metric of the verification no longer rises. `{metric: lfw/accuracy}`, for example."""
 
     metric: str
-    """Metric, named as for `checkpoint.best_metric`; larger values are better."""
+    """Metric, as for `checkpoint.best_metric`."""
     patience: Positive = 5
     """Number of consecutive verifications without a gain after which the run ends. The one before the first step does
     not count."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +16,9 @@ from facetrain.training.state import TrainState, averaged_buffers
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.output.hardest_pairs import write_hardest_pairs
 from facetrain.verify.verifier import Verifier
+
+_LARGER_IS_BETTER = ("accuracy", "auc", "tar@")
+"""Metrics of which a better model has larger values, or the beginnings of their names."""
 
 
 @dataclass
@@ -88,12 +91,18 @@ def named_metrics(best_metric: str | None, stop_early: StopEarlySettings | None)
     return {key: metric for key, metric in keys.items() if metric is not None}
 
 
-def require_metric(key: str, metric: str, measured: Iterable[str]) -> None:
-    """Check that the verification measures the metric that a key of the config names.
+def _is_larger_for_better(metric: str) -> bool:
+    return metric.startswith(_LARGER_IS_BETTER) and metric != "accuracy_std"
+
+
+def require_metric(key: str, metric: str, measured: Collection[str]) -> None:
+    """Check that the verification measures the metric that a key of the config names, and that larger is better.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: it does not, or a better model does not have a larger value.
     """
-    if metric not in measured:
-        names = ", ".join(measured) or "no set: eval.targets is empty"
-        raise ConfigError(f"{key}: {metric} is not measured; the verification measures {names}")
+    names = [name for name in measured if _is_larger_for_better(name.rpartition("/")[2])]
+    if metric not in names:
+        reason = "is no metric whose larger values are better" if metric in measured else "is not measured"
+        known = ", ".join(names) or "no set: eval.targets is empty"
+        raise ConfigError(f"{key}: {metric} {reason}; the verification measures {known}")

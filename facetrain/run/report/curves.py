@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from facetrain.files import printable
+from facetrain.pages.figures import curve_label, show_as_text
 from facetrain.run.lr_range_test import RangeTest
 from facetrain.run.report.history import History
 from facetrain.run.report.published_curve import PublishedCurve
@@ -57,7 +57,9 @@ def draw_curves(
             for name, history in runs.items():
                 if panel in history.metrics:
                     axes.plot(
-                        *history.metrics[panel].curve, color=_COLOR if len(runs) == 1 else None, label=name
+                        *history.metrics[panel].curve,
+                        color=_COLOR if len(runs) == 1 else None,
+                        label=curve_label(name),
                     )
         if panel == _ACCURACY or len(runs) > 1:
             _add_legend(axes)
@@ -84,7 +86,7 @@ def _draw_accuracies(axes: Any, runs: Mapping[str, History], published: Publishe
     for run, history in runs.items():
         for name in sorted(history.sets):
             steps, values = history.metrics[f"{name}/accuracy"].curve
-            label = name if len(runs) == 1 else f"{run}: {name}"
+            label = curve_label(name if len(runs) == 1 else f"{run}: {name}")
             percent = [100 * value for value in values]
             (line,) = axes.plot(steps, percent, marker="o", markersize=3, label=label)
             if published and name in published.accuracies:
@@ -95,8 +97,6 @@ def _draw_accuracies(axes: Any, runs: Mapping[str, History], published: Publishe
 def _add_legend(axes: Any) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        # matplotlib warns on the terminal of characters that its font lacks, and prints them.
-        shown = [printable(label) for label in labels]
-        legend = axes.legend(handles, shown, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
-        for text in legend.get_texts():
-            text.set_parse_math(False)
+        show_as_text(
+            axes.legend(handles, labels, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        )

@@ -13,7 +13,7 @@ from facetrain.verify.metrics.cross_groups import CrossGroups
 from facetrain.verify.metrics.discard import DiscardCurve
 from facetrain.verify.metrics.fold_accuracy import FoldAccuracy, GridRoc
 from facetrain.verify.metrics.group_summary import Group
-from facetrain.verify.metrics.roc import RULE_OF_30, Roc
+from facetrain.verify.metrics.roc import RULE_OF_30, Roc, far_at
 from facetrain.verify.metrics.score_scale import COSINE, ScoreScale
 
 Interval = tuple[float, float]
@@ -51,7 +51,7 @@ class Result:
     """Metrics of one model on one evaluation set."""
 
     protocol: str
-    """`verification`, `templates`, `identification` or `distractors`."""
+    """`verification`, `templates` or `identification`."""
     metrics: dict[str, float | None]
     """Metrics by name. None if the set is too small for a metric; `needs` then has the reason."""
     needs: dict[str, str] = field(default_factory=dict)
@@ -128,15 +128,14 @@ class Result:
     def remark(self, metric: str) -> str:
         """Return a warning if a rate at a limit, such as `tar@1e-04`, rests on few false accepts; usually empty."""
         name, _, limit = metric.partition("@")
-        # A small tolerance for the product of two floats: 30,000 pairs are enough for 1e-3.
-        if (
-            name not in ("tar", "tpir")
-            or not self.curve
-            or self.curve.impostors * float(limit) > RULE_OF_30 - 1e-9
-        ):
+        if name not in ("tar", "tpir") or not self.curve:
             return ""
+        # Those of the threshold: with equal scores they can be far fewer than the limit allows.
+        accepts = round(far_at(self.curve, float(limit)) * self.curve.impostors)
         return (
-            f"uncertain: rests on {round(self.curve.impostors * float(limit))} false accepts, fewer than 30"
+            f"uncertain: rests on {accepts} false accepts, fewer than {RULE_OF_30}"
+            if accepts < RULE_OF_30
+            else ""
         )
 
     def as_json(self) -> dict[str, Any]:

@@ -69,6 +69,11 @@ def roc(score_P: np.ndarray, same_P: np.ndarray) -> Roc | None:
     )
 
 
+def far_at(curve: Roc, far: float) -> float:
+    """Return the largest false accept rate of a threshold that does not exceed `far`."""
+    return float(curve.far[int(np.searchsorted(curve.far, far * ROUNDING, side="right")) - 1])
+
+
 def threshold_at(curve: Roc, far: float) -> float:
     """Return the lowest score that, as a threshold, accepts at most a share `far` of the impostor pairs.
 

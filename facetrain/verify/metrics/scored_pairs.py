@@ -13,6 +13,7 @@ from facetrain.verify.metrics.curve_metrics import CURVE_METRICS, CurveMetric
 from facetrain.verify.metrics.draws import DRAWS, Draws
 from facetrain.verify.metrics.fold_accuracy import (
     FOLDS,
+    THRESHOLDS,
     FoldAccuracy,
     FoldSearch,
     fold_order,
@@ -103,12 +104,24 @@ def add_fold_accuracy(result: Result, pairs: ScoredPairs, *, draws: Draws = DRAW
     result.folds = folds
     result.grid = grid_roc(pairs.scale.distance(pairs.score_P), pairs.same_P, folds=len(folds.accuracy_F))
     result.metrics |= {"accuracy": folds.mean, "accuracy_std": folds.std}
-    result.threshold["accuracy"] = pairs.scale.score(float(folds.threshold_F.mean()))
+    result.threshold["accuracy"] = _score_threshold(pairs, float(folds.threshold_F.mean()))
     if pairs.scale == COSINE:
         result.metrics["threshold"] = float(folds.threshold_F.mean())
     else:
         replicate.pop("threshold", None)
     add_replicates(result, replicate)
+
+
+def _score_threshold(pairs: ScoredPairs, distance: float) -> float:
+    """Return the score from which pairs are accepted whose distance is below a limit."""
+    threshold = float(pairs.scale.score(distance))
+    is_accepted_P = pairs.scale.distance(pairs.score_P) < distance
+    # The limit itself is rejected there and would be accepted here, and the conversion rounds.
+    if (rejected_P := pairs.score_P[~is_accepted_P]).size:
+        threshold = max(threshold, float(np.nextafter(rejected_P.max(), np.inf)))
+    if (accepted_P := pairs.score_P[is_accepted_P]).size:
+        threshold = min(threshold, float(accepted_P.min()))
+    return threshold
 
 
 def bootstrap_fold_accuracy(
@@ -130,7 +143,8 @@ def bootstrap_fold_accuracy(
         mean_R = mean_over_folds(accuracy_RF)
         return {"accuracy": mean_R, "threshold": np.where(np.isnan(mean_R), np.nan, threshold_RF.mean(1))}
 
-    replicate = bootstrap.replicate(metrics, pairs.subjects, draws, pairs=len(pairs.same_P))
+    held = max(len(pairs.same_P), folds * (len(THRESHOLDS) + 1))
+    replicate = bootstrap.replicate(metrics, pairs.subjects, draws, pairs=held)
     return FoldAccuracy(accuracy[0], threshold[0]), replicate
 
 

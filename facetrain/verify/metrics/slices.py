@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 import numpy as np
 
@@ -58,7 +58,12 @@ def add_slices(
         result.metrics[name] = None
         result.needs[name] = NEEDS_BOTH_KINDS if curve is None else needed_impostors(curve, fmr)
         return
-    result.groups, result.group_summaries = slice_groups(pairs, columns, threshold, draws=draws)
+    mixed = {
+        name: set(columns[name][first != second])
+        for name, (first, second) in (sides or {}).items()
+        if name in columns
+    }
+    result.groups, result.group_summaries = slice_groups(pairs, columns, threshold, mixed=mixed, draws=draws)
     for column, groups in (sides or {}).items():
         matrix = cross_groups(pairs.score_P, pairs.same_P, groups, threshold, column)
         result.cross_groups += [matrix] if matrix else []
@@ -72,6 +77,7 @@ def slice_groups(
     columns: Mapping[str, np.ndarray],
     threshold: float,
     *,
+    mixed: Mapping[str, Set[str]] | None = None,
     draws: Draws = DRAWS,
 ) -> tuple[list[Group], list[Group]]:
     """Return accuracy, FMR and FNMR for every value of every column, at one threshold for all, and their spread.
@@ -79,10 +85,13 @@ def slice_groups(
     FMR is the share of impostor pairs that are accepted, FNMR the share of genuine pairs that are rejected
     (ISO/IEC 19795-1). A rate without pairs is None. One threshold for all groups is what NIST's demographic
     report compares (Grother, Ngan and Hanaoka, NISTIR 8280, 2019): a threshold per group would hide differences.
+
+    `mixed` has the values of each column that stand for images of two groups (`a / b`): no part of the spread.
     """
     groups, summaries = [], []
     for column, value_P in columns.items():
-        of_column, summary = _slice_column(pairs, column, value_P, threshold, draws)
+        of_two = (mixed or {}).get(column, set())
+        of_column, summary = _slice_column(pairs, column, value_P, threshold, draws, of_two)
         groups += of_column
         if summary.metrics:
             summaries.append(summary)
@@ -90,7 +99,7 @@ def slice_groups(
 
 
 def _slice_column(
-    pairs: ScoredPairs, column: str, value_P: np.ndarray, threshold: float, draws: Draws
+    pairs: ScoredPairs, column: str, value_P: np.ndarray, threshold: float, draws: Draws, mixed: Set[str]
 ) -> tuple[list[Group], Group]:
     values, value_index_P = np.unique(value_P, return_inverse=True)
     wrong_P = (pairs.score_P >= threshold) != pairs.same_P
@@ -103,7 +112,8 @@ def _slice_column(
     # The rates of the set are the rates of the draw that has every subject once: one computation for both.
     everybody = every_subject_once(pairs.subjects)
     rates = rates_in(everybody)
-    replicate = bootstrap.replicate(rates_in, pairs.subjects, draws, pairs=len(value_P))
+    held = max(len(value_P), len(values) * _OUTCOMES)
+    replicate = bootstrap.replicate(rates_in, pairs.subjects, draws, pairs=held)
     counts = blocks.counts(everybody).reshape(len(values), _OUTCOMES)
     groups = []
     for at, value in enumerate(values.tolist()):
@@ -121,16 +131,17 @@ def _slice_column(
         subjects = {name: pairs.count_subjects(of_kind.get(name, members)) for name in rates}
         drawn = {name: rate[:, at] for name, rate in replicate.items()}
         groups.append(Group(column, str(value), metrics | sizes, _intervals(metrics, drawn, subjects)))
+    alone_V = np.array([value not in mixed for value in values.tolist()])
+    rates, replicate = (
+        {name: rate[:, alone_V] for name, rate in part.items()} for part in (rates, replicate)
+    )
     return groups, _summary(column, rates, replicate, pairs.subjects)
 
 
 def _summary(
     column: str, rates: dict[str, np.ndarray], replicate: dict[str, np.ndarray], subjects: int
 ) -> Group:
-    """Summarize the groups of a column that have genuine and impostor pairs; without two such, return no metrics.
-
-    Pairs of people from two groups (`a / b`) are impostor pairs only, and no group of people.
-    """
+    """Summarize the groups of a column that have genuine and impostor pairs; without two such, return no metrics."""
     complete_V = np.isfinite(rates["fmr"][0]) & np.isfinite(rates["fnmr"][0])
     if complete_V.sum() < 2:
         return Group(column, None, {}, {})

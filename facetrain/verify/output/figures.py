@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from facetrain.files import printable
+from facetrain.pages.figures import curve_label, show_as_text
 from facetrain.verify.metrics.discard import LARGEST_SHARE
 from facetrain.verify.metrics.result import Result, thin_curve
 
@@ -48,7 +48,8 @@ def result_figures(
         if labels:
             # Below the axes, where it cannot cover the data. Three long labels are wider than the figure.
             ncols = 3 if sum(map(len, labels)) <= _LEGEND_CHARACTERS else 1
-            figures[name].legend(loc="outside lower center", ncols=ncols, frameon=False)
+            legend = figures[name].legend(loc="outside lower center", ncols=ncols, frameon=False)
+            show_as_text(legend)
     return figures
 
 
@@ -60,8 +61,8 @@ def _curves(
     if other is None or other.curve is None:
         return [(thin_curve(result.curve), {"color": _GENUINE})]
     return [
-        (thin_curve(result.curve), {"color": _GENUINE, "label": printable(names[0])}),
-        (thin_curve(other.curve), {"color": _IMPOSTOR, "label": printable(names[1]), "linestyle": "--"}),
+        (thin_curve(result.curve), {"color": _GENUINE, "label": curve_label(names[0])}),
+        (thin_curve(other.curve), {"color": _IMPOSTOR, "label": curve_label(names[1]), "linestyle": "--"}),
     ]
 
 
@@ -123,12 +124,12 @@ def _draw_scores(axes: Any, result: Result, *_: object) -> None:
 def _draw_discards(axes: Any, result: Result, other: Result | None, names: tuple[str, str]) -> None:
     """Draw the false non-match rate over the share of discarded genuine pairs, and what random discarding gives."""
     curves = [
-        (curve, curve.quality, color)
+        (curve, curve_label(curve.quality), color)
         for curve, color in zip(result.discards, (_GENUINE, _MARK), strict=False)
     ]
     if other:
         curves += [
-            (curve, f"{curve.quality}, {printable(names[1])}", _IMPOSTOR) for curve in other.discards[:1]
+            (curve, curve_label(f"{curve.quality}, {names[1]}"), _IMPOSTOR) for curve in other.discards[:1]
         ]
     for curve, label, color in curves:
         axes.step(curve.share, curve.fnmr, where="post", color=color, label=label)

@@ -16,7 +16,6 @@ COUNTS = {
     "impostors",
     "probes",
     "mated",
-    "searches",
 }
 """Metrics that are the size of a set, not a property of the model."""
 _NOT_PERCENT = {"threshold", "xnorm", *(metric.name for metric in CURVE_METRICS if not metric.is_rate)}
@@ -26,6 +25,8 @@ _RATIOS = ("_ratio", "_to_mean", "_to_best", "_gini")
 
 _SMALL_RATES = ("fmr", "fpir")
 """Beginnings of the names of rates far below one percent."""
+_SMALLEST_PERCENT = 1e-4
+"""A smaller rate has too few digits in percent."""
 
 if TYPE_CHECKING:
     from facetrain.verify.metrics.group_summary import Group
@@ -42,7 +43,9 @@ def format_number(name: str, value: float | None) -> str:
         return f"{value:.3f}"
     if name in _NOT_PERCENT:
         return f"{value:.5f}"
-    return f"{value:.3%}" if name.startswith(_SMALL_RATES) else f"{value:.2%}"
+    if not name.startswith(_SMALL_RATES):
+        return f"{value:.2%}"
+    return f"{value:.1e}" if 0 < abs(value) < _SMALLEST_PERCENT else f"{value:.3%}"
 
 
 def format_interval(name: str, interval: tuple[float, float] | None) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
 PAGE = "report.html"
 _JSON = "report.json"
+_LONGEST_STEM = 200
+"""Bytes of a file name without its suffix: file systems allow 255 with it."""
 
 
 def require_report(folder: Path) -> None:
@@ -87,16 +91,22 @@ def write_report(
     page = folder / PAGE
     with os_errors_as(RunError, folder, "choose another folder for the report"):
         folder.mkdir(parents=True, exist_ok=True)
-        # PNG files beside the page, for slides and papers; the page itself has the figures as SVG.
-        for name, by_kind in figures.items():
-            for kind, figure in by_kind.items():
-                figure.savefig(folder / f"{name}_{kind}.png")
         content = {"model": model, "details": dict(details or {})} | evaluation.as_json()
         text = json.dumps(content, indent=1)
         (folder / _JSON).write_text(text + "\n", encoding="utf-8")
         values = _page_values(evaluation, figures, names, details or {})
         page.write_text(render("verify/output/report.html.j2", title=model, **values), encoding="utf-8")
+        # PNG files beside the page, for slides and papers; the page itself has the figures as SVG.
+        for name, by_kind in figures.items():
+            for kind, figure in by_kind.items():
+                figure.savefig(folder / f"{_short_stem(name)}_{kind}.png")
     return page
+
+
+def _short_stem(name: str) -> str:
+    """Return the name of a set; if it is too long for a file name with a suffix, its beginning and a checksum."""
+    encoded = os.fsencode(name)
+    return name if len(encoded) <= _LONGEST_STEM else f"{name[:40]}_{hashlib.sha256(encoded).hexdigest()[:8]}"
 
 
 def _short_names(model: str, other: str) -> tuple[str, str]:

@@ -9,7 +9,7 @@ for the bootstrap. A column `quality` is not a slice: it gives the error-versus-
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,7 +62,7 @@ def read_slice_table(path: Path, same_P: np.ndarray) -> SliceTable:
     columns, sides = slice_columns(path, texts), {}
     if rows == 2 * pairs:
         sides = {name: (value[0::2], value[1::2]) for name, value in columns.items()}
-        columns = {name: pair_values(*values) for name, values in sides.items()}
+        columns = slice_columns(path, {name: pair_values(*values) for name, values in sides.items()})
     ids = None if subject is None else _subject_ids(path, subject, same_P)
     return SliceTable(columns, ids, sides, quality)
 
@@ -82,7 +82,7 @@ def _subject_ids(path: Path, subject: list[str], same_P: np.ndarray) -> np.ndarr
     return dense_ids(subject)
 
 
-def slice_columns(path: Path, texts: Mapping[str, list[str]]) -> dict[str, np.ndarray]:
+def slice_columns(path: Path, texts: Mapping[str, Sequence[str] | np.ndarray]) -> dict[str, np.ndarray]:
     """Return the columns of a table as arrays of str objects (P,).
 
     A column with very many different values, such as names, numbers of images or ages, is no slice: it is left out, and

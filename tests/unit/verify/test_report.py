@@ -77,6 +77,18 @@ def test_roc_and_det_show_the_other_model_and_no_legend_covers_the_data(found):
             assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
 
 
+def test_unusual_names_are_shown_as_they_are_and_end_no_report(found, tmp_path):
+    result = found.results["lfw"]
+    for names in (("_new", "_old"), ("a$_$b", "x")):
+        figure = result_figures(result, result, names)["roc"]
+        FigureCanvasAgg(figure).draw()
+        assert [label.strip() for label in labels_of(figure)] == list(names)
+    for name in ("lfw\udcff", "x" * 245):
+        named = replace(found, results={name: result}, sets={name: found.sets["lfw"]})
+        page = write_report(tmp_path / str(len(name)), named, model="m")
+        assert page.exists() and len(list(page.parent.glob("*_roc.png"))) == 1
+
+
 def test_axes_are_named_after_the_protocol(found):
     searched = replace(found.results["lfw"], protocol="identification")
     for result, xlabel, ylabel in (

@@ -56,6 +56,18 @@ def test_the_scale_of_the_scores_does_not_change_the_rates(tmp_path, pairs):
     assert other.histogram.genuine.sum() == pairs.same_P.sum()
 
 
+@pytest.mark.parametrize("digits", [0, 2, 3])
+def test_the_threshold_of_the_folds_accepts_what_they_accept(tmp_path, digits):
+    random = np.random.default_rng(digits)
+    genuine = np.arange(400) % 2 == 0
+    score = np.round(np.where(genuine, 0.6, 0.3) + 0.1 * random.normal(size=400), digits or 3)
+    score = score if digits else (1000 * score).round()
+    columns = {"score": score, "genuine": genuine.astype(int)}
+    result = evaluated(tmp_path / "scores.csv", columns)
+    accepted = result.scale.distance(score) < result.folds.threshold_F.mean()
+    assert np.array_equal(score >= result.threshold["accuracy"], accepted)
+
+
 def test_negated_distances_below_1_are_not_taken_for_cosines(tmp_path):
     genuine = np.arange(200) % 2
     distance = np.where(genuine, 0.0064, 0.0072) + 0.0003 * np.random.default_rng(0).normal(size=200)

@@ -7,14 +7,14 @@ import pytest
 from facetrain.errors import DataError
 from facetrain.verify.metrics.cross_groups import cross_groups
 from facetrain.verify.metrics.draws import Draws
-from facetrain.verify.metrics.group_summary import summarize_groups
+from facetrain.verify.metrics.group_summary import RATES, summarize_groups
 from facetrain.verify.metrics.result import Result
 from facetrain.verify.metrics.scored_pairs import pair_result
-from facetrain.verify.metrics.slices import slice_groups
+from facetrain.verify.metrics.slices import add_slices, slice_groups
 from facetrain.verify.model_results import ModelResults
-from facetrain.verify.output.formatting import format_evaluation
+from facetrain.verify.output.formatting import format_evaluation, format_number
 from facetrain.verify.output.metrics_csv import metrics_csv
-from facetrain.verify.sets.slice_table import read_slice_table
+from facetrain.verify.sets.slice_table import pair_values, read_slice_table
 from tests.unit.verify.test_bootstrap import people
 
 
@@ -124,6 +124,34 @@ def test_a_table_that_does_not_fit_is_refused(tmp_path):
         read_slice_table(tmp_path / "none.csv", np.zeros(3, bool))
 
 
+def test_a_column_with_too_many_pairs_of_values_is_a_matrix_and_no_slice(tmp_path, capsys):
+    ages = np.random.default_rng(0).integers(0, 60, 4000)
+    found = read(tmp_path, ["age", "sex"], [[age, "fm"[age % 2]] for age in ages], 2000)
+    assert found.columns.keys() == {"sex"} and found.sides.keys() == {"age", "sex"}
+    assert "the column age has 1,2" in capsys.readouterr().err
+
+
+def test_values_of_two_groups_are_no_part_of_the_spread():
+    pairs = people(np.random.default_rng(0), 80)
+    sides = tuple(
+        np.random.default_rng(n).choice(["1", "2", "3"], len(pairs.same_P)).astype(object) for n in (1, 2)
+    )
+    value_P = pair_values(*sides)
+    result = pair_result(pairs, protocol="verification", draws=Draws(20))
+    add_slices(result, pairs, {"age": value_P}, {}, sides={"age": sides}, fmr=0.1, draws=Draws(20))
+    alone = np.isin(value_P, ["1", "2", "3"])
+    assert len(result.groups) == 6 and pairs.same_P[~alone].any(), "of images, not of people"
+    rates = {
+        name: np.array([[group.metrics[name] for group in result.groups if len(group.value) == 1]])
+        for name in RATES
+    }
+    expected = {
+        name: None if np.isnan(value[0]) else value[0] for name, value in summarize_groups(rates).items()
+    }
+    (summary,) = result.group_summaries
+    assert {name: summary.metrics[name] for name in expected} == pytest.approx(expected)
+
+
 def test_a_column_of_ids_is_ignored_and_said(tmp_path, capsys):
     found = read(tmp_path, ["file", "sex"], [[f"{n}.jpg", "fm"[n % 2]] for n in range(1200)], 600)
     assert found.columns.keys() == found.sides.keys() == {"sex"}
@@ -148,6 +176,15 @@ def test_the_cross_group_matrix_is_what_a_loop_over_the_pairs_finds():
     assert content["groups"] == ["a", "b", "c"] and len(content["fmr"]) == 3
     one_group = np.full(len(pairs.same_P), "a", object)
     assert cross_groups(pairs.score_P, pairs.same_P, (one_group, one_group), 0.5, "x") is None
+
+
+def test_a_false_match_rate_that_is_not_0_is_not_shown_as_0():
+    assert [format_number("fmr", rate) for rate in (0, 4e-6, 9.9e-5, 2e-4)] == [
+        "0.000%",
+        "4.0e-06",
+        "9.9e-05",
+        "0.020%",
+    ]
 
 
 def test_a_cell_without_pairs_has_no_rate():
@@ -186,8 +223,9 @@ def test_a_result_is_valid_json_with_a_short_curve():
     # The thinned curve keeps the low rates, so its area is that of all points.
     assert np.trapezoid(curve["tar"], curve["far"]) == pytest.approx(found["auc"], abs=1e-3)
     assert found["tar@1e-06"] is None and "needs 1,000,000" in found["needs"]["tar@1e-06"]
-    # 9,000 impostor pairs.
-    assert [result.remark(f"tar@1e-0{digit}") for digit in (1, 2, 3)] == [
-        "", "", "uncertain: rests on 9 false accepts, fewer than 30",
+    # Of 9,000 impostor pairs. The scores have few digits: the threshold accepts fewer than the limit allows.
+    accepts = (pairs.score_P[~pairs.same_P] >= result.threshold["1e-03"]).sum()
+    assert accepts == 8 and [result.remark(f"tar@1e-0{digit}") for digit in (1, 2, 3)] == [
+        "", "", "uncertain: rests on 8 false accepts, fewer than 30",
     ]  # fmt: skip
     assert Result("x", {}).as_json()["curve"] is None

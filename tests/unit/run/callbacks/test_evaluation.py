@@ -89,13 +89,18 @@ def test_an_interrupted_verification_is_marked_and_records_nothing(state, pairs)
 
 @pytest.mark.parametrize(
     ("metric", "measured"),
-    [("cfp_fp/accuracy", "lfw/auc, .*lfw/accuracy"), ("lfw/tar@1e-06", "lfw/accuracy, ")],
+    [
+        ("cfp_fp/accuracy is not measured", "lfw/auc, .*lfw/accuracy"),
+        ("lfw/tar@1e-06 is not measured", "lfw/accuracy"),
+        ("lfw/eer is no metric whose larger values are better", "lfw/auc, "),
+        ("lfw/accuracy_std is no metric whose larger values are better", "lfw/auc, "),
+    ],
 )
 def test_the_first_verification_must_measure_the_metric_of_the_best_checkpoint(
     state, pairs, metric, measured
 ):
-    evaluation = Evaluation(verifier_of(pairs), Board().write, best_metric=metric)
-    with pytest.raises(ConfigError, match=f"^checkpoint.best_metric: {metric} is not measured; .*{measured}"):
+    evaluation = Evaluation(verifier_of(pairs), Board().write, best_metric=metric.partition(" ")[0])
+    with pytest.raises(ConfigError, match=f"^checkpoint.best_metric: {metric}; .*{measured}"):
         evaluation.verify(state)
     state.step = 1
     evaluation.verify(state)  # after a resume, days of training are worth more

@@ -52,6 +52,14 @@ class Recording:
         return state.step == self._stop_at or self._interrupted
 
 
+def test_the_time_before_the_first_step_is_no_training(state, loader, step, monkeypatch):
+    restarts = []
+    monkeypatch.setattr(state.meter, "restart_clock", lambda: restarts.append(state.step))
+    state.resumed = True  # no verification, which restarts the clock, too
+    fit(state, loader, step, Callbacks(*[Recording(state)] * 4), CONFIG, total_steps=4)
+    assert restarts == [0]
+
+
 def test_the_progress_bar_moves_with_every_step(state, loader, step):
     recording = Recording(state)
     fit(state, loader, step, Callbacks(*[recording] * 4), CONFIG, total_steps=4)
