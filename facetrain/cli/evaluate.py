@@ -103,6 +103,9 @@ def evaluate(
         raise UsageError(
             f"{system.given}: --gallery-model {gallery_model} needs a MODEL; scores have no images"
         )
+    for option, is_given in (("--no-flip", not options.flip), ("--bf16", inference.bf16)):
+        if is_given and system.model is None:
+            raise UsageError(f"{system.given}: {option} needs a MODEL; scores have no images")
     results.check()
     path = system.given
     inputs = (path, gallery_model, against, system.slices, *map(Path, system.targets))

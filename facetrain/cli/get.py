@@ -34,6 +34,10 @@ def get(
     from facetrain.remote.address import is_remote
     from facetrain.remote.catalog import catalog, find_entry
 
+    if name is None and output is not None:
+        raise UsageError(
+            f"--output {output}: give the name of what to download too; `facetrain get` lists it"
+        )
     if name is None:
         entries = [asdict(entry) for entry in catalog().values()]
         typer.echo(json.dumps(entries, indent=1, default=str) if as_json else _table())

@@ -68,7 +68,12 @@ def search(
     from facetrain.cli.progress_bar import progress_bar
 
     require_existing(gallery, probe, model, detector, map_file)
+    from facetrain.embeddings.embedding_files import SUFFIXES
     from facetrain.embeddings.gallery_search import search_gallery
+
+    for option, value in (("--model", model), ("--detector", detector)):
+        if value is not None and {gallery.suffix, probe.suffix} <= set(SUFFIXES):
+            raise UsageError(f"{option} {value}: {gallery} and {probe} are embedded already; remove it")
 
     entries, probes = (_embeddings(faces, model, detector, device) for faces in (gallery, probe))
     if map_file is not None:

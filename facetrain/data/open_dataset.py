@@ -63,6 +63,10 @@ def open_dataset(
             # The paths in the file come from other people, and are in the messages of all formats.
             raise type(error)(printable(str(error))) from error
     format = _format_of(path)
+    if root is not None and format.open is not open_list:
+        raise DataError(
+            f"{path}: --images is the folder of the paths in a list file, and this is none; remove it"
+        )
     try:
         dataset = open_list(path, root) if format.open is open_list else format.open(path)
     except DataError:

@@ -28,6 +28,7 @@ from facetrain.data.dataset import FaceDataset
 from facetrain.data.loading.sampler import epoch_size
 from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.ranks import Ranks
+from facetrain.errors import UsageError
 from facetrain.models.model_file import newest_model_file
 from facetrain.run.asked_config import AskedConfig, asked_config, recorded_config
 from facetrain.run.folder.claim import FolderClaim
@@ -165,6 +166,10 @@ def resolve(
     schedule = schedule_steps(config, epoch_size(inputs.source), ranks.size)
     if not checkpoint and "lr" in request.choose:
         require_steps_of_test(schedule.stages[0].stop_step)
+    if request.open_page and not config.log.report:
+        raise UsageError(
+            "--open shows the report, which `log.report: false` switches off; remove one of the two"
+        )
     plan = RunPlan(
         config=config,
         command=request.command,

@@ -104,6 +104,7 @@ TWICE, SUFFIX = "same: is given for two outputs", "s.png: a contact sheet is an 
         ("pairs data --output x.txt", "a verification set is a .bin file"),
         ("pairs data --output x.bin --reduce-to 16", "--reduce-to needs"),
         ("pairs data --output x.bin --image-size 96", "--image-size needs"),
+        ("pairs . --images . --output x.bin", ".: is a folder; --images needs a pair list"),
         ("pairs list.txt --images photos --output x.bin --seed 1", "--seed needs"),
     ],
 )
@@ -121,6 +122,8 @@ def test_pack_warns_if_one_folder_has_the_images_of_all_people(tmp_path):
     done = facetrain("data", "pack", tmp_path / "celeba", "--output", tmp_path / "one")
     assert done.returncode == 0 and "3 images of 1 identity" in done.stdout
     assert "all images are of one identity" in done.stderr and "--images FOLDER" in done.stderr
+    unlisted = ("data", "pack", tmp_path / "celeba", "--images", path.parent, "--output", tmp_path / "two")
+    assert "--images is the folder of the paths in a list file" in str(refusal(*unlisted))
     listed = ("data", "pack", tmp_path / "celeba" / "people.txt", "--images", path.parent)
     done = facetrain(*listed, "--output", tmp_path / "two")
     assert "3 images of 2 identities" in done.stdout and "one identity" not in done.stderr

@@ -194,7 +194,8 @@ def test_one_system_is_evaluated_at_a_time(model):
         ([model], "give the evaluation set with --target"),
         (["--scores", "a.csv", "--target", "lfw"], "facetrain eval MODEL --target lfw --against a.csv"),
         (["--scores", "a.csv", "--slices", "b.csv"], "b.csv needs a MODEL; add its columns to a.csv"),
-        (["--scores", "a.csv", "--slices", "b.csv"], "add its columns to a.csv"),
+        (["--scores", "a.csv", "--no-flip"], "a.csv: --no-flip needs a MODEL"),
+        (["--scores", "a.csv", "--bf16"], "a.csv: --bf16 needs a MODEL"),
     ):
         error = refusal("eval", *options)
         assert isinstance(error, UsageError) and message in str(error)
@@ -285,6 +286,8 @@ def test_search_finds_each_face_in_a_gallery_of_embeddings(model, tmp_path):
         (["embed", model, probe, "--output", tmp_path / "h.txt"], "use .npz or .parquet"),
         (["embed", model, probe, "--output", probe / "e.parquet"], "would be read as a Parquet dataset"),
         (["search", tmp_path / "gallery", probe], "add --model MODEL to embed its images"),
+        (["search", *files, "--model", model], "are embedded already; remove it"),
+        (["search", *files, "--detector", model], "are embedded already; remove it"),
     ):
         refused = refusal(*arguments)
         assert message in str(refused) and refused.exit_code == 2

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import output_of, start
+from tests.support.command import output_of, refusal, start
 from tests.support.hub_server import running_hub
 
 
@@ -43,6 +43,7 @@ def test_without_a_name_it_lists_the_catalog_with_sizes_terms_and_states():
     )
     entries = json.loads(output_of("get", "--json"))
     assert entries[0]["name"] == "yunet" and len(entries[0]["sha256"]) == 64
+    assert "give the name" in str(refusal("get", "--output", "copy"))
 
 
 def test_a_model_of_the_hub_is_its_only_model_file_at_a_commit(hub, run, tmp_path):

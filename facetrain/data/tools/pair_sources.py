@@ -19,8 +19,15 @@ _RFW_GROUPS = ("African", "Asian", "Caucasian", "Indian")
 
 
 def is_pair_list(path: Path, images: Path | None) -> bool:
-    """Return whether `path` is a pair list and not a dataset: if `images` is given, or it is a split folder of CFP."""
-    return images is not None or (path / "01" / "same.txt").is_file()
+    """Return whether `path` is a pair list and not a dataset: if `images` is given, or it is a split folder of CFP.
+
+    Raises:
+        PairsError: `images` is given for another folder.
+    """
+    is_split = (path / "01" / "same.txt").is_file()
+    if images is not None and path.is_dir() and not is_split:
+        raise PairsError(f"{path}: is a folder; --images needs a pair list, or a split folder of CFP")
+    return images is not None or is_split
 
 
 def list_pairs(
