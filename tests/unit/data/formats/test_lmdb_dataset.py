@@ -35,6 +35,14 @@ def test_without_a_list_of_keys_the_order_is_that_of_their_numbers(tmp_path):
     assert images_of(dataset) == [(n, encoded_image(n)) for n in range(12)]
 
 
+def test_keys_with_equal_numbers_have_an_order_that_does_not_depend_on_the_database(tmp_path):
+    keys = [b"1", b"01", b"001", b"2", b"02"]
+    for number, order in enumerate((keys, keys[::-1])):
+        values = {key: packed(encoded_image(keys.index(key)), keys.index(key)) for key in order}
+        dataset = open_dataset(write_lmdb(tmp_path / f"{number}.lmdb", values))
+        assert [label for label, _ in images_of(dataset)] == [2, 1, 0, 4, 3]
+
+
 def test_named_keys_are_the_names_of_the_images(tmp_path):
     values = {b"zoe/1.png": packed(encoded_image(0), 1), b"ann/1.png": packed(encoded_image(1), 0)}
     values |= {b"__keys__": packed(b"zoe/1.png", b"ann/1.png")}
