@@ -36,6 +36,7 @@ from facetrain.data.dataset import (
     prefetch_images,
     skipped_files,
 )
+from facetrain.data.formats.labels import MAX_LABEL
 from facetrain.data.formats.names import MIXTURE_SUFFIXES
 from facetrain.data.npy_file import map_npy
 from facetrain.data.skipped_files import SkippedFile
@@ -112,10 +113,10 @@ class MixtureDataset(DatasetView):
         self.counts = [dataset.num_images for dataset in datasets]
         self._ends = np.cumsum(self.counts)
         self._first_label = first_label = np.cumsum([0, *(dataset.num_classes for dataset in datasets)])
-        firsts = first_label[:-1].astype(np.int32)
-        parts = zip(datasets, firsts, strict=True)
-        # int32, in memory: 42 million labels of int64 would take 340 MB in every process.
-        self.labels = np.concatenate([dataset.labels.astype(np.int32) + first for dataset, first in parts])
+        # int32 if it holds them, in memory: 42 million labels of int64 would take 340 MB in every process.
+        dtype = np.int32 if first_label[-1] <= MAX_LABEL else np.int64
+        parts = zip(datasets, first_label[:-1].astype(dtype), strict=True)
+        self.labels = np.concatenate([dataset.labels.astype(dtype) + first for dataset, first in parts])
         self.num_images = len(self.labels)
         self.num_classes = int(first_label[-1])
 
@@ -204,7 +205,7 @@ def open_mixture(
         DataError: if the file is not as described above, or a dataset cannot be opened.
     """
     content: MixtureFile = read_yaml(path, MixtureFile)
-    datasets, chosen = [], list[tuple[Path, np.ndarray]]()
+    datasets, chosen = [], list[tuple[Path, FaceDataset]]()
     for entry in content.datasets:
         if has_secrets(entry.path):
             raise DataError(f"{path}: {without_secrets(entry.path)}: give its credentials by the environment")
@@ -212,18 +213,16 @@ def open_mixture(
         if place.suffix in MIXTURE_SUFFIXES:
             raise DataError(f"{path}: {entry.path} is itself a mixture; list its datasets here")
         selected = _select_images(open_dataset(place), entry, path)
-        identities = np.arange(selected.num_classes)
-        if isinstance(selected, ImageSubset):
-            identities = selected.identities
         is_repeated = (
-            place.samefile(other) and np.isin(identities, people).any() for other, people in chosen
+            place.samefile(other) and np.isin(_identities(selected), _identities(before)).any()
+            for other, before in chosen
         )
         if content.heads == "joined" and any(is_repeated):
             raise DataError(
                 f"{path}: {entry.path} is listed twice with the same identities, which would have two classes each; "
                 "list it once, with a weight, or use `heads: separate`"
             )
-        chosen.append((place, identities))
+        chosen.append((place, selected))
         dataset = drop_small_identities(selected, place)
         if not images_per_epoch([dataset.num_images], [entry.weight])[0]:
             raise DataError(
@@ -238,6 +237,11 @@ def open_mixture(
         heads if content.heads == "separate" else None,
         [_describe_entry(entry, path) for entry in content.datasets],
     )
+
+
+def _identities(dataset: FaceDataset) -> np.ndarray:
+    """Return the identities that a dataset has of its file, int64 (N,)."""
+    return dataset.identities if isinstance(dataset, ImageSubset) else np.unique(dataset.labels)
 
 
 def images_per_epoch(counts: Sequence[int], weights: Sequence[float]) -> np.ndarray:
@@ -260,6 +264,8 @@ def _select_images(dataset: FaceDataset, entry: MixtureEntry, path: Path) -> Fac
     """Apply `identities:` and `without:`, or `mask:`, of an entry."""
     if entry.mask:
         return ImageSubset(dataset, _read_mask(path.parent / entry.mask, dataset.num_images))
+    if not entry.identities and not entry.without:
+        return dataset
     selected = np.arange(dataset.num_classes)
     if entry.identities:
         selected = np.unique(read_identities(path.parent / entry.identities, dataset.num_classes))

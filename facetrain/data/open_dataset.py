@@ -210,6 +210,17 @@ def require_aligned(dataset: FaceDataset, name: str) -> None:
             )
 
 
+def open_aligned(path: Path) -> FaceDataset:
+    """Open a dataset of aligned faces.
+
+    Raises:
+        DataError: as `open_dataset` and `require_aligned`.
+    """
+    dataset = open_dataset(path)
+    require_aligned(dataset, str(path))
+    return dataset
+
+
 def check_counts(
     dataset: FaceDataset, folder: Path, *, num_classes: int | None, num_images: int | None
 ) -> None:

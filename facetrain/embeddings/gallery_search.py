@@ -23,6 +23,10 @@ _PROBES_AT_ONCE = 256
 """Probes whose candidates are compared at once in float64."""
 _SPARE = 16
 """Candidates of a block beyond the number of results: so many entries may be so close that float32 mixes them up."""
+_FLOAT32_ERROR = 1e-5
+"""Difference of two cosines that float32 may take for another one."""
+_FLOAT64_ERROR = 1e-12
+"""The same of float64, summed in another order."""
 
 
 @dataclass(frozen=True)
@@ -118,9 +122,32 @@ def _add_block(probe_QD: np.ndarray, entry_gD: np.ndarray, row_g: np.ndarray, be
         probe_qD, candidates = probe_QD[part], min(kept + _SPARE, len(entry_gD))
         entry_qC = neighbors.kneighbors(probe_qD.astype(np.float32), candidates, return_distance=False)
         cosine_qC = np.einsum("qd,qcd->qc", probe_qD, entry_gD[entry_qC])
-        row = np.concatenate([best.row_QK[part], row_g[entry_qC]], axis=1)
-        cosine = np.concatenate([best.cosine_QK[part], cosine_qC], axis=1)
-        # By cosine, and for equal cosines by row.
-        order = np.lexsort((row, -cosine))[:, :kept]
-        best.row_QK[part] = np.take_along_axis(row, order, 1)
-        best.cosine_QK[part] = np.take_along_axis(cosine, order, 1)
+        if candidates < len(entry_gD):
+            # A gallery with many copies of a face: other entries may be as close as the candidates.
+            ranked_qC = np.sort(cosine_qC, axis=1)
+            unclear_q = ranked_qC[:, -kept] - ranked_qC[:, 0] < _FLOAT32_ERROR
+            for query in np.flatnonzero(unclear_q).tolist():
+                entry_1C, cosine_1C = _nearest(probe_qD[query : query + 1], entry_gD, kept)
+                _merge(best, slice(start + query, start + query + 1), row_g[entry_1C], cosine_1C)
+                entry_qC[query], cosine_qC[query] = entry_1C[0, 0], -np.inf  # done
+        _merge(best, part, row_g[entry_qC], cosine_qC)
+
+
+def _nearest(probe_1D: np.ndarray, entry_gD: np.ndarray, kept: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return all entries among which the `kept` nearest of a probe are, and their cosines: (1, C) each."""
+    cosine_g = entry_gD @ probe_1D[0]
+    # Equal entries have equal cosines, but not in a product of matrices.
+    least = np.partition(cosine_g, -kept)[-kept] - _FLOAT64_ERROR
+    entry_1C = np.flatnonzero(cosine_g >= least)[None]
+    return entry_1C, np.einsum("qd,qcd->qc", probe_1D, entry_gD[entry_1C])
+
+
+def _merge(best: Found, part: slice, row_qC: np.ndarray, cosine_qC: np.ndarray) -> None:
+    """Replace the results of some probes, in place, by better candidates."""
+    kept = best.row_QK.shape[1]
+    row = np.concatenate([best.row_QK[part], row_qC], axis=1)
+    cosine = np.concatenate([best.cosine_QK[part], cosine_qC], axis=1)
+    # By cosine, and for equal cosines by row.
+    order = np.lexsort((row, -cosine))[:, :kept]
+    best.row_QK[part] = np.take_along_axis(row, order, 1)
+    best.cosine_QK[part] = np.take_along_axis(cosine, order, 1)

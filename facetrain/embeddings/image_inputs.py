@@ -55,7 +55,7 @@ def read_input(input: Path) -> tuple[Sequence[bytes], Sequence[str], np.ndarray]
         )
     paths = files or [input]
     read_image_file(paths[0])
-    return lazy_files(paths), [path.name for path in paths], np.full(len(paths), -1)
+    return lazy_files(paths), [printable(path.name) for path in paths], np.full(len(paths), -1)
 
 
 def dataset_images(source: FaceDataset) -> Sequence[bytes]:

@@ -28,7 +28,7 @@ def test_transformed_datasets_report_their_size(data, tmp_path):
     assert [one["identities"] for one in two] == [15, 5]
     one = json.loads(run("merge", two[0]["folder"], two[1]["folder"], "--output", tmp_path / "one", "--json"))
     assert one == {"folder": str(tmp_path / "one"), "identities": 20, "images": 40, "skipped": [],
-                   "empty_identities": 0, "without_landmarks": []}  # fmt: skip
+                   "empty_identities": 0, "is_reordered": False, "without_landmarks": []}  # fmt: skip
     images = run("convert", tmp_path / "one", "--to", "folder", "--output", tmp_path / "images")
     assert "40 images of 20 identities" in images and open_dataset(tmp_path / "images").num_images == 40
 
@@ -72,7 +72,10 @@ def test_convert_says_that_it_renumbers_labels_with_gaps(data, tmp_path):
     gaps = write_records(tmp_path / "gaps", [0, 3, 3, 6])
     first, second = run("convert", gaps, "--to", "webdataset", "--output", tmp_path / "a").splitlines()
     assert first == f"{tmp_path / 'a'}: 4 images of 3 identities"
-    assert second.startswith("  identities without images: 4, left out; the labels after them are renumbered")
+    assert second.startswith("  identities without images: 4, left out; later labels are renumbered")
+    assert second in run("merge", gaps, data, "--output", tmp_path / "m").replace(
+        f"{gaps}, {data}", f"{gaps}"
+    ).replace(str(tmp_path / "m"), str(tmp_path / "a"))
     assert open_dataset(tmp_path / "a").labels.tolist() == [0, 1, 1, 2]
     facts = json.loads(run("convert", gaps, "--to", "recordio", "--output", tmp_path / "b", "--json"))
     assert facts["empty_identities"] == 4

@@ -51,12 +51,24 @@ class Writing:
     as_json: Json = False
 
     def write(self, title: str, selection: Selection, to: str = "recordio") -> WrittenDataset:
-        """Write a dataset with a progress bar, and print its size."""
+        """Write a dataset with a progress bar, and print its size, and whether its labels mean others than before."""
         from facetrain.data.tools.writing import write_dataset
 
         with progress_bar(title) as progress:
             written = write_dataset(selection, self.output, to=to, workers=self.workers, progress=progress)
         print_written([written], self.as_json)
+        if self.as_json:
+            return written
+        reason = ""
+        if written.empty_identities:
+            reason = f"identities without images: {written.empty_identities:,}, left out; later labels are renumbered"
+        elif written.is_reordered:
+            reason = "a folder per identity is numbered by its name, which is another order"
+        if reason:
+            before = ", ".join(map(str, selection.paths))
+            echo_line(
+                f"  {reason}, so that a run on {before} cannot continue on {self.output}, nor start from its centers"
+            )
         return written
 
 

@@ -79,16 +79,8 @@ def convert(
 ) -> None:
     """Write a dataset in another format.
 
-    Bytes, order and names stay the same; labels lose their gaps.
+    Bytes and names stay the same, and the order except in folders; labels lose their gaps.
     """
-    from facetrain.data.open_dataset import require_aligned
     from facetrain.data.tools.selection import select_all
 
-    selection = select_all(dataset)
-    require_aligned(selection.source, str(dataset))
-    written = writing.write("converting", selection, to)
-    if written.empty_identities and not writing.as_json:
-        echo_line(
-            f"  identities without images: {written.empty_identities:,}, left out; the labels after them are "
-            f"renumbered, so that a run on {dataset} cannot continue on {writing.output}"
-        )
+    writing.write("converting", select_all(dataset), to)

@@ -35,8 +35,13 @@ from facetrain.files import printable
 
 _BYTE_ORDER_MARK = "\ufeff"
 """First character of a text file that some programs of Windows write."""
-_NO_HEADER = re.compile(r"[^#].*[\d\\].*")
-"""First line that is neither a comment nor names of columns, which have no digits: a path of an unknown format."""
+_OTHER_SUFFIXES = {".avif", ".gif", ".heic", ".npy", ".raw"}
+_NO_HEADER = re.compile(
+    rf"[^#].*([\d\\]|({'|'.join(map(re.escape, sorted(IMAGE_SUFFIXES | _OTHER_SUFFIXES)))})\b).*",
+    re.IGNORECASE,
+)
+"""First line that is neither a comment nor names of columns, which have no digits and no suffixes of images: an entry
+that is not understood."""
 _PHOTO = "0"
 _INSIGHTFACE_FLAGS = (_PHOTO, "1")
 """First field of InsightFace's lists: whether the image is aligned."""

@@ -15,7 +15,7 @@ import numpy as np
 from facetrain.data.dataset import FaceDataset, identity_name
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.images.header import zero_bytes_in_jpeg
-from facetrain.data.open_dataset import open_dataset
+from facetrain.data.open_dataset import open_aligned, open_dataset, require_aligned
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.data.tools.selection import Selection
 from facetrain.data.tools.writing import write_dataset
@@ -30,7 +30,7 @@ FAULT_KINDS = {
     "empty_identities": "identities without images",
     "one_identity": "datasets of one identity, which is no training set",
 }
-DAMAGE = frozenset({"image", "dataset"})
+DAMAGE = frozenset({"image", "dataset", "one_identity"})
 """Kinds of faults that stop training."""
 _MAX_LISTED_LABELS = 5
 
@@ -87,6 +87,8 @@ def check(
     """
     # A landmark file that does not fit is a separate fault: `_contradictions` opens the dataset as training does.
     source = open_dataset(folder, with_landmarks=False)
+    if repair is not None:
+        require_aligned(source, str(folder))
     count, faults = source.num_images, list[DataFault]()
     # An array, not objects: 24 bytes per image.
     image_N = np.empty(count, [("number", np.int64), ("label", np.int64), ("digest", np.uint64)])
@@ -183,6 +185,6 @@ def _identities(label_N: np.ndarray, announced: int) -> Iterator[DataFault]:
 def _contradictions(folder: Path) -> Iterator[DataFault]:
     """Open the dataset as training does, with the files beside the images."""
     try:
-        open_dataset(folder)
+        open_aligned(folder)
     except DataError as error:
         yield DataFault("dataset", str(error))

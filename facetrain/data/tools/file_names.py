@@ -82,6 +82,12 @@ class FileNames:
         )
 
 
+def folders_are_reordered(source: FaceDataset, identities: Sequence[int]) -> bool:
+    """Return whether a reader of the folders, which sorts them, numbers the identities in another order."""
+    folders = _identity_folders(source, identities)
+    return folders != sorted(folders)
+
+
 def _identity_folders(source: FaceDataset, identities: Sequence[int]) -> list[str]:
     """Return a folder name for each identity: its name, or its number.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.dataset import image_landmarks
-from facetrain.data.open_dataset import open_dataset
+from facetrain.data.open_dataset import open_aligned
 from facetrain.data.tools.pair_writer import PairsToWrite, require_readable
 from facetrain.errors import DataError
 
@@ -36,7 +36,7 @@ def sample_pairs(folder: Path, pairs: int, *, seed: int = 0) -> PairsToWrite:
         DataError: `pairs` is not a multiple of 20, or the dataset has too few identities or images.
     """
     same = genuine_flags(pairs)
-    source = open_dataset(folder)
+    source = open_aligned(folder)
     order = np.argsort(source.labels, kind="stable")
     _, starts = np.unique(source.labels[order], return_index=True)
     rng = np.random.default_rng([seed, 7])

@@ -16,7 +16,7 @@ from facetrain.data.dataset import FaceDataset, image_landmarks
 from facetrain.data.formats.record_names import most_frequent_identities
 from facetrain.data.loading.sampler import permute
 from facetrain.data.mixture import MixtureDataset
-from facetrain.data.open_dataset import open_dataset
+from facetrain.data.open_dataset import open_aligned
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import DataError, ImageError
 
@@ -73,13 +73,13 @@ def select_all(folder: Path) -> Selection:
     Raises:
         DataError: the dataset cannot be read; so do the functions below.
     """
-    source = open_dataset(folder)
+    source = open_aligned(folder)
     return _select(source, [folder], np.arange(source.num_images))
 
 
 def select_merged(folders: Sequence[Path]) -> Selection:
     """Select all images of several datasets. The labels of each dataset follow the labels before them."""
-    sources = [open_dataset(folder) for folder in folders]
+    sources = [open_aligned(folder) for folder in folders]
     mixture = MixtureDataset(sources, [1.0] * len(sources))
     lacking = [
         str(folder)
@@ -101,7 +101,7 @@ def select_parts(folder: Path, *, validation: float, seed: int = 0) -> dict[str,
     Raises:
         DataError: there are fewer than two identities, or the dataset cannot be read.
     """
-    source = open_dataset(folder)
+    source = open_aligned(folder)
     present = np.unique(source.labels)
     if not 0 < validation < 1 or len(present) < 2:
         raise DataError(
@@ -125,7 +125,7 @@ def select_relabeled(folder: Path, label_N: np.ndarray) -> Selection:
     numbers = np.flatnonzero(label_N >= 0)
     if not len(numbers):
         raise DataError(f"{folder}: no image is left; check the report, and that the model fits this dataset")
-    return Selection(open_dataset(folder), [folder], numbers, label_N[numbers])
+    return Selection(open_aligned(folder), [folder], numbers, label_N[numbers])
 
 
 def _select(source: FaceDataset, paths: Sequence[Path], numbers: np.ndarray) -> Selection:

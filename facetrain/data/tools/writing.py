@@ -18,9 +18,10 @@ from facetrain.data.formats.record_names import write_name_tables
 from facetrain.data.formats.recordio import write_identities
 from facetrain.data.images.header import encoded_image_size
 from facetrain.data.skipped_files import SkippedFile, skipped_table
-from facetrain.data.tools.file_names import FileNames
+from facetrain.data.tools.file_names import FileNames, folders_are_reordered
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.data.tools.selection import Selection
+from facetrain.data.unique_names import unique_name
 from facetrain.errors import DataError
 from facetrain.files import make_folder, new_folder, os_errors_as
 from facetrain.progress import ProgressCallback, ignore_progress
@@ -80,6 +81,8 @@ class WrittenDataset:
     """Files and images that were left out."""
     empty_identities: int = 0
     """Identities of the source without images: they are left out, and the labels after them are renumbered."""
+    is_reordered: bool = False
+    """Whether a reader numbers the identities in another order, which is that of their folders."""
     without_landmarks: list[str] = field(default_factory=list)
     """Inputs without landmarks; the output then has none."""
 
@@ -110,7 +113,11 @@ def write_dataset(
     """
     require_free(output)
     chosen, source, numbers = FORMATS[to], selection.source, selection.numbers
-    names = [identity_name(source, identity) for identity in selection.identities]
+    taken = set[str]()
+    names = [
+        unique_name(identity_name(source, identity), "", number, taken, ignore_case=False)
+        for number, identity in enumerate(selection.identities)
+    ]
     digest = ImageDigest()
     images = report_progress(_labeled_images(selection, chosen, digest, workers), len(numbers), progress)
     with os_errors_as(DataError, output):
@@ -138,6 +145,7 @@ def write_dataset(
         images=len(numbers),
         identities=len(names),
         skipped=list(selection.skipped),
+        is_reordered=not chosen.keeps_order and folders_are_reordered(source, selection.identities),
         empty_identities=source.num_classes - len(np.unique(source.labels)),
         without_landmarks=list(selection.without_landmarks),
     )

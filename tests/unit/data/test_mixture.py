@@ -126,6 +126,20 @@ class RecordingDataset:
         self.asked.append((first, count))
 
 
+def test_labels_that_no_number_of_32_bits_can_hold_stay_apart_and_in_order(tmp_path):
+    for name, labels in (("a", (0, 2_000_000_000)), ("b", (3, 1_900_000_000))):
+        (tmp_path / f"{name}.txt").write_text("".join(f"{n}.png {label}\n" for n, label in enumerate(labels)))
+    for n in range(2):
+        (tmp_path / f"{n}.png").write_bytes(encoded_image(n))
+    (tmp_path / "m.yaml").write_text("datasets:\n- path: a.txt\n- path: b.txt\n")
+    assert open_dataset(tmp_path / "m.yaml").labels.tolist() == [
+        0,
+        2_000_000_000,
+        2_000_000_004,
+        3_900_000_001,
+    ]
+
+
 def test_prefetching_reaches_the_datasets_of_a_mixture_and_of_a_subset():
     one, two = RecordingDataset(10), RecordingDataset(20)
     MixtureDataset([one, two], [1, 1]).prefetch(6, 9)

@@ -77,6 +77,20 @@ def test_a_part_of_a_gallery_is_searched_as_if_the_other_entries_were_not_there(
     np.testing.assert_allclose(found.cosine_QK, cosine, atol=1e-11)
 
 
+@pytest.mark.parametrize("copies", [40, 300])
+def test_copies_of_a_face_are_found_in_the_order_of_their_rows(monkeypatch, copies):
+    monkeypatch.setattr(embedding_files, "BLOCK_BYTES", 200 * 4 * SIZE)
+    random = np.random.default_rng(0)
+    gallery = random.normal(size=(600, SIZE)).astype(np.float32)
+    gallery[100 : 100 + copies] = gallery[5]
+    gallery[450:500] = gallery[6] * (1 + 1e-7 * random.normal(size=(50, SIZE)))
+    probe = np.concatenate([gallery[[5, 6, 7]], np.zeros((1, SIZE), np.float32)])
+    found = search_gallery(stored(probe, "probes.npz"), stored(gallery), 3)
+    row, cosine = reference(probe, gallery, 3)
+    assert found.row_QK[[0, 2, 3]].tolist() == row[[0, 2, 3]].tolist()
+    np.testing.assert_allclose(found.cosine_QK, cosine, atol=1e-12)
+
+
 def test_entries_of_any_length_are_compared_by_their_direction():
     probe, gallery = hard_gallery()
     # Their squares are no numbers in float32, and those of the largest and smallest in float64 neither.

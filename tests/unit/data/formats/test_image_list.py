@@ -104,6 +104,13 @@ def test_an_invalid_list_is_refused_with_the_line_or_the_label(images, text, nam
     assert "a.txt" in str(caught.value) and named in str(caught.value)
 
 
+@pytest.mark.parametrize("line", ["ann.jpg Ann Lee", "ann.JPG", "ann/front.gif\tann", "ann/front.jpg;ann"])
+def test_a_first_line_that_is_an_entry_and_not_understood_is_no_header(images, line):
+    (images / "a.txt").write_text(f"{line}\na/1.png\t0\na/2.png\t1\n")
+    with pytest.raises(DataError, match="a.txt, line 1: .* does not name an image"):
+        open_dataset(images / "a.txt")
+
+
 @pytest.mark.parametrize(
     "header",
     ["image/path\tidentity", "# made by tool.py", "image.path,image.label", "file (relative to /data),label",

@@ -10,8 +10,11 @@ from facetrain.data.formats.recordio import RecordHeader, RecordWriter
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.check import check
 from facetrain.data.tools.inspect import count_images
+from facetrain.data.tools.sample_pairs import sample_pairs
+from facetrain.data.tools.selection import select_relabeled
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, write_records
+from tests.unit.data.tools.helpers import convert, merge, split
 
 
 def kinds(found):
@@ -106,6 +109,28 @@ def test_identities_that_are_announced_and_have_no_image_are_counted(tmp_path):
 
 def test_one_identity_is_a_fault(tmp_path):
     assert kinds(check(write_records(tmp_path / "data", [0, 0]))) == ["one_identity"]
+
+
+def test_photos_that_a_list_says_to_align_are_a_fault_and_no_tool_copies_them(tmp_path):
+    (tmp_path / "photos").mkdir()
+    for number in range(40):
+        (tmp_path / "photos" / f"{number}.png").write_bytes(encoded_image(number))
+    box_and_points = "\t".join(["0 0 9 9".replace(" ", "\t"), "1\t2\t3\t4\t5\t1\t2\t3\t4\t5"])
+    photos = tmp_path / "photos" / "a.lst"
+    photos.write_text("".join(f"0\t{n}.png\t{n // 2}\t{box_and_points}\n" for n in range(40)))
+    assert [fault.kind for fault in check(photos).faults] == ["dataset"]
+    other = write_records(tmp_path / "other", [0, 1])
+    for copy in (
+        lambda output: check(photos, repair=output),
+        lambda output: merge([other, photos], output),
+        lambda output: split(photos, output, validation=0.5),
+        lambda output: convert(photos, output, "recordio"),
+        lambda output: select_relabeled(photos, np.arange(40)),
+        lambda output: sample_pairs(photos, 20),
+    ):
+        with pytest.raises(DataError, match="a.lst: 40 images are not aligned"):
+            copy(tmp_path / "out")
+        assert not (tmp_path / "out").exists()
 
 
 def test_zeros_in_the_middle_of_a_jpeg_are_damage_and_an_area_of_one_color_is_not(tmp_path):

@@ -1,3 +1,4 @@
+import json
 from pathlib import PurePath
 
 import numpy as np
@@ -10,7 +11,7 @@ from facetrain.data.tools.check import check
 from facetrain.data.tools.writing import FORMATS
 from facetrain.errors import ImageError
 from tests.support.datasets import encoded_image, images_of, write_records
-from tests.unit.data.tools.helpers import convert
+from tests.unit.data.tools.helpers import convert, merge
 
 ORDERED = [name for name, chosen in FORMATS.items() if chosen.keeps_order]
 
@@ -109,6 +110,31 @@ def test_names_with_outer_white_space_are_found_again_in_shards(tmp_path):
     dataset = open_dataset(converted(tmp_path / "in", tmp_path, "webdataset"))
     assert images_of(dataset) == images_of(source)
     assert sorted(map(dataset.name, range(3))) == ["_ann/_1.png", "_bob/_1.png", "cid_/_1.png"]
+
+
+def write_people(tmp_path):
+    (tmp_path / "a.txt").write_text("1.png\tann\n2.png\tbob\n")
+    for number in (1, 2):
+        (tmp_path / f"{number}.png").write_bytes(encoded_image(number))
+    merge([tmp_path / "a.txt", tmp_path / "a.txt"], tmp_path / "twice")
+    return tmp_path / "a.txt", tmp_path / "twice"
+
+
+def test_a_converted_dataset_says_if_its_folders_have_another_order(tmp_path):
+    once, twice = write_people(tmp_path)
+    assert not convert(once, tmp_path / "ordered", "folder").is_reordered
+    assert convert(twice, tmp_path / "folders", "folder").is_reordered
+    assert not convert(twice, tmp_path / "records").is_reordered
+    names = [identity_name(open_dataset(tmp_path / "folders"), label) for label in range(4)]
+    assert names == ["ann", "ann_2", "bob", "bob_3"]
+
+
+def test_identities_of_one_name_have_two_in_parquet(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    convert(write_people(tmp_path)[1], tmp_path / "shards", "parquet")
+    (shard,) = (tmp_path / "shards").glob("*.parquet")
+    described = json.loads(parquet.read_schema(shard).metadata[b"huggingface"])
+    assert described["info"]["features"]["label"]["names"] == ["ann", "bob", "ann_2", "bob_3"]
 
 
 def test_no_file_or_folder_takes_the_name_of_another_one(tmp_path):
