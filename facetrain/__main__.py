@@ -9,7 +9,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, NoReturn
 
-from facetrain.signals import is_importing, raise_soon
+from facetrain.signals import has_to_wait, raise_soon
 
 _OF_SIGNALS = [128 + number for number in signal.valid_signals()]
 
@@ -57,7 +57,7 @@ def _leave(code: str | int | None) -> NoReturn:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt, during an import after its end."""
-    if not is_importing(frame):
+    if not has_to_wait(frame):
         raise KeyboardInterrupt
     raise_soon(number)
 

@@ -24,11 +24,15 @@ A message is one line. It states the location, the fault with the value that was
 line prints it after `error: `, and adds a traceback only with `--debug`.
 """
 
+from typing import TypeVar
+
 
 class FacetrainError(Exception):
     """Base class of all exceptions that facetrain raises on purpose."""
 
     exit_code = 1
+    is_of_all_ranks = False
+    """Whether all ranks end now, with this error or one that another of them prints."""
 
 
 class UsageError(FacetrainError):
@@ -119,6 +123,15 @@ def unprinted(message: str, exit_code: int) -> LostRankError:
     """Return an error that the command line does not print, because another rank does, with its exit code."""
     error = LostRankError(message)
     error.exit_code = exit_code
+    return of_all_ranks(error)
+
+
+_Error = TypeVar("_Error", bound=FacetrainError)
+
+
+def of_all_ranks(error: _Error) -> _Error:
+    """Mark an error that all ranks have agreed on, and return it."""
+    error.is_of_all_ranks = True
     return error
 
 

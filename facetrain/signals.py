@@ -7,26 +7,37 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from types import FrameType
 
 _SOON_S = 0.001
+_LONGEST_S = 5.0
+"""Seconds for which a signal waits for the end of an import, which can be slow work of a module of one's own."""
+_waits_since: list[float] = []
+"""When the first signal came that waits; empty: none does."""
 
 
 def exit_on_signal(number: int, frame: FrameType | None) -> None:
     """Handle a signal: raise SystemExit with 128 + its number, during an import after its end."""
-    if is_importing(frame):
+    if has_to_wait(frame):
         raise_soon(number)
     else:
         sys.exit(128 + number)
 
 
-def is_importing(frame: FrameType | None) -> bool:
-    """Return whether a frame is part of an import. C++ modules drop an exception that comes meanwhile, or abort."""
-    while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib."):
-            return True
+def has_to_wait(frame: FrameType | None) -> bool:
+    """Return whether a signal is to be repeated later, because an import runs, and has not for long.
+
+    C++ modules drop an exception that comes while they are imported, or abort.
+    """
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib."):
         frame = frame.f_back
-    return False
+    if frame is None:
+        _waits_since.clear()
+        return False
+    _waits_since.append(time.monotonic())
+    del _waits_since[1:]
+    return time.monotonic() - _waits_since[0] < _LONGEST_S
 
 
 def raise_soon(number: int) -> None:

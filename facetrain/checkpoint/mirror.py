@@ -40,7 +40,7 @@ from facetrain.checkpoint.manifest import (
     read_manifest,
     sha256_of,
 )
-from facetrain.checkpoint.run_id import run_id_of
+from facetrain.checkpoint.run_id import RUN_ID_FILE, run_id_of
 from facetrain.errors import CheckpointError, DamagedCheckpointError, UsageError
 from facetrain.files import make_folder, os_errors_as, replacing
 from facetrain.remote.filesystem import open_filesystem, public, with_retries
@@ -85,7 +85,7 @@ class Mirror:
             return Path(folder, name).read_text(encoding="utf-8", errors="replace")
 
     def check_run(self, run_id: str) -> None:
-        """Check that the checkpoints in the mirror, if there are any, are of this run.
+        """Check that the checkpoints in the mirror, if there are any, are of this run, and claim the mirror for it.
 
         Raises:
             UsageError: they are of another run.
@@ -96,6 +96,22 @@ class Mirror:
             raise UsageError(
                 f"{public(self.url)}: holds the checkpoints of another run (id {found}, and this one has {run_id}); "
                 f"continue that one with `facetrain resume {public(self.url)}`, or set run.name to another name"
+            )
+        self._do(lambda: self._store.pipe_file(RUN_ID_FILE, f"{run_id}\n".encode()))
+
+    def require_claim(self, run_id: str | None) -> None:
+        """Check that no other run has claimed the mirror since: two could begin before either has a checkpoint.
+
+        Raises:
+            CheckpointError: another run has.
+        """
+        if run_id is None or not self._do(lambda: self._store.exists(RUN_ID_FILE)):
+            return
+        found = self._do(lambda: self._store.cat_file(RUN_ID_FILE)).decode("utf-8", "replace").strip()
+        if found != run_id:
+            raise CheckpointError(
+                f"{public(self.url)}: another run of this name has begun to use it (id {found}, and this one has "
+                f"{run_id}); set run.name of one of them to another name"
             )
 
     def upload(self, folder: Path, step: int, files: Iterable[FileEntry]) -> None:
@@ -125,10 +141,19 @@ class Mirror:
         # The manifests first: a checkpoint whose removal is interrupted must not be found.
         for step in set(steps) - kept:
             self._remove(_manifest_name(step))
+        left = {
+            step: self._left_objects(step) for _, step, file in _parsed(objects) if file == _LEFT_MANIFEST
+        }
         for name, step, file in _parsed(objects):
-            is_left = _manifest_name(step, _LEFT_MANIFEST) in objects
-            if step not in kept and not is_left and file != MANIFEST:
+            if step not in kept and file != MANIFEST and name not in left.get(step, ()):
                 self._remove(name)
+
+    def _left_objects(self, step: int) -> set[str]:
+        """Return the objects of a checkpoint that the run has left; others of the step are of a later one."""
+        name = _manifest_name(step, _LEFT_MANIFEST)
+        with tempfile.TemporaryDirectory() as folder:
+            self._download(name, Path(folder, MANIFEST))
+            return {name, *(_object_name(step, entry) for entry in read_manifest(Path(folder)).files)}
 
     def leave_after(self, step: int) -> None:
         """Keep the checkpoints after a step, from which the run continues, but no longer count them."""
@@ -170,8 +195,12 @@ class Mirror:
 
     def upload_files(self, paths: Iterable[Path]) -> None:
         """Upload files of the run folder."""
-        for path in paths:
-            self._put(path, path.name)
+        with tempfile.TemporaryDirectory() as folder:
+            for path in paths:
+                if path.suffix != ".safetensors":
+                    # A copy: training appends to records, and a request announces the size in advance.
+                    path = Path(shutil.copyfile(path, Path(folder, path.name)))
+                self._put(path, path.name)
 
     def fetch_files(self, folder: Path) -> None:
         """Download the files of the run folder, except models. Files that exist stay, but records are replaced."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from facetrain.checkpoint.commit import step_folder
 from facetrain.checkpoint.manifest import Manifest
 from facetrain.checkpoint.mirror import Mirror
+from facetrain.checkpoint.run_id import run_id_of
 from facetrain.checkpoint.save import SaveOutcome
 from facetrain.distributed import collectives
 from facetrain.errors import CheckpointError, FacetrainError
@@ -127,9 +128,11 @@ class Uploads:
             if saved.manifest is None:  # not the leader
                 self._is_uploaded = True
                 return
+            self._mirror.require_claim(run_id_of(saved.manifest))
             self._mirror.upload_files(self._run_files())
             self._is_uploaded = True
             self._wait_for_all(saved.step, saved.manifest)
+            self._mirror.require_claim(run_id_of(saved.manifest))
             self._mirror.commit(saved.manifest)
             logger.info("uploaded the checkpoint of step %d", saved.step)
         except Exception as error:  # a failed upload must not end the training, whatever the reason

@@ -19,6 +19,7 @@ from facetrain.errors import (
     RankError,
     RunError,
     is_out_of_memory,
+    of_all_ranks,
     unprinted,
 )
 from facetrain.files import error_reason
@@ -133,13 +134,13 @@ def fail_together(world: World) -> Iterator[None]:
     if first is None:
         return
     if failure is not None and first == world.rank:
-        raise failure
+        raise of_all_ranks(failure)
     raise unprinted(f"rank {first} failed", exit_codes[first])
 
 
 def only_leader_reports(world: World, error: FacetrainError) -> FacetrainError:
     """Return the error to raise on this rank for one that all ranks have: printed on the leader alone."""
-    return error if world.is_leader else unprinted(str(error), error.exit_code)
+    return of_all_ranks(error) if world.is_leader else unprinted(str(error), error.exit_code)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from facetrain import errors
 from facetrain.distributed import collectives
-from facetrain.errors import FacetrainError, LostRankError, RankError, RunError, unprinted
+from facetrain.errors import FacetrainError, LostRankError, RunError, of_all_ranks, unprinted
 
 if TYPE_CHECKING:
     from facetrain.distributed.rendezvous import Rendezvous
@@ -133,12 +133,12 @@ class Ranks:
         """Let all ranks leave the block before one of them ends. From then on they ignore SIGTERM.
 
         A launcher sends it to all ranks when the first has ended with an error: another one could still have to give
-        back the run folder, or to print why all end. A rank that has lost another does not wait.
+        back the run folder, or to print why all end. A rank that fails alone does not wait: the others do not know yet.
         """
         try:
             yield
         except FacetrainError as error:
-            self._leave(waits=not _misses_a_rank(error))
+            self._leave(waits=error.is_of_all_ranks)
             raise
         self._leave(waits=True)
 
@@ -166,11 +166,11 @@ class Ranks:
             return
         self._say_farewell()
         if failure is not None:
-            raise failure
+            raise of_all_ranks(failure)
         rank, kind, message, exit_code = reason
         is_elsewhere = self.rendezvous is not None and self.spans_hosts and self.speaks_for_host
         if is_elsewhere and self._host(rank) != self._host(self.rank):
-            raise _error_class(kind)(message)
+            raise of_all_ranks(_error_class(kind)(message))
         raise unprinted(f"rank {rank} failed", exit_code)
 
     def _host(self, rank: int) -> int:
@@ -212,12 +212,6 @@ class Ranks:
 
 def _described(failure: FacetrainError | None, rank: int) -> list[Any] | None:
     return None if failure is None else [rank, type(failure).__name__, str(failure), failure.exit_code]
-
-
-def _misses_a_rank(error: FacetrainError) -> bool:
-    """Return whether an error says that another rank is lost or silent, and not that all fail together."""
-    # An error that another rank prints has that rank's exit code.
-    return isinstance(error, RankError) and error.exit_code == type(error).exit_code
 
 
 def _error_class(name: Any) -> type[FacetrainError]:

@@ -50,6 +50,8 @@ _HELPER_S = 30.0
 """Seconds that a helper may be stopped, or killed and unnoticed: `train.timeout_s` if that is less."""
 _LOOKS = 6
 """Looks at the helpers within this time."""
+_HELPERS = ("multiprocessing", "torch/_inductor", "torch._inductor")
+"""Parts of the command lines of processes that a rank waits for: readers, the test of the kernels, torch's compiler."""
 _ENDED_S = 8.0
 """Seconds between the end of another rank and the end of this one, which mostly notices and exits by itself."""
 _FAILED_S = 18.0
@@ -117,7 +119,9 @@ class _Helpers:
         helpers = [pid for pid in descendants(self._settings.pid) if pid not in self._others]
         # A killed process has no command line any more.
         self._commands = {pid: _command(pid) or self._commands.get(pid, "") for pid in helpers}
-        faults = {pid: fault for pid in helpers if (fault := _helper_fault(pid))}
+        # Not a browser, or a program that sends metrics: the run goes on without them.
+        waited_for = [pid for pid in helpers if any(part in self._commands[pid] for part in _HELPERS)]
+        faults = {pid: fault for pid in waited_for if (fault := _helper_fault(pid))}
         self._looks = {pid: self._looks.get(pid, 0) + 1 for pid in faults}
         for pid in self._looks:
             if self._looks[pid] > _LOOKS:

@@ -48,8 +48,9 @@ class Agreed:
     inputs: Inputs
     hosts: Hosts
     checkpoint: Checkpoint | None
-
     schedule: StepSchedule
+    launchers: tuple[str, ...]
+    """Elastic agents of the job: each of them may start its ranks again, also without the others."""
 
     @property
     def folder(self) -> Path:
@@ -98,7 +99,7 @@ def agree(ranks: Ranks, request: TrainRequest, lease: Lease, pin: Callable[[str]
         if plan.step is not None:
             checkpoint = _open_checkpoint(plan, plan.step)
     schedule = schedule_steps(config, epoch_size(inputs.source), ranks.size)
-    return Agreed(plan, config, inputs, hosts, checkpoint, schedule)
+    return Agreed(plan, config, inputs, hosts, checkpoint, schedule, tuple(launchers))
 
 
 @contextmanager

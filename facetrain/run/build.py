@@ -193,7 +193,7 @@ def _open_folder(agreed: Agreed, state: TrainState, schedule: StepSchedule) -> l
         mirror = open_mirror(agreed.config, folder)
         if mirror and world.is_leader:
             mirror.leave_after(checkpoint.step)
-    environment = describe_environment(folder, world, plan.command_line)
+    environment = describe_environment(folder, world, plan.command_line, agreed.launchers)
     write_run_files(
         folder, plan.run_id, agreed.config, environment | {"execution": state.describe_execution()}
     )

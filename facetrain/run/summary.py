@@ -47,7 +47,11 @@ def write_skipped_images(parts: Parts, loader: StagedLoader) -> list[str]:
     parts.state.add_skipped_images(loader.skipped)
     skipped = sorted(parts.state.skipped_images)
     if skipped and parts.is_leader:
-        write_atomically(parts.folder / SKIPPED_FILE, "\n".join(skipped) + "\n")
+        path = parts.folder / SKIPPED_FILE
+        try:
+            write_atomically(path, "\n".join(skipped) + "\n")
+        except OSError as error:  # it must not hide how the run ended
+            warn(f"{path}: {error_reason(error)}; the images that were skipped are not listed")
     return skipped
 
 

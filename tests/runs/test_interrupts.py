@@ -76,6 +76,37 @@ def test_a_signal_during_an_import_ends_the_process_after_it():
     assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGTERM, "", "")
 
 
+SLOW_IMPORT = """
+import signal, sys, time
+import facetrain.signals as module
+from facetrain.__main__ import run_program
+
+module._LONGEST_S = 0.1
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "colorsys":
+            signal.raise_signal(getattr(signal, sys.argv[1]))
+            time.sleep(600)
+
+def run():
+    signal.signal(signal.SIGTERM, module.exit_on_signal)
+    sys.meta_path.insert(0, Slow())
+    import colorsys
+
+# The shell that runs the tests in the background ignores Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+run_program(run)
+"""
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
+def test_a_signal_does_not_wait_for_an_import_without_end(name, code):
+    command = [sys.executable, "-c", SLOW_IMPORT, name]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == code and "Traceback" not in done.stderr
+
+
 TERMINATED = """
 import signal, sys, time
 from facetrain.__main__ import run_program

@@ -13,9 +13,12 @@ def snapshot(step: int, *, rank: int = 0, world_size: int = 1, num_classes: int 
     classes = torch.arange(shard.start, shard.stop, dtype=torch.float32)
     return Snapshot(
         step=step,
-        replicated={"backbone.w": torch.full((3,), float(step)), "optimizer.w": torch.ones(3)},
         rows=(ClassRows(*shard, {"weight": classes[:, None].repeat(1, 4) + step, "steps": classes}),),
         num_classes=num_classes,
         rank_state={"cpu": torch.tensor([rank], dtype=torch.uint8)},
-        **({"meta": {"note": "a"}} | options),
+        **({"meta": {"note": "a"}, "replicated": _replicated(step)} | options),
     )
+
+
+def _replicated(step: int) -> dict[str, torch.Tensor]:
+    return {"backbone.w": torch.full((3,), float(step)), "optimizer.w": torch.ones(3)}

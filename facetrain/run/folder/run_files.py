@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -40,8 +41,13 @@ def write_run_files(folder: Path, run_id: str, config: Config, environment: dict
         write_atomically(folder / _ENVIRONMENT, json.dumps(environment, indent=1) + "\n")
 
 
-def describe_environment(folder: Path, world: World, command_line: tuple[str, ...]) -> dict[str, Any]:
-    """Return the description of the environment of a run, which continues the one in its folder."""
+def describe_environment(
+    folder: Path, world: World, command_line: Sequence[str], launchers: Sequence[str]
+) -> dict[str, Any]:
+    """Return the description of the environment of a run, which continues the one in its folder.
+
+    `launchers` are the elastic agents of the job, of all hosts.
+    """
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else platform.processor()
     return {
         "packages": package_versions(),
@@ -52,7 +58,7 @@ def describe_environment(folder: Path, world: World, command_line: tuple[str, ..
         "device": f"{world.device.type} {device}".strip(),
         "threads": torch.get_num_threads(),
         # All launchers so far: each of them may start its ranks again.
-        "launchers": [*launchers_in(folder), world.launcher_id],
+        "launchers": list(dict.fromkeys([*launchers_in(folder), *launchers])),
     }
 
 

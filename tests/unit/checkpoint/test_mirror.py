@@ -3,13 +3,14 @@
 import threading
 
 import pytest
+import torch
 
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.mirror import Mirror
 from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.checkpoint.uploads import Uploads
 from facetrain.config.schema import Config
-from facetrain.errors import CheckpointError, DamagedCheckpointError
+from facetrain.errors import CheckpointError, DamagedCheckpointError, UsageError
 from facetrain.remote import filesystem
 from facetrain.remote.filesystem import open_filesystem
 from tests.support.object_store import BUCKET
@@ -204,6 +205,47 @@ def test_checkpoints_after_the_step_that_a_run_goes_back_to_do_not_count_but_are
     assert Mirror(URL).steps() == [8]
     store, path = open_filesystem(URL)
     assert any("step_00000006/replicated" in name for name in store.find(path))
+
+
+def test_of_two_runs_that_begin_together_only_the_later_one_writes_to_the_mirror(tmp_path, capsys):
+    Mirror(URL).check_run(RUN_ID)
+    assert upload(tmp_path, save(tmp_path, 2)) == ""
+    filesystem, root = open_filesystem(URL)
+    other = "f" * 16
+    filesystem.pipe_file(f"{root}/run_id.txt", other.encode())  # it has looked before the first checkpoint
+    failure = upload(tmp_path, save(tmp_path, 4), keep=1)
+    assert f"another run of this name has begun to use it (id {other}" in failure
+    assert Mirror(URL).steps() == [2] and "was not uploaded" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="holds the checkpoints of another run"):
+        Mirror(URL).check_run(other)
+
+
+def test_steps_that_are_saved_again_free_their_place_and_keep_what_was_left(tmp_path):
+    upload(tmp_path, save(tmp_path, 2), save(tmp_path, 4))
+    left = {name for name in Mirror(URL)._objects() if "step_00000004" in name and "manifest" not in name}
+    Mirror(URL).leave_after(2)
+    again = tmp_path / "again"
+    again.mkdir()
+    changed = {"replicated": {"backbone.w": torch.ones(5)}}
+    upload(again, *(save(again, step, note="b", **changed) for step in (4, 6, 8)), keep=2)
+    assert Mirror(URL).steps() == [6, 8]
+    found = {name for name in Mirror(URL)._objects() if "step_00000004" in name}
+    assert found == {*left, "checkpoints/step_00000004/left_manifest.json"}
+
+
+def test_a_record_that_grows_while_it_is_uploaded_is_uploaded_as_it_was(tmp_path, monkeypatch):
+    mirror, record = Mirror(URL), tmp_path / "metrics.jsonl"
+    record.write_text('{"step": 1}\n')
+    put = mirror._store.put_file
+
+    def put_while_it_grows(source, name):
+        with record.open("a") as file:
+            file.write('{"step": 2}\n')
+        put(source, name)
+
+    monkeypatch.setattr(mirror._store, "put_file", put_while_it_grows)
+    mirror.upload_files([record])
+    assert mirror.read_text("metrics.jsonl") == '{"step": 1}\n'
 
 
 @pytest.mark.parametrize("address", ["runs", "https://host/a", "s3://key:secret@bucket/a"])

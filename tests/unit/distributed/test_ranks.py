@@ -8,7 +8,7 @@ from torch.distributed import HashStore
 
 from facetrain.distributed.ranks import Ranks
 from facetrain.distributed.rendezvous import Rendezvous
-from facetrain.errors import CheckpointError, FacetrainError, LostRankError, RankError, unprinted
+from facetrain.errors import CheckpointError, FacetrainError, LostRankError, RunError, of_all_ranks, unprinted
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ def test_no_rank_ends_before_all_have_closed_their_files(printed_by):
         printed_by is not None and unprinted("rank failed", CheckpointError.exit_code) for _ in range(3)
     ]
     if printed_by is not None:
-        errors[printed_by] = CheckpointError("checksum differs")
+        errors[printed_by] = of_all_ranks(CheckpointError("checksum differs"))
     store, events = HashStore(), []
     others = [
         threading.Thread(target=leave, args=(rank(number, store), errors[number], events))
@@ -60,11 +60,11 @@ def test_no_rank_ends_before_all_have_closed_their_files(printed_by):
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
 
 
-@pytest.mark.parametrize("error", [LostRankError("connection reset"), RankError("rank 0 did not answer")])
-def test_a_rank_that_has_lost_another_does_not_wait_and_is_not_waited_for(error):
+@pytest.mark.parametrize("error", [LostRankError("connection reset"), RunError("the disk is full")])
+def test_a_rank_that_fails_alone_does_not_wait_and_is_not_waited_for(error):
     store, events = HashStore(), []
     leave(rank(0, store), error, events)
-    leave(rank(1, store), CheckpointError("checksum differs"), events)
+    leave(rank(1, store), of_all_ranks(CheckpointError("checksum differs")), events)
     leave(rank(2, HashStore()), error, events)
     assert events == ["closes its files", "ends"] * 3
 
@@ -73,5 +73,5 @@ def test_a_rank_that_does_not_leave_is_not_waited_for_without_end(monkeypatch):
     monkeypatch.setattr("facetrain.distributed.ranks._FAREWELL_S", 0.1)
     events = []
     for number in range(2):
-        leave(rank(number, HashStore()), CheckpointError("checksum differs"), events)
+        leave(rank(number, HashStore()), of_all_ranks(CheckpointError("checksum differs")), events)
     assert events == ["closes its files", "ends"] * 2
