@@ -151,7 +151,7 @@ class PartialFC(BaseHead):
         self._step, self._calls = 0, 0
         self._begun = False
         self._loss_scale: Tensor | None = None
-        shard_state.register_hook(self)
+        shard_state.register_hooks(self)
 
     @property
     def device(self) -> torch.device:

@@ -16,12 +16,19 @@ _WEIGHT, _EXTRA = "weight", "_extra_state"
 """Keys of the centers (K, D), and of `get_extra_state`, in a `state_dict`."""
 
 
-def register_hook(head: nn.Module) -> None:
-    """Let `load_state_dict` of a head take its rows out of the centers of all classes."""
+def register_hooks(head: nn.Module) -> None:
+    """Let `state_dict` of a head have its rows as they are, and `load_state_dict` take its rows of all classes."""
+    head.register_state_dict_pre_hook(_write_back)
     head.register_load_state_dict_pre_hook(_take_rows)
 
 
+def _write_back(head: Any, *_: Any) -> None:
+    """Write rows that a step has on the device back to the tables."""
+    head.row_state()
+
+
 def _take_rows(head: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    _write_back(head)  # or it would happen later, over the rows that are loaded
     weight: Tensor | None = state.get(prefix + _WEIGHT)
     # arcface_torch's PartialFC_V2 saves the weight alone.
     extra = state.setdefault(prefix + _EXTRA, head.get_extra_state())

@@ -66,6 +66,11 @@ class OptimSettings(Settings):
         """Numbers that the optimizer keeps for each weight."""
         return 2 if self.name == "adamw" else int(self.momentum > 0)
 
+    def count_moments(self, weights: int, hidden: int) -> int:
+        """Return the numbers that the optimizers keep for some weights, `hidden` of which Muon would update."""
+        by_muon = hidden if self.muon else 0
+        return by_muon + self.moments * (weights - by_muon)
+
     @model_validator(mode="after")
     def _check_schedule(self) -> Self:
         if self.schedule != "cosine" and self.final_factor:

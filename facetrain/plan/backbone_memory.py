@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone
 from facetrain.backbone.prelu import use_torch_backward
 from facetrain.backbone.settings import ModelSettings
 from facetrain.backbone.zoo import build_on_meta
+from facetrain.optim.muon import hidden_weights
 from facetrain.optim.parameter_names import require_prefixes
 from facetrain.run.parts.backbone import restrict_training
 from facetrain.torch_private import FakeTensorMode, LiveBytes
@@ -24,6 +25,8 @@ class BackboneMemory(NamedTuple):
 
     parameters: int
     """Number of trainable parameters."""
+    hidden: int
+    """Number of those that Muon would update."""
     state_bytes: int
     """Bytes of parameters and buffers."""
     kept: int
@@ -58,7 +61,9 @@ def backbone_memory(
             embedding_BD = _forward(net, image_BCHW, precision)
             kept = live.now
             embedding_BD.backward(torch.zeros_like(embedding_BD))
-    return BackboneMemory(sum(weight.numel() for weight in trained), state_bytes, kept, live.peak)
+        chosen = hidden_weights(net, net.layer_prefixes())
+        hidden = sum(weight.numel() for weight in chosen if weight.requires_grad)
+    return BackboneMemory(sum(weight.numel() for weight in trained), hidden, state_bytes, kept, live.peak)
 
 
 def forward_bytes(model: ModelSettings, image_size: int, *, batch: int) -> int:
@@ -67,6 +72,14 @@ def forward_bytes(model: ModelSettings, image_size: int, *, batch: int) -> int:
         image_BCHW = torch.zeros(batch, 3, image_size, image_size)
         with torch.no_grad(), LiveBytes() as live:
             _forward(net.eval(), image_BCHW, "fp32")
+    return live.peak
+
+
+def embedding_bytes(network: nn.Module, image_size: int, *, batch: int, precision: str) -> int:
+    """Return the peak of bytes beside its weights while a network, which exists, embeds a batch without gradients."""
+    autocast = autocast_for(precision, torch.device("cpu"))
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), LiveBytes() as live, autocast():
+        network(torch.zeros(batch, 3, image_size, image_size))
     return live.peak
 
 

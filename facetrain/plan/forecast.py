@@ -12,8 +12,8 @@ from facetrain.config.schema import Config
 from facetrain.errors import ConfigError
 from facetrain.head.settings import HeadSettings
 from facetrain.models.model_file import open_model
-from facetrain.plan.backbone_memory import backbone_memory, forward_bytes
-from facetrain.plan.head_memory import HeadLoad, head_memory
+from facetrain.plan.backbone_memory import backbone_memory, embedding_bytes, forward_bytes
+from facetrain.plan.head_memory import HeadLoad, HeadMemory, head_memory
 from facetrain.remote.download import local_path
 from facetrain.run.parts.head import teacher_settings
 from facetrain.run.parts.step_schedule import local_batch_size, stage_configs
@@ -23,6 +23,7 @@ USABLE = 0.9
 """Share of a GPU's memory that a run may fill. The rest is for CUDA, the libraries and gaps between blocks: an
 assumption."""
 _MOST_GPUS = 1024
+_PREFETCHED_STEPS = 3
 _LARGEST_BATCH = 1 << 16
 # Of a batch: two copies in uint8 (the loader prefetches one), and float32 before and after the change of layout.
 _BYTES_PER_PIXEL = 3 * (2 + 4 + 4)
@@ -134,8 +135,10 @@ def _of_stage(
     config: Config, num_classes: int, gpus: int, batch: int, stages: tuple[HeadSettings, ...]
 ) -> Forecast:
     side, on_device = config.data.image_size, config.head.placement == "device"
+    # In the buckets of DDP, or from the second micro-batch on, they exist before the backward pass.
+    gradients_held = gpus > 1 or config.optim.accumulate > 1
     backbone = backbone_memory(
-        config.model, side, precision=config.train.precision, batch=batch, gradients_held=gpus > 1
+        config.model, side, precision=config.train.precision, batch=batch, gradients_held=gradients_held
     )
     load = head_load(config, num_classes, gpus, batch, stages)
     head = head_memory(load)
@@ -146,10 +149,10 @@ def _of_stage(
     images = batch * side**2 * _BYTES_PER_PIXEL
     parts = {
         "weights": backbone.state_bytes,
-        # In the buckets of DDP; without DDP they are a part of the work.
-        "gradients": 4 * backbone.parameters * (gpus > 1),
-        "moments": 4 * backbone.parameters * config.optim.moments,
-        "centers": (head.centers + taught_centers) * on_device,
+        # Otherwise they are a part of the work.
+        "gradients": 4 * backbone.parameters * gradients_held,
+        "moments": 4 * config.optim.count_moments(backbone.parameters, backbone.hidden),
+        "centers": (head.centers + taught_centers) * on_device + _prefetched(config, head),
         "center_moments": head.moments * on_device,
         "teacher": taught_weights,
         "images": images,
@@ -162,17 +165,34 @@ def _of_stage(
     return Forecast(batch, parts, (head.centers + head.moments + taught_centers) * (not on_device))
 
 
-def _teacher(config: Config, load: HeadLoad) -> tuple[int, int, int]:
-    """Return the bytes of a teacher's class centers, of its weights, and of the work with the centers.
+def _prefetched(config: Config, head: HeadMemory) -> int:
+    """Return the bytes of the rows on the device that `RowPrefetcher` keeps of a table in the host's memory or on disk.
 
-    Its forward pass keeps no activations, and counts for nothing.
+    They are those of this step, of the next one, and of the last one while they are written back.
+    """
+    settings = config.head
+    if settings.placement == "device" or settings.sample_rate == 1 or config.optim.accumulate > 1:
+        return 0
+    return round(_PREFETCHED_STEPS * settings.sample_rate * (head.centers + head.moments))
+
+
+def _teacher(config: Config, load: HeadLoad) -> tuple[int, int, int]:
+    """Return the bytes of a teacher's class centers, of its weights, and of the work with it in a step.
+
+    It runs after the forward pass of the network, all of whose activations exist then.
     """
     distill = config.distill
     if distill is None:
         return 0, 0, 0
     if distill.cache is None:
-        network = open_model(local_path(distill.teacher), torch.device("cpu")).network
-        return 0, sum(tensor.nbytes for tensor in (*network.parameters(), *network.buffers())), 0
+        opened = open_model(local_path(distill.teacher), torch.device("cpu"))
+        weights = sum(tensor.nbytes for tensor in (*opened.network.parameters(), *opened.network.buffers()))
+        precision, batch = config.train.precision, load.local_batch
+        return (
+            0,
+            weights,
+            embedding_bytes(opened.network, opened.image_size, batch=batch, precision=precision),
+        )
     if distill.loss != "fixed_centers":
         return 0, 0, 0
     settings, size = teacher_settings(load.settings), cached_embedding_size(Path(distill.cache))

@@ -2,7 +2,9 @@ import json
 
 import pytest
 
+from facetrain.bench.train import _with_small_rate
 from facetrain.cli.bench import print_report
+from facetrain.config.loading import build_config
 from tests.support.command import output_of
 
 
@@ -39,3 +41,11 @@ def test_whole_steps_are_measured_with_and_without_a_dataset(capsys):
     print_report(report, as_json=False)
     text = capsys.readouterr().out
     assert "\nrecords over synthetic  " in text and "share of time" in text and "  forward 0." in text
+
+
+def test_a_benchmark_of_a_run_in_stages_measures_the_config_without_them():
+    stages = [{"until_epoch": 1, "global_batch_size": 32, "sample_rate": 0.01}]
+    values = {"data": {"train": "x"}, "train": {"global_batch_size": 16, "stages": stages}}
+    measured = _with_small_rate(build_config(values, "test"))
+    assert measured.train.stages == () and measured.head.sample_rate == 1
+    assert measured.train.global_batch_size == 16

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from facetrain.errors import UsageError
 from facetrain.head.margins.base import Margin, RunningAverages
 from facetrain.head.margins.combined import arcface
 
@@ -31,6 +32,8 @@ class CurricularFace(Margin):
 
     def __init__(self, *, m2: float = 0.5, **common: Any) -> None:
         super().__init__(**common)
+        if self.filter_threshold:
+            raise UsageError("curricularface has no filter_threshold: both change the hard negatives")
         self.m2 = m2
         self._averages = RunningAverages(t=0.0)
 

@@ -32,6 +32,19 @@ def batch(step):
     return embedding.requires_grad_(), torch.randint(0, CLASSES // 2, (BATCH,), generator=generator)
 
 
+@pytest.mark.parametrize("margin", ["cosface", "arcface"])
+def test_without_negatives_the_expectations_give_no_gradient_that_is_not_a_number(margin):
+    head = make_head(
+        embedding_size=SIZE, num_classes=CLASSES, margin=margin_settings(margin), seed=SEED, expectation_margin=1.0,
+        stages=(head_stage(0, 0.0, "moving"),),
+    )  # fmt: skip
+    label = torch.full((2,), 3)
+    embedding = (-head.row_state()["weight"][label].float() + 0.01).detach().requires_grad_()
+    loss = head(embedding, label)
+    loss.backward()
+    assert loss.isfinite() and embedding.grad.isfinite().all()
+
+
 class DenseReference:
     """Stages of progressive cluster optimization with all logits at once, by autograd."""
 

@@ -210,6 +210,11 @@ def test_centers_that_changed_since_the_forward_pass_are_refused():
         loss.backward()
 
 
+def test_a_filter_without_effect_is_refused():
+    with pytest.raises(UsageError, match="curricularface has no filter_threshold"):
+        facetrain.PartialFC("curricularface", SIZE, CLASSES, filter_threshold=0.1)
+
+
 def test_frozen_centers_have_no_gradient():
     head = small_head().requires_grad_(False)
     embedding, label = batch()
@@ -223,6 +228,26 @@ def test_saved_averages_and_samples_continue_as_the_head_that_saved_them():
         saved(*batch(step))
     loaded.load_state_dict(saved.state_dict())
     assert loaded(*batch(3)).item() == saved(*batch(3)).item()
+
+
+@pytest.mark.parametrize("placement", ["host", "disk"])
+def test_a_state_dict_has_the_rows_that_a_step_has_on_the_device(placement, tmp_path):
+    def head():
+        options = {"folder": tmp_path} if placement == "disk" else {}
+        storage = Storage(placement=placement, **options)
+        return facetrain.PartialFC(
+            "cosface", SIZE, CLASSES, sample_rate=0.3, storage=storage, update=CenterUpdate()
+        )
+
+    trained = head()
+    for step in range(3):
+        trained(*batch(step)).backward()
+    saved = {name: torch.clone(value) for name, value in trained.state_dict().items() if name == "weight"}
+    assert torch.equal(saved["weight"], trained.row_state()["weight"])
+    changed = head()
+    changed(*batch(3)).backward()
+    changed.load_state_dict(trained.state_dict())
+    assert torch.equal(changed.row_state()["weight"], saved["weight"])
 
 
 def test_states_of_some_ranks_only_or_of_other_classes_are_refused():

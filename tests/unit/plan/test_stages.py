@@ -35,6 +35,33 @@ def test_every_stage_has_the_table_of_expectations_that_the_head_allocates(of_se
     assert (needed.parts["centers"], needed.batch) == (allocated, 16)
 
 
+def test_sampled_rows_of_the_hosts_memory_are_counted_where_the_prefetcher_keeps_them():
+    head = {"sample_rate": 0.1, "placement": "host"}
+    on_host = forecast(small_config(head=head), CLASSES, 1)
+    on_device = forecast(small_config(head=head | {"placement": "device"}), CLASSES, 1)
+    tables = on_device.parts["centers"] + on_device.parts["center_moments"]
+    assert on_host.elsewhere == tables and on_host.parts["centers"] == pytest.approx(0.3 * tables, rel=0.01)
+    several = forecast(small_config(head=head, optim={"accumulate": 2}), CLASSES, 1)
+    assert several.parts["centers"] == 0, "each micro-batch reads its rows"
+
+
+def test_gradients_exist_before_the_backward_pass_of_a_second_micro_batch():
+    one, two, ranks = (
+        forecast(small_config(optim={"accumulate": n}), CLASSES, gpus, batch=4)
+        for n, gpus in ((1, 1), (2, 1), (1, 2))
+    )
+    assert one.parts["gradients"] == 0 and two.parts["gradients"] == ranks.parts["gradients"] > 0
+
+
+@pytest.mark.parametrize(("optim", "numbers"), [({"momentum": 0}, 0), ({"name": "adamw"}, 2), ({}, 1)])
+def test_muon_keeps_one_number_for_each_of_its_weights(optim, numbers):
+    plain = forecast(small_config(optim=optim), CLASSES, 1).parts["moments"]
+    muon = forecast(small_config(optim=optim | {"muon": {"lr": 0.02}}), CLASSES, 1).parts["moments"]
+    weights = forecast(small_config(), CLASSES, 1).parts["moments"]
+    assert plain == numbers * weights
+    assert {0: 0 < muon < weights, 1: muon == weights, 2: weights < muon < plain}[numbers]
+
+
 def test_the_centers_of_a_teacher_have_no_expectations(tmp_path):
     with new_cache(tmp_path / "c.safetensors", (3, 1, 8), dataset="", teacher=""):
         pass

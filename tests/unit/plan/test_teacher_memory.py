@@ -6,9 +6,9 @@ import torch
 from facetrain.backbone.settings import LoraSettings, ModelSettings
 from facetrain.backbone.zoo import build_backbone
 from facetrain.head.settings import HeadSettings
-from facetrain.models.model_file import describe_backbone, save_model
+from facetrain.models.model_file import describe_backbone, open_model, save_model
 from facetrain.optim.settings import OptimSettings
-from facetrain.plan.backbone_memory import backbone_memory
+from facetrain.plan.backbone_memory import backbone_memory, embedding_bytes
 from facetrain.plan.forecast import forecast
 from facetrain.plan.head_memory import HeadLoad, head_memory
 from facetrain.run.parts.backbone import restrict_training
@@ -48,6 +48,24 @@ def teacher(tmp_path_factory):
     path = tmp_path_factory.mktemp("plan") / "t.safetensors"
     save_model(path, build_backbone("iresnet", **TINY).state_dict(), describe_backbone("iresnet", **TINY))
     return path
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_forward_pass_of_a_teacher_is_forecast_without_its_memory(teacher, precision):
+    network = open_model(teacher, torch.device("cpu")).network
+    image = torch.randn(8, 3, 32, 32)
+    with (
+        torch.no_grad(),
+        torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"),
+        LiveBytes() as live,
+    ):
+        network(image)
+    found = embedding_bytes(network, 32, batch=8, precision=precision)
+    assert found - image.nbytes == pytest.approx(live.peak, rel=0.05)
+    config = small_config(
+        distill={"teacher": str(teacher)}, train={"batch_size": 512, "precision": precision}
+    )
+    assert forecast(config, 1001, 2).parts["work"] >= 512 / 8 * 0.9 * found
 
 
 @pytest.mark.slow
