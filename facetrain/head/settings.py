@@ -14,11 +14,6 @@ CLASSES_PER_READ = 8
 """Consecutive classes that are sampled together with placement disk, which reads neighbors at once."""
 
 
-_WITH_M2 = ("arcface", "combined", "adaface", "curricularface", "elastic_arcface")
-_WITH_M3 = ("cosface", "combined", "elastic_cosface")
-"""Margins that have this number."""
-
-
 class MarginSettings(Settings):
     """Margin of the softmax loss."""
 
@@ -57,11 +52,6 @@ class MarginSettings(Settings):
             raise ValueError(
                 f"m1 must be 1 for {self.type}, not {self.m1:g}; use type combined for another m1"
             )
-        for name, types in (("m2", _WITH_M2), ("m3", _WITH_M3)):
-            if getattr(self, name) and self.type not in types and not is_place(self.type):
-                raise ValueError(
-                    f"{name} has no effect with {self.type}; remove it, or use {', '.join(types)}"
-                )
         if self.options and not is_place(self.type):
             raise ValueError(f"options are for a margin of your own, MODULE:NAME, not for {self.type}")
         if self.type == "curricularface" and self.filter_threshold:

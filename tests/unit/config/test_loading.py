@@ -57,8 +57,6 @@ INVALID_TOGETHER = {
     "model: {init_blocks: first}": "init_blocks: first needs init_from",
     "train: {batch_size: 1, global_batch_size: 2}": "not both",
     "head: {margin: {type: arcface, m1: 1.35}}": "use type combined",
-    "head: {margin: {type: arcface, m3: 0.4}}": "m3 has no effect with arcface",
-    "head: {margin: {type: magface, m2: 0.4}}": "m2 has no effect with magface",
     "optim: {final_factor: 0.1}": "optim: final_factor needs schedule cosine",
     "model: {backbone: r51}": "backbone: r51 does not exist; did you mean r50?",
     "model: {backbone: swin}": "backbone: swin does not exist; use one of r18, r34, ",
