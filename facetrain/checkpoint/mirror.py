@@ -85,7 +85,7 @@ class Mirror:
             return Path(folder, name).read_text(encoding="utf-8", errors="replace")
 
     def check_run(self, run_id: str) -> None:
-        """Check that the checkpoints in the mirror, if there are any, are of this run, and claim the mirror for it.
+        """Check that the checkpoints in the mirror, if there are any, are of this run.
 
         Raises:
             UsageError: they are of another run.
@@ -97,16 +97,22 @@ class Mirror:
                 f"{public(self.url)}: holds the checkpoints of another run (id {found}, and this one has {run_id}); "
                 f"continue that one with `facetrain resume {public(self.url)}`, or set run.name to another name"
             )
+
+    def claim(self, run_id: str) -> None:
+        """Take the mirror for a run, before its first upload: two could begin before either has a checkpoint.
+
+        Raises:
+            UsageError: another run has checkpoints there.
+        """
+        self.check_run(run_id)
         self._do(lambda: self._store.pipe_file(RUN_ID_FILE, f"{run_id}\n".encode()))
 
-    def require_claim(self, run_id: str | None) -> None:
-        """Check that no other run has claimed the mirror since: two could begin before either has a checkpoint.
+    def require_claim(self, run_id: str) -> None:
+        """Check that no other run has claimed the mirror since.
 
         Raises:
             CheckpointError: another run has.
         """
-        if run_id is None or not self._do(lambda: self._store.exists(RUN_ID_FILE)):
-            return
         found = self._do(lambda: self._store.cat_file(RUN_ID_FILE)).decode("utf-8", "replace").strip()
         if found != run_id:
             raise CheckpointError(
@@ -145,15 +151,23 @@ class Mirror:
             step: self._left_objects(step) for _, step, file in _parsed(objects) if file == _LEFT_MANIFEST
         }
         for name, step, file in _parsed(objects):
-            if step not in kept and file != MANIFEST and name not in left.get(step, ()):
+            is_left = step in left and (left[step] is None or name in (left[step] or ()))
+            if step not in kept and file != MANIFEST and not is_left:
                 self._remove(name)
 
-    def _left_objects(self, step: int) -> set[str]:
-        """Return the objects of a checkpoint that the run has left; others of the step are of a later one."""
+    def _left_objects(self, step: int) -> set[str] | None:
+        """Return the objects of a checkpoint that the run has left; others of the step are of a later one.
+
+        None if its manifest is damaged: all of the step are then kept.
+        """
         name = _manifest_name(step, _LEFT_MANIFEST)
         with tempfile.TemporaryDirectory() as folder:
             self._download(name, Path(folder, MANIFEST))
-            return {name, *(_object_name(step, entry) for entry in read_manifest(Path(folder)).files)}
+            try:
+                files = read_manifest(Path(folder)).files
+            except DamagedCheckpointError:
+                return None
+        return {name, *(_object_name(step, entry) for entry in files)}
 
     def leave_after(self, step: int) -> None:
         """Keep the checkpoints after a step, from which the run continues, but no longer count them."""

@@ -50,6 +50,8 @@ _HELPER_S = 30.0
 """Seconds that a helper may be stopped, or killed and unnoticed: `train.timeout_s` if that is less."""
 _LOOKS = 6
 """Looks at the helpers within this time."""
+_SHOWN = 200
+"""Characters of a command line in a message."""
 _HELPERS = ("multiprocessing", "torch/_inductor", "torch._inductor")
 """Parts of the command lines of processes that a rank waits for: readers, the test of the kernels, torch's compiler."""
 _ENDED_S = 8.0
@@ -120,12 +122,17 @@ class _Helpers:
         # A killed process has no command line any more.
         self._commands = {pid: _command(pid) or self._commands.get(pid, "") for pid in helpers}
         # Not a browser, or a program that sends metrics: the run goes on without them.
-        waited_for = [pid for pid in helpers if any(part in self._commands[pid] for part in _HELPERS)]
+        # One that has died before the first look has no command line: it could be any.
+        waited_for = [
+            pid
+            for pid in helpers
+            if not (command := self._commands[pid]) or any(part in command for part in _HELPERS)
+        ]
         faults = {pid: fault for pid in waited_for if (fault := _helper_fault(pid))}
         self._looks = {pid: self._looks.get(pid, 0) + 1 for pid in faults}
         for pid in self._looks:
             if self._looks[pid] > _LOOKS:
-                what = f"process {pid} ({self._commands[pid] or 'its command is unknown'})"
+                what = f"process {pid} ({self._commands[pid][:_SHOWN] or 'its command is unknown'})"
                 since = f"{faults[pid]} {limit_s:.0f} s ago"
                 return pid, f"waits for {what}, which it has started and which {since}"
         return None
@@ -424,7 +431,7 @@ def descendants(pid: int) -> Iterator[int]:
 
 def _command(pid: int) -> str:
     with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
-        return file.read().replace(b"\0", b" ").strip()[:200].decode(errors="replace")
+        return file.read().replace(b"\0", b" ").strip().decode(errors="replace")
     return ""
 
 

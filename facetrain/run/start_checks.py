@@ -18,6 +18,7 @@ from facetrain.distributed.world import World
 from facetrain.errors import RunError
 from facetrain.files import error_reason
 from facetrain.head.head_group import head_parts
+from facetrain.optim.muon import hidden_weights
 from facetrain.plural import count_text
 from facetrain.run.suited_settings import RunFacts, gather_facts, unsuited_settings
 from facetrain.training.state import TrainState
@@ -58,13 +59,17 @@ def checkpoint_bytes(config: Config, state: TrainState) -> int:
     """Return the size of a checkpoint: backbone and optimizer once, the class centers of all ranks."""
     weights = sum(tensor.nbytes for tensor in state.backbone.state_dict().values())
     trained = sum(weight.nbytes for weight in state.backbone.parameters() if weight.requires_grad)
+    chosen = hidden_weights(state.backbone, state.backbone.layer_prefixes())
+    moments = config.optim.count_moments(
+        trained, sum(weight.nbytes for weight in chosen if weight.requires_grad)
+    )
     rows = 0.0
     for part in head_parts(state.head):
         start, stop = part.shard
         local = sum(table.nbytes for table in part.head.row_state().values())
         # The other ranks' tables are not here, and shards differ by one class at most.
         rows += local / max(stop - start, 1) * part.head.num_classes
-    return weights + trained * config.optim.moments + round(rows)
+    return weights + moments + round(rows)
 
 
 def _check_cores(world: World) -> Iterator[str]:

@@ -117,7 +117,7 @@ def _score_table(path: Path, texts: dict[str, list[str]], score_P: np.ndarray) -
     sides = {
         name: (columns.pop(f"{name}_1"), columns.pop(f"{name}_2")) for name in names if f"{name}_2" in columns
     }
-    columns |= slice_columns(path, {name: pair_values(*values) for name, values in sides.items()})
+    columns |= {name: pair_values(*values) for name, values in sides.items()}
     return ScoreTable(path, scored, columns, sides, quality)
 
 

@@ -59,15 +59,15 @@ class Writing:
         print_written([written], self.as_json)
         if self.as_json:
             return written
-        reason = ""
         if written.empty_identities:
-            reason = f"identities without images: {written.empty_identities:,}, left out; later labels are renumbered"
-        elif written.is_reordered:
-            reason = "a folder per identity is numbered by its name, which is another order"
-        if reason:
-            before = ", ".join(map(str, selection.paths))
+            echo_line(f"  identities without images: {written.empty_identities:,}, left out")
+        other = "" if selection.keeps_labels else "the labels after them are renumbered"
+        if written.is_reordered:
+            other = "a folder per identity is numbered by its name, which is another order"
+        if other:
             echo_line(
-                f"  {reason}, so that a run on {before} cannot continue on {self.output}, nor start from its centers"
+                f"  {other}, so that a run on {selection.paths[0]} cannot continue on {self.output}, nor another one "
+                "start from its centers"
             )
         return written
 

@@ -46,6 +46,12 @@ class Selection:
         """Labels without gaps, int64 (N,)."""
         return np.unique(self.label, return_inverse=True)[1]
 
+    @property
+    def keeps_labels(self) -> bool:
+        """Whether the copy has the labels of the dataset; of several, those of the first."""
+        first = self.source.datasets[0] if isinstance(self.source, MixtureDataset) else self.source
+        return len(np.unique(first.labels)) == first.num_classes
+
     @cached_property
     def identities(self) -> list[int]:
         """Identity in the dataset of each new label: corrected labels mix identities, and the most frequent counts."""

@@ -213,6 +213,8 @@ def _shaping_value(config: Any, key: str) -> Any:
         changed = architecture is not None and "layers" in architecture.changeable
         return list(architecture.arguments.get("layers", ())) or None if architecture and changed else None
     if key == "optim.momentum" and value is not None:
+        if _lookup(config, "optim.name") != "sgd":
+            return None  # it has no effect
         return "0" if value == 0 else "a value above 0"  # which value does not matter for the tensors
     return value
 

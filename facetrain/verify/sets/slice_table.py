@@ -24,6 +24,7 @@ from facetrain.verify.sets.csv_columns import finite_numbers, read_columns
 
 _MAX_VALUES = 500
 """Largest number of different values in a column; each is a slice."""
+_TWO_VALUES = "two values"
 _SUBJECT = "subject"
 QUALITY = "quality"
 """Name of the column with a quality measure, which is a curve and not a slice."""
@@ -62,7 +63,7 @@ def read_slice_table(path: Path, same_P: np.ndarray) -> SliceTable:
     columns, sides = slice_columns(path, texts), {}
     if rows == 2 * pairs:
         sides = {name: (value[0::2], value[1::2]) for name, value in columns.items()}
-        columns = slice_columns(path, {name: pair_values(*values) for name, values in sides.items()})
+        columns = {name: pair_values(*values) for name, values in sides.items()}
     ids = None if subject is None else _subject_ids(path, subject, same_P)
     return SliceTable(columns, ids, sides, quality)
 
@@ -82,7 +83,7 @@ def _subject_ids(path: Path, subject: list[str], same_P: np.ndarray) -> np.ndarr
     return dense_ids(subject)
 
 
-def slice_columns(path: Path, texts: Mapping[str, Sequence[str] | np.ndarray]) -> dict[str, np.ndarray]:
+def slice_columns(path: Path, texts: Mapping[str, Sequence[str]]) -> dict[str, np.ndarray]:
     """Return the columns of a table as arrays of str objects (P,).
 
     A column with very many different values, such as names, numbers of images or ages, is no slice: it is left out, and
@@ -100,6 +101,10 @@ def slice_columns(path: Path, texts: Mapping[str, Sequence[str] | np.ndarray]) -
 
 
 def pair_values(first_P: np.ndarray, second_P: np.ndarray) -> np.ndarray:
-    """Return the common value of both images, or `a / b` in alphabetical order: Python objects (P,)."""
+    """Return the common value of both images, or `a / b` in alphabetical order: Python objects (P,).
+
+    With very many different ones, pairs of two values have one value together.
+    """
     low, high = np.where(first_P < second_P, (first_P, second_P), (second_P, first_P))
-    return np.where(low == high, low, low + " / " + high)
+    value_P = np.where(low == high, low, low + " / " + high)
+    return value_P if len(set(value_P)) <= _MAX_VALUES else np.where(low == high, low, _TWO_VALUES)

@@ -208,16 +208,17 @@ def test_checkpoints_after_the_step_that_a_run_goes_back_to_do_not_count_but_are
 
 
 def test_of_two_runs_that_begin_together_only_the_later_one_writes_to_the_mirror(tmp_path, capsys):
-    Mirror(URL).check_run(RUN_ID)
-    assert upload(tmp_path, save(tmp_path, 2)) == ""
-    filesystem, root = open_filesystem(URL)
-    other = "f" * 16
-    filesystem.pipe_file(f"{root}/run_id.txt", other.encode())  # it has looked before the first checkpoint
-    failure = upload(tmp_path, save(tmp_path, 4), keep=1)
-    assert f"another run of this name has begun to use it (id {other}" in failure
-    assert Mirror(URL).steps() == [2] and "was not uploaded" in capsys.readouterr().err
+    uploads, other = uploads_of(tmp_path, keep=1), "f" * 16
+    Mirror(URL).check_run(other)  # a start that ends before its first checkpoint
+    uploads.add(save(tmp_path, 2))
+    assert uploads.finish() == "" and Mirror(URL).steps() == [2]
     with pytest.raises(UsageError, match="holds the checkpoints of another run"):
-        Mirror(URL).check_run(other)
+        Mirror(URL).claim(other)
+    filesystem, root = open_filesystem(URL)
+    filesystem.pipe_file(f"{root}/run_id.txt", other.encode())  # it has looked before the first checkpoint
+    uploads.add(save(tmp_path, 4))
+    assert f"another run of this name has begun to use it (id {other}" in uploads.finish()
+    assert Mirror(URL).steps() == [2] and "was not uploaded" in capsys.readouterr().err
 
 
 def test_steps_that_are_saved_again_free_their_place_and_keep_what_was_left(tmp_path):
@@ -231,6 +232,13 @@ def test_steps_that_are_saved_again_free_their_place_and_keep_what_was_left(tmp_
     assert Mirror(URL).steps() == [6, 8]
     found = {name for name in Mirror(URL)._objects() if "step_00000004" in name}
     assert found == {*left, "checkpoints/step_00000004/left_manifest.json"}
+    filesystem, root = open_filesystem(URL)
+    filesystem.pipe_file(f"{root}/checkpoints/step_00000004/left_manifest.json", b"{")
+    Mirror(URL).remove_surplus(keep=1, best_metric=None)
+    assert Mirror(URL).steps() == [8], "a damaged one ends no clean-up"
+    assert left < set(Mirror(URL)._objects()) and not any(
+        "step_00000006" in name for name in Mirror(URL)._objects()
+    )
 
 
 def test_a_record_that_grows_while_it_is_uploaded_is_uploaded_as_it_was(tmp_path, monkeypatch):

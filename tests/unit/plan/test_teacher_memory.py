@@ -68,6 +68,14 @@ def test_the_forward_pass_of_a_teacher_is_forecast_without_its_memory(teacher, p
     assert forecast(config, 1001, 2).parts["work"] >= 512 / 8 * 0.9 * found
 
 
+def test_a_teacher_that_is_no_network_of_torch_has_a_forecast_without_its_forward_pass():
+    class Foreign(torch.nn.Module):
+        def forward(self, image):
+            return torch.from_numpy(image.numpy())
+
+    assert embedding_bytes(Foreign(), 32, batch=8, precision="fp32") == 0
+
+
 @pytest.mark.slow
 def test_a_teacher_adds_its_weights_and_its_centers(teacher, tmp_path):
     gpus, classes = 2, 1001

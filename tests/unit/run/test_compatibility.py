@@ -46,13 +46,16 @@ def test_other_numbers_of_blocks_than_the_published_ones_are_refused_with_the_ke
 
 
 def test_a_momentum_of_0_has_other_tensors_than_one_above_0_and_its_value_may_change():
-    def config(momentum):
-        return build_config(
-            {"data": {"train": "x"}, "optim": {"momentum": momentum}, "train": {"max_steps": 9}}, "x"
-        )
+    def config(momentum, name="sgd"):
+        optim = {"momentum": momentum, "name": name}
+        return build_config({"data": {"train": "x"}, "optim": optim, "train": {"max_steps": 9}}, "x")
 
-    meta = {"model": {"config": plain_config(config(0.9))}}
-    saved = SimpleNamespace(folder=Path("step_00000004"), step=4, meta=meta)
+    def checkpoint(config):
+        meta = {"model": {"config": plain_config(config)}}
+        return SimpleNamespace(folder=Path("step_00000004"), step=4, meta=meta)
+
+    check_compatibility(checkpoint(config(0.9, "adamw")), config(0, "adamw"), total_steps=9)
+    saved = checkpoint(config(0.9))
     check_compatibility(saved, config(0.5), total_steps=9)
     with pytest.raises(
         ConfigError, match=r"^optim\.momentum: .* with a value above 0, and cannot continue with 0"
