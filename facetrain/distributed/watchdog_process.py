@@ -52,8 +52,9 @@ _LOOKS = 6
 """Looks at the helpers within this time."""
 _SHOWN = 200
 """Characters of a command line in a message."""
-_HELPERS = ("multiprocessing", "torch/_inductor", "torch._inductor")
-"""Parts of the command lines of processes that a rank waits for: readers, the test of the kernels, torch's compiler."""
+_NOT_WAITED_FOR = ("wandb",)
+"""Parts of the command lines of programs without which a run goes on. So does it without those of another session, such
+as a browser."""
 _ENDED_S = 8.0
 """Seconds between the end of another rank and the end of this one, which mostly notices and exits by itself."""
 _FAILED_S = 18.0
@@ -121,12 +122,11 @@ class _Helpers:
         helpers = [pid for pid in descendants(self._settings.pid) if pid not in self._others]
         # A killed process has no command line any more.
         self._commands = {pid: _command(pid) or self._commands.get(pid, "") for pid in helpers}
-        # Not a browser, or a program that sends metrics: the run goes on without them.
-        # One that has died before the first look has no command line: it could be any.
         waited_for = [
             pid
             for pid in helpers
-            if not (command := self._commands[pid]) or any(part in command for part in _HELPERS)
+            if _session_of(pid) == _session_of(self._settings.pid)
+            and not any(part in self._commands[pid] for part in _NOT_WAITED_FOR)
         ]
         faults = {pid: fault for pid in waited_for if (fault := _helper_fault(pid))}
         self._looks = {pid: self._looks.get(pid, 0) + 1 for pid in faults}
@@ -433,6 +433,10 @@ def _command(pid: int) -> str:
     with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
         return file.read().replace(b"\0", b" ").strip().decode(errors="replace")
     return ""
+
+
+def _session_of(pid: int) -> str:
+    return next(iter(_status_of(pid)[3:4]), "")
 
 
 def _status_of(pid: int) -> list[str]:

@@ -231,8 +231,8 @@ def test_a_rank_ends_with_its_watchdog_and_the_watchdog_with_its_rank(start, tmp
 
 
 HELPER = """
-code = "import time; time.sleep(60)" + ("" if "unneeded" in sys.argv[5:] else "  # as multiprocessing starts it")
-helper = subprocess.Popen([sys.executable, "-c", code])
+code = "import time; time.sleep(60)" + ("  # wandb" if "wandb" in sys.argv[5:] else "")
+helper = subprocess.Popen([sys.executable, "-c", code], start_new_session="session" in sys.argv[5:])
 print(helper.pid, flush=True)
 time.sleep(1.5)
 os.kill((other if "other" in sys.argv[5:] else helper).pid, getattr(signal, sys.argv[5]))
@@ -257,7 +257,8 @@ if other:
         ("SIGSTOP continued", "", -1),
         ("SIGSTOP continued", "", 0),
         ("SIGSTOP other", "", -1),
-        ("SIGKILL unneeded", "", -1),
+        ("SIGKILL wandb", "", -1),
+        ("SIGKILL session", "", 0),
     ],
 )
 def test_a_helper_that_stays_stopped_or_was_killed_is_named_and_ends_the_process(start, fault, reason, rank):
