@@ -120,7 +120,7 @@ def train_plainly(rate, accumulate):
     return losses, net.state_dict(), torch.cat(weights).detach()
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_ranks_equal_the_plain_losses_of_each_dataset(world_size):
     ranks = run_ranks(world_size, train_group) if world_size > 1 else [train_group()]
     for number, (rate, accumulate) in enumerate(CASES):

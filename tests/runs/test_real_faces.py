@@ -38,6 +38,7 @@ def test_packed_images_train_a_network_that_tells_real_people_apart(tmp_path):
     assert accuracy[-1] > accuracy[0] + 0.06
 
 
+@pytest.mark.slow
 def test_real_records_and_sets_read_without_special_handling(tmp_path):
     shutil.copytree(shared_path("real/recordio/im2rec_8faces"), tmp_path / "eight")
     found = facetrain("data", "inspect", tmp_path / "eight", "--json")

@@ -13,6 +13,7 @@ timm = pytest.importorskip("timm", reason="timm is not installed")
 NAMES = ["convnext_atto", "edgenext_xx_small", "mobilenetv4_conv_small_050", "vit_small_patch16_dinov3"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_published_weights_give_the_features_of_timm_at_any_image_size(name, tmp_path):
     torch.manual_seed(0)

@@ -197,6 +197,7 @@ def test_a_local_checkpoint_of_another_course_is_put_aside(tmp_path):
     assert Checkpoint(tmp_path / "checkpoints" / "left_step_00000002").meta["note"] == "another course"
 
 
+@pytest.mark.slow
 def test_checkpoints_after_the_step_that_a_run_goes_back_to_do_not_count_but_are_kept(tmp_path):
     upload(tmp_path, *[save(tmp_path, step) for step in (2, 4, 6)])
     Mirror(URL).leave_after(2)
@@ -221,6 +222,7 @@ def test_of_two_runs_that_begin_together_only_the_later_one_writes_to_the_mirror
     assert Mirror(URL).steps() == [2] and "was not uploaded" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_steps_that_are_saved_again_free_their_place_and_keep_what_was_left(tmp_path):
     upload(tmp_path, save(tmp_path, 2), save(tmp_path, 4))
     left = {name for name in Mirror(URL)._objects() if "step_00000004" in name and "manifest" not in name}

@@ -77,6 +77,7 @@ def test_roc_and_det_show_the_other_model_and_no_legend_covers_the_data(found):
             assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
 
 
+@pytest.mark.slow
 def test_unusual_names_are_shown_as_they_are_and_end_no_report(found, tmp_path):
     result = found.results["lfw"]
     for names in (("_new", "_old"), ("a$_$b", "x")):
