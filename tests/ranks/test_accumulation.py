@@ -87,7 +87,9 @@ def train_plainly(name):
     return torch.cat(weights).detach()
 
 
-@pytest.mark.parametrize("size", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "size", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
+)
 def test_micro_batches_with_unequal_shares_of_a_dataset_update_its_centers_once_per_step(size):
     ranks = run_ranks(size, train_group) if size > 1 else [train_group()]
     plain = {optimizer: train_plainly(optimizer) for optimizer in ("sgd", "adamw")}

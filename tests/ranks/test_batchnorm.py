@@ -1,3 +1,4 @@
+import pytest
 import torch
 from torch import nn
 
@@ -68,6 +69,7 @@ def one_rank_of_all_cases():
     return results
 
 
+@pytest.mark.slow
 def test_in_other_dtypes_and_layouts_it_is_as_near_as_rounding_allows():
     ranks = run_ranks(2, one_rank_of_all_cases)
     for case, (dtype, memory_format) in enumerate(CASES):

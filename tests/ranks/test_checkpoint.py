@@ -26,7 +26,13 @@ def save_twice(folder):
 
 
 @pytest.mark.parametrize(
-    "saved_on", [1, pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)]
+    "saved_on",
+    [
+        1,
+        pytest.param(2, marks=pytest.mark.slow),
+        pytest.param(3, marks=pytest.mark.slow),
+        pytest.param(4, marks=pytest.mark.slow),
+    ],
 )
 def test_rows_saved_on_some_ranks_load_on_any_number(tmp_path, saved_on):
     outcomes = run_ranks(saved_on, save_twice, tmp_path) if saved_on > 1 else [save_twice(tmp_path)]

@@ -97,7 +97,7 @@ def train_dense(name, rate):
     return losses, net.state_dict(), weight.detach()
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_every_margin_and_loss_on_ranks_equals_its_equation_and_sends_as_many_bytes_as_documented(world_size):
     ranks = run_ranks(world_size, train_every_head)
     for number, (name, rate) in enumerate(CASES):

@@ -93,6 +93,7 @@ def test_a_signal_to_the_whole_process_group_saves_once_and_ends_within_the_prin
     Checkpoint.open(folder).verify()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 138), (signal.SIGHUP, 129)]
 )

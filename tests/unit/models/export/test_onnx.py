@@ -129,6 +129,7 @@ class Brightness(torch.nn.Module):
         return image_BCHW.flatten(1)[:, :16] / 255
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("from_pixels", [False, True])
 def test_a_graph_that_normalizes_inside_is_not_normalized_twice(tmp_path, from_pixels):
     metadata = {"preprocessing": RAW_PIXELS}
