@@ -151,8 +151,8 @@ class Mirror:
             step: self._left_objects(step) for _, step, file in _parsed(objects) if file == _LEFT_MANIFEST
         }
         for name, step, file in _parsed(objects):
-            is_left = step in left and (left[step] is None or name in (left[step] or ()))
-            if step not in kept and file != MANIFEST and not is_left:
+            of_left = left.get(step, set())
+            if step not in kept and file != MANIFEST and of_left is not None and name not in of_left:
                 self._remove(name)
 
     def _left_objects(self, step: int) -> set[str] | None:

@@ -23,6 +23,9 @@ from facetrain.cli.progress_bar import progress_bar
 from facetrain.errors import UsageError
 from facetrain.plural import count_text
 
+# None in the options: one that is given where it has no effect is refused.
+_IMAGE_SIZE, _COUNT, _SEED = 112, 6000, 0
+
 
 @dataclass(frozen=True)
 class ListedImages(FaceLandmarks):
@@ -34,7 +37,7 @@ class ListedImages(FaceLandmarks):
         typer.Option(
             min=IMAGE_SIZE.min,
             max=IMAGE_SIZE.max,
-            help="Width and height of the images of a pair list, in pixels; by default 112.",
+            help=f"Width and height of the images of a pair list, in pixels; by default {_IMAGE_SIZE}.",
         ),
     ] = None
 
@@ -46,10 +49,10 @@ class PairWriting:
     output: Annotated[Path, typer.Option(help="The .bin file to write.")]
     count: Annotated[
         int | None,
-        typer.Option(min=20, help="Pairs to sample from a dataset, a multiple of 20; by default 6000."),
+        typer.Option(min=20, help=f"Pairs to sample from a dataset, a multiple of 20; by default {_COUNT}."),
     ] = None
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Seed of the pairs from a dataset; by default 0.")
+        int | None, typer.Option(min=0, help=f"Seed of the pairs from a dataset; by default {_SEED}.")
     ] = None
     workers: Workers = None
 
@@ -111,13 +114,15 @@ def pairs(
     require_absent(output)
     require_writable(output)
     if is_list:
-        selected = list_pairs(source, listed.images, landmarks=finder, image_size=listed.image_size or 112)
+        selected = list_pairs(
+            source, listed.images, landmarks=finder, image_size=listed.image_size or _IMAGE_SIZE
+        )
     elif groups:
         selected = group_bin_pairs(source)
     elif is_bin(source):
         selected = bin_pairs(source, reduce_to=reduce_to)
     else:
-        selected = sample_pairs(source, writing.count or 6000, seed=writing.seed or 0)
+        selected = sample_pairs(source, writing.count or _COUNT, seed=writing.seed or _SEED)
     with progress_bar("reading images") as progress:
         written = write_pairs(selected, output, workers=writing.workers, progress=progress)
     if as_json:
