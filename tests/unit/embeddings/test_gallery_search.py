@@ -79,11 +79,11 @@ def test_a_part_of_a_gallery_is_searched_as_if_the_other_entries_were_not_there(
 
 @pytest.mark.parametrize("copies", [40, 300])
 def test_copies_of_a_face_are_found_in_the_order_of_their_rows(monkeypatch, copies):
-    monkeypatch.setattr(embedding_files, "BLOCK_BYTES", 200 * 4 * SIZE)
+    monkeypatch.setattr(embedding_files, "BLOCK_BYTES", 700 * 4 * SIZE)
     random = np.random.default_rng(0)
-    gallery = random.normal(size=(600, SIZE)).astype(np.float32)
-    gallery[100 : 100 + copies] = gallery[5]
-    gallery[450:500] = gallery[6] * (1 + 1e-7 * random.normal(size=(50, SIZE)))
+    gallery = random.normal(size=(1000, SIZE)).astype(np.float32)
+    gallery[500 : 500 + copies] = gallery[5]
+    gallery[850:900] = gallery[6] * (1 + 1e-7 * random.normal(size=(50, SIZE)))
     probe = np.concatenate([gallery[[5, 6, 7]], np.zeros((1, SIZE), np.float32)])
     found = search_gallery(stored(probe, "probes.npz"), stored(gallery), 3)
     row, cosine = reference(probe, gallery, 3)

@@ -241,10 +241,12 @@ def test_a_state_dict_has_the_rows_that_a_step_has_on_the_device(placement, tmp_
 
     trained = head()
     for step in range(3):
+        trained.begin_step(step, lr=0.1)
         trained(*batch(step)).backward()
     saved = {name: torch.clone(value) for name, value in trained.state_dict().items() if name == "weight"}
     assert torch.equal(saved["weight"], trained.row_state()["weight"])
     changed = head()
+    changed.begin_step(3, lr=0.1)
     changed(*batch(3)).backward()
     changed.load_state_dict(trained.state_dict())
     assert torch.equal(changed.row_state()["weight"], saved["weight"])
