@@ -256,18 +256,21 @@ def write_identities(
 
     Args:
         folder: output folder; created if it does not exist.
-        counts: number of images of each identity. The identity records describe images sorted by label.
-        images: (label, encoded image), as many as `counts` announces, in any order.
+        counts: number of images of each identity.
+        images: (label, encoded image), as many as `counts` announces, in any order. If they are not sorted by label,
+            the identity records have empty ranges, because no range would be true, and readers read every record.
         image_size: side of the images in pixels, for `property`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     past = sum(counts) + 1
     starts = [1, *(1 + total for total in accumulate(counts))]
+    is_sorted, before = True, 0
     with RecordWriter(folder / "train.rec") as writer:
         writer.write(0, RecordHeader(flag=2, labels=(float(past), float(past + len(counts)))), b"")
         for key, (label, image) in enumerate(images, start=1):
             writer.write(key, RecordHeader.of_image(label, key), image)
+            is_sorted, before = is_sorted and label >= before, label
         for label in range(len(counts)):
-            ranges = (float(starts[label]), float(starts[label + 1]))
-            writer.write(past + label, RecordHeader(flag=2, labels=ranges), b"")
+            ends = (starts[label], starts[label + 1]) if is_sorted else (past, past)
+            writer.write(past + label, RecordHeader(flag=2, labels=tuple(map(float, ends))), b"")
     (folder / "property").write_text(f"{len(counts)},{image_size},{image_size}\n", encoding="ascii")

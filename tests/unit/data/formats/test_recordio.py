@@ -17,9 +17,11 @@ from facetrain.data.formats.recordio import (
     RecordReader,
     RecordWriter,
     decode_record,
+    write_identities,
 )
+from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import DataError, RecordError
-from tests.support.datasets import write_records
+from tests.support.datasets import images_of, write_records
 
 _MAGIC = struct.pack("<I", MAGIC)
 
@@ -143,3 +145,13 @@ def test_the_fast_path_returns_the_same_image_as_the_full_path_or_none(
         header, data = decode_record(reader.read_at(0), "")
         assert found == (header.label, data)
     assert reader.image_at(-4, size) is None and reader.image_at(1 << 40, 0) is None
+
+
+def test_images_that_are_not_sorted_by_label_are_all_read_with_their_own_labels(tmp_path):
+    # More identities than the reader samples, and one image of label 1501 among those of 1502.
+    labels = np.repeat(np.arange(3000), 3)
+    labels[[4505, 4506]] = labels[[4506, 4505]]
+    write_identities(tmp_path, [3] * 3000, [(label, b"image") for label in labels.tolist()], 112)
+    dataset = open_dataset(tmp_path)
+    assert dataset.labels.tolist() == labels.tolist()
+    assert [label for label, _ in images_of(dataset)] == labels.tolist()
