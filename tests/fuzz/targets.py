@@ -188,7 +188,7 @@ TARGETS = {
     "mixture": Target(DataError, ["mix.yaml", "keep.txt"], _open_mixture, seeds.mixtures, separator=b"\n\n"),
     "mxnet_network": Target(ModelError, ["m-symbol.json", "m-0000.params"], _open_mxnet, seeds.mxnet),
     "msgpack_list": Target(
-        ValueError, ["a.msgpack"], lambda path: list_items(memoryview(path.read_bytes())), seeds.msgpack_lists
+        ValueError, ["a.msgpack"], lambda path: list(list_items(memoryview(path.read_bytes()))), seeds.msgpack_lists
     ),
     "tar_shard": Target(
         DataError, ["tar/a.tar"], _read_dataset, seeds.tars, framing.tar_with_checksums, opened="tar"

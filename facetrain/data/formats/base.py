@@ -257,11 +257,3 @@ def columns_of_rows(names: str, rows: Sequence[tuple[Any, ...]] | np.ndarray) ->
         name: np.ascontiguousarray(column, np.int32 if name in _SHORT_COLUMNS else np.int64)
         for name, column in zip(names.split(), table.T, strict=True)
     }
-
-
-def name_columns(names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return the columns of names that are in no file."""
-    encoded = [os.fsencode(name) for name in names]
-    size = np.fromiter(map(len, encoded), np.int32, len(encoded))
-    text = np.frombuffer(b"".join(encoded), np.uint8)
-    return {"names": text, "name_size": size, "name_offset": np.cumsum(size, dtype=np.int64) - size}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from array import array
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.column_cache import Columns
-from facetrain.data.formats.base import CatalogDataset, Format, name_columns
+from facetrain.data.formats.base import CatalogDataset, Format
 from facetrain.data.images.header import IMAGE_SUFFIXES
 from facetrain.errors import DataError, UnreadableError
 from facetrain.files import error_reason, open_regular, os_errors_as, printable
@@ -74,35 +75,44 @@ def open_folder(folder: Path) -> CatalogDataset:
         DataError: there are no images.
     """
     skipped: list[tuple[str, str, str]] = []
-    identities, labels, names = list[str](), list[int](), list[str]()
+    # Buffers and not lists of texts and numbers, which would take 280 bytes per image.
+    identities, labels, names, name_sizes = list[str](), array("i"), bytearray(), array("i")
     for identity, is_folder in _entries(folder, skipped):
         if not is_folder:
             skipped.append(
                 (printable(identity), "no_identity", "the file is not in the folder of an identity")
             )
             continue
-        files = []
+        files = 0
         for name, is_folder in _entries(folder, skipped, f"{identity}/"):
             if is_folder:
                 skipped.append((printable(name), "nested", "a folder inside the folder of an identity"))
             elif _is_image(name):
-                files.append(name)
+                encoded = os.fsencode(name)
+                names += encoded
+                name_sizes.append(len(encoded))
+                files += 1
             else:
                 skipped.append((printable(name), "suffix", "not a format that OpenCV reads"))
         if not files:
             skipped.append((printable(identity), "empty", "the folder has no images"))
             continue
-        labels += [len(identities)] * len(files)
+        labels.extend([len(identities)] * files)
         identities.append(identity)
-        names += files
     if not labels:
         raise DataError(
             f"{folder}: contains neither train.rec nor images in one subfolder per identity "
             f"({', '.join(sorted(IMAGE_SUFFIXES))}); give the folder that has the identities; for images directly "
             "in it, write a list file of their people, such as people.txt with lines `photo1.jpg ann`, and give it"
         )
+    name_size = np.array(name_sizes, np.int32)
     columns = Columns.of(
-        label=np.array(labels, np.int32), **name_columns(names), identities=identities, skipped=skipped
+        label=np.array(labels, np.int32),
+        names=np.frombuffer(names, np.uint8),
+        name_size=name_size,
+        name_offset=np.cumsum(name_size, dtype=np.int64) - name_size,
+        identities=identities,
+        skipped=skipped,
     )
     return FileDataset(folder, [], columns, root=folder)
 

@@ -13,12 +13,14 @@ from __future__ import annotations
 import mmap
 import os
 import signal
-from collections.abc import Collection, Iterator
+from array import array
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -83,13 +85,13 @@ def build_catalog(path: Path) -> Columns:
         size = os.fstat(file.fileno()).st_size
         if not size:
             raise DataError(f"{path}: an empty file; copy the database again")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content, _values(path) as value_of:
-            return _catalog(path, value_of, _Places(path, file.fileno(), content, value_of))
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content, _open(path) as cursor:
+            return _catalog(path, cursor, _Places(path, file.fileno(), content, _values(cursor)))
 
 
 @contextmanager
-def _values(path: Path) -> Iterator[dict[bytes, tuple[memoryview, memoryview]]]:
-    """Yield key and value of each entry by its key; the views are of the library's mapping of the file."""
+def _open(path: Path) -> Iterator[Any]:
+    """Yield a cursor of the library; its keys and values are views of its mapping of the file."""
     try:
         import lmdb
     except ImportError as error:
@@ -99,25 +101,42 @@ def _values(path: Path) -> Iterator[dict[bytes, tuple[memoryview, memoryview]]]:
             lmdb.open(str(path), subdir=False, readonly=True, lock=False, create=False) as database,
             database.begin(buffers=True) as transaction,
         ):
-            value_of = {bytes(key): (key, value) for key, value in transaction.cursor()}
-            if len(value_of) != database.stat()["entries"]:  # a damaged page number leads to another page
+            cursor = transaction.cursor()
+            found = _count_keys(cursor)
+            if found != database.stat()["entries"]:  # a damaged page number leads to another page
                 raise DataError(f"{path}: the database has lost entries; copy it again")
-            yield value_of
+            yield cursor
     except lmdb.Error as error:
         raise DataError(
             f"{path}: not an LMDB database, or a damaged one ({error_reason(error)}); copy it again"
         ) from error
 
 
+def _keys(cursor: Any) -> Iterator[bytes]:
+    return map(bytes, cursor.iternext(values=False)) if cursor.first() else iter(())
+
+
+def _values(cursor: Any) -> Iterator[memoryview]:
+    return (value for _, value in cursor.iternext()) if cursor.first() else iter(())
+
+
+def _count_keys(cursor: Any) -> int:
+    """Return the number of different keys. They are sorted: a page that is read twice goes back in the order."""
+    count, before = 0, None
+    for key in _keys(cursor):
+        if before is not None and key <= before:
+            return len(set(_keys(cursor)))  # a damaged database, or one with an order of its own
+        count, before = count + 1, key
+    return count
+
+
 class _Places:
     """Offsets in the file of views of the library's mapping, each checked against the bytes of the file."""
 
-    def __init__(
-        self, path: Path, file: int, content: mmap.mmap, value_of: dict[bytes, tuple[memoryview, memoryview]]
-    ) -> None:
+    def __init__(self, path: Path, file: int, content: mmap.mmap, values: Iterable[memoryview]) -> None:
         """Find where the mapping begins, by the first value that is long enough to be found in the file."""
         self._path, self._file, self._size, self._base = path, file, len(content), 0
-        view = next((value for _, value in value_of.values() if len(value) >= _LEAST_FOUND_BYTES), None)
+        view = next((value for value in values if len(value) >= _LEAST_FOUND_BYTES), None)
         at = -1 if view is None else content.find(view)
         while view is not None and at >= 0:
             # A page that was replaced may hold an equal value at another place within a page.
@@ -148,29 +167,50 @@ def _address(view: memoryview) -> int:
     return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0]) if len(view) else 0
 
 
-def _catalog(path: Path, value_of: dict[bytes, tuple[memoryview, memoryview]], place: _Places) -> Columns:
-    # Keys in underscores are of programs; any other key would be an image that is left out.
-    images = {key for key in value_of if not key.startswith(b"__")}
+def _catalog(path: Path, cursor: Any, place: _Places) -> Columns:
+    images = sum(1 for _ in _image_keys(cursor))
+    listed = cursor.item()[1] if cursor.set_key(_KEYS) else None
+    # Neither a set of the keys nor a list of views: they would take a kilobyte per image.
+    rows = array("q")
     try:
-        keys = _listed(value_of[_KEYS][1]) if _KEYS in value_of else _in_key_order(images)
-        if unlisted := images.difference(keys):
-            raise ValueError(f"{min(unlisted)!r} is not in the list")
-        entries = [value_of[key] for key in keys]
-    except (ValueError, KeyError) as error:
+        for name in _in_key_order(list(_image_keys(cursor))) if listed is None else _listed(listed):
+            if not cursor.set_key(name):
+                raise ValueError(f"there is no {name!r}")
+            key, value = cursor.item()
+            image, label = _image_and_label(path, key, value)
+            rows.extend((place(value) + image.start, image.end - image.start, label, place(key), len(key)))
+        table = np.array(rows, np.int64).reshape(-1, 5)
+        _require_each_once(table[:, 3], cursor, listed, images)
+    except ValueError as error:
         raise DataError(
-            f"{path}: {_KEYS.decode()} is not the list of the {len(images):,} keys: {error}; write the database again"
+            f"{path}: {_KEYS.decode()} is not the list of the {images:,} keys: {error}; write the database again"
         ) from None
-    rows = []
-    for key, value in entries:
-        image, label = _image_and_label(path, key, value)
-        rows.append((place(value) + image.start, image.end - image.start, label, place(key), len(key)))
-    return Columns.of(**columns_of_rows("offset size label name_offset name_size", rows))
+    return Columns.of(**columns_of_rows("offset size label name_offset name_size", table))
+
+
+def _image_keys(cursor: Any) -> Iterator[bytes]:
+    # Keys in underscores are of programs; any other key would be an image that is left out.
+    return (key for key in _keys(cursor) if not key.startswith(b"__"))
+
+
+def _require_each_once(place_N: np.ndarray, cursor: Any, listed: memoryview | None, images: int) -> None:
+    """Require that the catalog has each image once, by the places of their keys.
+
+    Raises:
+        ValueError: it leaves out an image, or has one twice.
+    """
+    distinct = len(np.unique(place_N))
+    if distinct < len(place_N):
+        raise ValueError(f"{len(place_N):,} keys are listed, {distinct:,} different ones")
+    if listed is not None and distinct < images:
+        unlisted = set(_image_keys(cursor)).difference(_listed(listed))
+        raise ValueError(f"{min(unlisted)!r} is not in the list")
 
 
 def _image_and_label(path: Path, key: memoryview, value: memoryview) -> tuple[Item, int]:
     """Return the place of the image in a value, and its label."""
     try:
-        items = list_items(value)
+        items = list(list_items(value))
         images = [item for item in items if item.number is None]
         labels = [item.number for item in items if item.number is not None]
         if (len(images), len(labels)) != (1, 1):
@@ -187,8 +227,8 @@ def _image_and_label(path: Path, key: memoryview, value: memoryview) -> tuple[It
     return images[0], labels[0]
 
 
-def _listed(value: memoryview) -> list[bytes]:
-    return [bytes(value[item.start : item.end]) for item in list_items(value)]
+def _listed(value: memoryview) -> Iterator[bytes]:
+    return (bytes(value[item.start : item.end]) for item in list_items(value))
 
 
 def _in_key_order(keys: Collection[bytes]) -> list[bytes]:

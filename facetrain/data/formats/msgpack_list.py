@@ -6,6 +6,7 @@ Of the msgpack specification, the families array, bin, str and int are understoo
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import NamedTuple
 
 _LISTS = {0xDC: ">H", 0xDD: ">I"}
@@ -21,21 +22,20 @@ class Item(NamedTuple):
     number: int | None
 
 
-def list_items(text: memoryview) -> list[Item]:
-    """Return the items of a list.
+def list_items(text: memoryview) -> Iterator[Item]:
+    """Yield the items of a list.
 
     Raises:
         ValueError: the text is not a list of byte strings, texts and whole numbers.
     """
     try:
         count, position = _sized(text, 0, _LISTS, short=0x90)
-        items: list[Item] = []
         for _ in range(count):
-            items.append(_item_at(text, position))
-            position = items[-1].end
+            item = _item_at(text, position)
+            yield item
+            position = item.end
     except (struct.error, IndexError):
         raise ValueError("an item is longer than the value") from None
-    return items
 
 
 def _item_at(text: memoryview, position: int) -> Item:

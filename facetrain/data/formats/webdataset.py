@@ -106,7 +106,7 @@ def _build_catalog(shards: list[Path]) -> Columns:
     label = label_of[np.array(identity_number, np.int32)]
     if not identities:
         folders = list(number_of_folder)
-        identities = names_of_folders(label.tolist(), (folders[number] for number in folder_number))
+        identities = names_of_folders(map(int, label), (folders[number] for number in folder_number))
     columns = columns_of_rows("file name_offset name_size offset size", rows)
     return Columns.of(**columns, label=label, identities=identities, skipped=skipped)
 

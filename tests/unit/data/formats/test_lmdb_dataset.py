@@ -106,7 +106,9 @@ def test_a_mask_that_does_not_fit_is_refused(tmp_path, mask, message):
     [({b"0": b"\x01"}, "of msgpack"), ({b"0": pickle.dumps((b"x", 1))}, "of msgpack"),
       ({b"0": packed(b"x", b"y")}, "expected one of each"),
      ({b"0": packed(b"x", 2**31)}, "the label 2147483648"), ({b"__len__": b"\x01"}, "no images"),
-     ({b"0": packed(b"x", 1), b"__keys__": packed(b"1")}, "not the list of the 1 keys")],
+     ({b"0": packed(b"x", 1), b"__keys__": packed(b"1")}, "not the list of the 1 keys: there is no b'1'"),
+     ({b"0": packed(b"x" * 99, 1), b"__keys__": packed(b"0", b"0")}, "2 keys are listed, 1 different ones"),
+     ({b"0": packed(b"x" * 99, 1), b"1": packed(b"y", 1), b"__keys__": packed(b"0")}, "b'1' is not in the list")],
 )  # fmt: skip
 def test_other_values_are_refused(tmp_path, values, message):
     with pytest.raises(DataError, match=message):
