@@ -77,7 +77,8 @@ def calibrate_model(
             f"{target}: every person has more than {MAX_IMAGES:,} images, too many to compare with each other; use "
             "fewer images of each person"
         )
-    images, labels = [images[index] for index in chosen.tolist()], labels[chosen]
+    # Copies in a dataset would be genuine pairs of cosine 1.
+    images, labels = without_copies([images[index] for index in chosen.tolist()], labels[chosen])
     fmrs = fmrs or reachable_fmrs(labels)
     if not fmrs:
         raise DataError(
@@ -102,7 +103,7 @@ def calibrate_model(
 
 
 def read_known_people(target: str, data_dir: Path) -> tuple[Sequence[bytes], np.ndarray]:
-    """Return the different images of a dataset or set, and the person of each, int (N,).
+    """Return the images of a dataset, or the different images of a set, and the person of each, int (N,).
 
     Raises:
         DataError: the data cannot be read, or does not say who is on its images.
@@ -119,8 +120,13 @@ def read_known_people(target: str, data_dir: Path) -> tuple[Sequence[bytes], np.
             f"{target}: has no table {pairs.name}.subjects.csv, and without it two images of one person would count as "
             "an impostor pair; write the set with facetrain data pairs, or give a dataset"
         )
-    _, first_N = np.unique(dense_ids(pairs.images), return_index=True)
-    return [pairs.images[index] for index in first_N.tolist()], pairs.subject[first_N]
+    return without_copies(pairs.images, pairs.subject)
+
+
+def without_copies(images: Sequence[bytes], labels: np.ndarray) -> tuple[list[bytes], np.ndarray]:
+    """Return the different images and the label of the first of each, int (N,)."""
+    _, first_N = np.unique(dense_ids(images), return_index=True)
+    return [images[index] for index in first_N.tolist()], labels[first_N]
 
 
 def _writable_model(model: Path, output: Path | None) -> Path:

@@ -152,6 +152,21 @@ def test_a_model_that_gives_embeddings_of_zeros_is_not_calibrated(tmp_path):
         calibrate_model(tmp_path / "run", str(faces), tmp_path)
 
 
+def test_copies_of_an_image_do_not_count_as_pairs(tmp_path):
+    model = tmp_path / "m.safetensors"
+    write_model(model)
+    found = []
+    for copies, name in ((1, "once"), (3, "thrice")):
+        for number in range(12):
+            for copy in range(copies):
+                path = tmp_path / name / "faces" / f"{number // 2}" / f"{number}_{copy}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(face(number // 2, number, size=32))
+        options = {"fmrs": [0.1], "inference": Inference("cpu")}
+        found.append(calibrate_model(model, str(tmp_path / name / "faces"), tmp_path, **options)[1])
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("form", ["folder", "records"])
 @pytest.mark.parametrize(
     ("shared", "outcome"), [(10, "refused"), (6, "refused"), (1, "warned"), (0, "accepted")]
