@@ -114,10 +114,12 @@ def identification_result(
     counts: dict[str, float | None] = {"probes": float(len(searches[0].subject_Q))}
     result = Result("identification", counts, subjects=subjects)
     result.metrics["mated"] = float(np.mean([search.mated_Q.sum() for search in searches]))
+    curves = [curve for search in searches if (curve := search.curve) is not None]
     for fpir in FPIRS:
-        _add_tpir(result, searches, fpir)
-    # The curve of one gallery: a mean of two curves would have no threshold.
-    result.curve = searches[0].curve
+        _add_tpir(result, searches, curves, fpir)
+    if len(curves) == len(searches):
+        # The curve of one gallery: a mean of two curves would have no threshold.
+        result.curve, result.gallery_curves = curves[0], curves
     ranks = _add_ranks(result, searches)
     mated = len(np.unique(np.concatenate([search.subject_Q[search.mated_Q] for search in searches])))
     replicate = _bootstrap_searches(searches, subjects, ranks, result, draws)
@@ -140,12 +142,10 @@ def _add_ranks(result: Result, searches: list[Search]) -> tuple[int, ...]:
     return RANKS
 
 
-def _add_tpir(result: Result, searches: list[Search], fpir: float) -> None:
+def _add_tpir(result: Result, searches: list[Search], curves: list[Roc], fpir: float) -> None:
     name = f"tpir@{fpir:.0e}"
-    curves = [search.curve for search in searches]
-    known = [curve for curve in curves if curve is not None and can_measure(curve, fpir)]
-    rates = [value_of(curve, partial(tar_at_far, far=fpir)) for curve in known]
-    result.metrics[name] = float(np.mean(rates)) if len(rates) == len(curves) else None
+    rates = [value_of(curve, partial(tar_at_far, far=fpir)) for curve in curves if can_measure(curve, fpir)]
+    result.metrics[name] = float(np.mean(rates)) if len(rates) == len(searches) else None
     if result.metrics[name] is None:
         nonmated = min(int((~search.mated_Q).sum()) for search in searches)
         result.needs[name] = (

@@ -64,6 +64,8 @@ class Result:
     """Score from which pairs are accepted, by operating point: `accuracy` (mean of the folds), `eer`, `1e-01` …"""
     curve: Roc | None = None
     """Exact ROC; its thresholds are scores."""
+    gallery_curves: list[Roc] = field(default_factory=list, repr=False)
+    """ROC of each gallery of a search, if all have one. The metrics are means over them. Not in the JSON."""
     grid: GridRoc | None = None
     """ROC on the threshold grid of the published code."""
     folds: FoldAccuracy | None = None
@@ -115,23 +117,32 @@ class Result:
         return metrics, intervals
 
     @property
+    def fewest_impostors(self) -> int:
+        """Number of impostor pairs, 0 without a curve; of a search, the fewest nonmated probes that a gallery has."""
+        return min((curve.impostors for curve in self._limiting_curves), default=0)
+
+    @property
+    def _limiting_curves(self) -> list[Roc]:
+        return self.gallery_curves or ([self.curve] if self.curve else [])
+
+    @property
     def lowest_rates(self) -> dict[str, float]:
         """Lowest FMR (of a search: FPIR) that the set supports; empty without a curve.
 
         `lowest`: one false match among all impostor pairs. `rule_of_30`: the rate with 30 false matches, which is known
         to ± 30 % with 90 % confidence.
         """
-        if not self.curve:
+        if not (impostors := self.fewest_impostors):
             return {}
-        return {"lowest": 1 / self.curve.impostors, "rule_of_30": min(RULE_OF_30 / self.curve.impostors, 1.0)}
+        return {"lowest": 1 / impostors, "rule_of_30": min(RULE_OF_30 / impostors, 1.0)}
 
     def remark(self, metric: str) -> str:
         """Return a warning if a rate at a limit, such as `tar@1e-04`, rests on few false accepts; usually empty."""
         name, _, limit = metric.partition("@")
-        if name not in ("tar", "tpir") or not self.curve:
+        if name not in ("tar", "tpir") or not self._limiting_curves:
             return ""
         # Those of the threshold: with equal scores they can be far fewer than the limit allows.
-        accepts = round(far_at(self.curve, float(limit)) * self.curve.impostors)
+        accepts = min(round(far_at(curve, float(limit)) * curve.impostors) for curve in self._limiting_curves)
         return (
             f"uncertain: rests on {accepts} false accepts, fewer than {RULE_OF_30}"
             if accepts < RULE_OF_30

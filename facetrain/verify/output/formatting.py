@@ -149,9 +149,8 @@ def _format_limits(result: Result) -> Iterator[str]:
         rate, pairs = (
             ("FPIR", "nonmated probes") if result.protocol == "identification" else ("FMR", "impostor pairs")
         )
-        assert result.curve is not None
         yield (
-            f"  lowest {rate:9} {limits['lowest']:.1e}, one of {result.curve.impostors:,} {pairs}; known to ± 30 % "
+            f"  lowest {rate:9} {limits['lowest']:.1e}, one of {result.fewest_impostors:,} {pairs}; known to ± 30 % "
             f"from {limits['rule_of_30']:.1e} on"
         )
 

@@ -89,3 +89,19 @@ def test_draws_without_a_nonmated_probe_do_not_count_for_the_rates_of_an_open_se
     low, high = result.interval["tpir@1e-01"]
     assert 0.05 < low < 0.2 < high < 0.35
     assert 0.3 < np.isnan(result.replicates["tpir@1e-01"]).mean() < 0.45
+
+
+def test_the_gallery_with_the_fewest_nonmated_probes_decides_what_a_search_can_show():
+    def gallery(nonmated, alarms):
+        mated = np.arange(nonmated + 20) < 20
+        other = np.where(np.arange(nonmated + 20) < 20 + alarms, 0.5, 0.0)
+        return Search(
+            np.arange(nonmated + 20), mated, np.zeros(len(mated), int), np.where(mated, 0.4, -np.inf), other
+        )
+
+    large, small = gallery(5000, 40), gallery(120, 1)
+    for searches in ([large, small], [small, large]):
+        result = identification_result(searches, subjects=5020, draws=Draws(0))
+        assert result.fewest_impostors == 120 and result.lowest_rates["lowest"] == 1 / 120
+        assert result.remark("tpir@1e-02") == "uncertain: rests on 1 false accepts, fewer than 30"
+    assert not identification_result([large], subjects=5020, draws=Draws(0)).remark("tpir@1e-02")
