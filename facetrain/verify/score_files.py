@@ -113,10 +113,13 @@ def _score_table(path: Path, texts: dict[str, list[str]], score_P: np.ndarray) -
     texts = {name: values for name, values in texts.items() if name not in _NO_SLICES}
     quality = finite_numbers(path, QUALITY, texts.pop(QUALITY)) if QUALITY in texts else None
     columns = slice_columns(path, texts)
-    names = [name.removesuffix("_1") for name in columns if name.endswith("_1")]
-    sides = {
-        name: (columns.pop(f"{name}_1"), columns.pop(f"{name}_2")) for name in names if f"{name}_2" in columns
-    }
+    names = [name.removesuffix("_1") for name in columns if name.endswith("_1") and name != "_1"]
+    names = [name for name in names if f"{name}_2" in columns]
+    if both := [name for name in names if name in columns]:
+        raise DataError(
+            f"{path}: has the columns {both[0]}, {both[0]}_1 and {both[0]}_2; rename the first one"
+        )
+    sides = {name: (columns.pop(f"{name}_1"), columns.pop(f"{name}_2")) for name in names}
     columns |= {name: pair_values(*values) for name, values in sides.items()}
     return ScoreTable(path, scored, columns, sides, quality)
 
