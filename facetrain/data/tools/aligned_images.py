@@ -33,10 +33,9 @@ class AlignedImages:
         self._find, self._size = find, size
         # Kept, because images are checked before they are written, or are in several pairs: detection takes longer
         # than everything else.
-        unknown_N52 = np.full((count, 5, 2), np.nan, np.float32)
-        self._points_N52 = unknown_N52 if known_N52 is None else known_N52.copy()
-        self.landmarks_N52 = unknown_N52.copy()
+        self.landmarks_N52 = np.full((count, 5, 2), np.nan, np.float32)
         """Landmarks of the images that have been aligned, as fractions of their sides."""
+        self._points_N52 = (self.landmarks_N52 if known_N52 is None else known_N52).copy()
 
     def decode(self, number: int, name: str, data: bytes, location: str) -> np.ndarray:
         """Return the pixels of an image, uint8 RGB (H, W, 3), after its landmarks were found.
