@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from facetrain.data.pair_folds import FOLDS, fold_order, has_mixed_folds
 from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.plural import count_text
 from facetrain.telemetry.log import warn
-from facetrain.verify.metrics.fold_accuracy import FOLDS, fold_order, has_mixed_folds
 from facetrain.verify.sets.pair_set import PairSet
 
 

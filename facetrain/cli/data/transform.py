@@ -50,7 +50,8 @@ def split(
     """
     import numpy as np
 
-    from facetrain.data.tools.sample_pairs import FOLDS, needed_share
+    from facetrain.data.pair_folds import FOLDS
+    from facetrain.data.tools.sample_pairs import needed_share
     from facetrain.data.tools.selection import select_parts
     from facetrain.data.tools.writing import write_parts
 

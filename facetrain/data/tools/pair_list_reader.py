@@ -27,13 +27,13 @@ from typing import TypeVar
 import numpy as np
 
 from facetrain.data.images.header import IMAGE_SUFFIXES
+from facetrain.data.pair_folds import FOLDS
 from facetrain.errors import PairsError
 from facetrain.files import error_reason
 
 T = TypeVar("T")
 Line = tuple[str, list[str]]
 """Location of a line for messages, and its words."""
-_FOLDS = 10
 _QUOTED_CHARACTERS = 60
 _NUMBER = re.compile("[0-9]{1,18}")
 _NUMBERED_SUFFIXES = (".jpg", *sorted(IMAGE_SUFFIXES - {".jpg"}))
@@ -265,23 +265,10 @@ def _person_of_path(images: Path, path: Path) -> str:
     return re.sub(r"(_\d+)+$", "", path.stem) if path.parent == images else str(path.parent)
 
 
-def mix_folds(pairs: list[ListedPair]) -> list[ListedPair]:
-    """Return the pairs in an order in which ten runs of consecutive pairs have pairs of both kinds.
-
-    It is the given order if that has them. The lists of CALFW have all genuine pairs first, fold by fold: then fold i
-    is the i-th tenth of the genuine pairs, followed by the i-th tenth of the impostor pairs.
-    """
-    folds = np.array_split(np.array([pair.same for pair in pairs]), _FOLDS)
-    kinds = [[pair for pair in pairs if pair.same == same] for same in (True, False)]
-    if min(map(len, kinds)) < _FOLDS or all(fold.any() and not fold.all() for fold in folds):
-        return pairs
-    return interleave_folds(kinds)
-
-
 def interleave_folds(groups: list[list[T]]) -> list[T]:
     """Return the pairs of several groups so that fold i of ten has the pairs of fold i of every group."""
-    folds: list[list[T]] = [[] for _ in range(_FOLDS)]
+    folds: list[list[T]] = [[] for _ in range(FOLDS)]
     for pairs in groups:
-        for fold, rows in zip(folds, np.array_split(np.arange(len(pairs)), _FOLDS), strict=True):
+        for fold, rows in zip(folds, np.array_split(np.arange(len(pairs)), FOLDS), strict=True):
             fold += [pairs[row] for row in rows]
     return [pair for fold in folds for pair in fold]

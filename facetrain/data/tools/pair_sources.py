@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from facetrain.data.formats.bin import read_bin
 from facetrain.data.formats.bin_tables import read_group_table, read_subjects, subjects_agree
 from facetrain.data.formats.landmark_file import read_landmarks_beside
 from facetrain.data.images.decode import decode_rgb, encode_png, resize_square
+from facetrain.data.pair_folds import fold_order
 from facetrain.data.tools.aligned_images import AlignedImages
 from facetrain.data.tools.landmark_finder import LandmarkFinder
-from facetrain.data.tools.pair_list_reader import interleave_folds, mix_folds, read_pairs
+from facetrain.data.tools.pair_list_reader import interleave_folds, read_pairs
 from facetrain.data.tools.pair_writer import PairsToWrite, require_readable
 from facetrain.errors import PairsError, UnreadableError
 from facetrain.files import os_errors_as
@@ -35,7 +38,7 @@ def list_pairs(
 ) -> PairsToWrite:
     """Return the pairs of a list, with the subjects of the images.
 
-    The order is the order of the list, except for lists whose folds would have pairs of one kind only, see `mix_folds`.
+    The order is the order of the list, except for lists that are sorted by kind, such as CALFW's, see `fold_order`.
     If the names in the list do not agree with its labels (a list of paths without one folder per person), there are no
     subjects, and evaluation infers them from the genuine pairs.
 
@@ -49,7 +52,8 @@ def list_pairs(
     Raises:
         PairsError: a line has an unknown form, or an image is missing.
     """
-    pairs = mix_folds(read_pairs(list_path, images))
+    pairs = read_pairs(list_path, images)
+    pairs = [pairs[row] for row in fold_order(np.array([pair.same for pair in pairs], bool)).tolist()]
     paths = [path for pair in pairs for path in (pair.first, pair.second)]
     # One row for each file: an image of several pairs is searched for a face once.
     row_of = {path: row for row, path in enumerate(dict.fromkeys(paths))}

@@ -11,10 +11,10 @@ import numpy as np
 
 from facetrain.data.dataset import image_landmarks
 from facetrain.data.open_dataset import open_aligned
+from facetrain.data.pair_folds import FOLDS
 from facetrain.data.tools.pair_writer import PairsToWrite, require_readable
 from facetrain.errors import DataError
 
-FOLDS = 10
 _MAX_TRIES_PER_PAIR = 100
 
 ImagePair = tuple[int, int]

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from facetrain.data.pair_folds import FOLDS
 from facetrain.embeddings.normalization import l2_normalize
 from facetrain.verify.metrics.bootstrap import share
 from facetrain.verify.metrics.pair_blocks import PairBlocks, every_subject_once
 
-FOLDS = 10
 THRESHOLDS = np.arange(0, 4, 0.01)
 """InsightFace's grid of thresholds on the squared distance of unit embeddings, which is in [0, 4]."""
 
@@ -152,29 +152,6 @@ def _search(distance_P: np.ndarray, same_P: np.ndarray, folds: int) -> FoldSearc
     """Return the search for one draw, in which all pairs count once, as if they were of one subject."""
     subject_P = np.zeros(len(same_P), np.int64)
     return FoldSearch(distance_P, same_P, folds, subject_P, subject_P)
-
-
-def has_mixed_folds(same_P: np.ndarray, *, folds: int = FOLDS) -> bool:
-    """Return whether every run of consecutive pairs that is a fold has genuine and impostor pairs."""
-    return all(part.any() and not part.all() for part in np.array_split(same_P, min(folds, len(same_P))))
-
-
-def fold_order(same_P: np.ndarray, *, folds: int = FOLDS) -> np.ndarray:
-    """Return the order of the pairs whose consecutive runs are the folds, int (P,).
-
-    It is the given order, as in the published lists, unless the pairs are sorted by kind: then fold i gets the i-th
-    tenth of the genuine and the i-th tenth of the impostor pairs. The threshold of a fold would otherwise come from
-    folds that have none of its kind, which can halve the accuracy.
-    """
-    genuine = int(same_P.sum())
-    too_few = min(genuine, len(same_P) - genuine) < folds
-    # A list of two published folds already changes its kind three times.
-    is_sorted = np.count_nonzero(np.diff(same_P)) < 3
-    if too_few or not is_sorted or has_mixed_folds(same_P, folds=folds):
-        return np.arange(len(same_P))
-    from sklearn.model_selection import StratifiedKFold  # its import would delay the start of every run
-
-    return np.concatenate([fold for _, fold in StratifiedKFold(folds).split(same_P, same_P)])
 
 
 def _fold_sizes(pairs: int, folds: int) -> np.ndarray:

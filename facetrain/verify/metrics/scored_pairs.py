@@ -8,15 +8,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from facetrain.data.pair_folds import FOLDS, fold_order
 from facetrain.verify.metrics import bootstrap
 from facetrain.verify.metrics.curve_metrics import CURVE_METRICS, CurveMetric
 from facetrain.verify.metrics.draws import DRAWS, Draws
 from facetrain.verify.metrics.fold_accuracy import (
-    FOLDS,
     THRESHOLDS,
     FoldAccuracy,
     FoldSearch,
-    fold_order,
     grid_roc,
     mean_over_folds,
 )

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from facetrain.data.formats.bin import write_bin
+from facetrain.data.pair_folds import fold_order
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import ModelError, UsageError
 from facetrain.models.model_file import open_model
 from facetrain.verify.evaluate import evaluate, evaluate_scores
-from facetrain.verify.metrics.fold_accuracy import fold_accuracy, fold_order
+from facetrain.verify.metrics.fold_accuracy import fold_accuracy
 from facetrain.verify.output.formatting import format_evaluation
 from facetrain.verify.protocol_options import EvaluationOptions
 from tests.support.datasets import encoded_image

@@ -5,9 +5,10 @@ import pytest
 from scipy.optimize import brentq
 from sklearn.metrics import roc_auc_score, roc_curve
 
+from facetrain.data.pair_folds import fold_order
 from facetrain.verify.metrics.curve_metrics import auc, equal_error_rate, tar_at_far, value_of
 from facetrain.verify.metrics.draws import Draws
-from facetrain.verify.metrics.fold_accuracy import THRESHOLDS, fold_accuracy, fold_order
+from facetrain.verify.metrics.fold_accuracy import THRESHOLDS, fold_accuracy
 from facetrain.verify.metrics.roc import eer_threshold, roc, threshold_at
 from facetrain.verify.pair_protocol import verification_result
 from facetrain.verify.sets.pair_set import PairSet

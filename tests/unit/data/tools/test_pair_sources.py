@@ -248,6 +248,14 @@ def test_a_list_with_all_genuine_pairs_first_gets_mixed_folds(tmp_path):
     assert images[2::8] == first[1::2] and images[6::8] == first[1::2]
 
 
+def test_a_part_of_a_published_list_keeps_its_order_as_in_evaluation(flat, tmp_path):
+    same, different = "ann_0001.jpg ann_0002.jpg 1\n", "ann_0001.jpg bob_x_0001.jpg 0\n"
+    # Two published folds, each with its genuine pairs first: a tenth of the list has one kind.
+    (tmp_path / "list.txt").write_text((same * 20 + different * 20) * 2)
+    assert convert_pair_list(tmp_path / "list.txt", flat, tmp_path / "a.bin") == (80, 40)
+    assert read_bin(tmp_path / "a.bin")[1].tolist() == ([True] * 20 + [False] * 20) * 2
+
+
 def test_the_bins_of_the_groups_of_rfw_become_one_set(tmp_path):
     groups = ("African", "Asian", "Caucasian", "Indian")
     for number, group in enumerate(groups):
