@@ -84,6 +84,10 @@ class AccumulatedGradient:
 
         `host_index_S` has the rows of the sample, int64 on the host; None: the rows are slices.
         """
+        # Each micro-batch of a step adds its labels to the same drawn sample. Summed now, the gradients take the memory
+        # of one sample; kept, of one sample per micro-batch.
+        if host_index_S is not None:
+            self._chunks = self._merged()
         first = 0
 
         def add(rows: Rows, gradient: Gradient, finite: Tensor) -> None:
@@ -105,28 +109,35 @@ class AccumulatedGradient:
 
     def _add(self, chunk: _Chunk) -> None:
         for other in self._chunks:
-            if _equal(chunk.on_host, other.on_host):
+            if isinstance(chunk.rows, slice) and chunk.rows == other.rows:
                 other.gradient_SD.add_(chunk.gradient_SD)
                 return
-        # The first micro-batch of the step, or one whose labels have added other classes to the sample.
         self._chunks.append(chunk)
 
     def take(self) -> list[tuple[Rows, Tensor]]:
         """Return (rows, gradient) with every row at most once, and start again from zero."""
-        chunks, self._chunks = self._chunks, []
+        chunks, self._chunks = self._merged(), []
         slices = sorted((rows.start, rows.stop) for rows, _, _ in chunks if isinstance(rows, slice))
         assert all(stop <= start for (_, stop), (start, _) in pairwise(slices)), "slices of a step overlap"
-        if all(isinstance(rows, slice) for rows, _, _ in chunks) or len(chunks) <= 1:
-            return [(rows, gradient) for rows, _, gradient in chunks]
-        # Sampled micro-batches share most rows. Each row must reach the optimizer once: two updates would apply
-        # momentum and weight decay twice.
-        index = np.concatenate([rows for _, rows, _ in chunks if isinstance(rows, np.ndarray)])
-        unique, place = np.unique(index, return_inverse=True)
-        first = chunks[0].gradient_SD
-        total = first.new_zeros(len(unique), first.shape[1])
-        gradients = torch.cat([gradient for _, _, gradient in chunks])
-        total.index_add_(0, to_device(place, first.device), gradients)
-        return [(to_device(unique, first.device), total)]
+        return [(rows, gradient) for rows, _, gradient in chunks]
+
+    def _merged(self) -> list[_Chunk]:
+        """Return the chunks of samples as one, in which each row is once; slices as they are."""
+        # Each row must reach the optimizer once: two updates would apply momentum and weight decay twice.
+        indices = [on_host for _, on_host, _ in self._chunks if isinstance(on_host, np.ndarray)]
+        if len(indices) < 2:
+            return self._chunks
+        assert len(indices) == len(self._chunks), "the rows of a step are slices or samples"
+        unique, place = np.unique(np.concatenate(indices), return_inverse=True)
+        chunks, self._chunks = self._chunks[::-1], []
+        device = chunks[0].gradient_SD.device
+        total_SD = chunks[0].gradient_SD.new_zeros(len(unique), chunks[0].gradient_SD.shape[1])
+        first = 0
+        while chunks:  # freed one by one
+            gradient_SD = chunks.pop().gradient_SD
+            total_SD.index_add_(0, to_device(place[first : first + len(gradient_SD)], device), gradient_SD)
+            first += len(gradient_SD)
+        return [_Chunk(to_device(unique, device), unique, total_SD)]
 
 
 class _Chunk(NamedTuple):
@@ -134,9 +145,3 @@ class _Chunk(NamedTuple):
     on_host: slice | np.ndarray
     """The same rows."""
     gradient_SD: Tensor
-
-
-def _equal(a: slice | np.ndarray, b: slice | np.ndarray) -> bool:
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        return np.array_equal(a, b)
-    return isinstance(a, slice) and isinstance(b, slice) and a == b
