@@ -97,6 +97,10 @@ class Margin:
     def update_averages(self, norm_G: Tensor | None, cos_G: Tensor) -> None:
         """Update running averages from the global batch. Called before `apply`."""
 
+    def snapshot(self) -> Margin:
+        """Return a margin that later batches do not change, of which the chunks of a batch are computed twice."""
+        return self
+
     def state(self) -> dict[str, Tensor]:
         """Return the running averages for a checkpoint. To load them, copy into these tensors."""
         return {}
@@ -108,11 +112,12 @@ def _differentiated(formula: Callable[..., Tensor | None], *inputs_G: Tensor) ->
     with torch.enable_grad():
         leaves = [input_G.detach().requires_grad_() for input_G in inputs_G]
         value_G = formula(*leaves)
-    assert value_G is not None
-    if not value_G.requires_grad:
-        return [value_G, *map(torch.zeros_like, inputs_G)]
-    # Samples do not depend on each other: the derivative of the sum is that of each.
-    slopes = torch.autograd.grad(value_G, leaves, torch.ones_like(value_G), materialize_grads=True)
+        assert value_G is not None
+        if not value_G.requires_grad:
+            return [value_G, *map(torch.zeros_like, inputs_G)]
+        # Samples do not depend on each other: the derivative of the sum is that of each. Of a sum, and not with a
+        # gradient of ones, for whose check torch would import its symbolic shapes: a second of CPU time.
+        slopes = torch.autograd.grad(value_G.sum(), leaves, materialize_grads=True)
     return [value_G.detach(), *slopes]
 
 
@@ -147,6 +152,12 @@ class RunningAverages:
     def __init__(self, **start: float) -> None:
         # float64: with a weight of 0.01, a change below 6e-6 of a float32 average would be lost in its rounding.
         self.values = {name: torch.tensor(value, dtype=torch.float64) for name, value in start.items()}
+
+    def clone(self) -> RunningAverages:
+        """Return averages of their own with the same values."""
+        cloned = RunningAverages()
+        cloned.values = {name: value.clone() for name, value in self.values.items()}
+        return cloned
 
     def update(self, weight: float, **batch: Tensor) -> None:
         """Move each average by `weight` toward the batch's value; ignore values that are not finite."""
