@@ -18,7 +18,8 @@ products only. The target cosine, to which the margin is applied, is always comp
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -163,6 +164,8 @@ class _CrossEntropy(torch.autograd.Function):
         target = find_target(
             unit_GD, norm_G, sweep.sampled, sweep.weight, sweep.margin, sweep.group, learns=sweep.learns
         )
+        # Both passes over the classes use the state that the margin has now, and not that of a later batch.
+        sweep = replace(sweep, margin=sweep.margin.snapshot())
         # Converted once: all chunks multiply the same factor.
         factor_GD = sweep.chunk_type.factor_of(
             unit_GD, sweep.margin.scale, sweep.product_dtype or unit_GD.dtype
@@ -197,6 +200,12 @@ class _CrossEntropy(torch.autograd.Function):
     @once_differentiable
     @profiler_range("head")
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
+        # A training loop may call `backward` where autocast is on.
+        with without_autocast(grad_loss.device):
+            return _CrossEntropy._gradients(ctx, grad_loss)
+
+    @staticmethod
+    def _gradients(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         unit_GD, norm_G, factor_GD, logit_G, loss_G, finite, _ = ctx.saved_tensors
         sweep: ClassSweep = ctx.sweep
         target: TargetClass = ctx.target
@@ -258,6 +267,14 @@ class _CrossEntropy(torch.autograd.Function):
             grad_GD.mul_(sweep.loss_scale)
             grad_norm_G = None if grad_norm_G is None else grad_norm_G * sweep.loss_scale
         return grad_GD, grad_norm_G, None if ctx.gradient is None else ctx.gradient.take(), None, None
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Return a context without autocast, which would round what must stay precise: the head chooses its dtypes."""
+    # The meta device, on which `facetrain plan` counts the memory of a step, has no autocast to turn off.
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def _slopes(chunk: Chunk, log_total_G: Tensor) -> Tensor:

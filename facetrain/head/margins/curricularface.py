@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, ClassVar
 
 import torch
@@ -54,6 +55,11 @@ class CurricularFace(Margin):
         slope_GC = torch.where(hard_GC, t + 2 * cos_GC, 1.0)
         logit_GC.mul_(torch.where(hard_GC, t + cos_GC, 1.0))
         return slope_GC
+
+    def snapshot(self) -> CurricularFace:
+        kept = copy.copy(self)
+        kept._averages = self._averages.clone()
+        return kept
 
     def state(self) -> dict[str, Tensor]:
         return self._averages.values

@@ -201,6 +201,41 @@ def test_under_autocast_only_the_large_products_are_rounded():
     assert rounded.item() == pytest.approx(exact.item(), rel=0.01)
 
 
+@pytest.mark.parametrize("recompute", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_backward_pass_under_autocast_has_the_gradients_of_one_outside(dtype, recompute):
+    gradients = []
+    for inside in (False, True):
+        head = small_head(fp16=True, recompute=recompute)
+        embedding, label = batch()
+        embedding = embedding.detach().requires_grad_()
+        with torch.autocast("cpu", dtype):
+            loss = head(embedding, label)
+            if inside:
+                loss.backward()
+        if not inside:
+            loss.backward()
+        gradients.append((embedding.grad, head.weight.grad))
+    assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_the_gradients_of_a_batch_do_not_depend_on_the_averages_of_a_later_one(recompute):
+    gradients = []
+    for later in (False, True):
+        head = small_head("curricularface", recompute=recompute)
+        for _ in range(50):  # until the average is large enough for hard negatives
+            head(*batch())
+        embedding, label = batch()
+        embedding = embedding.detach().requires_grad_()
+        loss = head(embedding, label)
+        if later:
+            head(*batch(1))
+        loss.backward()
+        gradients.append((embedding.grad, head.weight.grad))
+    assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
+
+
 def test_centers_that_changed_since_the_forward_pass_are_refused():
     head = small_head()
     loss = head(*batch())
