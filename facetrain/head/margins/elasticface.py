@@ -18,7 +18,8 @@ class ElasticFace(Margin):
 
         target = cos(θ + E(m, σ))   (equation 6)    or    cos θ − E(m, σ)   (equation 7),    E normal
 
-    A draw depends only on (seed, step, micro-batch, row of the global batch), so all ranks draw the same margins.
+    A draw depends only on (seed, step, row of the step's images), so all ranks draw the same margins, and a step in
+    several micro-batches the same as a step in one.
     """
 
     sigma: ClassVar[float] = 0.0125
@@ -27,19 +28,18 @@ class ElasticFace(Margin):
         """Take the mean m of the margin."""
         super().__init__(**common)
         self.mean = mean
-        self._step, self._micro_batch = 0, 0
+        self._step, self._rows = 0, 0
 
     def begin_step(self, step: int) -> None:
-        self._step, self._micro_batch = step, 0
+        self._step, self._rows = step, 0
 
     def _deviation(self, cos_G: Tensor) -> Tensor:
-        """Return E(0, σ) of each sample of a micro-batch, of which each gets other numbers."""
-        key = key_of(self.seed, self._step, self._micro_batch)
-        self._micro_batch += 1
+        """Return E(0, σ) of each sample of a micro-batch, (G,)."""
         # By row and not by identity: all ranks gather the same rows in the same order, and two images of a person
         # differ.
-        row_G = torch.arange(len(cos_G), device=cos_G.device)
-        return (normal(row_G, key) * self.sigma).to(cos_G.dtype)
+        row_G = torch.arange(self._rows, self._rows + len(cos_G), device=cos_G.device)
+        self._rows += len(cos_G)
+        return (normal(row_G, key_of(self.seed, self._step, 0)) * self.sigma).to(cos_G.dtype)
 
 
 class ElasticArcFace(ElasticFace):
