@@ -12,7 +12,7 @@ import torch
 from facetrain.distributed.world import World
 from facetrain.head.class_centers import Storage
 from facetrain.head.margins.base import Margin
-from facetrain.head.margins.function_margin import make_margin
+from facetrain.head.margins.function_margin import make_margin, own_margin
 from facetrain.head.margins.registry import MARGINS
 from facetrain.head.partial_fc import PartialFC
 from facetrain.head.row_optimizer import CenterUpdate
@@ -109,14 +109,14 @@ def _center_update(settings: HeadSettings, optim: OptimSettings, run: HeadRun) -
 
 def build_margin(settings: MarginSettings, *, seed: int = 0) -> Margin:
     """Build the margin that `settings.type` names; `seed` is for margins that draw random numbers."""
-    is_own = is_place(settings.type)
-    return make_margin(
-        load_part(settings.type, "head.margin.type") if is_own else settings.type,
-        scale=settings.scale,
-        filter_threshold=settings.filter_threshold,
-        seed=seed,
-        **(settings.options if is_own else _numbers(settings)),
-    )
+    common: dict[str, Any] = {
+        "scale": settings.scale,
+        "filter_threshold": settings.filter_threshold,
+        "seed": seed,
+    }
+    if is_place(settings.type):
+        return own_margin(load_part(settings.type, "head.margin.type"), settings.options, common)
+    return make_margin(settings.type, **common, **_numbers(settings))
 
 
 def _numbers(settings: MarginSettings) -> dict[str, Any]:

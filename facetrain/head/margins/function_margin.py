@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,7 @@ MarginLike = str | Callable[..., Any] | Margin
 class FunctionMargin(Margin):
     """Margin whose target cosines a function returns: f(cos_G), or f(cos_G, norm_G) for one with a second argument."""
 
-    def __init__(self, function: Callable[..., Tensor], options: dict[str, Any], **common: Any) -> None:
+    def __init__(self, function: Callable[..., Tensor], options: Mapping[str, Any], **common: Any) -> None:
         """Take the function, its keyword arguments, and the numbers that all margins have."""
         super().__init__(**common)
         self._function = partial(function, **options)
@@ -63,7 +63,7 @@ def make_margin(
         options: keyword arguments of the function or the class.
 
     Raises:
-        UsageError: there is no margin of this name.
+        UsageError: there is no margin of this name, or it does not take these options.
     """
     if isinstance(margin, Margin):
         return margin
@@ -75,19 +75,34 @@ def make_margin(
         return _made(found, options, common, FunctionMargin)
     if isinstance(margin, nn.Module) and _positional(margin.forward)[1:] == ["labels"]:
         return _of_logits(margin)
-    return _made(margin, options, common, ForeignMargin)
+    return own_margin(margin, options, common)
+
+
+def own_margin(part: Callable[..., Any], options: Mapping[str, Any], common: Mapping[str, Any]) -> Margin:
+    """Return the margin of a function or class with its own `options`; `common` has the numbers of all margins.
+
+    Raises:
+        UsageError: it does not take these options.
+    """
+    return _made(part, options, common, ForeignMargin)
 
 
 def _made(
     part: Callable[..., Any],
-    options: dict[str, Any],
-    common: dict[str, Any],
+    options: Mapping[str, Any],
+    common: Mapping[str, Any],
     of_function: type[FunctionMargin],
 ) -> Margin:
-    if isinstance(part, type):
-        margin: Margin = part(**common, **options)
-        return margin
-    return of_function(part, options, **common)
+    try:
+        if isinstance(part, type):
+            margin: Margin = part(**common, **options)
+            return margin
+        inspect.signature(part).bind_partial(**options)  # or the first step would find it
+        return of_function(part, options, **common)
+    except TypeError as error:
+        raise UsageError(
+            f"the margin {getattr(part, '__name__', part)}: {error}; see head.margin.options"
+        ) from error
 
 
 def _of_logits(module: Any) -> Margin:

@@ -5,6 +5,7 @@ from facetrain.errors import UsageError
 from facetrain.head.build import build_margin
 from facetrain.head.class_shard import shard_classes
 from facetrain.head.margins.function_margin import make_margin
+from facetrain.head.margins.function_margin import own_margin as own_margin_of
 from facetrain.head.margins.registry import MARGINS as REGISTRY
 from tests.support.dense_head import MARGINS
 from tests.support.heads import combined
@@ -104,3 +105,27 @@ def test_a_function_of_cosines_and_norms_gets_the_norms_and_has_a_slope_by_them(
 def test_a_name_that_no_margin_has_is_refused_with_the_names_there_are():
     with pytest.raises(UsageError, match="cosfase.*cosface"):
         make_margin("cosfase")
+
+
+def test_a_step_in_several_micro_batches_draws_the_margins_of_a_step_in_one():
+    cos = torch.linspace(-0.9, 0.9, 8, dtype=torch.float64)
+    whole, split = make_margin("elastic_cosface", seed=3), make_margin("elastic_cosface", seed=3)
+    for margin in (whole, split):
+        margin.begin_step(4)
+    parts = torch.cat([split.apply(part, None).value_G for part in cos.split([3, 5])])
+    assert torch.equal(parts, whole.apply(cos, None).value_G)
+    assert len((cos - parts).unique()) == 8
+    split.begin_step(5)
+    assert not torch.equal(split.apply(cos, None).value_G, whole.apply(cos, None).value_G)
+
+
+def margin_with_a_scale(cos, *, scale=1.0):
+    return cos * scale - 0.1
+
+
+def test_an_own_margin_is_refused_for_options_that_it_lacks_and_may_have_any_names():
+    with pytest.raises(UsageError, match="own_margin.*'widht'"):
+        make_margin(own_margin, widht=0.4)
+    common = {"scale": 64.0, "filter_threshold": 0.0, "seed": 0}
+    found = own_margin_of(margin_with_a_scale, {"scale": 0.5}, common)
+    assert found.scale == 64 and found.apply(torch.ones(1), None).value_G.item() == pytest.approx(0.4)
