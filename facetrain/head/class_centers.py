@@ -49,6 +49,8 @@ class RowTable:
         self._data, self._device = data, device
         self.scale = scale
         """For an int8 table, the value of one unit in each block of numbers."""
+        self.copies_slices = False
+        """Whether slices are copies also on the device: for a forecast of a table that will be elsewhere."""
 
     @property
     def data(self) -> Tensor:
@@ -76,7 +78,7 @@ class RowTable:
         """Return rows (S, X) on the device, in the table's dtype."""
         if isinstance(rows, slice):
             # On the device this is a view, so that an update in place needs no copy back.
-            return self.data[rows].to(self._device, non_blocking=True)
+            return self.data[rows].to(self._device, non_blocking=True, copy=self.copies_slices)
         # Several times faster than indexing on a CPU.
         selected = torch.index_select(self.data, 0, rows.to(self.data.device))
         if not self.is_elsewhere:

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -35,7 +34,7 @@ from facetrain.head.margins.function_margin import MarginLike, make_margin
 from facetrain.head.row_file import Layout
 from facetrain.head.row_optimizer import CenterUpdate, RowOptimizer, moment_layout, one_pass_available
 from facetrain.head.sampling import ClassSampler, SampledClasses, Stage
-from facetrain.head.sharded_softmax import ClassSweep, TakeGradient, sharded_cross_entropy
+from facetrain.head.sharded_softmax import ClassSweep, TakeGradient, sharded_cross_entropy, without_autocast
 from facetrain.head.softmax import are_few, is_bounded
 from facetrain.head.target import NearestCount
 
@@ -297,8 +296,7 @@ class PartialFC(BaseHead):
         )
         # The second anchor passes over the same classes, with another table and margin: it is made from the sweep.
         anchor = self._expectations.second_anchor(sweep, self._stage)
-        # The head chooses its dtypes itself; autocast would also round what must keep its precision.
-        with _without_autocast(self.device):
+        with without_autocast(self.device):
             return sharded_cross_entropy(unit_GD, norm_G, replace(sweep, second_anchor=anchor), gradient)
 
     def step(self, grad_scale: Tensor, skip: Tensor) -> None:
@@ -328,6 +326,11 @@ class PartialFC(BaseHead):
     def classes_per_step(self) -> float:
         """Number of classes that are sampled for a step of the present stage; the images' classes take part, too."""
         return self.num_classes * self._stage.sample_rate
+
+    def count_copies(self) -> None:
+        """For a forecast on the meta device: fetch slices as copies, as from tables in host memory."""
+        for table in self._tables.by_name.values():
+            table.copies_slices = True
 
     def row_state(self) -> dict[str, Tensor]:
         """Return the tables to save in a checkpoint; row i belongs to class shard.start + i."""
@@ -404,10 +407,3 @@ class PartialFC(BaseHead):
         if self.update_in_backward:
             return partial(self._optimizer.update, sampled.tables.by_name)
         return self._gradient.of_micro_batch(sampled.host_index_S)
-
-
-def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    # The meta device, on which `facetrain plan` counts the memory of a step, has no autocast to turn off.
-    if not torch.amp.is_autocast_available(device.type):
-        return nullcontext()
-    return torch.autocast(device.type, enabled=False)

@@ -94,7 +94,10 @@ def _build(load: HeadLoad) -> PartialFC:
         chunk = default_chunk_size(load.global_batch, size, "cuda")
     settings = load.settings.model_copy(update={"placement": "device", "chunk_size": chunk})
     world = World(rank=0, local_rank=0, size=1, local_size=1, device=device)
-    return build_head(settings, load.optim, run, world, embedding_size=size, num_classes=load.rows)
+    head = build_head(settings, load.optim, run, world, embedding_size=size, num_classes=load.rows)
+    if load.settings.placement != "device":
+        head.count_copies()
+    return head
 
 
 def _forward_backward(head: PartialFC, label_G: torch.Tensor) -> None:

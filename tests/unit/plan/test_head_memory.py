@@ -74,3 +74,18 @@ def test_a_small_batch_needs_no_more_memory_than_a_large_one(product_dtype):
 def test_sgd_without_momentum_keeps_no_moments():
     memory = head_memory(load_of({}, {"momentum": 0}, size=8, rows=1000))
     assert (memory.centers, memory.moments) == (1000 * 8 * 4, 0)
+
+
+def test_tables_in_host_memory_are_copied_for_each_chunk():
+    works = {
+        place: head_memory(load_of({"placement": place, "chunk_size": 2048}, size=64)).peak
+        for place in ("device", "host")
+    }
+    # Weight and momentum of one chunk; other parts of the step have their peak without them.
+    assert works["host"] - works["device"] == pytest.approx(2 * 2048 * 64 * 4, rel=0.1)
+
+
+def test_the_gradient_of_several_micro_batches_takes_the_memory_of_their_union():
+    few, many = (head_memory(load_of({"sample_rate": 0.2}, {"accumulate": count})) for count in (2, 8))
+    # Each micro-batch adds the classes of its images.
+    assert many.peak < 1.15 * few.peak and many.update < 1.5 * few.update
