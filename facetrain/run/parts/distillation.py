@@ -22,6 +22,8 @@ from facetrain.training.teacher_cache import CachedTeacher
 
 _PROJECTION_STREAM = 7
 """Number that derives the key of the initial projection from config.seed; loader.py lists the others."""
+_CLASSES_PER_MEAN = 1 << 16
+"""Classes whose means are computed together: their sums are float64, several times as large as the centers."""
 
 
 def build_distillation(
@@ -61,7 +63,11 @@ def build_distillation(
         )
         # Each rank reads the embeddings of its classes only.
         for part in head_parts(centers):
-            teacher.mean_embeddings(source.labels, *part.shard, into=part.head.weight.data)
+            first, past = part.shard
+            for start in range(first, past, _CLASSES_PER_MEAN):
+                stop = min(start + _CLASSES_PER_MEAN, past)
+                rows = part.head.weight.data[start - first : stop - first]
+                teacher.mean_embeddings(source.labels, start, stop, into=rows)
     distillation = Distillation(
         teacher,
         weight=distill.weight,
