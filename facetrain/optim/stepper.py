@@ -102,7 +102,8 @@ class Stepper:
         for optimizer in self.optimizers:
             optimizer.step(self.scale.value * clip_factor, skipped)
             optimizer.zero_grad()
-        # With the same flag: backbone and centers take the same steps.
+        # With the same flag: backbone and centers take the same steps. Centers that the backward pass has updated have
+        # asked only whether the loss is finite.
         if not self._head.update_in_backward:
             self._head.step(self.scale.value, skipped)
         # After its value was used above as the divisor of this step's gradients.
