@@ -30,6 +30,7 @@ from facetrain.run.folder.run_files import (
     recorded_environment,
     write_run_files,
 )
+from facetrain.run.outputs import open_sinks
 from facetrain.run.parts.loader import count_workers
 from facetrain.run.parts.state import build_state, check_precision
 from facetrain.run.parts.step_schedule import StepSchedule
@@ -37,6 +38,7 @@ from facetrain.run.resolve import open_mirror
 from facetrain.run.run_plan import RunPlan
 from facetrain.run.start_checks import check_start
 from facetrain.telemetry.log import LogFile, log_to, warn
+from facetrain.telemetry.sink import Sinks
 from facetrain.training.choose_kernels import choose_kernels
 from facetrain.training.state import TrainState
 from facetrain.verify.sets.pair_set import PairSet
@@ -58,6 +60,8 @@ class Parts:
     """Network for training steps, in DDP if there are several ranks."""
     log: LogFile
     """log.txt, as this process writes it."""
+    sinks: Sinks | None
+    """Sinks of the run; only on the leader."""
     check_lock: Callable[[], None]
     """Raises an error if another process writes the run folder; only on the leader."""
     began_at: float
@@ -120,10 +124,14 @@ def build(agreed: Agreed, world: World, check_lock: Callable[[], None], began_at
     # After every rank has restored its part: if the checkpoint is damaged, or the config does not fit it, the folder
     # must remain unchanged.
     warnings: list[str] = []
+    sinks = None
     with fail_together(world):
         if world.is_leader:
             warnings += check_start(
                 config, agreed.folder, inputs.source, state, schedule.total_steps - state.step
+            )
+            sinks = open_sinks(
+                agreed.config, agreed.folder, plan.run_id, state.step if plan.resumes else None
             )
         if agreed.hosts.is_owner:
             warnings += _open_folder(agreed, state, schedule)
@@ -142,6 +150,7 @@ def build(agreed: Agreed, world: World, check_lock: Callable[[], None], began_at
         state=state,
         network=network,
         log=log,
+        sinks=sinks,
         check_lock=check_lock,
         began_at=began_at,
     )

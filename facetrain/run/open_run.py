@@ -61,7 +61,9 @@ def open_run(parts: Parts, page: LiveReport | None) -> Run:
     outputs, stop_request = RunOutputs(), StopRequest()
     if parts.is_leader:
         resume_at = first_step if parts.plan.resumes else None
-        outputs = open_outputs(config, parts.folder, total_steps=schedule.total_steps, resume_at=resume_at)
+        outputs = open_outputs(
+            parts.folder, parts.sinks, total_steps=schedule.total_steps, resume_at=resume_at
+        )
         report_start(parts, outputs)
     # The loader first: its processes read the first images while the rest is built and the network is verified.
     loader = build_loader(

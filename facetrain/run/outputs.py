@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from facetrain.checkpoint.run_id import read_run_id
 from facetrain.config.loading import plain_config
 from facetrain.config.schema import Config
 from facetrain.errors import RunError
@@ -75,32 +74,36 @@ class RunOutputs:
                 sink.close()
 
 
-def open_outputs(config: Config, folder: Path, *, total_steps: int, resume_at: int | None) -> RunOutputs:
-    """Open the outputs of a run. For the leader only.
+def open_sinks(config: Config, folder: Path, run_id: str, resume_at: int | None) -> Sinks | None:
+    """Open the sinks of a run, before its folder is changed; None if it has none. For the leader only.
+
+    Raises:
+        UsageError: a sink needs a package that is not installed, or does not take its options.
+    """
+    # TensorBoard last: it hides the records after a resume, and must not if another sink refuses the resume.
+    sinks = [*config.log.sinks, *["tensorboard"] * config.log.tensorboard]
+    return Sinks(sinks, LoggedRun(folder, run_id, plain_config(config), resume_at)) if sinks else None
+
+
+def open_outputs(folder: Path, sinks: Sinks | None, *, total_steps: int, resume_at: int | None) -> RunOutputs:
+    """Open the other outputs of a run. For the leader only.
 
     A resumed run drops the records after the step that it continues from. A new one drops the records of a run that
     has ended in the folder before its first checkpoint.
 
     Args:
-        config: config of the run.
         folder: run folder.
+        sinks: the sinks of the run.
         total_steps: last step of the run.
         resume_at: step from which the run continues; None for a new run.
 
     Raises:
         RunError: metrics.jsonl cannot be written.
-        UsageError: a sink needs a package that is not installed.
     """
     # A run that failed before its first checkpoint leaves these files, and the new one would seem to have written them.
     if resume_at is None:
         with os_errors_as(RunError, folder):
             for name in (DIVERGED_FILE, SKIPPED_FILE, AUGMENTED_FILE, PAIRS_FILE):
                 (folder / name).unlink(missing_ok=True)
-    # metrics.jsonl first: it must have a record even if a later sink fails.
     journal = JsonLines(folder / "metrics.jsonl", resume_at=resume_at)
-    console = Console(total_steps=total_steps, start_step=resume_at or 0)
-    sinks = ["tensorboard"] * config.log.tensorboard + [*config.log.sinks]
-    if not sinks:
-        return RunOutputs(journal, console)
-    logged = LoggedRun(folder, read_run_id(folder) or folder.name, plain_config(config), resume_at)
-    return RunOutputs(journal, console, Sinks(sinks, logged))
+    return RunOutputs(journal, Console(total_steps=total_steps, start_step=resume_at or 0), sinks)

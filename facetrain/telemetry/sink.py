@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from facetrain.errors import ConfigError, FacetrainError
 from facetrain.files import error_reason
 from facetrain.own_parts import load_part
 from facetrain.settings import OwnPart, imported
@@ -48,9 +49,24 @@ class Sinks:
         """Open sinks by their names, or places of the user's own.
 
         Raises:
-            UsageError: an optional package is missing, or a part of the user may not run or cannot be imported.
+            UsageError: an optional package is missing, or a part of the user may not run, cannot be imported, or does
+                not take its options.
         """
-        self._sinks = [_open(sink, run) for sink in sinks]
+        self._sinks: list[tuple[str, Sink]] = []
+        for sink in sinks:
+            name, options = (sink, {}) if isinstance(sink, str) else (sink.type, sink.options)
+            place = TENSORBOARD if name == "tensorboard" else SINKS.get(name)
+            part = imported(place) if place else load_part(name, "log.sinks")
+            try:
+                self._sinks.append((name, part(run, **options)))
+            except FacetrainError:
+                raise
+            except TypeError as error:
+                raise ConfigError(f"log.sinks: {name}: {error}; see its options") from error
+            except Exception as error:  # a server that does not answer must not end a run that restarts
+                warn(
+                    f"log.sinks: {name} cannot be opened ({error_reason(error)}); it gets no metrics until a resume"
+                )
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Write numbers of a step to every sink."""
@@ -71,11 +87,3 @@ class Sinks:
     def _give_up(self, entry: tuple[str, Sink], error: Exception) -> None:
         warn(f"log.sinks: {entry[0]} failed ({error_reason(error)}); it gets no more metrics until a resume")
         self._sinks.remove(entry)
-
-
-def _open(sink: str | OwnPart, run: LoggedRun) -> tuple[str, Sink]:
-    """Return the name of a sink, and the sink."""
-    name, options = (sink, {}) if isinstance(sink, str) else (sink.type, sink.options)
-    place = TENSORBOARD if name == "tensorboard" else SINKS.get(name)
-    part = imported(place) if place else load_part(name, "log.sinks")
-    return name, part(run, **options)

@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from facetrain.errors import ConfigError
+from facetrain.settings import OwnPart
 from facetrain.telemetry.sink import LoggedRun, Sinks
 from tests.support.command import environment
 from tests.support.events import read_events
@@ -66,6 +68,24 @@ def test_a_sink_without_its_package_is_refused(tmp_path, monkeypatch):
     with pytest.raises(Exception, match=r"facetrain\[wandb\]") as refused:
         Sinks(["wandb"], logged(tmp_path))
     assert refused.value.exit_code == 2
+
+
+class OwnSink:
+    def __init__(self, run, address=""):
+        self.written = []
+        if address == "down":
+            raise ConnectionRefusedError(111, "Connection refused")
+
+
+def test_a_sink_that_cannot_be_opened_is_given_up_and_wrong_options_are_refused(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr("facetrain.telemetry.sink.load_part", lambda place, key: OwnSink)
+    sinks = Sinks([OwnPart(type="own:Sink", options={"address": "down"}), "tensorboard"], logged(tmp_path))
+    sinks.write(1, {"loss": 1.0})
+    sinks.close()
+    assert "log.sinks: own:Sink cannot be opened (Connection refused)" in capfd.readouterr().err
+    assert read_events(tmp_path / "tensorboard" / tmp_path.name).Tags()["scalars"] == ["loss/loss"]
+    with pytest.raises(ConfigError, match="log.sinks: own:Sink: .*'adress'"):
+        Sinks([OwnPart(type="own:Sink", options={"adress": 1})], logged(tmp_path))
 
 
 CONTINUED = """
