@@ -20,6 +20,7 @@ from facetrain.files import (
     parse_json,
     replacing,
     sync_file,
+    sync_folder,
 )
 from facetrain.telemetry.log import warn
 
@@ -156,6 +157,10 @@ def _truncate(path: Path, step: int) -> set[str]:
                 kept.write(_line(record))
             if record["step"] == step:
                 lines.add(_line(record))
+        # A checkpoint has promised these records: a power cut must not take them.
+        kept.flush()
+        sync_file(kept.fileno(), path)
+    sync_folder(path.parent)
     return lines
 
 
