@@ -19,6 +19,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -73,10 +74,26 @@ class Mirror:
         return _complete(self._objects())
 
     def manifest(self, step: int) -> Manifest:
-        """Return the manifest of a complete checkpoint."""
+        """Return the manifest of a complete checkpoint.
+
+        Raises:
+            DamagedCheckpointError: it is damaged.
+        """
         with tempfile.TemporaryDirectory() as folder:
             self._download(_manifest_name(step), Path(folder, MANIFEST))
-            return read_manifest(Path(folder))
+            try:
+                return read_manifest(Path(folder))
+            except CheckpointError as error:
+                place = f"{public(self.url)}/{_manifest_name(step)}"
+                reason = str(error).replace(str(Path(folder, MANIFEST)), place)
+                raise DamagedCheckpointError(
+                    f"{reason}; continue from another one with --checkpoint STEP"
+                ) from error
+
+    def _sound_manifests(self, steps: Iterable[int]) -> Iterator[Manifest]:
+        for step in steps:
+            with suppress(DamagedCheckpointError):
+                yield self.manifest(step)
 
     def read_text(self, name: str) -> str:
         """Return a file of the run folder, which is text."""
@@ -90,8 +107,8 @@ class Mirror:
         Raises:
             UsageError: they are of another run.
         """
-        steps = self.steps()
-        found = run_id_of(self.manifest(steps[-1])) if steps else run_id
+        newest = next(self._sound_manifests(reversed(self.steps())), None)
+        found = run_id if newest is None else run_id_of(newest)
         if found != run_id:
             raise UsageError(
                 f"{public(self.url)}: holds the checkpoints of another run (id {found}, and this one has {run_id}); "
@@ -142,7 +159,9 @@ class Mirror:
         """
         objects = self._objects()
         steps = _complete(objects)
-        best = best_step({step: self.manifest(step) for step in steps}, best_metric) if best_metric else None
+        best = None
+        if best_metric:
+            best = best_step({each.step: each for each in self._sound_manifests(steps)}, best_metric)
         kept = {*steps[-keep:], best}
         # The manifests first: a checkpoint whose removal is interrupted must not be found.
         for step in set(steps) - kept:

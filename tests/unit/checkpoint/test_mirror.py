@@ -190,6 +190,21 @@ def test_a_damaged_object_is_refused_and_leaves_no_checkpoint(tmp_path):
     assert not list((tmp_path / "other" / "checkpoints").iterdir())
 
 
+def test_a_damaged_manifest_of_the_newest_checkpoint_does_not_hide_the_others(tmp_path):
+    upload(tmp_path, save(tmp_path, 2), save(tmp_path, 4))
+    store, path = open_filesystem(URL)
+    (name,) = (
+        name for name in store.find(path) if "step_00000004/" in name and name.endswith("manifest.json")
+    )
+    store.pipe_file(name, store.cat_file(name).replace(b'"note": "a"', b'"note": "b"'))
+    Mirror(URL).check_run(RUN_ID)
+    assert fetched(tmp_path / "other", 2).meta["note"] == "a"
+    with pytest.raises(DamagedCheckpointError, match=rf"^{URL}/.*step_00000004/.*--checkpoint STEP"):
+        Mirror(URL).manifest(4)
+    upload(tmp_path, save(tmp_path, 6), keep=2, best_metric="lfw/accuracy")
+    assert Mirror(URL).steps() == [4, 6]
+
+
 def test_a_local_checkpoint_of_another_course_is_put_aside(tmp_path):
     upload(tmp_path, save(tmp_path, 2))
     save(tmp_path, 2, note="another course")
