@@ -108,7 +108,9 @@ def resume(
         allow_code=allow_code,
         command_line=tuple(sys.argv[1:]),
     )
-    return _finished(Path(run_dir), _train(request))
+    folders = list[Path]()  # an address of a mirror continues in a folder of this machine
+    code = _train(request, on_folder=folders.append)
+    return _finished(folders[-1], code)
 
 
 def _train(request: TrainRequest, on_folder: Callable[[Path], None] = lambda folder: None) -> int:
