@@ -22,6 +22,7 @@ from facetrain.files import open_regular, os_errors_as, read_regular_text, write
 from facetrain.pages.figures import svg
 from facetrain.pages.render import jpeg_image, render
 from facetrain.plural import count_text
+from facetrain.run.folder.compatibility import differences, is_within
 from facetrain.run.folder.run_files import recorded_environment
 from facetrain.run.folder.run_state import RUNNING, RunState, read_state
 from facetrain.run.lr_range_test import RangeTest
@@ -157,27 +158,26 @@ def _tiles(history: History, state: RunState, trained: str) -> Iterator[tuple[st
 
 def _config_differences(folder: Path) -> dict[str, Any]:
     try:
-        values = dict(_flatten(plain_config(load_config(folder / "config.yaml"))))
+        values = plain_config(load_config(folder / "config.yaml"))
     except ConfigError as error:
         return {"config_error": str(error)}
-    known = _presets()
-
-    def count_differences(name: str) -> int:
-        return sum(known[name].get(key) != value for key, value in values.items())
-
-    name = min(known, key=count_differences)
-    differences = [
-        (key, _text(known[name].get(key)), _text(value))
-        for key, value in values.items()
-        if known[name].get(key) != value and not key.startswith("run.")
-    ]
-    return {"config_error": "", "preset": name, "differences": differences}
+    changes = {name: list(differences(preset, values)) for name, preset in _presets().items()}
+    name = min(changes, key=lambda name: len(changes[name]))
+    return {
+        "config_error": "",
+        "preset": name,
+        "differences": [
+            (change.key, _text(change.before), _text(change.now))
+            for change in changes[name]
+            if not is_within(change.key, "run")
+        ],
+    }
 
 
 @cache
 def _presets() -> dict[str, dict[str, Any]]:
     """Return the values of all presets, which a run that writes many pages reads once."""
-    return {name: dict(_flatten(plain_config(config))) for name, config in preset_configs().items()}
+    return {name: plain_config(config) for name, config in preset_configs().items()}
 
 
 def _verifications(history: History) -> tuple[list[str], list[list[str]]] | None:

@@ -87,6 +87,13 @@ def test_the_page_has_every_part_of_the_run(text):
     assert page.tags.count("svg") == 5 and "--lr find: optim.lr 0.0321" in page.text
 
 
+def test_a_part_of_the_preset_that_the_run_has_switched_off_is_a_difference(folder):
+    changes = ["optim.muon=null", "data.train=x"]
+    (folder / "config.yaml").write_text(dump_config(load_config("quickstart", changes)))
+    write_run_report(folder, folder / "report.html")
+    assert re.search(r"optim.muon\n.*\nnull\n", Page((folder / "report.html").read_text()).text)
+
+
 def test_names_are_escaped_and_nothing_is_loaded_from_elsewhere(text):
     page = Page(text)
     assert "script" not in page.tags and "<b>bold" not in text and EVIL in page.text
