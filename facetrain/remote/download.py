@@ -22,6 +22,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
@@ -140,10 +141,12 @@ def _cached(request: _Request, cache: Path) -> Copy:
     url = request.url
     folder = private_folder(cache / hashlib.sha256(url.encode()).hexdigest()[:16])
     waits = f"{public(url)}: another process downloads it; waiting"
+    is_fixed = request.sha256 or _COMMIT.search(url)
+    # Before the lock, which a cache that may only be read does not take.
+    if (is_fixed or is_offline()) and (known := _known_copy(folder, request.sha256)):
+        return known
     with locked(folder / "lock", before_wait=lambda: request.say(waits)):
-        known = _known_copy(folder, request.sha256)
-        is_fixed = request.sha256 or _COMMIT.search(url)
-        if known and (is_fixed or is_offline()):
+        if (is_fixed or is_offline()) and (known := _known_copy(folder, request.sha256)):
             return known
         if is_offline():
             raise DataError(
@@ -252,7 +255,10 @@ def _sound_copy(folder: Path, name: str) -> Copy | None:
                 return None
     except OSError:
         return None
-    return copy if files == copy.files else _write_record(folder, name, replace(copy, files=files))
+    if files != copy.files:
+        with suppress(OSError):  # the files have been read once more, and will be again
+            _write_record(folder, name, replace(copy, files=files))
+    return replace(copy, files=files)
 
 
 def _read_record(folder: Path, name: str) -> Copy | None:

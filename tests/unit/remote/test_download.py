@@ -379,3 +379,18 @@ def test_the_cache_has_no_secret(web_server, url, tmp_path):
         json.loads(next(path for path in stored if path.name == "newest.json").read_text())["address"]
         == exact
     )
+
+
+def test_a_cache_that_may_only_be_read_is_enough_without_a_network(url, tmp_path, monkeypatch):
+    path = local_path(url)
+    pinned_path = local_path(f"{url}#sha256={CHECKSUM}")
+    os.utime(path)  # as in a copied image: the stamp of the file is another one
+    monkeypatch.setattr(download, "locked", refuse)
+    monkeypatch.setattr(download, "write_atomically", refuse)
+    assert local_path(f"{url}#sha256={CHECKSUM}") == pinned_path
+    monkeypatch.setenv("FACETRAIN_OFFLINE", "1")
+    assert local_path(url) == path
+
+
+def refuse(path, *arguments, **options):
+    raise PermissionError(errno.EACCES, "Permission denied", str(path))
