@@ -13,7 +13,7 @@ from facetrain.distributed.grace_period import grace_s
 from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.ranks import Ranks
 from facetrain.distributed.world import ARRIVAL_S, World, assemble, join
-from facetrain.errors import CheckpointError, ConfigError, DivergedError, SkippedError
+from facetrain.errors import CheckpointError, ConfigError, DataError, DivergedError, SkippedError
 from facetrain.remote.download import pinned
 from facetrain.run.agree import agree
 from facetrain.run.build import Parts, build
@@ -107,6 +107,7 @@ def _train(parts: Parts) -> int:
             parts.schedule.total_steps,
             lambda: _train_and_finish(parts, page),
             lambda: parts.early_end,
+            continues=parts.plan.resumes or parts.plan.restarted,
         )
     finally:
         if page:
@@ -136,5 +137,9 @@ def _train_to_end(run: Run) -> None:
     except (CheckpointError, ConfigError, DivergedError, SkippedError) as error:
         keep_what_is_saved(run, error)
         raise only_leader_reports(parts.world, error) from error
+    except DataError as error:
+        if parts.world.size == 1:  # of several ranks, one fails alone, and nobody waits for the others' parts
+            keep_what_is_saved(run, error)
+        raise
     finally:
         run.close()

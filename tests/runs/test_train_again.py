@@ -1,6 +1,7 @@
 """`train --resume`: one command starts a run, and continues it as often as it is given again."""
 
 import shutil
+import sys
 
 import pytest
 import yaml
@@ -8,6 +9,7 @@ import yaml
 import facetrain
 from facetrain.errors import ConfigError, NoCheckpointError, UsageError
 from facetrain.run.folder.lock import RunLock
+from facetrain.run.folder.run_state import Start, read_state, train_recorded
 from tests.runs.test_training import checked, losses, metrics
 from tests.support.command import torchrun
 
@@ -73,11 +75,15 @@ def test_it_starts_in_a_default_folder_in_which_a_run_has_ended_before_its_first
     values = values | {"run": {"name": "again", "dir": str(tmp_path)}}
     (tmp_path / "again" / "checkpoints").mkdir(parents=True)
     shutil.copy(folder / "config.yaml", tmp_path / "again")
+    failed = Start(step=0, ranks=1, device="cpu")
+    with pytest.raises(ZeroDivisionError):
+        train_recorded(tmp_path / "again", failed, 4, lambda: 1 // 0)
     lists = {"diverged.json", "skipped_images.txt"}
     for name in lists:
         (tmp_path / "again" / name).write_text("{}\n")
     assert facetrain.train(values, resume=True).folder == tmp_path / "again"
     assert metrics(tmp_path / "again") == metrics(folder)
+    assert len(read_state(tmp_path / "again").starts) == 1, "it continues no run"
     assert not lists & {path.name for path in (tmp_path / "again").iterdir()}
 
 
@@ -90,6 +96,15 @@ def test_it_does_not_start_over_a_run_whose_checkpoints_are_missing(stopped):
     ):
         facetrain.train(values, folder, resume=True)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_resume_that_a_sink_refuses_changes_nothing(finished, tmp_path, monkeypatch):
+    shutil.copytree(finished[1], tmp_path / "run")
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(UsageError, match=r"facetrain\[wandb\]"):
+        facetrain.resume(tmp_path / "run", 2, log={"sinks": ["wandb"]})
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
 
 
 def test_it_finds_the_first_checkpoint_of_a_command_that_ends_while_it_waits_for_the_lock(

@@ -48,13 +48,17 @@ def train_recorded(
     total_steps: int,
     train: Callable[[], int],
     end_reason: Callable[[], str] = lambda: "",
+    *,
+    continues: bool = True,
 ) -> int:
     """Call `train`, keep `state.json` up to date, and return the exit code of `train`. For the leader only.
 
-    `end_reason` returns why the run has finished before its last step; empty if it has not.
+    `end_reason` returns why the run has finished before its last step; empty if it has not. A run that does not
+    continue forgets the starts of one that has failed in the folder before its first checkpoint.
     """
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    starts = (*_read(folder).starts, start.model_copy(update={"time": now}))
+    earlier = _read(folder).starts if continues else ()
+    starts = (*earlier, start.model_copy(update={"time": now}))
     state = RunState(state=RUNNING, total_steps=total_steps, starts=starts)
     _write(folder, state)
     try:
