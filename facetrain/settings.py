@@ -8,9 +8,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable
 from importlib import import_module
-from typing import Annotated, Any, Literal
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import CoreSchema, core_schema
 
 from facetrain.own_parts import PLACE_PATTERN, is_place
@@ -90,8 +91,23 @@ class Settings(BaseModel):
         allow_inf_nan=False,
         use_attribute_docstrings=True,
         validate_default=True,
-        populate_by_name=True,
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_truth_values(cls, value: Any, info: ValidationInfo) -> Any:
+        # YAML reads the words on, off, yes and no as truth values, and pydantic takes those for 1 and 0.
+        types = _types_of(cls.model_fields[str(info.field_name)].annotation)
+        if isinstance(value, bool) and types & {int, float} and bool not in types:
+            raise ValueError(f"{str(value).lower()} is a truth value, and the key takes a number")
+        return value
+
+
+def _types_of(annotation: Any) -> set[Any]:
+    """Return the types of an annotation and of its alternatives."""
+    if get_origin(annotation) in (Union, UnionType, Annotated):
+        return set().union(*(_types_of(each) for each in get_args(annotation)))
+    return {annotation} if isinstance(annotation, type) else set()
 
 
 class OwnPart(Settings):

@@ -14,6 +14,11 @@ _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 """Characters that the escapes of YAML can write: the end of a path, and halves of characters."""
 
 
+_FLOAT = re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$")
+"""Numbers that YAML 1.1, which requires a point in every float, would read as text."""
+_OTHER_BASE = re.compile(r"[-+]?0[0-7_]+|.*:.*")
+
+
 class _Loader(yaml.SafeLoader):
     """SafeLoader that refuses aliases, which can expand to gigabytes, and keys that are duplicate or not text."""
 
@@ -51,17 +56,39 @@ class _Loader(yaml.SafeLoader):
         return value
 
     def construct_yaml_int(self, node: Any) -> int:
+        self._require_decimal(node)
         value = super().construct_yaml_int(node)
         if not -(2**63) <= value < 2**63:
             raise yaml.MarkedYAMLError(problem="a number has more than 64 bits", problem_mark=node.start_mark)
         return value
 
+    def construct_yaml_float(self, node: Any) -> float:
+        self._require_decimal(node)
+        return float(super().construct_yaml_float(node))
+
+    def _require_decimal(self, node: Any) -> None:
+        if _OTHER_BASE.fullmatch(node.value):
+            raise yaml.MarkedYAMLError(
+                problem=f"YAML reads {node.value} as a number in base 8 or 60; write it in decimal, or text in quotes",
+                problem_mark=node.start_mark,
+            )
+
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
-# YAML 1.1 requires a point in every float, and would read 5e-4 as text.
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
+_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_yaml_float)
+
+
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper that quotes texts that the loader would read as numbers."""
+
+
+for _side in (_Loader, _Dumper):
+    _side.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789"))
+
+
+def dump_yaml(values: Any) -> str:
+    """Return a YAML text of dicts, lists, strings and numbers, which `parse_yaml` reads as it was."""
+    return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
 
 
 def parse_yaml(text: str) -> Any:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from facetrain.config.explain import explain
@@ -20,7 +19,7 @@ from facetrain.errors import ConfigError, FacetrainError
 from facetrain.files import error_reason, printable, shell_path
 from facetrain.remote.address import has_secrets, is_read_in_place, is_remote, without_secrets
 from facetrain.remote.download import is_name, pinned
-from facetrain.strict_yaml import parse_yaml
+from facetrain.strict_yaml import dump_yaml, parse_yaml
 
 MAX_EXTENDS = 16
 _MAX_BYTES = 1 << 20
@@ -37,6 +36,10 @@ _PATHS = (
 """Keys that hold a path. `eval.targets` has paths and names."""
 _DOWNLOADED = ("data.train", "model.init_from", "distill.teacher", "distill.cache")
 """Keys that may hold an address or a name of the catalog."""
+
+
+_RESET_BY_EMPTY = ("lr_factors", "muon", "options")
+"""Keys of mappings without defaults: `{}` removes what is in them. An empty section changes nothing."""
 
 
 def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
@@ -108,7 +111,7 @@ def plain_config(config: Config) -> dict[str, Any]:
 
 def dump_config(config: Config) -> str:
     """Return a YAML text with all keys, from which the same config is loaded."""
-    return yaml.safe_dump(plain_config(config), sort_keys=False, allow_unicode=True)
+    return dump_yaml(plain_config(config))
 
 
 def eval_dir_of_run(model: Path) -> Path:
@@ -273,8 +276,16 @@ def _similar_files(path: Path) -> str:
 
 
 def override_keys(overrides: Iterable[str]) -> frozenset[str]:
-    """Return the dotted keys that overrides (KEY=VALUE) set."""
-    return frozenset(override.partition("=")[0].strip() for override in overrides)
+    """Return the dotted keys that overrides (KEY=VALUE) set; of a section, those of the mapping in it."""
+    return frozenset(key for override in overrides for key in _leaves(_parse_override(override)))
+
+
+def _leaves(values: dict[str, Any], section: str = "") -> Iterator[str]:
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{section}{key}.")
+        else:
+            yield f"{section}{key}"
 
 
 def with_values(config: Config, values: Mapping[str, Any], where: str) -> Config:
@@ -296,7 +307,8 @@ def override_values(values: dict[str, Any], overrides: Mapping[str, Any]) -> dic
 def _merge(under: dict[str, Any], over: Mapping[str, Any]) -> None:
     """Merge `over` into `under`: mappings by key, everything else is replaced."""
     for key, value in over.items():
-        if isinstance(value, dict) and isinstance(under.get(key), dict):
+        is_reset = value == {} and key in _RESET_BY_EMPTY
+        if isinstance(value, dict) and isinstance(under.get(key), dict) and not is_reset:
             _merge(under[key], value)
         else:
             under[key] = value

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import yaml as pyyaml
-
 from facetrain.config.loading import build_config, override_values
 from facetrain.config.schema import Config
+from facetrain.strict_yaml import dump_yaml
 
 FEW_IMAGES = 20_000
 """Training images below which a fine-tuning takes small batches, and trains on the held-out images in the end."""
@@ -139,4 +138,4 @@ def config_text(
         override_values(values, choice.values)
         comments.append(f"# {', '.join(choice.values)}: {choice.reason}")
     config = build_config(values, "facetrain finetune", overrides)  # merges the overrides into the values
-    return "\n".join([*comments, pyyaml.safe_dump(values, sort_keys=False, allow_unicode=True)]), config
+    return "\n".join([*comments, dump_yaml(values)]), config

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from facetrain.config.loading import build_config, dump_config, load_config, with_downloads
+from facetrain.config.loading import build_config, dump_config, load_config, override_keys, with_downloads
 from facetrain.errors import ConfigError, DataError
 from facetrain.strict_yaml import parse_yaml
 
@@ -105,6 +105,11 @@ def test_an_invalid_file_gives_one_line_that_names_the_place(tmp_path, text, mes
         ("data: {train: x, workers: many}", ["data.workers: ", "integer", "'auto'", '"many"']),
         ("train: {compile: maybe}", ["train.compile", "'off', 'on' or 'reduce-overhead'", '"maybe"']),
         ("model: {layers: [1, -1]}", ["model.layers[1]", "-1"]),
+        ("optim: {lr: on}", ["optim.lr", "true is a truth value"]),
+        ("data: {train: x, augment: {blur: yes}}", ["data.augment.blur", "true is a truth value"]),
+        ("data: {train: x, workers: off}", ["data.workers", "false is a truth value"]),
+        ("checkpoint: {asynchronous: false}", ["checkpoint.asynchronous is not a key"]),
+        ("head: {margin: {type: adaface, m2: 0}}", ["m2 must be greater than 0 for adaface"]),
         ("model: {lr_factors: {fc: -2}}", ["model.lr_factors.fc", "-2"]),
         ("head: {placment: disk}", ["head.placment is not a key; did you mean placement?"]),
         ("head: {x: 3}", ["head.x is not a key; the keys are init_from, margin, "]),
@@ -146,7 +151,8 @@ def test_the_sets_of_a_dataset_in_one_file_are_in_its_folder(tmp_path):
     [
         ("data:\n\ttrain: x", 2), ("data: {train: x}}", 1), ("  a: 1\n b: 2", 2), ("data: train: x", 1),
         ("a: 1\nb: \"x\\0y\"", 2), ('a: "\\ud800"', 1), (f"seed: 0x{'f' * 4000}", 1),
-        ("a: [1, 2\nb: 3", 2), ("a: 1\n---\nb: 2", 2), ("!!python/name:os.system ''", 1),
+        ("a: 1\nb: 020", 2), ("a: 1:30", 1),
+        ("a: 1:30.5", 1), ("a: [1, 2\nb: 3", 2), ("a: 1\n---\nb: 2", 2), ("!!python/name:os.system ''", 1),
     ],
 )  # fmt: skip
 def test_invalid_yaml_is_refused_with_the_line(text, line):
@@ -210,13 +216,30 @@ def test_an_invalid_override_is_named(tmp_path):
             load_config(path, [override])
 
 
+def test_an_empty_mapping_removes_what_the_file_below_has(tmp_path):
+    write(tmp_path, "data: {train: x}\nmodel: {lr_factors: {a: 0.1}}\noptim: {muon: {lr: 0.01}}", "base.yaml")
+    path = write(tmp_path, "extends: base.yaml\nmodel: {lr_factors: {}}\noptim: {}")
+    config = load_config(path, ["optim.muon={}"])
+    assert not config.model.lr_factors and config.optim.muon.lr != 0.01
+    assert load_config(path, ["optim={}"]).optim.muon.lr == 0.01
+
+
+def test_the_keys_of_a_section_that_is_set_are_those_in_it():
+    keys = override_keys(
+        ["optim={lr: 1, muon: {lr: 2}}", "seed=1", "eval.targets=[a]", "model.lr_factors={}"]
+    )
+    assert keys == {"optim.lr", "optim.muon.lr", "seed", "eval.targets", "model.lr_factors"}
+
+
 def test_numbers_in_scientific_notation_are_numbers(tmp_path):
     assert parse_yaml("[5e-4, 1E6, -2e+3, 0.1]") == [5e-4, 1e6, -2e3, 0.1]
 
 
-def test_a_dumped_config_reads_back_the_same(tmp_path):
+@pytest.mark.parametrize("name", ["run", "1e-3", "2e5", "12", "0x1f", "012", "null", "on", "1_0"])
+def test_a_dumped_config_reads_back_the_same(tmp_path, name):
     config = load_config(
-        write(tmp_path, "data: {train: x}"), ["checkpoint.async=false", "eval.targets=[a, b]"]
+        write(tmp_path, "data: {train: x}"),
+        ["checkpoint.async=false", "eval.targets=[a, b]", f"run.name='{name}'"],
     )
     again = load_config(write(tmp_path, dump_config(config), "again.yaml"))
     assert again == config
