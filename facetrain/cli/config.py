@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from facetrain.cli.options import Set
+from facetrain.errors import UsageError
+from facetrain.files import shell_path
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -79,4 +81,8 @@ def convert(
     """Convert a config of arcface_torch, and print the result as YAML."""
     from facetrain.config.arcface_torch import convert as converted
 
+    if config.suffix in (".yaml", ".yml"):
+        raise UsageError(
+            f"{config}: is a config of facetrain already: facetrain train --config {shell_path(config)}"
+        )
     typer.echo(converted(config), nl=False)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from facetrain.config.loading import build_config
 from facetrain.config.python_values import PythonValues
 from facetrain.errors import ConfigError
 from facetrain.files import error_reason
+from facetrain.strict_yaml import dump_yaml
 
 DEFAULTS: dict[str, Any] = {
     "margin_list": (1.0, 0.5, 0.0),
@@ -33,10 +32,7 @@ DEFAULTS: dict[str, Any] = {
 }
 """Values of arcface_torch's configs/base.py, for configs that come without that file."""
 
-_NOT_NEEDED = {
-    *("resume", "save_all_states", "momentum", "num_workers", "dali"),
-    *("wandb_project", "wandb_key", "wandb_resume"),
-}
+_NOT_NEEDED = {"resume", "save_all_states", "momentum", "num_workers", "dali"}
 """Settings that need no key: facetrain does the same, or arcface_torch ignores them."""
 _TRANSLATED = DEFAULTS.keys() | {
     "rec",
@@ -45,7 +41,11 @@ _TRANSLATED = DEFAULTS.keys() | {
     "using_wandb",
     "num_classes",
     "num_image",
+    "decay_epoch",
 }
+_OWN_LOSSES = ("adaface", "curricularface", "magface")
+"""Values of `config.loss` in forks, which are margins of facetrain. They keep the published numbers."""
+_WANDB = {"wandb_project", "wandb_entity", "wandb_key", "wandb_resume", "wandb_log_all", "save_artifacts"}
 _MARGINS_OF_LOSSES = {"arcface": (1.0, 0.5, 0.0), "cosface": (1.0, 0.0, 0.4)}
 """Values of `config.loss`, arcface_torch's setting of 2021, as a margin_list. The scale was 64 then too."""
 _SIZES = {"num_classes": "num_classes", "num_image": "num_images"}
@@ -65,9 +65,15 @@ def convert(path: Path) -> str:
     files = [PythonValues(file) for file in ([base] if has_base else []) + [path]]
     assigned = {name: value for file in files for name, value in file.values.items()}
     _require_lists(files[-1], path)
-    margin = _MARGINS_OF_LOSSES.get(str(assigned.get("loss")))
+    loss = assigned.get("loss")
+    margin = _MARGINS_OF_LOSSES.get(str(loss))
     translated_loss = {"margin_list": margin} if margin else {}
     values = DEFAULTS | translated_loss | assigned
+    if loss is not None and not margin and loss not in _OWN_LOSSES and "margin_list" not in assigned:
+        raise ConfigError(
+            f"{path}, line {files[-1].lines.get('loss', 1)}: config.loss {loss!r} is unknown; set config.margin_list "
+            "to (m1, m2, m3)"
+        )
     if "rec" not in values:
         raise ConfigError(f"{path}: config.rec, the folder of the dataset, is missing")
     try:
@@ -77,14 +83,14 @@ def convert(path: Path) -> str:
             f"{path}: a value has a type that arcface_torch does not accept ({error_reason(error)})"
         ) from error
     build_config(described, str(path))  # check the result
-    notes = [note for file in files for note in file.notes] + _notes_on_values(values)
-    unknown = values.keys() - _TRANSLATED - _NOT_NEEDED - ({"loss"} if margin else set())
+    notes = [note for file in files for note in file.notes] + _notes_on_values(values, assigned)
+    unknown = values.keys() - _TRANSLATED - _NOT_NEEDED - _WANDB - {"loss"}
     notes += [f"# {name}: has no equivalent in facetrain" for name in sorted(unknown)]
     head = [f"# Converted from arcface_torch's {path.name}."]
     # At the end: these need no action, and they would hide the others.
     left_out = sorted(_NOT_NEEDED & values.keys())
     tail = [f"# Left out, because facetrain needs no key for it: {', '.join(left_out)}"] if left_out else []
-    return "\n".join([*head, *notes, yaml.safe_dump(described, sort_keys=False).rstrip("\n"), *tail, ""])
+    return "\n".join([*head, *notes, dump_yaml(described).rstrip("\n"), *tail, ""])
 
 
 def _require_lists(file: PythonValues, path: Path) -> None:
@@ -96,27 +102,18 @@ def _require_lists(file: PythonValues, path: Path) -> None:
 
 
 def _translate(values: dict[str, Any], path: Path) -> dict[str, Any]:
-    m1, m2, m3 = (float(value) for value in values["margin_list"])
-    # By the values: arcface_torch knows one class of margins, and facetrain names its common cases.
-    kind = "arcface" if m1 == 1 and m3 == 0 else "combined"
-    if m3 > 0:
-        # arcface_torch subtracts m3 alone then.
-        kind, m1, m2 = "cosface", 1.0, 0.0
     # With the recipe of its present code, which is what reads these files.
     described: dict[str, Any] = {
         "recipe": "head",
         "seed": values["seed"],
-        "run": {"name": path.stem} | ({"dir": str(values["output"])} if values.get("output") else {}),
+        "run": _run(values, path),
         "data": {"train": values["rec"]},
         "model": {"backbone": _backbone(values["network"]), "embedding_size": values["embedding_size"]},
         "head": {
             "margin": {
-                "type": kind,
+                **_margin(values),
                 # arcface_torch has no setting for it.
                 "scale": 64.0,
-                "m1": m1,
-                "m2": m2,
-                "m3": m3,
                 "filter_threshold": float(values["interclass_filtering_threshold"]),
             },
             "sample_rate": float(values["sample_rate"]),
@@ -137,6 +134,8 @@ def _translate(values: dict[str, Any], path: Path) -> dict[str, Any]:
         "eval": {"targets": list(values["val_targets"]), "every_steps": _steps("verbose", values)},
         "log": {"every_steps": _steps("frequent", values)},
     }
+    if steps := values.get("decay_epoch"):  # a tenth of the rate at each
+        described["optim"] |= {"schedule": "steps", "milestones": list(steps)}
     if values.get("using_wandb"):
         described["log"]["sinks"] = ["wandb"]
     described["data"] |= {
@@ -145,6 +144,31 @@ def _translate(values: dict[str, Any], path: Path) -> dict[str, Any]:
     if values.get("dali") and values.get("dali_aug"):
         described["data"]["augment"] = {"low_resolution": 0.1, "blur": 0.2, "color": 0.2, "gray": 0.1}
     return described
+
+
+def _margin(values: dict[str, Any]) -> dict[str, Any]:
+    """Return type and numbers of the margin, without those that it does not use: another type keeps its own."""
+    if values.get("loss") in _OWN_LOSSES:
+        return {"type": values["loss"]}
+    m1, m2, m3 = (float(value) for value in values["margin_list"])
+    # By the values: arcface_torch knows one class of margins, and facetrain names its common cases.
+    if m3 > 0:
+        return {"type": "cosface", "m3": m3}  # arcface_torch subtracts m3 alone then
+    if m1 == 1 and m3 == 0:
+        return {"type": "arcface", "m2": m2}
+    return {"type": "combined", "m1": m1, "m2": m2, "m3": m3}
+
+
+def _run(values: dict[str, Any], path: Path) -> dict[str, str]:
+    """Return name and folder of the run: that of arcface_torch is the folder `output` itself."""
+    if not values.get("output"):
+        return {"name": path.stem}
+    output = Path(str(values["output"]))
+    return (
+        {"name": output.name, "dir": str(output.parent)}
+        if output.name
+        else {"name": path.stem, "dir": str(output)}
+    )
 
 
 def _steps(name: str, values: dict[str, Any]) -> Any:
@@ -161,14 +185,21 @@ def _backbone(network: str) -> str:
     return "_".join(network.split("_")[:2]) if network.startswith("vit_") else network
 
 
-def _notes_on_values(values: dict[str, Any]) -> list[str]:
+def _notes_on_values(values: dict[str, Any], assigned: dict[str, Any]) -> list[str]:
     """Return comment lines about values that the YAML text does not express, although their setting has a key."""
     notes = []
     m1, m2, m3 = (float(value) for value in values["margin_list"])
-    if m3 > 0 and (m1, m2) != (1, 0):
+    if values.get("loss") in _OWN_LOSSES:
+        if "margin_list" in assigned:
+            notes.append(f"# margin_list: is left out, because loss is {values['loss']}")
+    elif m3 > 0 and (m1, m2) != (1, 0):
         notes.append(
             "# margin_list: m1 and m2 are left out, because arcface_torch ignores them where m3 is above 0"
         )
+    if values.get("using_wandb") and (values.get("wandb_project") or values.get("wandb_entity")):
+        places = {"WANDB_PROJECT": values.get("wandb_project"), "WANDB_ENTITY": values.get("wandb_entity")}
+        given = " ".join(f"{name}={value}" for name, value in places.items() if value)
+        notes.append(f"# using_wandb: start the run with {given} in the environment")
     if values.get("dali_aug") and not values.get("dali"):
         notes.append("# dali_aug: is left out, because it has no effect without dali")
     network = values["network"]

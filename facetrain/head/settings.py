@@ -14,6 +14,16 @@ CLASSES_PER_READ = 8
 """Consecutive classes that are sampled together with placement disk, which reads neighbors at once."""
 
 
+_MARGIN_OF = {
+    "cosface": "m3",
+    "elastic_cosface": "m3",
+    "adaface": "m2",
+    "curricularface": "m2",
+    "elastic_arcface": "m2",
+}
+"""Key of the one margin of a type."""
+
+
 class MarginSettings(Settings):
     """Margin of the softmax loss."""
 
@@ -45,8 +55,10 @@ class MarginSettings(Settings):
 
     @model_validator(mode="after")
     def _check_margins(self) -> Self:
-        if self.type == "cosface" and self.m3 == 0:
-            raise ValueError("m3 must be greater than 0 for cosface (published: 0.4)")
+        # Without its margin, each of these is a plain softmax under another name.
+        name = _MARGIN_OF.get(self.type)
+        if name and getattr(self, name) == 0:
+            raise ValueError(f"{name} must be greater than 0 for {self.type}; null is the published value")
         # Refused and not ignored: a recipe with an m1 that has no effect would not be what it says.
         if self.type != "combined" and self.m1 != 1:
             raise ValueError(

@@ -5,7 +5,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from facetrain.config.schema import file_schema
-from tests.support.command import ROOT, facetrain, output_of
+from tests.support.command import ROOT, facetrain, output_of, refusal
 
 
 def test_show_prints_every_key_after_recipe_and_set():
@@ -63,3 +63,4 @@ def test_a_file_that_cannot_be_converted_gives_one_line_and_exit_code_2(tmp_path
     (tmp_path / "a.py").write_text("import os\nos.system('true')\n")
     done = facetrain("config", "convert", tmp_path / "a.py")
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "line 2" in done.stderr
+    assert "is a config of facetrain already" in str(refusal("config", "convert", tmp_path / "a.yaml"))

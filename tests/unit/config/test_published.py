@@ -107,14 +107,16 @@ SIZES = "data.num_classes data.num_images"
 LEFT_OUT = "margin_list: m1 and m2 are left out"
 CONVERSIONS = [
     # lines of the file, keys and values of the config, and the beginning of the note (None: no note)
-    ("margin_list = (1.0, 0.5, 0.0)", MARGIN, ("arcface", 64, 1, 0.5, 0), None),
-    ("margin_list = (1.0, 0.0, 0.4)", MARGIN, ("cosface", 64, 1, 0, 0.4), None),
+    ("margin_list = (1.0, 0.5, 0.0)", MARGIN, ("arcface", 64, 1, 0.5, None), None),
+    ("margin_list = (1.0, 0.0, 0.4)", MARGIN, ("cosface", 64, 1, None, 0.4), None),
     ("margin_list = (1.35, 0.0, 0.0)", MARGIN, ("combined", 64, 1.35, 0, 0), None),
     # arcface_torch subtracts m3 alone then.
-    ("margin_list = (1.0, 0.5, 0.2)", MARGIN, ("cosface", 64, 1, 0, 0.2), LEFT_OUT),
-    ("margin_list = (1.35, 0.0, 0.2)", MARGIN, ("cosface", 64, 1, 0, 0.2), LEFT_OUT),
-    ("loss = 'arcface'", MARGIN, ("cosface", 64, 1, 0, 0.4), None),
-    ("loss = 'curricularface'", MARGIN, ("cosface", 64, 1, 0, 0.4), "loss: has no equivalent in facetrain"),
+    ("margin_list = (1.0, 0.5, 0.2)", MARGIN, ("cosface", 64, 1, None, 0.2), LEFT_OUT),
+    ("margin_list = (1.35, 0.0, 0.2)", MARGIN, ("cosface", 64, 1, None, 0.2), LEFT_OUT),
+    ("loss = 'arcface'", MARGIN, ("cosface", 64, 1, None, 0.4), None),
+    ("loss = 'curricularface'", MARGIN, ("curricularface", 64, 1, None, None), "margin_list: is left out"),
+    ("decay_epoch = [8, 12]", "optim.schedule optim.milestones", ("steps", (8, 12)), None),
+    ("output = 'work_dirs/a'", "run.dir run.name", ("work_dirs", "a"), None),
     ("dali = True; dali_aug = True", AUGMENTATION, (0.1, 0.2, 0.2, 0.1), None),
     ("dali_aug = True", AUGMENTATION, (0, 0, 0, 0), "dali_aug: is left out"),
     ("gradient_acc = 4; frequent = 3", INTERVALS, (4, 500, 1), None),
@@ -126,7 +128,13 @@ CONVERSIONS = [
     ("rec = 'synthetic'; num_classes = 300 * 10000", SIZES, (3_000_000, 42474557), None),
     ("num_image = 'forget'", SIZES, (2059906, None), "num_image: is not an integer and is left out"),
     ("suffix_run_name = 'a'", "seed", 2048, "suffix_run_name: has no equivalent in facetrain"),
-    ("wandb_project = 'faces'; using_wandb = True", "log.sinks", ("wandb",), None),
+    (
+        "wandb_project = 'faces'; using_wandb = True",
+        "log.sinks",
+        ("wandb",),
+        "using_wandb: start the run with WANDB",
+    ),
+    ("wandb_project = 'faces'; using_wandb = False", "log.sinks", (), None),
 ]
 
 
@@ -143,11 +151,28 @@ def test_each_setting_is_converted_or_named_in_a_note(tmp_path, lines, keys, val
     assert len(others) == (note is not None) and "".join(others).startswith(note or "")
 
 
-@pytest.mark.parametrize(("loss", "margin"), [("cosface", (1, 0, 0.4)), ("arcface", (1, 0.5, 0))])
+@pytest.mark.parametrize(("loss", "margin"), [("cosface", (1, None, 0.4)), ("arcface", (1, 0.5, None))])
 def test_the_loss_of_2021_is_converted_to_its_margin(tmp_path, loss, margin):
     config = converted(tmp_path, f"{WITHOUT_MARGIN}config.loss = '{loss}'\n")
     assert attrgetter(*MARGIN.split())(config) == (loss, 64, *margin)
     assert "# loss" not in (tmp_path / "wf42m.yaml").read_text()
+
+
+@pytest.mark.parametrize("loss", ["adaface", "curricularface", "magface"])
+def test_a_loss_of_a_fork_is_its_margin_with_the_published_numbers(tmp_path, loss):
+    config = converted(tmp_path, f"{WITHOUT_MARGIN}config.loss = '{loss}'\n")
+    assert attrgetter(*MARGIN.split())(config) == (loss, 64, 1, None, None)
+
+
+def test_an_unknown_loss_without_a_margin_list_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"wf42m.py, line \d+: config.loss 'unpg' is unknown"):
+        converted(tmp_path, f"{WITHOUT_MARGIN}config.loss = 'unpg'\n")
+
+
+def test_the_type_of_a_converted_margin_can_be_changed_by_one_option(tmp_path):
+    converted(tmp_path, PEER)
+    margin = load_config(tmp_path / "wf42m.yaml", ["head.margin.type=adaface"]).head.margin
+    assert (margin.type, margin.m2) == ("adaface", None)
 
 
 def test_values_of_other_configs_arguments_updates_and_variables_are_taken(tmp_path):
@@ -165,7 +190,7 @@ def test_values_of_other_configs_arguments_updates_and_variables_are_taken(tmp_p
     (tmp_path / "mine.yaml").write_text(text)
     config = load_config(tmp_path / "mine.yaml")
     assert (config.model.backbone, config.optim.lr, config.train.batch_size) == ("mbf", 0.02, 32)
-    assert (config.train.epochs, config.data.train, config.run.dir) == (5, "/data/mine", "work_dirs")
+    assert (config.train.epochs, config.data.train, config.run.name) == (5, "/data/mine", "work_dirs")
     assert "# os.environ.get('OUT', 'work_dirs'): has its default here" in text
 
 
