@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from facetrain import own_parts
 from facetrain.__main__ import run_program
 from facetrain.run.request import TrainRequest
 
@@ -40,6 +41,8 @@ def main() -> None:
         from facetrain.cli.app import end_with
 
         request = TrainRequest.model_validate_json(sys.argv[1])
+        if request.allow_code:  # also the code of a file that the config names, such as a teacher
+            own_parts.allow_all()
         # By SystemExit, as the command: after a signal, the run has said how it ended.
         end_with(lambda: sys.exit(train_on_this_rank(request)), debug="--debug" in sys.argv)
 

@@ -99,6 +99,7 @@ def train(
         config=str(config) if config else None,
         overrides=(*settings.overrides(), *(set_ or ())),
         run_dir=str(run_dir) if run_dir else None,
+        allow_code="--allow-code" in sys.argv,
         resume_existing=resume_existing,
         own_data=settings.data is not None,
         choose=settings.choose(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.uploads import Uploads
+from facetrain.config.own_code import own_places
 from facetrain.distributed.agreement import fail_together
 from facetrain.distributed.grace_period import grace_s
 from facetrain.distributed.process_lifetime import outside_launcher
@@ -81,8 +82,10 @@ def finish(run: Run) -> int:
     skipped, uploads = write_skipped_images(parts, run.loader), callbacks.checkpointing.uploads
     if callbacks.stopping.signal:
         ending = "; the traceback that torchrun prints now is no failure" if outside_launcher() else ""
+        allowed = " --allow-code" if own_places(parts.config) else ""
+        command = f"facetrain resume {shell_path(parts.folder)}{allowed}"
         outputs.report(
-            f"stopped at step {run.state.step}; `facetrain resume {shell_path(parts.folder)}` continues from step "
+            f"stopped at step {run.state.step}; `{command}` continues from step "
             f"{callbacks.checkpointing.last_saved}{ending}"
         )
         if uploads:

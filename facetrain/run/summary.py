@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from facetrain.backbone.low_rank import merge_adapters
+from facetrain.config.own_code import own_places
 from facetrain.config.schema import Config
 from facetrain.data.dataset_card import read_copied_cards
 from facetrain.data.loading.staged_loader import StagedLoader
@@ -168,16 +169,17 @@ def _accuracy_line(name: str, metrics: Mapping[str, Metric]) -> str:
 
 def _next_commands(folder: Path, config: Config, ended_by: str) -> list[str]:
     quoted, board = shell_path(folder), folder / "tensorboard"
+    allowed = " --allow-code" if own_places(config) else ""
     targets, eval_dir = config.eval.targets, config.eval_dir
     lines = ["next:"]
     if targets:
         # A path needs no folder.
         is_found = is_remote(targets[0]) or Path(targets[0]).is_absolute()
         data = "" if is_found else f" --data-dir {shell_path(eval_dir)}"
-        lines.append(f"  facetrain eval {quoted} --target {shell_path(targets[0])}{data}")
+        lines.append(f"  facetrain eval {quoted} --target {shell_path(targets[0])}{data}{allowed}")
     lines += [
-        f"  facetrain resume {quoted} --set {ended_by}=MORE",
-        f"  facetrain export {quoted} --format onnx --output {shell_path(folder / 'model.onnx')}",
+        f"  facetrain resume {quoted} --set {ended_by}=MORE{allowed}",
+        f"  facetrain export {quoted} --format onnx --output {shell_path(folder / 'model.onnx')}{allowed}",
     ]
     if board.is_dir():
         lines.append(f"  tensorboard --logdir {shell_path(board)}")

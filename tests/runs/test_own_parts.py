@@ -92,6 +92,12 @@ def test_own_parts_train_resume_bit_for_bit_and_run_for_others_only_if_they_are_
     assert Checkpoint.open(home / "run").meta["code"].keys() == {
         "model.backbone", "head.margin.type", "data.augment.own[0].type", "log.sinks[0]", "log.sinks[1]",
     }  # fmt: skip
+    done = facetrain(
+        "train", "--config", describe(steps=2), *options(OWN), "--run-dir", home / "short", cwd=home
+    )
+    checked(done)
+    suggested = [line for line in done.stdout.splitlines() if line.startswith("  facetrain ")]
+    assert len(suggested) > 1 and all(line.endswith(" --allow-code") for line in suggested)
     (home / "imported").unlink()
     for command in (
         ("resume", home / "run"),
