@@ -48,6 +48,7 @@ def check_start(
         *remarks_on_reading(source, cache_bytes=config.data.cache_bytes, shuffle=config.data.shuffle),
         *_check_cores(state.world),
         *_check_learning_rate(config),
+        *_check_schedule(config),
         *_check_precision(config, gather_facts(config, source, state.world.size)),
         *check_free_space(config, folder, checkpoint_bytes(config, state), steps),
     ]
@@ -88,6 +89,17 @@ def _check_learning_rate(config: Config) -> Iterator[str]:
             f"optim.lr: {config.optim.lr:g} is above {highest:g}, with which {config.optim.name} does not learn; "
             "published rates are 0.1 per 1,024 images for SGD, and 0.001 for AdamW"
         )
+
+
+def _check_schedule(config: Config) -> Iterator[str]:
+    optim, epochs = config.optim, config.train.epochs
+    if late := [f"{each:g}" for each in optim.milestones if each >= epochs]:
+        yield (
+            f"optim.milestones: {', '.join(late)} {'is' if len(late) == 1 else 'are'} not before the end, epoch "
+            f"{epochs}: the rate does not fall there"
+        )
+    if optim.warmup_epochs >= epochs:
+        yield f"optim.warmup_epochs: {optim.warmup_epochs:g} of {epochs} epochs: the run ends in the warm-up"
 
 
 def _check_precision(config: Config, facts: RunFacts) -> Iterator[str]:

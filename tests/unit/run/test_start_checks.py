@@ -15,6 +15,7 @@ from facetrain.run.parts.state import check_precision
 from facetrain.run.start_checks import _check_cores, _check_learning_rate, _require_renames, check_free_space
 from tests.runs.conftest import dataset, describe  # noqa: F401
 from tests.support import training
+from tests.unit.plan.helpers import small_config
 
 
 @pytest.mark.parametrize(("name", "usual", "absurd"), [("sgd", 0.4, 1000), ("adamw", 0.001, 1)])
@@ -88,3 +89,20 @@ def test_bf16_on_a_gpu_that_would_emulate_it_is_refused(monkeypatch, device, pre
     config = build_config({"data": {"train": "x"}, "train": {"precision": precision}}, "test")
     with pytest.raises(ConfigError, match=r"7\.0.*fp16") if refused else nullcontext():
         check_precision(config, world)
+
+
+@pytest.mark.parametrize(
+    ("optim", "lines"),
+    [
+        (
+            {"schedule": "steps", "milestones": [1, 3, 5]},
+            ["milestones: 3, 5 are not before the end, epoch 3"],
+        ),
+        ({"warmup_epochs": 3}, ["warmup_epochs: 3 of 3 epochs"]),
+        ({"schedule": "steps", "milestones": [1, 2], "warmup_epochs": 1}, []),
+    ],
+)
+def test_a_schedule_that_the_run_does_not_reach_is_reported(optim, lines):
+    config = small_config(optim=optim, train={"epochs": 3, "batch_size": 4})
+    found = list(start_checks._check_schedule(config))
+    assert len(found) == len(lines) and all(line in each for line, each in zip(lines, found, strict=True))
