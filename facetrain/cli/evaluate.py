@@ -163,6 +163,9 @@ def _print_results(evaluation: ModelResults, models: dict[str, str], results: Re
     if results.csv_file is not None:
         write_text(results.csv_file, metrics_csv(evaluation))
     content = json.dumps(models | evaluation.as_json(), indent=1)
+    # Before anything is printed: a reader of the output may end before it.
+    if results.json_file is not None and not results.only_json:
+        write_text(results.json_file, content + "\n")
     if results.only_json:
         typer.echo(content)
         return
@@ -170,8 +173,6 @@ def _print_results(evaluation: ModelResults, models: dict[str, str], results: Re
     echo_line(network if evaluation.precision else evaluation.description)
     for line in format_evaluation(evaluation):
         echo_line(line)
-    if results.json_file is not None:
-        write_text(results.json_file, content + "\n")
 
 
 def _report_details(

@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from facetrain.errors import UsageError
-from facetrain.files import os_errors_as, printable
+from facetrain.files import os_errors_as, printable, write_atomically
 
 _SHEET_SUFFIX = ".html"
 
@@ -104,7 +104,10 @@ def write_text(path: Path, text: str) -> None:
         UsageError: the file cannot be written.
     """
     with os_errors_as(UsageError, path):
-        path.write_text(text, encoding="utf-8")
+        if path.exists() and not path.is_file():  # a pipe, or /dev/stdout
+            path.write_text(text, encoding="utf-8")
+        else:
+            write_atomically(Path(os.path.realpath(path)), text)
 
 
 def echo_line(line: str, *, err: bool = False) -> None:
