@@ -97,25 +97,33 @@ class _Trainer:
         """Train, or return the training of an earlier call."""
         run = self.output / f"{name}_{seed}"
         finished = self.output / f"{run.name}.json"
+        model = run if ARMS[name].config else self.output / f"{run.name}.safetensors"
+        command = self._command(name, seed, run, model)
         if finished.exists():
-            return Training(**json.loads(finished.read_text(encoding="utf-8")))
+            kept = json.loads(finished.read_text(encoding="utf-8"))
+            if kept["command"] == command:  # and not of other data or another size
+                return Training(**kept["training"])
         # What a killed call has left: a run of the same name would get another folder.
         shutil.rmtree(run, ignore_errors=True)
-        model = run if ARMS[name].config else self.output / f"{run.name}.safetensors"
+        self._report_of(model).unlink(missing_ok=True)
         start = time.perf_counter()
-        cpu_seconds = _run_module(self._command(name, seed, run, model))
+        cpu_seconds = _run_module(command)
         training = Training(str(model), cpu_seconds, time.perf_counter() - start)
-        finished.write_text(json.dumps(asdict(training)), encoding="utf-8")
+        kept = {"command": command, "training": asdict(training)}
+        finished.write_text(json.dumps(kept), encoding="utf-8")
         return training
 
     def judge(self, training: Training) -> dict[str, float]:
         """Return the metrics of a model on the pairs of LFW, as shares from 0 to 1."""
-        report = self.output / f"{Path(training.model).stem}_lfw.json"
+        report = self._report_of(Path(training.model))
         if not report.exists():
             pairs = self.data / "lfw_verification" / f"{_LFW}.bin"
             _run_module(["facetrain", "eval", training.model, "--target", str(pairs), "--json", str(report)])
         metrics = json.loads(report.read_text(encoding="utf-8"))["sets"][_LFW]
         return {metric: metrics[metric] for metric in _METRICS}
+
+    def _report_of(self, model: Path) -> Path:
+        return self.output / f"{model.stem}_lfw.json"
 
     def _command(self, name: str, seed: int, run: Path, model: Path) -> list[str]:
         arm, faces = ARMS[name], self.data / "faces_train"

@@ -61,12 +61,27 @@ def measure_scaling(
 def _measure_once(processes: int, steps: int, sets: list[str]) -> dict[str, Any]:
     """Run `facetrain bench train` on some processes; return its numbers for synthetic images."""
     # `env` sets the variable: the environment of this process belongs to facetrain.distributed.
-    command = ["env", "OMP_NUM_THREADS=1", sys.executable, "-m", "facetrain", "bench", "train", "--json"]
-    command += ["--input", "synthetic", "--nproc-per-node", str(processes)]
-    command += ["--steps", str(steps), "--rounds", "1"]
-    command += [word for value in ("train.device=cpu", *sets) for word in ("--set", value)]
+    command = [
+        "env",
+        "OMP_NUM_THREADS=1",
+        sys.executable,
+        "-m",
+        "facetrain",
+        *arguments(processes, steps, sets),
+    ]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     return dict(json.loads(done.stdout)["inputs"]["synthetic"])
+
+
+def arguments(processes: int, steps: int, sets: list[str]) -> list[str]:
+    """Return the arguments of facetrain that measure some processes."""
+    words = ["bench", "train", "--json", "--nproc-per-node", str(processes), "--steps", str(steps)]
+    return [
+        *words,
+        "--rounds",
+        "1",
+        *(word for value in ("train.device=cpu", *sets) for word in ("--set", value)),
+    ]
 
 
 def fit_step_seconds(seconds: dict[int, float], cores: int, gradient_bytes: int) -> dict[int, float]:

@@ -1,5 +1,6 @@
-"""The recipes that `benchmarks.same_minutes` compares, without training."""
+"""The recipes that `benchmarks.same_minutes` compares, and what it keeps of them, without training."""
 
+from benchmarks import same_minutes
 from benchmarks.arcface_torch_training import NETWORK
 from benchmarks.same_minutes import ARMS
 from facetrain.backbone.zoo import build_backbone
@@ -17,3 +18,13 @@ def test_all_recipes_train_the_same_network():
             assert {key: value.shape for key, value in found.items()} == {
                 key: value.shape for key, value in expected.items()
             }
+
+
+def test_a_kept_training_of_other_settings_is_done_again(tmp_path, monkeypatch):
+    commands = []
+    monkeypatch.setattr(same_minutes, "_run_module", lambda command: commands.append(command) or 1.0)
+    for size in (32, 32, 112):
+        trainer = same_minutes._Trainer(tmp_path / "data", tmp_path, size)
+        (tmp_path / "facetrain_4_lfw.json").touch()
+        trainer.train("facetrain", 4)
+    assert len(commands) == 2 and not (tmp_path / "facetrain_4_lfw.json").exists()

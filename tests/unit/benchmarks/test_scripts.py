@@ -11,11 +11,11 @@ from benchmarks.checkpoint import measure_checkpoints
 from benchmarks.formats import measure_formats
 from benchmarks.head import measure_heads
 from benchmarks.index import measure_index
-from benchmarks.scaling import fit_step_seconds, gradient_bytes
+from benchmarks.scaling import arguments, fit_step_seconds, gradient_bytes
 from benchmarks.search import measure_search
 from benchmarks.shuffle import measure_shuffle
 from benchmarks.verification import Part, measure_verification
-from tests.support.command import ROOT, environment
+from tests.support.command import ROOT, environment, refusal
 
 
 @pytest.mark.slow
@@ -97,3 +97,7 @@ def test_a_backbone_is_measured_with_pytorchs_defaults_and_with_facetrains_setti
     assert plain["times_plain"] == 1 and len(plain["rounds"]) == 2
     assert tuned["times_plain"] == tuned["images_per_s"] / plain["images_per_s"]
     assert report["threads"] >= 1 and tuned["peak_gib"] > 0.1
+
+
+def test_the_command_of_the_scaling_benchmark_has_options_that_exist():
+    assert "train.batch_size" in str(refusal(*arguments(1, 2, ["train.batch_size=none"])))
