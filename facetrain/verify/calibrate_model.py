@@ -90,9 +90,7 @@ def calibrate_model(
         opened = open_model(model, world.device)
         # Not by the description, which an exported ONNX file has too.
         if not isinstance(opened.network, Backbone):
-            raise ModelError(
-                f"{model}: is an ONNX or MXNet network; thresholds can be stored only with facetrain's backbones"
-            )
+            raise ModelError(_no_backbone(model))
         refuse_training_images(images, target, model, opened.metadata)
         unit_ND, _ = embed_images(open_embedder(opened, world, inference), images, target, progress=progress)
     name = os.path.basename(os.path.abspath(target))  # also of the current folder, "."
@@ -129,9 +127,18 @@ def without_copies(images: Sequence[bytes], labels: np.ndarray) -> tuple[list[by
     return [images[index] for index in first_N.tolist()], labels[first_N]
 
 
+def _no_backbone(model: Path) -> str:
+    return (
+        f"{model}: is an ONNX or MXNet network; thresholds can be stored only with facetrain's backbones, so fine-tune "
+        "one from it"
+    )
+
+
 def _writable_model(model: Path, output: Path | None) -> Path:
     """Return the .safetensors file that gets the thresholds, before anything is measured."""
     path = newest_model_file(model) or model
+    if path.suffix in (".onnx", ".json", ".params"):
+        raise ModelError(_no_backbone(model))
     can_hold = path.suffix == ".safetensors" and path.is_file() and METADATA_KEY in read_weights(path)[1]
     if output is None and not can_hold:
         raise UsageError(

@@ -147,8 +147,8 @@ def describe_batch_change(
         else f"resume it on a number of ranks that divides {before:,}, which {world_size} does not"
     )
     return [
-        f"the global batch was {before:,} images and is {now:,} now: step {checkpoint.step:,} is in epoch "
-        f"{epoch + 1:.1f} of the schedule now, with its learning rate; to continue where the run was, {remedy}"
+        f"the global batch was {before:,} images and is {now:,} now: the schedule counts {epoch:.1f} epochs until step "
+        f"{checkpoint.step:,}, and not {epoch * before / now:.1f}; to continue where the run was, {remedy}"
     ]
 
 

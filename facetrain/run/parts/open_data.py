@@ -17,6 +17,7 @@ from facetrain.data.images.decode import decode_rgb, resize_square
 from facetrain.data.label_problems import require_trainable_labels
 from facetrain.data.open_dataset import check_counts, require_aligned, require_landmarks
 from facetrain.data.published_datasets import require_dataset
+from facetrain.errors import PairsError
 from facetrain.verify.sets.pair_set import PairSet, load_pair_sets
 
 _SPREAD_IMAGES = 128
@@ -28,7 +29,11 @@ def open_data(config: Config) -> tuple[FaceDataset, list[PairSet]]:
     Raises:
         DataError: a dataset or set cannot be read, or does not agree with the config.
     """
-    return open_training_set(config), load_pair_sets(config.eval.targets, Path(config.eval_dir))
+    source = open_training_set(config)
+    try:
+        return source, load_pair_sets(config.eval.targets, Path(config.eval_dir))
+    except PairsError as error:
+        raise PairsError(f"eval.targets: {error}; with `eval.targets: []` a run verifies nothing") from error
 
 
 def open_training_set(config: Config) -> FaceDataset:
