@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone
 from facetrain.errors import ModelError
+from facetrain.files import error_reason
 
 PREFIX = "network."
 """Prefix that the names of timm's parameters have in this backbone."""
@@ -54,7 +55,11 @@ class TimmNetwork(Backbone):
         config: dict[str, Any] = self.network.pretrained_cfg
         self.statistics = ChannelStatistics(tuple(config["mean"]), tuple(config["std"]))
         """Normalization of the pixels in timm."""
-        self.classifier = str(config["classifier"])
+        if not isinstance(config["classifier"], str):
+            raise ModelError(
+                f"model.backbone: timm/{name} has no single layer of the embedding; choose another network"
+            )
+        self.classifier = config["classifier"]
         """Name of the layer of the embedding in the network."""
         # Published weights are those of other classes, or of none: `model.lora` trains it whole.
         self.new_layers = (f"{PREFIX}{self.classifier}.",)
@@ -142,10 +147,13 @@ def _create(name: str, own: dict[str, Any], embedding_size: int, image_size: int
         )
     options = {"pretrained": False, "num_classes": embedding_size, **own}
     try:
-        # Networks with positions are built for one size.
-        return timm.create_model(name, **options, img_size=image_size)
-    except TypeError:
-        return timm.create_model(name, **options)
+        try:
+            # Networks with positions are built for one size.
+            return timm.create_model(name, **options, img_size=image_size)
+        except TypeError:
+            return timm.create_model(name, **options)
+    except RuntimeError as error:  # for example an unknown tag of weights
+        raise ModelError(f"model.backbone: timm/{name}: {error_reason(error)}") from error
 
 
 def _module_of(network: nn.Module) -> Any:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone
 from facetrain.backbone.timm_network import TimmNetwork
-from facetrain.backbone.zoo import build_backbone
+from facetrain.backbone.zoo import build_backbone, build_on_meta
 from facetrain.checkpoint.commit import LATEST
 from facetrain.errors import ModelError
 from facetrain.head.head_group import Head, HeadPart, head_parts
@@ -29,7 +29,7 @@ from facetrain.models.model_file import GRAPH_SUFFIXES, identify_backbone, open_
 from facetrain.models.mxnet_network import open_mxnet
 from facetrain.models.onnx_layers import read_onnx_layers
 from facetrain.models.published_weights import stated_statistics
-from facetrain.models.weight_files import load_weights_into, load_without_code
+from facetrain.models.weight_files import load_weights_into, load_without_code, require_stored
 
 _ROWS_PER_COPY = 1 << 16
 _ADAFACE_CENTERS = "head.kernel"
@@ -76,8 +76,11 @@ def initialize_backbone(
     merged: list[str] = []
     if path.is_dir() or path.suffix not in GRAPH_SUFFIXES:
         weights, description, _ = read_model(path)
-        if isinstance(backbone, TimmNetwork) and not description:
-            weights = _of_timm(backbone, weights, path)
+        if isinstance(backbone, TimmNetwork):
+            if description.get("backbone"):
+                _require_same_statistics(backbone, description["backbone"], path)
+            else:
+                weights = _of_timm(backbone, weights, path)
     else:
         # A graph is compared with a network of as many blocks; the first ones are selected below.
         whole = backbone if first_blocks_of is None else _build_published(path, first_blocks_of)
@@ -96,6 +99,17 @@ def initialize_backbone(
         found = _network_of(weights, path)
         raise ModelError(f"{error}; the file has {found}" if found else str(error)) from error
     return merged
+
+
+def _require_same_statistics(backbone: TimmNetwork, described: dict[str, Any], path: Path) -> None:
+    """Refuse weights of a network that normalizes pixels in another way: they fit, and mean other images."""
+    stated = getattr(build_on_meta(**described), "statistics", None)
+    if stated not in (None, backbone.statistics):
+        raise ModelError(
+            f"{path}: is {described['name']}, which normalizes pixels by mean {stated.mean} and std {stated.std}, and "
+            f"model.backbone by {backbone.statistics.mean} and {backbone.statistics.std}; set model.backbone: "
+            f"{described['name']}"
+        )
 
 
 def _of_timm(backbone: TimmNetwork, weights: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
@@ -268,4 +282,7 @@ def _matrix_in(path: Path, section: str, name: str) -> Tensor | None:
     value = load_without_code(path)
     state = value.get(section) if isinstance(value, dict) else None
     matrix = state.get(name) if isinstance(state, dict) else None
-    return matrix if isinstance(matrix, Tensor) and matrix.dim() == 2 else None
+    if not isinstance(matrix, Tensor) or matrix.dim() != 2:
+        return None
+    require_stored(matrix, f"{path}: {name}")
+    return matrix

@@ -68,3 +68,26 @@ def test_recomputation_is_refused_where_it_would_change_statistics():
     build_backbone("timm/convnext_atto", image_size=32, checkpoint_activations=True)
     with pytest.raises(ModelError, match="checkpoint_activations"):
         build_backbone("timm/mobilenetv4_conv_small_050", image_size=32, checkpoint_activations=True)
+
+
+def test_weights_of_a_network_that_normalizes_in_another_way_are_refused(tmp_path):
+    options = {"image_size": 32, "embedding_size": 8}
+    other = "timm/vit_small_patch16_224.dino"
+    network = build_backbone(other, **options)
+    save_model(tmp_path / "m.safetensors", network.state_dict(), describe_backbone(other, **options))
+    backbone = build_backbone("timm/vit_small_patch16_224.augreg_in21k", **options)
+    with pytest.raises(ModelError, match=f"normalizes pixels by mean .* set model.backbone: {other}"):
+        initialize_backbone(backbone, tmp_path / "m.safetensors", None)
+    initialize_backbone(network, tmp_path / "m.safetensors", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("resnet18.nosuchtag", "nosuchtag"),
+        ("deit_tiny_distilled_patch16_224", "no single layer of the embedding"),
+    ],
+)
+def test_networks_that_cannot_be_built_are_refused_in_one_line(name, words):
+    with pytest.raises(ModelError, match=f"model.backbone: timm/{name}.*{words}"):
+        build_on_meta(f"timm/{name}", image_size=224, embedding_size=8)
