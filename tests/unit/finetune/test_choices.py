@@ -42,6 +42,14 @@ def test_people_images_and_machine_choose_the_settings(facts, expected):
     assert {key: found[key] for key in expected} == expected
 
 
+def test_the_options_of_an_own_network_are_options_of_the_model():
+    own = {"name": "timm/vit_tiny_patch16_224", "embedding_size": 8, "own": {"patch_size": 8}}
+    found = values_of(backbone=own)
+    assert found["model.options"] == {"patch_size": 8} and "model.own" not in found
+    facts = replace(FACTS, backbone=own)
+    assert config_text(choose(facts), [], name="a", folder="b")[1].model.options == {"patch_size": 8}
+
+
 def test_a_gpu_keeps_the_default_precision():
     assert "train.precision" not in values_of(has_gpu=True)
 
