@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from enum import IntEnum
-from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -79,13 +78,13 @@ def count_people(labels_N: np.ndarray) -> str:
     return "1 person" if count == 1 else f"{count:,} people"
 
 
-def require_enough(labels_N: np.ndarray, where: Path) -> None:
+def require_enough(labels_N: np.ndarray, where: Path, *, seed: int = 0) -> None:
     """Check that the images can train and judge a model.
 
     Raises:
         DataError: they cannot; the message says what would help.
     """
-    part_N = split_photos(labels_N)
+    part_N = split_photos(labels_N, seed=seed)
     held_out = np.unique(labels_N[part_N == Part.HELD_OUT], return_counts=True)[1]
     if len(held_out) < 2 or int((held_out * (held_out - 1) // 2).sum()) < LEAST_PAIRS:
         able = int((np.unique(labels_N, return_counts=True)[1] >= _LEAST_IMAGES).sum())
@@ -96,6 +95,14 @@ def require_enough(labels_N: np.ndarray, where: Path) -> None:
             "each of 20 people help more. Until then use the model as it is: it compares people that it has not been "
             "trained on"
         )
+
+
+def _pair_of(images: list[int], rank: int) -> tuple[int, int]:
+    """Return the pair of this rank among all pairs of images in the order of `itertools.combinations`."""
+    first, with_first = 0, len(images) - 1
+    while rank >= with_first:
+        rank, with_first, first = rank - with_first, with_first - 1, first + 1
+    return images[first], images[first + 1 + rank]
 
 
 def write_photo_pairs(folder: Path, output: Path, *, seed: int = 0) -> int:
@@ -110,10 +117,18 @@ def write_photo_pairs(folder: Path, output: Path, *, seed: int = 0) -> int:
     source = open_dataset(folder)
     rng = np.random.default_rng([seed, 11])
     images_of = [np.flatnonzero(source.labels == person).tolist() for person in np.unique(source.labels)]
-    genuine = [pair for images in images_of for pair in combinations(images, 2)]
+    # Of each person, and until each: the pairs are numbered and not listed, which are millions for a thousand images.
+    pairs_of = np.array([len(images) * (len(images) - 1) // 2 for images in images_of])
+    past = np.cumsum(pairs_of)
     possible = (source.num_images**2 - sum(len(images) ** 2 for images in images_of)) // 2  # impostor pairs
-    count = min(len(genuine), possible, _MOST_PAIRS)
-    genuine = [genuine[number] for number in rng.permutation(len(genuine))[:count]]
+    count = min(int(past[-1]), possible, _MOST_PAIRS)
+    drawn = rng.choice(int(past[-1]), count, replace=False)
+    person_P = np.searchsorted(past, drawn, side="right")
+    rank_P = drawn - (past - pairs_of)[person_P]
+    genuine = [
+        _pair_of(images_of[person], rank)
+        for person, rank in zip(person_P.tolist(), rank_P.tolist(), strict=True)
+    ]
     impostors: dict[tuple[int, int], None] = {}
     while len(impostors) < count:
         one, other = sorted(rng.choice(len(images_of), 2, replace=False).tolist())

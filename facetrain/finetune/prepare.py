@@ -144,7 +144,7 @@ def prepare(
         _write_faces(request, place, finder, backbone["image_size"], say, bar)
     source = open_dataset(place.faces)
     different = different_images(source)
-    require_enough(source.labels[different], photos)
+    require_enough(source.labels[different], photos, seed=request.seed)
     if not place.held_out.parent.exists():
         if copies := source.num_images - len(different):
             say(
@@ -248,7 +248,7 @@ def _write_faces(
     """Write the aligned faces as a dataset; list what is left out."""
     photos, check = request.photos, PhotoCheck()
     source = open_dataset(photos)
-    require_enough(source.labels, photos)
+    require_enough(source.labels, photos, seed=request.seed)
     for index, image in enumerate(_sample(source)):
         check(image, index, image_size)
     finding = check.finding()
