@@ -10,11 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError
 from facetrain.finetune.other_people import Harm, OtherPeople, accuracy_of
 from facetrain.finetune.prepare import Bar, Prepared
 from facetrain.models.average_models import average_models
+from facetrain.models.model_file import THRESHOLDS_KEY, open_model, save_model
 from facetrain.verify.calibrate_model import calibrate_model
 from facetrain.verify.calibration import Threshold
 from facetrain.verify.evaluate import evaluate
@@ -112,6 +115,11 @@ def write_average(prepared: Prepared, share: float) -> None:
         ModelError: a model cannot be opened.
         RunError: the file cannot be written.
     """
+    if share == 0:  # the first model as it is, with its own description; its thresholds are measured again
+        opened = open_model(prepared.model, torch.device("cpu"))
+        description = {key: value for key, value in opened.metadata.items() if key != THRESHOLDS_KEY}
+        save_model(prepared.place.model, opened.network.state_dict(), description)
+        return
     average_models([prepared.place.run, prepared.model], [share, 1 - share], prepared.place.model)
 
 

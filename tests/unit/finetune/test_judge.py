@@ -126,6 +126,8 @@ def test_a_gain_whose_interval_holds_0_keeps_the_first_model(prepared):
     (prepared.place.faces / "p0" / "0.png").write_bytes(face(0, 0, size=32))
     verdict = judge(prepared, say=print, bar=progress_bar)
     assert verdict.share == 0 and verdict.gain.interval[0] <= 0 <= verdict.gain.interval[1]
+    metadata = open_model(prepared.place.model, torch.device("cpu")).metadata
+    assert metadata.keys() - {"thresholds"} == open_model(prepared.model, torch.device("cpu")).metadata.keys()
     kept, reason, *_ = describe(verdict)
     assert kept == "kept: the first model" and "no gain is certain" in reason
 
