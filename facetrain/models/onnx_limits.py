@@ -7,6 +7,7 @@ without these checks, a file of 100 bytes could fill the memory.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,17 +54,21 @@ def require_small_values(path: Path, model: Any) -> None:
         ModelError: a value is too large.
     """
     import onnx
+    import onnx.inliner
 
     for tensor in _constants(model):
         if len(tensor.raw_data) > _SMALL_BYTES:
             tensor.ClearField("raw_data")
     try:
+        if model.functions:  # whose values are inferred at the place of their calls
+            model = onnx.inliner.inline_local_functions(model)
         graph = onnx.shape_inference.infer_shapes(model).graph  # with data_prop, it would compute the values
     except (onnx.shape_inference.InferenceError, ValueError):
         return  # of 2 GiB and more, say; onnxruntime infers them itself
     # Some exporters list the weights among the values; these have their bytes.
     weights = {weight.name for weight in graph.initializer}
-    for value in (*graph.input, *graph.value_info, *graph.output):
+    values = (value for each in _graphs(graph) for value in (*each.input, *each.value_info, *each.output))
+    for value in values:
         dimensions = value.type.tensor_type.shape.dim
         shape = [dimension.dim_value for dimension in dimensions if dimension.HasField("dim_value")]
         size = math.prod(shape) * _bytes_per_number(value.type.tensor_type.elem_type)
@@ -81,8 +86,20 @@ def graph_inputs(graph: Any) -> list[Any]:
 
 
 def _constants(model: Any) -> list[Any]:
-    attributes = (attribute for node in model.graph.node for attribute in node.attribute)
-    return [*model.graph.initializer, *(attribute.t for attribute in attributes if attribute.HasField("t"))]
+    graphs = [each for outer in (model.graph, *model.functions) for each in _graphs(outer)]
+    attributes = (attribute for graph in graphs for node in graph.node for attribute in node.attribute)
+    # Functions have no initializers.
+    weights = (weight for graph in graphs for weight in getattr(graph, "initializer", ()))
+    return [*weights, *(attribute.t for attribute in attributes if attribute.HasField("t"))]
+
+
+def _graphs(graph: Any) -> Iterator[Any]:
+    """Yield a graph, or a function, and the graphs inside it: branches and bodies of loops."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
+                yield from _graphs(inner)
 
 
 def _bytes_per_number(kind: int) -> int:

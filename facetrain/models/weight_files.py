@@ -63,7 +63,22 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
             value = value[key]
     if not isinstance(value, dict) or not all(isinstance(v, Tensor) for v in value.values()) or not value:
         raise ModelError(f"{path}: not a state dict; save `model.state_dict()` to the file")
+    for name, tensor in value.items():
+        require_stored(tensor, f"{path}: the weight {name}")
     return {_without_prefixes(str(name)): tensor for name, tensor in value.items()}
+
+
+def require_stored(tensor: Tensor, what: str) -> None:
+    """Check that a tensor of a file has its numbers there: a small file can state any shape.
+
+    Raises:
+        ModelError: it has not; the message begins with `what`.
+    """
+    is_dense = tensor.layout == torch.strided and not tensor.is_meta
+    if not is_dense or tensor.untyped_storage().nbytes() < tensor.nbytes:
+        raise ModelError(
+            f"{what} has fewer numbers than its shape {list(tensor.shape)}; save `model.state_dict()` to the file"
+        )
 
 
 class _Ignored:

@@ -87,3 +87,32 @@ def test_a_model_file_with_another_input_than_its_network_takes_is_refused(tmp_p
     )
     with pytest.raises(ModelError, match=r"preprocessing.*'channels': 'RGB'"):
         open_model(tmp_path / "m.safetensors", torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(1).expand(1000, 1000),
+        torch.empty(4, 4, device="meta"),
+        torch.eye(4).to_sparse(),
+        torch.as_strided(torch.zeros(5), (3, 3), (1, 1)),
+    ],
+)
+def test_a_weight_with_fewer_numbers_than_its_shape_is_refused(tmp_path, tensor):
+    torch.save({"conv1.weight": tensor}, tmp_path / "model.pt")
+    with pytest.raises(
+        ModelError, match=r"model.pt: the weight conv1.weight has fewer numbers than its shape"
+    ):
+        read_weights(tmp_path / "model.pt")
+
+
+def test_a_transposed_weight_is_read(tmp_path):
+    torch.save({"conv1.weight": torch.arange(6.0).view(2, 3).T}, tmp_path / "model.pt")
+    assert read_weights(tmp_path / "model.pt")[0]["conv1.weight"].tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
+@pytest.mark.parametrize("described", ["text", [1], 3])
+def test_a_description_whose_network_is_no_object_is_refused(tmp_path, described):
+    save_model(tmp_path / "m.safetensors", {"weight": torch.zeros(1)}, {"backbone": described})
+    with pytest.raises(ModelError, match="no valid description of its network"):
+        open_model(tmp_path / "m.safetensors", torch.device("cpu"))

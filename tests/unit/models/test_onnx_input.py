@@ -285,6 +285,44 @@ def test_a_weight_that_is_listed_as_a_value_may_be_large(tmp_path, monkeypatch):
     assert embedded(path)[0].shape == (2, 64)
 
 
+def constant_of(shape, output):
+    """Nodes that compute a constant of this shape from a few bytes."""
+    value = onnx.helper.make_tensor("", 1, [1], [1.0])
+    return make_node("ConstantOfShape", [shape], [output], value=value)
+
+
+@pytest.mark.parametrize("place", ["graph", "function", "branch"])
+def test_a_large_value_is_refused_wherever_the_file_computes_it(tmp_path, place):
+    path = write_graph(tmp_path / "m.onnx", [], inputs=FLOAT_IMAGE)
+    with changed(path) as model:
+        graph = model.graph
+        graph.initializer.append(onnx.numpy_helper.from_array(np.array([700_000_000]), "size"))
+        graph.initializer.append(onnx.numpy_helper.from_array(np.array(True), "always"))
+        if place == "graph":
+            graph.node.append(constant_of("size", "big"))
+        elif place == "function":
+            opset = [onnx.helper.make_opsetid("", 17)]
+            body = onnx.helper.make_function("own", "F", ["n"], ["b"], [constant_of("n", "b")], opset)
+            model.functions.append(body)
+            model.opset_import.append(onnx.helper.make_opsetid("own", 1))
+            graph.node.append(make_node("F", ["size"], ["big"], domain="own"))
+        else:
+            # Shapes that depend on a constant outside of the branch are not inferred.
+            size = onnx.numpy_helper.from_array(np.array([700_000_000]))
+            branches = [
+                onnx.helper.make_graph(
+                    [make_node("Constant", [], [f"{name}_size"], value=size), constant_of(f"{name}_size", name)],
+                    name, [], [make_tensor(name, 1, [None])],
+                )
+                for name in ("then", "other")
+            ]  # fmt: skip
+            graph.node.append(
+                make_node("If", ["always"], ["big"], then_branch=branches[0], else_branch=branches[1])
+            )
+    with pytest.raises(ModelError, match=r"has the shape 700000000, 2,800,000,000 bytes"):
+        open_model(path, CPU)
+
+
 def test_weights_that_are_listed_as_inputs_are_opened_without_a_message_for_each(tmp_path, capfd):
     path = write_graph(tmp_path / "m.onnx", CENTER, inputs=FLOAT_IMAGE)
     with changed(path) as model:
