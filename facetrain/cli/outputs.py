@@ -68,12 +68,21 @@ def require_no_input(inputs: Iterable[Path | None], *outputs: Path | None) -> No
     Raises:
         UsageError: one does.
     """
-    places = {os.path.realpath(path) for path in inputs if path is not None}
+    places = {os.path.realpath(place) for path in inputs if path is not None for place in _places_of(path)}
     for path in outputs:
         if path is not None and os.path.realpath(path) in places:
             raise UsageError(
                 f"{path}: is an input of the command, which the result would replace; choose another path"
             )
+
+
+def _places_of(path: Path) -> list[Path]:
+    """Return an input and, for a run folder, the model in it."""
+    if not path.is_dir():
+        return [path]
+    from facetrain.models.model_file import MODEL_FILE  # imports torch
+
+    return [path, path / MODEL_FILE]
 
 
 def require_sheet(path: Path | None) -> None:

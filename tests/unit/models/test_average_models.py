@@ -103,3 +103,14 @@ def test_other_networks_and_wrong_weights_are_refused(tmp_path):
         refusal("average", first, first, "--weight", 1, *out)
     )
     assert "ends with .safetensors" in str(refusal("average", first, first, "--output", tmp_path / "m.onnx"))
+
+
+def test_the_model_of_a_run_that_is_averaged_is_not_replaced(tmp_path):
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    write(run / "model.safetensors", 0)
+    write(tmp_path / "b.safetensors", 1)
+    before = (run / "model.safetensors").read_bytes()
+    error = refusal("average", run, tmp_path / "b.safetensors", "--output", run / "model.safetensors")
+    assert "is an input of the command" in str(error)
+    assert (run / "model.safetensors").read_bytes() == before
