@@ -46,7 +46,8 @@ def average(
     require_no_input(models, output)
     require_writable(output)
     require_existing(*models)
-    from facetrain.models.average_models import SOURCES_KEY, average_models
+    from facetrain.models.average_models import average_models
+    from facetrain.models.model_file import SOURCES_KEY
 
     description = average_models(models, weight or [1.0] * len(models), output)
     for source in description[SOURCES_KEY]:

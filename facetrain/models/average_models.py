@@ -18,6 +18,7 @@ from facetrain.models.model_file import (
     DEFAULT_IMAGE_SIZE,
     GRAPH_SUFFIXES,
     PREPROCESSING,
+    SOURCES_KEY,
     STEP_KEY,
     THRESHOLDS_KEY,
     open_model,
@@ -25,8 +26,6 @@ from facetrain.models.model_file import (
     save_model,
 )
 
-SOURCES_KEY = "average_of"
-"""Key in the description of a model file: the averaged models and their weights."""
 _MEASURED_KEYS = THRESHOLDS_KEY, STEP_KEY
 """Keys of what holds for one set of weights only."""
 

@@ -37,7 +37,7 @@ def inference_network(network: nn.Module, device: torch.device, *, bf16: bool = 
     Args:
         network: network in evaluation mode.
         device: device of the network.
-        bf16: compute in bfloat16: convolutions of a folded network, or the whole network in autocast.
+        bf16: compute in bfloat16: convolutions of a folded network; of others the trunk, in autocast.
     """
     if device.type == "cpu":
         try:
@@ -58,7 +58,11 @@ class _Autocast(nn.Module):
     def forward(self, image: Tensor, *landmarks: Tensor) -> Tensor:
         """Map prepared images, and the landmarks if the network takes them, to embeddings (B, D)."""
         with torch.autocast(self._device_type, torch.bfloat16):
-            return self.network(image, *landmarks)
+            if not isinstance(self.network, Backbone):
+                return self.network(image, *landmarks)
+            feature = self.network.trunk(image, *landmarks)
+        # As in training.
+        return self.network.neck(feature.float())
 
 
 class FoldedNetwork(nn.Module):

@@ -51,6 +51,8 @@ from facetrain.telemetry.log import warn
 
 MODEL_FILE = "model.safetensors"
 """Name of the model file that a run writes at its end."""
+SOURCES_KEY = "average_of"
+"""Key of the description: the averaged models and their weights."""
 CONFIG_KEY = "config"
 """Key of the description: the config of the run."""
 STEP_KEY = "step"
@@ -177,6 +179,7 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
                 raise ValueError("is no object")
         except ValueError as error:
             raise ModelError(f"{path}: its metadata {METADATA_KEY} is not a JSON object") from error
+        _require_described(description, str(path))
         return (
             weights,
             description or {key: metadata[key] for key in metadata.keys() & {ORIGIN_KEY}},
@@ -185,9 +188,13 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
     checkpoint = open_checkpoint(path)
     weights, description = checkpoint.replicated("backbone."), checkpoint.meta.get("model", {})
     origin = str(checkpoint.folder)
-    if not isinstance(description, dict):
-        raise ModelError(f"{origin}: has no valid description of its network")
+    _require_described(description, origin)
     return merge_adapters(weights, origin), description | {STEP_KEY: checkpoint.step}, origin
+
+
+def _require_described(description: Any, origin: str) -> None:
+    if not isinstance(description, dict) or not isinstance(description.get("backbone", {}), dict):
+        raise ModelError(f"{origin}: has no valid description of its network")
 
 
 def _warn_of_damaged_checkpoint(run: Path) -> None:

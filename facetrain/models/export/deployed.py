@@ -9,7 +9,7 @@ import json
 from torch import Tensor, nn
 
 from facetrain.models.export.formats import ExportOptions
-from facetrain.models.model_file import CONFIG_KEY, RAW_PIXELS, EmbeddingModel
+from facetrain.models.model_file import CONFIG_KEY, RAW_PIXELS, SOURCES_KEY, EmbeddingModel
 
 
 class Deployed(nn.Module):
@@ -35,7 +35,7 @@ class Deployed(nn.Module):
 def file_metadata(model: EmbeddingModel, options: ExportOptions) -> dict[str, str]:
     """Return the metadata of an exported file: JSON by key, as docs/models.md describes it.
 
-    They have no config of the run: it names folders of the machine that trained the network.
+    They have no config of the run and no list of averaged models, which name folders of the user's machine.
     """
     given = RAW_PIXELS | {"layout": "NHWC"} if options.from_pixels else model.preprocessing
     layout = {
@@ -43,4 +43,6 @@ def file_metadata(model: EmbeddingModel, options: ExportOptions) -> dict[str, st
         "unit": options.unit,
     }
     metadata = model.metadata | {"preprocessing": given | layout}
-    return {name: json.dumps(value) for name, value in metadata.items() if name != CONFIG_KEY}
+    return {
+        name: json.dumps(value) for name, value in metadata.items() if name not in (CONFIG_KEY, SOURCES_KEY)
+    }

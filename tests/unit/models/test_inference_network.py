@@ -8,6 +8,7 @@ from torch.nn.functional import normalize
 from facetrain.backbone.zoo import build_backbone
 from facetrain.distributed import collectives
 from facetrain.distributed.sync_batch_norm import use_sync_batch_norm
+from facetrain.errors import ModelError
 from facetrain.models.inference_network import BLOCK, FoldedNetwork, inference_network
 from facetrain.models.model_file import open_model
 from tests.support.mxnet_files import randomize, write_iresnet
@@ -107,3 +108,16 @@ def test_a_network_of_mxnet_is_folded(tmp_path):
 def test_a_network_without_batch_norms_is_returned_as_it_is():
     vit = build_backbone("vit_t", embedding_size=16, image_size=36)
     assert inference_network(vit, CPU) is vit
+
+
+@torch.no_grad()
+def test_a_network_that_is_not_folded_has_its_last_layers_in_float32_in_bf16(monkeypatch):
+    monkeypatch.setattr("facetrain.models.inference_network.layers_of", refuse_to_fold)
+    network, image = random_network(), images(4)
+    found = inference_network(network, CPU, bf16=True)(image)
+    assert found.dtype == torch.float32 and len(found.unique()) > 0.9 * found.numel()
+    assert largest_gap(found, network(image)) < 0.05
+
+
+def refuse_to_fold(network):
+    raise ModelError("a layer that cannot be folded")
