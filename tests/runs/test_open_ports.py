@@ -39,8 +39,9 @@ TWO_RANKS = ("--nproc-per-node", 2)
             "train", ("--nnodes", "1:2", "--rdzv-endpoint", "localhost:PORT"), marks=pytest.mark.slow
         ),
         pytest.param("train", (*TWO_RANKS, "--rdzv-endpoint", "localhost:0"), marks=pytest.mark.long),
-        pytest.param("resume", TWO_RANKS, marks=pytest.mark.slow),
-        pytest.param("bench train", (*TWO_RANKS, "--steps", 1, "--rounds", 1), marks=pytest.mark.slow),
+        # The others are launched as the first one.
+        pytest.param("resume", TWO_RANKS, marks=pytest.mark.long),
+        pytest.param("bench train", (*TWO_RANKS, "--steps", 1, "--rounds", 1), marks=pytest.mark.long),
     ],
     ids=["two ranks", "a range of nodes", "an endpoint", "resume", "bench"],
 )

@@ -11,7 +11,8 @@ import yaml
 
 from facetrain.remote.filesystem import open_filesystem
 from tests.runs.test_imports import FOR_ADDRESSES
-from tests.support.command import environment, start
+from tests.runs.test_training import checked
+from tests.support.command import environment, facetrain
 
 SECRET = "planted1234"
 KEYS = {"AWS_SECRET_ACCESS_KEY": SECRET, "AWS_ACCESS_KEY_ID": f"id{SECRET}", "HF_TOKEN": f"hf_{SECRET}"}
@@ -26,9 +27,8 @@ def finish(object_store, tmp_path):
         given = (
             {name: os.environ[name] for name in names} | KEYS | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
         )
-        process = start(*arguments, **(given | variables))
-        output, error = process.communicate()
-        return process.returncode, output + error
+        done = facetrain(*arguments, variables=given | variables)
+        return done.returncode, done.stdout + done.stderr
 
     return run
 
@@ -37,9 +37,7 @@ def finish(object_store, tmp_path):
 def model(dataset, describe, object_store, tmp_path):
     """A trained model and a verification set in the store; the config of a run that begins with them."""
     config = describe(steps=2, checkpoint="every_steps: 9")
-    process = start("train", "--config", config, "--run-dir", tmp_path / "first")
-    _, error = process.communicate()
-    assert process.returncode == 0, error
+    checked(facetrain("train", "--config", config, "--run-dir", tmp_path / "first"))
     store, _ = open_filesystem("s3://bucket")
     store.put_file(str(tmp_path / "first" / "model.safetensors"), "bucket/m.safetensors")
     store.put_file(str(dataset / "data" / "val.bin"), "bucket/sets/far.bin")

@@ -40,22 +40,24 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 def facetrain(
-    *arguments: object, cwd: Path | None = None, fresh: bool = False
+    *arguments: object,
+    cwd: Path | None = None,
+    fresh: bool = False,
+    variables: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `facetrain ARGUMENTS` in a process of its own and wait for its end.
+    """Run `facetrain ARGUMENTS` in a process of its own, with more environment variables, and wait for its end.
 
     The process is forked from one that has imported torch and done nothing else, which saves seconds. With `fresh`,
     it is a new one as a user starts it.
     """
     command = [sys.executable, "-m", "facetrain", *map(str, arguments)]
+    given = environment(**variables or {})
     if fresh:
-        return subprocess.run(
-            command, env=environment(), cwd=cwd, capture_output=True, text=True, timeout=_LIMIT_S
-        )
+        return subprocess.run(command, env=given, cwd=cwd, capture_output=True, text=True, timeout=_LIMIT_S)
     multiprocessing.set_forkserver_preload(PRELOADED)
     with tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder, name) for name in ("stdout", "stderr")]
-        arguments_of = (command[3:], environment(), cwd or Path.cwd(), outputs)
+        arguments_of = (command[3:], given, cwd or Path.cwd(), outputs)
         process = multiprocessing.get_context("forkserver").Process(target=_become_command, args=arguments_of)
         process.start()
         process.join()

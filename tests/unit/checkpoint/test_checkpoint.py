@@ -332,3 +332,30 @@ def test_a_missing_checkpoint_class_or_table_is_named(tmp_path):
         Checkpoint.open(tmp_path).rows("weight", 9, 13)
     with pytest.raises(CheckpointError, match="no table velocity"):
         Checkpoint.open(tmp_path).rows("velocity", 0, 1)
+
+
+def test_a_save_without_a_folder_of_its_own_removes_no_checkpoint(tmp_path, monkeypatch):
+    writer = CheckpointWriter(tmp_path, asynchronous=False)
+    writer.save(snapshot(1))
+
+    def refuse(folder, step):
+        raise OSError(errno.ENOSPC, "No space left on device", str(folder))
+
+    monkeypatch.setattr(commit, "make_scratch_folder", refuse)
+    assert "No space left on device" in writer.save(snapshot(2)).failure
+    assert complete_steps(tmp_path) == [1]
+    Checkpoint.open(tmp_path).verify()
+
+
+def test_a_checkpoint_whose_run_cannot_be_synced_is_not_committed(tmp_path):
+    failing = []
+
+    def sync_run():
+        if failing:
+            raise OSError(errno.EIO, "Input/output error", "metrics.jsonl")
+
+    writer = CheckpointWriter(tmp_path, asynchronous=False, sync_run=sync_run)
+    writer.save(snapshot(1))
+    failing.append(True)
+    assert "metrics.jsonl: Input/output error" in writer.save(snapshot(2)).failure
+    assert complete_steps(tmp_path) == [1]

@@ -145,3 +145,13 @@ def test_latest_can_only_name_a_checkpoint_in_the_same_folder(tmp_path, name):
     with pytest.raises(CheckpointError, match=r"/latest: "):
         Checkpoint.open(tmp_path / "latest")
     assert Checkpoint.open(tmp_path).step == 1
+
+
+def test_a_sound_checkpoint_of_another_run_is_not_advised(tmp_path):
+    (tmp_path / "run_id.txt").write_text("0123456789abcdef")
+    writer = CheckpointWriter(tmp_path / "checkpoints", asynchronous=False)
+    for step, run_id in ((1, "0123456789abcdef"), (2, "fedcba9876543210"), (3, "0123456789abcdef")):
+        writer.save(snapshot(step, meta={"run_id": run_id}))
+    flip_a_bit(tmp_path / "checkpoints" / "step_00000003" / "replicated.safetensors")
+    with pytest.raises(CheckpointError, match="the newest sound checkpoint is step 1: "):
+        Checkpoint.open(tmp_path).replicated("backbone.")

@@ -246,3 +246,16 @@ def test_the_scale_does_not_grow_without_end():
     for _ in range(200):
         scale.update(torch.tensor(0.0))
     assert scale.value == 2**24
+
+
+def test_a_factor_of_a_layer_multiplies_its_learning_rate():
+    net = nn.Linear(5, 3)
+    stepper = make_stepper(net, lr_factors={"weight": 0.5})
+    before = [parameter.detach().clone() for parameter in net.parameters()]
+    stepper.begin(0)
+    for parameter in net.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    stepper.finish()
+    for parameter, old, rate in zip(net.parameters(), before, (0.05, 0.1), strict=True):
+        # A step of SGD with weight decay 0.01, which norms and biases have, too, here.
+        torch.testing.assert_close(parameter.detach(), old - rate * (1 + 0.01 * old))

@@ -7,10 +7,12 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from facetrain.errors import RunError, UsageError
+from facetrain.run.folder import lock as lock_module
 from facetrain.run.folder.lease import Lease
 from facetrain.run.folder.lock import LOCK_FILE, Holder, RunLock, has_lock
 
@@ -238,4 +240,32 @@ def test_the_lock_is_released_when_the_run_ends_by_a_signal(tmp_path):
         lease.lock(tmp_path, [])
         lease.require_lock()
         sys.exit(143)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_slow_process_does_not_remove_the_lock_of_a_faster_one(tmp_path):
+    lock_of(tmp_path, pid=1, pid_start="0")
+    stale = lock_module._read(tmp_path / LOCK_FILE)
+    (tmp_path / LOCK_FILE).unlink()
+    faster, slower = RunLock(tmp_path), RunLock(tmp_path)
+    faster.acquire()
+    slower._remove(stale)
+    assert has_lock(tmp_path, faster.token)
+    faster.release()
+
+
+def test_the_claim_of_a_process_that_has_ended_is_removed(tmp_path, monkeypatch):
+    lock_of(tmp_path, pid=1, pid_start="0")
+    lock, touch = RunLock(tmp_path, **FAST), Path.touch
+
+    def end_after(path, **options):
+        """Leave the claim as a process does that is killed behind it."""
+        monkeypatch.undo()
+        touch(path)
+        touch(path, **options)
+
+    monkeypatch.setattr(Path, "touch", end_after)
+    lock.acquire()
+    assert has_lock(tmp_path, lock.token)
+    lock.release()
     assert list(tmp_path.iterdir()) == []

@@ -82,6 +82,16 @@ def test_draws_of_one_person_do_not_count_for_the_interval():
     assert 0 <= low <= one.fmr <= high < 1
 
 
+def test_a_rate_whose_product_is_a_whole_number_only_after_rounding_allows_that_many():
+    # As 0.029 · 1,000, which is 28.999999999999996.
+    unit, label = faces(np.random.default_rng(0), 50, images=2)
+    impostors = len(scores_of(unit, label)[1])
+    rate = next(k / impostors for k in range(1, impostors) if int(impostors * (k / impostors)) < k)
+    (found,) = calibrate(unit, label, [rate], data="x", draws=Draws(20))
+    accepted = (scores_of(unit, label)[1] >= found.cosine).sum()
+    assert accepted == round(rate * impostors)
+
+
 def test_a_rate_that_the_data_cannot_show_is_refused():
     unit, label = faces(np.random.default_rng(0), 10, images=2)
     with pytest.raises(DataError, match="1e-05 needs 100,000 impostor pairs; 20 images .* have 180"):

@@ -10,6 +10,7 @@ from facetrain.verify.metrics.curve_metrics import auc, equal_error_rate, tar_at
 from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.metrics.fold_accuracy import THRESHOLDS, fold_accuracy
 from facetrain.verify.metrics.roc import eer_threshold, roc, threshold_at
+from facetrain.verify.metrics.scored_pairs import ScoredPairs, histogram
 from facetrain.verify.pair_protocol import verification_result
 from facetrain.verify.sets.pair_set import PairSet
 
@@ -127,3 +128,10 @@ def test_pairs_of_one_kind_have_an_accuracy_and_no_curve_and_zeros_an_accuracy_o
     metrics = metrics_of(np.ones((40, 4)), np.ones(20, bool))
     assert metrics["accuracy"] == 1.0 and "auc" not in metrics
     assert metrics_of(np.zeros((40, 4)), np.arange(20) % 2 == 0)["accuracy"] == 0.5
+
+
+def test_the_histogram_counts_cosines_that_rounding_has_brought_outside_of_their_range():
+    score, same = np.array([1 + 1e-7, -1 - 1e-7, 0.5, 0.25]), np.array([True, False, True, False])
+    index = np.arange(4)
+    counted = histogram(ScoredPairs(score, same, 2 * index, 2 * index + 1, np.arange(8)))
+    assert counted.genuine.sum() == 2 and counted.impostor.sum() == 2

@@ -195,6 +195,9 @@ def test_an_unfinished_copy_in_a_file_of_the_final_size_is_an_error_or_loses_no_
 
 
 def test_a_flipped_bit_in_a_header_is_an_error_or_changes_no_image(target):
+    if target.kind in (KINDS["image folder"], KINDS["list file"]):
+        pytest.skip("a file is an image from its first byte to its last")
+    attacks = 0
     for file, whole, _ in attacked(target):
         is_image = bytearray(len(whole))
         for _, data in target.expected:
@@ -204,10 +207,12 @@ def test_a_flipped_bit_in_a_header_is_an_error_or_changes_no_image(target):
                 start = whole.find(data, start + 1)
         header = [place for place, byte in enumerate(whole) if byte and not is_image[place]]
         for place in target.kind.attacks(header[:: len(header) // 150 + 1]):
+            attacks += 1
             damaged = bytearray(whole)
             damaged[place] ^= 1 << place % 8
             file.write_bytes(damaged)
             target.require_error_or_all_images()
+    assert attacks > 10
 
 
 def units(file: Path, whole: bytes, extents: list[tuple[int, int]]) -> list[tuple[int, int]]:
