@@ -26,7 +26,8 @@ WRONG = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("options", "message"), WRONG)
 def test_an_impossible_request_ends_with_2_and_one_line(describe, options, message):  # noqa: F811
-    process = facetrain("train", "--config", describe(), *options, fresh=True)
+    # One in a process of its own, as a user starts it.
+    process = facetrain("train", "--config", describe(), *options, fresh="--nnodes" in options)
     assert process.returncode == 2, process.stderr
     lines = [line for line in process.stderr.splitlines() if line]
     assert len(lines) == 1 and lines[0].startswith("error: ") and message in lines[0], process.stderr
@@ -155,9 +156,9 @@ def test_on_several_ranks_one_of_them_prints_the_error(describe):  # noqa: F811
 
 @pytest.mark.slow
 def test_the_traceback_comes_with_debug_alone(describe, tmp_path):  # noqa: F811
-    process = facetrain("eval", tmp_path, "--target", "x", "--debug", fresh=True)
+    process = facetrain("eval", tmp_path, "--target", "x", "--debug")
     assert process.returncode == 1 and "Traceback" in process.stderr
-    process = facetrain("eval", tmp_path, "--target", "x", fresh=True)
+    process = facetrain("eval", tmp_path, "--target", "x")
     assert process.returncode == 2 and "Traceback" not in process.stderr
 
 

@@ -5,10 +5,11 @@ import shutil
 import pytest
 
 from facetrain.telemetry.jsonl import read_jsonl
-from tests.support.command import torchrun
+from tests.support.command import facetrain
 from tests.support.datasets import damage_records
 
 BAD = (5, 6, 70)
+TWO_RANKS = ("--nproc-per-node", 2)
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def damaged(dataset, describe, tmp_path):
 
 @pytest.mark.slow
 def test_bad_images_are_skipped_counted_and_listed_and_no_rank_waits(damaged, tmp_path):
-    process = torchrun(2, "train", "--config", damaged, "--set", "data.bad_records=skip")
+    process = facetrain("train", "--config", damaged, *TWO_RANKS, "--set", "data.bad_records=skip")
     assert process.returncode == 0, process.stderr
     listed = (tmp_path / "runs" / "tiny" / "skipped_images.txt").read_text().splitlines()
     assert len(listed) == 3
@@ -37,7 +38,7 @@ def test_bad_images_are_skipped_counted_and_listed_and_no_rank_waits(damaged, tm
 @pytest.mark.slow
 def test_a_run_stops_on_all_ranks_where_more_are_skipped_than_allowed(damaged, tmp_path):
     allowed = ("--set", "data.bad_records=skip", "--set", "data.max_skipped=2")
-    process = torchrun(2, "train", "--config", damaged, *allowed)
+    process = facetrain("train", "--config", damaged, *TWO_RANKS, *allowed)
     assert process.returncode == 1
     assert "images could not be read, more than data.max_skipped (2) allows" in process.stderr
     assert (tmp_path / "runs" / "tiny" / "skipped_images.txt").read_text().count("\n") == 3

@@ -210,6 +210,6 @@ def test_ctrl_c_while_reading_processes_start_is_an_interruption_and_no_other_er
         errors = [line for line in stderr.splitlines() if line.startswith("error:")]
         assert process.returncode == 130 and "Traceback" not in stderr, stderr
         assert errors in ([], ["error: interrupted"]), stderr
-        assert wait_until_gone(pids, 60) == []
+        assert wait_until_gone(pids) == []
     finally:
         kill(pids)

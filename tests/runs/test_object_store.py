@@ -62,7 +62,7 @@ def test_a_run_from_a_slow_failing_store_equals_one_from_the_disk_also_after_a_r
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_ranks_that_share_a_small_cache_see_the_images_of_the_disk(ranks, url, dataset, describe, tmp_path):
     variables = {name: os.environ[name] for name in os.environ if name.startswith(("AWS_", "XDG_CACHE"))}
     settings = [

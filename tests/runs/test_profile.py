@@ -3,13 +3,14 @@ import json
 
 import pytest
 
-from tests.support.command import facetrain, torchrun
+from tests.support.command import facetrain
 
 
 @pytest.mark.slow
 def test_a_profiled_run_leaves_traces_and_says_where_its_time_went(describe, tmp_path):
     folder = tmp_path / "run"
-    done = torchrun(2, "train", "--config", describe(accumulate=2), "--run-dir", folder, "--profile")
+    ranks = ("--nproc-per-node", 2)
+    done = facetrain("train", "--config", describe(accumulate=2), "--run-dir", folder, "--profile", *ranks)
     assert done.returncode == 0, done.stderr
     traces = sorted((folder / "profile").glob("*.pt.trace.json.gz"))
     assert [path.name[:10] for path in traces] == ["rank_00000", "rank_00001"]

@@ -141,7 +141,7 @@ def test_a_second_ctrl_c_ends_even_a_process_that_hangs_or_that_nobody_reads(sta
     there = descendants(process.pid)
     assert presses_until_the_end(process) > 1, "it may be saving"
     assert process.returncode == 130
-    assert there and not wait_until_gone(there, 20)
+    assert there and not wait_until_gone(there)
     if make_unable is hang:
         assert process.stderr.read().count("error: interrupted") == 1
 
@@ -153,7 +153,7 @@ def test_nothing_is_left_of_a_process_that_is_killed(started):
     there = descendants(process.pid)
     memory = shared_memory_of([process.pid, *there])
     kill([process.pid])
-    assert there and not wait_until_gone(there, 20)
+    assert there and not wait_until_gone(there)
     assert not any(path.exists() for path in memory)
 
 

@@ -11,7 +11,7 @@ from facetrain.errors import ConfigError, NoCheckpointError, UsageError
 from facetrain.run.folder.lock import RunLock
 from facetrain.run.folder.run_state import Start, read_state, train_recorded
 from tests.runs.test_training import checked, losses, metrics
-from tests.support.command import torchrun
+from tests.support.command import facetrain as facetrain_in_a_process
 
 
 @pytest.fixture(scope="module")
@@ -138,5 +138,5 @@ def test_two_ranks_continue_a_run_too(stopped, finished, tmp_path):
     values, folder = stopped
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
     again = ["train", "--config", tmp_path / "config.yaml", "--resume", "--run-dir", folder]
-    checked(torchrun(2, *again))
+    checked(facetrain_in_a_process(*again, "--nproc-per-node", 2))
     assert losses(folder) == pytest.approx(losses(finished[1]), rel=1e-4)

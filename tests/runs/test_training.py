@@ -14,7 +14,7 @@ from facetrain.checkpoint.commit import complete_steps
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.models.model_file import open_model
 from facetrain.telemetry.jsonl import read_jsonl
-from tests.support.command import facetrain, start, torchrun
+from tests.support.command import facetrain, start
 from tests.support.events import read_events
 from tests.support.ranks import free_ports
 from tests.unit.checkpoint.test_damaged_checkpoints import flip_a_bit
@@ -104,7 +104,8 @@ def test_two_and_three_ranks_give_the_losses_of_one(whole, describe, tmp_path, o
     alone = losses(whole(**options))
     for world_size in (2, 3):
         folder = tmp_path / f"on_{world_size}"
-        checked(torchrun(world_size, "train", "--config", describe(**options), "--run-dir", folder))
+        ranks = ("--nproc-per-node", world_size)
+        checked(facetrain("train", "--config", describe(**options), "--run-dir", folder, *ranks))
         assert losses(folder) == pytest.approx(alone, rel=2e-3)
         assert losses(folder)[:3] == pytest.approx(alone[:3], rel=1e-5)
 
@@ -176,10 +177,11 @@ def test_a_resume_whose_config_does_not_fit_leaves_the_run_as_it_was(whole, tmp_
 @pytest.mark.slow
 def test_a_resume_that_fails_on_one_rank_leaves_the_run_as_it_was(describe, tmp_path):
     folder = tmp_path / "run"
-    checked(torchrun(2, "train", "--config", describe(), "--run-dir", folder))
+    checked(facetrain("train", "--config", describe(), "--run-dir", folder, "--nproc-per-node", 2))
     flip_a_bit(folder / "checkpoints" / "step_00000004" / "rank_00001.safetensors")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    refused = torchrun(2, "resume", folder, "--checkpoint", 4, "--set", "log.every_steps=2")
+    again = ("--nproc-per-node", 2, "--set", "log.every_steps=2")
+    refused = facetrain("resume", folder, "--checkpoint", 4, *again)
     assert (
         refused.returncode == 1 and "step_00000004/rank_00001.safetensors: checksum differs" in refused.stderr
     )
@@ -196,7 +198,7 @@ def test_commands_of_one_shell_that_sets_the_ranks_are_no_restarts_of_each_other
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_loss_that_is_never_finite_ends_the_run_and_says_at_which_step(describe, tmp_path, ranks):
     process = facetrain(
         "train", "--config", describe(), "--run-dir", tmp_path / "wild", "--set", "optim.lr=1e30",
@@ -222,7 +224,7 @@ def test_training_and_eval_report_the_same_numbers_to_the_last_digit(
     config, run_dir = describe(precision=precision, steps=6), tmp_path / "run"
     # Another batch size than that of `facetrain eval`.
     arguments = ["train", "--config", config, "--run-dir", run_dir, "--set", "eval.batch_size=40"]
-    checked(facetrain(*arguments) if ranks == 1 else torchrun(ranks, *arguments))
+    checked(facetrain(*arguments, "--nproc-per-node", ranks))
     assert f"cpu in {precision}, verified in fp32" in (run_dir / "log.txt").read_text()
     verified = next(record for record in reversed(metrics(run_dir)) if "val/accuracy" in record)
     path = run_dir if model == "." else next((run_dir / model).glob("step_00000006"))

@@ -74,7 +74,7 @@ def test_a_run_survives_a_cut_network_and_a_lost_host_and_takes_the_host_back(de
             processes = [pid for agent in agents for pid in [agent.pid, *descendants(agent.pid)]]
             for agent in (agents[0], agents[2]):
                 agent.send_signal(signal.SIGTERM)
-            assert not wait_until_gone(processes, 40)
+            assert not wait_until_gone(processes)
         finally:
             kill(pid for agent in agents for pid in [agent.pid, *descendants(agent.pid)])
             for agent in agents:

@@ -69,7 +69,7 @@ def kill(pids: Iterable[int]) -> None:
             pass
 
 
-def wait_until_gone(pids: Iterable[int], timeout_s: float) -> list[int]:
+def wait_until_gone(pids: Iterable[int], timeout_s: float = 60) -> list[int]:
     """Wait for processes to end; return those that still run after `timeout_s`."""
     deadline, left = time.monotonic() + timeout_s, list(pids)
     while left and time.monotonic() < deadline:

@@ -126,7 +126,7 @@ def test_a_process_and_its_children_end_at_the_jobs_limit(tmp_path):
     # Rows that were written before the end are kept.
     assert record["status"] == "timed out" and record["result"] == {"rows": [1]}
     assert record["error"] == ["stopped after 3 s", "begun"]
-    assert not wait_until_gone([int(note.read_text())], 10)
+    assert not wait_until_gone([int(note.read_text())])
 
 
 def test_a_job_that_fails_is_recorded_with_its_last_lines(tmp_path):

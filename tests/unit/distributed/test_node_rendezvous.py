@@ -190,7 +190,7 @@ def test_an_agent_goes_on_while_the_store_does_not_answer_and_joins_when_it_does
             while "does not answer" not in capsys.readouterr().err:
                 assert not restarted.done()
             server.send_signal(signal.SIGCONT)
-            assert restarted.result(timeout=20).world_size == 1
+            assert restarted.result(timeout=60).world_size == 1
     finally:
         server.kill()
         server.communicate()

@@ -101,7 +101,7 @@ def has_connected(watchdog, links):
 
 
 def wait_for_links(process, links):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not (found := descendants(process.pid)) or not has_connected(found[0], links):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)
@@ -127,7 +127,7 @@ def test_a_stopped_process_is_killed_and_a_running_one_is_not(start, tmp_path):
     assert stderr == f"error: {message}\n", "the agent reads it"
     assert message.startswith(f"rank 0 (process {stopped.pid}) was stopped (SIGSTOP, or Ctrl-Z) for 1 s")
     assert running.wait(60) == 0 and running.communicate() == ("", "")
-    assert not wait_until_gone([watchdog], 20)
+    assert not wait_until_gone([watchdog])
 
 
 @pytest.mark.slow
@@ -219,7 +219,7 @@ def test_a_rank_ends_with_its_watchdog_and_the_watchdog_with_its_rank(start, tmp
     process, orphaned = start(BLOCK), start(BLOCK, 1)
     (watchdog,) = descendants(process.pid)
     process.kill()
-    assert not wait_until_gone([watchdog], 20)
+    assert not wait_until_gone([watchdog])
     (guard,) = descendants(orphaned.pid)
     kill([guard])
     _, stderr = orphaned.communicate(timeout=60)
@@ -239,7 +239,8 @@ os.kill((other if "other" in sys.argv[5:] else helper).pid, getattr(signal, sys.
 if "continued" in sys.argv[5:]:
     time.sleep(0.3)
     os.kill(helper.pid, signal.SIGCONT)
-time.sleep(4)
+# The watchdog ends the process before, if it finds a fault.
+time.sleep(4 if {"continued", "other", "wandb", "session"} & {*sys.argv[5:]} else 60)
 helper.kill()
 if other:
     other.kill()
@@ -253,8 +254,6 @@ if other:
         ("SIGSTOP", "was stopped (SIGSTOP) 1 s ago", -1),
         ("SIGSTOP", "was stopped (SIGSTOP) 1 s ago", 0),
         ("SIGKILL", "was ended by signal 9 1 s ago", -1),
-        ("SIGKILL", "was ended by signal 9 1 s ago", 0),
-        ("SIGSTOP continued", "", -1),
         ("SIGSTOP continued", "", 0),
         ("SIGSTOP other", "", -1),
         ("SIGKILL wandb", "", -1),

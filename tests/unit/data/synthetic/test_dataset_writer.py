@@ -87,6 +87,6 @@ def test_the_workers_end_with_a_killed_parent(tmp_path):
     workers = descendants(parent.pid)
     kill([parent.pid])
     parent.wait()
-    left = wait_until_gone(workers, 20)
+    left = wait_until_gone(workers)
     kill(left)
     assert len(workers) >= 2 and not left

@@ -1,6 +1,7 @@
 """Rules that hold for every export format in the registry."""
 
 import copy
+import itertools
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
@@ -35,6 +36,7 @@ def is_installed(package):
 
 HERE = [name for name, row in FORMATS.items() if all(map(is_installed, row.packages))]
 """Formats whose packages are installed. `make interop` tests the others."""
+TIMM = ["convnext_atto", "edgenext_xx_small", "mobilenetv4_conv_small_050", "vit_small_patch16_dinov3"]
 
 
 @pytest.mark.slow
@@ -66,10 +68,12 @@ def test_a_file_with_other_embeddings_is_not_written(model, tmp_path, monkeypatc
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", HERE)
 @pytest.mark.parametrize(
-    "backbone",
-    ["convnext_atto", "edgenext_xx_small", "mobilenetv4_conv_small_050", "vit_small_patch16_dinov3"],
+    ("name", "backbone"),
+    [
+        *itertools.product(["onnx"], TIMM),
+        *itertools.product([name for name in HERE if name != "onnx"], TIMM[:1] + TIMM[-1:]),
+    ],
 )
 @pytest.mark.slow
 def test_networks_of_timm_are_exported_for_any_number_of_images(model, tmp_path, name, backbone):
