@@ -86,9 +86,10 @@ class Mirror:
             except CheckpointError as error:
                 place = f"{public(self.url)}/{_manifest_name(step)}"
                 reason = str(error).replace(str(Path(folder, MANIFEST)), place)
-                raise DamagedCheckpointError(
-                    f"{reason}; continue from another one with --checkpoint STEP"
-                ) from error
+                # One of another version is sound: its error has other advice, and must not be passed over.
+                is_damaged = isinstance(error, DamagedCheckpointError)
+                advice = "; continue from another one with --checkpoint STEP" if is_damaged else ""
+                raise type(error)(f"{reason}{advice}") from error
 
     def _sound_manifests(self, steps: Iterable[int]) -> Iterator[Manifest]:
         for step in steps:
@@ -107,8 +108,10 @@ class Mirror:
         Raises:
             UsageError: they are of another run.
         """
-        newest = next(self._sound_manifests(reversed(self.steps())), None)
-        found = run_id if newest is None else run_id_of(newest)
+        found: str | None = run_id
+        if steps := self.steps():
+            newest = next(self._sound_manifests(reversed(steps)), None)
+            found = self._claimed_by() if newest is None else run_id_of(newest)
         if found != run_id:
             raise UsageError(
                 f"{public(self.url)}: holds the checkpoints of another run (id {found}, and this one has {run_id}); "
@@ -130,12 +133,15 @@ class Mirror:
         Raises:
             CheckpointError: another run has.
         """
-        found = self._do(lambda: self._store.cat_file(RUN_ID_FILE)).decode("utf-8", "replace").strip()
+        found = self._claimed_by()
         if found != run_id:
             raise CheckpointError(
                 f"{public(self.url)}: another run of this name has begun to use it (id {found}, and this one has "
                 f"{run_id}); set run.name of one of them to another name"
             )
+
+    def _claimed_by(self) -> str:
+        return self._do(lambda: self._store.cat_file(RUN_ID_FILE)).decode("utf-8", "replace").strip()
 
     def upload(self, folder: Path, step: int, files: Iterable[FileEntry]) -> None:
         """Upload files of a checkpoint from its folder, except those that are there already."""

@@ -205,6 +205,20 @@ def test_a_damaged_manifest_of_the_newest_checkpoint_does_not_hide_the_others(tm
     assert Mirror(URL).steps() == [4, 6]
 
 
+def test_a_mirror_whose_manifests_cannot_be_read_is_not_taken_over(tmp_path):
+    upload(tmp_path, save(tmp_path, 2))
+    store, path = open_filesystem(URL)
+    (name,) = (name for name in store.find(path) if name.endswith("manifest.json"))
+    sound = store.cat_file(name)
+    store.pipe_file(name, sound.replace(b'"format": 1', b'"format": 99'))  # of a later version: not damaged
+    with pytest.raises(CheckpointError, match="version"):
+        Mirror(URL).check_run("f" * 16)
+    store.pipe_file(name, sound[:-9])
+    with pytest.raises(UsageError, match=f"holds the checkpoints of another run .id {RUN_ID}"):
+        Mirror(URL).check_run("f" * 16)
+    Mirror(URL).check_run(RUN_ID)
+
+
 def test_a_local_checkpoint_of_another_course_is_put_aside(tmp_path):
     upload(tmp_path, save(tmp_path, 2))
     save(tmp_path, 2, note="another course")
