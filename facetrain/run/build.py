@@ -123,18 +123,7 @@ def build(agreed: Agreed, world: World, check_lock: Callable[[], None], began_at
         _check_named_metrics(config, inputs.sets, state)
     # After every rank has restored its part: if the checkpoint is damaged, or the config does not fit it, the folder
     # must remain unchanged.
-    warnings: list[str] = []
-    sinks = None
-    with fail_together(world):
-        if world.is_leader:
-            warnings += check_start(
-                config, agreed.folder, inputs.source, state, schedule.total_steps - state.step
-            )
-            sinks = open_sinks(
-                agreed.config, agreed.folder, plan.run_id, state.step if plan.resumes else None
-            )
-        if agreed.hosts.is_owner:
-            warnings += _open_folder(agreed, state, schedule)
+    sinks, warnings = _begin_in_folder(agreed, config, state, schedule)
     # Not earlier: on the other hosts of a refused resume, the folder must remain unchanged too.
     write_collectives_to(agreed.folder)
     log = log_to(agreed.folder / "log.txt", world.rank)
@@ -154,6 +143,30 @@ def build(agreed: Agreed, world: World, check_lock: Callable[[], None], began_at
         check_lock=check_lock,
         began_at=began_at,
     )
+
+
+def _begin_in_folder(
+    agreed: Agreed, config: Config, state: TrainState, schedule: StepSchedule
+) -> tuple[Sinks | None, list[str]]:
+    """Open the sinks of the run and write its folder; return the sinks, and what is to be warned of. Collective."""
+    world, warnings = state.world, list[str]()
+    sinks = None
+    try:
+        with fail_together(world):
+            if world.is_leader:
+                left = schedule.total_steps - state.step
+                warnings += check_start(config, agreed.folder, agreed.inputs.source, state, left)
+                resume_at = state.step if agreed.plan.resumes else None
+                # Before the folder is written: a sink may refuse the run.
+                sinks = open_sinks(agreed.config, agreed.folder, agreed.plan.run_id, resume_at)
+                warnings += sinks.faults if sinks else []
+            if agreed.hosts.is_owner:
+                warnings += _open_folder(agreed, state, schedule)
+    except BaseException:
+        if sinks:
+            sinks.close()
+        raise
+    return sinks, warnings
 
 
 def build_network(

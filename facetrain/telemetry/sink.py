@@ -53,20 +53,30 @@ class Sinks:
                 not take its options.
         """
         self._sinks: list[tuple[str, Sink]] = []
-        for sink in sinks:
-            name, options = (sink, {}) if isinstance(sink, str) else (sink.type, sink.options)
-            place = TENSORBOARD if name == "tensorboard" else SINKS.get(name)
-            part = imported(place) if place else load_part(name, "log.sinks")
-            try:
-                self._sinks.append((name, part(run, **options)))
-            except FacetrainError:
-                raise
-            except TypeError as error:
-                raise ConfigError(f"log.sinks: {name}: {error}; see its options") from error
-            except Exception as error:  # a server that does not answer must not end a run that restarts
-                warn(
-                    f"log.sinks: {name} cannot be opened ({error_reason(error)}); it gets no metrics until a resume"
-                )
+        self.faults: list[str] = []
+        """Why sinks could not be opened, a line each."""
+        try:
+            for sink in sinks:
+                self._open(sink, run)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, sink: str | OwnPart, run: LoggedRun) -> None:
+        name, options = (sink, {}) if isinstance(sink, str) else (sink.type, sink.options)
+        place = TENSORBOARD if name == "tensorboard" else SINKS.get(name)
+        part = imported(place) if place else load_part(name, "log.sinks")
+        try:
+            self._sinks.append((name, part(run, **options)))
+        except FacetrainError:
+            raise
+        except TypeError as error:
+            raise ConfigError(f"log.sinks: {name}: {error}; see its options") from error
+        except Exception as error:  # a server that does not answer must not end a run that restarts
+            reason = error_reason(error)
+            self.faults.append(
+                f"log.sinks: {name} cannot be opened ({reason}); it gets no metrics until a resume"
+            )
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Write numbers of a step to every sink."""

@@ -71,21 +71,28 @@ def test_a_sink_without_its_package_is_refused(tmp_path, monkeypatch):
 
 
 class OwnSink:
+    closed = 0
+
     def __init__(self, run, address=""):
-        self.written = []
         if address == "down":
             raise ConnectionRefusedError(111, "Connection refused")
 
+    def close(self):
+        OwnSink.closed += 1
 
-def test_a_sink_that_cannot_be_opened_is_given_up_and_wrong_options_are_refused(tmp_path, capfd, monkeypatch):
+
+def test_a_sink_that_cannot_be_opened_is_given_up_and_wrong_options_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("facetrain.telemetry.sink.load_part", lambda place, key: OwnSink)
     sinks = Sinks([OwnPart(type="own:Sink", options={"address": "down"}), "tensorboard"], logged(tmp_path))
     sinks.write(1, {"loss": 1.0})
     sinks.close()
-    assert "log.sinks: own:Sink cannot be opened (Connection refused)" in capfd.readouterr().err
+    (fault,) = sinks.faults
+    assert fault.startswith("log.sinks: own:Sink cannot be opened (Connection refused)")
     assert read_events(tmp_path / "tensorboard" / tmp_path.name).Tags()["scalars"] == ["loss/loss"]
+    wrong = OwnPart(type="own:Sink", options={"adress": 1})
     with pytest.raises(ConfigError, match="log.sinks: own:Sink: .*'adress'"):
-        Sinks([OwnPart(type="own:Sink", options={"adress": 1})], logged(tmp_path))
+        Sinks([OwnPart(type="own:Sink"), wrong], logged(tmp_path))
+    assert OwnSink.closed == 1, "the one that was open"
 
 
 CONTINUED = """
