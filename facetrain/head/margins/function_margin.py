@@ -65,25 +65,27 @@ def make_margin(
     Raises:
         UsageError: there is no margin of this name, or it does not take these options.
     """
-    if isinstance(margin, Margin):
-        return margin
     common: dict[str, Any] = {"scale": scale, "filter_threshold": filter_threshold, "seed": seed}
     if isinstance(margin, str):
         if margin not in MARGINS:
             raise UsageError(f"margin {margin!r} is unknown; use one of {', '.join(MARGINS)}, or a function")
         found = imported(MARGINS[margin])
         return _made(found, options, common, FunctionMargin)
-    if isinstance(margin, nn.Module) and _positional(margin.forward)[1:] == ["labels"]:
-        return _of_logits(margin)
     return own_margin(margin, options, common)
 
 
-def own_margin(part: Callable[..., Any], options: Mapping[str, Any], common: Mapping[str, Any]) -> Margin:
-    """Return the margin of a function or class with its own `options`; `common` has the numbers of all margins.
+def own_margin(
+    part: Callable[..., Any] | Margin, options: Mapping[str, Any], common: Mapping[str, Any]
+) -> Margin:
+    """Return a margin of the user's own with its `options`; `common` has the numbers of all margins.
 
     Raises:
         UsageError: it does not take these options.
     """
+    if isinstance(part, Margin):
+        return part
+    if isinstance(part, nn.Module) and _positional(part.forward)[1:] == ["labels"]:
+        return _of_logits(part)
     return _made(part, options, common, ForeignMargin)
 
 

@@ -129,3 +129,18 @@ def test_an_own_margin_is_refused_for_options_that_it_lacks_and_may_have_any_nam
     common = {"scale": 64.0, "filter_threshold": 0.0, "seed": 0}
     found = own_margin_of(margin_with_a_scale, {"scale": 0.5}, common)
     assert found.scale == 64 and found.apply(torch.ones(1), None).value_G.item() == pytest.approx(0.4)
+
+
+def test_an_object_of_a_margin_and_a_module_of_arcface_torch_are_margins_of_ones_own():
+    common = {"scale": 64.0, "filter_threshold": 0.0, "seed": 0}
+    margin = make_margin("cosface", m3=0.2)
+    assert own_margin_of(margin, {}, common) is margin
+
+    class OfLogits(torch.nn.Module):
+        s = 32.0
+
+        def forward(self, logits, labels):
+            return (logits - 0.1) * self.s
+
+    found = own_margin_of(OfLogits(), {}, common)
+    assert found.scale == 32 and found.apply(torch.ones(1), None).value_G.item() == pytest.approx(0.9)
