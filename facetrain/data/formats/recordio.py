@@ -258,7 +258,9 @@ def write_identities(
         folder: output folder; created if it does not exist.
         counts: number of images of each identity.
         images: (label, encoded image), as many as `counts` announces, in any order. If they are not sorted by label,
-            the identity records have empty ranges, because no range would be true, and readers read every record.
+            no range would be true: the record of the last identity then has all images, and the others have none. So
+            InsightFace's reader, which joins the ranges, reads each image once, and ours sees that it must read the
+            label of every record.
         image_size: side of the images in pixels, for `property`.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -271,6 +273,8 @@ def write_identities(
             writer.write(key, RecordHeader.of_image(label, key), image)
             is_sorted, before = is_sorted and label >= before, label
         for label in range(len(counts)):
-            ends = (starts[label], starts[label + 1]) if is_sorted else (past, past)
+            ends = (starts[label], starts[label + 1])
+            if not is_sorted:
+                ends = (1 if label == len(counts) - 1 else past, past)
             writer.write(past + label, RecordHeader(flag=2, labels=tuple(map(float, ends))), b"")
     (folder / "property").write_text(f"{len(counts)},{image_size},{image_size}\n", encoding="ascii")
