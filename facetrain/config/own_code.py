@@ -21,6 +21,11 @@ def own_places(config: Config) -> dict[str, str]:
     return {key: name for key, name in named.items() if own_parts.is_place(name)}
 
 
+def allow_option(config: Config) -> str:
+    """Return the option that a command for a run needs, with a space before it; empty if its config names no code."""
+    return " --allow-code" if own_places(config) else ""
+
+
 def allow_code_of(config: Config) -> None:
     """Let the code that a config of the user names run in this process."""
     own_parts.allow(own_places(config).values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.uploads import Uploads
-from facetrain.config.own_code import own_places
+from facetrain.config.own_code import allow_option
 from facetrain.distributed.agreement import fail_together
 from facetrain.distributed.grace_period import grace_s
 from facetrain.distributed.process_lifetime import outside_launcher
@@ -38,9 +38,8 @@ def end_again(agreed: Agreed, world: World) -> int:
     if world.is_leader:
         for line in plan.chosen:
             print(line, flush=True)
-        command = (
-            f"facetrain resume {shell_path(folder)} --set {end_key(config, agreed.schedule, early)}=MORE"
-        )
+        key = end_key(config, agreed.schedule, early)
+        command = f"facetrain resume {shell_path(folder)} --set {key}=MORE{allow_option(config)}"
         more = "" if plan.is_step else f"; to train on: {command}"
         reason = f" ({early})" if early else ""
         print_lines(f"{folder}: was already finished, at step {checkpoint.step:,}{reason}{more}")
@@ -82,8 +81,7 @@ def finish(run: Run) -> int:
     skipped, uploads = write_skipped_images(parts, run.loader), callbacks.checkpointing.uploads
     if callbacks.stopping.signal:
         ending = "; the traceback that torchrun prints now is no failure" if outside_launcher() else ""
-        allowed = " --allow-code" if own_places(parts.config) else ""
-        command = f"facetrain resume {shell_path(parts.folder)}{allowed}"
+        command = f"facetrain resume {shell_path(parts.folder)}{allow_option(parts.config)}"
         outputs.report(
             f"stopped at step {run.state.step}; `{command}` continues from step "
             f"{callbacks.checkpointing.last_saved}{ending}"

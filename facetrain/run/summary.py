@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from facetrain.backbone.low_rank import merge_adapters
-from facetrain.config.own_code import own_places
+from facetrain.config.own_code import allow_option
 from facetrain.config.schema import Config
 from facetrain.data.dataset_card import read_copied_cards
 from facetrain.data.loading.staged_loader import StagedLoader
@@ -169,7 +169,7 @@ def _accuracy_line(name: str, metrics: Mapping[str, Metric]) -> str:
 
 def _next_commands(folder: Path, config: Config, ended_by: str) -> list[str]:
     quoted, board = shell_path(folder), folder / "tensorboard"
-    allowed = " --allow-code" if own_places(config) else ""
+    allowed = allow_option(config)
     targets, eval_dir = config.eval.targets, config.eval_dir
     lines = ["next:"]
     if targets:
