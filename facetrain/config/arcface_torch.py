@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from facetrain.config.loading import build_config
 from facetrain.config.python_values import PythonValues
+from facetrain.config.schema import NAME_PATTERN
 from facetrain.errors import ConfigError
 from facetrain.files import error_reason
 from facetrain.strict_yaml import dump_yaml
@@ -134,8 +137,8 @@ def _translate(values: dict[str, Any], path: Path) -> dict[str, Any]:
         "eval": {"targets": list(values["val_targets"]), "every_steps": _steps("verbose", values)},
         "log": {"every_steps": _steps("frequent", values)},
     }
-    if steps := values.get("decay_epoch"):  # a tenth of the rate at each
-        described["optim"] |= {"schedule": "steps", "milestones": list(steps)}
+    if milestones := _milestones(values):  # a tenth of the rate at each
+        described["optim"] |= {"schedule": "steps", "milestones": milestones}
     if values.get("using_wandb"):
         described["log"]["sinks"] = ["wandb"]
     described["data"] |= {
@@ -164,11 +167,17 @@ def _run(values: dict[str, Any], path: Path) -> dict[str, str]:
     if not values.get("output"):
         return {"name": path.stem}
     output = Path(str(values["output"]))
-    return (
-        {"name": output.name, "dir": str(output.parent)}
-        if output.name
-        else {"name": path.stem, "dir": str(output)}
-    )
+    if re.fullmatch(NAME_PATTERN, output.name):
+        return {"name": output.name, "dir": str(output.parent)}
+    return {"name": path.stem, "dir": str(output)}
+
+
+def _milestones(values: dict[str, Any]) -> list[float]:
+    """Return the epochs of `decay_epoch`; empty if it is no list of rising epochs."""
+    epochs = values.get("decay_epoch")
+    if not isinstance(epochs, list | tuple) or not all(type(each) in (int, float) for each in epochs):
+        return []
+    return list(epochs) if all(low < high for low, high in pairwise([0, *epochs])) else []
 
 
 def _steps(name: str, values: dict[str, Any]) -> Any:
@@ -200,6 +209,8 @@ def _notes_on_values(values: dict[str, Any], assigned: dict[str, Any]) -> list[s
         places = {"WANDB_PROJECT": values.get("wandb_project"), "WANDB_ENTITY": values.get("wandb_entity")}
         given = " ".join(f"{name}={value}" for name, value in places.items() if value)
         notes.append(f"# using_wandb: start the run with {given} in the environment")
+    if values.get("decay_epoch") and not _milestones(values):
+        notes.append("# decay_epoch: is no list of rising epochs and is left out")
     if values.get("dali_aug") and not values.get("dali"):
         notes.append("# dali_aug: is left out, because it has no effect without dali")
     network = values["network"]

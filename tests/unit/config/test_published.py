@@ -117,6 +117,8 @@ CONVERSIONS = [
     ("loss = 'curricularface'", MARGIN, ("curricularface", 64, 1, None, None), "margin_list: is left out"),
     ("decay_epoch = [8, 12]", "optim.schedule optim.milestones", ("steps", (8, 12)), None),
     ("output = 'work_dirs/a'", "run.dir run.name", ("work_dirs", "a"), None),
+    ("output = 'work_dirs/lr=0.1'", "run.dir run.name", ("work_dirs/lr=0.1", "wf42m"), None),
+    ("decay_epoch = 10", "optim.schedule", "polynomial", "decay_epoch: is no list of rising epochs"),
     ("dali = True; dali_aug = True", AUGMENTATION, (0.1, 0.2, 0.2, 0.1), None),
     ("dali_aug = True", AUGMENTATION, (0, 0, 0, 0), "dali_aug: is left out"),
     ("gradient_acc = 4; frequent = 3", INTERVALS, (4, 500, 1), None),
