@@ -101,7 +101,7 @@ class _Trainer:
         command = self._command(name, seed, run, model)
         if finished.exists():
             kept = json.loads(finished.read_text(encoding="utf-8"))
-            if kept["command"] == command:  # and not of other data or another size
+            if kept.get("command") == command:  # and not of other data or another size
                 return Training(**kept["training"])
         # What a killed call has left: a run of the same name would get another folder.
         shutil.rmtree(run, ignore_errors=True)

@@ -113,10 +113,10 @@ def write_text(path: Path, text: str) -> None:
         UsageError: the file cannot be written.
     """
     with os_errors_as(UsageError, path):
-        if path.exists() and not path.is_file():  # a pipe, or /dev/stdout
+        if path.exists():  # in place: it may be a pipe, or in a folder that is not writable
             path.write_text(text, encoding="utf-8")
         else:
-            write_atomically(Path(os.path.realpath(path)), text)
+            write_atomically(path, text)
 
 
 def echo_line(line: str, *, err: bool = False) -> None:

@@ -21,7 +21,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from facetrain.data.formats.names import MIXTURE_SUFFIXES
@@ -31,7 +30,7 @@ from facetrain.data.yaml_file import read_yaml
 from facetrain.files import printable
 from facetrain.remote.address import is_remote
 from facetrain.settings import Settings
-from facetrain.strict_yaml import parse_yaml
+from facetrain.strict_yaml import dump_yaml, parse_yaml
 
 CARD_FILE, _CARD_SUFFIX = "dataset_card.yaml", ".card.yaml"
 UNKNOWN = "unknown"
@@ -112,7 +111,7 @@ def read_copied_cards(path: Path) -> list[dict[str, Any]]:
 def card_text(cards: Iterable[DatasetCard]) -> str:
     """Return the stated values of cards as YAML: one as it is read, several as a list."""
     values = [card.model_dump(exclude_none=True) for card in cards]
-    return yaml.safe_dump(values[0] if len(values) == 1 else values, sort_keys=False, allow_unicode=True)
+    return dump_yaml(values[0] if len(values) == 1 else values)
 
 
 def carry_cards(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone
+from facetrain.backbone.keypoint_vit import KeypointVisionTransformer
 from facetrain.errors import ModelError
 from facetrain.models.backbone_layers import backbone_layers
 from facetrain.models.layer_graph import IMAGE, Layer, LayerGraph, embed, run_layer, with_weights
@@ -47,6 +48,10 @@ def inference_network(network: nn.Module, device: torch.device, *, bf16: bool = 
     return _Autocast(network, device) if bf16 else network
 
 
+_TRUNK_AND_NECK = Backbone.forward, KeypointVisionTransformer.forward
+"""Methods that are the neck of the trunk."""
+
+
 class _Autocast(nn.Module):
     """A network in bfloat16 autocast."""
 
@@ -58,11 +63,13 @@ class _Autocast(nn.Module):
     def forward(self, image: Tensor, *landmarks: Tensor) -> Tensor:
         """Map prepared images, and the landmarks if the network takes them, to embeddings (B, D)."""
         with torch.autocast(self._device_type, torch.bfloat16):
-            if not isinstance(self.network, Backbone):
-                return self.network(image, *landmarks)
-            feature = self.network.trunk(image, *landmarks)
+            network = self.network
+            # One with a `forward` of its own may compute something else.
+            if not isinstance(network, Backbone) or type(network).forward not in _TRUNK_AND_NECK:
+                return network(image, *landmarks)
+            feature = network.trunk(image, *landmarks)
         # As in training.
-        return self.network.neck(feature.float())
+        return network.neck(feature.float())
 
 
 class FoldedNetwork(nn.Module):

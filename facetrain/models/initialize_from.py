@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone
+from facetrain.backbone.registry import TIMM_PREFIX
 from facetrain.backbone.timm_network import TimmNetwork
 from facetrain.backbone.zoo import build_backbone, build_on_meta
 from facetrain.checkpoint.commit import LATEST
@@ -77,10 +78,10 @@ def initialize_backbone(
     if path.is_dir() or path.suffix not in GRAPH_SUFFIXES:
         weights, description, _ = read_model(path)
         if isinstance(backbone, TimmNetwork):
-            if description.get("backbone"):
-                _require_same_statistics(backbone, description["backbone"], path)
-            else:
+            if not description:
                 weights = _of_timm(backbone, weights, path)
+            elif str(description.get("backbone", {}).get("name")).startswith(TIMM_PREFIX):
+                _require_same_statistics(backbone, description["backbone"], path)
     else:
         # A graph is compared with a network of as many blocks; the first ones are selected below.
         whole = backbone if first_blocks_of is None else _build_published(path, first_blocks_of)
@@ -103,7 +104,14 @@ def initialize_backbone(
 
 def _require_same_statistics(backbone: TimmNetwork, described: dict[str, Any], path: Path) -> None:
     """Refuse weights of a network that normalizes pixels in another way: they fit, and mean other images."""
-    stated = getattr(build_on_meta(**described), "statistics", None)
+    try:
+        stated = getattr(build_on_meta(**described), "statistics", None)
+    except (
+        ModelError,
+        TypeError,
+        ValueError,
+    ):  # of a network that this version of timm lacks: the weights may fit
+        return
     if stated not in (None, backbone.statistics):
         raise ModelError(
             f"{path}: is {described['name']}, which normalizes pixels by mean {stated.mean} and std {stated.std}, and "

@@ -74,10 +74,11 @@ def require_stored(tensor: Tensor, what: str) -> None:
     Raises:
         ModelError: it has not; the message begins with `what`.
     """
-    is_dense = tensor.layout == torch.strided and not tensor.is_meta
-    if not is_dense or tensor.untyped_storage().nbytes() < tensor.nbytes:
+    if tensor.layout != torch.strided or tensor.is_meta:
+        raise ModelError(f"{what} is not stored as a dense tensor; save it as one")
+    if tensor.untyped_storage().nbytes() < tensor.nbytes:
         raise ModelError(
-            f"{what} has fewer numbers than its shape {list(tensor.shape)}; save `model.state_dict()` to the file"
+            f"{what} has fewer numbers than its shape {list(tensor.shape)}; save the tensors after `.contiguous()`"
         )
 
 

@@ -20,6 +20,7 @@ from facetrain.embeddings.image_inputs import read_input
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError, ModelError, PairsError, UsageError
 from facetrain.models.model_file import (
+    GRAPH_SUFFIXES,
     THRESHOLDS_KEY,
     newest_model_file,
     open_model,
@@ -137,7 +138,7 @@ def _no_backbone(model: Path) -> str:
 def _writable_model(model: Path, output: Path | None) -> Path:
     """Return the .safetensors file that gets the thresholds, before anything is measured."""
     path = newest_model_file(model) or model
-    if path.suffix in (".onnx", ".json", ".params"):
+    if path.suffix in GRAPH_SUFFIXES and not path.is_dir():
         raise ModelError(_no_backbone(model))
     can_hold = path.suffix == ".safetensors" and path.is_file() and METADATA_KEY in read_weights(path)[1]
     if output is None and not can_hold:

@@ -36,6 +36,7 @@ from facetrain.files import error_reason, os_errors_as, printable
 _KEYS = b"__keys__"
 _DATA_FILE = "data.mdb"
 _COMPARED_BYTES = 64
+_LONGEST_KEY = 511
 _LEAST_FOUND_BYTES = 64
 """Size of a value that is searched in the file: a short one may also be elsewhere."""
 
@@ -174,8 +175,9 @@ def _catalog(path: Path, cursor: Any, place: _Places) -> Columns:
     rows = array("q")
     try:
         for name in _in_key_order(list(_image_keys(cursor))) if listed is None else _listed(listed):
-            if not cursor.set_key(name):
-                raise ValueError(f"there is no {name!r}")
+            # The library raises for other lengths.
+            if not 0 < len(name) <= _LONGEST_KEY or not cursor.set_key(name):
+                raise ValueError(f"there is no {name[:_LONGEST_KEY]!r}")
             key, value = cursor.item()
             image, label = _image_and_label(path, key, value)
             rows.extend((place(value) + image.start, image.end - image.start, label, place(key), len(key)))

@@ -101,7 +101,7 @@ def test_a_model_file_with_another_input_than_its_network_takes_is_refused(tmp_p
 def test_a_weight_with_fewer_numbers_than_its_shape_is_refused(tmp_path, tensor):
     torch.save({"conv1.weight": tensor}, tmp_path / "model.pt")
     with pytest.raises(
-        ModelError, match=r"model.pt: the weight conv1.weight has fewer numbers than its shape"
+        ModelError, match=r"model.pt: the weight conv1.weight (has fewer numbers|is not stored)"
     ):
         read_weights(tmp_path / "model.pt")
 
