@@ -47,7 +47,7 @@ class Arm:
 
 
 ARMS = {
-    "facetrain": Arm("recipes/speedrun/best.yaml", 6, 32, 0.05),
+    "facetrain": Arm("recipes/same_minutes/facetrain.yaml", 6, 32, 0.05),
     "adaface": Arm("recipes/same_minutes/adaface.yaml", 11, 128, 0.02, _ADAFACE_MILESTONES),
     "arcface_torch": Arm("", 8, 32, 0.02),
 }
