@@ -75,7 +75,7 @@ def export(
     if row.is_compared:
         file = replace(file, images=_read_images(images, file, opened.image_size))
     exported = export_model(opened, format, output, file)
-    report = _report(opened, exported)
+    report = _report(opened, exported, file)
     if file.int8:
         results = _evaluate(output, sets.target, data_dir)
         if THRESHOLDS_KEY in opened.metadata:
@@ -156,16 +156,32 @@ def _evaluate(model: Path | EmbeddingModel, target: list[str] | None, data_dir: 
     return {name: result.as_json() for name, result in evaluation.results.items()}
 
 
-def _report(opened: EmbeddingModel, exported: Exported) -> dict[str, Any]:
+def _report(opened: EmbeddingModel, exported: Exported, options: ExportOptions) -> dict[str, Any]:
     """Return the result of an export as JSON."""
     first, *second = map(str, exported.files)
     return {
         "output": first,
         **({"weights": second[0]} if second else {}),
         "description": opened.description,
+        "input": _input_of(opened, options),
         "bytes": sum(file.stat().st_size for file in exported.files),
         **({} if exported.comparison is None else asdict(exported.comparison)),
     }
+
+
+def _input_of(opened: EmbeddingModel, options: ExportOptions) -> str:
+    """Return what the exported file takes, as text."""
+    size = opened.image_size
+    pixels = "pixels from 0 to 255; it normalizes them itself"
+    if options.from_pixels:
+        image = f"uint8 (N, {size}, {size}, 3), RGB, {pixels}"
+    else:
+        mean, scale = (opened.preprocessing[key] for key in ("mean", "scale"))
+        given = pixels if scale == 1 else f"(pixels − {mean}) / {scale}"
+        image = f"float32 (N, 3, {size}, {size}), RGB, {given}"
+    return image + (
+        "; landmarks, float32 (N, 5, 2), as fractions of the sides" if opened.takes_landmarks else ""
+    )
 
 
 def _card(
@@ -178,16 +194,8 @@ def _card(
 ) -> str:
     from facetrain.models.model_card import model_card
 
-    size = opened.image_size
-    pixels = "pixels from 0 to 255; it normalizes them itself"
-    if options.from_pixels:
-        image = f"uint8 (N, {size}, {size}, 3), {pixels}"
-    else:
-        given = pixels if opened.preprocessing["scale"] == 1 else "normalized before"
-        image = f"float32 (N, 3, {size}, {size}), {given}"
-    landmarks = "; landmarks, float32 (N, 5, 2), as fractions of the sides" if opened.takes_landmarks else ""
     file = {
-        "input of the file": image + landmarks,
+        "input of the file": report["input"],
         "embeddings": "of length 1" if options.unit else "of any length; the cosine similarity divides by it",
         "size": _size(report),
     }
@@ -199,7 +207,11 @@ def _card(
 def _format_report(report: dict[str, Any], *, is_int8: bool) -> list[str]:
     is_compared = "difference" in report
     difference = f"; the file differs by {_difference(report)}" if is_compared and not is_int8 else ""
-    lines = [f"{report['output']}: {report['description']}{difference}", _size(report)]
+    lines = [
+        f"{report['output']}: {report['description']}{difference}",
+        f"input: {report['input']}",
+        _size(report),
+    ]
     if "weights" in report:
         lines.append(f"{report['weights']} has the weights; keep it in the folder of {report['output']}.")
     if is_int8:

@@ -65,7 +65,7 @@ def test_the_card_of_a_network_that_normalizes_says_that_it_takes_pixels(tmp_pat
     output = tmp_path / "m.onnx"
     output_of("export", graph, "--format", "onnx", "--output", output, "--model-card", card)
     expected = (
-        "- input of the file: float32 (N, 3, 112, 112), pixels from 0 to 255; it normalizes them itself"
+        "- input of the file: float32 (N, 3, 112, 112), RGB, pixels from 0 to 255; it normalizes them itself"
     )
     assert expected in card.read_text()
 
@@ -102,12 +102,13 @@ def test_the_file_is_compared_on_given_faces_and_its_size_is_printed(model, tmp_
         "export", model, "--format", "onnx", "--output", tmp_path / "m.onnx", "--from-pixels",
         "--images", tmp_path / "faces.bin", "--model-card", tmp_path / "card.md",
     )  # fmt: skip
-    first, second = printed.splitlines()
+    first, given, second = printed.splitlines()
+    assert given == "input: uint8 (N, 32, 32, 3), RGB, pixels from 0 to 255; it normalizes them itself"
     assert "differs by at most" in first and "40 images)" in first
     size = (tmp_path / "m.onnx").stat().st_size / 1e6
     assert second == f"{size:.2f} MB"
     card = (tmp_path / "card.md").read_text()
-    assert "- input of the file: uint8 (N, 32, 32, 3)" in card and f"- size: {size:.2f} MB" in card
+    assert "- input of the file: uint8 (N, 32, 32, 3), RGB" in card and f"- size: {size:.2f} MB" in card
     (tmp_path / "none").mkdir()
     refused = refusal(
         "export", model, "--format", "onnx", "--output", tmp_path / "n.onnx", "--images", tmp_path / "none"
