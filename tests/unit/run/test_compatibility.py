@@ -66,13 +66,13 @@ def test_a_momentum_of_0_has_other_tensors_than_one_above_0_and_its_value_may_ch
 @pytest.mark.parametrize(
     ("ranks", "epoch", "options"),
     [
-        (4, "7.1", "--set optim.accumulate=2"),
+        (4, "6.1", "--set optim.accumulate=2"),
         (8, None, ""),
-        (16, "25.6", "--set train.batch_size=64"),
-        (3, "5.6", "a number of ranks that divides 1,024, which 3 does not"),
+        (16, "24.6", "--set train.batch_size=64"),
+        (3, "4.6", "a number of ranks that divides 1,024, which 3 does not"),
     ],
 )
-def test_another_number_of_ranks_gets_the_epoch_and_options_that_keep_batch_and_batch_norm(
+def test_another_number_of_ranks_gets_the_epochs_and_options_that_keep_batch_and_batch_norm(
     ranks, epoch, options
 ):
     config = build_config({"data": {"train": "x"}, "train": {"batch_size": 128, "epochs": 40}}, "x")
@@ -81,9 +81,8 @@ def test_another_number_of_ranks_gets_the_epoch_and_options_that_keep_batch_and_
     lines = describe_batch_change(checkpoint, config, now, ranks)
     assert len(lines) == (epoch is not None)
     for line in lines:
-        assert (
-            f"was 1,024 images and is {now.global_batch_size:,} now: step 12,000 is in epoch {epoch} " in line
-        )
+        expected = f"the schedule counts {epoch} epochs until step 12,000, and not 12.3; "
+        assert f"was 1,024 images and is {now.global_batch_size:,} now: {expected}" in line
         assert line.endswith(options)
         sets = re.findall(r"--set (\S+)=(\S+)", line)
         kept = build_config({"data": {"train": "x"}, "train": {"batch_size": 128}}, "x")
