@@ -117,7 +117,7 @@ def record_of(job, limit, checkout, *lines):
 def test_a_process_and_its_children_end_at_the_jobs_limit(tmp_path):
     note = tmp_path / "child"
     record = record_of(
-        Job("j", "backbone", 3), 3, tmp_path,
+        Job("j", "backbone", 10), 10, tmp_path,
         "import json, pathlib, subprocess, sys, time",
         "pathlib.Path(sys.argv[2]).write_text(json.dumps({'rows': [1]}))",
         f"pathlib.Path({str(note)!r}).write_text(str(subprocess.Popen(['sleep', '60']).pid))",
@@ -125,7 +125,7 @@ def test_a_process_and_its_children_end_at_the_jobs_limit(tmp_path):
     )  # fmt: skip
     # Rows that were written before the end are kept.
     assert record["status"] == "timed out" and record["result"] == {"rows": [1]}
-    assert record["error"] == ["stopped after 3 s", "begun"]
+    assert record["error"] == ["stopped after 10 s", "begun"]
     assert not wait_until_gone([int(note.read_text())])
 
 

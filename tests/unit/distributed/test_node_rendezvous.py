@@ -92,13 +92,15 @@ def test_a_node_that_waits_opens_the_next_start_if_all_nodes_of_the_present_one_
     endpoint, monkeypatch
 ):
     monkeypatch.setattr(node_rendezvous, "_JOIN_S", 1.0)
-    monkeypatch.setattr(node_agreement, "_SILENT_S", 0.5)
+    monkeypatch.setattr(
+        node_agreement, "_SILENT_S", 3.0
+    )  # longer than this process may have to wait for a core
     first, second, host, late = (NodeRendezvous(endpoint, "run", 2, 2) for _ in range(4))
     host._connected = host._connect(node_rendezvous._WaitReport(), time.monotonic() + 10)  # serves the store
     assert meet(first, second) == {2}
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(host.next_rendezvous)
-        for _ in range(20):  # as their agents do while the ranks train
+        for _ in range(40):  # as their agents do while the ranks train
             assert not first.num_nodes_waiting()
             first._asked_at = 0.0
             time.sleep(0.1)
