@@ -97,17 +97,32 @@ class Settings(BaseModel):
     @classmethod
     def _refuse_truth_values(cls, value: Any, info: ValidationInfo) -> Any:
         # YAML reads the words on, off, yes and no as truth values, and pydantic takes those for 1 and 0.
-        types = _types_of(cls.model_fields[str(info.field_name)].annotation)
-        if isinstance(value, bool) and types & {int, float} and bool not in types:
-            raise ValueError(f"{str(value).lower()} is a truth value, and the key takes a number")
+        _require_no_truth_value(value, cls.model_fields[str(info.field_name)].annotation)
         return value
 
 
-def _types_of(annotation: Any) -> set[Any]:
-    """Return the types of an annotation and of its alternatives."""
-    if get_origin(annotation) in (Union, UnionType, Annotated):
-        return set().union(*(_types_of(each) for each in get_args(annotation)))
-    return {annotation} if isinstance(annotation, type) else set()
+def _require_no_truth_value(value: Any, annotation: Any) -> None:
+    """Check that a value, also one in a list or a mapping, is a number where the annotation has one."""
+    alternatives = _alternatives(annotation)
+    if isinstance(value, bool) and {int, float} & {*alternatives} and bool not in alternatives:
+        raise ValueError(f"{str(value).lower()} is a truth value, and the key takes a number")
+    for each in alternatives:
+        origin, arguments = get_origin(each), get_args(each)
+        if origin in (tuple, list) and isinstance(value, list | tuple):
+            for item in value:
+                _require_no_truth_value(item, arguments[0])
+        elif origin is dict and isinstance(value, dict):
+            for item in value.values():
+                _require_no_truth_value(item, arguments[1])
+
+
+def _alternatives(annotation: Any) -> list[Any]:
+    """Return the types of an annotation: one, or those of a union."""
+    if get_origin(annotation) is Annotated:
+        return _alternatives(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return [each for argument in get_args(annotation) for each in _alternatives(argument)]
+    return [annotation]
 
 
 class OwnPart(Settings):

@@ -108,6 +108,8 @@ def test_an_invalid_file_gives_one_line_that_names_the_place(tmp_path, text, mes
         ("optim: {lr: on}", ["optim.lr", "true is a truth value"]),
         ("data: {train: x, augment: {blur: yes}}", ["data.augment.blur", "true is a truth value"]),
         ("data: {train: x, workers: off}", ["data.workers", "false is a truth value"]),
+        ("optim: {schedule: steps, milestones: [on, 2]}", ["optim.milestones", "true is a truth value"]),
+        ("model: {lr_factors: {a: on}}", ["model.lr_factors", "true is a truth value"]),
         ("checkpoint: {asynchronous: false}", ["checkpoint.asynchronous is not a key"]),
         ("head: {margin: {type: adaface, m2: 0}}", ["m2 must be greater than 0 for adaface"]),
         ("model: {lr_factors: {fc: -2}}", ["model.lr_factors.fc", "-2"]),
