@@ -95,61 +95,97 @@ def evaluate(
     """
     system = system.completed(err=results.only_json)
     system.check()
+    _require_options_of_system(system, options, inference, gallery_model, against)
+    results.check()
+    inputs = (system.given, gallery_model, against, system.slices, *map(Path, system.targets))
+    require_no_input(inputs, results.json_file, results.csv_file)
+    require_existing(system.model, gallery_model, against if system.model else None, system.slices)
+    evaluation = _evaluate(system, options, inference, gallery_model, against)
+    if not evaluation.is_leader:
+        return
+    # The report comes last: if it fails, the results of a long evaluation are printed and stored before.
+    models = {"model": str(system.given)} | ({"gallery_model": str(gallery_model)} if gallery_model else {})
+    _print_results(evaluation, models, results)
+    if results.report is not None:
+        page = _write_report(evaluation, system, results.report, gallery_model, against)
+        if not results.only_json:
+            echo_line(f"report: {page}")
+
+
+def _require_options_of_system(
+    system: ModelOrScores,
+    options: ProtocolOptions,
+    inference: InferenceOptions,
+    gallery_model: Path | None,
+    against: Path | None,
+) -> None:
+    """Refuse options that have no effect on what is evaluated.
+
+    Raises:
+        UsageError: there are such options.
+    """
     if against is not None and not options.bootstrap:
         raise UsageError(
             f"--against {against}: the difference is tested on bootstrap draws; remove --bootstrap 0"
         )
-    if gallery_model is not None and system.model is None:
-        raise UsageError(
-            f"{system.given}: --gallery-model {gallery_model} needs a MODEL; scores have no images"
-        )
-    for option, is_given in (("--no-flip", not options.flip), ("--bf16", inference.bf16)):
+    of_models = {
+        f"--gallery-model {gallery_model}": gallery_model is not None,
+        "--no-flip": not options.flip,
+        "--bf16": inference.bf16,
+    }
+    for option, is_given in of_models.items():
         if is_given and system.model is None:
             raise UsageError(f"{system.given}: {option} needs a MODEL; scores have no images")
-    results.check()
-    path = system.given
-    inputs = (path, gallery_model, against, system.slices, *map(Path, system.targets))
-    require_no_input(inputs, results.json_file, results.csv_file)
-    require_existing(system.model, gallery_model, against if system.model else None, system.slices)
+
+
+def _evaluate(
+    system: ModelOrScores,
+    options: ProtocolOptions,
+    inference: InferenceOptions,
+    gallery_model: Path | None,
+    against: Path | None,
+) -> ModelResults:
+    """Return the results of the model, or of the scores."""
     from facetrain.cli.progress_bar import progress_bar
     from facetrain.config.loading import eval_dir_of_run
     from facetrain.verify.evaluate import evaluate as evaluate_model
     from facetrain.verify.evaluate import evaluate_scores
 
     if system.model is None:
-        evaluation = evaluate_scores(path, against=against, options=options)
-    else:
-        with progress_bar("embedding") as progress:
-            evaluation = evaluate_model(
-                path,
-                system.targets,
-                system.data_dir or eval_dir_of_run(system.model),
-                gallery_model=gallery_model,
-                against=against,
-                slices=system.slices,
-                options=options,
-                inference=inference,
-                progress=progress,
-            )
-    if not evaluation.is_leader:
-        return
-    # The report comes last: if it fails, the results of a long evaluation are printed and stored before.
-    models = {"model": str(path)} | ({"gallery_model": str(gallery_model)} if gallery_model else {})
-    _print_results(evaluation, models, results)
-    if results.report is not None:
-        from facetrain.verify.output.report import write_report
-        from facetrain.verify.sets.pair_set import PairSet
-
-        files = [target.path for target in evaluation.sets.values() if isinstance(target, PairSet)]
-        if system.model is None:
-            files = [path]
-        others = {"gallery model": gallery_model, "compared with": against}
-        details = _report_details(evaluation.sets, files, system.data_dir, others)
-        page = write_report(
-            results.report, evaluation, model=str(path), other=str(against or ""), details=details
+        return evaluate_scores(system.given, against=against, options=options)
+    with progress_bar("embedding") as progress:
+        return evaluate_model(
+            system.given,
+            system.targets,
+            system.data_dir or eval_dir_of_run(system.model),
+            gallery_model=gallery_model,
+            against=against,
+            slices=system.slices,
+            options=options,
+            inference=inference,
+            progress=progress,
         )
-        if not results.only_json:
-            echo_line(f"report: {page}")
+
+
+def _write_report(
+    evaluation: ModelResults,
+    system: ModelOrScores,
+    folder: Path,
+    gallery_model: Path | None,
+    against: Path | None,
+) -> Path:
+    """Write the HTML report, and return its first page."""
+    from facetrain.verify.output.report import write_report
+    from facetrain.verify.sets.pair_set import PairSet
+
+    files = [target.path for target in evaluation.sets.values() if isinstance(target, PairSet)]
+    if system.model is None:
+        files = [system.given]
+    others = {"gallery model": gallery_model, "compared with": against}
+    details = _report_details(evaluation.sets, files, system.data_dir, others)
+    return write_report(
+        folder, evaluation, model=str(system.given), other=str(against or ""), details=details
+    )
 
 
 def _print_results(evaluation: ModelResults, models: dict[str, str], results: ResultOptions) -> None:
