@@ -49,6 +49,7 @@ _TRANSLATED = DEFAULTS.keys() | {
 _OWN_LOSSES = ("adaface", "curricularface", "magface")
 """Values of `config.loss` in forks, which are margins of facetrain. They keep the published numbers."""
 _WANDB = {"wandb_project", "wandb_entity", "wandb_key", "wandb_resume", "wandb_log_all", "save_artifacts"}
+"""Settings of W&B, which takes its own from the environment."""
 _MARGINS_OF_LOSSES = {"arcface": (1.0, 0.5, 0.0), "cosface": (1.0, 0.0, 0.4)}
 """Values of `config.loss`, arcface_torch's setting of 2021, as a margin_list. The scale was 64 then too."""
 _SIZES = {"num_classes": "num_classes", "num_image": "num_images"}
@@ -72,11 +73,9 @@ def convert(path: Path) -> str:
     margin = _MARGINS_OF_LOSSES.get(str(loss))
     translated_loss = {"margin_list": margin} if margin else {}
     values = DEFAULTS | translated_loss | assigned
-    if loss is not None and not margin and loss not in _OWN_LOSSES and "margin_list" not in assigned:
-        raise ConfigError(
-            f"{path}, line {files[-1].lines.get('loss', 1)}: config.loss {loss!r} is unknown; set config.margin_list "
-            "to (m1, m2, m3)"
-        )
+    has_margin = margin or loss in _OWN_LOSSES
+    if loss is not None and not has_margin and "margin_list" not in assigned:
+        raise ConfigError(f"{path}: config.loss {loss!r} is unknown; set config.margin_list to (m1, m2, m3)")
     if "rec" not in values:
         raise ConfigError(f"{path}: config.rec, the folder of the dataset, is missing")
     try:
@@ -87,7 +86,7 @@ def convert(path: Path) -> str:
         ) from error
     build_config(described, str(path))  # check the result
     notes = [note for file in files for note in file.notes] + _notes_on_values(values, assigned)
-    unknown = values.keys() - _TRANSLATED - _NOT_NEEDED - _WANDB - {"loss"}
+    unknown = values.keys() - _TRANSLATED - _NOT_NEEDED - _WANDB - ({"loss"} if has_margin else set())
     notes += [f"# {name}: has no equivalent in facetrain" for name in sorted(unknown)]
     head = [f"# Converted from arcface_torch's {path.name}."]
     # At the end: these need no action, and they would hide the others.

@@ -36,8 +36,6 @@ _PATHS = (
 """Keys that hold a path. `eval.targets` has paths and names."""
 _DOWNLOADED = ("data.train", "model.init_from", "distill.teacher", "distill.cache")
 """Keys that may hold an address or a name of the catalog."""
-
-
 _RESET_BY_EMPTY = ("lr_factors", "muon", "options")
 """Keys of mappings without defaults: `{}` removes what is in them. An empty section changes nothing."""
 

@@ -115,6 +115,7 @@ CONVERSIONS = [
     ("margin_list = (1.35, 0.0, 0.2)", MARGIN, ("cosface", 64, 1, None, 0.2), LEFT_OUT),
     ("loss = 'arcface'", MARGIN, ("cosface", 64, 1, None, 0.4), None),
     ("loss = 'curricularface'", MARGIN, ("curricularface", 64, 1, None, None), "margin_list: is left out"),
+    ("loss = 'unpg'", MARGIN, ("cosface", 64, 1, None, 0.4), "loss: has no equivalent in facetrain"),
     ("decay_epoch = [8, 12]", "optim.schedule optim.milestones", ("steps", (8, 12)), None),
     ("output = 'work_dirs/a'", "run.dir run.name", ("work_dirs", "a"), None),
     ("output = 'work_dirs/lr=0.1'", "run.dir run.name", ("work_dirs/lr=0.1", "wf42m"), None),
@@ -167,7 +168,7 @@ def test_a_loss_of_a_fork_is_its_margin_with_the_published_numbers(tmp_path, los
 
 
 def test_an_unknown_loss_without_a_margin_list_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"wf42m.py, line \d+: config.loss 'unpg' is unknown"):
+    with pytest.raises(ConfigError, match=r"wf42m.py: config.loss 'unpg' is unknown"):
         converted(tmp_path, f"{WITHOUT_MARGIN}config.loss = 'unpg'\n")
 
 
