@@ -78,6 +78,7 @@ class Mirror:
 
         Raises:
             DamagedCheckpointError: it is damaged.
+            CheckpointError: another version of facetrain has written it.
         """
         with tempfile.TemporaryDirectory() as folder:
             self._download(_manifest_name(step), Path(folder, MANIFEST))
@@ -90,11 +91,6 @@ class Mirror:
                 is_damaged = isinstance(error, DamagedCheckpointError)
                 advice = "; continue from another one with --checkpoint STEP" if is_damaged else ""
                 raise type(error)(f"{reason}{advice}") from error
-
-    def _sound_manifests(self, steps: Iterable[int]) -> Iterator[Manifest]:
-        for step in steps:
-            with suppress(DamagedCheckpointError):
-                yield self.manifest(step)
 
     def read_text(self, name: str) -> str:
         """Return a file of the run folder, which is text."""
@@ -140,9 +136,6 @@ class Mirror:
                 f"{run_id}); set run.name of one of them to another name"
             )
 
-    def _claimed_by(self) -> str:
-        return self._do(lambda: self._store.cat_file(RUN_ID_FILE)).decode("utf-8", "replace").strip()
-
     def upload(self, folder: Path, step: int, files: Iterable[FileEntry]) -> None:
         """Upload files of a checkpoint from its folder, except those that are there already."""
         for entry in self.missing(step, files):
@@ -179,6 +172,16 @@ class Mirror:
             of_left = left.get(step, set())
             if step not in kept and file != MANIFEST and of_left is not None and name not in of_left:
                 self._remove(name)
+
+    def _sound_manifests(self, steps: Iterable[int]) -> Iterator[Manifest]:
+        """Yield the manifests of steps, without the damaged ones."""
+        for step in steps:
+            with suppress(DamagedCheckpointError):
+                yield self.manifest(step)
+
+    def _claimed_by(self) -> str:
+        """Return the id of the run that has claimed the mirror last."""
+        return self._do(lambda: self._store.cat_file(RUN_ID_FILE)).decode("utf-8", "replace").strip()
 
     def _left_objects(self, step: int) -> set[str] | None:
         """Return the objects of a checkpoint that the run has left; others of the step are of a later one.

@@ -58,9 +58,10 @@ def choose(facts: Facts) -> list[Choice]:
 def _model(facts: Facts) -> Iterator[Choice]:
     options = dict(facts.backbone)
     name, image_size = options.pop("name"), options.pop("image_size", 112)
-    # The options of an own network have another name in the config.
-    key_of = {"own": "options"}
-    network = {f"model.{key_of.get(key, key)}": value for key, value in options.items() if key != "dropout"}
+    options.pop("dropout", None)
+    if "own" in options:  # the name of `model.options` in a description
+        options["options"] = options.pop("own")
+    network = {f"model.{key}": value for key, value in options.items()}
     yield Choice(
         {"model.backbone": name, **network, "data.image_size": image_size, "model.init_from": facts.model},
         "the network and the weights of the model",

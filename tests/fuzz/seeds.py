@@ -63,16 +63,11 @@ _THRESHOLD = {
     "impostors": 1000, "subjects": 50,
 }  # fmt: skip
 THRESHOLDS = json.dumps([_THRESHOLD, _THRESHOLD | {"fnmr": None, "fnmr_interval": None}]).encode()
-HOLDER = json.dumps({
-    "token": "a" * 16, "host": "other", "machine": "other 1", "pid": 1, "pid_start": "5", "since": "now",
-    "launchers": ["x"], "beat": "000000000003",
-}).encode()  # fmt: skip
 _FILE = {"name": "rows_00000_of_00001.safetensors", "size": 3, "sha256": "0" * 64, "start": 0, "stop": 10}
 CHECKPOINT = json.dumps({
     "format": FORMAT, "sha256": "", "step": 3, "world_size": 1, "num_classes": 10, "files": [_FILE],
     "meta": {"run_id": "0" * 16}, "metrics": {"loss": 1.0},
 }).encode()  # fmt: skip
-STATE = b'{"state": "running", "starts": [{"step": 0, "ranks": 1}], "host": "x", "pid": 4, "total_steps": 3}'
 SETTINGS = (
     b'{"pretrained_cfg": {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}, "conf": {"color_space": "BGR"}}'
 )

@@ -137,8 +137,7 @@ def test_the_host_waits_for_the_device_in_no_step(describe, dataset, tmp_path, o
         loader = open_loader(training, source)
         try:
             batches = list(islice(loader, 2))
-            if world.device.type == "cuda":
-                torch.cuda.set_sync_debug_mode("error")
+            torch.cuda.set_sync_debug_mode("error")  # a wait raises
             training.take_steps(iter(batches))
         finally:
             torch.cuda.set_sync_debug_mode("default")
