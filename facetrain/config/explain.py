@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from facetrain.config.schema import Config
+from facetrain.files import printable
 
 _MAX_VALUE = 60
 """Characters of an invalid value that a message shows."""
@@ -21,7 +22,8 @@ _SYNONYMS = {"learning_rate": "lr", "network": "backbone", "wd": "weight_decay"}
 def explain(error: ValidationError, values: dict[str, Any]) -> str:
     """Return all faults of a config in one line, each of them once; `values` is what was validated."""
     # A value that fits none of several allowed types has one fault for each type.
-    return "; ".join(dict.fromkeys(_explain_fault(fault, values) for fault in error.errors()))
+    # A key may have line breaks.
+    return "; ".join(dict.fromkeys(printable(_explain_fault(fault, values)) for fault in error.errors()))
 
 
 def section_of(field: FieldInfo) -> type[BaseModel] | None:

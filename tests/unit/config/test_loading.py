@@ -121,6 +121,7 @@ def test_an_invalid_file_gives_one_line_that_names_the_place(tmp_path, text, mes
         ("log: {sinks: [{type: 3}]}", ["log.sinks[0]", "3"]),
         ("log: {sinks: [{type: 'a:b', foo: 1}]}", ["log.sinks[0].foo is not a key"]),
         ("lr: 1", ["lr is not a key; did you mean optim.lr?"]),
+        ('optim: {"a\\nb": 1}', ["optim.a\\nb is not a key"]),
         ("batch_size: 1", ["batch_size is not a key; did you mean train.batch_size or eval.batch_size?"]),
         ("distill: {teacher: y, weight: -1, teachr: 3}", ["distill.weight", "-1", "teachr", "mean teacher?"]),
         (
