@@ -285,10 +285,11 @@ def test_a_weight_that_is_listed_as_a_value_may_be_large(tmp_path, monkeypatch):
     assert embedded(path)[0].shape == (2, 64)
 
 
-def constant_of(shape, output):
-    """Nodes that compute a constant of this shape from a few bytes."""
+def largest_of_constant(shape, output):
+    """Nodes that compute a constant of this shape from a few bytes, and then one number of it."""
     value = onnx.helper.make_tensor("", 1, [1], [1.0])
-    return make_node("ConstantOfShape", [shape], [output], value=value)
+    constant = make_node("ConstantOfShape", [shape], [f"{output}_large"], value=value)
+    return [constant, make_node("ReduceMax", [f"{output}_large"], [output], keepdims=0)]
 
 
 @pytest.mark.parametrize("place", ["graph", "function", "branch"])
@@ -299,10 +300,10 @@ def test_a_large_value_is_refused_wherever_the_file_computes_it(tmp_path, place)
         graph.initializer.append(onnx.numpy_helper.from_array(np.array([700_000_000]), "size"))
         graph.initializer.append(onnx.numpy_helper.from_array(np.array(True), "always"))
         if place == "graph":
-            graph.node.append(constant_of("size", "big"))
+            graph.node.extend(largest_of_constant("size", "big"))
         elif place == "function":
             opset = [onnx.helper.make_opsetid("", 17)]
-            body = onnx.helper.make_function("own", "F", ["n"], ["b"], [constant_of("n", "b")], opset)
+            body = onnx.helper.make_function("own", "F", ["n"], ["b"], largest_of_constant("n", "b"), opset)
             model.functions.append(body)
             model.opset_import.append(onnx.helper.make_opsetid("own", 1))
             graph.node.append(make_node("F", ["size"], ["big"], domain="own"))
@@ -311,8 +312,8 @@ def test_a_large_value_is_refused_wherever_the_file_computes_it(tmp_path, place)
             size = onnx.numpy_helper.from_array(np.array([700_000_000]))
             branches = [
                 onnx.helper.make_graph(
-                    [make_node("Constant", [], [f"{name}_size"], value=size), constant_of(f"{name}_size", name)],
-                    name, [], [make_tensor(name, 1, [None])],
+                    [make_node("Constant", [], [f"n_{name}"], value=size), *largest_of_constant(f"n_{name}", name)],
+                    name, [], [make_tensor(name, 1, [])],
                 )
                 for name in ("then", "other")
             ]  # fmt: skip

@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import subprocess
 import sys
@@ -165,3 +166,23 @@ def test_a_full_disk_is_reported_once_per_file_and_metrics_lose_no_record(tmp_pa
         stop_logging(log)
     (line,) = capfd.readouterr().err.splitlines()
     assert "warning: " in line and "No space left on device" in line
+
+
+def test_a_resume_has_the_records_until_its_step_on_the_disk_before_it_trains(tmp_path, monkeypatch):
+    path, synced = tmp_path / "metrics.jsonl", []
+    lines = JsonLines(path)
+    for step in (1, 2, 3):
+        lines.write(step, {"loss": 1.0})
+    lines.close()
+    fsync = os.fsync
+
+    def record(descriptor):
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    resumed = JsonLines(path, resume_at=2)
+    names, folder = synced[:-1], synced[-1]
+    assert len(names) == 1 and "metrics.jsonl" in names[0] and folder == str(tmp_path)
+    resumed.close()
+    assert [record["step"] for record in read_jsonl(path)] == [1, 2]
