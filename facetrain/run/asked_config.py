@@ -17,11 +17,8 @@ from facetrain.remote.address import is_remote
 from facetrain.remote.download import is_name
 from facetrain.remote.filesystem import public
 from facetrain.run.report.list_runs import newest_run
-from facetrain.run.request import TrainRequest, as_override
+from facetrain.run.request import CHOSEN_KEYS, TrainRequest, as_override
 from facetrain.strict_yaml import parse_yaml
-
-_CHOSEN_KEYS = {"batch": ("train.batch_size", "train.global_batch_size"), "lr": ("optim.lr",)}
-"""Config keys that a choice sets, by its option."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ def asked_config(request: TrainRequest) -> AskedConfig:
     """
     set_keys = override_keys(request.overrides)
     for choice in request.choose:
-        if both := set_keys.intersection(_CHOSEN_KEYS[choice]):
+        if both := set_keys.intersection(CHOSEN_KEYS[choice]):
             word = "auto" if choice == "batch" else "find"
             raise UsageError(f"--{choice} {word} and --set {min(both)}: give one of them")
     config = _build(request)

@@ -15,6 +15,10 @@ def as_override(key: str, value: Any) -> str:
     return f"{key}={json.dumps(value, ensure_ascii=False)}"
 
 
+CHOSEN_KEYS = {"batch": ("train.batch_size", "train.global_batch_size"), "lr": ("optim.lr",)}
+"""Config keys that a choice measures: a command gives one of the two."""
+
+
 class TrainRequest(BaseModel, frozen=True):
     """Request for a new run, or for the continuation of one. The request of rank 0 is the one that counts."""
 

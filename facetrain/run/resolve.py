@@ -37,7 +37,8 @@ from facetrain.run.folder.compatibility import (
     check_meaning,
     find_config_changes,
     is_within,
-    saved_value,
+    lookup,
+    saved_config,
 )
 from facetrain.run.folder.data_digests import check_inputs, digest_inputs, digest_weights
 from facetrain.run.folder.earlier import clean_up
@@ -48,19 +49,11 @@ from facetrain.run.folder.starting_point import StartingPoint, find_starting_poi
 from facetrain.run.lr_range_test import require_steps_of_test
 from facetrain.run.parts.open_data import open_data
 from facetrain.run.parts.step_schedule import schedule_steps
-from facetrain.run.request import TrainRequest
+from facetrain.run.request import CHOSEN_KEYS, TrainRequest
 from facetrain.run.run_plan import RunPlan
-from facetrain.run.suited_settings import Suited, chosen_for, gather_facts
+from facetrain.run.suited_settings import SUITED_KEYS, Suited, chosen_for, gather_facts
 from facetrain.training.early_stop import EarlyStop
 from facetrain.verify.sets.pair_set import PairSet
-
-_CHOSEN_KEYS = {
-    "batch": ("train.batch_size", "train.global_batch_size", "optim.lr", "optim.muon.lr"),
-    "lr": ("optim.lr", "optim.muon.lr"),
-}
-"""Config keys that a choice changes."""
-_SUITED_KEYS = ("model.backbone", "train.precision", "optim.lr")
-"""Config keys that are chosen for a dataset without a config."""
 
 
 class Claim(BaseModel, frozen=True):
@@ -256,14 +249,15 @@ def _folder_of_new_run(request: TrainRequest, config: Config, folders: FolderCla
 def _with_recorded_choices(
     config: Config, checkpoint: Checkpoint, request: TrainRequest, set_keys: frozenset[str]
 ) -> Config:
-    """Return the config with the values that the run chose when it began, except for those that the command sets."""
-    keys = {key for choice in request.choose for key in _CHOSEN_KEYS[choice]}
-    keys |= set(_SUITED_KEYS if request.has_data_alone else ())
-    keys = {key for key in keys if not any(is_within(key, one) for one in set_keys)}
-    if config.optim.muon is None:
-        keys.discard("optim.muon.lr")
-    saved = {key: saved_value(checkpoint, key) for key in keys}
-    return with_values(config, saved, str(checkpoint.folder))
+    """Return the config with the values that the run chose when it began."""
+    keys = {key for choice in request.choose for key in CHOSEN_KEYS[choice]}
+    if request.choose and not any(is_within("optim.lr", one) for one in set_keys):
+        # As `choose.rate_values`: the rate of Muon follows, even if the command sets the one that it begins with.
+        keys |= {"optim.lr", "optim.muon.lr"} if config.optim.muon else {"optim.lr"}
+    if request.has_data_alone:
+        keys |= {key for key in SUITED_KEYS if not any(is_within(key, one) for one in set_keys)}
+    saved = saved_config(checkpoint)
+    return with_values(config, {key: lookup(saved, key) for key in keys}, str(checkpoint.folder))
 
 
 def _run_id(folder: Path, checkpoint: Checkpoint | None) -> str:

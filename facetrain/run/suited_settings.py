@@ -15,6 +15,8 @@ from facetrain.device.capability import cpu_multiplies_bfloat16, multiplies_bflo
 from facetrain.plural import count_text
 from facetrain.run.parts.step_schedule import local_batch_size
 
+SUITED_KEYS = ("model.backbone", "train.precision", "optim.lr")
+"""Config keys of the suited settings."""
 _FEWEST_IMAGES_OF_R50 = 490_000
 """Images of the smallest dataset with which r50 is published, CASIA-WebFace."""
 _SGD_BATCHES, _SGD_RATES = (128, 1024, 4096), (0.02, 0.1, 0.4)

@@ -58,7 +58,7 @@ def find_config_changes(checkpoint: Checkpoint, config: Config) -> list[ConfigCh
     A section that only one of the two configs has is one change.
     """
     # Both with their defaults, so that a key counts as changed only if its value is another one.
-    saved = _saved_config(checkpoint)
+    saved = saved_config(checkpoint)
     return list(differences(saved, plain_config(config))) if saved else []
 
 
@@ -172,17 +172,12 @@ def _options_for_batch(batch: int, config: Config, local: int, world_size: int) 
     return " ".join(options)
 
 
-def saved_value(checkpoint: Checkpoint, key: str) -> Any:
-    """Return the value of a dotted key of the config in a checkpoint; None if it has none."""
-    return _lookup(_saved_config(checkpoint), key)
-
-
 def is_within(key: str, section: str) -> bool:
     """Return whether a dotted key is a section or inside it."""
     return key == section or key.startswith(f"{section}.")
 
 
-def _saved_config(checkpoint: Checkpoint) -> dict[str, Any]:
+def saved_config(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the config in a checkpoint; empty if it has none that can be read."""
     text = checkpoint.meta.get("config")
     try:
@@ -207,19 +202,19 @@ def differences(before: dict[str, Any], now: dict[str, Any], section: str = "") 
 
 def _shaping_value(config: Any, key: str) -> Any:
     """Return the value of a dotted key; the numbers of blocks that `model.layers: null` means."""
-    value = _lookup(config, key)
+    value = lookup(config, key)
     if value is None and key == "model.layers":
-        architecture = BACKBONES.get(str(_lookup(config, "model.backbone")))
+        architecture = BACKBONES.get(str(lookup(config, "model.backbone")))
         changed = architecture is not None and "layers" in architecture.changeable
         return list(architecture.arguments.get("layers", ())) or None if architecture and changed else None
     if key == "optim.momentum" and value is not None:
-        if _lookup(config, "optim.name") != "sgd":
+        if lookup(config, "optim.name") != "sgd":
             return None  # it has no effect
         return "0" if value == 0 else "a value above 0"  # which value does not matter for the tensors
     return value
 
 
-def _lookup(config: Any, key: str) -> Any:
+def lookup(config: Any, key: str) -> Any:
     """Return the value of a dotted key; None if the key is absent or the values are not a nested mapping."""
     # The config in a checkpoint is untrusted input: it may have any shape.
     return reduce(

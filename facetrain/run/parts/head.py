@@ -16,7 +16,7 @@ from facetrain.data.mixture import DatasetHead, MixtureDataset, images_per_epoch
 from facetrain.device.capability import multiplies_bfloat16
 from facetrain.distributed.world import World
 from facetrain.errors import ConfigError
-from facetrain.head.build import HeadRun, HeadStage
+from facetrain.head.build import HeadRun, stage_of
 from facetrain.head.build import build_head as build_one
 from facetrain.head.head_group import Head, HeadGroup
 from facetrain.head.partial_fc import PartialFC
@@ -74,7 +74,7 @@ def build_teacher_centers(
         run,
         folder=run_folder / TEACHER_ROWS,
         update_in_backward=False,
-        stages=tuple(HeadStage(first_step, teacher_settings(head)) for first_step, head in run.stages),
+        stages=tuple(stage._replace(expectations="off") for stage in run.stages),
         trained=False,
     )
     return _build_heads(config, world, run, shape, source)
@@ -138,7 +138,7 @@ def _margins_of_datasets(config: Config, heads: Sequence[DatasetHead]) -> list[M
 def head_run(config: Config, world: World, schedule: StepSchedule) -> HeadRun:
     """Return what the schedule and the section `train` give to a head: epochs are converted to steps."""
     return HeadRun(
-        stages=tuple(HeadStage(stage.first_step, stage.head) for stage in schedule.stages),
+        stages=tuple(stage_of(stage.first_step, stage.head) for stage in schedule.stages),
         product_dtype=product_dtype(config.train.precision, world.device),
     )
 

@@ -145,6 +145,19 @@ def test_a_rate_that_the_command_sets_wins_over_the_recorded_one_in_either_form(
     config = build_config({"data": {"train": "x"}, "optim": {"lr": 0.05}}, "test")
     checkpoint = SimpleNamespace(folder="x", meta={"config": "data: {train: x}\noptim: {lr: 0.02}\n"})
     chosen = resolve._with_recorded_choices(
-        config, checkpoint, TrainRequest(choose=("lr",)), frozenset(set_keys)
+        config, checkpoint, TrainRequest(choose=("batch",)), frozenset(set_keys)
     )
     assert chosen.optim.lr == expected
+
+
+@pytest.mark.parametrize(("set_keys", "expected"), [(("optim.muon.lr",), 0.06), (("optim.lr",), 0.02)])
+def test_the_rate_of_muon_follows_the_recorded_rate(set_keys, expected):
+    config = build_config({"data": {"train": "x"}, "optim": {"lr": 0.05, "muon": {"lr": 0.02}}}, "test")
+    saved = "data: {train: x}\noptim: {lr: 0.15, muon: {lr: 0.06}}\n"
+    chosen = resolve._with_recorded_choices(
+        config,
+        SimpleNamespace(folder="x", meta={"config": saved}),
+        TrainRequest(choose=("batch",)),
+        frozenset(set_keys),
+    )
+    assert chosen.optim.muon.lr == expected
