@@ -31,7 +31,8 @@ class WeightsAndBiases:
                 settings=wandb.Settings(console="off"),  # the console of the run stays what it is
             )
         except wandb.errors.Error as error:
-            raise UsageError(f"log.sinks: wandb: {error}; log in, or set WANDB_MODE=offline") from error
+            reason = str(error).removesuffix(".")
+            raise UsageError(f"log.sinks: wandb: {reason}, or set WANDB_MODE=offline") from error
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Write the numbers of a step. W&B drops steps that it has: after a resume they are the same numbers."""
