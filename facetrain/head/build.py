@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -26,14 +26,6 @@ _NUMBERS = ("m1", "m2", "m3", "gradient")
 """Keys of `head.margin` that some formulas have."""
 
 
-class HeadStage(NamedTuple):
-    """Consecutive steps in which a head has the same settings."""
-
-    first_step: int
-    settings: HeadSettings
-    """Settings of the stage; sample rate and use of the expectations may differ from stage to stage."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class HeadRun:
     """Values that a head takes from its run, beside its settings."""
@@ -42,7 +34,7 @@ class HeadRun:
     """Key of the first centers, the samples and the stochastic rounding."""
     margin_seed: int = 0
     """Key of the margins that are drawn at random."""
-    stages: tuple[HeadStage, ...] = ()
+    stages: tuple[Stage, ...] = ()
     """Stages of the run, the first from step 0 on; (): one, with the settings of the head."""
     folder: Path | None = None
     """Folder of the row file, with placement disk."""
@@ -69,7 +61,6 @@ def build_head(
         ConfigError: the optimizer cannot keep its moments in their dtype.
         RunError: the disk has no space for the centers.
     """
-    stages = run.stages or (HeadStage(0, settings),)
     head = PartialFC(
         build_margin(settings.margin, seed=run.margin_seed),
         embedding_size,
@@ -87,13 +78,18 @@ def build_head(
             run.folder,
             settings.classes_per_block,
         ),
-        stages=[Stage(first, stage.sample_rate, stage.expectations) for first, stage in stages],
+        stages=run.stages or (stage_of(0, settings),),
         expectation_margin=settings.expectation_margin,
         place=(world.rank, world.size),
     )
     head.product_dtype = run.product_dtype
     head.use_kernels()
     return head
+
+
+def stage_of(first_step: int, settings: HeadSettings) -> Stage:
+    """Return the stage of a head that begins at a step with these settings."""
+    return Stage(first_step, settings.sample_rate, settings.expectations)
 
 
 def _center_update(settings: HeadSettings, optim: OptimSettings, run: HeadRun) -> CenterUpdate:

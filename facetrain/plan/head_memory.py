@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from facetrain.distributed.world import World
-from facetrain.head.build import HeadRun, HeadStage, build_head
+from facetrain.head.build import HeadRun, build_head, stage_of
 from facetrain.head.class_chunk import default_chunk_size
 from facetrain.head.partial_fc import PartialFC
 from facetrain.head.settings import HeadSettings
@@ -84,7 +84,7 @@ def _build(load: HeadLoad) -> PartialFC:
     """Build the head with all its tables, without their memory."""
     device = torch.device("meta")
     run = HeadRun(
-        stages=tuple(HeadStage(0, stage) for stage in load.stages),
+        stages=tuple(stage_of(0, stage) for stage in load.stages),
         trained=load.trained,
         product_dtype=load.product_dtype,
         update_in_backward=load.trained and load.optim.accumulate == 1,

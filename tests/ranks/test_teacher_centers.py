@@ -10,9 +10,10 @@ from torch.nn.parallel import DistributedDataParallel
 from facetrain.distributed import collectives
 from facetrain.head.class_shard import ClassShard
 from facetrain.head.head_group import HeadGroup, head_parts
+from facetrain.head.sampling import Stage
 from facetrain.training.distillation import Distillation
 from tests.support.dense_head import dense_loss, sample_classes
-from tests.support.heads import combined, head_stage, make_head
+from tests.support.heads import combined, make_head
 from tests.support.ranks import run_ranks
 
 SIZE, TEACHER, BATCH, LR, STEPS, WEIGHT = 4, 6, 12, 0.05, 3, 2.0
@@ -34,7 +35,7 @@ def batch(step, grouped):
 
 def make_centers(rank, world_size, rates, grouped):
     starts = [step for step in range(STEPS) if step == 0 or rates[step] != rates[step - 1]]
-    stages = tuple(head_stage(step, rates[step], "off") for step in starts)
+    stages = tuple(Stage(step, rates[step], "off") for step in starts)
     heads = [
         make_head(
             embedding_size=TEACHER, num_classes=classes, margin=combined(**MARGIN), rank=rank, seed=3 + number,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from facetrain.distributed.world import World
-from facetrain.head.build import HeadRun, HeadStage, build_head, build_margin
+from facetrain.head.build import HeadRun, build_head, build_margin
 from facetrain.head.margins.base import Margin
 from facetrain.head.partial_fc import PartialFC
 from facetrain.head.settings import HeadSettings, MarginSettings
@@ -32,11 +32,6 @@ def make_margin(type: str = "arcface", *, seed: int = 0, **given: Any) -> Margin
     return build_margin(margin_settings(type, **given), seed=seed)
 
 
-def head_stage(first_step: int, sample_rate: float, expectations: str = "off") -> HeadStage:
-    """Return a stage of a head; `head_arguments` gives it the other settings of the head."""
-    return HeadStage(first_step, head_settings(sample_rate=sample_rate, expectations=expectations))
-
-
 def head_settings(**given: Any) -> HeadSettings:
     """Return the settings of a head, not validated: oracles have dtypes, such as float64, that no config has."""
     names = {key: str(value).removeprefix("torch.") for key, value in given.items() if key.endswith("_dtype")}
@@ -57,13 +52,6 @@ def head_arguments(
     """Return the arguments of `build_head`; `options` are its own, or fields of `HeadSettings` or `HeadRun`."""
     given = {key: options.pop(key) for key in HeadSettings.model_fields.keys() & options.keys()}
     run = {field.name: options.pop(field.name) for field in fields(HeadRun) if field.name in options}
-    if "stages" in run:
-        run["stages"] = tuple(
-            HeadStage(
-                start, head_settings(**given | stage.model_dump(include={"sample_rate", "expectations"}))
-            )
-            for start, stage in run["stages"]
-        )
     return {
         "settings": head_settings(**given),
         "optim": OptimSettings(name=optimizer, momentum=momentum, betas=betas, weight_decay=weight_decay),  # type: ignore[arg-type]

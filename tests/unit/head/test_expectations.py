@@ -5,14 +5,15 @@ import torch
 import torch.nn.functional as F
 
 from facetrain.head.class_shard import ClassShard
+from facetrain.head.sampling import Stage
 from tests.support.dense_head import MARGINS, margin_logits, sample_classes
-from tests.support.heads import head_stage, make_head, margin_settings
+from tests.support.heads import make_head, margin_settings
 
 CLASSES, SIZE, BATCH, SEED = 23, 8, 12, 3
 STAGES = (
-    head_stage(0, 0.4, "off"),
-    head_stage(2, 0.4, "moving"),
-    head_stage(5, 1.0, "fixed"),
+    Stage(0, 0.4, "off"),
+    Stage(2, 0.4, "moving"),
+    Stage(5, 1.0, "fixed"),
 )
 SCALE, MARGIN = MARGINS["cosface"]["scale"], 0.3
 
@@ -36,7 +37,7 @@ def batch(step):
 def test_without_negatives_the_expectations_give_no_gradient_that_is_not_a_number(margin):
     head = make_head(
         embedding_size=SIZE, num_classes=CLASSES, margin=margin_settings(margin), seed=SEED, expectation_margin=1.0,
-        stages=(head_stage(0, 0.0, "moving"),),
+        stages=(Stage(0, 0.0, "moving"),),
     )  # fmt: skip
     label = torch.full((2,), 3)
     embedding = (-head.row_state()["weight"][label].float() + 0.01).detach().requires_grad_()
@@ -57,16 +58,14 @@ class DenseReference:
     def loss(self, embedding, label, step):
         stage = [stage for stage in self.stages if stage.first_step <= step][-1]
         rows = torch.arange(CLASSES)
-        if stage.settings.sample_rate < 1:
-            rows = sample_classes(
-                ClassShard(0, CLASSES), label, stage.settings.sample_rate, seed=SEED, step=step
-            )
-        if stage.settings.expectations != "off" and self.expectation is None:
+        if stage.sample_rate < 1:
+            rows = sample_classes(ClassShard(0, CLASSES), label, stage.sample_rate, seed=SEED, step=step)
+        if stage.expectations != "off" and self.expectation is None:
             self.expectation = F.normalize(self.weight.detach())
         unit, target = F.normalize(embedding), torch.searchsorted(rows, label)
         logits = margin_logits(unit @ F.normalize(self.weight[rows]).T, target, MARGINS["cosface"])
         ratios = [torch.zeros(len(label), dtype=torch.float64), log_ratio(logits, target)]
-        if stage.settings.expectations != "off":
+        if stage.expectations != "off":
             cos = unit @ F.normalize(self.expectation[rows]).T
             ratios.append(log_ratio(margin_logits(cos, target, {"scale": SCALE, "m3": MARGIN}), target))
         return torch.logsumexp(torch.stack(ratios), 0).mean(), rows, stage, unit.detach()
@@ -76,7 +75,7 @@ class DenseReference:
             self.momentum[rows] = 0.9 * self.momentum[rows] + self.weight.grad[rows]
             self.weight[rows] -= 0.1 * self.momentum[rows]
         self.weight.grad = None
-        if stage.settings.expectations == "moving":
+        if stage.expectations == "moving":
             for number in label.unique():
                 old = self.expectation[number]
                 alphas = [torch.sigmoid(F.normalize(old, dim=0) @ x) for x in unit[label == number]]
@@ -133,7 +132,7 @@ def test_a_head_loaded_at_any_step_continues_bit_by_bit(at):
 
 
 def stages_from(first_step):
-    return head_stage(0, 0.4, "off"), head_stage(first_step, 0.4, "moving")
+    return Stage(0, 0.4, "off"), Stage(first_step, 0.4, "moving")
 
 
 def trained_head(stages, steps):
@@ -164,7 +163,7 @@ def test_a_resumed_run_with_another_border_begins_expectations_once_and_keeps_le
 
 
 def test_a_loss_that_is_not_finite_moves_no_expectation():
-    head = staged_head((head_stage(0, 1.0, "moving"),))
+    head = staged_head((Stage(0, 1.0, "moving"),))
     head.begin_step(0, lr=0.1)
     before = head.row_state()["expectation"].clone()
     embedding, label = batch(0)
@@ -176,7 +175,7 @@ def test_a_loss_that_is_not_finite_moves_no_expectation():
 
 @pytest.mark.parametrize("margin", ["arcface", "softmax", "curricularface", "elastic_arcface"])
 def test_every_margin_can_take_the_place_of_the_first_one(margin):
-    head, plain = staged_head((head_stage(0, 1.0, "fixed"),), margin), staged_head((), margin)
+    head, plain = staged_head((Stage(0, 1.0, "fixed"),), margin), staged_head((), margin)
     embedding, label = (tensor[:1].detach() for tensor in batch(0))
     head.begin_step(0, lr=0.1)
     plain.begin_step(0, lr=0.1)
@@ -196,5 +195,5 @@ def test_every_margin_can_take_the_place_of_the_first_one(margin):
 
 
 def test_without_expectations_nothing_of_them_is_kept():
-    head = staged_head((head_stage(0, 0.4, "off"),))
+    head = staged_head((Stage(0, 0.4, "off"),))
     assert "expectation" not in head.row_state() and not head.state()

@@ -6,15 +6,16 @@ import torch
 
 from facetrain.errors import DataError
 from facetrain.head.class_chunk import Chunk, product, product_with_transposed, transposed_product
+from facetrain.head.sampling import Stage
 from tests.support.dense_head import MARGINS, dense_loss
-from tests.support.heads import combined, head_stage, make_head, make_margin, margin_settings
+from tests.support.heads import combined, make_head, make_margin, margin_settings
 from tests.unit.head.helpers import BATCH, CLASSES, SIZE, batch, sample_of, small_head
 
 
 @pytest.mark.parametrize("placement", ["device", "host"])
 @pytest.mark.parametrize("rates", [(0.4, 1.0, 0.0), (1.0, 0.4)])
 def test_a_head_in_stages_samples_with_the_rate_of_the_stage(rates, placement):
-    stages = tuple(head_stage(2 * number, rate, "off") for number, rate in enumerate(rates))
+    stages = tuple(Stage(2 * number, rate, "off") for number, rate in enumerate(rates))
     head = small_head(stages=stages, placement=placement)
     # A head that starts in the middle of a stage, as after a resume, continues bit by bit.
     later = small_head(stages=stages, placement=placement)

@@ -7,10 +7,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from facetrain.config.schema import Config
 from facetrain.distributed.world import World
 from facetrain.head.class_chunk import Chunk, FusedChunk
+from facetrain.head.sampling import Stage
 from facetrain.run.parts.head import build_head
 from facetrain.run.parts.step_schedule import schedule_steps
 from tests.support.fake_gpu import GPU, fake_gpu
-from tests.support.heads import head_stage, head_step, make_head, margin_settings
+from tests.support.heads import head_step, make_head, margin_settings
 
 OTHER_MARGINS = ("combined", "adaface", "magface", "curricularface", "elastic_cosface")
 OPTIONS = {
@@ -20,8 +21,8 @@ OPTIONS = {
     "adamw": {"optimizer": "adamw"},
     "16 and 8 bits": {"weight_dtype": torch.bfloat16, "momentum_dtype": torch.int8},
     "accumulated": {"update_in_backward": False},
-    "expectations": {"stages": (head_stage(0, 1.0, "moving"),)},
-    "sampled, expectations": {"stages": (head_stage(0, 0.2, "moving"),)},
+    "expectations": {"stages": (Stage(0, 1.0, "moving"),)},
+    "sampled, expectations": {"stages": (Stage(0, 0.2, "moving"),)},
     "sampled": {"sample_rate": 0.2},
     "sampled, 16 bits": {"sample_rate": 0.2, "weight_dtype": torch.bfloat16},
     "sampled, accumulated": {"sample_rate": 0.2, "update_in_backward": False},
