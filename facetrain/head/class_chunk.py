@@ -98,6 +98,10 @@ class Chunk:
         # 16 bits, so that each of them is rounded once.
         return slope_GC.mul_(self.inverse_norm_C).to(self._unit_GD.dtype)
 
+    def undivided_slopes(self, log_total_G: Tensor) -> Tensor:
+        """Return the factor of both products of the backward pass: the slopes, of a bounded chunk not yet divided."""
+        return self.slopes(log_total_G)
+
     def embedding_gradient(self, slope_GC: Tensor) -> Tensor:
         """Return this chunk's part of the embeddings' gradient (G, D), without a factor per sample."""
         return product(slope_GC, self._factor_CD)
@@ -173,32 +177,38 @@ class BoundedChunk(Chunk):
 
     def slopes(self, log_total_G: Tensor) -> Tensor:
         """Return the factor of `embedding_gradient`, with the denominator."""
-        exponential_GC = self.exponentials(softmax.begin(log_total_G))[1]
-        return exponential_GC.mul_((-log_total_G).exp()[:, None])
+        return self.undivided_slopes(log_total_G).mul_((-log_total_G).exp()[:, None])
+
+    def undivided_slopes(self, log_total_G: Tensor) -> Tensor:
+        """Return exp(z), as `exponentials` does."""
+        return self._over_norms(self._masked_logits()[0].exp_())
 
     def exponentials(self, statistics_PG: Tensor) -> tuple[Tensor, Tensor]:
         """Return the statistics with this chunk's negatives added, and exp(z), (G, C) in the product dtype.
 
         The latter is 0 for target and filtered classes; in float32 it is divided by |w|.
         """
-        logit_GC = product_with_transposed(self._unit_GD, self._factor_CD)
-        if not self._has_narrow_factors:
-            logit_GC.mul_(self.inverse_norm_C)
-        self._leave_targets_out_(logit_GC)
-        filtered_G: Tensor | None = None
-        if self._margin.filter_threshold:
-            is_noise_GC = logit_GC > self._margin.filter_threshold * self._margin.scale
-            logit_GC.masked_fill_(is_noise_GC, -torch.inf)
-            filtered_G = is_noise_GC.sum(1)
+        logit_GC, filtered_G = self._masked_logits()
         largest_G, total_G = statistics_PG.unbind()
         largest_G = torch.maximum(largest_G, logit_GC.amax(1).to(largest_G.dtype))
         exponential_GC = logit_GC.exp_()
         total_G = total_G + exponential_GC.sum(1, dtype=total_G.dtype)
         if filtered_G is not None:
             total_G += filtered_G  # each of them has the logit 0
-        if not self._has_narrow_factors:
-            exponential_GC.mul_(self.inverse_norm_C)
-        return torch.stack([largest_G, total_G]), exponential_GC
+        return torch.stack([largest_G, total_G]), self._over_norms(exponential_GC)
+
+    def _masked_logits(self) -> tuple[Tensor, Tensor | None]:
+        """Return the negatives' logits, −∞ for targets and filtered ones; and how many are filtered, or None."""
+        logit_GC = self._over_norms(product_with_transposed(self._unit_GD, self._factor_CD))
+        self._leave_targets_out_(logit_GC)
+        if not self._margin.filter_threshold:
+            return logit_GC, None
+        is_noise_GC = logit_GC > self._margin.filter_threshold * self._margin.scale
+        return logit_GC.masked_fill_(is_noise_GC, -torch.inf), is_noise_GC.sum(1)
+
+    def _over_norms(self, number_GC: Tensor) -> Tensor:
+        """Divide by the norms of the centers, in place, unless the product has had unit centers."""
+        return number_GC if self._has_narrow_factors else number_GC.mul_(self.inverse_norm_C)
 
     @property
     def _has_narrow_factors(self) -> bool:

@@ -117,10 +117,7 @@ class ExpectationPass:
         slope_G = -(self._log_ratio_G - loss_G).exp() * target.with_margin.by_cos_G
         grad_GD = target.center_GD * torch.where(target.is_local_G, slope_G, 0)[:, None]
         # By a negative's logit z it is exp(z − z_y) / (1 + A + B), and the loss is the logarithm of the denominator.
-        log_total_G = self._logit_G + loss_G
-        if sweep.chunk_type.is_bounded:
-            # As for the centers: without any negative it can be so low that its inverse is infinite.
-            log_total_G = log_total_G.clamp_min(-softmax.LARGEST_SCALE)
+        log_total_G = softmax.log_denominator(self._logit_G, loss_G, bounded=sweep.chunk_type.is_bounded)
         for _, chunk in sweep.chunks(self._factor_GD, target, self._inverse_norm_S):
             grad_GD += chunk.embedding_gradient(chunk.slopes(log_total_G))
             del chunk

@@ -222,12 +222,10 @@ class _CrossEntropy(torch.autograd.Function):
             slope_G = (-loss_G).exp() - (ctx.first_loss_G - loss_G).exp()
         by_margin_G = torch.where(target.is_local_G, slope_G * by_cos, 0)
         by_target_G = by_margin_G * target.with_margin.by_cos_G
-        # The denominator of the softmax, exp(z_y + loss). Bounded chunks leave it out of their slopes. With a negative
-        # it is at least exp(−64). Without any, a target logit below −88 would give 1/0 here, and NaN times no slope.
-        log_total_G = logit_G + loss_G
-        if sweep.chunk_type.is_bounded:
-            log_total_G = log_total_G.clamp_min(-softmax.LARGEST_SCALE)
-        by_slope = by_cos * (-log_total_G).exp()[:, None] if sweep.chunk_type.is_bounded else by_cos
+        bounded = sweep.chunk_type.is_bounded
+        log_total_G = softmax.log_denominator(logit_G, loss_G, bounded=bounded)
+        # Bounded chunks leave the denominator out of their slopes.
+        by_slope = by_cos * (-log_total_G).exp()[:, None] if bounded else by_cos
         inputs = BackwardInputs(
             weighted_GD=(unit_GD * by_slope).to(factor_GD.dtype),
             # Apart from the product: the target's slope has the margin's derivative, and is not rounded to 16 bits.
@@ -237,7 +235,7 @@ class _CrossEntropy(torch.autograd.Function):
         )
         grad_GD = torch.zeros_like(unit_GD)
         for number, (rows, chunk) in enumerate(sweep.chunks(factor_GD, target, ctx.inverse_norm_S)):
-            slope_GC = ctx.kept[number] if ctx.kept else _slopes(chunk, log_total_G)
+            slope_GC = ctx.kept[number] if ctx.kept else chunk.undivided_slopes(log_total_G)
             if sweep.take_gradient is None:
                 grad_GD += chunk.embedding_gradient(slope_GC)
                 del chunk, slope_GC
@@ -246,12 +244,8 @@ class _CrossEntropy(torch.autograd.Function):
             # Both gradients are of the centers as the forward pass has seen them.
             added_GD, grad_CD = gradients(slope_GC, inputs)
             grad_GD += added_GD
-            del (
-                chunk,
-                gradients,
-                added_GD,
-                slope_GC,
-            )  # or their memory would be held while the next chunk is made
+            # Or their memory would be held while the next chunk is made.
+            del chunk, gradients, added_GD, slope_GC
             # Now the centers of this chunk may change: no later chunk reads them, and `target` holds copies of the
             # target centers. Their gradient is freed at once; the gradient of all centers never exists, if the head
             # updates here.
@@ -275,13 +269,6 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     if not torch.amp.is_autocast_available(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
-
-
-def _slopes(chunk: Chunk, log_total_G: Tensor) -> Tensor:
-    """Compute a chunk again, and return the factor of its gradients."""
-    if isinstance(chunk, BoundedChunk):
-        return chunk.exponentials(softmax.begin(log_total_G))[1]
-    return chunk.slopes(log_total_G)
 
 
 def exchange_statistics(

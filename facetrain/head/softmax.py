@@ -64,6 +64,14 @@ def loss_of(log_negatives_G: Tensor, target_logit_G: Tensor) -> Tensor:
     return torch.logaddexp(difference_G, torch.zeros_like(difference_G))
 
 
+def log_denominator(target_logit_G: Tensor, loss_G: Tensor, *, bounded: bool) -> Tensor:
+    """Return the logarithm of the derivatives' denominator, Σ exp z over all classes, (G,)."""
+    log_total_G = target_logit_G + loss_G
+    # Bounded chunks divide by it. With a negative it is at least exp(−64). Without any, a target logit below −88 would
+    # give 1/0, and NaN times no slope.
+    return log_total_G.clamp_min(-LARGEST_SCALE) if bounded else log_total_G
+
+
 def largest_logit(statistics_WPG: Tensor) -> Tensor:
     """Return the largest logit of the negatives of each sample over all ranks, (G,)."""
     return statistics_WPG[:, 0].amax(0)
