@@ -94,6 +94,6 @@ def _request(config: Config, run_dir: Path, *, resume: bool) -> TrainRequest:
         config=plain_config(config),
         run_dir=str(run_dir),
         resume_existing=resume,
-        is_step=True,
+        is_part=True,
         command_line=tuple(sys.argv[1:]),
     )

@@ -156,9 +156,8 @@ def _begin_in_folder(
             if world.is_leader:
                 left = schedule.total_steps - state.step
                 warnings += check_start(config, agreed.folder, agreed.inputs.source, state, left)
-                resume_at = state.step if agreed.plan.resumes else None
                 # Before the folder is written: a sink may refuse the run.
-                sinks = open_sinks(agreed.config, agreed.folder, agreed.plan.run_id, resume_at)
+                sinks = open_sinks(agreed.config, agreed.folder, agreed.plan.run_id, agreed.plan.step)
                 warnings += sinks.faults if sinks else []
             if agreed.hosts.is_owner:
                 warnings += _open_folder(agreed, state, schedule)

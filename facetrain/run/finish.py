@@ -40,7 +40,7 @@ def end_again(agreed: Agreed, world: World) -> int:
             print(line, flush=True)
         key = end_key(config, agreed.schedule, early)
         command = f"facetrain resume {shell_path(folder)} --set {key}=MORE{allow_option(config)}"
-        more = "" if plan.is_step else f"; to train on: {command}"
+        more = "" if plan.is_part else f"; to train on: {command}"
         reason = f" ({early})" if early else ""
         print_lines(f"{folder}: was already finished, at step {checkpoint.step:,}{reason}{more}")
     if ended_by := _upload_again(agreed, checkpoint, world):

@@ -60,9 +60,8 @@ def open_run(parts: Parts, page: LiveReport | None) -> Run:
     config, state, schedule, first_step = parts.config, parts.state, parts.schedule, parts.state.step
     outputs, stop_request = RunOutputs(), StopRequest()
     if parts.is_leader:
-        resume_at = first_step if parts.plan.resumes else None
         outputs = open_outputs(
-            parts.folder, parts.sinks, total_steps=schedule.total_steps, resume_at=resume_at
+            parts.folder, parts.sinks, total_steps=schedule.total_steps, resume_at=parts.plan.step
         )
         report_start(parts, outputs)
     # The loader first: its processes read the first images while the rest is built and the network is verified.
@@ -152,7 +151,7 @@ def _checkpointing(parts: Parts, outputs: RunOutputs, loader: StagedLoader) -> C
         writer,
         outputs,
         meta,
-        last_saved=step if parts.plan.resumes else None,
+        last_saved=parts.plan.step,
         skipped=loader.skipped,
         check_lock=parts.check_lock,
         uploads=uploads,

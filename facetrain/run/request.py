@@ -45,8 +45,8 @@ class TrainRequest(BaseModel, frozen=True):
     """Whether a few steps are profiled."""
     open_page: bool = False
     """Whether the report is shown in a browser."""
-    is_step: bool = False
-    """Whether the run is a step of another command, which says itself what can be done next."""
+    is_part: bool = False
+    """Whether the run is a part of another command, which says itself what can be done next."""
     command_line: tuple[str, ...] = ()
     """Arguments of the program, for the record."""
 

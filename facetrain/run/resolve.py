@@ -48,7 +48,7 @@ from facetrain.run.folder.run_files import software_of_host
 from facetrain.run.folder.starting_point import StartingPoint, find_starting_point
 from facetrain.run.lr_range_test import require_steps_of_test
 from facetrain.run.parts.open_data import open_data
-from facetrain.run.parts.step_schedule import schedule_steps
+from facetrain.run.parts.step_schedule import StepSchedule, schedule_steps
 from facetrain.run.request import CHOSEN_KEYS, TrainRequest
 from facetrain.run.run_plan import RunPlan
 from facetrain.run.suited_settings import SUITED_KEYS, Suited, chosen_for, gather_facts
@@ -165,12 +165,10 @@ def resolve(
         )
     plan = RunPlan(
         config=config,
-        command=request.command,
         folder=str(folder),
         run_id=_run_id(folder, checkpoint),
         is_fetched=bool(start and start.is_fetched),
         restarted=restarted,
-        total_steps=schedule.total_steps,
         inputs=digest_inputs(here, inputs.source, inputs.sets),
         # Of several hosts only: one host has one file.
         weights=digest_weights(here) if ranks.spans_hosts and not checkpoint else {},
@@ -179,13 +177,13 @@ def resolve(
         chosen=(*claimed.asked.remarks, *map(str, suited), *request.chosen),
         profile=request.profile,
         open_page=request.open_page,
-        is_step=request.is_step,
+        is_part=request.is_part,
         command_line=request.command_line,
     )
     if mirror:
         mirror.check_run(plan.run_id)
     if checkpoint:
-        plan = _continued(plan, checkpoint, here, inputs.source, claimed.asked.set_keys)
+        plan = _continued(plan, checkpoint, here, schedule, inputs.source)
     return plan, inputs
 
 
@@ -199,19 +197,19 @@ def _starting_point(
 
 
 def _continued(
-    plan: RunPlan, checkpoint: Checkpoint, config: Config, source: FaceDataset, set_keys: frozenset[str]
+    plan: RunPlan, checkpoint: Checkpoint, config: Config, schedule: StepSchedule, source: FaceDataset
 ) -> RunPlan:
     """Return the plan of a run that continues from a checkpoint, which fits it.
 
     Raises:
-        ConfigError: the run has read other data, or was trained with other settings, which `set_keys` do not allow.
+        ConfigError: the run has read other data, or was trained with other settings, which the command does not set.
     """
     changes = find_config_changes(checkpoint, config)
-    check_compatibility(checkpoint, config, total_steps=plan.total_steps)
-    check_meaning(checkpoint, changes, set_keys)
-    check_inputs(checkpoint, plan.inputs, source.num_classes, set_keys)
+    check_compatibility(checkpoint, config, total_steps=schedule.total_steps)
+    check_meaning(checkpoint, changes, plan.set_keys)
+    check_inputs(checkpoint, plan.inputs, source.num_classes, plan.set_keys)
     stopped = EarlyStop.of(checkpoint.meta).reason(config.train.stop_early)
-    has_ended = checkpoint.step >= plan.total_steps or bool(stopped)
+    has_ended = checkpoint.step >= schedule.total_steps or bool(stopped)
     is_verified = checkpoint.meta.get("unverified") is not True
     has_results = not plan.is_fetched and newest_model_file(Path(plan.folder)) is not None
     return plan.model_copy(

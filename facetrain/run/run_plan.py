@@ -16,7 +16,6 @@ class RunPlan(BaseModel, frozen=True):
     config: Config
     """Resolved config: with what was chosen, and with the versions of remote inputs. Its paths are as they were given:
     each host has its own current folder."""
-    command: Literal["train", "resume"]
     folder: str
     """Run folder, relative to the current folder of each host if it was given so."""
     run_id: str
@@ -30,8 +29,6 @@ class RunPlan(BaseModel, frozen=True):
     """Whether the elastic agent has started the ranks of this run before."""
     is_over: bool = False
     """Whether the run has ended and its results are there: nothing is left to train or to write."""
-    total_steps: int
-    """The run ends after this step."""
     inputs: dict[str, Any]
     """Digests of what the run reads, by name."""
     weights: dict[str, str] = {}
@@ -46,8 +43,8 @@ class RunPlan(BaseModel, frozen=True):
     """What was chosen and why, a line each."""
     profile: bool = False
     open_page: bool = False
-    is_step: bool = False
-    """Whether the run is a step of another command, which says itself what can be done next."""
+    is_part: bool = False
+    """Whether the run is a part of another command, which says itself what can be done next."""
     command_line: tuple[str, ...] = ()
 
     @property

@@ -13,7 +13,7 @@ from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.device.capability import cpu_multiplies_bfloat16, multiplies_bfloat16
 from facetrain.plural import count_text
-from facetrain.run.parts.step_schedule import local_batch_size
+from facetrain.run.parts.step_schedule import global_batch_size
 
 SUITED_KEYS = ("model.backbone", "train.precision", "optim.lr")
 """Config keys of the suited settings."""
@@ -63,7 +63,7 @@ def gather_facts(config: Config, source: FaceDataset, world_size: int) -> RunFac
     return RunFacts(
         people=source.num_classes,
         images=source.num_images,
-        batch=local_batch_size(config, world_size) * world_size * config.optim.accumulate,
+        batch=global_batch_size(config, world_size),
         optimizer=config.optim.name,
         has_gpu=has_gpu,
         has_bfloat16=has_bfloat16,

@@ -72,7 +72,7 @@ def write_results(parts: Parts, weights: dict[str, Tensor], skipped: list[str], 
     save_model(path, merge_adapters(weights, str(path)), metadata | {STEP_KEY: parts.state.step})
     ending = Ending(
         end_key(parts.config, parts.schedule, parts.early_end),
-        parts.plan.is_step,
+        parts.plan.is_part,
         parts.early_end,
         skipped,
         has_learned=has_learned,
@@ -102,8 +102,8 @@ class Ending:
 
     key: str = "train.epochs"
     """Config key that has set the last step."""
-    is_step: bool = False
-    """Whether the run is a step of another command, which says itself what can be done next."""
+    is_part: bool = False
+    """Whether the run is a part of another command, which says itself what can be done next."""
     early: str = ""
     """Why the last step is an early one; empty if it is not."""
     skipped: Sequence[str] = ()
@@ -141,7 +141,7 @@ def summarize(folder: Path, config: Config, ending: Ending) -> str:
             f"  {len(ending.skipped)} images could not be read and were replaced by others; "
             f"{folder / 'skipped_images.txt'} lists them; the first: {ending.skipped[0]}"
         )
-    if not ending.is_step:
+    if not ending.is_part:
         lines += _next_commands(folder, config, ending.key)
     return "\n".join(lines)
 

@@ -137,6 +137,15 @@ def local_batch_size(config: Config, world_size: int) -> int:
     return local
 
 
+def global_batch_size(config: Config, world_size: int) -> int:
+    """Return the images per step of all ranks, over all micro-batches.
+
+    Raises:
+        ConfigError: as `local_batch_size`.
+    """
+    return local_batch_size(config, world_size) * world_size * config.optim.accumulate
+
+
 def schedule_steps(config: Config, num_images: int, world_size: int) -> StepSchedule:
     """Compute the batch sizes and step counts of a run.
 

@@ -21,10 +21,10 @@ def test_numbers_that_are_not_finite_are_in_the_summary(tmp_path):
     assert "  did not learn in its first steps: see the warning in " in text
 
 
-@pytest.mark.parametrize("is_step", [True, False])
-def test_a_run_that_is_a_step_of_another_command_suggests_no_next_one(tmp_path, is_step):
-    text = summarize(tmp_path, CONFIG, Ending(is_step=is_step))
-    assert ("facetrain resume" in text) == ("next:" in text) == (not is_step)
+@pytest.mark.parametrize("is_part", [True, False])
+def test_a_run_that_is_a_part_of_another_command_suggests_no_next_one(tmp_path, is_part):
+    text = summarize(tmp_path, CONFIG, Ending(is_part=is_part))
+    assert ("facetrain resume" in text) == ("next:" in text) == (not is_part)
 
 
 @pytest.mark.parametrize(("margin_weight", "line"), [(0, "9.000 at step 10"), (1, "5.000 at step 10")])
