@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,8 +68,6 @@ def train(
         RunError: training failed.
         KeyboardInterrupt: training was interrupted, and has saved a checkpoint.
     """
-    _require_main_thread()
-    folders = list[Path]()
     request = TrainRequest(
         config=_plain(config) if isinstance(config, Mapping) else os.fspath(config),
         overrides=_as_overrides(overrides),
@@ -77,8 +75,7 @@ def train(
         resume_existing=resume,
         command_line=tuple(sys.argv[1:]),
     )
-    code = _train(request, on_folder=folders.append)
-    return _finished(folders[-1], code)
+    return _train(request)
 
 
 def resume(
@@ -99,7 +96,6 @@ def resume(
         NoCheckpointError: the folder has no checkpoint.
         UsageError: the folder is not that of a run; otherwise as `train`.
     """
-    _require_main_thread()
     request = TrainRequest(
         command="resume",
         overrides=_as_overrides(overrides),
@@ -108,18 +104,19 @@ def resume(
         allow_code=allow_code,
         command_line=tuple(sys.argv[1:]),
     )
-    folders = list[Path]()  # an address of a mirror continues in a folder of this machine
-    code = _train(request, on_folder=folders.append)
-    return _finished(folders[-1], code)
+    return _train(request)
 
 
-def _train(request: TrainRequest, on_folder: Callable[[Path], None] = lambda folder: None) -> int:
-    """Train what is asked, and return the exit code. SIGTERM, which ranks ignore at their end, is then as before."""
+def _train(request: TrainRequest) -> Run:
+    """Train what is asked, and return the run. SIGTERM, which ranks ignore at their end, is then as before."""
     from facetrain.run.train import train as train_request
 
-    before = signal.getsignal(signal.SIGTERM)
+    _require_main_thread()
+    folders, before = list[Path](), signal.getsignal(signal.SIGTERM)
     try:
-        return train_request(request, on_folder=on_folder)
+        code = train_request(request, on_folder=folders.append)
+        # Known only now: a new run gets a number, and a run in a mirror continues in a folder of this machine.
+        return _finished(folders[-1], code)
     finally:
         if before is not None:  # None: it was not set by Python
             signal.signal(signal.SIGTERM, before)

@@ -32,7 +32,7 @@ from facetrain.plan.backbone_memory import fake_network
 from facetrain.run.choose import rate_values
 from facetrain.run.parts.loader import build_augment, count_workers
 from facetrain.run.parts.state import build_state
-from facetrain.run.parts.step_schedule import local_batch_size, schedule_steps
+from facetrain.run.parts.step_schedule import global_batch_size, local_batch_size, schedule_steps
 from facetrain.telemetry.memory import peak_gib
 from facetrain.training.choose_kernels import choose_kernels
 from facetrain.training.deterministic import deterministic_algorithms
@@ -71,7 +71,7 @@ class BenchedRun:
     @property
     def global_batch_size(self) -> int:
         """Images per step of all ranks."""
-        return self.local_batch_size * self.world.size * self.config.optim.accumulate
+        return global_batch_size(self.config, self.world.size)
 
     def take_steps(self, batches: Batches) -> None:
         """Take one step with each batch."""

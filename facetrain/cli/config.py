@@ -26,7 +26,7 @@ def list_() -> None:
     from facetrain.config.presets import presets
     from facetrain.data.published_datasets import published_entry
     from facetrain.remote.catalog import nearest_available
-    from facetrain.run.parts.step_schedule import local_batch_size
+    from facetrain.run.parts.step_schedule import global_batch_size
 
     rows = [("name", "dataset", "backbone", "GPUs", "images per step", "published")]
     withdrawn = {}
@@ -35,7 +35,7 @@ def list_() -> None:
         entry = published_entry(config.data.num_classes, config.data.num_images)
         # A preset for any number of GPUs is shown with the batch of one.
         gpus = preset.gpus or 1
-        images = local_batch_size(config, gpus) * gpus * config.optim.accumulate
+        images = global_batch_size(config, gpus)
         dataset = Path(config.data.train).name
         if entry and entry.is_withdrawn:
             withdrawn[dataset] = entry

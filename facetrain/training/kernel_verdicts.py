@@ -39,20 +39,14 @@ _SOURCES = (
 """Files whose changes make a verdict out of date."""
 _DRIVER = Path("/proc/driver/nvidia/version")
 
-
 Check = Callable[[torch.device, KernelWork], str]
-
-
-def run_self_test(device: torch.device, work: KernelWork) -> str:
-    """Return what is wrong with the kernels, "" if nothing is. For a process of its own."""
-    return check_head(device, work)
 
 
 def agree_on_kernels(
     device: torch.device,
     work: KernelWork,
     *,
-    check: Check = run_self_test,
+    check: Check = check_head,
     limit_s: float = LIMIT_S,
 ) -> str:
     """Return why the kernels are not used, "" if they are; the same on all ranks. Collective.
@@ -86,13 +80,9 @@ def _why_impossible(device: torch.device) -> str:
     """Return why this rank has no kernels to test, "" if it has."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
-    import triton
+    from facetrain.head.kernels.center_update import IS_INTERPRETED
 
-    from facetrain.head.kernels.center_update import _update
-
-    # Triton's interpreter runs the kernels on any device; the tests use it.
-    is_interpreted = not isinstance(_update, triton.JITFunction)
-    if is_interpreted or multiplies_bfloat16(device):
+    if IS_INTERPRETED or multiplies_bfloat16(device):
         return ""
     return "the kernels need a GPU of compute capability 8.0 or higher"
 
