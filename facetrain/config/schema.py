@@ -100,6 +100,11 @@ class Config(Settings):
         parent = train.rpartition("/")[0] if is_remote(train) else str(Path(train).parent)
         return self.eval.dir or (parent if self.data.is_file else train)
 
+    @property
+    def trained_loss(self) -> str:
+        """Metric of the loss that is trained: the margin loss, or without it the one of the distillation."""
+        return "distill_loss" if self.distill is not None and self.distill.margin_weight == 0 else "loss"
+
 
 def file_schema() -> dict[str, Any]:
     """Return the JSON schema of a config file, for editors.

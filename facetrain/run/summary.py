@@ -116,8 +116,7 @@ class Ending:
 
 def summarize(folder: Path, config: Config, ending: Ending) -> str:
     """Return the summary of a run as text: first and last loss and accuracy, and the commands to run next."""
-    loss = trained_loss(config)
-    history = History.read(folder)
+    loss, history = config.trained_loss, History.read(folder)
     lines = ["", f"{folder}: finished in {ending.seconds:.0f} s"]
     if loss in history.metrics:
         (start, first), (step, last) = history.metrics[loss].first, history.metrics[loss].last
@@ -144,11 +143,6 @@ def summarize(folder: Path, config: Config, ending: Ending) -> str:
     if not ending.is_part:
         lines += _next_commands(folder, config, ending.key)
     return "\n".join(lines)
-
-
-def trained_loss(config: Config) -> str:
-    """Return the metric of the loss that is trained: the margin loss, or without it the one of the distillation."""
-    return "distill_loss" if config.distill is not None and config.distill.margin_weight == 0 else "loss"
 
 
 def _has_grown(first: float | str, last: float | str) -> bool:

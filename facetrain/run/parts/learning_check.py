@@ -19,7 +19,7 @@ def build_learning_check(config: Config, state: TrainState, schedule: StepSchedu
     """Build the check of the first steps; None for a margin that hides the nearest class, or that is not learned."""
     head, first = state.head, schedule.stages[0]
     counts_nearest = all(part.head.counts_nearest for part in head_parts(head))
-    if not counts_nearest or (config.distill is not None and config.distill.margin_weight == 0):
+    if not counts_nearest or config.trained_loss != "loss":
         return None
     weights = list(state.backbone.parameters())
     trained = sum(weight.numel() for weight in weights if weight.requires_grad)

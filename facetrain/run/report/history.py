@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from facetrain.config.loading import load_config
+from facetrain.errors import ConfigError
 from facetrain.telemetry.jsonl import GrowingJsonLines, stream_jsonl
 
 _MOST_POINTS = 4000
@@ -119,3 +121,11 @@ def records_of(folder: Path) -> Iterator[dict[str, Any]]:
     path = folder / _METRICS_FILE
     if path.is_file():
         yield from stream_jsonl(path)
+
+
+def trained_loss_of(folder: Path) -> str:
+    """Return the metric of the loss that a run trains; of one whose config cannot be read, the margin loss."""
+    try:
+        return load_config(folder / "config.yaml").trained_loss
+    except ConfigError:
+        return "loss"

@@ -13,7 +13,7 @@ from facetrain.files import error_reason, os_errors_as, printable, write_atomica
 from facetrain.pages.render import render
 from facetrain.plural import count_text
 from facetrain.run.folder.run_state import FAILED, FINISHED, RUNNING, STOPPED, RunState, read_state
-from facetrain.run.report.history import History
+from facetrain.run.report.history import History, trained_loss_of
 from facetrain.telemetry.log import warn
 
 KINDS = {RUNNING: "none", FINISHED: "good", STOPPED: "warn", FAILED: "bad"}
@@ -30,7 +30,7 @@ class ListedRun(RunState, frozen=True):
     checkpoint: int | None
     """Step of the newest checkpoint, from which a resume continues; None if there is none."""
     loss: float | str | None
-    """Last loss; text for one that is not finite."""
+    """Last value of the loss that is trained; text for one that is not finite."""
     best: dict[str, float]
     """Highest accuracy of each verification set, in the order of `eval.targets`."""
 
@@ -94,12 +94,23 @@ def write_runs_page(runs: Sequence[ListedRun], title: str, output: Path) -> None
     from facetrain.pages.figures import svg
     from facetrain.run.report.curves import PANELS, draw_curves
 
-    histories = {Path(run.folder).name: History.read(Path(run.folder)) for run in runs}
-    curves = [svg(draw_curves(histories, (panel,), width=7.5), f"runs-{panel}") for panel in PANELS]
+    losses = {Path(run.folder): trained_loss_of(Path(run.folder)) for run in runs}
+    histories = {folder.name: _drawn_history(folder, loss) for folder, loss in losses.items()}
+    trained = [loss for loss in ("loss", "distill_loss") if loss in losses.values()]
+    panels = [*(trained or PANELS[:1]), *PANELS[1:]]
+    curves = [svg(draw_curves(histories, (panel,), width=7.5), f"runs-{panel}") for panel in panels]
     rows = [(KINDS.get(run.state, "none"), _row(run)) for run in runs]
     values = {"best": _best_of(runs), "header": _HEADER, "rows": rows, "curves": curves}
     with os_errors_as(RunError, output):
         write_atomically(output, render("run/report/runs.html.j2", title=title, **values))
+
+
+def _drawn_history(folder: Path, trained: str) -> History:
+    """Return the metrics of a run without a margin loss that it does not train."""
+    history = History.read(folder)
+    if trained != "loss":
+        history.metrics.pop("loss", None)
+    return history
 
 
 def _best_of(runs: Sequence[ListedRun]) -> tuple[str, str, str] | None:
@@ -137,6 +148,6 @@ def _describe(folder: Path) -> ListedRun:
         folder=str(folder.resolve()),
         step=max(history.step, checkpoint or 0),
         checkpoint=checkpoint,
-        loss=history.last("loss"),
+        loss=history.last(trained_loss_of(folder)),
         best=history.best,
     )

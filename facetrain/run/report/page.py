@@ -28,10 +28,9 @@ from facetrain.run.folder.run_state import RUNNING, RunState, read_state
 from facetrain.run.lr_range_test import RangeTest
 from facetrain.run.outputs import AUGMENTED_FILE, PAIRS_FILE, SKIPPED_FILE
 from facetrain.run.report.curves import PANELS, draw_curves, draw_range_test
-from facetrain.run.report.history import History, records_of
+from facetrain.run.report.history import History, records_of, trained_loss_of
 from facetrain.run.report.list_runs import KINDS, formatted, is_run
 from facetrain.run.report.published_curve import published_curve_of
-from facetrain.run.summary import trained_loss
 from facetrain.verify.output.hardest_pairs import VerifiedPairs, pair_groups
 
 _JPEG_QUALITY = 88
@@ -74,7 +73,7 @@ def run_values(folder: Path, history: History | None = None) -> dict[str, Any]:
     history, state = history or History.read(folder), read_state(folder)
     published = published_curve_of(folder, state.total_steps)
     # One small figure per panel: in one large figure, the text would be too small on a narrow screen.
-    loss = _loss_of(folder)
+    loss = trained_loss_of(folder)
     panels = [
         loss,
         *PANELS[1:],
@@ -111,14 +110,6 @@ def _minute(time: str) -> str:
         return datetime.fromisoformat(time).strftime("%Y-%m-%d %H:%M UTC")
     except ValueError:
         return time
-
-
-def _loss_of(folder: Path) -> str:
-    """Return the metric of the loss that the run trains."""
-    try:
-        return trained_loss(load_config(folder / "config.yaml"))
-    except ConfigError:
-        return PANELS[0]
 
 
 def _headline(history: History, state: RunState, trained: str) -> dict[str, Any]:

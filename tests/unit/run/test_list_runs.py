@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from facetrain.config.loading import build_config, dump_config
 from facetrain.errors import DivergedError, RunError, UsageError
 from facetrain.run.folder import run_state
 from facetrain.run.folder.lock import RunLock
@@ -189,6 +191,24 @@ def test_the_page_of_runs_names_the_best_one_and_colors_each_state(tmp_path):
     headline, table = text.split("<table>")
     assert "95.00%" in headline and " b," in headline
     assert [f'class="{kind}">{state}' in table for kind, state in STATES] == [True] * 3
+
+
+def test_list_and_page_have_the_loss_that_is_trained(tmp_path):
+    make_run(tmp_path / "margin")
+    folder = make_run(tmp_path / "teacher")
+    lines = JsonLines(folder / "metrics.jsonl", resume_at=30)
+    lines.write(30, {"distill_loss": 0.5})
+    lines.close()
+    # A config that cannot be read, as of `margin`, counts as one with a margin loss.
+    distill = {"teacher": "x", "loss": "cosine", "margin_weight": 0}
+    config = build_config({"data": {"train": "x"}, "distill": distill}, "test")
+    (folder / "config.yaml").write_text(dump_config(config))
+    listed = list_runs(tmp_path)
+    assert [run.loss for run in listed] == [10.0, 0.5]
+    page = tmp_path / "runs.html"
+    for runs, panels in ((listed, ["loss", "loss to the teacher"]), (listed[1:], ["loss to the teacher"])):
+        run_list.write_runs_page(runs, "runs", page)
+        assert re.findall("<!-- (loss.*) -->", page.read_text()) == panels
 
 
 STATES = (("good", "finished"), ("warn", "stopped"), ("bad", "failed"))
