@@ -176,7 +176,7 @@ def find_run(given: Path | None, *, err: bool = False) -> Path:
     """
     if given is not None:
         return given
-    from facetrain.run.report.list_runs import newest_run
+    from facetrain.run.folder.run_files import newest_run
 
     newest = newest_run()
     echo_line(f"{newest}: the newest run", err=err)

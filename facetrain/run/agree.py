@@ -28,9 +28,9 @@ from facetrain.run.folder.claim import FolderClaim, existing_run, has_checkpoint
 from facetrain.run.folder.compatibility import differences
 from facetrain.run.folder.data_digests import describe_difference, digest_inputs, digest_weights
 from facetrain.run.folder.earlier import clean_up, rename_later_checkpoints
+from facetrain.run.folder.environment import software_of_host
 from facetrain.run.folder.hosts import Hosts, hosts_of, owns_folder
 from facetrain.run.folder.lease import Lease
-from facetrain.run.folder.run_files import software_of_host
 from facetrain.run.parts.open_data import open_data
 from facetrain.run.parts.step_schedule import StepSchedule, schedule_steps
 from facetrain.run.request import TrainRequest

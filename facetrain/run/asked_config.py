@@ -16,7 +16,7 @@ from facetrain.errors import ConfigError, UsageError
 from facetrain.remote.address import is_remote
 from facetrain.remote.download import is_name
 from facetrain.remote.filesystem import public
-from facetrain.run.report.list_runs import newest_run
+from facetrain.run.folder.run_files import newest_run
 from facetrain.run.request import CHOSEN_KEYS, TrainRequest, as_override
 from facetrain.strict_yaml import parse_yaml
 

@@ -23,13 +23,9 @@ from facetrain.run.agree import Agreed
 from facetrain.run.callbacks.evaluation import named_metrics, require_metric
 from facetrain.run.folder.compatibility import describe_batch_change
 from facetrain.run.folder.earlier import missing_newest, rename_later_checkpoints
+from facetrain.run.folder.environment import describe_environment, package_versions, recorded_environment
 from facetrain.run.folder.hosts import Hosts
-from facetrain.run.folder.run_files import (
-    describe_environment,
-    package_versions,
-    recorded_environment,
-    write_run_files,
-)
+from facetrain.run.folder.run_files import write_run_files
 from facetrain.run.outputs import open_sinks
 from facetrain.run.parts.loader import count_workers
 from facetrain.run.parts.state import build_state, check_precision

@@ -42,9 +42,9 @@ from facetrain.run.folder.compatibility import (
 )
 from facetrain.run.folder.data_digests import check_inputs, digest_inputs, digest_weights
 from facetrain.run.folder.earlier import clean_up
+from facetrain.run.folder.environment import software_of_host
 from facetrain.run.folder.hosts import Hosts
 from facetrain.run.folder.lease import Lease
-from facetrain.run.folder.run_files import software_of_host
 from facetrain.run.folder.starting_point import StartingPoint, find_starting_point
 from facetrain.run.lr_range_test import require_steps_of_test
 from facetrain.run.parts.open_data import open_data

@@ -10,9 +10,9 @@ from pathlib import Path
 from facetrain.checkpoint.commit import CHECKPOINTS, complete_steps
 from facetrain.errors import UsageError
 from facetrain.files import os_errors_as, shell_path
+from facetrain.run.folder.environment import launchers_in
 from facetrain.run.folder.lease import Lease
 from facetrain.run.folder.lock import LOCK_FILE
-from facetrain.run.folder.run_files import launchers_in
 
 
 class ExistingRunError(UsageError):

@@ -1,30 +1,19 @@
-"""Files that describe a run: its id, its config, and the environment that it was started in."""
+"""Files of a run folder: those that make it one, and the names that several modules use."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import platform
-from collections.abc import Sequence
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import facetrain
 from facetrain.checkpoint.commit import CHECKPOINTS
 from facetrain.checkpoint.run_id import RUN_ID_FILE
 from facetrain.config.loading import dump_config
 from facetrain.config.schema import Config
-from facetrain.distributed.world import World
-from facetrain.errors import RunError
-from facetrain.files import make_folder, os_errors_as, parse_json, read_regular_text, write_atomically
-from facetrain.remote.address import without_secrets
+from facetrain.errors import RunError, UsageError
+from facetrain.files import make_folder, os_errors_as, write_atomically
 
-_ENVIRONMENT = "environment.json"
-_PACKAGES = ("facetrain", "torch", "torchvision", "numpy", "opencv-python-headless", "safetensors")
+ENVIRONMENT_FILE = "environment.json"
 
 
 def write_run_files(folder: Path, run_id: str, config: Config, environment: dict[str, Any]) -> None:
@@ -38,58 +27,22 @@ def write_run_files(folder: Path, run_id: str, config: Config, environment: dict
         # Before the first checkpoint: without this file, the folder would accept the checkpoints of any run.
         write_atomically(folder / RUN_ID_FILE, run_id + "\n")
         write_atomically(folder / "config.yaml", dump_config(config))
-        write_atomically(folder / _ENVIRONMENT, json.dumps(environment, indent=1) + "\n")
+        write_atomically(folder / ENVIRONMENT_FILE, json.dumps(environment, indent=1) + "\n")
 
 
-def describe_environment(
-    folder: Path, world: World, command_line: Sequence[str], launchers: Sequence[str]
-) -> dict[str, Any]:
-    """Return the description of the environment of a run, which continues the one in its folder.
+def is_run(folder: Path) -> bool:
+    """Return whether a folder is a run folder."""
+    return (folder / "config.yaml").is_file() and (folder / ENVIRONMENT_FILE).is_file()
 
-    `launchers` are the elastic agents of the job, of all hosts.
+
+def newest_run(folder: Path = Path("runs")) -> Path:
+    """Return the run in a folder that has started last.
+
+    Raises:
+        UsageError: there is none.
     """
-    device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else platform.processor()
-    return {
-        "packages": package_versions(),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "command": [without_secrets(argument) for argument in command_line],
-        "world_size": world.size,
-        "device": f"{world.device.type} {device}".strip(),
-        "threads": torch.get_num_threads(),
-        # All launchers so far: each of them may start its ranks again.
-        "launchers": list(dict.fromkeys([*launchers_in(folder), *launchers])),
-    }
-
-
-def recorded_environment(folder: Path) -> dict[str, Any]:
-    """Return the content of a run's environment.json; empty if the file is absent or damaged."""
-    try:
-        recorded = parse_json(read_regular_text(folder / _ENVIRONMENT))
-    except (OSError, ValueError):
-        return {}
-    return recorded if isinstance(recorded, dict) else {}
-
-
-def package_versions() -> dict[str, str]:
-    """Return the versions of the packages on which the numbers of a run depend, by the name of the package."""
-    versions = {}
-    for name in _PACKAGES:
-        # By name: to list all packages, Python reads the description of each.
-        with suppress(PackageNotFoundError):
-            versions[name] = version(name)
-    return versions
-
-
-def software_of_host() -> dict[str, str]:
-    """Return the versions of the packages, and a digest of facetrain's files, which a checkout can have changed."""
-    package, digest = Path(facetrain.__file__).parent, hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        digest.update(f"{path.relative_to(package)} ".encode() + path.read_bytes())
-    return package_versions() | {"the source of facetrain": digest.hexdigest()[:12]}
-
-
-def launchers_in(folder: Path) -> list[str]:
-    """Return the elastic agents that a folder lists."""
-    launchers = recorded_environment(folder).get("launchers")
-    return list(map(str, launchers)) if isinstance(launchers, list) else []
+    runs = [path.parent for path in folder.glob(f"*/{ENVIRONMENT_FILE}") if is_run(path.parent)]
+    if not runs:
+        raise UsageError(f"{folder}: has no run; give the folder of one")
+    # The file is written when a run starts, and when it continues.
+    return max(runs, key=lambda run: (run / ENVIRONMENT_FILE).stat().st_mtime)

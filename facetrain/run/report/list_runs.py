@@ -12,6 +12,7 @@ from facetrain.errors import RunError, UsageError
 from facetrain.files import error_reason, os_errors_as, printable, write_atomically
 from facetrain.pages.render import render
 from facetrain.plural import count_text
+from facetrain.run.folder.run_files import is_run
 from facetrain.run.folder.run_state import FAILED, FINISHED, RUNNING, STOPPED, RunState, read_state
 from facetrain.run.report.history import History, trained_loss_of
 from facetrain.telemetry.log import warn
@@ -56,24 +57,6 @@ def list_runs(folder: Path) -> list[ListedRun]:
         except OSError as error:  # the folder of another user
             warn(f"{path}: {error_reason(error)}; it is not listed")
     return runs
-
-
-def is_run(folder: Path) -> bool:
-    """Return whether a folder is a run folder."""
-    return (folder / "config.yaml").is_file() and (folder / "environment.json").is_file()
-
-
-def newest_run(folder: Path = Path("runs")) -> Path:
-    """Return the run in a folder that has started last.
-
-    Raises:
-        UsageError: there is none.
-    """
-    runs = [path.parent for path in folder.glob("*/environment.json") if is_run(path.parent)]
-    if not runs:
-        raise UsageError(f"{folder}: has no run; give the folder of one")
-    # The file is written when a run starts, and when it continues.
-    return max(runs, key=lambda run: (run / "environment.json").stat().st_mtime)
 
 
 def format_runs(runs: list[ListedRun]) -> str:

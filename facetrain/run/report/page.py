@@ -23,13 +23,14 @@ from facetrain.pages.figures import svg
 from facetrain.pages.render import jpeg_image, render
 from facetrain.plural import count_text
 from facetrain.run.folder.compatibility import differences, is_within
-from facetrain.run.folder.run_files import recorded_environment
+from facetrain.run.folder.environment import recorded_environment
+from facetrain.run.folder.run_files import is_run
 from facetrain.run.folder.run_state import RUNNING, RunState, read_state
 from facetrain.run.lr_range_test import RangeTest
 from facetrain.run.outputs import AUGMENTED_FILE, PAIRS_FILE, SKIPPED_FILE
 from facetrain.run.report.curves import PANELS, draw_curves, draw_range_test
 from facetrain.run.report.history import History, records_of, trained_loss_of
-from facetrain.run.report.list_runs import KINDS, formatted, is_run
+from facetrain.run.report.list_runs import KINDS, formatted
 from facetrain.run.report.published_curve import published_curve_of
 from facetrain.verify.output.hardest_pairs import VerifiedPairs, pair_groups
 

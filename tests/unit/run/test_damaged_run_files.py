@@ -9,7 +9,7 @@ from facetrain.config.loading import load_config
 from facetrain.errors import ConfigError, RunError
 from facetrain.files import os_errors_as, read_regular_text, write_atomically
 from facetrain.run.folder.earlier import missing_newest
-from facetrain.run.folder.run_files import recorded_environment
+from facetrain.run.folder.environment import recorded_environment
 from facetrain.run.folder.run_state import read_state
 from facetrain.run.report.history import records_of
 from facetrain.run.report.list_runs import format_runs, list_runs

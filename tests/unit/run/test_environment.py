@@ -1,7 +1,8 @@
-"""Files that describe a run."""
+"""Environment of a run."""
 
 from facetrain.config.schema import Config
-from facetrain.run.folder.run_files import describe_environment, launchers_in, write_run_files
+from facetrain.run.folder.environment import describe_environment, launchers_in
+from facetrain.run.folder.run_files import write_run_files
 from tests.support.world import ONE_RANK
 
 

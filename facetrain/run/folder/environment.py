@@ -1,0 +1,75 @@
+"""Environment that a run was started in: its description in the run folder, and the software of this host."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import facetrain
+from facetrain.distributed.world import World
+from facetrain.files import parse_json, read_regular_text
+from facetrain.remote.address import without_secrets
+from facetrain.run.folder.run_files import ENVIRONMENT_FILE
+
+_PACKAGES = ("facetrain", "torch", "torchvision", "numpy", "opencv-python-headless", "safetensors")
+
+
+def describe_environment(
+    folder: Path, world: World, command_line: Sequence[str], launchers: Sequence[str]
+) -> dict[str, Any]:
+    """Return the description of the environment of a run, which continues the one in its folder.
+
+    `launchers` are the elastic agents of the job, of all hosts.
+    """
+    device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else platform.processor()
+    return {
+        "packages": package_versions(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "command": [without_secrets(argument) for argument in command_line],
+        "world_size": world.size,
+        "device": f"{world.device.type} {device}".strip(),
+        "threads": torch.get_num_threads(),
+        # All launchers so far: each of them may start its ranks again.
+        "launchers": list(dict.fromkeys([*launchers_in(folder), *launchers])),
+    }
+
+
+def recorded_environment(folder: Path) -> dict[str, Any]:
+    """Return the content of a run's environment.json; empty if the file is absent or damaged."""
+    try:
+        recorded = parse_json(read_regular_text(folder / ENVIRONMENT_FILE))
+    except (OSError, ValueError):
+        return {}
+    return recorded if isinstance(recorded, dict) else {}
+
+
+def package_versions() -> dict[str, str]:
+    """Return the versions of the packages on which the numbers of a run depend, by the name of the package."""
+    versions = {}
+    for name in _PACKAGES:
+        # By name: to list all packages, Python reads the description of each.
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return versions
+
+
+def software_of_host() -> dict[str, str]:
+    """Return the versions of the packages, and a digest of facetrain's files, which a checkout can have changed."""
+    package, digest = Path(facetrain.__file__).parent, hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package)} ".encode() + path.read_bytes())
+    return package_versions() | {"the source of facetrain": digest.hexdigest()[:12]}
+
+
+def launchers_in(folder: Path) -> list[str]:
+    """Return the elastic agents that a folder lists."""
+    launchers = recorded_environment(folder).get("launchers")
+    return list(map(str, launchers)) if isinstance(launchers, list) else []
