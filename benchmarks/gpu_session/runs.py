@@ -19,6 +19,7 @@ from benchmarks.gpu_session.speed import label_of, run_module
 from facetrain.bench.generated_dataset import open_or_generate, write_noise
 from facetrain.bench.train import build_run, repeated_batch
 from facetrain.distributed.world import join
+from facetrain.run.folder.run_files import METRICS_FILE, PROFILE_FOLDER
 from facetrain.telemetry.jsonl import read_jsonl
 
 _WARM_UP_STEPS = 3
@@ -45,8 +46,8 @@ def measure_run(
         run_module([*start, str(whole), "--profile"], keys)
         code = _stop_after(stopped_after, [*start, str(stopped)], keys, stopped)
         run_module(["facetrain", "resume", str(stopped)], {})
-        records, losses = read_jsonl(whole / "metrics.jsonl"), _losses(stopped)
-        profiles = len(list((whole / "profile").glob("*")))
+        records, losses = read_jsonl(whole / METRICS_FILE), _losses(stopped)
+        profiles = len(list((whole / PROFILE_FOLDER).glob("*")))
     what = f"{label_of(config)}, {steps:,} steps"
     speeds = [record["images_per_s"] for record in records if "images_per_s" in record]
     yield row(what, "images/s at the end", speeds[-1])
@@ -93,6 +94,6 @@ def _stop_after(step: int, words: list[str], keys: dict[str, Any], folder: Path)
 
 def _losses(folder: Path) -> dict[int, float]:
     """Return the loss of each step that a run has reported."""
-    path = folder / "metrics.jsonl"
+    path = folder / METRICS_FILE
     records = read_jsonl(path) if path.exists() else []
     return {record["step"]: record["loss"] for record in records if "loss" in record}

@@ -17,6 +17,7 @@ from facetrain.api.dataset import PathLike
 from facetrain.api.model import Model, load_model
 from facetrain.errors import RunError, UsageError
 from facetrain.files import os_errors_as
+from facetrain.run.folder.run_files import METRICS_FILE
 from facetrain.run.request import TrainRequest, as_override
 from facetrain.telemetry.jsonl import read_jsonl
 
@@ -31,7 +32,7 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """Return the lines of metrics.jsonl: one dict for each logged step and each verification."""
         with os_errors_as(RunError, self.folder):
-            return read_jsonl(self.folder / "metrics.jsonl")
+            return read_jsonl(self.folder / METRICS_FILE)
 
     def load_model(self, device: str = "auto") -> Model:
         """Open the model of the run."""

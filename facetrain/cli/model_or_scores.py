@@ -76,7 +76,7 @@ class ModelOrScores:
         Raises:
             UsageError: no system is given, and there is no run.
         """
-        from facetrain.config.loading import load_config
+        from facetrain.config.loading import CONFIG_FILE, load_config
 
         if self.scores is not None:
             return self
@@ -84,9 +84,9 @@ class ModelOrScores:
         if not self.target:
             require_existing(model)
         # Only the folder of a run states its sets.
-        if self.target or not (model / "config.yaml").is_file():
+        if self.target or not (model / CONFIG_FILE).is_file():
             return replace(self, model=model)
-        targets = list(load_config(model / "config.yaml").eval.targets)
+        targets = list(load_config(model / CONFIG_FILE).eval.targets)
         echo_line(f"{model}: its own verification sets: {', '.join(targets) or 'none'}", err=err)
         return replace(self, model=model, target=targets)
 

@@ -207,8 +207,9 @@ def report(
     require_writable(output)
     run_dir = find_run(run_dir)
     require_existing(run_dir)
+    from facetrain.run.folder.run_files import REPORT_FILE
     from facetrain.run.report.page import write_run_report
 
-    page = output or run_dir / "report.html"
+    page = output or run_dir / REPORT_FILE
     write_run_report(run_dir, page)
     echo_line(str(page))

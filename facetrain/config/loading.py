@@ -21,6 +21,8 @@ from facetrain.remote.address import has_secrets, is_read_in_place, is_remote, w
 from facetrain.remote.download import is_name, pinned
 from facetrain.strict_yaml import dump_yaml, parse_yaml
 
+CONFIG_FILE = "config.yaml"
+"""File of a run folder with the config of the run."""
 MAX_EXTENDS = 16
 _MAX_BYTES = 1 << 20
 _KINDS = {list: "a list", bool: "a truth value", int: "a number", float: "a number"}
@@ -114,7 +116,7 @@ def dump_config(config: Config) -> str:
 
 def eval_dir_of_run(model: Path) -> Path:
     """Return the evaluation folder of a run, or the current folder if `model` is not a run folder."""
-    config = model / "config.yaml"
+    config = model / CONFIG_FILE
     folder = load_config(config).eval_dir if config.is_file() else ""
     return Path() if is_remote(folder) else Path(folder)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from facetrain.checkpoint.commit import CHECKPOINTS
 from facetrain.checkpoint.load import Checkpoint
-from facetrain.config.loading import with_absolute_paths
+from facetrain.config.loading import CONFIG_FILE, with_absolute_paths
 from facetrain.config.own_code import allow_code_of, require_code_allowed
 from facetrain.config.schema import Config
 from facetrain.data.loading.sampler import epoch_size
@@ -90,7 +90,7 @@ def agree(ranks: Ranks, request: TrainRequest, lease: Lease, pin: Callable[[str]
         # The user of each host has given the config, or has allowed the code in it.
         if request.command == "train" or request.allow_code:
             allow_code_of(plan.config)
-        require_code_allowed(plan.config, f"{plan.folder}/config.yaml")
+        require_code_allowed(plan.config, f"{plan.folder}/{CONFIG_FILE}")
         inputs = on_leader[1] if ranks.is_leader else _compare_inputs(ranks, plan, config)
     with _failing_by_host(ranks):
         _bring_disk_to(plan, config, ranks, hosts)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from facetrain.checkpoint.mirror import Mirror
-from facetrain.config.loading import build_config, override_keys, plain_config, read_merged
+from facetrain.config.loading import CONFIG_FILE, build_config, override_keys, plain_config, read_merged
 from facetrain.config.own_code import allow_code_of, require_code_allowed
 from facetrain.config.presets import find_config
 from facetrain.config.schema import Config
@@ -87,14 +87,14 @@ def recorded_config(request: TrainRequest) -> RecordedConfig:
     else:
         folder = newest_run()
         remarks.append(f"{folder}: the newest run")
-    path = folder / "config.yaml"
+    path = folder / CONFIG_FILE
     if path.is_file():
         values, where = read_merged(path), str(path)
     elif mirror:
-        where = f"{public(mirror.url)}/config.yaml"
-        values = _parsed(mirror.read_text("config.yaml"), where)
+        where = f"{public(mirror.url)}/{CONFIG_FILE}"
+        values = _parsed(mirror.read_text(CONFIG_FILE), where)
     else:
-        raise UsageError(f"{folder}: not the folder of a run (it has no config.yaml)")
+        raise UsageError(f"{folder}: not the folder of a run (it has no {CONFIG_FILE})")
     config = build_config(values, where, overrides)
     if request.allow_code:
         allow_code_of(config)

@@ -25,7 +25,7 @@ from facetrain.run.folder.compatibility import describe_batch_change
 from facetrain.run.folder.earlier import missing_newest, rename_later_checkpoints
 from facetrain.run.folder.environment import describe_environment, package_versions, recorded_environment
 from facetrain.run.folder.hosts import Hosts
-from facetrain.run.folder.run_files import write_run_files
+from facetrain.run.folder.run_files import LOG_FILE, write_run_files
 from facetrain.run.outputs import open_sinks
 from facetrain.run.parts.loader import count_workers
 from facetrain.run.parts.state import build_state, check_precision
@@ -122,7 +122,7 @@ def build(agreed: Agreed, world: World, check_lock: Callable[[], None], began_at
     sinks, warnings = _begin_in_folder(agreed, config, state, schedule)
     # Not earlier: on the other hosts of a refused resume, the folder must remain unchanged too.
     write_collectives_to(agreed.folder)
-    log = log_to(agreed.folder / "log.txt", world.rank)
+    log = log_to(agreed.folder / LOG_FILE, world.rank)
     for warning in warnings if world.is_leader else ():
         warn(warning)
     return Parts(

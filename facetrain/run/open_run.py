@@ -17,9 +17,10 @@ from facetrain.run.callbacks.checkpointing import Checkpointing, Stopping
 from facetrain.run.callbacks.evaluation import Evaluation
 from facetrain.run.callbacks.live_report import LiveReport, write_first_batch
 from facetrain.run.callbacks.logging import Logging
+from facetrain.run.folder.run_files import PAIRS_FILE, PROFILE_FOLDER
 from facetrain.run.loop import Callbacks
 from facetrain.run.opening import report_start
-from facetrain.run.outputs import PAIRS_FILE, RunOutputs, open_outputs
+from facetrain.run.outputs import RunOutputs, open_outputs
 from facetrain.run.parts.learning_check import build_learning_check
 from facetrain.run.parts.loader import build_augment, build_loader
 from facetrain.run.summary import model_metadata
@@ -159,7 +160,7 @@ def _checkpointing(parts: Parts, outputs: RunOutputs, loader: StagedLoader) -> C
 
 
 def _profiler(parts: Parts, outputs: RunOutputs) -> StepProfiler:
-    folder = parts.folder / "profile"
+    folder = parts.folder / PROFILE_FOLDER
 
     def write(profile: Profile) -> None:
         if not parts.is_leader:

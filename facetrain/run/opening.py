@@ -13,8 +13,8 @@ from facetrain.device.capability import float32_name
 from facetrain.files import write_atomically
 from facetrain.plural import count_text, images_text
 from facetrain.run.build import Parts
+from facetrain.run.folder.run_files import CARDS_FILE
 from facetrain.run.outputs import RunOutputs
-from facetrain.run.summary import CARDS_FILE
 
 
 def report_start(parts: Parts, outputs: RunOutputs) -> None:

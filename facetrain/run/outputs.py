@@ -10,13 +10,17 @@ from facetrain.config.loading import plain_config
 from facetrain.config.schema import Config
 from facetrain.errors import RunError
 from facetrain.files import os_errors_as
+from facetrain.run.folder.run_files import (
+    AUGMENTED_FILE,
+    DIVERGED_FILE,
+    METRICS_FILE,
+    PAIRS_FILE,
+    SKIPPED_FILE,
+)
 from facetrain.telemetry.console import Console
 from facetrain.telemetry.jsonl import JsonLines
 from facetrain.telemetry.log import logger
 from facetrain.telemetry.sink import LoggedRun, Sink, Sinks
-
-DIVERGED_FILE, SKIPPED_FILE = "diverged.json", "skipped_images.txt"
-AUGMENTED_FILE, PAIRS_FILE, REPORT_FILE = "augmented.png", "hardest_pairs.json", "report.html"
 
 
 @dataclass(frozen=True)
@@ -105,5 +109,5 @@ def open_outputs(folder: Path, sinks: Sinks | None, *, total_steps: int, resume_
         with os_errors_as(RunError, folder):
             for name in (DIVERGED_FILE, SKIPPED_FILE, AUGMENTED_FILE, PAIRS_FILE):
                 (folder / name).unlink(missing_ok=True)
-    journal = JsonLines(folder / "metrics.jsonl", resume_at=resume_at)
+    journal = JsonLines(folder / METRICS_FILE, resume_at=resume_at)
     return RunOutputs(journal, Console(total_steps=total_steps, start_step=resume_at or 0), sinks)

@@ -22,17 +22,14 @@ from facetrain.files import error_reason, printable, shell_path, write_atomicall
 from facetrain.models.model_file import MODEL_FILE, STEP_KEY, save_model
 from facetrain.remote.address import is_remote
 from facetrain.run.build import Parts
+from facetrain.run.folder.run_files import CARDS_FILE, DIVERGED_FILE, LOG_FILE, REPORT_FILE, SKIPPED_FILE
 from facetrain.run.folder.run_state import read_state
-from facetrain.run.outputs import DIVERGED_FILE, REPORT_FILE, SKIPPED_FILE
 from facetrain.run.parts.backbone import describe_model
 from facetrain.run.parts.step_schedule import StepSchedule
 from facetrain.run.report.history import History, Metric, records_of
 from facetrain.run.report.list_runs import formatted
 from facetrain.run.report.published_curve import published_curve_of
 from facetrain.telemetry.log import warn
-
-CARDS_FILE = "dataset_cards.yaml"
-"""File of the run folder with the cards of the training data."""
 
 _MOST_GROWTH = 1.75
 """Factor from the first to the last loss beyond which a run has not learned, however short it is."""
@@ -132,13 +129,13 @@ def summarize(folder: Path, config: Config, ending: Ending) -> str:
     if ending.early:
         lines.append(f"  {ending.early}")
     if not ending.has_learned:
-        lines.append(f"  did not learn in its first steps: see the warning in {folder / 'log.txt'}")
+        lines.append(f"  did not learn in its first steps: see the warning in {folder / LOG_FILE}")
     if (folder / REPORT_FILE).is_file():
         lines.append(f"  report    {folder / REPORT_FILE}")
     if ending.skipped:
         lines.append(
             f"  {len(ending.skipped)} images could not be read and were replaced by others; "
-            f"{folder / 'skipped_images.txt'} lists them; the first: {ending.skipped[0]}"
+            f"{folder / SKIPPED_FILE} lists them; the first: {ending.skipped[0]}"
         )
     if not ending.is_part:
         lines += _next_commands(folder, config, ending.key)

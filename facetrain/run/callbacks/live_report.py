@@ -12,7 +12,7 @@ from torch import Tensor
 from facetrain.data.tools.contact_sheet import write_batch_sheet
 from facetrain.errors import FacetrainError, RunError
 from facetrain.files import os_errors_as
-from facetrain.run.outputs import AUGMENTED_FILE, REPORT_FILE
+from facetrain.run.folder.run_files import AUGMENTED_FILE, REPORT_FILE
 from facetrain.run.report.history import LiveHistory
 from facetrain.run.report.page import write_run_report
 from facetrain.telemetry.log import logger, warn

@@ -20,6 +20,7 @@ from facetrain.checkpoint.commit import (
 )
 from facetrain.errors import RunError
 from facetrain.files import os_errors_as, read_regular_text
+from facetrain.run.folder.run_files import PROFILE_FOLDER
 
 HEAD_ROWS, TEACHER_ROWS = "centers", "teacher_centers"
 """Folders in a run folder for the row files of the trained head, and of the class centers of a teacher."""
@@ -54,7 +55,7 @@ def remove_leftovers(folder: Path) -> None:
     Raises:
         OSError: a folder cannot be read, or a file not be removed.
     """
-    for place in (folder, folder / CHECKPOINTS, folder / "profile"):
+    for place in (folder, folder / CHECKPOINTS, folder / PROFILE_FOLDER):
         for path in place.iterdir() if place.is_dir() else ():
             if not _LEFTOVER.fullmatch(path.name) or path.is_dir():
                 continue

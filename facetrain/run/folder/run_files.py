@@ -8,12 +8,27 @@ from typing import Any
 
 from facetrain.checkpoint.commit import CHECKPOINTS
 from facetrain.checkpoint.run_id import RUN_ID_FILE
-from facetrain.config.loading import dump_config
+from facetrain.config.loading import CONFIG_FILE, dump_config
 from facetrain.config.schema import Config
 from facetrain.errors import RunError, UsageError
 from facetrain.files import make_folder, os_errors_as, write_atomically
 
 ENVIRONMENT_FILE = "environment.json"
+CARDS_FILE = "dataset_cards.yaml"
+"""Cards of the training data."""
+LOG_FILE = "log.txt"
+METRICS_FILE = "metrics.jsonl"
+REPORT_FILE = "report.html"
+AUGMENTED_FILE = "augmented.png"
+"""The first images, as the network gets them."""
+PAIRS_FILE = "hardest_pairs.json"
+"""Hardest pairs of the last verification."""
+SKIPPED_FILE = "skipped_images.txt"
+"""Images that could not be read."""
+DIVERGED_FILE = "diverged.json"
+"""The last steps of a run that has diverged."""
+PROFILE_FOLDER = "profile"
+"""Traces of `--profile`."""
 
 
 def write_run_files(folder: Path, run_id: str, config: Config, environment: dict[str, Any]) -> None:
@@ -26,13 +41,13 @@ def write_run_files(folder: Path, run_id: str, config: Config, environment: dict
         make_folder(folder / CHECKPOINTS)
         # Before the first checkpoint: without this file, the folder would accept the checkpoints of any run.
         write_atomically(folder / RUN_ID_FILE, run_id + "\n")
-        write_atomically(folder / "config.yaml", dump_config(config))
+        write_atomically(folder / CONFIG_FILE, dump_config(config))
         write_atomically(folder / ENVIRONMENT_FILE, json.dumps(environment, indent=1) + "\n")
 
 
 def is_run(folder: Path) -> bool:
     """Return whether a folder is a run folder."""
-    return (folder / "config.yaml").is_file() and (folder / ENVIRONMENT_FILE).is_file()
+    return (folder / CONFIG_FILE).is_file() and (folder / ENVIRONMENT_FILE).is_file()
 
 
 def newest_run(folder: Path = Path("runs")) -> Path:

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from facetrain.config.loading import load_config
+from facetrain.config.loading import CONFIG_FILE, load_config
 from facetrain.errors import ConfigError
+from facetrain.run.folder.run_files import METRICS_FILE
 from facetrain.telemetry.jsonl import GrowingJsonLines, stream_jsonl
 
 _MOST_POINTS = 4000
 """Points of a curve: more than a page has pixels."""
 _MOST_VERIFICATIONS = 100
-_METRICS_FILE = "metrics.jsonl"
 
 
 @dataclass
@@ -107,7 +107,7 @@ class LiveHistory:
 
     def __init__(self, folder: Path) -> None:
         """Take the run folder."""
-        self._history, self._lines = History(), GrowingJsonLines(folder / _METRICS_FILE)
+        self._history, self._lines = History(), GrowingJsonLines(folder / METRICS_FILE)
 
     def read(self) -> History:
         """Return the history up to now."""
@@ -118,7 +118,7 @@ class LiveHistory:
 
 def records_of(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of a run's metrics.jsonl; none before its first report."""
-    path = folder / _METRICS_FILE
+    path = folder / METRICS_FILE
     if path.is_file():
         yield from stream_jsonl(path)
 
@@ -126,6 +126,6 @@ def records_of(folder: Path) -> Iterator[dict[str, Any]]:
 def trained_loss_of(folder: Path) -> str:
     """Return the metric of the loss that a run trains; of one whose config cannot be read, the margin loss."""
     try:
-        return load_config(folder / "config.yaml").trained_loss
+        return load_config(folder / CONFIG_FILE).trained_loss
     except ConfigError:
         return "loss"

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from facetrain.config.loading import load_config, plain_config, preset_configs
+from facetrain.config.loading import CONFIG_FILE, load_config, plain_config, preset_configs
 from facetrain.data.images.decode import decode_rgb, encode_jpeg
 from facetrain.errors import ConfigError, ImageError, RunError, UsageError
 from facetrain.files import open_regular, os_errors_as, read_regular_text, write_atomically
@@ -24,10 +24,16 @@ from facetrain.pages.render import jpeg_image, render
 from facetrain.plural import count_text
 from facetrain.run.folder.compatibility import differences, is_within
 from facetrain.run.folder.environment import recorded_environment
-from facetrain.run.folder.run_files import is_run
+from facetrain.run.folder.run_files import (
+    AUGMENTED_FILE,
+    ENVIRONMENT_FILE,
+    LOG_FILE,
+    PAIRS_FILE,
+    SKIPPED_FILE,
+    is_run,
+)
 from facetrain.run.folder.run_state import RUNNING, RunState, read_state
 from facetrain.run.lr_range_test import RangeTest
-from facetrain.run.outputs import AUGMENTED_FILE, PAIRS_FILE, SKIPPED_FILE
 from facetrain.run.report.curves import PANELS, draw_curves, draw_range_test
 from facetrain.run.report.history import History, records_of, trained_loss_of
 from facetrain.run.report.list_runs import KINDS, formatted
@@ -60,7 +66,9 @@ def write_run_report(folder: Path, output: Path, history: History | None = None)
         RunError: a file of the run cannot be read, or the page cannot be written.
     """
     if not is_run(folder):
-        raise UsageError(f"{folder}: not the folder of a run (it has no config.yaml and environment.json)")
+        raise UsageError(
+            f"{folder}: not the folder of a run (it has no {CONFIG_FILE} and {ENVIRONMENT_FILE})"
+        )
     with os_errors_as(RunError, folder):
         page = render(
             "run/report/report.html.j2", title=folder.resolve().name, run=run_values(folder, history)
@@ -95,7 +103,7 @@ def run_values(folder: Path, history: History | None = None) -> dict[str, Any]:
         "first_batch": _first_batch(folder),
         "hardest_pairs": list(_hardest_pairs(folder)),
         "verifications": _verifications(history),
-        "warnings": _last_lines(folder / "log.txt", lambda line: " WARNING " in line),
+        "warnings": _last_lines(folder / LOG_FILE, lambda line: " WARNING " in line),
         "skipped": _last_lines(folder / SKIPPED_FILE),
         "restarts": count_text(max(len(state.starts) - 1, 0), "resume or restart", "resumes and restarts"),
         "starts": [(_minute(each.time), f"{each.step:,}", each.ranks, each.device) for each in state.starts],
@@ -150,7 +158,7 @@ def _tiles(history: History, state: RunState, trained: str) -> Iterator[tuple[st
 
 def _config_differences(folder: Path) -> dict[str, Any]:
     try:
-        values = plain_config(load_config(folder / "config.yaml"))
+        values = plain_config(load_config(folder / CONFIG_FILE))
     except ConfigError as error:
         return {"config_error": str(error)}
     changes = {name: list(differences(preset, values)) for name, preset in _presets().items()}

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from facetrain.config.loading import load_config, preset_configs
+from facetrain.config.loading import CONFIG_FILE, load_config, preset_configs
 from facetrain.config.presets import PRESET_FOLDERS
 from facetrain.config.schema import Config
 from facetrain.errors import ConfigError
@@ -80,7 +80,7 @@ def published_curve_of(folder: Path, total_steps: int | None) -> PublishedCurve 
         total_steps: steps of the whole run; None if they are not known yet.
     """
     try:
-        config = load_config(folder / "config.yaml")
+        config = load_config(folder / CONFIG_FILE)
     except ConfigError:  # of another version, or damaged; the commands that need it say so
         return None
     if total_steps is None or config.train.stages or config.train.max_steps is not None:
