@@ -26,8 +26,7 @@ from facetrain.run.folder.run_files import CARDS_FILE, DIVERGED_FILE, LOG_FILE, 
 from facetrain.run.folder.run_state import read_state
 from facetrain.run.parts.backbone import describe_model
 from facetrain.run.parts.step_schedule import StepSchedule
-from facetrain.run.report.history import History, Metric, records_of
-from facetrain.run.report.list_runs import formatted
+from facetrain.run.report.history import History, Metric, formatted, records_of
 from facetrain.run.report.published_curve import published_curve_of
 from facetrain.telemetry.log import warn
 

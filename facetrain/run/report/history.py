@@ -129,3 +129,8 @@ def trained_loss_of(folder: Path) -> str:
         return load_config(folder / CONFIG_FILE).trained_loss
     except ConfigError:
         return "loss"
+
+
+def formatted(value: Any, form: str) -> str:
+    """Format a value of metrics.jsonl, where NaN and infinity are texts."""
+    return format(value, form) if isinstance(value, int | float) else str(value)

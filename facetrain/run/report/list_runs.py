@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from facetrain.checkpoint.commit import CHECKPOINTS, complete_steps
 from facetrain.errors import RunError, UsageError
@@ -14,7 +13,7 @@ from facetrain.pages.render import render
 from facetrain.plural import count_text
 from facetrain.run.folder.run_files import is_run
 from facetrain.run.folder.run_state import FAILED, FINISHED, RUNNING, STOPPED, RunState, read_state
-from facetrain.run.report.history import History, trained_loss_of
+from facetrain.run.report.history import History, formatted, trained_loss_of
 from facetrain.telemetry.log import warn
 
 KINDS = {RUNNING: "none", FINISHED: "good", STOPPED: "warn", FAILED: "bad"}
@@ -105,11 +104,6 @@ def _best_of(runs: Sequence[ListedRun]) -> tuple[str, str, str] | None:
     best = max((run for run in runs if name in run.best), key=lambda run: run.best[name])
     words = f"best accuracy on {name}: {Path(best.folder).name}, of {count_text(counts[name], 'run')}"
     return "good", f"{best.best[name]:.2%}", printable(words)
-
-
-def formatted(value: Any, form: str) -> str:
-    """Format a value of metrics.jsonl, where NaN and infinity are texts."""
-    return format(value, form) if isinstance(value, int | float) else str(value)
 
 
 def _row(run: ListedRun) -> tuple[str, ...]:

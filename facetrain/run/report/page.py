@@ -35,8 +35,8 @@ from facetrain.run.folder.run_files import (
 from facetrain.run.folder.run_state import RUNNING, RunState, read_state
 from facetrain.run.lr_range_test import RangeTest
 from facetrain.run.report.curves import PANELS, draw_curves, draw_range_test
-from facetrain.run.report.history import History, records_of, trained_loss_of
-from facetrain.run.report.list_runs import KINDS, formatted
+from facetrain.run.report.history import History, formatted, records_of, trained_loss_of
+from facetrain.run.report.list_runs import KINDS
 from facetrain.run.report.published_curve import published_curve_of
 from facetrain.verify.output.hardest_pairs import VerifiedPairs, pair_groups
 
