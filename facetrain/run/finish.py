@@ -16,7 +16,8 @@ from facetrain.run.agree import Agreed
 from facetrain.run.folder.run_state import record_end
 from facetrain.run.open_run import Run
 from facetrain.run.resolve import open_mirror
-from facetrain.run.summary import end_key, print_lines, write_divergence, write_results, write_skipped_images
+from facetrain.run.results import write_divergence, write_results, write_skipped_images
+from facetrain.run.summary import end_key, print_lines
 from facetrain.run.uploading import (
     leave_uploads,
     open_uploads,

@@ -23,7 +23,7 @@ from facetrain.run.opening import report_start
 from facetrain.run.outputs import RunOutputs, open_outputs
 from facetrain.run.parts.learning_check import build_learning_check
 from facetrain.run.parts.loader import build_augment, build_loader
-from facetrain.run.summary import model_metadata
+from facetrain.run.results import model_metadata
 from facetrain.run.uploading import open_uploads, saved_checkpoint
 from facetrain.telemetry.log import warn
 from facetrain.training.profile import Profile, StepProfiler

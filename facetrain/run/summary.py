@@ -1,30 +1,18 @@
-"""Files that a run writes at its end: model, curves, skipped images, report of a divergence; and its summary."""
+"""Summary of a run that has ended, as text: its first and last numbers, and the commands to run next."""
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from torch import Tensor
-
-from facetrain.backbone.low_rank import merge_adapters
 from facetrain.config.own_code import allow_option
 from facetrain.config.schema import Config
-from facetrain.data.dataset_card import read_copied_cards
-from facetrain.data.loading.staged_loader import StagedLoader
-from facetrain.errors import DivergedError, RunError
-from facetrain.files import error_reason, printable, shell_path, write_atomically
-from facetrain.models.model_file import MODEL_FILE, STEP_KEY, save_model
+from facetrain.errors import RunError
+from facetrain.files import error_reason, printable, shell_path
 from facetrain.remote.address import is_remote
-from facetrain.run.build import Parts
-from facetrain.run.folder.run_files import CARDS_FILE, DIVERGED_FILE, LOG_FILE, REPORT_FILE, SKIPPED_FILE
+from facetrain.run.folder.run_files import LOG_FILE, REPORT_FILE, SKIPPED_FILE
 from facetrain.run.folder.run_state import read_state
-from facetrain.run.parts.backbone import describe_model
 from facetrain.run.parts.step_schedule import StepSchedule
 from facetrain.run.report.history import History, Metric, formatted, records_of
 from facetrain.run.report.published_curve import published_curve_of
@@ -32,49 +20,6 @@ from facetrain.telemetry.log import warn
 
 _MOST_GROWTH = 1.75
 """Factor from the first to the last loss beyond which a run has not learned, however short it is."""
-
-
-def model_metadata(config: Config, folder: Path) -> dict[str, Any]:
-    """Return the metadata of a model file: network, config, and the cards in the run folder."""
-    return describe_model(config) | {"datasets": read_copied_cards(folder / CARDS_FILE)}
-
-
-def write_skipped_images(parts: Parts, loader: StagedLoader) -> list[str]:
-    """Write the list of images that any rank could not read, and return it. Collective."""
-    parts.state.add_skipped_images(loader.skipped)
-    skipped = sorted(parts.state.skipped_images)
-    if skipped and parts.is_leader:
-        path = parts.folder / SKIPPED_FILE
-        try:
-            write_atomically(path, "\n".join(skipped) + "\n")
-        except OSError as error:  # it must not hide how the run ended
-            warn(f"{path}: {error_reason(error)}; the images that were skipped are not listed")
-    return skipped
-
-
-def write_divergence(parts: Parts, error: DivergedError) -> None:
-    """Write the last steps of a run that has diverged to diverged.json. For the leader only."""
-    with suppress(OSError):  # a full disk must not hide the reason why the run ended
-        write_atomically(parts.folder / DIVERGED_FILE, json.dumps(error.report) + "\n")
-
-
-def write_results(parts: Parts, weights: dict[str, Tensor], skipped: list[str], *, has_learned: bool) -> None:
-    """Write the model file, and print the summary. For the leader only.
-
-    `has_learned` is false if the check of the first steps has found that the run does not learn.
-    """
-    path, metadata = parts.folder / MODEL_FILE, model_metadata(parts.config, parts.folder)
-    # Adapters are added to the weights, so that the file opens as any other of this network.
-    save_model(path, merge_adapters(weights, str(path)), metadata | {STEP_KEY: parts.state.step})
-    ending = Ending(
-        end_key(parts.config, parts.schedule, parts.early_end),
-        parts.plan.is_part,
-        parts.early_end,
-        skipped,
-        has_learned=has_learned,
-        seconds=time.perf_counter() - parts.began_at,
-    )
-    print_lines(summarize(parts.folder, parts.config, ending))
 
 
 def end_key(config: Config, schedule: StepSchedule, early: str) -> str:
