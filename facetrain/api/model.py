@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from facetrain.api.dataset import Dataset, PathLike
-from facetrain.config.loading import eval_dir_of_run
+from facetrain.config.paths import eval_dir_of_run
 from facetrain.data.dataset import image_landmarks
 from facetrain.distributed.world import World, pick_device
 from facetrain.embeddings.embed_images import embed_images, open_embedder

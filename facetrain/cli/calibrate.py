@@ -69,7 +69,7 @@ def calibrate(
     require_writable(output)
     require_existing(model)
     from facetrain.cli.progress_bar import progress_bar
-    from facetrain.config.loading import eval_dir_of_run
+    from facetrain.config.paths import eval_dir_of_run
     from facetrain.verify.calibrate_model import calibrate_model
 
     with progress_bar("embedding") as progress:

@@ -147,7 +147,7 @@ def _evaluate(
 ) -> ModelResults:
     """Return the results of the model, or of the scores."""
     from facetrain.cli.progress_bar import progress_bar
-    from facetrain.config.loading import eval_dir_of_run
+    from facetrain.config.paths import eval_dir_of_run
     from facetrain.verify.evaluate import evaluate as evaluate_model
     from facetrain.verify.evaluate import evaluate_scores
 

@@ -63,7 +63,7 @@ def export(
         require_repository(outputs.push)
     import torch
 
-    from facetrain.config.loading import eval_dir_of_run
+    from facetrain.config.paths import eval_dir_of_run
     from facetrain.models.export.export import export as export_model
     from facetrain.models.model_file import THRESHOLDS_KEY, open_model
 

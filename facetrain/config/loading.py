@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,9 @@ from pydantic import ValidationError
 from facetrain.config.explain import explain
 from facetrain.config.presets import find_config, presets
 from facetrain.config.schema import RECIPES, Config
-from facetrain.errors import ConfigError, FacetrainError
+from facetrain.errors import ConfigError
 from facetrain.files import error_reason, printable, shell_path
-from facetrain.remote.address import has_secrets, is_read_in_place, is_remote, without_secrets
-from facetrain.remote.download import is_name, pinned
+from facetrain.remote.address import has_secrets, without_secrets
 from facetrain.strict_yaml import dump_yaml, parse_yaml
 
 CONFIG_FILE = "config.yaml"
@@ -26,18 +25,6 @@ CONFIG_FILE = "config.yaml"
 MAX_EXTENDS = 16
 _MAX_BYTES = 1 << 20
 _KINDS = {list: "a list", bool: "a truth value", int: "a number", float: "a number"}
-_PATHS = (
-    "run.dir",
-    "data.train",
-    "data.cache",
-    "model.init_from",
-    "distill.teacher",
-    "distill.cache",
-    "eval.dir",
-)
-"""Keys that hold a path. `eval.targets` has paths and names."""
-_DOWNLOADED = ("data.train", "model.init_from", "distill.teacher", "distill.cache")
-"""Keys that may hold an address or a name of the catalog."""
 _RESET_BY_EMPTY = ("lr_factors", "muon", "options")
 """Keys of mappings without defaults: `{}` removes what is in them. An empty section changes nothing."""
 
@@ -112,93 +99,6 @@ def plain_config(config: Config) -> dict[str, Any]:
 def dump_config(config: Config) -> str:
     """Return a YAML text with all keys, from which the same config is loaded."""
     return dump_yaml(plain_config(config))
-
-
-def eval_dir_of_run(model: Path) -> Path:
-    """Return the evaluation folder of a run, or the current folder if `model` is not a run folder."""
-    config = model / CONFIG_FILE
-    folder = load_config(config).eval_dir if config.is_file() else ""
-    return Path() if is_remote(folder) else Path(folder)
-
-
-def with_absolute_paths(config: Config) -> Config:
-    """Return the config with absolute paths, so that a run can be continued and evaluated from any folder.
-
-    Relative paths are relative to the current folder. The names of evaluation sets in `eval.dir` stay as they are: only
-    those that `with_paths_of_sets` has marked are paths.
-    """
-    plain = plain_config(config)
-    for key in _PATHS:
-        section, _, name = key.partition(".")
-        if (path := _value(plain, key)) and not is_remote(path):
-            plain[section][name] = os.path.abspath(path)
-    plain["eval"]["targets"] = [
-        os.path.abspath(target) if target.startswith((".", "/")) else target for target in config.eval.targets
-    ]
-    return Config.model_validate(plain)
-
-
-def with_paths_of_sets(config: Config) -> Config:
-    """Return the config with "./" before each evaluation set that is a path, and not a name in `eval.dir`."""
-    plain = plain_config(config)
-    plain["eval"]["targets"] = [_marked(target, config.eval_dir) for target in config.eval.targets]
-    return Config.model_validate(plain)
-
-
-def with_downloads(
-    config: Config, pin: Callable[[str], str] = pinned, *, has_weights: bool = False
-) -> Config:
-    """Return the config with the versions of its addresses, after `pin` has downloaded what is not read in place.
-
-    Args:
-        config: the settings.
-        pin: downloads an address or a name of the catalog; returns the address with its version.
-        has_weights: whether the run continues from a checkpoint, which has the weights of `model.init_from`.
-
-    Raises:
-        FacetrainError: an address cannot be used, or a download failed.
-    """
-    plain = plain_config(config)
-    for key in _DOWNLOADED:
-        section, _, name = key.partition(".")
-        path = _value(plain, key)
-        if has_weights and key == "model.init_from":
-            continue
-        if path and is_name(path) and not (key == "data.train" and is_read_in_place(path)):
-            plain[section][name] = _pinned_for(key, path, pin)
-    targets: list[str] = plain["eval"]["targets"]
-    if is_remote(folder := config.eval_dir):
-        targets = [
-            each if is_remote(each) else f"{folder}/{each.removesuffix('.bin')}.bin" for each in targets
-        ]
-    plain["eval"]["targets"] = [
-        _pinned_for("eval.targets", target, pin) if is_remote(target) else target for target in targets
-    ]
-    return Config.model_validate(plain)
-
-
-def _pinned_for(key: str, address: str, pin: Callable[[str], str]) -> str:
-    try:
-        return pin(address)
-    except FacetrainError as error:
-        # A name of `eval.targets` becomes an address that the user has never written.
-        error.args = (f"{key}: {error}",)
-        raise
-
-
-def _marked(target: str, eval_dir: str) -> str:
-    if is_remote(target) or target.startswith((".", "/")):
-        return target
-    has_folder = Path(target).name != target
-    is_in_eval_dir = (Path(eval_dir) / target).exists()
-    is_path = Path(target).exists() and (has_folder or target.endswith(".bin")) and not is_in_eval_dir
-    return f"./{target}" if is_path else target
-
-
-def _value(plain: dict[str, Any], key: str) -> Any:
-    """Return the value of a dotted key; None if its section is null."""
-    section, _, name = key.partition(".")
-    return (plain[section] or {}).get(name)
 
 
 def read_merged(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:

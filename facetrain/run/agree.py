@@ -16,8 +16,9 @@ from typing import Any
 
 from facetrain.checkpoint.commit import CHECKPOINTS
 from facetrain.checkpoint.load import Checkpoint
-from facetrain.config.loading import CONFIG_FILE, with_absolute_paths
+from facetrain.config.loading import CONFIG_FILE
 from facetrain.config.own_code import allow_code_of, require_code_allowed
+from facetrain.config.paths import with_absolute_paths
 from facetrain.config.schema import Config
 from facetrain.data.loading.sampler import epoch_size
 from facetrain.distributed.ranks import Ranks

@@ -17,12 +17,8 @@ from pydantic import BaseModel
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.mirror import Mirror
 from facetrain.checkpoint.run_id import new_run_id, read_run_id, run_id_of
-from facetrain.config.loading import (
-    with_absolute_paths,
-    with_downloads,
-    with_paths_of_sets,
-    with_values,
-)
+from facetrain.config.loading import with_values
+from facetrain.config.paths import with_absolute_paths, with_downloads, with_paths_of_sets
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.loading.sampler import epoch_size

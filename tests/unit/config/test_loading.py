@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from facetrain.config.loading import build_config, dump_config, load_config, override_keys, with_downloads
-from facetrain.errors import ConfigError, DataError
+from facetrain.config.loading import build_config, dump_config, load_config, override_keys
+from facetrain.errors import ConfigError
 from facetrain.strict_yaml import parse_yaml
 
 
@@ -304,13 +304,3 @@ def test_a_switch_takes_the_words_that_yaml_reads_as_truth_values(word):
 def test_replayed_code_is_refused_with_what_it_cannot_replay(other, message):
     with pytest.raises(ConfigError, match=message):
         build_config({"data": {"train": "x"}}, "x", ["train.compile=reduce-overhead", other])
-
-
-def test_an_address_that_cannot_be_used_is_named_with_its_key():
-    config = build_config({"data": {"train": "s3://bucket/shards"}, "eval": {"targets": ["lfw"]}}, "test")
-
-    def refuse(address):
-        raise DataError(f"{address}: not found")
-
-    with pytest.raises(DataError, match=r"^eval\.targets: s3://bucket/shards/lfw\.bin"):
-        with_downloads(config, refuse)
