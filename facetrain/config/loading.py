@@ -151,14 +151,23 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: {error_reason(error)}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not a text file in UTF-8 (byte {error.start})") from error
-    value = _parse(text, str(path))
-    if value is None:
-        raise ConfigError(f"{path}: is empty; a config needs `key: value` lines, and at least data.train")
-    if not isinstance(value, dict):
+    return parse_values(text, str(path))
+
+
+def parse_values(text: str, where: str) -> dict[str, Any]:
+    """Return the mapping in a YAML text; `where` names the text in errors.
+
+    Raises:
+        ConfigError: the text is not YAML, is empty, or does not hold a mapping.
+    """
+    values = _parse(text, where)
+    if values is None:
+        raise ConfigError(f"{where}: is empty; a config needs `key: value` lines, and at least data.train")
+    if not isinstance(values, dict):
         raise ConfigError(
-            f"{path}: is {_KINDS.get(type(value), 'text')}, but a config has `key: value` lines"
+            f"{where}: is {_KINDS.get(type(values), 'text')}, but a config has `key: value` lines"
         )
-    return value
+    return values
 
 
 def _parse(text: str, where: str) -> Any:

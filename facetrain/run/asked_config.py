@@ -8,17 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from facetrain.checkpoint.mirror import Mirror
-from facetrain.config.loading import CONFIG_FILE, build_config, override_keys, plain_config, read_merged
+from facetrain.config.loading import (
+    CONFIG_FILE,
+    build_config,
+    override_keys,
+    parse_values,
+    plain_config,
+    read_merged,
+)
 from facetrain.config.own_code import allow_code_of, require_code_allowed
 from facetrain.config.presets import find_config
 from facetrain.config.schema import Config
-from facetrain.errors import ConfigError, UsageError
+from facetrain.errors import UsageError
 from facetrain.remote.address import is_remote
 from facetrain.remote.download import is_name
 from facetrain.remote.filesystem import public
 from facetrain.run.folder.run_files import newest_run
 from facetrain.run.request import CHOSEN_KEYS, TrainRequest, as_override
-from facetrain.strict_yaml import parse_yaml
 
 
 @dataclass(frozen=True)
@@ -92,7 +98,7 @@ def recorded_config(request: TrainRequest) -> RecordedConfig:
         values, where = read_merged(path), str(path)
     elif mirror:
         where = f"{public(mirror.url)}/{CONFIG_FILE}"
-        values = _parsed(mirror.read_text(CONFIG_FILE), where)
+        values = parse_values(mirror.read_text(CONFIG_FILE), where)
     else:
         raise UsageError(f"{folder}: not the folder of a run (it has no {CONFIG_FILE})")
     config = build_config(values, where, overrides)
@@ -101,16 +107,6 @@ def recorded_config(request: TrainRequest) -> RecordedConfig:
     require_code_allowed(config, where)
     keys = override_keys(request.overrides)
     return RecordedConfig(folder, AskedConfig(config, keys, plain_config(config), tuple(remarks)))
-
-
-def _parsed(text: str, where: str) -> dict[str, Any]:
-    try:
-        values = parse_yaml(text)
-    except ValueError as error:
-        raise ConfigError(f"{where}: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{where}: is not the config of a run")
-    return values
 
 
 def _build(request: TrainRequest, *more: str) -> Config:
