@@ -7,7 +7,7 @@
      "world_size": 2,        number of ranks that wrote the checkpoint
      "num_classes": 93431,
      "files": [{"name": "rows_00000_of_00002.safetensors", "size": …, "sha256": "…", "start": 0, "stop": 46716}, …],
-     "meta": {…},            JSON of the run: its config, its position in the data
+     "meta": {…},            JSON of the run: its id, its config, its network, digests of its data, …
      "metrics": {…}          newest verification, "set/metric" -> number
     }
 

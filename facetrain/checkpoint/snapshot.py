@@ -49,7 +49,7 @@ class Snapshot:
     num_classes: int
     """Number of classes of all ranks and heads."""
     rank_state: dict[str, Tensor]
-    """Tensors that differ between ranks: random states, batch-norm statistics."""
+    """Tensors that differ between ranks, such as batch norm statistics."""
     meta: dict[str, Any] = field(default_factory=dict)
     """Everything else, as JSON."""
     metrics: dict[str, float] = field(default_factory=dict)

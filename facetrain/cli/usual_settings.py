@@ -1,4 +1,4 @@
-"""Options of `facetrain train` for the settings that everybody changes."""
+"""Options for the settings that everybody changes, and the keys of the config that they set."""
 
 from __future__ import annotations
 

@@ -112,8 +112,8 @@ class BaseHead(nn.Module):
         if len(wrong):
             raise DataError(
                 f"label {int(wrong[0])} is outside the {self.num_classes:,} classes of the head (0 to "
-                f"{self.num_classes - 1:,}); {len(wrong):,} labels of the batch are invalid; check "
-                "data.num_classes and the dataset"
+                f"{self.num_classes - 1:,}); {len(wrong):,} labels are invalid; check data.num_classes and the "
+                "dataset"
             )
 
     def load_rows(self, read: Callable[[str, int, int], Tensor]) -> None:
@@ -123,7 +123,7 @@ class BaseHead(nn.Module):
     def state(self) -> dict[str, Tensor]:
         """Return what to save in a checkpoint beside the tables, the same on every rank.
 
-        These are averages, threshold, and whether the expectations have begun.
+        These are the running averages of the margin, and whether the expectations have begun.
         """
         raise NotImplementedError
 

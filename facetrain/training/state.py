@@ -140,7 +140,7 @@ class TrainState:
         self.skipped_images = _texts(checkpoint.replicated("skipped."))
         self.head.load_rows(checkpoint.rows)
         self.head.load_state(checkpoint.replicated("head."))
-        # Another number of ranks continues from the averaged statistics, and draws random numbers as a new run does.
+        # Another number of ranks continues from the averaged statistics.
         if checkpoint.manifest.world_size == self.world.size:
             self._load_rank_state(checkpoint.rank_state(self.world.rank))
 

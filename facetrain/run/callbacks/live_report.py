@@ -38,7 +38,6 @@ class LiveReport:
     _history: LiveHistory = field(init=False)
 
     def __post_init__(self) -> None:
-        """Read nothing yet."""
         self._history = LiveHistory(self.folder)
 
     def update(self, state: TrainState) -> None:
