@@ -12,11 +12,10 @@ from pydantic import BaseModel
 
 from facetrain.backbone.registry import BACKBONES
 from facetrain.checkpoint.load import Checkpoint
-from facetrain.config.loading import build_config, plain_config
+from facetrain.config.loading import build_config, parse_values, plain_config
 from facetrain.config.schema import Config
 from facetrain.errors import ConfigError
 from facetrain.run.parts.step_schedule import StepSchedule
-from facetrain.strict_yaml import parse_yaml
 
 _SHAPING_KEYS = (
     "data.image_size",
@@ -181,12 +180,9 @@ def saved_config(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the config in a checkpoint; empty if it has none that can be read."""
     text = checkpoint.meta.get("config")
     try:
-        values = parse_yaml(text) if isinstance(text, str) else {}
-        if not isinstance(values, dict):
-            return {}
         # Keys that this version has added get their defaults.
-        return plain_config(build_config(values, "config"))
-    except (ConfigError, ValueError):
+        return plain_config(build_config(parse_values(str(text), "config"), "config"))
+    except ConfigError:
         return {}
 
 
