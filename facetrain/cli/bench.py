@@ -11,7 +11,7 @@ import typer
 
 from facetrain.bench.workloads import DEFAULT_CONFIG, RunWorkload, Turns
 from facetrain.cli.option_groups import option_groups
-from facetrain.cli.options import Device, Json, Set, resolve_device
+from facetrain.cli.options import CONFIG_FLAGS, Device, Json, Set, resolve_device
 from facetrain.cli.outputs import echo_line
 from facetrain.cli.train import Processes
 from facetrain.cpu_cores import usable_cores
@@ -33,7 +33,8 @@ def train(
     config: Annotated[
         Path | None,
         typer.Option(
-            help="Config: a YAML file, or the name of a preset; by default an r18 in bf16 with 64 images per step."
+            *CONFIG_FLAGS,
+            help="Config: a YAML file, or the name of a preset; by default an r18 in bf16 with 64 images per step.",
         ),
     ] = None,
     set_: Set = None,

@@ -87,10 +87,11 @@ MinQuality = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
-Config = Annotated[Path, typer.Option(help="Config of the run: a YAML file, or the name of a preset.")]
-OptionalConfig = Annotated[
-    Path | None, typer.Option(help="Config of the run: a YAML file, or the name of a preset.")
-]
+CONFIG_FLAGS = ("--config", "--preset")
+"""Two names of one option: `--config my.yaml` and `--preset ms1mv3_r50` read well, and both take either."""
+_CONFIG = typer.Option(*CONFIG_FLAGS, help="Config of the run: a YAML file, or the name of a preset.")
+Config = Annotated[Path, _CONFIG]
+OptionalConfig = Annotated[Path | None, _CONFIG]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the config. May be repeated."),

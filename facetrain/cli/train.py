@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from facetrain.cli.option_groups import option_groups
-from facetrain.cli.options import Json, RunDir, Set, find_run
+from facetrain.cli.options import CONFIG_FLAGS, Json, RunDir, Set, find_run
 from facetrain.cli.outputs import echo_line, require_existing, require_writable
 from facetrain.cli.usual_settings import UsualSettings
 from facetrain.errors import FacetrainError, UsageError
@@ -55,8 +55,7 @@ def train(
     config: Annotated[
         Path | None,
         typer.Option(
-            "--config",
-            "--preset",
+            *CONFIG_FLAGS,
             help="Config of the run: a YAML file, or the name of a preset. Default, with --data: the default of each "
             "key, with a network, a number format and a learning rate for the dataset and the machine.",
         ),
