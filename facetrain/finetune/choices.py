@@ -118,7 +118,7 @@ def _optimizer(facts: Facts) -> Iterator[Choice]:
 
 def _machine(facts: Facts) -> Iterator[Choice]:
     if not facts.has_gpu:
-        yield Choice({"train.precision": "fp32"}, "on a CPU float32 is faster than bfloat16")
+        yield Choice({"train.precision": "fp32"}, "with which fine-tuning on a CPU was measured")
     yield Choice(
         {"eval.targets": [facts.held_out], "eval.every_steps": _STEPS // 4},
         "the held-out images give the curve",
