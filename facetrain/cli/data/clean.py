@@ -179,11 +179,13 @@ def _echo_report(report: CleanReport, dataset: Path, images: int) -> None:
     from facetrain.data.tools.fault_threshold import MIN_IMAGES
 
     moved = sum(one.target >= 0 for one in report.wrong)
-    echo_line(f"{dataset}: {len(report.wrong):,} of {images:,} labels are wrong")
+    is_judged = not (report.separation.useless or report.threshold.too_few)
+    found = f"{len(report.wrong):,} of {images:,} labels are wrong" if is_judged else "no label is judged"
+    echo_line(f"{dataset}: {found}")
     echo_line(f"  {report.separation.sentence()}")
     if report.threshold.too_few:
         echo_line(
-            f"  not judged: {report.threshold.images:,} images are too few to calibrate on; {MIN_IMAGES} are needed"
+            f"  {report.threshold.images:,} images are too few to calibrate on; {MIN_IMAGES} are needed"
         )
     if report.wrong:
         echo_line(
