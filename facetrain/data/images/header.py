@@ -39,6 +39,8 @@ _PNM_WHITE = (b"255", b"65535")
 """Values of white in a gray or color PNM image: OpenCV takes others for shades of gray."""
 _TIFF_WIDTH, _TIFF_HEIGHT, _TIFF_ORIENTATION = 256, 257, 274
 _TIFF_SHORT = 3
+_TIFF_ELSEWHERE = frozenset((5, 10, 12, 16, 17))
+"""Types of 8 bytes, which are at another place of the file: the entry has an offset, and libtiff follows it."""
 _ISOBMFF_HEADER_BYTES = 1 << 16
 """Bytes in which the size of an AVIF or HEIC image must appear."""
 
@@ -73,7 +75,9 @@ def jpeg_orientation(data: bytes) -> int:
     for position, marker in _jpeg_segments(data):
         if marker == _EXIF_MARKER and data.startswith(b"Exif\0\0", position + 4):
             with contextlib.suppress(struct.error):
-                orientation = _tiff_tags(data[position + 10 :]).get(_TIFF_ORIENTATION, 1)
+                # Not up to the end of the file: its copies for many such segments would take quadratic time.
+                end = position + 2 + _JPEG_SEGMENT.unpack_from(data, position)[2]
+                orientation = _tiff_tags(data[position + 10 : end]).get(_TIFF_ORIENTATION, 1)
                 return orientation if 1 <= orientation <= 8 else 1
     return 1
 
@@ -142,8 +146,8 @@ def _format_and_size(data: bytes) -> tuple[str, int, int] | None:
         return _largest_box_size(name, data) if name else None
     if data[:4] in (b"II*\x00", b"MM\x00*"):
         tags = _tiff_tags(data)
-        known = _TIFF_WIDTH in tags and _TIFF_HEIGHT in tags
-        return ("TIFF", tags[_TIFF_WIDTH], tags[_TIFF_HEIGHT]) if known else None
+        width, height = tags.get(_TIFF_WIDTH, -1), tags.get(_TIFF_HEIGHT, -1)
+        return ("TIFF", width, height) if min(width, height) >= 0 else None
     match = _PNM.match(data[:_PNM_HEADER_BYTES])
     is_known = match is not None and (match[1] in b"14" or match[4] in _PNM_WHITE)
     return ("PNM", int(match[2]), int(match[3])) if match is not None and is_known else None
@@ -178,12 +182,16 @@ def _largest_box_size(name: str, data: bytes) -> tuple[str, int, int] | None:
 
 
 def _tiff_tags(data: bytes) -> dict[int, int]:
-    """Return the first value of each tag in the first directory of a TIFF, or of EXIF, which has the same layout."""
+    """Return the first value of each tag in the first directory of a TIFF, or of EXIF, which has the same layout.
+
+    Of a repeated tag the first entry counts, as for libtiff. A number outside of its entry is -1.
+    """
     order = "<" if data[:2] == b"II" else ">"
     (start,) = struct.unpack_from(order + "I", data, 4)
     (count,) = struct.unpack_from(order + "H", data, start)
-    tags = {}
+    tags: dict[int, int] = {}
     for entry in range(start + 2, start + 2 + 12 * count, 12):
         tag, kind = struct.unpack_from(order + "HH", data, entry)
-        (tags[tag],) = struct.unpack_from(order + ("H" if kind == _TIFF_SHORT else "I"), data, entry + 8)
+        (value,) = struct.unpack_from(order + ("H" if kind == _TIFF_SHORT else "I"), data, entry + 8)
+        tags.setdefault(tag, -1 if kind in _TIFF_ELSEWHERE else value)
     return tags

@@ -100,6 +100,27 @@ def test_images_with_an_orientation_tag_are_turned_upright():
     assert jpeg_orientation(encode_jpeg(upright, 90)) == 1
 
 
+def test_an_orientation_outside_of_its_segment_does_not_count():
+    data = turned_jpeg(photo(), 6)
+    (length,) = struct.unpack_from(">H", data, 4)
+    short = data[:4] + struct.pack(">H", length - 18) + data[6:]  # without the only entry of the directory
+    assert jpeg_orientation(data) == 6 and jpeg_orientation(short) == 1
+
+
+def tiff(width, further=()):
+    """Return the header of a TIFF with two entries of the size, type LONG, and further entries."""
+    entries = [(256, 4, width), (257, 4, 96), *further]
+    packed = (struct.pack("<HHII", tag, kind, 1, value) for tag, kind, value in entries)
+    return b"II*\0" + struct.pack("<IH", 8, len(entries)) + b"".join(packed) + bytes(4)
+
+
+def test_the_size_of_a_tiff_is_the_one_that_its_decoder_takes():
+    assert read_header(tiff(160)) == ("TIFF", 160, 96)
+    assert read_header(tiff(12_000, [(256, 4, 10)])) == ("TIFF", 12_000, 96)
+    elsewhere = tiff(160).replace(struct.pack("<HH", 256, 4), struct.pack("<HH", 256, 16))
+    assert read_header(elsewhere) is None  # 160 is the offset of a number of 64 bits
+
+
 @pytest.mark.parametrize("depth", ["cmyk", "16 bits"])
 def test_cmyk_and_16_bit_images_become_8_bit_rgb(depth):
     if depth == "cmyk":
