@@ -37,7 +37,7 @@ _PNM = re.compile(rb"P([1-6])" + 2 * rb"(?:\s|#[^\n]*\n)+(\d{1,9})" + rb"(?:(?:\
 _PNM_HEADER_BYTES = 4096
 _PNM_WHITE = (b"255", b"65535")
 """Values of white in a gray or color PNM image: OpenCV takes others for shades of gray."""
-_TIFF_WIDTH, _TIFF_HEIGHT, _TIFF_ORIENTATION = 256, 257, 274
+_TIFF_WIDTH, _TIFF_HEIGHT, _TIFF_ORIENTATION, _TIFF_TILE_WIDTH, _TIFF_TILE_HEIGHT = 256, 257, 274, 322, 323
 _TIFF_SHORT = 3
 _TIFF_ELSEWHERE = frozenset((5, 10, 12, 16, 17))
 """Types of 8 bytes, which are at another place of the file: the entry has an offset, and libtiff follows it."""
@@ -145,9 +145,8 @@ def _format_and_size(data: bytes) -> tuple[str, int, int] | None:
         name = "AVIF" if b"avi" in brands else "HEIC" if b"hei" in brands else ""
         return _largest_box_size(name, data) if name else None
     if data[:4] in (b"II*\x00", b"MM\x00*"):
-        tags = _tiff_tags(data)
-        width, height = tags.get(_TIFF_WIDTH, -1), tags.get(_TIFF_HEIGHT, -1)
-        return ("TIFF", width, height) if min(width, height) >= 0 else None
+        size = _tiff_size(data)
+        return None if size is None else ("TIFF", *size)
     match = _PNM.match(data[:_PNM_HEADER_BYTES])
     is_known = match is not None and (match[1] in b"14" or match[4] in _PNM_WHITE)
     return ("PNM", int(match[2]), int(match[3])) if match is not None and is_known else None
@@ -179,6 +178,16 @@ def _largest_box_size(name: str, data: bytes) -> tuple[str, int, int] | None:
         sizes.append(struct.unpack_from(">II", data, position + 8))
         position = data.find(b"ispe", position + 4, _ISOBMFF_HEADER_BYTES)
     return (name, *max(sizes, key=lambda size: size[0] * size[1])) if sizes else None
+
+
+def _tiff_size(data: bytes) -> tuple[int, int] | None:
+    """Return the size of a TIFF, or of its tiles if they are too large: a tile of a small image is decoded whole."""
+    tags = _tiff_tags(data)
+    size = tags.get(_TIFF_WIDTH, -1), tags.get(_TIFF_HEIGHT, -1)
+    tile = tags.get(_TIFF_TILE_WIDTH, 0), tags.get(_TIFF_TILE_HEIGHT, 0)
+    if min(*size, *tile) < 0:
+        return None
+    return tile if tile[0] * tile[1] > MAX_PIXELS else size
 
 
 def _tiff_tags(data: bytes) -> dict[int, int]:

@@ -117,6 +117,8 @@ def tiff(width, further=()):
 def test_the_size_of_a_tiff_is_the_one_that_its_decoder_takes():
     assert read_header(tiff(160)) == ("TIFF", 160, 96)
     assert read_header(tiff(12_000, [(256, 4, 10)])) == ("TIFF", 12_000, 96)
+    assert read_header(tiff(160, [(322, 4, 128), (323, 4, 128)])) == ("TIFF", 160, 96)
+    assert read_header(tiff(160, [(322, 4, 15_000), (323, 4, 15_000)])) == ("TIFF", 15_000, 15_000)
     elsewhere = tiff(160).replace(struct.pack("<HH", 256, 4), struct.pack("<HH", 256, 16))
     assert read_header(elsewhere) is None  # 160 is the offset of a number of 64 bits
 
