@@ -35,6 +35,8 @@ from facetrain.files import os_errors_as
 
 _LIST_MAGIC = 0x112
 _V1, _V2, _V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA
+_MOST_DIMENSIONS = 32
+"""MXNet's own limit. The product of very many sizes would take quadratic time."""
 _DTYPES = {0: "<f4", 1: "<f8", 2: "<f2", 3: "u1", 4: "<i4", 5: "i1", 6: "<i8"}
 
 
@@ -92,7 +94,7 @@ def _read_array(cursor: _Cursor) -> Tensor:
     # dimensions is a scalar there.
     if dimensions == (-1 if version == _V3 else 0):
         return torch.empty(0)
-    if dimensions < 0:
+    if not 0 <= dimensions <= _MOST_DIMENSIONS:
         raise ValueError(f"an array of {dimensions} dimensions")
     shape = cursor.unpack(f"<{dimensions}{'q' if has_magic else 'I'}")
     if min(shape, default=0) < 0:

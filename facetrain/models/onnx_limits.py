@@ -7,7 +7,7 @@ without these checks, a file of 100 bytes could fill the memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ _MAX_VALUE_BYTES = 1 << 31
 """Largest value between two layers, as in an IResNet for a fixed batch of 600 images of 112 pixels."""
 _SMALL_BYTES = 1 << 12
 """Constants up to this size keep their numbers for the inference of shapes: they may be shapes."""
+_MOST_DIMENSIONS = 32
+"""More than any runtime supports. The product of very many sizes would take quadratic time."""
 _TWO_IN_A_BYTE = ("INT4", "UINT4", "FLOAT4E2M1")
 
 
@@ -28,7 +30,7 @@ def require_stored_weights(path: Path, model: Any) -> None:
         ModelError: a weight is larger than its data, or the file with its data is missing.
     """
     for tensor in _constants(model):
-        needed = math.prod(tensor.dims) * _bytes_per_number(tensor.data_type)
+        needed = _numbers(path, tensor.name, tensor.dims) * _bytes_per_number(tensor.data_type)
         # Without raw data, small integers are packed into less than their size in memory.
         stored = len(tensor.raw_data) or 8 * tensor.ByteSize()
         external = {entry.key: entry.value for entry in tensor.external_data}
@@ -71,7 +73,7 @@ def require_small_values(path: Path, model: Any) -> None:
     for value in values:
         dimensions = value.type.tensor_type.shape.dim
         shape = [dimension.dim_value for dimension in dimensions if dimension.HasField("dim_value")]
-        size = math.prod(shape) * _bytes_per_number(value.type.tensor_type.elem_type)
+        size = _numbers(path, value.name, shape) * _bytes_per_number(value.type.tensor_type.elem_type)
         if size > _MAX_VALUE_BYTES and value.name not in weights:
             raise ModelError(
                 f"{path}: the value {value.name} has the shape {_text(shape)}, {size:,} bytes; "
@@ -111,6 +113,14 @@ def _bytes_per_number(kind: int) -> int:
         return int(helper.tensor_dtype_to_np_dtype(kind).itemsize)
     except (KeyError, TypeError, ValueError):
         return 1
+
+
+def _numbers(path: Path, name: str, shape: Sequence[int]) -> int:
+    if len(shape) > _MOST_DIMENSIONS:
+        raise ModelError(
+            f"{path}: the value {name} has {len(shape):,} dimensions; the limit is {_MOST_DIMENSIONS}"
+        )
+    return math.prod(shape)
 
 
 def _text(shape: Any) -> str:

@@ -1,3 +1,5 @@
+import struct
+
 import numpy as np
 import pytest
 import torch
@@ -34,6 +36,13 @@ def test_a_params_file_truncated_or_changed_at_any_byte_is_refused_or_read(tmp_p
             read_params(path)
         except ModelError as error:
             assert str(path) in str(error)
+
+
+def test_an_array_of_very_many_dimensions_is_refused_before_its_size_is_computed(tmp_path):
+    array = struct.pack("<Iii10000q", V2, 0, 10_000, *[2**62 - 1] * 10_000)
+    (tmp_path / "a.params").write_bytes(struct.pack("<QQQ", 0x112, 0, 1) + array)
+    with pytest.raises(ModelError, match="an array of 10000 dimensions"):
+        read_params(tmp_path / "a.params")
 
 
 @pytest.mark.parametrize(

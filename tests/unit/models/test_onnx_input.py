@@ -285,6 +285,18 @@ def test_a_weight_that_is_listed_as_a_value_may_be_large(tmp_path, monkeypatch):
     assert embedded(path)[0].shape == (2, 64)
 
 
+@pytest.mark.parametrize("is_weight", [True, False])
+def test_a_value_of_very_many_dimensions_is_refused(tmp_path, is_weight):
+    path = write_graph(tmp_path / "m.onnx", CENTER, inputs=FLOAT_IMAGE)
+    with changed(path) as model:
+        if is_weight:
+            model.graph.initializer[0].dims.extend([1] * 43)
+        else:
+            model.graph.value_info.append(make_tensor("v0", 1, [1] * 43))
+    with pytest.raises(ModelError, match=r"the value (c0_1|v0) has 43 dimensions; the limit is 32"):
+        open_model(path, CPU)
+
+
 def largest_of_constant(shape, output):
     """Nodes that compute a constant of this shape from a few bytes, and then one number of it."""
     value = onnx.helper.make_tensor("", 1, [1], [1.0])
