@@ -33,8 +33,10 @@ from facetrain.remote.listing import version_token
 _COPIED = ("property", "names.csv", "identities.csv", "landmarks.npy", "dataset_card.yaml")
 _COPIED_SUFFIXES = (".landmarks.npy", ".card.yaml")
 _CHUNK_BYTES = 1 << 24
-_DESCRIBED = re.compile(r"/\S*/datasets/[0-9a-f]{16}/(s3|gs)/")
-"""Beginning of a path in a folder that describes a dataset."""
+_IN_DESCRIPTION = r"/datasets/[0-9a-f]{16}(?=/(s3|gs)/)"
+"""Part of a path in a folder that describes a dataset, between the cache folder and the scheme."""
+_caches: set[Path] = set()
+"""Cache folders that this process has used: messages have paths in them."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ def dataset_path(address: str, cache: ObjectCache = DEFAULT_CACHE) -> Path:
         return local_path(address)
     with os_errors_as(DataError, cache.folder or Path("cache"), "set data.cache to another folder"):
         folder = cache.folder.absolute() if cache.folder else user_cache_folder() / "objects"
+        _caches.add(folder)
         for name in ("blocks", "locks", "datasets"):
             private_folder(folder / name)
         with replacing(folder / "limit") as scratch:  # the ranks of a machine write it at the same time
@@ -73,7 +76,10 @@ def dataset_path(address: str, cache: ObjectCache = DEFAULT_CACHE) -> Path:
 
 def with_addresses(text: str) -> str:
     """Return a message in which the paths of remote datasets are their addresses: of those below, and of downloads."""
-    return download.with_addresses(_DESCRIBED.sub(r"\1://", text))
+    for folder in _caches:
+        # The folder literally: where a path with spaces begins in a text cannot be seen.
+        text = re.sub(re.escape(str(folder)) + _IN_DESCRIPTION + "/../", r"\1://", text)
+    return download.with_addresses(text)
 
 
 def forget_objects(path: Path) -> bool:
@@ -88,8 +94,8 @@ def forget_objects(path: Path) -> bool:
 
 def forget_description(path: Path) -> None:
     """Remove the folder that describes a remote dataset: its copies of small objects, too, may have been damaged."""
-    if isinstance(path, ObjectPath) and (found := _DESCRIBED.match(str(path))):
-        shutil.rmtree(Path(found[0]).parent, ignore_errors=True)
+    if isinstance(path, ObjectPath) and (found := re.match(".*" + _IN_DESCRIPTION, str(path), re.DOTALL)):
+        shutil.rmtree(found[0], ignore_errors=True)
 
 
 def object_versions(source: FaceDataset) -> list[list[str | int]]:

@@ -15,8 +15,15 @@ from facetrain.data.dataset import prefetch_images
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.loading.batch_slots import BatchSlots
 from facetrain.data.loading.reader import ImageReader, ReadRequest
+from facetrain.data.object_blocks import ObjectPath
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.remote_dataset import ObjectCache, dataset_path, object_versions, remarks_on_reading
+from facetrain.data.remote_dataset import (
+    ObjectCache,
+    dataset_path,
+    forget_description,
+    object_versions,
+    remarks_on_reading,
+)
 from facetrain.data.settings import DataSettings
 from facetrain.errors import DataError
 from facetrain.remote import filesystem
@@ -219,6 +226,14 @@ def test_an_index_that_was_damaged_on_its_way_is_not_kept(object_store, tmp_path
     assert images_of(open_remote(url, tmp_path / "cache")) == images_of(open_dataset(tmp_path / "faces"))
 
 
+def test_a_description_is_removed_from_a_cache_folder_with_a_space_in_its_path(tmp_path):
+    description = tmp_path / "my cache" / "datasets" / "0123456789abcdef"
+    path = ObjectPath(description, "s3", "bucket", "faces")
+    path.mkdir(parents=True)
+    forget_description(path)
+    assert not description.exists() and description.parent.is_dir()
+
+
 def test_a_store_that_answers_too_late_is_an_error(object_store, tmp_path, monkeypatch):
     write_records(tmp_path / "faces", LABELS)
     remote = open_remote(upload(tmp_path / "faces"), tmp_path / "cache", cache_bytes=100)
@@ -287,7 +302,7 @@ def test_a_damaged_archive_is_named_by_its_address(object_store, web_server, tmp
     web_server.files["/faces.tar"] = half
     for url in ("s3://bucket/faces.tar", f"{web_server.address}/faces.tar"):
         with pytest.raises(DataError) as caught:
-            open_remote(url, tmp_path / "cache")
+            open_remote(url, tmp_path / "my cache")
         with pytest.raises(SystemExit):
             _exit_with_error(caught.value)
         printed = capfd.readouterr().err
