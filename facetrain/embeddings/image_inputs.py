@@ -13,7 +13,7 @@ import numpy as np
 
 from facetrain.data.dataset import FaceDataset, image_landmarks, original_name
 from facetrain.data.formats.bin import SUFFIXES, read_bin
-from facetrain.data.formats.image_folder import folders_with_images
+from facetrain.data.formats.image_folder import folders_with_images, image_file_bytes
 from facetrain.data.formats.landmark_file import read_landmarks_beside
 from facetrain.data.formats.names import DATASET_SUFFIXES
 from facetrain.data.images.header import IMAGE_SUFFIXES
@@ -80,7 +80,7 @@ def read_image_file(path: Path) -> bytes:
         DataError: it cannot be read.
     """
     with os_errors_as(DataError, path):
-        return path.read_bytes()
+        return image_file_bytes(path)
 
 
 def input_landmarks(opened: EmbeddingModel, input: Path) -> np.ndarray | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from array import array
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,8 @@ from facetrain.data.images.header import IMAGE_SUFFIXES
 from facetrain.errors import DataError, UnreadableError
 from facetrain.files import error_reason, open_regular, os_errors_as, printable
 
+_MOST_BYTES = 1 << 30
+"""More than any image of `MAX_PIXELS`, and less than Linux reads at once. A sparse file may claim any size."""
 _PROBED_FOLDERS, _PROBED_FILES = 1000, 16
 """Entries to look at in a folder that is probably not one of images: it may have millions."""
 
@@ -37,12 +40,7 @@ class FileDataset(CatalogDataset):
         """
         path = self._file_path(index)
         try:
-            # Not Path.read_bytes, which makes more system calls for each small file.
-            file = open_regular(path)
-            try:
-                return os.read(file, os.fstat(file).st_size)
-            finally:
-                os.close(file)
+            return image_file_bytes(path)
         except OSError as error:
             raise UnreadableError(f"{printable(path)}: {error_reason(error)}") from error
 
@@ -66,6 +64,23 @@ class FileDataset(CatalogDataset):
     def _file_path(self, index: int) -> str:
         # Without pathlib, which takes as long as the reading. A list can have absolute paths.
         return os.path.join(self._root, self._decode_name(self._name_bytes(index)))
+
+
+def image_file_bytes(path: str | os.PathLike[str]) -> bytes:
+    """Return the content of an image file.
+
+    Raises:
+        OSError: it cannot be read, is not a regular file, or is larger than any image.
+    """
+    # Not Path.read_bytes, which makes more system calls for each small file.
+    file = open_regular(path)
+    try:
+        size = os.fstat(file).st_size
+        if size > _MOST_BYTES:
+            raise OSError(errno.EFBIG, f"has {size:,} bytes, more than any image", os.fspath(path))
+        return os.read(file, size)
+    finally:
+        os.close(file)
 
 
 def open_folder(folder: Path) -> CatalogDataset:

@@ -8,6 +8,7 @@ import numpy as np
 
 from facetrain.data.formats.bin import read_bin
 from facetrain.data.formats.bin_tables import read_group_table, read_subjects, subjects_agree
+from facetrain.data.formats.image_folder import image_file_bytes
 from facetrain.data.formats.landmark_file import read_landmarks_beside
 from facetrain.data.images.decode import decode_rgb, encode_png, resize_square
 from facetrain.data.pair_folds import fold_order
@@ -62,7 +63,7 @@ def list_pairs(
     def read(number: int) -> bytes:
         path = paths[number]
         with os_errors_as(UnreadableError, path):
-            data = path.read_bytes()
+            data = image_file_bytes(path)
         if aligned is None:
             return require_readable(data, str(path))
         name = "/".join(path.parts[-3:]) if images is None else path.relative_to(images).as_posix()

@@ -1,5 +1,7 @@
 """One image that cannot be read: it is left out or replaced in every format, and named otherwise."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -45,13 +47,17 @@ def dangle(path, source):
     file.symlink_to("absent.png")
 
 
+def enlarge(path, source):
+    os.truncate(max(path.rglob("*.png")), (1 << 30) + 1)  # sparse: it takes no space
+
+
 def truncate(path, source):
     file = path if path.is_file() else max([*path.glob("*.tar"), *path.glob("*.parquet")])
     with file.open("r+b") as data:
         data.truncate(int(source.columns.arrays["offset"].max()) + 30)
 
 
-LISTED = {"folder": (write_folder, dangle), "list": (write_list, remove)}
+LISTED = {"folder": (write_folder, dangle), "large": (write_folder, enlarge), "list": (write_list, remove)}
 """Formats whose damaged dataset can be opened again."""
 TRUNCATED = {
     "webdataset": (converted("webdataset"), truncate),

@@ -7,14 +7,15 @@ import pytest
 from facetrain.data.formats.bin import read_bin
 from facetrain.data.mixture import read_identities
 from facetrain.data.npy_file import map_npy
+from facetrain.embeddings.image_inputs import read_image_file
 from facetrain.errors import DataError
 
 PLACEMENTS = {"pipe": os.mkfifo, "folder": os.mkdir, "loop": lambda path: os.symlink(path, path)}
 
 
 @pytest.mark.parametrize("kind", PLACEMENTS)
-@pytest.mark.parametrize("read", [read_bin, lambda path: read_identities(path, 1)])
-def test_a_set_or_list_that_is_something_else_than_a_file_is_refused(tmp_path, kind, read):
+@pytest.mark.parametrize("read", [read_bin, read_image_file, lambda path: read_identities(path, 1)])
+def test_a_set_list_or_image_that_is_something_else_than_a_file_is_refused(tmp_path, kind, read):
     PLACEMENTS[kind](tmp_path / "a.bin")
     with pytest.raises(DataError, match="not a regular file|Too many levels"):
         read(tmp_path / "a.bin")
