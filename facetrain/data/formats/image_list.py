@@ -29,7 +29,7 @@ from facetrain.data.column_cache import Columns, cached_columns, path_in_cache_f
 from facetrain.data.formats.base import CatalogDataset, Format, catalog_path
 from facetrain.data.formats.image_folder import FileDataset
 from facetrain.data.formats.labels import number_identities, require_labels
-from facetrain.data.images.header import IMAGE_SUFFIXES
+from facetrain.data.images.header import IMAGE_SUFFIXES, MAX_PIXELS
 from facetrain.errors import DataError
 from facetrain.files import printable
 
@@ -166,7 +166,10 @@ def list_entries(lines: Iterable[bytes], place: str) -> Iterator[ListEntry]:
                     f"{place}, line {number}: {text[:60]!r} has no clear path and identity; write the path without "
                     "quotes, a tab, and the identity"
                 )
-            points = _photo_points(fields) if column == 1 else None
+            try:
+                points = _photo_points(fields) if column == 1 else None
+            except ValueError as error:
+                raise DataError(f"{place}, line {number}: {error}; correct the line, or remove it") from error
             yield ListEntry(start + offset, fields[column], identity, points)
         elif text and (number > 1 or _NO_HEADER.fullmatch(text)):
             raise DataError(
@@ -191,20 +194,28 @@ def _fields(text: str) -> list[str]:
         len(words) > 2
         and words[0] in _INSIGHTFACE_FLAGS
         and _is_image_path(words[1])
-        and all(map(_is_number, words[2:]))
+        and all(map(_is_finite_number, words[2:]))
     )
     # A path may contain spaces.
     return words if is_im2rec or is_insightface else text.rsplit(maxsplit=1)
 
 
 def _photo_points(fields: list[str]) -> list[float] | None:
-    """Return the landmarks in InsightFace's line of a photo; None for other lines."""
+    """Return the landmarks in InsightFace's line of a photo; None for other lines.
+
+    Raises:
+        ValueError: one is no number, or farther away than any image is wide: in float32 it could become infinite.
+    """
     values = fields[3:]
-    is_photo = fields[0] == _PHOTO and len(values) == _BOX_NUMBERS + _POINT_NUMBERS
-    return list(map(float, values[_BOX_NUMBERS:])) if is_photo and all(map(_is_number, values)) else None
+    if fields[0] != _PHOTO or len(values) != _BOX_NUMBERS + _POINT_NUMBERS:
+        return None
+    for text in values[_BOX_NUMBERS:]:
+        if not (_is_finite_number(text) and abs(float(text)) <= MAX_PIXELS):
+            raise ValueError(f"the landmark {text[:60]!r} is no number of pixels in an image")
+    return list(map(float, values[_BOX_NUMBERS:]))
 
 
-def _is_number(text: str) -> bool:
+def _is_finite_number(text: str) -> bool:
     with contextlib.suppress(ValueError):
         return math.isfinite(float(text))
     return False

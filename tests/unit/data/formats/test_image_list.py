@@ -93,6 +93,8 @@ def test_an_identity_has_the_name_in_the_list_and_a_label_its_number(tmp_path):
         (b"a/1.png 0\na/\0.png 0\n", "line 2"),
         (b"a/1.png,ann\na/2.png,\n", "line 2"),
         (b"ann,a/1.png,train\n", "line 1"),
+        (b"0\ta/1.png\t0" + 13 * b"\t1" + b"\t1e300\n", "line 1: the landmark '1e300'"),
+        (b"0 a/1.png 0" + 13 * b" 1" + b" nan\n", "line 1"),
         (b'a/1.png,ann\n"a/2.png,ann\n', "line 2"),
         (b"", ""),
     ],
