@@ -35,8 +35,9 @@ def require_all_shards(paths: Sequence[Path]) -> None:
             continue
         missing = next((number for number in expected if number not in numbers), None)
         if missing is not None:
+            number_missing = expected.stop - expected.start - len(numbers)  # len() ends at 2^63
             name = printable(f"{before}{missing:0{width}}{after}")
             raise DataError(
-                f"{paths[0].parent}: {name} is missing (missing in all: {len(expected) - len(numbers):,}); download it "
-                "again, or give the shards other names if the set is complete without it"
+                f"{paths[0].parent}: {name} is missing (missing in all: {number_missing:,}); download it again, or "
+                "give the shards other names if the set is complete without it"
             )

@@ -7,6 +7,7 @@ from facetrain.errors import DataError
 @pytest.mark.parametrize(
     ("names", "message"),
     [(["train-00000-of-00003.parquet"], r"train-00001-of-00003\.parquet is missing .missing in all: 2."),
+     (["train-00000-of-99999999999999999999.parquet"], r"train-00001-of-9+\.parquet is missing"),
      (["a-00002-of-00002.tar"], r"a-00001-of-00002\.tar is missing"),
      (["b-00000-of-00001.tar", "a-00000-of-00002.tar"], r"a-00001-of-00002\.tar is missing"),
      (["shard-000000.tar", "shard-000002.tar"], r"folder: shard-000001\.tar is missing .*; download"),
