@@ -50,9 +50,10 @@ def write_identities_sheet(source: FaceDataset, output: Path) -> None:
 
 def identity_rows(source: FaceDataset) -> list[Row]:
     """Return title and images of all identities, or of as many, in a random order, as 1,000 images show."""
-    count, left = source.num_classes, _MOST_IMAGES
+    identities, left = np.unique(source.labels), _MOST_IMAGES  # a label may have no image
+    order = permute(np.arange(len(identities)), len(identities), key_of(0))
     rows: list[Row] = []
-    for identity in permute(np.arange(count), count, key_of(0)).tolist():
+    for identity in identities[order].tolist():
         numbers = np.flatnonzero(source.labels == identity).tolist()
         shown = numbers[: min(left, _MOST_OF_IDENTITY)]
         rows.append((_title(source, identity, len(numbers)), _read(source, shown)))

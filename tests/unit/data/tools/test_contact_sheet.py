@@ -31,6 +31,12 @@ def test_a_sheet_shows_all_images_of_all_identities(dataset, tmp_path):
     assert dict(rows_of(tmp_path / "sheet.html")) == expected
 
 
+def test_a_sheet_has_no_rows_for_labels_without_images(dataset, tmp_path):
+    (dataset / "a.txt").write_text("bob/bob_0001.jpg\t3000\n")
+    write_identities_sheet(open_dataset(dataset / "a.txt"), tmp_path / "sheet.html")
+    assert [title for title, _ in rows_of(tmp_path / "sheet.html")] == ["identity 3000: 1 images"]
+
+
 def test_a_sheet_of_a_large_dataset_says_which_part_it_shows(dataset, tmp_path, monkeypatch):
     monkeypatch.setattr(contact_sheet, "_MOST_IMAGES", 3)
     write_identities_sheet(open_dataset(dataset), tmp_path / "sheet.html")
