@@ -19,6 +19,7 @@ from typing import IO, Any
 from facetrain.errors import DataError, FacetrainError
 
 _OVERRIDES = frozenset(("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"))
+_FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 _LONGEST_REASON = 200
 _LONGEST_NAME = 60
 _MOST_NAMES = 20
@@ -70,10 +71,15 @@ def printable(text: str) -> str:
 def spreadsheet_text(name: str) -> str:
     """Return a name that no spreadsheet computes: with an apostrophe before a sign that begins a formula.
 
-    For names from other people in tables that people read (OWASP, "CSV injection"). Tables that facetrain reads again,
-    such as names.csv, keep the names as they are.
+    For names from other people in tables that people read (OWASP, "CSV injection"); `without_spreadsheet_mark` undoes
+    it. Tables that are part of a dataset, such as names.csv, keep the names as they are.
     """
-    return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r")) else name
+    return f"'{name}" if name.lstrip("'").startswith(_FORMULA_SIGNS) else name
+
+
+def without_spreadsheet_mark(text: str) -> str:
+    """Return the name from which `spreadsheet_text` has made a text."""
+    return text[1:] if text.startswith("'") and text.lstrip("'").startswith(_FORMULA_SIGNS) else text
 
 
 def listed(names: Iterable[str]) -> str:

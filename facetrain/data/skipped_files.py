@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from facetrain.files import spreadsheet_text
+from facetrain.files import spreadsheet_text, without_spreadsheet_mark
 
 SKIP_KINDS = {
     "hidden": "hidden files",
@@ -52,7 +52,7 @@ def read_skipped_table(path: Path) -> list[SkippedFile]:
     if not path.is_file():
         return []
     rows = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8")))
-    return [SkippedFile(row["file"], row["kind"], row["reason"]) for row in rows]
+    return [SkippedFile(without_spreadsheet_mark(row["file"]), row["kind"], row["reason"]) for row in rows]
 
 
 def skipped_summary(skipped: Iterable[SkippedFile]) -> list[str]:
