@@ -18,15 +18,16 @@ from facetrain.backbone.prelu import PReLU
 
 WIDTHS = (64, 128, 256, 512)
 """Channels per stage."""
+_SQUEEZE_REDUCTION = 16
 
 
 class SqueezeExcitation(nn.Module):
     """Factor on each channel, from the means of all channels (Hu et al., "Squeeze-and-excitation", 1709.01507)."""
 
-    def __init__(self, channels: int, reduction: int = 16) -> None:
+    def __init__(self, channels: int) -> None:
         super().__init__()
-        self.fc1 = nn.Conv2d(channels, channels // reduction, 1, bias=False)
-        self.fc2 = nn.Conv2d(channels // reduction, channels, 1, bias=False)
+        self.fc1 = nn.Conv2d(channels, channels // _SQUEEZE_REDUCTION, 1, bias=False)
+        self.fc2 = nn.Conv2d(channels // _SQUEEZE_REDUCTION, channels, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, channels, H, W) to the same shape."""

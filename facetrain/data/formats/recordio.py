@@ -193,8 +193,8 @@ class RecordReader(PositionalFile):
 class RecordWriter:
     """Writer of a .rec and its .idx; both appear when all records are written, or not at all."""
 
-    def __init__(self, rec_path: Path, idx_path: Path | None = None) -> None:
-        self._paths = [rec_path, idx_path or rec_path.with_suffix(".idx")]
+    def __init__(self, rec_path: Path) -> None:
+        self._paths = [rec_path, rec_path.with_suffix(".idx")]
         self._temporary = [scratch_path(path) for path in self._paths]
         self._rec = self._temporary[0].open("wb")
         self._idx = self._temporary[1].open("w", encoding="ascii")

@@ -110,9 +110,7 @@ def write_batch_sheet(image_BCSS: Tensor, output: Path) -> None:
 
 def write_encoded_sheet(rows: Sequence[tuple[str, Sequence[bytes]]], output: Path) -> None:
     """Write rows of encoded images, each with its line of text."""
-    decoded = [
-        (title, [_cell(data, f"{output}: {title}", _SIDE) for data in images]) for title, images in rows
-    ]
+    decoded = [(title, [_cell(data, f"{output}: {title}") for data in images]) for title, images in rows]
     _write_rows(decoded or [("no pairs", [])], output)
 
 
@@ -132,12 +130,12 @@ def _title(source: FaceDataset, identity: int, count: int) -> str:
     return f"{identity_title(source, identity)}: {count:,} images"
 
 
-def _read(source: FaceDataset, numbers: Sequence[int], size: int = _SIDE) -> list[np.ndarray]:
-    return [_cell(source.read(number), source.location(number), size) for number in numbers]
+def _read(source: FaceDataset, numbers: Sequence[int]) -> list[np.ndarray]:
+    return [_cell(source.read(number), source.location(number)) for number in numbers]
 
 
-def _cell(data: bytes, location: str, size: int) -> np.ndarray:
-    return resize_square(decode_rgb(data, location=location), size)
+def _cell(data: bytes, location: str) -> np.ndarray:
+    return resize_square(decode_rgb(data, location=location), _SIDE)
 
 
 def _write_rows(rows: Sequence[Row], output: Path, note: str = "") -> None:

@@ -43,10 +43,8 @@ def map_in_order(
                 future.cancel()
 
 
-def report_progress(
-    items: Iterable[T], total: int, progress: ProgressCallback, *, done: int = 0
-) -> Iterator[T]:
-    """Yield the items and call `progress` after each; `done` is the number of items before the first."""
-    for count, item in enumerate(items, start=done + 1):
+def report_progress(items: Iterable[T], total: int, progress: ProgressCallback) -> Iterator[T]:
+    """Yield the items and call `progress` after each."""
+    for count, item in enumerate(items, start=1):
         yield item
         progress(count, total)
