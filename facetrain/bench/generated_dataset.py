@@ -10,6 +10,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
+from facetrain.data.beside_dataset import TRAINING_SET
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.formats.recordio import RecordHeader, RecordWriter
 from facetrain.data.images.decode import encode_jpeg
@@ -38,7 +39,7 @@ def write_noise(folder: Path, image_size: int) -> None:
     """Write 4,096 generated images of 512 identities."""
     folder.mkdir(exist_ok=True)
     random = np.random.default_rng(0)
-    with RecordWriter(folder / "train.rec") as writer:
+    with RecordWriter(folder / TRAINING_SET) as writer:
         for key in range(_NUM_IMAGES):
             coarse = random.integers(0, 256, (14, 14, 3), dtype=np.uint8)
             smooth = cv2.resize(coarse, (image_size, image_size))

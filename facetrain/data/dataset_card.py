@@ -23,6 +23,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from facetrain.data.beside_dataset import beside
 from facetrain.data.formats.names import MIXTURE_SUFFIXES
 from facetrain.data.mixture import MixtureFile
 from facetrain.data.remote_dataset import DEFAULT_CACHE, ObjectCache, dataset_path
@@ -63,18 +64,9 @@ _Cards = Annotated[
 """Content of a card file: one card, or a list of them."""
 
 
-def _card_path(dataset: Path) -> Path:
-    """Return the path of a dataset's card; FOLDER/train.rec has the card of the folder."""
-    if dataset.is_dir():
-        return dataset / CARD_FILE
-    if dataset.name == "train.rec":
-        return dataset.parent / CARD_FILE
-    return dataset.with_name(dataset.name + _CARD_SUFFIX)
-
-
 def _read_cards_beside(dataset: Path) -> list[DatasetCard]:
     """Return the cards in the file of a dataset; without a file, a card with the name of the path."""
-    path = _card_path(dataset)
+    path = beside(dataset, CARD_FILE, _CARD_SUFFIX)
     cards: list[DatasetCard] = read_yaml(path, _Cards) if path.exists() else [DatasetCard(name=dataset.name)]
     return cards
 

@@ -14,13 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
+from facetrain.data.beside_dataset import beside
 from facetrain.data.formats.bin import SUFFIXES, set_name
 from facetrain.data.npy_file import map_npy
 from facetrain.errors import DataError
 from facetrain.face_landmarks import NORMALIZED_TEMPLATE, normalize_landmarks
 from facetrain.files import error_reason, new_file, os_errors_as
 
-LANDMARKS_FILE, LANDMARKS_SUFFIX = "landmarks.npy", ".landmarks.npy"
+LANDMARKS_FILE, _LANDMARKS_SUFFIX = "landmarks.npy", ".landmarks.npy"
 _SHAPE = (5, 2)
 _FARTHEST = 10.0
 """Largest coordinate that is accepted. A point may be outside of the image; larger numbers are pixels."""
@@ -30,13 +31,9 @@ _ADVICE = "write it again with `facetrain data landmarks`, or remove it"
 
 def landmarks_path(data: Path) -> Path:
     """Return the path of the landmarks of a dataset or verification set."""
-    if data.is_dir():
-        return data / LANDMARKS_FILE
-    if data.name == "train.rec":
-        return data.parent / LANDMARKS_FILE
-    if data.suffix in SUFFIXES:
-        return data.with_name(set_name(data) + LANDMARKS_SUFFIX)
-    return data.with_name(data.name + LANDMARKS_SUFFIX)
+    if data.suffix in SUFFIXES and not data.is_dir():
+        return data.with_name(set_name(data) + _LANDMARKS_SUFFIX)
+    return beside(data, LANDMARKS_FILE, _LANDMARKS_SUFFIX)
 
 
 def open_landmarks(path: Path, num_images: int) -> np.ndarray:

@@ -10,6 +10,7 @@ from typing import cast
 
 import numpy as np
 
+from facetrain.data.beside_dataset import TRAINING_SET
 from facetrain.data.column_cache import Columns, cached_columns
 from facetrain.data.formats.base import CatalogDataset, Format, catalog_path, files_in
 from facetrain.data.formats.record_index import build_catalog
@@ -17,8 +18,6 @@ from facetrain.data.formats.record_names import RecordNames
 from facetrain.data.formats.recordio import RecordReader, decode_record
 from facetrain.errors import DataError
 from facetrain.files import error_reason, listed, printable, read_regular_text
-
-_TRAINING_SET = "train.rec"
 
 
 class RecordDataset(CatalogDataset):
@@ -38,7 +37,7 @@ class RecordDataset(CatalogDataset):
                 "remove the .idx"
             )
         # The tables and `property` describe train.rec; other record files in the folder have their own labels.
-        self._names = RecordNames(files[0].parent) if files[0].name == _TRAINING_SET else None
+        self._names = RecordNames(files[0].parent) if files[0].name == TRAINING_SET else None
         if self._names:
             self.num_classes = _announced_classes(files[0].with_name("property"), self.num_classes)
 
@@ -113,8 +112,8 @@ def open_records(path: Path) -> RecordDataset:
 FORMAT = Format(
     "RecordIO",
     open_records,
-    parts=(_TRAINING_SET, "*.rec"),
-    beside_images=(_TRAINING_SET,),
+    parts=(TRAINING_SET, "*.rec"),
+    beside_images=(TRAINING_SET,),
 )
 
 
@@ -125,9 +124,9 @@ def _records_of(folder: Path) -> Path:
         DataError: there are several, and none is train.rec.
     """
     found = files_in(folder, (".rec",))
-    if len(found) > 1 and folder / _TRAINING_SET not in found:
+    if len(found) > 1 and folder / TRAINING_SET not in found:
         raise DataError(f"{folder}: has {listed(path.name for path in found)}; give one of the files")
-    return folder / _TRAINING_SET if len(found) != 1 else found[0]
+    return folder / TRAINING_SET if len(found) != 1 else found[0]
 
 
 def _announced_classes(property_path: Path, num_labels: int) -> int:

@@ -26,6 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from facetrain.data.beside_dataset import TRAINING_SET
 from facetrain.data.positional_file import PositionalFile
 from facetrain.errors import RecordError
 from facetrain.files import scratch_path
@@ -267,7 +268,7 @@ def write_identities(
     past = sum(counts) + 1
     starts = [1, *(1 + total for total in accumulate(counts))]
     is_sorted, before = True, 0
-    with RecordWriter(folder / "train.rec") as writer:
+    with RecordWriter(folder / TRAINING_SET) as writer:
         writer.write(0, RecordHeader(flag=2, labels=(float(past), float(past + len(counts)))), b"")
         for key, (label, image) in enumerate(images, start=1):
             writer.write(key, RecordHeader.of_image(label, key), image)
