@@ -32,9 +32,8 @@ def progress_bars(*titles: str) -> Iterator[list[ProgressCallback]]:
     with Progress(console=Console(stderr=True), transient=True) as bar:
 
         def callback(title: str) -> ProgressCallback:
-            task = bar.add_task(
-                escape(title), visible=False
-            )  # a path may have brackets, which are tags for rich
+            # A path may have brackets, which are tags for rich.
+            task = bar.add_task(escape(title), visible=False)
             return lambda done, total: bar.update(task, completed=done, total=total, visible=True)
 
         yield [callback(title) for title in titles]

@@ -138,9 +138,8 @@ def silence_torch_logs() -> None:
     """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR" if has_gpu_driver() else "FATAL")
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler's library, which logs even its start
-    warnings.filterwarnings(
-        "ignore", "CUDA initialization"
-    )  # `pick_device` says what is wrong with the driver
+    # `pick_device` says what is wrong with the driver.
+    warnings.filterwarnings("ignore", "CUDA initialization")
     for name in ("torch.distributed.elastic", "torch.numa"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ.setdefault("LOGLEVEL", "CRITICAL")  # some modules of the agent read their level from here

@@ -106,11 +106,8 @@ def _require_same_statistics(backbone: TimmNetwork, described: dict[str, Any], p
     """Refuse weights of a network that normalizes pixels in another way: they fit, and mean other images."""
     try:
         stated = getattr(build_on_meta(**described), "statistics", None)
-    except (
-        ModelError,
-        TypeError,
-        ValueError,
-    ):  # of a network that this version of timm lacks: the weights may fit
+    except (ModelError, TypeError, ValueError):
+        # Of a network that this version of timm lacks: the weights may fit.
         return
     if stated not in (None, backbone.statistics):
         raise ModelError(

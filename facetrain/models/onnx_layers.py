@@ -95,9 +95,8 @@ def read_onnx_layers(path: Path) -> LayerGraph:
         return _read_layers(onnx, proto, path)
     except ModelError:
         raise
-    except (
-        Exception
-    ) as error:  # protobuf and onnx have errors without a common base, and any graph can be in the file
+    except Exception as error:
+        # protobuf and onnx have errors without a common base, and any graph can be in the file.
         raise ModelError(
             f"{path}: not an ONNX graph of layers ({type(error).__name__}: {error_reason(error)})"
         ) from error

@@ -153,9 +153,8 @@ def _require_saved_by_torch(path: Path) -> None:
     """
     with zipfile.ZipFile(path) as archive:
         records = archive.infolist()
-    if any(
-        "/code/" in record.filename for record in records
-    ):  # beside the weights, which torch.load would take
+    # The code is beside the weights, which torch.load would take.
+    if any("/code/" in record.filename for record in records):
         raise ModelError(
             f"{path}: is a TorchScript program, which facetrain does not run; give the state dict of the network, "
             "`torch.save(model.state_dict(), FILE)`"

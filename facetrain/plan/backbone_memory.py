@@ -84,9 +84,8 @@ def embedding_bytes(network: nn.Module, image_size: int, *, batch: int, precisio
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), LiveBytes() as live, autocast():
             network(torch.zeros(batch, 3, image_size, image_size))
-    except (
-        Exception
-    ):  # tensors without content fail in many ways, and the rest of the forecast is right without it
+    except Exception:
+        # Tensors without content fail in many ways, and the rest of the forecast is right without it.
         return 0
     return live.peak
 

@@ -150,16 +150,8 @@ def _write(table, place, exists, value, noise):
         tl.store(table + place, value, mask=exists)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "start",
-        "C",
-        "key_1",
-        "key_2",
-        "momentum_constant",
-        "weight_constant",
-    ]  # compiled once
-)
+# Compiled once, for any values of these arguments.
+@triton.jit(do_not_specialize=["start", "C", "key_1", "key_2", "momentum_constant", "weight_constant"])
 def _update(
     weight, momentum, scale, gradient, index, target_gradient, sample, first, valid, start, C, lr, momentum_factor,
     weight_decay, key_1, key_2, momentum_constant, weight_constant,

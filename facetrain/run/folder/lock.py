@@ -271,9 +271,8 @@ class RunLock:
 
     def _renew(self) -> bool:
         """Rewrite the file with a higher count; return False if it is the lock of another process."""
-        with (
-            self._renewal
-        ):  # of two threads that find no file, the slower one would take it for that of another process
+        # Of two threads that find no file, the slower one would take it for that of another process.
+        with self._renewal:
             return self._rewrite()
 
     def _rewrite(self) -> bool:
