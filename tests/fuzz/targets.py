@@ -30,7 +30,7 @@ from facetrain.data.formats.recordio import RecordReader, decode_record
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.clean_report import read_report
-from facetrain.data.tools.landmark_finder import read_landmarks
+from facetrain.data.tools.landmark_finder import read_landmark_table
 from facetrain.data.tools.pair_sources import read_pairs
 from facetrain.embeddings.embedding_files import open_embeddings
 from facetrain.errors import (
@@ -204,7 +204,7 @@ TARGETS = {
         lambda: [b"subject\nann\nann\nbob\ncarl\n"],
     ),
     "record_names": Target(DataError, [NAMES_FILE, IDENTITIES_FILE], _read_names, seeds.names),
-    "landmarks_csv": Target(DataError, ["landmarks.csv"], read_landmarks, lambda: [seeds.LANDMARKS]),
+    "landmarks_csv": Target(DataError, ["landmarks.csv"], read_landmark_table, lambda: [seeds.LANDMARKS]),
     "landmark_file": Target(
         DataError, [landmarks_path(Path("x.bin")).name],
         lambda path: read_landmarks_beside(FOLDER / "x.bin", 2), seeds.landmark_files,

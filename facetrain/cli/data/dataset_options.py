@@ -109,10 +109,10 @@ class FaceLandmarks:
         """
         if self.landmarks is not None and self.detector is not None:
             raise UsageError("--landmarks and --detector cannot be combined; give one of them")
-        from facetrain.data.tools.landmark_finder import YuNet, read_landmarks
+        from facetrain.data.tools.landmark_finder import YuNet, read_landmark_table
 
         if self.landmarks is not None:
-            return read_landmarks(self.landmarks)
+            return read_landmark_table(self.landmarks)
         return YuNet(self.detector, center_crop=center_crop) if self.detector is not None else None
 
 

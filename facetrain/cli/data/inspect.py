@@ -80,11 +80,11 @@ def _inspect_dataset(path: Path, sheet: Path | None) -> tuple[dict[str, Any], li
     from facetrain.data.dataset import skipped_files
     from facetrain.data.open_dataset import open_dataset
     from facetrain.data.tools.contact_sheet import write_identities_sheet
-    from facetrain.data.tools.inspect import count_images
+    from facetrain.data.tools.inspect import describe_images
 
     source = open_dataset(path)
     skipped = [vars(file) for file in skipped_files(source)]
-    facts = {"folder": str(path), **count_images(source), "skipped": skipped}
+    facts = {"folder": str(path), **describe_images(source), "skipped": skipped}
     if sheet is not None:
         write_identities_sheet(source, sheet)
     return facts, _describe(facts, source)

@@ -6,7 +6,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from facetrain.data.images.augment import Augment, Augmentation, OwnPart
+from facetrain.data.images.augment import Augment, Augmentation, OwnAugment
 from facetrain.data.settings import AugmentSettings
 from facetrain.own_parts import load_part
 
@@ -24,7 +24,7 @@ def build_augment(seed: int, settings: AugmentSettings) -> Augment:
         if probability > 0
     ]
     own = [
-        OwnPart(each.probability, partial(load_part(each.type, "data.augment.own"), **each.options))
+        OwnAugment(each.probability, partial(load_part(each.type, "data.augment.own"), **each.options))
         for each in settings.own
     ]
     return Augment(seed, settings.flip, parts, own)

@@ -104,7 +104,7 @@ class Augmentation:
 
 
 @dataclass(frozen=True)
-class OwnPart:
+class OwnAugment:
     """Augmentation of the user's own, a function of images and a key of each, and the probability for an image."""
 
     probability: float
@@ -129,7 +129,7 @@ class Augment:
         seed: int,
         flip: float = 0.5,
         parts: Sequence[Augmentation] = (),
-        own: Sequence[OwnPart] = (),
+        own: Sequence[OwnAugment] = (),
     ) -> None:
         self._seed, self._flip, self._parts, self._own = seed, flip, list(parts), list(own)
         self._buffers = BufferPool()

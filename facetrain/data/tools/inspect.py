@@ -19,7 +19,7 @@ _LISTED = 5
 """Sizes and formats that are listed, the most frequent ones."""
 
 
-def count_images(source: FaceDataset) -> dict[str, Any]:
+def describe_images(source: FaceDataset) -> dict[str, Any]:
     """Return the numbers of images and identities, and the sizes and formats of a random sample of the images.
 
     `fewest`, `median` and `most` are images per identity, of identities with images. `sizes` and `formats` are as in

@@ -91,7 +91,7 @@ def require_distinct_names(
             )
 
 
-def read_landmarks(path: Path) -> LandmarkTable:
+def read_landmark_table(path: Path) -> LandmarkTable:
     """Read CSV with lines `name,x1,y1,…,x5,y5`.
 
     The points are the left eye, the right eye, the nose, and the left and the right corner of the mouth, as seen in

@@ -19,7 +19,7 @@ from facetrain.data.loading.sampler import GlobalSampler, SampleOrder
 from facetrain.data.mixture import MixtureDataset
 from facetrain.data.open_dataset import open_dataset, require_landmarks
 from facetrain.data.settings import AugmentSettings
-from facetrain.data.tools.landmark_finder import read_landmarks
+from facetrain.data.tools.landmark_finder import read_landmark_table
 from facetrain.data.tools.landmark_writer import write_dataset_landmarks
 from facetrain.data.tools.pack import pack
 from facetrain.errors import DataError
@@ -158,7 +158,7 @@ def write_photographs(folder, points):
 def write_list(path, points, names=("ann/1.png", "ann/2.png", "bob/1.png")):
     rows = [",".join([name, *(str(value) for value in np.ravel(points))]) for name in names]
     path.write_text("\n".join(rows))
-    return read_landmarks(path)
+    return read_landmark_table(path)
 
 
 def test_packing_writes_the_landmarks_of_the_aligned_faces(tmp_path):

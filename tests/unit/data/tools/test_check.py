@@ -9,7 +9,7 @@ from facetrain.data.formats.landmark_file import write_landmarks
 from facetrain.data.formats.recordio import RecordHeader, RecordWriter
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.check import check
-from facetrain.data.tools.inspect import count_images
+from facetrain.data.tools.inspect import describe_images
 from facetrain.data.tools.sample_pairs import sample_pairs
 from facetrain.data.tools.selection import select_relabeled
 from facetrain.errors import DataError
@@ -83,7 +83,7 @@ def test_a_damaged_label_that_is_very_large_is_found_without_a_count_of_all_labe
     )
     tracemalloc.start()
     found = check(data)
-    statistics = count_images(open_dataset(data))
+    statistics = describe_images(open_dataset(data))
     assert tracemalloc.get_traced_memory()[1] < 1 << 28
     tracemalloc.stop()
     assert "identities have no image; the first is 2" in messages(found, "empty_identities")[0]

@@ -7,7 +7,7 @@ import pytest
 from facetrain.data.images.align import align
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
-from facetrain.data.tools.landmark_finder import YuNet, _Face, read_landmarks, select_face
+from facetrain.data.tools.landmark_finder import YuNet, _Face, read_landmark_table, select_face
 from facetrain.data.tools.landmark_writer import write_dataset_landmarks
 from facetrain.data.tools.pack import pack
 from facetrain.errors import DataError, ImageError
@@ -42,7 +42,7 @@ def row(name, points=POINTS):
 
 def write_csv(path, names):
     path.write_text("\n".join(map(row, names)))
-    return read_landmarks(path)
+    return read_landmark_table(path)
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def gray(height, width, *blocks, value=255):
 @pytest.mark.parametrize("header", ["", "name,x1,y1,x2\n"])
 def test_a_list_of_landmarks_is_read_with_and_without_a_header(tmp_path, header, encoding):
     (tmp_path / "a.csv").write_text(header + row("ann/1.png"), encoding=encoding)
-    found = read_landmarks(tmp_path / "a.csv")
+    found = read_landmark_table(tmp_path / "a.csv")
     np.testing.assert_allclose(found("ann/1.png", None), POINTS, atol=1e-3)
     assert found("bob/1.png", None) is None
 
@@ -87,7 +87,7 @@ def test_a_file_without_valid_landmarks_is_refused(tmp_path, content, message):
     if content is not None:
         (tmp_path / "a.csv").write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(DataError, match=message):
-        read_landmarks(tmp_path / "a.csv")
+        read_landmark_table(tmp_path / "a.csv")
 
 
 def test_packed_faces_are_aligned_to_the_template(dataset, tmp_path):
