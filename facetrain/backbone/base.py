@@ -14,6 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 from facetrain.backbone.sample_draws import dropout, random_keys
 
+DEFAULT_IMAGE_SIZE = 112
+"""Pixels a side of the images of a network whose description states none."""
+
 
 class Backbone(nn.Module):
     """Network from face images to embeddings, in two halves.
@@ -31,7 +34,7 @@ class Backbone(nn.Module):
         self,
         *,
         embedding_size: int = 512,
-        image_size: int = 112,
+        image_size: int = DEFAULT_IMAGE_SIZE,
         dropout: float = 0.0,
         checkpoint_activations: bool = False,
     ) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from facetrain.backbone.base import DEFAULT_IMAGE_SIZE
 from facetrain.backbone.zoo import build_backbone
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
@@ -37,7 +38,6 @@ from facetrain.finetune.held_out import (
 )
 from facetrain.models.initialize_from import check_backbone_weights, initialize_backbone
 from facetrain.models.model_file import (
-    DEFAULT_IMAGE_SIZE,
     GRAPH_SUFFIXES,
     describe_backbone,
     identify_backbone,
@@ -253,9 +253,7 @@ def _write_faces(
         check(image, index, image_size)
     finding = check.finding()
     if finding is not None and finder is None:
-        raise UsageError(
-            f"{photos}: {finding}; give OpenCV's face detector with --detector FILE.onnx, which aligns the faces"
-        )
+        raise UsageError(f"{photos}: {finding}; give OpenCV's face detector with --detector FILE.onnx, which aligns the faces")
     if finding is None and finder is not None:
         say(f"{photos}: the images are aligned faces already, so the detector is not used")
         finder = None

@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from facetrain.backbone.base import Backbone
+from facetrain.backbone.base import DEFAULT_IMAGE_SIZE, Backbone
 from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ModelError
 from facetrain.models.initialize_from import initialize_backbone
 from facetrain.models.model_file import (
-    DEFAULT_IMAGE_SIZE,
     GRAPH_SUFFIXES,
     PREPROCESSING,
     SOURCES_KEY,

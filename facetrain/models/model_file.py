@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from facetrain import own_parts
+from facetrain.backbone.base import DEFAULT_IMAGE_SIZE
 from facetrain.backbone.low_rank import merge_adapters
 from facetrain.backbone.registry import BACKBONES, IRESNET_LAYERS, TIMM_PREFIX
 from facetrain.backbone.timm_network import PREFIX
@@ -60,7 +61,6 @@ STEP_KEY = "step"
 THRESHOLDS_KEY = "thresholds"
 """Key of the description: what `facetrain calibrate` measured on the embeddings of this file."""
 _MODEL_SUFFIXES = ("-symbol.json", ".ckpt", ".onnx", ".pt", ".pth", ".safetensors")
-DEFAULT_IMAGE_SIZE = 112
 _OPTIONS = frozenset(
     {"layers", "widths", "own", "embedding_size", "image_size", "dropout", "checkpoint_activations"}
 )

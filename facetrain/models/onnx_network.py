@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from facetrain.backbone.base import DEFAULT_IMAGE_SIZE
 from facetrain.errors import ModelError, missing_package
 from facetrain.face_landmarks import NORMALIZED_TEMPLATE
 from facetrain.files import error_reason
@@ -17,7 +18,6 @@ from facetrain.models.checksum import require_sound_onnx
 from facetrain.models.onnx_layers import parse_metadata, takes_pixels
 from facetrain.models.onnx_limits import require_small_values, require_stored_weights
 
-_DEFAULT_IMAGE_SIZE = 112
 _IMAGE_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
 _ERRORS, _FATAL = 3, 4
 """onnxruntime's levels of messages: without its warnings (advice on the writing of the file), and without errors."""
@@ -129,7 +129,7 @@ def _read_layout(path: Path, image: Any, others: Sequence[Any], embedding: Any) 
             f"{path}: maps {', '.join(inputs)} to {result}; facetrain gives square RGB images as float or uint8, "
             "N × 3 × H × H or N × H × H × 3, and takes their embeddings, N × D: export the network with these"
         )
-    return is_last, min(stated, default=_DEFAULT_IMAGE_SIZE)
+    return is_last, min(stated, default=DEFAULT_IMAGE_SIZE)
 
 
 def _text(shape: Sequence[Any]) -> str:
