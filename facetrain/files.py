@@ -107,6 +107,14 @@ def shell_path(path: str | os.PathLike[str]) -> str:
     return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
+def stamp_of(status: os.stat_result) -> list[int]:
+    """Return size, inode, modification time and time of change (ns) of a file, for JSON: others tell a change.
+
+    Inode and time of change tell also of a file that replaced one of the same size and modification time.
+    """
+    return [status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
+
+
 def read_regular_text(path: Path) -> str:
     """Return the text of a file; bytes that are not UTF-8 are replaced.
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from facetrain.distributed.process_setup import user_cache_folder
 from facetrain.errors import DataError
-from facetrain.files import error_reason, parse_json, replacing
+from facetrain.files import error_reason, parse_json, replacing, stamp_of
 
 _VERSION = 5
 """Raised when a reader finds other labels or places in the same files."""
@@ -68,9 +68,7 @@ def _stamp_of_all(paths: Sequence[Path]) -> str:
 
 
 def _stamp(path: Path) -> list[int] | None:
-    """Return size, inode, modification time and time of change (ns) of a file; None if it does not exist.
-
-    Inode and time of change identify a file that replaced one of the same size and modification time.
+    """Return the stamp of a file; None if it does not exist.
 
     Raises:
         DataError: it is not a regular file: a pipe would be waited for, a folder cannot be read.
@@ -83,7 +81,7 @@ def _stamp(path: Path) -> list[int] | None:
         raise DataError(f"{path}: {error_reason(error)}") from error
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"{path}: not a regular file")
-    return [status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
+    return stamp_of(status)
 
 
 def cached_columns(name: Path, inputs: Sequence[Path], build: Callable[[], Columns]) -> Columns:
