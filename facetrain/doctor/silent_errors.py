@@ -170,7 +170,7 @@ def check_alignment(
     moved = register(reference.patterns_NSS.mean(0), sample.patterns_NSS.mean(0))
     advice = (
         f"embed and train on one alignment: align {name} as {reference_name} was (`facetrain data pairs … --detector "
-        "ONNX`; a training set: `facetrain data pack … --detector ONNX`)"
+        "yunet`; a training set: `facetrain data pack … --detector yunet`)"
     )
     if moved.similarity < _CLEAR_FACE:
         if len(sample) < 2 * _FEWEST_IMAGES:

@@ -253,7 +253,7 @@ def _write_faces(
         check(image, index, image_size)
     finding = check.finding()
     if finding is not None and finder is None:
-        raise UsageError(f"{photos}: {finding}; give OpenCV's face detector with --detector FILE.onnx, which aligns the faces")
+        raise UsageError(f"{photos}: {finding}; align the faces by OpenCV's face detector: --detector yunet")
     if finding is None and finder is not None:
         say(f"{photos}: the images are aligned faces already, so the detector is not used")
         finder = None
