@@ -44,7 +44,8 @@ from facetrain.checkpoint.manifest import (
 from facetrain.checkpoint.run_id import RUN_ID_FILE, run_id_of
 from facetrain.errors import CheckpointError, DamagedCheckpointError, UsageError
 from facetrain.files import make_folder, os_errors_as, replacing
-from facetrain.remote.filesystem import open_filesystem, public, with_retries
+from facetrain.remote.address import public
+from facetrain.remote.filesystem import open_filesystem, with_retries
 from facetrain.remote.ranges import download_ranges
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from facetrain.checkpoint.save import SaveOutcome
 from facetrain.distributed import collectives
 from facetrain.errors import CheckpointError, FacetrainError
 from facetrain.files import error_reason
-from facetrain.remote.filesystem import public
+from facetrain.remote.address import public
 from facetrain.telemetry.log import logger, warn
 
 _POLL_S = 0.5

@@ -12,7 +12,7 @@ from facetrain.cli.outputs import echo_line
 from facetrain.cli.progress_bar import progress_bar
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import UsageError
-from facetrain.remote.address import is_read_in_place, is_remote
+from facetrain.remote.address import is_read_in_place, is_remote, public
 from facetrain.verify.protocol_options import EvaluationOptions
 
 
@@ -47,7 +47,6 @@ def download(name: str) -> tuple[Path, str]:
         FacetrainError: as `local_file`.
     """
     from facetrain.remote.download import fetch
-    from facetrain.remote.filesystem import public
 
     with progress_bar(f"bytes of {public(name)}") as progress:
         return fetch(name, progress, partial(echo_line, err=True))

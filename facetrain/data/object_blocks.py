@@ -24,7 +24,8 @@ from typing import Any, BinaryIO, cast
 
 from facetrain.errors import DataError, FacetrainError
 from facetrain.files import locked, os_errors_as, parse_json, replacing
-from facetrain.remote.filesystem import open_filesystem, public, with_retries
+from facetrain.remote.address import public
+from facetrain.remote.filesystem import open_filesystem, with_retries
 from facetrain.remote.listing import version_token
 
 BLOCK_BYTES = 1 << 18

@@ -25,9 +25,9 @@ from facetrain.distributed.process_setup import user_cache_folder
 from facetrain.errors import DataError
 from facetrain.files import os_errors_as, private_folder, replacing
 from facetrain.remote import download
-from facetrain.remote.address import is_read_in_place, scheme
+from facetrain.remote.address import is_read_in_place, public, scheme
 from facetrain.remote.download import local_path
-from facetrain.remote.filesystem import open_filesystem, public, with_retries
+from facetrain.remote.filesystem import open_filesystem, with_retries
 from facetrain.remote.listing import version_token
 
 _COPIED = ("property", "names.csv", "identities.csv", "landmarks.npy", "dataset_card.yaml")

@@ -34,6 +34,11 @@ def without_secrets(text: str) -> str:
     return _IN_TEXT.sub(lambda found: _public_part(found[0]), text)
 
 
+def public(url: str) -> str:
+    """Return an address for messages: without secrets and without control characters."""
+    return printable(without_secrets(url))
+
+
 def has_secrets(url: str) -> bool:
     """Return whether an address has a user, a password or a query, which may be the signature of a request."""
     return is_remote(url) and without_secrets(url) != url.partition("#")[0]
@@ -51,7 +56,7 @@ def require_supported(url: str) -> None:
         UsageError: the scheme is unknown, the host is missing, `http` is used for a host that is not this machine, or
             there are credentials for a store, which takes none from an address.
     """
-    shown = printable(without_secrets(url))
+    shown = public(url)
     parts = _split(url)
     if parts is None:
         raise UsageError(f"{shown}: not a valid address")

@@ -29,11 +29,10 @@ from urllib.parse import urlsplit
 
 from facetrain.distributed.process_setup import is_offline, user_cache_folder
 from facetrain.errors import DataError, UsageError
-from facetrain.files import locked, os_errors_as, parse_json, private_folder, write_atomically
+from facetrain.files import locked, os_errors_as, parse_json, private_folder, stamp_of, write_atomically
 from facetrain.progress import ProgressCallback, ignore_progress
-from facetrain.remote.address import is_remote, scheme, without_secrets, without_version
+from facetrain.remote.address import is_remote, public, scheme, without_secrets, without_version
 from facetrain.remote.catalog import find_entry
-from facetrain.remote.filesystem import public
 from facetrain.remote.listing import RemoteFile, list_files, with_commit
 from facetrain.remote.ranges import download_ranges
 
@@ -50,7 +49,7 @@ class Copy:
     place: str
     """Path of the file or folder in the folder of all downloads."""
     files: dict[str, tuple[str, list[int]]] = field(default_factory=dict)
-    """SHA-256 and `_stamp` of each file, by its path below `place`; the name of a single file is empty."""
+    """SHA-256 and `stamp_of` of each file, by its path below `place`; the name of a single file is empty."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +189,9 @@ def _download(request: _Request, folder: Path) -> Copy:
     is_single = len(files) == 1 and not files[0].name and scheme(url) != "hf"
     pin = f"#sha256={checksums['']}" if is_single else f"#sha256={request.sha256}" if request.sha256 else ""
     place = f"{folder.name}/{version}/{root}"
-    stamps = {name: (sha256, _stamp(folder.parent / place / name)) for name, sha256 in checksums.items()}
+    stamps = {
+        name: (sha256, stamp_of((folder.parent / place / name).stat())) for name, sha256 in checksums.items()
+    }
     return _write_record(folder, version, Copy(without_secrets(url) + pin, place, stamps))
 
 
@@ -244,7 +245,7 @@ def _sound_copy(folder: Path, name: str) -> Copy | None:
     pin = _CHECKSUM.search(copy.address)
     try:
         for file, (sha256, stamp) in copy.files.items():
-            now = _stamp(place / file)
+            now = stamp_of((place / file).stat())
             if now != stamp:
                 with (place / file).open("rb") as content:
                     found = hashlib.file_digest(content, "sha256").hexdigest()
@@ -278,12 +279,6 @@ def _read_record(folder: Path, name: str) -> Copy | None:
 def _write_record(folder: Path, name: str, copy: Copy) -> Copy:
     write_atomically(folder / f"{name}.json", json.dumps(asdict(copy)))
     return copy
-
-
-def _stamp(path: Path) -> list[int]:
-    """Return size, inode, and times of change of the content and of the file (ns): others tell a change."""
-    status = path.stat()
-    return [status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def _require_space(folder: Path, size: int, url: str) -> None:

@@ -15,8 +15,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from facetrain.errors import DataError, FacetrainError, UsageError, missing_package
-from facetrain.files import printable
-from facetrain.remote.address import require_supported, scheme, without_secrets
+from facetrain.remote.address import public, require_supported, scheme
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -109,11 +108,6 @@ def _within(patience_s: float, most_bytes: int, operation: Callable[[], T]) -> T
 
     threading.Thread(target=run, daemon=True).start()
     return outcome.result(patience_s + most_bytes / _LEAST_BYTES_PER_S)
-
-
-def public(url: str) -> str:
-    """Return an address for messages: without secrets and without control characters."""
-    return printable(without_secrets(url))
 
 
 def _hub_path(rest: str) -> str:

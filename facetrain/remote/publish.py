@@ -11,7 +11,8 @@ from typing import Any
 import yaml
 
 from facetrain.errors import RunError, UsageError, missing_package
-from facetrain.remote.filesystem import public, with_retries
+from facetrain.remote.address import public
+from facetrain.remote.filesystem import with_retries
 
 _REPOSITORY = re.compile(r"hf://([^/@#?]+/[^/@#?]+)/?")
 

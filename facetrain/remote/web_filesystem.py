@@ -14,8 +14,7 @@ from aiohttp import ClientResponse, ClientSession, TraceConfig, TraceRequestRedi
 from fsspec.implementations.http import HTTPFileSystem
 
 from facetrain.errors import DataError
-from facetrain.files import printable
-from facetrain.remote.address import require_supported, scheme, without_secrets
+from facetrain.remote.address import public, require_supported, scheme
 
 _MOST_WHOLE_BYTES = 1 << 30
 """Largest file of a server without ranges: its only answer is the whole file, which is in memory."""
@@ -43,7 +42,7 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
                 return await _body(answer, end - start)
             if size > _MOST_WHOLE_BYTES:
                 raise DataError(
-                    f"{_public(url)}: the server sends no parts of a file, and this one has {size:,} bytes; "
+                    f"{public(url)}: the server sends no parts of a file, and this one has {size:,} bytes; "
                     "download it by other means"
                 )
             return (await _body(answer, size))[start:]
@@ -82,9 +81,5 @@ async def _check_redirect(_: ClientSession, __: SimpleNamespace, hop: TraceReque
     source = str(hop.url)
     target = urljoin(source, hop.response.headers.get("Location", ""))
     if scheme(source) == "https" != scheme(target):
-        raise DataError(f"{_public(source)}: leads to {_public(target)}, which is not encrypted")
+        raise DataError(f"{public(source)}: leads to {public(target)}, which is not encrypted")
     require_supported(target)
-
-
-def _public(url: str) -> str:
-    return printable(without_secrets(url))

@@ -20,9 +20,8 @@ from facetrain.config.own_code import allow_code_of, require_code_allowed
 from facetrain.config.presets import find_config
 from facetrain.config.schema import Config
 from facetrain.errors import UsageError
-from facetrain.remote.address import is_remote
+from facetrain.remote.address import is_remote, public
 from facetrain.remote.download import is_name
-from facetrain.remote.filesystem import public
 from facetrain.run.folder.run_files import newest_run
 from facetrain.run.request import CHOSEN_KEYS, TrainRequest, as_override
 

@@ -10,7 +10,7 @@ from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.mirror import Mirror
 from facetrain.checkpoint.run_id import read_run_id
 from facetrain.errors import NoCheckpointError
-from facetrain.remote.filesystem import public
+from facetrain.remote.address import public
 from facetrain.run.folder.earlier import has_checkpoint
 from facetrain.run.folder.hosts import Hosts, whole_steps
 
