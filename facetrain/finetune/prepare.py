@@ -73,6 +73,8 @@ class Workplace:
         """Verification sets of the held-out faces, and of the people set aside."""
         self.first = folder / "first.safetensors"
         """Trainable copy of a first model that is an ONNX or MXNet file."""
+        self.embeddings = folder / "embeddings.safetensors"
+        """Embeddings of the training images by the first model, which is the teacher."""
         self.run = folder / "run"
         self.model = folder / "model.safetensors"
         """The better model."""
@@ -129,69 +131,19 @@ def prepare(
         DataError: the photos cannot be read, or are too few.
         ModelError: the model cannot be fine-tuned.
     """
-    photos, model, output = request.photos, request.model, request.output
-    if output.exists() and not request.resume:
-        raise UsageError(f"{output}: already exists; choose another --output, or continue with --resume")
-    command = output / _COMMAND_FILE
-    if command.exists() and read_regular_text(command) != _command_of(request):
-        raise UsageError(
-            f"{output}: was begun with other photos, another model or another seed; choose another --output"
-        )
-    place, backbone = Workplace(output), backbone_of(model)
-    others = load_pair_sets(request.targets, Path())  # an error now, not after the training
-    require_distinct_names([place.pairs.stem, place.set_aside_pairs.stem, *(pairs.name for pairs in others)])
+    _require_output(request)
+    place, backbone = Workplace(request.output), backbone_of(request.model)
+    _require_targets(request.targets, place)
     if not place.faces.exists():
         _write_faces(request, place, finder, backbone["image_size"], say, bar)
-    source = open_dataset(place.faces)
-    different = different_images(source)
-    require_enough(source.labels[different], photos, seed=request.seed)
-    if not place.held_out.parent.exists():
-        if copies := source.num_images - len(different):
-            say(
-                f"left out {copies:,} images that are copies of others: the held-out images have to be new ones"
-            )
-        part_N = split_photos(source.labels[different], seed=request.seed)
-        parts = {}
-        for part, path in zip(Part, (place.train, place.held_out, place.set_aside), strict=True):
-            numbers = different[part_N == part]
-            parts[path.name] = Selection(source, [place.faces], numbers, source.labels[numbers])
-        with bar("holding images out") as progress:
-            write_parts(parts, place.held_out.parent, progress=progress)
-    train, held_out, aside = (open_dataset(path) for path in (place.train, place.held_out, place.set_aside))
-    for dataset, pairs in ((place.held_out, place.pairs), (place.set_aside, place.set_aside_pairs)):
-        if not pairs.exists():
-            write_photo_pairs(dataset, pairs, seed=request.seed)
-    say(
-        f"{held_out.num_images:,} images of {count_people(held_out.labels)} are held out, to show what the fine-tuned "
-        f"model gains; {count_people(aside.labels)} are set aside with all images, to show what it loses on others"
-    )
-    name = request.address or str(model)
-    if model.suffix in GRAPH_SUFFIXES and not model.is_dir():
-        if not place.first.exists():
-            _write_trainable_copy(model, backbone, train, place.first)
-        model = place.first
-        name = str(model)
-    cache = output / "embeddings.safetensors"
-    if not cache.exists():
+    _write_parts(request, place, say, bar)
+    _write_pairs(request, place, say)
+    model = _trainable_model(request.model, backbone, place)
+    if not place.embeddings.exists():
         with bar("embedding") as progress:
-            write_teacher_embeddings(model, place.train, cache, progress=progress)
-    facts = Facts(
-        model=name,
-        backbone=backbone,
-        train=str(place.train),
-        people=len(np.unique(train.labels)),
-        images=train.num_images,
-        held_out=str(place.pairs),
-        teacher_cache=str(cache),
-        has_gpu=torch.cuda.is_available(),
-    )
-    choices = choose(facts)
-    for choice in choices:
-        say(f"  {choice.settings}")
-        say(f"    {choice.reason}")
-    text, config = config_text(choices, request.overrides, place.run.name, str(output))
-    write_atomically(output / CONFIG_FILE, text)
-    say(f"the same run by hand: facetrain train --config {shell_path(output / CONFIG_FILE)}")
+            write_teacher_embeddings(model, place.train, place.embeddings, progress=progress)
+    choices = choose(_facts(request, model, backbone, place))
+    config = _write_config(choices, request, place, say)
     return Prepared(place, model, request.targets, choices, config)
 
 
@@ -202,7 +154,7 @@ def backbone_of(model: Path) -> dict[str, Any]:
         ModelError: the file cannot be read, or is no network that facetrain can train.
         CheckpointError: the checkpoint is damaged, or the folder has none.
     """
-    if model.is_dir() or model.suffix not in GRAPH_SUFFIXES:
+    if not _is_graph(model):
         weights, description, origin = read_model(model)
         described = description if "backbone" in description else identify_backbone(weights, origin)
         return {"image_size": DEFAULT_IMAGE_SIZE} | described["backbone"]
@@ -220,21 +172,32 @@ def backbone_of(model: Path) -> dict[str, Any]:
     )
 
 
-def _write_trainable_copy(path: Path, options: dict[str, Any], source: FaceDataset, copy: Path) -> None:
-    """Write the network of an ONNX or MXNet file as a model file with batch norm statistics.
+def _is_graph(model: Path) -> bool:
+    return model.suffix in GRAPH_SUFFIXES and not model.is_dir()
 
-    Such a file often has batch norms merged into other layers. Their statistics are measured once, on training images,
-    so that the run, its teacher and the averages with it start from the same weights.
-    """
-    backbone = build_backbone(**options)
-    initialize_backbone(backbone, path, partial(evenly_spread_images, source, options["image_size"]))
-    save_model(copy, backbone.state_dict(), describe_backbone(**options))
+
+def _require_output(request: Request) -> None:
+    """Check that the output is new, or was begun with the same request."""
+    output = request.output
+    if output.exists() and not request.resume:
+        raise UsageError(f"{output}: already exists; choose another --output, or continue with --resume")
+    command = output / _COMMAND_FILE
+    if command.exists() and read_regular_text(command) != _command_of(request):
+        raise UsageError(
+            f"{output}: was begun with other photos, another model or another seed; choose another --output"
+        )
 
 
 def _command_of(request: Request) -> str:
     """Return what a resumed command must have in common with the first one."""
     photos, model = (shell_path(os.path.abspath(path)) for path in (request.photos, request.model))
     return f"facetrain finetune {photos} --model {model} --seed {request.seed}\n"
+
+
+def _require_targets(targets: tuple[str, ...], place: Workplace) -> None:
+    """Check the verification sets of other people: an error now, and not after the training."""
+    others = load_pair_sets(targets, Path())
+    require_distinct_names([place.pairs.stem, place.set_aside_pairs.stem, *(pairs.name for pairs in others)])
 
 
 def _write_faces(
@@ -282,3 +245,82 @@ def _sample(source: FaceDataset) -> Iterator[np.ndarray]:
     for number in np.linspace(0, source.num_images - 1, count).astype(int).tolist():
         with suppress(UnreadableError):
             yield decode_rgb(source.read(number), location="")
+
+
+def _write_parts(request: Request, place: Workplace, say: Callable[[str], None], bar: Bar) -> None:
+    """Write the parts of the faces: for training, held out, and set aside."""
+    source = open_dataset(place.faces)
+    different = different_images(source)
+    require_enough(source.labels[different], request.photos, seed=request.seed)
+    if place.held_out.parent.exists():
+        return
+    if copies := source.num_images - len(different):
+        say(f"left out {copies:,} images that are copies of others: the held-out images have to be new ones")
+    part_N = split_photos(source.labels[different], seed=request.seed)
+    parts = {}
+    for part, path in zip(Part, (place.train, place.held_out, place.set_aside), strict=True):
+        numbers = different[part_N == part]
+        parts[path.name] = Selection(source, [place.faces], numbers, source.labels[numbers])
+    with bar("holding images out") as progress:
+        write_parts(parts, place.held_out.parent, progress=progress)
+
+
+def _write_pairs(request: Request, place: Workplace, say: Callable[[str], None]) -> None:
+    """Write the verification sets of the faces that are not trained on."""
+    for dataset, pairs in ((place.held_out, place.pairs), (place.set_aside, place.set_aside_pairs)):
+        if not pairs.exists():
+            write_photo_pairs(dataset, pairs, seed=request.seed)
+    held_out, aside = open_dataset(place.held_out), open_dataset(place.set_aside)
+    say(
+        f"{held_out.num_images:,} images of {count_people(held_out.labels)} are held out, to show what the fine-tuned "
+        f"model gains; {count_people(aside.labels)} are set aside with all images, to show what it loses on others"
+    )
+
+
+def _trainable_model(model: Path, backbone: dict[str, Any], place: Workplace) -> Path:
+    """Return the first model, or the trainable copy of an ONNX or MXNet file."""
+    if not _is_graph(model):
+        return model
+    if not place.first.exists():
+        _write_trainable_copy(model, backbone, open_dataset(place.train), place.first)
+    return place.first
+
+
+def _write_trainable_copy(path: Path, options: dict[str, Any], source: FaceDataset, copy: Path) -> None:
+    """Write the network of an ONNX or MXNet file as a model file with batch norm statistics.
+
+    Such a file often has batch norms merged into other layers. Their statistics are measured once, on training images,
+    so that the run, its teacher and the averages with it start from the same weights.
+    """
+    backbone = build_backbone(**options)
+    initialize_backbone(backbone, path, partial(evenly_spread_images, source, options["image_size"]))
+    save_model(copy, backbone.state_dict(), describe_backbone(**options))
+
+
+def _facts(request: Request, model: Path, backbone: dict[str, Any], place: Workplace) -> Facts:
+    """Return what the choices depend on."""
+    train = open_dataset(place.train)
+    return Facts(
+        model=request.address if request.address and model == request.model else str(model),
+        backbone=backbone,
+        train=str(place.train),
+        people=len(np.unique(train.labels)),
+        images=train.num_images,
+        held_out=str(place.pairs),
+        teacher_cache=str(place.embeddings),
+        has_gpu=torch.cuda.is_available(),
+    )
+
+
+def _write_config(
+    choices: list[Choice], request: Request, place: Workplace, say: Callable[[str], None]
+) -> Config:
+    """Write the config of the run, and say the choices and the command."""
+    for choice in choices:
+        say(f"  {choice.settings}")
+        say(f"    {choice.reason}")
+    text, config = config_text(choices, request.overrides, place.run.name, str(place.folder))
+    path = place.folder / CONFIG_FILE
+    write_atomically(path, text)
+    say(f"the same run by hand: facetrain train --config {shell_path(path)}")
+    return config
