@@ -13,6 +13,7 @@ from typing import Any
 
 from facetrain.errors import ModelError
 from facetrain.files import listed
+from facetrain.models.onnx_constants import fold_small_constants
 
 _MAX_VALUE_BYTES = 1 << 31
 """Largest value between two layers, as in an IResNet for a fixed batch of 600 images of 112 pixels."""
@@ -50,7 +51,7 @@ def require_stored_weights(path: Path, model: Any) -> None:
 
 
 def require_small_values(path: Path, model: Any) -> None:
-    """Check that no value is too large to compute. The model loses its large weights, which this does not need.
+    """Check that no value is too large to compute. The model is changed: it loses its large weights.
 
     Raises:
         ModelError: a value is too large.
@@ -64,7 +65,8 @@ def require_small_values(path: Path, model: Any) -> None:
     try:
         if model.functions:  # whose values are inferred at the place of their calls
             model = onnx.inliner.inline_local_functions(model)
-        graph = onnx.shape_inference.infer_shapes(model).graph  # with data_prop, it would compute the values
+        fold_small_constants(path, model)
+        graph = onnx.shape_inference.infer_shapes(model).graph
     except (onnx.shape_inference.InferenceError, ValueError):
         return  # of 2 GiB and more, say; onnxruntime infers them itself
     # Some exporters list the weights among the values; these have their bytes.

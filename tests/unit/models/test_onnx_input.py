@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from facetrain.errors import ModelError
-from facetrain.models import onnx_limits
+from facetrain.models import onnx_constants, onnx_limits
 from facetrain.models.model_file import open_model
 from facetrain.models.onnx_layers import read_onnx_layers
 
@@ -334,6 +334,59 @@ def test_a_large_value_is_refused_wherever_the_file_computes_it(tmp_path, place)
             )
     with pytest.raises(ModelError, match=r"has the shape 700000000, 2,800,000,000 bytes"):
         open_model(path, CPU)
+
+
+@pytest.mark.parametrize(
+    ("operator", "operands"),
+    [
+        ("Mul", ([70_000], [10_000])),
+        ("Neg", ([-700_000_000],)),
+        ("ReduceProd", ([70_000, 10_000],)),
+        ("Pow", ([26_500], [2])),
+        ("Sub", ([700_000_007], [7])),
+    ],
+)
+def test_a_size_that_the_file_computes_is_known(tmp_path, operator, operands):
+    path = write_graph(tmp_path / "m.onnx", [], inputs=FLOAT_IMAGE)
+    with changed(path) as model:
+        names = [f"operand{number}" for number in range(len(operands))]
+        for name, values in zip(names, operands, strict=True):
+            model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(values, np.int64), name))
+        model.graph.node.extend([make_node(operator, names, ["size"]), *largest_of_constant("size", "big")])
+    with pytest.raises(ModelError, match=r"has the shape 70\d{7}, 2,8\d\d,\d{3},\d{3} bytes"):
+        open_model(path, CPU)
+
+
+@pytest.mark.parametrize(
+    ("most", "message"), [(0, "more than 0 nodes compute"), (9, "does not run|cannot|Add")]
+)
+def test_constants_that_are_too_many_or_do_not_fit_are_an_error(tmp_path, monkeypatch, most, message):
+    monkeypatch.setattr(onnx_constants, "_MOST_NODES", most)
+    path = write_graph(tmp_path / "m.onnx", [], inputs=FLOAT_IMAGE)
+    with changed(path) as model:
+        for name, values in (("a", [1, 2]), ("b", [1, 2, 3])):
+            model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(values), name))
+        model.graph.node.extend([make_node("Neg", ["a"], ["c"]), make_node("Add", ["c", "b"], ["size"])])
+        model.graph.node.extend(largest_of_constant("size", "big"))
+    with pytest.raises(ModelError, match=message):
+        open_model(path, CPU)
+
+
+def test_small_numbers_that_the_file_computes_change_no_result(tmp_path):
+    path = write_graph(tmp_path / "m.onnx", [], inputs=FLOAT_IMAGE)
+    expected = embedded(path)[0]
+    with changed(path) as model:
+        add = model.graph.initializer.append
+        add(onnx.numpy_helper.from_array(np.array([2, -3]), "a"))
+        add(onnx.numpy_helper.from_array(np.array([1]), "axes"))
+        last = model.graph.output[0].name
+        model.graph.node.extend([
+            make_node("Neg", ["a"], ["b"]), make_node("Abs", ["b"], ["size"]),
+            make_node("ConstantOfShape", ["size"], ["zeros"]), make_node("ReduceMax", ["zeros"], ["zero"], keepdims=0),
+            make_node("Add", [last, "zero"], ["embedding"]),
+        ])  # fmt: skip
+        model.graph.output[0].name = "embedding"
+    torch.testing.assert_close(embedded(path)[0], expected, rtol=0, atol=0)
 
 
 def test_weights_that_are_listed_as_inputs_are_opened_without_a_message_for_each(tmp_path, capfd):
