@@ -7,6 +7,7 @@ folder has anything of the run.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from facetrain.config.schema import Config
 from facetrain.data.loading.sampler import epoch_size
 from facetrain.distributed.ranks import Ranks
 from facetrain.errors import FacetrainError, UsageError
+from facetrain.remote.address import is_remote
 from facetrain.remote.download import pinned
 from facetrain.run.asked_config import asked_config
 from facetrain.run.folder.claim import FolderClaim, existing_run, has_checkpoints
@@ -34,7 +36,7 @@ from facetrain.run.folder.hosts import Hosts, hosts_of, owns_folder
 from facetrain.run.folder.lease import Lease
 from facetrain.run.parts.open_data import open_data
 from facetrain.run.parts.step_schedule import StepSchedule, schedule_steps
-from facetrain.run.request import TrainRequest
+from facetrain.run.request import FOLDER_TERM, TrainRequest
 from facetrain.run.resolve import Claim, Claimed, Inputs, claim_run, digest_text, open_mirror, resolve
 from facetrain.run.run_plan import RunPlan
 
@@ -129,8 +131,10 @@ def _compare_commands(
     with _failing_by_host(ranks):
         if ranks.speaks_for_host and not ranks.is_leader:
             _compare_versions(ranks, claim.versions)
-            if request.command == claim.command == "train":
+            # Of a run that continues, only its folder has the config, which another host need not have yet.
+            if request.command == claim.terms["command"] == "train":
                 _compare_configs(ranks, request, claim.given)
+            _compare_terms(ranks, request.terms, claim.terms)
     owns = owns_folder(ranks, folder, claim.token)
     with _failing_by_host(ranks):
         if owns and not ranks.is_leader:
@@ -159,12 +163,31 @@ def _compare_versions(ranks: Ranks, expected: dict[str, str]) -> None:
 
 
 def _compare_configs(ranks: Ranks, request: TrainRequest, expected: dict[str, Any]) -> None:
-    found = list(differences(expected, asked_config(request).given))
-    if found:
-        where = request.config if isinstance(request.config, str) else "the config"
-        changes = ", ".join(
-            f"{each.key} is {json.dumps(each.now)}, not {json.dumps(each.before)}" for each in found
-        )
+    where = request.config if isinstance(request.config, str) else "the config"
+    _require_equal(ranks, where, expected, asked_config(request).given)
+
+
+def _compare_terms(ranks: Ranks, own: dict[str, Any], expected: dict[str, Any]) -> None:
+    if own["command"] != expected["command"]:  # their options differ with it
+        own, expected = ({"command": terms["command"]} for terms in (own, expected))
+    # Both as this host understands them: one may have given the folder by its absolute path.
+    _require_equal(ranks, "the command line", _with_place(expected), _with_place(own))
+
+
+def _with_place(terms: dict[str, Any]) -> dict[str, Any]:
+    """Return the terms with the absolute path of the run folder, if they name one."""
+    folder = terms.get(FOLDER_TERM)
+    if not folder:
+        return terms
+    return terms | {FOLDER_TERM: folder.rstrip("/") if is_remote(folder) else os.path.abspath(folder)}
+
+
+def _require_equal(ranks: Ranks, where: str, expected: dict[str, Any], own: dict[str, Any]) -> None:
+    changes = ", ".join(
+        f"{each.key} is {json.dumps(each.now)}, not {json.dumps(each.before)}"
+        for each in differences(expected, own)
+    )
+    if changes:
         raise UsageError(
             f"{where}: {changes} as for rank 0 on {ranks.place(0)}; give the same config and options on all hosts"
         )

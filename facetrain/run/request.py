@@ -17,6 +17,8 @@ def as_override(key: str, value: Any) -> str:
 
 CHOSEN_KEYS = {"batch": ("train.batch_size", "train.global_batch_size"), "lr": ("optim.lr",)}
 """Config keys that a choice measures: a command gives one of the two."""
+FOLDER_TERM = "the run folder"
+"""Name of the run folder among the terms of a request."""
 
 
 class TrainRequest(BaseModel, frozen=True):
@@ -54,6 +56,24 @@ class TrainRequest(BaseModel, frozen=True):
     def has_data_alone(self) -> bool:
         """Whether a dataset is given and no config: network, number format and rate are chosen for it."""
         return self.own_data and self.config is None
+
+    @property
+    def terms(self) -> dict[str, Any]:
+        """What a command asks beside its config, by its options, as JSON: the same on all hosts of a run.
+
+        Not what a host decides for itself: whether code may run on it, and whether its browser shows the report.
+        """
+        overrides = (each.partition("=") for each in self.overrides)
+        return {
+            "command": self.command,
+            FOLDER_TERM: self.run_dir,
+            "--checkpoint": self.step,
+            "--resume": self.resume_existing,
+            "--batch auto": "batch" in self.choose,
+            "--lr find": "lr" in self.choose,
+            "--profile": self.profile,
+            **{f"--set {key}": value for key, _, value in overrides},
+        }
 
     def with_chosen(
         self, choice: Literal["batch", "lr"], values: Mapping[str, Any], line: str

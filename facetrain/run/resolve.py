@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -55,7 +55,8 @@ from facetrain.verify.sets.pair_set import PairSet
 class Claim(BaseModel, frozen=True):
     """Place and command of a run: all hosts compare them before anything else is read."""
 
-    command: Literal["train", "resume"]
+    terms: dict[str, Any]
+    """What the command of the leader asks beside its config."""
     folder: str
     token: str
     """Token of the leader's lock: a host that sees it shares the folder."""
@@ -108,7 +109,7 @@ def claim_run(request: TrainRequest, ranks: Ranks, launchers: Sequence[str], lea
     # Before a checkpoint is chosen: a save that a kill has interrupted between two renames is completed first.
     clean_up(folder)
     claim = Claim(
-        command=request.command,
+        terms=request.terms,
         folder=str(folder),
         token=lease.token,
         given=asked.given,

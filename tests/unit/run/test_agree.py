@@ -1,0 +1,84 @@
+"""Agreement of two hosts on a run, here threads that share a store."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from torch.distributed import HashStore
+
+from facetrain.distributed.ranks import Ranks
+from facetrain.distributed.rendezvous import Rendezvous
+from facetrain.errors import FacetrainError
+from facetrain.remote.download import pinned
+from facetrain.run.agree import agree
+from facetrain.run.folder.lease import Lease
+from facetrain.run.request import TrainRequest
+
+CONFIG = "run: {dir: RUNS}\ndata: {train: no_such_folder}\neval: {targets: []}\n"
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Folder of a run whose data is missing, which ends every agreement on it."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for path in (folder / "config.yaml", tmp_path / "config.yaml"):
+        path.write_text(CONFIG.replace("RUNS", str(tmp_path / "runs")))
+    return folder
+
+
+def outcomes(*requests):
+    """Let one rank on each host agree on its request; return the errors with which they end."""
+    store, places = HashStore(), [f"host{number}" for number in range(len(requests))]
+
+    def be_a_rank(number, request):
+        known = Rendezvous(store, number, "id", places, "127.0.0.1", 1)
+        ranks = Ranks(number, 0, len(places), 1, rendezvous=known)
+        with Lease() as lease, pytest.raises(FacetrainError) as ended:
+            agree(ranks, request, lease, pinned)
+        return ended.value
+
+    with ThreadPoolExecutor(len(requests)) as threads:
+        return list(threads.map(be_a_rank, range(len(requests)), requests))
+
+
+def resume(**options):
+    return TrainRequest(command="resume", **{"run_dir": "run", **options})
+
+
+def train(**options):
+    return TrainRequest(**{"config": "config.yaml", "run_dir": "new", **options})
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        (resume(overrides=("seed=1",)), resume(overrides=("seed=2",)), '--set seed is "2", not "1"'),
+        (resume(), resume(overrides=("seed=2",)), '--set seed is "2", not null'),
+        (resume(), resume(step=4), "--checkpoint is 4, not null"),
+        (resume(), train(resume_existing=True), 'command is "train", not "resume"'),
+        (resume(), resume(run_dir="other"), "the run folder is "),
+        (train(), train(run_dir="other"), "the run folder is "),
+        (train(), train(resume_existing=True), "--resume is true, not false"),
+        (train(choose=("lr",)), train(), "--lr find is false, not true"),
+        (train(), train(overrides=("optim.lr=0.5",)), "config.yaml: optim.lr is 0.5, not "),
+    ],
+)  # fmt: skip
+def test_hosts_that_are_asked_for_different_things_end_with_the_option_that_differs(
+    run, first, second, words
+):
+    for error in outcomes(first, second):
+        assert words in str(error) and "rank 1 on host1: " in str(error), error
+        assert str(error).endswith("as for rank 0 on host0; give the same config and options on all hosts")
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [(resume, "contains no checkpoint"), (train, "no_such_folder")],
+    ids=["resume", "train"],
+)
+def test_hosts_may_name_the_run_folder_in_other_ways_and_show_the_report_on_one_of_them(run, make, found):
+    absolute = str(Path(make().run_dir).absolute())
+    for error in outcomes(make(), make(run_dir=absolute, open_page=True)):
+        assert found in str(error), "they agree on the command, and then find no data"
