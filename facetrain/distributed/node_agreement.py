@@ -2,7 +2,8 @@
 
 The state has a number, which grows by one with every start, and the nodes of this start. A node whose ranks have failed
 opens the next start; the others see the larger number, end their ranks and join. A node that comes later is listed as
-waiting, and the others open a start that includes it.
+waiting, and the others open a start that includes it. The first node writes how many nodes a start has: with other
+numbers on each, one would complete a start that another never takes part in.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ _SILENT_S = 15.0
 class GroupStart:
     """State of the agreement: the nodes of one start of the ranks."""
 
+    least: int
+    """Number of nodes without which no rank starts."""
+    most: int
+    """Number of nodes with which the ranks start at once."""
     number: int = 1
     nodes: tuple[str, ...] = ()
     """Nodes of this start, in the order of their group ranks."""
@@ -31,6 +36,15 @@ class GroupStart:
     """Nodes that came when the start was complete."""
     is_closed: bool = False
     """Whether the run has ended: no node may join again."""
+
+    @property
+    def nnodes(self) -> str:
+        """Numbers of nodes as `--nnodes` has them."""
+        return str(self.most) if self.least == self.most else f"{self.least}:{self.most}"
+
+    def opened_by(self, node: str) -> GroupStart:
+        """Return the next start, with its first node."""
+        return GroupStart(self.least, self.most, self.number + 1, (node,))
 
     def encode(self) -> str:
         """Return the state as text for the store."""
@@ -46,6 +60,8 @@ class GroupStart:
         try:
             values = json.loads(text)
             start = cls(
+                least=values["least"],
+                most=values["most"],
                 number=values["number"],
                 nodes=tuple(values["nodes"]),
                 is_complete=values["is_complete"] is True,
@@ -55,20 +71,17 @@ class GroupStart:
         except (ValueError, TypeError, KeyError, RecursionError):
             raise ValueError("its store holds something else than the nodes of a run") from None
         # `type` and not `isinstance`: JSON's true would pass for a number.
-        if type(start.number) is not int or not all(
-            type(name) is str for name in start.nodes + start.waiting
-        ):
+        numbers, names = (start.least, start.most, start.number), start.nodes + start.waiting
+        if any(type(each) is not int for each in numbers) or any(type(each) is not str for each in names):
             raise ValueError("its store holds something else than the nodes of a run")
         return start
 
 
 @dataclass
 class Member:
-    """Node that takes part, and how many nodes a start needs."""
+    """Node that takes part."""
 
     name: str
-    least: int
-    most: int
 
     def __post_init__(self) -> None:
         """Begin to watch who joins."""
@@ -81,7 +94,7 @@ class Member:
         if not start.is_complete:
             return self._join(start, is_alive)
         if self.name in start.nodes:  # the ranks of this node have ended: a new start
-            return GroupStart(start.number + 1, (self.name,))
+            return start.opened_by(self.name)
         if self.name in start.waiting:
             return start
         # The others train: their agents see this entry, end their ranks, and open a start that includes this node.
@@ -90,13 +103,13 @@ class Member:
     def _join(self, start: GroupStart, is_alive: Callable[[str], bool]) -> GroupStart:
         # A node that joined and ended would keep its place, and the ranks would wait for its ranks.
         nodes = tuple(node for node in start.nodes if node == self.name or is_alive(node))
-        if self.name not in nodes and len(nodes) < self.most:
+        if self.name not in nodes and len(nodes) < start.most:
             nodes += (self.name,)
         if (start.number, nodes) != self._joined:
             self._joined, self._joined_at = (start.number, nodes), time.monotonic()
         was_last_call = time.monotonic() - self._joined_at >= LAST_CALL_S
         # Any change of the nodes begins a new last call, so that nodes that come one by one start together.
-        enough = len(nodes) == self.most or (len(nodes) >= self.least and was_last_call)
+        enough = len(nodes) == start.most or (len(nodes) >= start.least and was_last_call)
         return replace(start, nodes=nodes, is_complete=enough and self.name in nodes)
 
 

@@ -37,6 +37,7 @@ from facetrain.distributed.network_interface import LOOPBACK
 from facetrain.distributed.node_agreement import LAST_CALL_S, GroupStart, Member, SignsOfLife
 from facetrain.distributed.process_lifetime import forbids_restart
 from facetrain.distributed.topology import host_and_port
+from facetrain.errors import UsageError
 
 BACKEND = "facetrain"
 """Name of this rendezvous in torch's registry."""
@@ -87,15 +88,17 @@ class NodeRendezvous(RendezvousHandler):
         # A single node is closed to others, whatever its endpoint is.
         self._host, self._port = host_and_port(endpoint) if max_nodes > 1 else (LOOPBACK, 0)
         self._run_id = run_id
-        self._me = Member(
-            f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}", min_nodes, max_nodes
-        )
+        self._me = Member(f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}")
+        self._first = GroupStart(min_nodes, max_nodes)
+        """State of a run of which this is the first node."""
         self._signs = SignsOfLife()
         self._connected: TCPStore | None = None
         self._unanswered: threading.Thread | None = None
         """Call of the store that has not returned."""
         self._joined = 0
         """Number of the last start in which this node took part."""
+        self._is_refused = False
+        """Whether this node cannot take part, and the others go on without it."""
         self._asked_at = 0.0
         self.log_dir: Path | None = None
         """Folder of the ranks' logs, in which a rank may forbid a restart."""
@@ -122,6 +125,7 @@ class NodeRendezvous(RendezvousHandler):
             RendezvousConnectionError: the store does not answer.
             RendezvousStateError: the store holds something else.
             RendezvousTimeoutError: too few nodes have joined in time.
+            UsageError: the run has other numbers of nodes.
         """
         # torch's agent restarts ranks whatever their exit code is, but asks for the nodes of the next start first.
         if self.log_dir is not None and forbids_restart(self.log_dir):
@@ -131,6 +135,7 @@ class NodeRendezvous(RendezvousHandler):
         while True:
             try:
                 start = self._read()
+                self._require_same_numbers(start)
                 if self._takes_part_in(start):
                     return self._begin(start)
                 deadline = self._advance(start, report, deadline)
@@ -149,7 +154,7 @@ class NodeRendezvous(RendezvousHandler):
             if not start.is_complete:
                 raise RendezvousTimeoutError(f"too few machines have joined within {_JOIN_S:.0f} s")
             # All nodes of this start are lost: none of them will open the next one.
-            self._replace(start, GroupStart(start.number + 1, (self._me.name,)))
+            self._replace(start, start.opened_by(self._me.name))
             return time.monotonic() + _JOIN_S
         self._give_sign_of_life()
         wanted = self._me.advance(start, self._is_alive)
@@ -183,7 +188,7 @@ class NodeRendezvous(RendezvousHandler):
             # one and joins.
             if start.number > self._joined:
                 return len(start.nodes)
-            if len(start.nodes) == self._me.most:
+            if len(start.nodes) == start.most:
                 return 0
             return sum(self._is_alive(node) for node in start.waiting)
         except (RendezvousConnectionError, RendezvousStateError):
@@ -201,7 +206,9 @@ class NodeRendezvous(RendezvousHandler):
             self._replace(start, replace(start, is_closed=True))
 
     def shutdown(self) -> bool:
-        """End the run on all nodes; return whether they can learn of it."""
+        """End the run on all nodes, unless they refuse this one; return whether they can learn of it."""
+        if self._is_refused:
+            return True
         try:
             self.set_closed()
         except (RendezvousConnectionError, RendezvousStateError):
@@ -237,22 +244,26 @@ class NodeRendezvous(RendezvousHandler):
             return error.strerror or str(error)
         return ""
 
+    def _require_same_numbers(self, start: GroupStart) -> None:
+        if start.nnodes != self._first.nnodes:
+            self._is_refused = True
+            raise UsageError(
+                f"--nnodes {self._first.nnodes}: the run at {self._host}:{self._port} has --nnodes {start.nnodes}; "
+                "give the same value on all hosts"
+            )
+
     def _takes_part_in(self, start: GroupStart) -> bool:
         is_new = start.number > self._joined and not start.is_closed
         return is_new and start.is_complete and self._me.name in start.nodes
 
     def _describe(self, start: GroupStart) -> str:
-        me, joined = (
-            self._me,
-            f"{len(start.nodes)} of {self._me.most} nodes have joined at {self._host}:{self._port}",
-        )
-        if me.name not in start.nodes:
+        count = len(start.nodes)
+        joined = f"{count} of {start.most} nodes have joined at {self._host}:{self._port}"
+        if self._me.name not in start.nodes:
             return f"waiting for a place in the run: {joined}"
-        if len(start.nodes) >= me.least:
+        if count >= start.least:
             return f"waiting up to {LAST_CALL_S:.0f} s for more nodes: {joined}"
-        return (
-            f"waiting for {me.least - len(start.nodes)} more: {joined}; start the same command on the others"
-        )
+        return f"waiting for {start.least - count} more: {joined}; start the same command on the others"
 
     @property
     def _store(self) -> TCPStore:
@@ -268,7 +279,7 @@ class NodeRendezvous(RendezvousHandler):
 
     def _read(self) -> GroupStart:
         # Not `get`, which would wait for a first state: the first node to come writes it.
-        text = self._call(lambda: self._store.compare_set(self._key("state"), "", GroupStart().encode()))
+        text = self._call(lambda: self._store.compare_set(self._key("state"), "", self._first.encode()))
         try:
             return GroupStart.decode(text.decode(errors="replace"))
         except ValueError as error:

@@ -23,16 +23,16 @@ def clock(monkeypatch):
 
 
 def test_a_start_is_complete_with_the_largest_number_of_nodes():
-    start, nodes = GroupStart(), [Member(name, 2, 3) for name in "abc"]
+    start, nodes = GroupStart(2, 3), [Member(name) for name in "abc"]
     for node in nodes:
         assert not start.is_complete
         start = node.advance(start, alive)
-    assert start == GroupStart(1, ("a", "b", "c"), is_complete=True)
+    assert start == GroupStart(2, 3, 1, ("a", "b", "c"), is_complete=True)
 
 
 def test_with_fewer_nodes_a_start_waits_for_the_last_call_after_the_last_node_has_joined(clock):
-    first, second = Member("a", 2, 3), Member("b", 2, 3)
-    start = first.advance(GroupStart(), alive)
+    first, second = Member("a"), Member("b")
+    start = first.advance(GroupStart(2, 3), alive)
     clock[0] = 100
     start = first.advance(start, alive)
     assert not start.is_complete, "one node is too few at any time"
@@ -40,30 +40,36 @@ def test_with_fewer_nodes_a_start_waits_for_the_last_call_after_the_last_node_ha
     for seconds, is_complete in ((29, False), (30, True)):
         clock[0] = 100 + seconds
         start = second.advance(start, alive)
-        assert start == GroupStart(1, ("a", "b"), is_complete)
-    alone = Member("a", 1, 3)
-    for start in (GroupStart(2), GroupStart(3)):
+        assert start == GroupStart(2, 3, 1, ("a", "b"), is_complete)
+    alone = Member("a")
+    for start in (GroupStart(1, 3, 2), GroupStart(1, 3, 3)):
         assert not alone.advance(start, alive).is_complete, "every start has a last call"
         clock[0] += 30
         assert alone.advance(start, alive).is_complete
 
 
 def test_a_node_whose_ranks_have_failed_opens_the_next_start_and_others_join_it():
-    start = GroupStart(4, ("a", "b"), is_complete=True, waiting=("c",))
-    start = Member("b", 1, 2).advance(start, alive)
-    assert start == GroupStart(5, ("b",))
-    assert Member("a", 1, 2).advance(start, alive) == GroupStart(5, ("b", "a"), is_complete=True)
+    start = GroupStart(1, 2, 4, ("a", "b"), is_complete=True, waiting=("c",))
+    start = Member("b").advance(start, alive)
+    assert start == GroupStart(1, 2, 5, ("b",))
+    assert Member("a").advance(start, alive) == GroupStart(1, 2, 5, ("b", "a"), is_complete=True)
 
 
 def test_a_node_that_comes_late_waits_and_takes_the_place_of_a_node_that_is_gone():
-    late = Member("c", 1, 2)
-    complete = GroupStart(4, ("a", "b"), is_complete=True)
+    late = Member("c")
+    complete = GroupStart(1, 2, 4, ("a", "b"), is_complete=True)
     waits = late.advance(complete, alive)
-    assert waits == GroupStart(4, ("a", "b"), is_complete=True, waiting=("c",)) == late.advance(waits, alive)
-    assert late.advance(GroupStart(5, ("a",)), alive) == GroupStart(5, ("a", "c"), is_complete=True)
-    full = GroupStart(5, ("a", "b"))
+    assert (
+        waits
+        == GroupStart(1, 2, 4, ("a", "b"), is_complete=True, waiting=("c",))
+        == late.advance(waits, alive)
+    )
+    assert late.advance(GroupStart(1, 2, 5, ("a",)), alive) == GroupStart(
+        1, 2, 5, ("a", "c"), is_complete=True
+    )
+    full = GroupStart(1, 2, 5, ("a", "b"))
     assert late.advance(full, alive) == full
-    assert late.advance(full, lambda node: node == "a") == GroupStart(5, ("a", "c"), is_complete=True)
+    assert late.advance(full, lambda node: node == "a") == GroupStart(1, 2, 5, ("a", "c"), is_complete=True)
 
 
 def test_a_node_is_alive_while_its_counter_changes(clock):
@@ -78,18 +84,19 @@ def test_a_node_is_alive_while_its_counter_changes(clock):
 
 
 def test_a_state_is_the_same_after_the_store():
-    start = GroupStart(3, ("a:1:ff", "b:2:00"), is_complete=True, waiting=("c",), is_closed=True)
+    start = GroupStart(1, 2, 3, ("a:1:ff", "b:2:00"), is_complete=True, waiting=("c",), is_closed=True)
     assert GroupStart.decode(start.encode()) == start
 
 
-VALID = json.loads(GroupStart(3, ("a",)).encode())
+VALID = json.loads(GroupStart(1, 2, 3, ("a",)).encode())
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "", "null", "[]", "7", "{}", "[" * 100_000, pickle.dumps(GroupStart(), protocol=0).decode(),
+        "", "null", "[]", "7", "{}", "[" * 100_000, pickle.dumps(GroupStart(1, 2), protocol=0).decode(),
         json.dumps(VALID | {"number": "3"}), json.dumps(VALID | {"number": True}),
+        json.dumps(VALID | {"most": "3"}),
         json.dumps(VALID | {"nodes": None}), json.dumps(VALID | {"nodes": [["a"]]}),
         json.dumps(VALID | {"waiting": [1]}),
     ],

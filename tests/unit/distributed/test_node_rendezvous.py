@@ -18,6 +18,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from facetrain.distributed import node_agreement, node_rendezvous
 from facetrain.distributed.node_rendezvous import NodeRendezvous
+from facetrain.errors import UsageError
 from tests.support.command import environment
 from tests.support.ranks import free_ports
 
@@ -85,6 +86,18 @@ def test_nodes_start_again_with_one_that_comes_later_and_without_one_that_is_gon
     assert nodes[0].shutdown() and nodes[2].is_closed()
     with pytest.raises(RendezvousClosedError, match="another machine"):
         nodes[1].next_rendezvous()
+
+
+def test_a_node_with_other_numbers_of_nodes_ends_and_does_not_disturb_the_others(endpoint):
+    nodes = [NodeRendezvous(endpoint, "run", 1, 2) for _ in range(2)]
+    assert meet(nodes[0]) == {1}
+    other = NodeRendezvous(endpoint, "run", 1, 3)
+    with pytest.raises(
+        UsageError, match=f"--nnodes 1:3: the run at {endpoint} has --nnodes 1:2; give the same"
+    ):
+        other.next_rendezvous()
+    assert other.shutdown() and not nodes[0].is_closed() and not nodes[0].num_nodes_waiting()
+    assert meet(*nodes) == {2}
 
 
 @pytest.mark.slow
