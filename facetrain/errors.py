@@ -126,6 +126,11 @@ def unprinted(message: str, exit_code: int) -> LostRankError:
     return of_all_ranks(error)
 
 
+def is_final(kind: type[BaseException]) -> bool:
+    """Return whether every restart would end with the same error: not that of data, whose file system may come back."""
+    return issubclass(kind, UsageError) and not issubclass(kind, DataError)
+
+
 _Error = TypeVar("_Error", bound=FacetrainError)
 
 

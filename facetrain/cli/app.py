@@ -23,7 +23,7 @@ from facetrain.distributed.process_lifetime import (
     launched_by_torchrun,
 )
 from facetrain.distributed.process_setup import bound_spinning, set_gpu_defaults, silence_torch_logs
-from facetrain.errors import DataError, FacetrainError, LostRankError, UsageError, is_out_of_memory
+from facetrain.errors import FacetrainError, LostRankError, UsageError, is_final, is_out_of_memory
 from facetrain.files import error_reason, printable
 from facetrain.remote.address import without_secrets
 
@@ -117,8 +117,8 @@ def _exit_with_error(error: Any) -> None:
         sys.exit(error.exit_code)
     if isinstance(error, OutputError) and isinstance(error.__cause__, BrokenPipeError):
         sys.exit(_BROKEN_PIPE)
-    if isinstance(error, UsageError) and not isinstance(error, DataError):
-        forbid_restart()  # not after a DataError: a file system or a store may come back
+    if is_final(type(error)):
+        forbid_restart()
     if isinstance(error, FacetrainError):
         _exit(str(error), error.exit_code)
     if hasattr(error, "format_message"):  # an exception of typer or click: the command line is wrong

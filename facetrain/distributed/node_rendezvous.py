@@ -35,7 +35,7 @@ from torch.distributed.elastic.rendezvous import (
 from facetrain.distributed.listening_sockets import listen, serve_store
 from facetrain.distributed.network_interface import LOOPBACK
 from facetrain.distributed.node_agreement import LAST_CALL_S, GroupStart, Member, SignsOfLife
-from facetrain.distributed.process_lifetime import forbids_restart
+from facetrain.distributed.process_lifetime import forbids_restart, leaves_run
 from facetrain.distributed.topology import host_and_port
 from facetrain.errors import UsageError
 
@@ -101,7 +101,7 @@ class NodeRendezvous(RendezvousHandler):
         """Whether this node cannot take part, and the others go on without it."""
         self._asked_at = 0.0
         self.log_dir: Path | None = None
-        """Folder of the ranks' logs, in which a rank may forbid a restart."""
+        """Folder of the ranks' logs, in which a rank may forbid a restart, or leave the run to the other nodes."""
 
     def get_backend(self) -> str:
         """Return the name in torch's registry."""
@@ -206,8 +206,8 @@ class NodeRendezvous(RendezvousHandler):
             self._replace(start, replace(start, is_closed=True))
 
     def shutdown(self) -> bool:
-        """End the run on all nodes, unless they refuse this one; return whether they can learn of it."""
-        if self._is_refused:
+        """End the run on all nodes, unless they go on without this one; return whether they can learn of it."""
+        if self._is_refused or (self.log_dir is not None and leaves_run(self.log_dir)):
             return True
         try:
             self.set_closed()

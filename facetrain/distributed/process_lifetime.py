@@ -16,8 +16,8 @@ _STANDARD_ERROR = 2
 _OWN_LAUNCHER = "FACETRAIN_LAUNCHER"
 """Environment variable with the process id of the facetrain that starts the ranks. All others that an elastic agent
 sets are torchrun's as well."""
-_NO_RESTART = "no_restart"
-"""File in a rank's folder of the elastic agent."""
+_NO_RESTART, _LEAVES = "no_restart", "leaves"
+"""Files in a rank's folder of the elastic agent."""
 
 
 def has_agent() -> bool:
@@ -49,15 +49,33 @@ def outside_launcher() -> str:
 
 def forbid_restart() -> None:
     """Leave a mark for facetrain's launcher: every restart of this rank would fail as it does now."""
-    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if error_file and _OWN_LAUNCHER in os.environ:
-        with suppress(OSError):
-            Path(error_file).with_name(_NO_RESTART).touch()
+    _leave_mark(_NO_RESTART)
+
+
+def leave_run() -> None:
+    """Leave a mark for facetrain's launcher: the other hosts go on without this one, which cannot take part."""
+    _leave_mark(_LEAVES)
 
 
 def forbids_restart(log_dir: Path) -> bool:
-    """Return whether a rank has left the mark, whose logs an elastic agent keeps in a folder."""
-    return any(log_dir.glob(f"*/attempt_*/*/{_NO_RESTART}"))
+    """Return whether a rank has forbidden restarts, whose logs an elastic agent keeps in a folder."""
+    return _has_mark(log_dir, _NO_RESTART)
+
+
+def leaves_run(log_dir: Path) -> bool:
+    """Return whether a rank has found that its host cannot take part, while the other hosts can."""
+    return _has_mark(log_dir, _LEAVES)
+
+
+def _leave_mark(name: str) -> None:
+    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if error_file and _OWN_LAUNCHER in os.environ:
+        with suppress(OSError):
+            Path(error_file).with_name(name).touch()
+
+
+def _has_mark(log_dir: Path, name: str) -> bool:
+    return any(log_dir.glob(f"*/attempt_*/*/{name}"))
 
 
 def ignores_hangup() -> bool:

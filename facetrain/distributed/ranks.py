@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from facetrain import errors
 from facetrain.distributed import collectives
-from facetrain.errors import FacetrainError, LostRankError, RunError, of_all_ranks, unprinted
+from facetrain.distributed.process_lifetime import leave_run
+from facetrain.errors import FacetrainError, LostRankError, RunError, is_final, of_all_ranks, unprinted
 
 if TYPE_CHECKING:
     from facetrain.distributed.rendezvous import Rendezvous
@@ -48,6 +49,9 @@ class Ranks:
     """Tells the watchdog for how many seconds other ranks wait for this one."""
     report_failure: Callable[[BaseException], None] = lambda error: None
     """Tells the watchdogs of the others why this rank ends."""
+    goes_on: bool = False
+    """Whether this job has trained the run before: a host that cannot take part then ends alone, and the others start
+    again without it."""
     _count: int = field(default=0, init=False)
 
     @property
@@ -165,12 +169,18 @@ class Ranks:
         if reason is None:
             return
         self._say_farewell()
+        rank, name, message, exit_code = reason
+        kind = _error_class(name)
+        # The leader is on a host that has trained: a host that comes later joins a start that another has opened.
+        leaves_alone = self.goes_on and self._host(rank) != self._host(0) and is_final(kind)
         if failure is not None:
+            if leaves_alone:
+                leave_run()
             raise of_all_ranks(failure)
-        rank, kind, message, exit_code = reason
         is_elsewhere = self.rendezvous is not None and self.spans_hosts and self.speaks_for_host
         if is_elsewhere and self._host(rank) != self._host(self.rank):
-            raise of_all_ranks(_error_class(kind)(message))
+            # The input of this host is valid.
+            raise of_all_ranks(RunError(message) if leaves_alone else kind(message))
         raise unprinted(f"rank {rank} failed", exit_code)
 
     def _host(self, rank: int) -> int:

@@ -78,6 +78,7 @@ def agree(ranks: Ranks, request: TrainRequest, lease: Lease, pin: Callable[[str]
         return on_leader[0].claim.model_dump()
 
     claim = Claim.model_validate(ranks.decide(decide_where))
+    ranks.goes_on = claim.goes_on
     hosts, restarted = _compare_commands(ranks, request, claim, launchers, lease)
 
     def decide_what() -> dict[str, Any]:

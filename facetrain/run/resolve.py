@@ -64,6 +64,8 @@ class Claim(BaseModel, frozen=True):
     """Values of the config, as the command gives them."""
     versions: dict[str, str]
     """Versions of the packages on which the numbers of a run depend, if it has several hosts."""
+    goes_on: bool
+    """Whether this job has trained the run before, and was started again."""
     mirror: str | None
     """Address in which hosts that share no folder keep the run."""
 
@@ -114,6 +116,7 @@ def claim_run(request: TrainRequest, ranks: Ranks, launchers: Sequence[str], lea
         token=lease.token,
         given=asked.given,
         versions=software_of_host() if ranks.spans_hosts else {},
+        goes_on=folders.was_used(folder),
         mirror=asked.config.checkpoint.mirror,
     )
     return Claimed(claim, asked, folders)

@@ -17,7 +17,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from facetrain.distributed import node_agreement, node_rendezvous
-from facetrain.distributed.node_rendezvous import NodeRendezvous
+from facetrain.distributed.node_rendezvous import FinalFailure, NodeRendezvous
 from facetrain.errors import UsageError
 from tests.support.command import environment
 from tests.support.ranks import free_ports
@@ -98,6 +98,24 @@ def test_a_node_with_other_numbers_of_nodes_ends_and_does_not_disturb_the_others
         other.next_rendezvous()
     assert other.shutdown() and not nodes[0].is_closed() and not nodes[0].num_nodes_waiting()
     assert meet(*nodes) == {2}
+
+
+@pytest.mark.parametrize(("marks", "ends_all"), [(["no_restart"], True), (["no_restart", "leaves"], False)])
+def test_a_node_whose_ranks_cannot_take_part_ends_the_run_only_if_nobody_can(
+    endpoint, tmp_path, marks, ends_all
+):
+    nodes = [NodeRendezvous(endpoint, "run", 1, 2) for _ in range(2)]
+    assert meet(*nodes) == {2}
+    nodes[1].log_dir = tmp_path
+    folder = tmp_path / "run_x" / "attempt_0" / "0"
+    folder.mkdir(parents=True)
+    for name in marks:
+        (folder / name).touch()
+    with pytest.raises(FinalFailure):
+        nodes[1].next_rendezvous()
+    assert nodes[1].shutdown() and nodes[0].is_closed() == ends_all
+    if not ends_all:
+        assert meet(nodes[0]) == {1}, "the other one starts again, alone"
 
 
 @pytest.mark.slow

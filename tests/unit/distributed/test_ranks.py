@@ -2,13 +2,23 @@
 
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from torch.distributed import HashStore
 
 from facetrain.distributed.ranks import Ranks
 from facetrain.distributed.rendezvous import Rendezvous
-from facetrain.errors import CheckpointError, FacetrainError, LostRankError, RunError, of_all_ranks, unprinted
+from facetrain.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    FacetrainError,
+    LostRankError,
+    RunError,
+    of_all_ranks,
+    unprinted,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -75,3 +85,33 @@ def test_a_rank_that_does_not_leave_is_not_waited_for_without_end(monkeypatch):
     for number in range(2):
         leave(rank(number, HashStore()), of_all_ranks(CheckpointError("checksum differs")), events)
     assert events == ["closes its files", "ends"] * 2
+
+
+@pytest.mark.parametrize(
+    ("error", "goes_on", "elsewhere", "mark"),
+    [
+        (ConfigError("another lr"), False, ConfigError, []),
+        (ConfigError("another lr"), True, RunError, ["leaves"]),
+        (DataError("no such file"), True, DataError, []),
+    ],
+    ids=["at the first start", "when it joins", "not for a file that may come back"],
+)
+def test_a_host_that_joins_a_run_and_cannot_take_part_leaves_it_alone(
+    error, goes_on, elsewhere, mark, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    monkeypatch.setenv("FACETRAIN_LAUNCHER", "1")
+    store = HashStore()
+
+    def outcome(number):
+        known = Rendezvous(store, number, "id", ["a", "b"], "127.0.0.1", 1)
+        ranks = Ranks(number, 0, 2, 1, rendezvous=known, goes_on=goes_on)
+        with pytest.raises(type(error) if number else elsewhere) as ended, ranks.failing_together():
+            if number:
+                raise error
+        return ended.value
+
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(outcome, range(2))
+    assert second is error and type(first) is elsewhere and str(first) == str(error)
+    assert [path.name for path in tmp_path.iterdir()] == mark

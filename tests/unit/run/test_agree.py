@@ -8,7 +8,7 @@ from torch.distributed import HashStore
 
 from facetrain.distributed.ranks import Ranks
 from facetrain.distributed.rendezvous import Rendezvous
-from facetrain.errors import FacetrainError
+from facetrain.errors import FacetrainError, RunError, UsageError
 from facetrain.remote.download import pinned
 from facetrain.run.agree import agree
 from facetrain.run.folder.lease import Lease
@@ -34,7 +34,7 @@ def outcomes(*requests):
 
     def be_a_rank(number, request):
         known = Rendezvous(store, number, "id", places, "127.0.0.1", 1)
-        ranks = Ranks(number, 0, len(places), 1, rendezvous=known)
+        ranks = Ranks(number, 0, len(places), 1, "agent", rendezvous=known)
         with Lease() as lease, pytest.raises(FacetrainError) as ended:
             agree(ranks, request, lease, pinned)
         return ended.value
@@ -69,8 +69,15 @@ def test_hosts_that_are_asked_for_different_things_end_with_the_option_that_diff
     run, first, second, words
 ):
     for error in outcomes(first, second):
+        assert type(error) is UsageError, "no host starts again"
         assert words in str(error) and "rank 1 on host1: " in str(error), error
         assert str(error).endswith("as for rank 0 on host0; give the same config and options on all hosts")
+
+
+def test_a_host_that_joins_with_another_command_does_not_end_a_run_that_has_trained(run):
+    (run / "environment.json").write_text('{"launchers": ["agent"]}')
+    first, second = outcomes(resume(), resume(step=4))
+    assert type(first) is RunError and type(second) is UsageError, "an agent restarts after the former"
 
 
 @pytest.mark.parametrize(
