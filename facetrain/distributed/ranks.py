@@ -92,7 +92,7 @@ class Ranks:
         return values
 
     def decide(self, decide: Callable[[], _T]) -> _T:
-        """Return on every rank what `decide` returns on the leader, as JSON; or fail there, if it fails.
+        """Return on every rank what `decide` returns on the leader, as JSON, or fails as `failing_together`.
 
         There is no time limit: the leader may wait for a lock, or download a dataset.
         """
@@ -103,7 +103,7 @@ class Ranks:
                 with collectives.forbidden("a decision of the leader"):
                     decision = decide()
             except FacetrainError as error:
-                failure = error
+                failure = self._named(error)
         if self.rendezvous is None:
             if failure:
                 raise failure
@@ -119,6 +119,8 @@ class Ranks:
     def failing_together(self) -> Iterator[None]:
         """Let all ranks fail at the end of the block if one of them has. Each host prints the error of the first one.
 
+        With several hosts, its message names the rank and its host.
+
         Raises:
             FacetrainError: the error of the first rank that failed; a LostRankError on further ranks of a host.
         """
@@ -127,7 +129,7 @@ class Ranks:
             with collectives.forbidden("failing_together"):
                 yield
         except FacetrainError as error:
-            failure = error
+            failure = self._named(error)
         reasons = self.gather(_described(failure, self.rank))
         first = next(filter(None, reasons), None)
         self._raise(failure if first and first[0] == self.rank else None, first)
@@ -182,6 +184,11 @@ class Ranks:
             # The input of this host is valid.
             raise of_all_ranks(RunError(message) if leaves_alone else kind(message))
         raise unprinted(f"rank {rank} failed", exit_code)
+
+    def _named(self, error: FacetrainError) -> FacetrainError:
+        if self.spans_hosts:
+            error.args = (f"rank {self.rank} on {self.place(self.rank)}: {error}",)
+        return error
 
     def _host(self, rank: int) -> int:
         """Return the number of the host of a rank; all hosts have as many ranks."""

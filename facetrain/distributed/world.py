@@ -138,7 +138,7 @@ def join(
 
     Raises:
         RunError: the process group could not be formed.
-        UsageError: there is no GPU for this rank.
+        UsageError: a rank has no GPU, or only some of the ranks have one.
     """
     if device == "cpu" or not torch.cuda.is_available():
         # Before the first tensor: torch reads one of these settings when it allocates it.
@@ -146,7 +146,7 @@ def join(
         configure_allocator()
     with nullcontext(ranks) if ranks else assemble() as found:
         # Before the group is formed: NCCL uses the current device.
-        chosen = _use(pick_device(device, found.local_rank, cpu_setting=cpu_setting))
+        chosen = _use(_pick_alike(found, device, cpu_setting))
         world = World(
             rank=found.rank,
             local_rank=found.local_rank,
@@ -166,6 +166,20 @@ def join(
             return
         with _process_group(found, found.rendezvous, chosen, timeout_s):
             yield world
+
+
+def _pick_alike(ranks: Ranks, name: str, cpu_setting: str) -> torch.device:
+    """Return the device of this rank, which has the type of all others: ranks of two types would form two groups."""
+    with ranks.failing_together():
+        device = pick_device(name, ranks.local_rank, cpu_setting=cpu_setting)
+    expected = ranks.gather(device.type)[0]
+    with ranks.failing_together():
+        if device.type != expected:
+            raise UsageError(
+                f"local rank {ranks.local_rank} computes on {device.type}, and rank 0 on {ranks.place(0)} computes on "
+                f"{expected}; let torch find GPUs on all hosts, or use {cpu_setting} on all"
+            )
+    return device
 
 
 @contextmanager

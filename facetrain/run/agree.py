@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -23,7 +22,7 @@ from facetrain.config.paths import with_absolute_paths
 from facetrain.config.schema import Config
 from facetrain.data.loading.sampler import epoch_size
 from facetrain.distributed.ranks import Ranks
-from facetrain.errors import FacetrainError, UsageError
+from facetrain.errors import UsageError
 from facetrain.remote.address import is_remote
 from facetrain.remote.download import pinned
 from facetrain.run.asked_config import asked_config
@@ -73,8 +72,7 @@ def agree(ranks: Ranks, request: TrainRequest, lease: Lease, pin: Callable[[str]
     on_leader = list[Any]()  # what only the leader has: the claim, then its inputs
 
     def decide_where() -> dict[str, Any]:
-        with _naming_host(ranks):
-            on_leader.append(claim_run(request, ranks, launchers, lease))
+        on_leader.append(claim_run(request, ranks, launchers, lease))
         return on_leader[0].claim.model_dump()
 
     claim = Claim.model_validate(ranks.decide(decide_where))
@@ -83,45 +81,26 @@ def agree(ranks: Ranks, request: TrainRequest, lease: Lease, pin: Callable[[str]
 
     def decide_what() -> dict[str, Any]:
         claimed: Claimed = on_leader[0]
-        with _naming_host(ranks):
-            plan, inputs = resolve(request, claimed, ranks, hosts, restarted=restarted, pin=pin)
+        plan, inputs = resolve(request, claimed, ranks, hosts, restarted=restarted, pin=pin)
         on_leader.append(inputs)
         return plan.model_dump(mode="json", by_alias=True)
 
     plan = RunPlan.model_validate(ranks.decide(decide_what))
     config, inputs = with_absolute_paths(plan.config), None
-    with _failing_by_host(ranks):
+    with ranks.failing_together():
         # The user of each host has given the config, or has allowed the code in it.
         if request.command == "train" or request.allow_code:
             allow_code_of(plan.config)
         require_code_allowed(plan.config, f"{plan.folder}/{CONFIG_FILE}")
         inputs = on_leader[1] if ranks.is_leader else _compare_inputs(ranks, plan, config)
-    with _failing_by_host(ranks):
+    with ranks.failing_together():
         _bring_disk_to(plan, config, ranks, hosts)
     checkpoint = None
-    with _failing_by_host(ranks):
+    with ranks.failing_together():
         if plan.step is not None:
             checkpoint = _open_checkpoint(plan, plan.step)
     schedule = schedule_steps(config, epoch_size(inputs.source), ranks.size)
     return Agreed(plan, config, inputs, hosts, checkpoint, schedule, tuple(launchers))
-
-
-@contextmanager
-def _failing_by_host(ranks: Ranks) -> Iterator[None]:
-    """Let all ranks fail together, with a message that names the host."""
-    with ranks.failing_together(), _naming_host(ranks):
-        yield
-
-
-@contextmanager
-def _naming_host(ranks: Ranks) -> Iterator[None]:
-    """Name this rank and its host in the message of an error, if the run has several hosts."""
-    try:
-        yield
-    except FacetrainError as error:
-        if ranks.spans_hosts:
-            error.args = (f"rank {ranks.rank} on {ranks.place(ranks.rank)}: {error}",)
-        raise
 
 
 def _compare_commands(
@@ -129,7 +108,7 @@ def _compare_commands(
 ) -> tuple[Hosts, bool]:
     """Compare versions and configs of all hosts; return their disks, and whether one has checkpoints of this job."""
     folder = Path(claim.folder)
-    with _failing_by_host(ranks):
+    with ranks.failing_together():
         if ranks.speaks_for_host and not ranks.is_leader:
             _compare_versions(ranks, claim.versions)
             # Of a run that continues, only its folder has the config, which another host need not have yet.
@@ -137,14 +116,14 @@ def _compare_commands(
                 _compare_configs(ranks, request, claim.given)
             _compare_terms(ranks, request.terms, claim.terms)
     owns = owns_folder(ranks, folder, claim.token)
-    with _failing_by_host(ranks):
+    with ranks.failing_together():
         if owns and not ranks.is_leader:
             lease.create(folder, exist_ok=True)
     folders = FolderClaim(launchers, ranks.restarts, lease)
     restarted = owns and folders.is_restart(folder)
     reports = ranks.gather([owns, restarted])
     hosts = hosts_of(ranks, [each for each, _ in reports])
-    with _failing_by_host(ranks):
+    with ranks.failing_together():
         if hosts.are_separate and owns and not ranks.is_leader and not claim.mirror:
             raise UsageError(
                 f"{folder}: this host does not share the run folder with the host of rank 0; use a folder that all "

@@ -1,0 +1,41 @@
+"""Devices of the ranks of two hosts, here threads that share a store."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch.distributed import HashStore
+
+from facetrain.distributed import world
+from facetrain.distributed.ranks import Ranks
+from facetrain.distributed.rendezvous import Rendezvous
+from facetrain.errors import UsageError
+
+
+def picked(monkeypatch, *devices):
+    """Let one rank on each host pick its device, where its host has this one; return the devices or errors."""
+    monkeypatch.setattr(world, "pick_device", lambda name, local_rank, *, cpu_setting: torch.device(name))
+    store, places = HashStore(), [f"host{number}" for number in range(len(devices))]
+
+    def pick(number, device):
+        known = Rendezvous(store, number, "id", places, "127.0.0.1", 1)
+        try:
+            ranks = Ranks(number, 0, len(places), 1, rendezvous=known)
+            return world._pick_alike(ranks, device, "train.device: cpu")
+        except UsageError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(len(devices)) as threads:
+        return list(threads.map(pick, range(len(devices)), devices))
+
+
+@pytest.mark.parametrize(("first", "second"), [("cuda", "cpu"), ("cpu", "cuda")])
+def test_all_ranks_end_with_one_line_if_only_some_have_a_gpu(monkeypatch, first, second):
+    assert set(picked(monkeypatch, first, first, second)) == {
+        f"rank 2 on host2: local rank 0 computes on {second}, and rank 0 on host0 computes on {first}; let torch find "
+        "GPUs on all hosts, or use train.device: cpu on all"
+    }
+
+
+def test_ranks_whose_devices_have_the_same_type_go_on(monkeypatch):
+    assert picked(monkeypatch, "cuda:0", "cuda:1") == [torch.device("cuda:0"), torch.device("cuda:1")]
