@@ -10,13 +10,14 @@ import secrets
 import shlex
 import shutil
 import stat
+import tempfile
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from facetrain.errors import DataError, FacetrainError
+from facetrain.errors import DataError, FacetrainError, UsageError
 
 _OVERRIDES = frozenset(("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"))
 _FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
@@ -274,6 +275,21 @@ def make_folder(folder: Path, *, exist_ok: bool = True) -> None:
     folder.mkdir(parents=True, exist_ok=exist_ok)
     for path in reversed(missing):
         sync_folder(path.parent)
+
+
+def require_temporary_folder() -> None:
+    """Check that there is a folder for temporary files, which a read-only container lacks.
+
+    Raises:
+        UsageError: there is none.
+    """
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise UsageError(
+            "no folder for temporary files can be written to, neither TMPDIR nor /tmp nor the current folder; set the "
+            "environment variable TMPDIR to one that can"
+        ) from error
 
 
 def private_folder(folder: Path) -> Path:

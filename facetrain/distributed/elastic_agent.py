@@ -24,7 +24,7 @@ from facetrain.distributed.process_setup import COLLECTIVES
 from facetrain.distributed.topology import Topology
 from facetrain.distributed.watchdog import read_reason
 from facetrain.errors import LaunchError, LostRankError, UsageError
-from facetrain.files import error_reason
+from facetrain.files import error_reason, require_temporary_folder
 
 _RUN_ID = "facetrain"
 """Name of the rendezvous. The same for all runs: hosts whose configs differ must meet, to say so."""
@@ -37,7 +37,9 @@ def launch_ranks(arguments: list[str], where: Topology) -> int:
 
     Raises:
         LaunchError: the ranks could not be started, or one of them was killed.
+        UsageError: there is no folder for temporary files.
     """
+    require_temporary_folder()
     with tempfile.TemporaryDirectory(prefix="facetrain-agent-", ignore_cleanup_errors=True) as name:
         log_dir = Path(name)
         on_signal = partial(_on_signal, log_dir, set())

@@ -20,6 +20,7 @@ from facetrain.config.own_code import allow_code_of, require_code_allowed
 from facetrain.config.presets import find_config
 from facetrain.config.schema import Config
 from facetrain.errors import UsageError
+from facetrain.files import require_temporary_folder
 from facetrain.remote.address import is_remote, public
 from facetrain.remote.download import is_name
 from facetrain.run.folder.run_files import newest_run
@@ -78,12 +79,13 @@ def recorded_config(request: TrainRequest) -> RecordedConfig:
     """Read the config of the run that `resume` names: from its folder, or from its mirror if it is not here yet.
 
     Raises:
-        UsageError: there is no such run.
+        UsageError: there is no such run; or no folder for the temporary files of its mirror.
         ConfigError: its config or a value is invalid.
         CheckpointError: the mirror does not answer.
     """
     remarks, overrides, mirror = list[str](), list(request.overrides), None
     if request.run_dir and is_remote(request.run_dir):
+        require_temporary_folder()
         parent, _, name = request.run_dir.rstrip("/").rpartition("/")
         folder, mirror = Path("runs", name), Mirror(f"{parent}/{name}")
         overrides.insert(0, f"checkpoint.mirror={parent}")

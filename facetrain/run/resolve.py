@@ -25,6 +25,7 @@ from facetrain.data.loading.sampler import epoch_size
 from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.ranks import Ranks
 from facetrain.errors import UsageError
+from facetrain.files import require_temporary_folder
 from facetrain.models.model_file import newest_model_file
 from facetrain.run.asked_config import AskedConfig, asked_config, recorded_config
 from facetrain.run.folder.claim import FolderClaim
@@ -223,9 +224,16 @@ def _continued(
 
 
 def open_mirror(config: Config, folder: Path) -> Mirror | None:
-    """Return the mirror of the run in a folder; None without `checkpoint.mirror`."""
+    """Return the mirror of the run in a folder; None without `checkpoint.mirror`.
+
+    Raises:
+        UsageError: there is no folder for the temporary files of a mirror.
+    """
     url = config.checkpoint.mirror
-    return Mirror(f"{url}/{folder.absolute().name}") if url else None
+    if not url:
+        return None
+    require_temporary_folder()
+    return Mirror(f"{url}/{folder.absolute().name}")
 
 
 def digest_text(text: str) -> str:

@@ -1,18 +1,26 @@
 import errno
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from facetrain.errors import DataError
+from facetrain.config.schema import Config
+from facetrain.distributed.elastic_agent import launch_ranks
+from facetrain.distributed.topology import Topology
+from facetrain.errors import DataError, UsageError
 from facetrain.files import (
     error_reason,
     listed,
     new_file,
     new_folder,
     os_errors_as,
+    require_temporary_folder,
     write_atomically,
 )
+from facetrain.run.asked_config import recorded_config
+from facetrain.run.request import TrainRequest
+from facetrain.run.resolve import open_mirror
 from tests.support.faults import small_disk
 
 
@@ -104,3 +112,21 @@ def test_the_temporary_folder_of_another_process_with_the_same_id_stays(tmp_path
     with pytest.raises(KeyboardInterrupt), new_folder(tmp_path / "other"):
         raise KeyboardInterrupt
     assert sorted(one.name for one in tmp_path.iterdir()) == [foreign.name, "out"]
+
+
+def test_a_container_without_a_folder_for_temporary_files_is_told_which_variable_names_one(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(tempfile, "tempdir", None)  # as in a new process
+    require_temporary_folder()
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    # root may write to every folder, but not to one that is missing
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "missing")])
+    for uses_it in (
+        require_temporary_folder,
+        lambda: launch_ranks([], Topology(nproc_per_node=2)),
+        lambda: open_mirror(Config(data={"train": "x"}, checkpoint={"mirror": "s3://bucket/runs"}), tmp_path),
+        lambda: recorded_config(TrainRequest(command="resume", run_dir="s3://bucket/runs/one")),
+    ):
+        with pytest.raises(UsageError, match="set the environment variable TMPDIR"):
+            uses_it()
