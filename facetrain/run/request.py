@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel
+from pydantic import BaseModel, model_validator
+
+from facetrain.errors import UsageError
 
 
 def as_override(key: str, value: Any) -> str:
@@ -51,6 +53,15 @@ class TrainRequest(BaseModel, frozen=True):
     """Whether the run is a part of another command, which says itself what can be done next."""
     command_line: tuple[str, ...] = ()
     """Arguments of the program, for the record."""
+
+    @model_validator(mode="after")
+    def _require_text(self) -> Self:
+        """Refuse names that are no text: the request goes to the ranks as JSON, its values to the config as YAML."""
+        for name in (self.run_dir, self.config, *self.overrides):
+            # A byte that is not UTF-8 is half a character in Python's names of files.
+            if isinstance(name, str) and any("\ud800" <= char <= "\udfff" for char in name):
+                raise UsageError(f"{name}: a name that is not UTF-8; rename the file or folder")
+        return self
 
     @property
     def has_data_alone(self) -> bool:

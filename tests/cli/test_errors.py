@@ -1,5 +1,6 @@
 """Bad input: one line with the fault, its place and the remedy, and the right exit code."""
 
+import os
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from facetrain.device.gpu_driver import has_gpu_driver
 from facetrain.distributed.topology import topology
 from facetrain.distributed.world import pick_device
 from facetrain.errors import UsageError
+from facetrain.files import printable
 from tests.runs.conftest import dataset, describe  # noqa: F401
 from tests.support.command import environment, facetrain, refusal, torchrun
 
@@ -129,6 +131,23 @@ def test_a_name_that_is_too_long_for_the_system_ends_with_2_and_one_line(command
     done = facetrain(command, "x" * 300)
     assert done.returncode == 2 and done.stderr.startswith("error: xxx"), done.stderr
     assert done.stderr.endswith(": File name too long\n") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "--config", "NAME"],
+        ["train", "--preset", "quickstart", "--run-dir", "NAME"],
+        ["train", "--data", "NAME"],
+        ["resume", "NAME", "--nproc-per-node", "2"],
+    ],
+    ids=" ".join,
+)
+def test_a_name_that_is_not_utf_8_is_refused_before_a_process_starts(words):
+    refused = refusal(*(word.replace("NAME", os.fsdecode(b"x\xff")) for word in words))
+    message = printable(str(refused))
+    assert type(refused) is UsageError and "x\\xff" in message
+    assert message.endswith(": a name that is not UTF-8; rename the file or folder")
 
 
 def test_a_path_in_a_folder_that_may_not_be_read_ends_with_2_and_one_line():
