@@ -65,9 +65,11 @@ def is_offline() -> bool:
 
 
 def keep_compiled_code() -> None:
-    """Make torch.compile cache its code in the user's cache folder instead of /tmp, which a reboot empties.
+    """Make torch.compile and Triton cache their code in the user's cache folder.
 
-    TORCHINDUCTOR_CACHE_DIR has precedence. If the home folder cannot be written, torch's default stays.
+    By default they use /tmp, which a reboot empties, and ~/.triton, which a container loses, or cannot write to: then
+    no kernel of Triton can be compiled. TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR have precedence. If the cache
+    folder cannot be written, the defaults stay. Call it before the first kernel is compiled.
     """
     with suppress(OSError):
         folder = user_cache_folder() / "compiled"
@@ -75,6 +77,9 @@ def keep_compiled_code() -> None:
         # A folder may exist on a file system that is mounted read-only.
         if os.access(folder, os.W_OK):
             os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    # As torch.compile itself keeps Triton's code; here also that of kernels which it does not compile.
+    if common := os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
+        os.environ.setdefault("TRITON_CACHE_DIR", str(Path(common, "triton")))
 
 
 def fix_cublas_workspace() -> None:

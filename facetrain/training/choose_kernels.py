@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from facetrain.distributed import collectives
+from facetrain.distributed.process_setup import keep_compiled_code
 from facetrain.head.head_group import Head, head_parts
 from facetrain.head.partial_fc import PartialFC
 from facetrain.head.row_optimizer import CenterUpdate
@@ -44,6 +45,7 @@ def choose_head_kernels(
     # A rank without Triton has none, and must take part all the same.
     if not collectives.any_rank(any(head.uses_kernels for head in parts)):
         return ""
+    keep_compiled_code()
     # The first one is trained. The others are of the same kind, or the fixed centers of a teacher.
     head = parts[0]
     update = head.update or CenterUpdate()

@@ -2,8 +2,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from facetrain.distributed import process_setup
 from facetrain.distributed.process_setup import (
@@ -12,14 +14,16 @@ from facetrain.distributed.process_setup import (
     silence_torch_logs,
     user_cache_folder,
 )
+from facetrain.training import choose_kernels
 
-VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+VARIABLE, OF_TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
 
 
 @pytest.fixture(autouse=True)
 def cache_folder_not_set(monkeypatch):
-    monkeypatch.setenv(VARIABLE, "")  # makes monkeypatch remove what the test sets
-    monkeypatch.delenv(VARIABLE)
+    for name in (VARIABLE, OF_TRITON):
+        monkeypatch.setenv(name, "")  # makes monkeypatch remove what the test sets
+        monkeypatch.delenv(name)
 
 
 def test_compiled_code_is_kept_in_the_users_cache_folder_unless_the_environment_names_another(
@@ -29,9 +33,14 @@ def test_compiled_code_is_kept_in_the_users_cache_folder_unless_the_environment_
     keep_compiled_code()
     assert Path(os.environ[VARIABLE]) == tmp_path / "facetrain" / "compiled"
     assert (tmp_path / "facetrain" / "compiled").is_dir()
+    assert Path(os.environ[OF_TRITON]) == tmp_path / "facetrain" / "compiled" / "triton"
+    del os.environ[OF_TRITON]
     os.environ[VARIABLE] = "/given"
     keep_compiled_code()
-    assert os.environ[VARIABLE] == "/given"
+    assert (os.environ[VARIABLE], os.environ[OF_TRITON]) == ("/given", "/given/triton")
+    os.environ[OF_TRITON] = "/other"
+    keep_compiled_code()
+    assert (os.environ[VARIABLE], os.environ[OF_TRITON]) == ("/given", "/other")
 
 
 @pytest.mark.parametrize(
@@ -54,7 +63,22 @@ def test_torchs_default_stays_if_the_cache_folder_cannot_be_used(monkeypatch, tm
         request.getfixturevalue("no_home")
         monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     keep_compiled_code()
-    assert VARIABLE not in os.environ
+    assert VARIABLE not in os.environ and OF_TRITON not in os.environ
+
+
+def test_the_kernels_of_the_head_are_kept_there_before_they_are_tested(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    head = SimpleNamespace(
+        uses_kernels=True, update=None, embedding_size=8, weight=torch.zeros(1),
+        classes_per_chunk=lambda batch: 4, avoid_kernels=lambda: None,
+    )  # fmt: skip
+    monkeypatch.setattr(choose_kernels, "head_parts", lambda head: [SimpleNamespace(head=head)])
+    # In place of the self-test, whose process inherits the variable.
+    monkeypatch.setattr(
+        choose_kernels, "agree_on_kernels", lambda *_, **__: os.environ.get(OF_TRITON, "none")
+    )
+    found = choose_kernels.choose_head_kernels([head], torch.device("cpu"), 8)
+    assert found == str(tmp_path / "facetrain" / "compiled" / "triton")
 
 
 @pytest.mark.parametrize(("has_driver", "level"), [(True, "ERROR"), (False, "FATAL")])
