@@ -26,7 +26,7 @@ from facetrain.errors import UsageError
 from facetrain.remote.address import is_remote
 from facetrain.remote.download import pinned
 from facetrain.run.asked_config import asked_config
-from facetrain.run.folder.claim import FolderClaim, existing_run, has_checkpoints
+from facetrain.run.folder.claim import FolderClaim, existing_run, has_checkpoints, require_replaceable
 from facetrain.run.folder.compatibility import differences
 from facetrain.run.folder.data_digests import describe_difference, digest_inputs, digest_weights
 from facetrain.run.folder.earlier import clean_up, rename_later_checkpoints
@@ -203,7 +203,7 @@ def _bring_disk_to(plan: RunPlan, config: Config, ranks: Ranks, hosts: Hosts) ->
     """Bring the run folder of this rank's disk to the state from which the run begins; the first write of the run.
 
     Raises:
-        UsageError: a new run is to begin in a folder that has checkpoints.
+        UsageError: a new run is to begin in a folder that has checkpoints, or other files that it must not replace.
         CheckpointError: the checkpoint cannot be downloaded.
     """
     folder, mirror = Path(plan.folder), open_mirror(config, Path(plan.folder))
@@ -215,6 +215,8 @@ def _bring_disk_to(plan: RunPlan, config: Config, ranks: Ranks, hosts: Hosts) ->
         if not plan.restarted:
             raise existing_run(folder)
         rename_later_checkpoints(folder, -1)  # no host has all files of these
+    elif plan.step is None:
+        require_replaceable(folder)
     if plan.is_fetched and plan.step is not None and mirror:
         mirror.fetch(plan.step, folder / CHECKPOINTS)
         if ranks.is_leader:

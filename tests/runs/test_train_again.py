@@ -79,7 +79,8 @@ def test_it_starts_in_a_default_folder_in_which_a_run_has_ended_before_its_first
     values, folder = finished
     values = values | {"run": {"name": "again", "dir": str(tmp_path)}}
     (tmp_path / "again" / "checkpoints").mkdir(parents=True)
-    shutil.copy(folder / "config.yaml", tmp_path / "again")
+    for name in ("run_id.txt", "config.yaml"):
+        shutil.copy(folder / name, tmp_path / "again")
     failed = Start(step=0, ranks=1, device="cpu")
     with pytest.raises(ZeroDivisionError):
         train_recorded(tmp_path / "again", failed, 4, lambda: 1 // 0)
@@ -101,6 +102,22 @@ def test_it_does_not_start_over_a_run_whose_checkpoints_are_missing(stopped):
     ):
         facetrain.train(values, folder, resume=True)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_it_does_not_start_over_where_a_finished_run_has_lost_its_checkpoints_or_a_config_lies(
+    finished, tmp_path, resume
+):
+    values, folder = finished
+    shutil.copytree(folder, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.yaml").write_text("# my notes")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(UsageError, match=r"run: has the results of a finished run.*--run-dir"):
+        facetrain.train(values, tmp_path / "run", resume=resume)
+    with pytest.raises(UsageError, match=r"mine/config\.yaml: not written by a run"):
+        facetrain.train(values, tmp_path / "mine", resume=resume)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_a_resume_that_a_sink_refuses_changes_nothing(finished, tmp_path, monkeypatch):

@@ -8,11 +8,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from facetrain.checkpoint.commit import CHECKPOINTS, complete_steps
+from facetrain.checkpoint.run_id import RUN_ID_FILE
 from facetrain.errors import UsageError
 from facetrain.files import os_errors_as, shell_path
+from facetrain.models.model_file import MODEL_FILE
 from facetrain.run.folder.environment import launchers_in
 from facetrain.run.folder.lease import Lease
 from facetrain.run.folder.lock import LOCK_FILE
+from facetrain.run.folder.run_state import FINISHED, read_state
 
 
 class ExistingRunError(UsageError):
@@ -105,3 +108,24 @@ def existing_run(folder: Path) -> ExistingRunError:
         f"{folder}: already holds a run, at step {steps[-1]}; continue it with `facetrain resume {shell_path(folder)}`"
         ", or start another run with --set run.name=NAME or --run-dir FOLDER"
     )
+
+
+def require_replaceable(folder: Path) -> None:
+    """Check that a folder without a checkpoint has nothing that a new run must not replace.
+
+    What a run has written that ended before its first checkpoint may be replaced: the same command starts it again.
+
+    Raises:
+        ExistingRunError: the folder has the results of a run, or a config that facetrain has not written.
+    """
+    advice = "give another folder with --run-dir, or move these files out of it"
+    if (folder / MODEL_FILE).exists() or read_state(folder).state == FINISHED:
+        raise ExistingRunError(
+            f"{folder}: has the results of a finished run, which a new one would replace, and no checkpoint to "
+            f"continue from; {advice}"
+        )
+    if (folder / "config.yaml").exists() and not (folder / RUN_ID_FILE).exists():
+        raise ExistingRunError(
+            f"{folder / 'config.yaml'}: not written by a run (there is no {RUN_ID_FILE}), and a new run would replace "
+            f"it and the metrics and log beside it; {advice}"
+        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -65,7 +64,19 @@ def remove_leftovers(folder: Path) -> None:
                     path.unlink()
     # A process removes its row files as soon as it has opened them: only a kill before that leaves one.
     for name in (HEAD_ROWS, TEACHER_ROWS):
-        shutil.rmtree(folder / name, ignore_errors=True)
+        _remove_row_files(folder / name)
+
+
+def _remove_row_files(place: Path) -> None:
+    """Remove the row files of all ranks from a folder, and no others: a user may have named a folder so."""
+    if place.is_symlink():  # it leads out of the run folder
+        return
+    for path in place.glob("rank_*/**/rows.bin"):
+        with suppress(OSError):
+            path.unlink()
+    for path in [*sorted(place.glob("rank_*/**/"), reverse=True), place]:
+        with suppress(OSError):  # it has other files, or is absent
+            path.rmdir()
 
 
 def has_checkpoint(folder: Path) -> bool:

@@ -4,8 +4,9 @@ import pytest
 
 from facetrain.errors import UsageError
 from facetrain.run.folder import claim
-from facetrain.run.folder.claim import FolderClaim
+from facetrain.run.folder.claim import FolderClaim, require_replaceable
 from facetrain.run.folder.lease import Lease
+from facetrain.run.folder.run_state import FAILED, FINISHED, RUNNING, RunState
 
 
 def claimed(default, launcher, restarts=0):
@@ -60,3 +61,28 @@ def test_the_second_run_of_a_script_under_torchrun_is_another_run(tmp_path, monk
     assert claimed(default, "agent", restarts=1) == tmp_path / "name-2"
     with pytest.raises(UsageError, match="already holds a run"):
         FolderClaim(["agent"], 1, Lease()).named(default)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"config.yaml": "# mine"}, r"config\.yaml: not written by a run .*metrics and log.*--run-dir"),
+        ({"model.safetensors": ""}, "results of a finished run.*no checkpoint"),
+        ({"state.json": RunState(state=FINISHED).model_dump_json()}, "results of a finished run"),
+    ],
+)
+def test_a_new_run_does_not_replace_results_or_a_config_that_is_not_of_a_run(tmp_path, files, message):
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(UsageError, match=message):
+        require_replaceable(tmp_path)
+
+
+@pytest.mark.parametrize("state", [RUNNING, FAILED])
+def test_a_new_run_replaces_one_that_has_ended_before_its_first_checkpoint(tmp_path, state):
+    require_replaceable(tmp_path / "absent")
+    for name in ("run_id.txt", "config.yaml", "environment.json", "metrics.jsonl", "log.txt"):
+        (tmp_path / name).touch()
+        require_replaceable(tmp_path)  # a kill may end it after each of them
+    (tmp_path / "state.json").write_text(RunState(state=state).model_dump_json())
+    require_replaceable(tmp_path)
