@@ -2,6 +2,7 @@
 
     s3://bucket/runs/NAME/
       run_id.txt, config.yaml, metrics.jsonl, …      files of the run folder
+      claim                                          id of the run, and a random text of the process that uploads it
       checkpoints/step_00002000/
         rows_00000_of_00002.5f3a90c2….safetensors    name of a file, with the beginning of its checksum
         manifest.json                                written last: without it there is no checkpoint
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -51,6 +53,8 @@ from facetrain.remote.ranges import download_ranges
 T = TypeVar("T")
 
 _LEFT_MANIFEST = f"left_{MANIFEST}"
+_CLAIM = "claim"
+"""Object that says which process uploads. Its name is not that of a file of the run folder."""
 _OBJECT = re.compile(rf"{CHECKPOINTS}/{STEP_NAME.pattern}/(.+)")
 _FILE = re.compile(r"[A-Za-z0-9_]+\.[a-z]+")
 """Name of a file of the run folder."""
@@ -108,34 +112,45 @@ class Mirror:
         found: str | None = run_id
         if steps := self.steps():
             newest = next(self._sound_manifests(reversed(steps)), None)
-            found = self._claimed_by() if newest is None else run_id_of(newest)
+            found = self._content(RUN_ID_FILE) if newest is None else run_id_of(newest)
         if found != run_id:
             raise UsageError(
                 f"{public(self.url)}: holds the checkpoints of another run (id {found}, and this one has {run_id}); "
                 f"continue that one with `facetrain resume {public(self.url)}`, or set run.name to another name"
             )
 
-    def claim(self, run_id: str) -> None:
-        """Take the mirror for a run, before its first upload: two could begin before either has a checkpoint.
+    def claim(self, run_id: str) -> str:
+        """Take the mirror for this process, before its first upload; return the claim, for `require_claim`.
+
+        Two runs could begin before either has a checkpoint, and one run could be continued on two machines.
 
         Raises:
             UsageError: another run has checkpoints there.
         """
         self.check_run(run_id)
-        self._do(lambda: self._store.pipe_file(RUN_ID_FILE, f"{run_id}\n".encode()))
+        claim = f"{run_id} {secrets.token_hex(8)}"
+        self._do(lambda: self._store.pipe_file(_CLAIM, f"{claim}\n".encode()))
+        return claim
 
-    def require_claim(self, run_id: str) -> None:
-        """Check that no other run has claimed the mirror since.
+    def require_claim(self, claim: str) -> None:
+        """Check that no other process has claimed the mirror since.
 
         Raises:
-            CheckpointError: another run has.
+            CheckpointError: another run has, or another process of this run.
         """
-        found = self._claimed_by()
-        if found != run_id:
+        found = self._content(_CLAIM)
+        if found == claim:
+            return
+        other, own = found.partition(" ")[0], claim.partition(" ")[0]
+        if other != own:
             raise CheckpointError(
-                f"{public(self.url)}: another run of this name has begun to use it (id {found}, and this one has "
-                f"{run_id}); set run.name of one of them to another name"
+                f"{public(self.url)}: another run of this name has begun to use it (id {other}, and this one has "
+                f"{own}); set run.name of one of them to another name"
             )
+        raise CheckpointError(
+            f"{public(self.url)}: another process has continued this run (id {own}) since, on another machine or in "
+            "a copy of the folder, and its checkpoints count there; end one of the two"
+        )
 
     def upload(self, folder: Path, step: int, files: Iterable[FileEntry]) -> None:
         """Upload files of a checkpoint from its folder, except those that are there already."""
@@ -180,9 +195,9 @@ class Mirror:
             with suppress(DamagedCheckpointError):
                 yield self.manifest(step)
 
-    def _claimed_by(self) -> str:
-        """Return the id of the run that has claimed the mirror last."""
-        return self._do(lambda: self._store.cat_file(RUN_ID_FILE)).decode("utf-8", "replace").strip()
+    def _content(self, name: str) -> str:
+        """Return an object that is a line of text."""
+        return self._do(lambda: self._store.cat_file(name)).decode("utf-8", "replace").strip()
 
     def _left_objects(self, step: int) -> set[str] | None:
         """Return the objects of a checkpoint that the run has left; others of the step are of a later one.

@@ -52,7 +52,7 @@ class Uploads:
         self._current: SaveOutcome | None = None
         self._pending: SaveOutcome | None = None
         self._failure, self._failure_of_others = "", ""
-        self._is_uploaded = self._has_claimed = False
+        self._is_uploaded, self._claim = False, ""
         self._all_uploaded, self._given_up = threading.Event(), threading.Event()
 
     @property
@@ -128,11 +128,11 @@ class Uploads:
             if saved.manifest is None:  # not the leader
                 self._is_uploaded = True
                 return
-            self._claim(saved.manifest)
+            self._require_mirror(saved.manifest)
             self._mirror.upload_files(self._run_files())
             self._is_uploaded = True
             self._wait_for_all(saved.step, saved.manifest)
-            self._claim(saved.manifest)
+            self._require_mirror(saved.manifest)
             self._mirror.commit(saved.manifest)
             logger.info("uploaded the checkpoint of step %d", saved.step)
         except Exception as error:  # a failed upload must not end the training, whatever the reason
@@ -141,19 +141,18 @@ class Uploads:
                 warn(f"the checkpoint of step {saved.step} was not uploaded: {self._failure}")
             return
         try:
+            self._require_mirror(saved.manifest)  # the checkpoints of another process are not ours to remove
             self._mirror.remove_surplus(keep=self._keep, best_metric=self._best_metric)
         except Exception as error:
             warn(f"old checkpoints were not removed from the mirror: {error_reason(error)}")
 
-    def _claim(self, manifest: Manifest) -> None:
-        """Take the mirror for this run, once, and check that no other run has taken it since."""
+    def _require_mirror(self, manifest: Manifest) -> None:
+        """Take the mirror for this process, once, and check that no other one has taken it since."""
         run_id = run_id_of(manifest)
         if run_id is None:
             return
-        if not self._has_claimed:
-            self._mirror.claim(run_id)
-            self._has_claimed = True
-        self._mirror.require_claim(run_id)
+        self._claim = self._claim or self._mirror.claim(run_id)
+        self._mirror.require_claim(self._claim)
 
     def _wait_for_all(self, step: int, manifest: Manifest) -> None:
         """Wait on the leader until the store has the files of all ranks.

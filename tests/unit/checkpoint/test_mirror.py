@@ -245,10 +245,44 @@ def test_of_two_runs_that_begin_together_only_the_later_one_writes_to_the_mirror
     with pytest.raises(UsageError, match="holds the checkpoints of another run"):
         Mirror(URL).claim(other)
     filesystem, root = open_filesystem(URL)
-    filesystem.pipe_file(f"{root}/run_id.txt", other.encode())  # it has looked before the first checkpoint
+    filesystem.pipe_file(f"{root}/claim", other.encode())  # it has looked before the first checkpoint
     uploads.add(save(tmp_path, 4))
     assert f"another run of this name has begun to use it (id {other}" in uploads.finish()
     assert Mirror(URL).steps() == [2] and "was not uploaded" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_of_two_processes_that_continue_one_run_only_the_later_one_writes_to_the_mirror(
+    tmp_path, monkeypatch, capsys
+):
+    older, newer = uploads_of(tmp_path, keep=1), uploads_of(tmp_path, keep=1)
+    older.add(save(tmp_path, 2))
+    assert older.finish() == ""
+    newer.add(save(tmp_path, 4))
+    assert newer.finish() == "" and Mirror(URL).steps() == [4]
+    older.add(save(tmp_path, 6))
+    assert f"another process has continued this run (id {RUN_ID}) since" in older.finish()
+    assert Mirror(URL).steps() == [4]
+    newer.add(save(tmp_path, 8))
+    assert newer.finish() == "" and Mirror(URL).steps() == [8]
+
+    commit = Mirror.commit
+
+    def commit_and_lose(mirror, manifest):
+        commit(mirror, manifest)
+        mirror.claim(RUN_ID)  # another start
+
+    monkeypatch.setattr(Mirror, "commit", commit_and_lose)
+    newer.add(save(tmp_path, 10))
+    assert newer.finish() == "" and Mirror(URL).steps() == [8, 10], "what the other one may need stays"
+    assert "were not removed" in capsys.readouterr().err
+
+
+def test_a_mirror_of_an_earlier_version_whose_claim_is_the_id_of_the_run_is_continued(tmp_path):
+    upload(tmp_path, save(tmp_path, 2))
+    filesystem, root = open_filesystem(URL)
+    filesystem.rm_file(f"{root}/claim")
+    assert upload(tmp_path, save(tmp_path, 4)) == "" and Mirror(URL).steps() == [2, 4]
 
 
 @pytest.mark.slow
