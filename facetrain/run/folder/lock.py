@@ -3,9 +3,10 @@
 The leader of a run creates `run.lock` with its host, its process and a random token, and rewrites the file every few
 seconds with a higher count. `flock` is not used: on several network file systems it locks within one host only.
 
-A lock is stale if its process has ended. On the same host the process table shows that at once. From another host the
-count is watched: if it does not rise for `SILENCE_S`, the host is gone. No clocks of different hosts are compared, and
-an outage of the file system, in which no host can rewrite the file, does not count.
+A lock is stale if its process has ended, or writes another folder, of which this one is a copy. On the same host the
+process table and the number of the folder show that at once. From another host the count is watched: if it does not
+rise for `SILENCE_S`, the host is gone. No clocks of different hosts are compared, and an outage of the file system, in
+which no host can rewrite the file, does not count.
 """
 
 from __future__ import annotations
@@ -62,6 +63,9 @@ class Holder(BaseModel, frozen=True):
     since: str
     launchers: tuple[str, ...]
     """Elastic agents of the job: after a failure they start its processes again."""
+    folder: int = 0
+    """Number of the folder on its file system (inode), which a moved folder keeps and a copy does not have; 0 in the
+    locks of earlier versions."""
     beat: int = 0
 
     @classmethod
@@ -83,6 +87,11 @@ class Holder(BaseModel, frozen=True):
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
+
+    def writes_another(self, folder: Path) -> bool:
+        """Return whether the process, if it is of this machine, writes another folder, whose copy this one is."""
+        # Not for a process of another host: some network file systems number a folder differently on each.
+        return self.folder not in (0, os.stat(folder).st_ino)
 
     def state(self) -> str:
         """Return the state of the process, if it is of this machine: a letter of proc(5)."""
@@ -131,12 +140,13 @@ class RunLock:
             RunError: the folder cannot be written to.
         """
         with os_errors_as(RunError, self._folder):
+            self._place = _identity(self._folder)
+            self._me = self._me.model_copy(update={"folder": self._place[1]})
             # Create first and read later: of two processes that both find no lock, only one can create the file.
             while not self._create():
                 content = _read(self._path)
                 if content is not None and self._is_stale(content[0]):
                     self._remove(content)
-            self._place = _identity(self._folder)
         # A daemon: a run that ends by an error in another thread must not wait for it.
         self._thread = threading.Thread(target=self._keep_alive, name="run-lock", daemon=True)
         self._thread.start()
@@ -189,7 +199,8 @@ class RunLock:
             return self._is_silent(
                 content, f"{holder} has locked this run" if holder else f"{self._path} cannot be read"
             )
-        if (state := holder.state()) in _ENDED:
+        state = holder.state()
+        if state in _ENDED or holder.writes_another(self._folder):
             return True
         advice = f"wait until it ends, or end it with `kill {holder.pid}`"
         if state in _STOPPED:
@@ -299,7 +310,7 @@ def is_locked(folder: Path) -> bool:
         return False
     holder = _parse(content[0])
     if holder is not None and holder.machine == _this_machine():
-        return holder.state() not in _ENDED
+        return not holder.writes_another(folder) and holder.state() not in _ENDED
     # One look cannot see the count rise, so the time of the last change decides here; the lock itself never compares
     # clocks.
     return time.time() - content[1] / 1e9 < SILENCE_S + _CLOCK_DIFFERENCE_S

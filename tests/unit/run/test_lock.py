@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from facetrain.errors import RunError, UsageError
 from facetrain.run.folder import lock as lock_module
 from facetrain.run.folder.lease import Lease
-from facetrain.run.folder.lock import LOCK_FILE, Holder, RunLock, has_lock
+from facetrain.run.folder.lock import LOCK_FILE, Holder, RunLock, has_lock, is_locked
 
 FAST = {"beat_s": 0.02, "silence_s": 0.3}
 
@@ -63,6 +64,33 @@ def test_a_stopped_process_is_alive_and_the_error_names_its_state(tmp_path, slee
     sleeper.send_signal(signal.SIGSTOP)
     os.waitpid(sleeper.pid, os.WUNTRACED)
     with pytest.raises(UsageError, match=f"is stopped .SIGSTOP.: .*`kill -CONT {sleeper.pid}`"):
+        RunLock(tmp_path).acquire()
+
+
+def test_the_lock_in_a_copy_of_a_folder_does_not_count_and_that_in_a_moved_folder_does(tmp_path):
+    run, copy, moved = (tmp_path / name for name in ("run", "copy", "moved"))
+    run.mkdir()
+    original = RunLock(run)
+    original.acquire()
+    shutil.copytree(run, copy)
+    assert is_locked(run) and not is_locked(copy)
+    lock = RunLock(copy)
+    lock.acquire()
+    lock.release()
+    run.rename(moved)
+    with pytest.raises(UsageError, match="is alive"):
+        RunLock(moved).acquire()
+    moved.rename(run)
+    original.release()
+
+
+def test_a_lock_of_an_earlier_version_has_no_number_of_its_folder_and_counts(tmp_path, sleeper):
+    lock_of(tmp_path, pid=sleeper.pid, pid_start=start_of(sleeper.pid))
+    content = json.loads((tmp_path / LOCK_FILE).read_text())
+    del content["folder"]
+    (tmp_path / LOCK_FILE).write_text(json.dumps(content))
+    assert is_locked(tmp_path)
+    with pytest.raises(UsageError, match="is alive"):
         RunLock(tmp_path).acquire()
 
 
