@@ -21,9 +21,10 @@ from facetrain.errors import RunError
 from facetrain.files import os_errors_as
 from facetrain.run.agree import Agreed
 from facetrain.run.callbacks.evaluation import named_metrics, require_metric
+from facetrain.run.folder.accepted import Accepted
 from facetrain.run.folder.compatibility import describe_batch_change
 from facetrain.run.folder.earlier import missing_newest, rename_later_checkpoints
-from facetrain.run.folder.environment import describe_environment, package_versions, recorded_environment
+from facetrain.run.folder.environment import ACCEPTED, describe_environment, package_versions, recorded_environment
 from facetrain.run.folder.hosts import Hosts
 from facetrain.run.folder.run_files import LOG_FILE, write_run_files
 from facetrain.run.outputs import open_sinks
@@ -211,9 +212,11 @@ def _open_folder(agreed: Agreed, state: TrainState, schedule: StepSchedule) -> l
         if mirror and world.is_leader:
             mirror.leave_after(checkpoint.step)
     environment = describe_environment(folder, world, plan.command_line, agreed.launchers)
-    write_run_files(
-        folder, plan.run_id, agreed.config, environment | {"execution": state.describe_execution()}
-    )
+    environment["execution"] = state.describe_execution()
+    if checkpoint is not None:
+        accepted = Accepted.of(checkpoint, plan.manifest, plan.changes, plan.inputs)
+        environment[ACCEPTED] = accepted.model_dump(mode="json")
+    write_run_files(folder, plan.run_id, agreed.config, environment)
     return differences
 
 

@@ -28,6 +28,7 @@ from facetrain.errors import UsageError
 from facetrain.files import require_temporary_folder
 from facetrain.models.model_file import newest_model_file
 from facetrain.run.asked_config import AskedConfig, asked_config, recorded_config
+from facetrain.run.folder.accepted import Accepted
 from facetrain.run.folder.claim import FolderClaim
 from facetrain.run.folder.compatibility import (
     check_compatibility,
@@ -203,12 +204,14 @@ def _continued(
     """Return the plan of a run that continues from a checkpoint, which fits it.
 
     Raises:
-        ConfigError: the run has read other data, or was trained with other settings, which the command does not set.
+        ConfigError: the run has read other data, or was trained with other settings, which neither the command sets nor
+            an earlier one has set that continued from this checkpoint.
     """
-    changes = find_config_changes(checkpoint, config)
+    changes, manifest = find_config_changes(checkpoint, config), digest_text(checkpoint.manifest.dump())
+    accepted = Accepted.since(manifest, Path(plan.folder))
     check_compatibility(checkpoint, config, total_steps=schedule.total_steps)
-    check_meaning(checkpoint, changes, plan.set_keys)
-    check_inputs(checkpoint, plan.inputs, source.num_classes, plan.set_keys)
+    check_meaning(checkpoint, accepted.new_changes(changes), plan.set_keys)
+    check_inputs(checkpoint, accepted.new_inputs(plan.inputs), source.num_classes, plan.set_keys)
     stopped = EarlyStop.of(checkpoint.meta).reason(config.train.stop_early)
     has_ended = checkpoint.step >= schedule.total_steps or bool(stopped)
     is_verified = checkpoint.meta.get("unverified") is not True
@@ -216,7 +219,7 @@ def _continued(
     return plan.model_copy(
         update={
             "step": checkpoint.step,
-            "manifest": digest_text(checkpoint.manifest.dump()),
+            "manifest": manifest,
             "changes": tuple(changes),
             "is_over": has_ended and is_verified and has_results,
         }

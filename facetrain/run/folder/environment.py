@@ -18,6 +18,8 @@ from facetrain.files import parse_json, read_regular_text
 from facetrain.remote.address import without_secrets
 from facetrain.run.folder.run_files import ENVIRONMENT_FILE
 
+ACCEPTED = "accepted"
+"""Entry of the file: changes with which the run has continued from its newest checkpoint."""
 _PACKAGES = ("facetrain", "torch", "torchvision", "numpy", "opencv-python-headless", "safetensors")
 
 

@@ -41,8 +41,9 @@ def write_run_files(folder: Path, run_id: str, config: Config, environment: dict
         make_folder(folder / CHECKPOINTS)
         # Before the first checkpoint: without this file, the folder would accept the checkpoints of any run.
         write_atomically(folder / RUN_ID_FILE, run_id + "\n")
-        write_atomically(folder / CONFIG_FILE, dump_config(config))
+        # Before the config, whose changes the next start would refuse otherwise, if a kill comes between the two.
         write_atomically(folder / ENVIRONMENT_FILE, json.dumps(environment, indent=1) + "\n")
+        write_atomically(folder / CONFIG_FILE, dump_config(config))
 
 
 def is_run(folder: Path) -> bool:

@@ -22,6 +22,7 @@ from facetrain.errors import (
 )
 from facetrain.models.model_file import open_model, read_model
 from facetrain.telemetry.jsonl import read_jsonl
+from facetrain.telemetry.log import stop_logging
 from tests.runs.conftest import dataset  # noqa: F401
 from tests.support import training
 from tests.support.command import refusal
@@ -166,6 +167,49 @@ def test_another_dataset_of_as_many_identities_is_refused_unless_it_is_set(run, 
     moved = other.rename(tmp_path / "moved")
     edit(run, f"train: {other}", f"train: {moved}")
     assert go_on(run) == 0, "the same dataset under another path"
+
+
+@pytest.fixture
+def killed(monkeypatch):
+    """Continue a run in the manner of `go_on`, and end before its first step, as by a kill."""
+
+    def end(parts):
+        stop_logging(parts.log)
+        raise SystemExit(137)
+
+    def go_on_and_end(*arguments):
+        with monkeypatch.context() as patch, pytest.raises(SystemExit):
+            patch.setattr("facetrain.run.train._train", end)
+            go_on(*arguments)
+
+    return go_on_and_end
+
+
+def test_what_a_command_has_set_holds_after_kills_until_the_next_checkpoint(run, tmp_path, killed):
+    other = write_records(tmp_path / "other", [n // 5 for n in range(100)], size=32)
+    killed(run, 2, ["head.margin.m2=0.5", f"data.train={other}"])
+    killed(run, None, ["seed=1"])
+    edit(run, "m2: 0.5", "m2: 0.6")
+    with pytest.raises(ConfigError, match="^head.margin.m2: 0.3 → 0.6: "):
+        go_on(run)
+    edit(run, "m2: 0.6", "m2: 0.5")
+    assert go_on(run) == 0
+    assert "m2: 0.5" in Checkpoint.open(run, 4).meta["config"]
+    edit(run, "m2: 0.5", "m2: 0.3")
+    with pytest.raises(ConfigError, match="^head.margin.m2: 0.5 → 0.3: "):
+        go_on(run)
+
+
+def test_what_a_command_has_set_does_not_hold_for_another_checkpoint_or_with_a_damaged_record(run, killed):
+    killed(run, 4, ["head.margin.m2=0.5", "train.max_steps=6"])
+    refused = pytest.raises(ConfigError, match="^head.margin.m2: 0.3 → 0.5: ")
+    with refused:
+        go_on(run, 2)
+    environment = json.loads((run / "environment.json").read_text())
+    environment["accepted"]["changes"] = [1]
+    (run / "environment.json").write_text(json.dumps(environment))
+    with refused:
+        go_on(run)
 
 
 def link_manifest(path, target):
