@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from facetrain.checkpoint.mirror import Mirror
@@ -19,12 +18,14 @@ from facetrain.distributed.process_setup import write_collectives_to
 from facetrain.distributed.world import World
 from facetrain.errors import RunError
 from facetrain.files import os_errors_as
+from facetrain.head.head_group import head_parts
 from facetrain.run.agree import Agreed
 from facetrain.run.callbacks.evaluation import named_metrics, require_metric
 from facetrain.run.folder.accepted import Accepted
 from facetrain.run.folder.compatibility import describe_batch_change
 from facetrain.run.folder.earlier import missing_newest, rename_later_checkpoints
-from facetrain.run.folder.environment import ACCEPTED, describe_environment, package_versions, recorded_environment
+from facetrain.run.folder.environment import ACCEPTED, describe_environment, recorded_environment
+from facetrain.run.folder.environment_changes import environment_changes
 from facetrain.run.folder.hosts import Hosts
 from facetrain.run.folder.run_files import LOG_FILE, write_run_files
 from facetrain.run.outputs import open_sinks
@@ -203,17 +204,17 @@ def _check_named_metrics(config: Config, sets: list[PairSet], state: TrainState)
 def _open_folder(agreed: Agreed, state: TrainState, schedule: StepSchedule) -> list[str]:
     """Write the files that describe the run to the folder of this disk; return what differs from before."""
     plan, folder, world, checkpoint = agreed.plan, agreed.folder, state.world, agreed.checkpoint
+    environment = describe_environment(folder, world, plan.command_line, agreed.launchers)
+    environment["execution"] = state.describe_execution()
+    environment["kernels"] = any(part.head.uses_kernels for part in head_parts(state.head))
     differences = []
     if checkpoint is not None:
-        differences += _differences(folder)
+        differences += environment_changes(recorded_environment(folder), environment)
         differences += _leave_later_checkpoints(folder, checkpoint.step)
         differences += describe_batch_change(checkpoint, agreed.config, schedule, world.size)
         mirror = open_mirror(agreed.config, folder)
         if mirror and world.is_leader:
             mirror.leave_after(checkpoint.step)
-    environment = describe_environment(folder, world, plan.command_line, agreed.launchers)
-    environment["execution"] = state.describe_execution()
-    if checkpoint is not None:
         accepted = Accepted.of(checkpoint, plan.manifest, plan.changes, plan.inputs)
         environment[ACCEPTED] = accepted.model_dump(mode="json")
     write_run_files(folder, plan.run_id, agreed.config, environment)
@@ -230,26 +231,4 @@ def _leave_later_checkpoints(folder: Path, step: int) -> list[str]:
     if renamed:
         names = ", ".join(renamed)
         lines.append(f"going back to step {step}: the newer checkpoints are kept as {names}")
-    return lines
-
-
-def _differences(folder: Path) -> list[str]:
-    """Return what differs between this process and the one that has described its environment in a run folder."""
-    environment, lines = recorded_environment(folder), []
-    recorded, threads = environment.get("threads"), torch.get_num_threads()
-    if recorded not in (None, threads):
-        lines.append(
-            f"this process computes with {threads} threads, and the run did with {recorded} before: on a CPU its "
-            f"numbers may differ in the last digits; set OMP_NUM_THREADS={recorded} to continue bit for bit"
-        )
-    before, now = environment.get("packages"), package_versions()
-    versions = [
-        f"{name} {before[name]} → {version}"
-        for name, version in now.items()
-        if isinstance(before, dict) and before.get(name, version) != version
-    ]
-    if versions:
-        lines.append(
-            f"the versions of packages have changed: {', '.join(versions)}; numbers may differ in the last digits"
-        )
     return lines
