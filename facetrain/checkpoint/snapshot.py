@@ -107,17 +107,17 @@ class HostCopy:
         for file in files:
             for name, tensor in file.tensors.items():
                 self._buffers[file.name, name].copy_(tensor.detach(), non_blocking=True)
-        if torch.cuda.is_available():
+        # Not for a run on the CPU: this would start CUDA, with half a gigabyte on a GPU that others use.
+        if device := _gpu_of(files):
             # Training changes the tensors after this call: all copies must have ended.
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(device)
         return [
             replace(file, tensors={name: self._buffers[file.name, name] for name in file.tensors})
             for file in files
         ]
 
     def _allocate(self, files: list[TensorFile]) -> None:
-        device = next((t.device for file in files for t in file.tensors.values() if t.is_cuda), None)
-        if device is not None:
+        if device := _gpu_of(files):
             use_device(device)
         for file in files:
             for name, tensor in file.tensors.items():
@@ -128,6 +128,11 @@ class HostCopy:
                 # Touch every page. NumPy fills with one thread; torch's `fill_` would take the cores of the training.
                 buffer.view(-1).view(torch.uint8).numpy().fill(0)
                 self._buffers[file.name, name] = buffer
+
+
+def _gpu_of(files: list[TensorFile]) -> torch.device | None:
+    """Return the GPU that the files' tensors are on; a rank has one at most."""
+    return next((tensor.device for file in files for tensor in file.tensors.values() if tensor.is_cuda), None)
 
 
 def _buffer_like(tensor: Tensor, buffer: Tensor | None) -> Tensor:

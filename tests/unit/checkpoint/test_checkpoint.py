@@ -191,6 +191,12 @@ def test_two_saves_reuse_the_buffers_of_the_copy(tmp_path):
     assert copied_rows(copy, snapshot(3, num_classes=12))["weight"].shape == (12, 4)
 
 
+def test_the_copy_of_a_run_on_the_cpu_of_a_machine_with_a_gpu_does_not_start_cuda(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: pytest.fail("this starts CUDA"))
+    assert copied_rows(HostCopy(), snapshot(1))["weight"].shape == (11, 4)
+
+
 def copied_rows(copy, state):
     return copy.take(state.files(0, 1))[0].tensors
 
