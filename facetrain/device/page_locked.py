@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import weakref
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -24,9 +25,22 @@ def page_locked(shape: torch.Size, dtype: torch.dtype) -> Tensor:
         memory = np.frombuffer(mmap.mmap(-1, size), np.uint8)  # begins at a page, and shares none
     except OSError as error:
         raise RuntimeError(f"cannot allocate {size:,} bytes of host memory ({error.strerror})") from error
-    address, cuda = memory.ctypes.data, torch.cuda.cudart()
-    torch.cuda.check_error(cuda.cudaHostRegister(address, size, 0))
+    address = memory.ctypes.data
+    torch.cuda.check_error(lock_pages(address, size))
     # On the array, because an mmap object gives its pages back before its finalizers run. Not when Python exits: CUDA
     # may have ended before, and the system releases the pages anyway.
-    weakref.finalize(memory, cuda.cudaHostUnregister, address).atexit = False
+    weakref.finalize(memory, torch.cuda.cudart().cudaHostUnregister, address).atexit = False
     return torch.from_numpy(memory).view(dtype).view(shape)
+
+
+def lock_pages(address: int, size: int) -> int:
+    """Page-lock memory; return the error code of CUDA, which is 0 if it is locked.
+
+    It fails where the limit of locked memory is low (ulimit -l).
+    """
+    code = int(torch.cuda.cudart().cudaHostRegister(address, size, 0))
+    if code:
+        # CUDA keeps the error for this thread, whose next kernel launch would report it: launch one here and ignore it.
+        with suppress(RuntimeError):
+            torch.ones(1, device="cuda")
+    return code

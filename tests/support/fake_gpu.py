@@ -10,6 +10,7 @@ losses, checkpoints and verifications. The fake refuses and records what a GPU w
 - `pageable`: the places of asynchronous copies from memory that is not page-locked, by step, with the largest size. The
   driver copies such memory to a buffer of its own first, and from 64 KiB on may wait for the stream.
 - `collectives`: in the order of their calls, with shapes, for the GPU and (over gloo) for the host.
+- `lock_error`: an error of page-locking, which the thread's next kernel launch raises once more.
 - `launches`: the Triton kernels. Their code runs under Triton's interpreter.
 
 Streams do not run at the same time here. Which work must follow which other is known all the same, from events and
@@ -258,6 +259,9 @@ class FakeGpu:
         self.streams, self.all_streams = threading.local(), list[FakeStream]()
         self._memories: weakref.WeakValueDictionary[int, Memory] = weakref.WeakValueDictionary()
         self._locked: dict[int, int] = {}
+        self.lock_error = 0
+        """Error code with which page-locking fails; 0: it works."""
+        self.last_error = threading.local()
         self._kept: list[Tensor] = []
         self._default: FakeStream | None = None
 
@@ -302,8 +306,20 @@ class FakeGpu:
 
     def lock(self, address: int, size: int, flags: int = 0) -> int:
         self.require_device()
-        self._locked[address] = size
-        return 0
+        if self.lock_error:
+            self.last_error.code = self.lock_error
+        else:
+            self._locked[address] = size
+        return self.lock_error
+
+    def check_error(self, code: int) -> None:
+        if code:
+            raise RuntimeError(f"CUDA error {code}")
+
+    def report_last_error(self) -> None:
+        """Raise the error that CUDA has kept since an earlier call of this thread, as a launch does."""
+        code, self.last_error.code = getattr(self.last_error, "code", 0), 0
+        self.check_error(code)
 
     def unlock(self, address: int) -> int:
         del self._locked[address]
@@ -345,6 +361,8 @@ class FakeGpu:
                 self._note_copies(name, args, kwargs, to_gpu=to_gpu or wanted is None)
         else:
             self._check_operands(name, args, tensors)
+            if not func.is_view and "empty" not in name:  # a copy and an allocation launch no kernel
+                self.report_last_error()
         if wanted is not None:
             kwargs = kwargs | {"device": torch.device("cpu")}
         is_moved = wanted is not None and not to_gpu
@@ -433,6 +451,7 @@ class FakeGpu:
         Without the interpreter the launch is only recorded, and the results have no content.
         """
         name = kernel.fn.__name__
+        self.report_last_error()
         self.launches[name] += 1
         tensors = _tensors(arguments)
         if not all(isinstance(tensor, GpuTensor) for tensor in tensors):
@@ -534,7 +553,7 @@ def fake_gpu(
         "get_rng_state": lambda device=None: torch.zeros(16, dtype=torch.uint8),
         "set_rng_state": lambda state, device=None: None,
         "cudart": lambda: SimpleNamespace(cudaHostRegister=gpu.lock, cudaHostUnregister=gpu.unlock),
-        "check_error": lambda code: None,
+        "check_error": gpu.check_error,
     }
 
     def replace_launch(before: Any, after: Any) -> None:

@@ -3,10 +3,13 @@
 import threading
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
+from facetrain.data.loading.device_prefetch import DevicePrefetcher
+from facetrain.device.page_locked import page_locked
 from facetrain.device.thread_device import use_device
 from facetrain.distributed import collectives
 from tests.support.fake_gpu import GPU, fake_gpu
@@ -63,6 +66,29 @@ def test_operands_on_two_devices_are_refused():
         with pytest.raises(RuntimeError, match="on the same device"):
             x + torch.ones(4)
     assert len(gpu.faults) == 1
+
+
+def test_an_error_that_cuda_keeps_is_raised_once_by_the_next_launch():
+    with fake_gpu() as gpu:
+        x, gpu.lock_error = torch.ones(4, device=GPU), 2
+        assert torch.cuda.cudart().cudaHostRegister(4096, 1) == 2
+        y = torch.empty_like(x)
+        with pytest.raises(RuntimeError, match="CUDA error 2"):
+            y.add_(x)
+        y.add_(x)
+
+
+def test_memory_that_cannot_be_page_locked_leaves_no_error_to_the_next_launch():
+    with fake_gpu() as gpu:
+        gpu.lock_error = 2
+        with pytest.raises(RuntimeError, match="CUDA error 2"):
+            page_locked(torch.Size([4]), torch.float32)
+        torch.ones(4, device=GPU).add_(1)
+        slots = np.zeros((3, 4), np.uint8)
+        batches = DevicePrefetcher(slots, GPU)
+        torch.ones(4, device=GPU).add_(1)
+        assert batches.slot_to_device(1).cpu().tolist() == [0] * 4
+        batches.close()
 
 
 @pytest.mark.parametrize(

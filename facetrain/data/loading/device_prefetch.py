@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from contextlib import suppress
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from facetrain.device.page_locked import lock_pages
 
 EXTRA_SLOTS = 3
 """Slots besides those that are read ahead: the batch in use or in transfer, the previous one, and one to fill."""
@@ -55,13 +56,9 @@ class DevicePrefetcher:
     def __init__(self, slots: np.ndarray, device: torch.device) -> None:
         self._slots, self._device = slots, device
         self._stream = torch.cuda.Stream(device)
-        self._address, size = slots.ctypes.data, slots.nbytes
-        # Fails where the limit of locked memory is low (ulimit -l); copies are then slower, but correct.
-        self._is_locked = int(torch.cuda.cudart().cudaHostRegister(self._address, size, 0)) == 0
-        if not self._is_locked:
-            # CUDA keeps the error and reports it at the next kernel launch: launch one here and ignore it.
-            with suppress(RuntimeError):
-                torch.ones(1, device=device)
+        self._address = slots.ctypes.data
+        # Without locked memory, copies are slower, but correct.
+        self._is_locked = lock_pages(self._address, slots.nbytes) == 0
 
     def wait_for_transfers(self) -> None:
         """Wait until all transfers have ended, so that the slots of earlier steps can be filled again."""
