@@ -9,6 +9,7 @@ from pathlib import Path
 
 from facetrain.checkpoint.commit import CHECKPOINTS, complete_steps
 from facetrain.checkpoint.run_id import RUN_ID_FILE
+from facetrain.config.loading import CONFIG_FILE
 from facetrain.errors import UsageError
 from facetrain.files import os_errors_as, shell_path
 from facetrain.models.model_file import MODEL_FILE
@@ -124,8 +125,8 @@ def require_replaceable(folder: Path) -> None:
             f"{folder}: has the results of a finished run, which a new one would replace, and no checkpoint to "
             f"continue from; {advice}"
         )
-    if (folder / "config.yaml").exists() and not (folder / RUN_ID_FILE).exists():
+    if (folder / CONFIG_FILE).exists() and not (folder / RUN_ID_FILE).exists():
         raise ExistingRunError(
-            f"{folder / 'config.yaml'}: not written by a run (there is no {RUN_ID_FILE}), and a new run would replace "
+            f"{folder / CONFIG_FILE}: not written by a run (there is no {RUN_ID_FILE}), and a new run would replace "
             f"it and the metrics and log beside it; {advice}"
         )

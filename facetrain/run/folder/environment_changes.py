@@ -8,7 +8,7 @@ from typing import Any
 def environment_changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Return what differs, a line each; what was not recorded before does not differ.
 
-    Both are as `run_files.describe_environment` returns them; `before` comes from a file, and may have any values.
+    Both are as `environment.describe_environment` returns them; `before` comes from a file, and may have any values.
     """
     return [
         line
