@@ -23,6 +23,7 @@ class FaceDataset(Protocol):
         prefetch(first, count)   asks the operating system to read neighboring images in advance
         name(index)              path of an image inside the dataset; None if it is unknown
         identity_name(label)     name of an identity; its number if it has none
+        has_identity_names       whether the identities have names, which may be numbers, too
         forget(index)            has an image of an object store fetched again when it is read next
         files                    paths of the files that the images are in
         places(index)            first byte and size of images in their files, see `image_places`
@@ -92,9 +93,16 @@ def identity_name(dataset: FaceDataset, label: int) -> str:
 
 
 def has_identity_names(dataset: FaceDataset) -> bool:
-    """Return whether an identity that has images has another name than its number."""
-    # Not range(num_classes): a damaged label can be so large that the loop would take hours.
-    return any(identity_name(dataset, label) != str(label) for label in np.unique(dataset.labels).tolist())
+    """Return whether the identities have names, by which people are found again in another dataset."""
+    # Not by comparison with the numbers: folders may be named 0, 1, 2, and 10 then comes before 2.
+    return bool(getattr(dataset, "has_identity_names", False))
+
+
+def identity_names(dataset: FaceDataset) -> Iterator[str] | None:
+    """Return the names of the identities 0, 1, …; None if they have none."""
+    if not has_identity_names(dataset):
+        return None
+    return (identity_name(dataset, label) for label in range(dataset.num_classes))
 
 
 def image_landmarks(dataset: FaceDataset) -> np.ndarray | None:
@@ -185,7 +193,11 @@ class ImageSubset(DatasetView):
 
     def identity_name(self, label: int) -> str:
         """Return the identity's name in the other dataset; its number in this one if there are no names."""
-        return identity_name(self._dataset, int(self.identities[label])) if self._has_names else str(label)
+        return (
+            identity_name(self._dataset, int(self.identities[label]))
+            if self.has_identity_names
+            else str(label)
+        )
 
     def places(self, index: np.ndarray) -> np.ndarray | None:
         """Return the places of images in the files of the other dataset, int64 (B, 2)."""
@@ -217,7 +229,8 @@ class ImageSubset(DatasetView):
         return self._dataset, int(self._index[index])
 
     @cached_property
-    def _has_names(self) -> bool:
+    def has_identity_names(self) -> bool:
+        """Whether the identities of the other dataset have names."""
         return has_identity_names(self._dataset)
 
 

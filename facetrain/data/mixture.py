@@ -177,6 +177,11 @@ class MixtureDataset(DatasetView):
         """Files that the datasets leave out."""
         return [file for dataset in self.datasets for file in skipped_files(dataset)]
 
+    @property
+    def has_identity_names(self) -> bool:
+        """Whether the identities of all datasets have names."""
+        return all(self._has_names)
+
     @cached_property
     def _has_names(self) -> list[bool]:
         return [has_identity_names(dataset) for dataset in self.datasets]

@@ -199,6 +199,11 @@ class CatalogDataset:
         data = self._name_bytes(index)
         return printable(self._decode_name(data)) if data else None
 
+    @property
+    def has_identity_names(self) -> bool:
+        """Whether the identities have names."""
+        return bool(self._identities)
+
     def identity_name(self, label: int) -> str:
         """Return the name of an identity, or its number."""
         return self._identities[label] if 0 <= label < len(self._identities) else str(label)

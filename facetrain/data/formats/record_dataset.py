@@ -67,11 +67,6 @@ class RecordDataset(CatalogDataset):
         """
         return None if self._names is None else self._names.image(self._key(index))
 
-    def identity_name(self, label: int) -> str:
-        """Return the name that identities.csv has for an identity, or its number."""
-        names = self._names.identities if self._names else []
-        return printable(names[label]) if 0 <= label < len(names) else str(label)
-
     def _place(self, index: int) -> str:
         return self._reader.location(int(self.columns.arrays["offset"][index]), self._key(index))
 
@@ -85,6 +80,10 @@ class RecordDataset(CatalogDataset):
     def _key(self, index: int) -> int:
         keys = self.columns.arrays["key"]
         return keys.item(index) if len(keys) else self._first_key + index
+
+    @cached_property
+    def _identities(self) -> list[str]:
+        return [printable(name) for name in self._names.identities] if self._names else []
 
     @cached_property
     def _first_key(self) -> int:

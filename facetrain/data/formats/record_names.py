@@ -49,7 +49,7 @@ class RecordNames:
         line = self._table.bytes_at(start, min(end - start, _MAX_LINE_BYTES))
         return next(_names([line.decode("utf-8", "replace")], key, self._table.path))
 
-    @cached_property
+    @property
     def identities(self) -> list[str]:
         """Names of the identities 0, 1, …; empty without identities.csv.
 

@@ -4,7 +4,7 @@ import pickle
 import numpy as np
 import pytest
 
-from facetrain.data.dataset import SubsetDataset, identity_name
+from facetrain.data.dataset import SubsetDataset, identity_name, identity_names
 from facetrain.data.loading.sampler import MixtureSampler, SampleOrder, build_sampler, epoch_size
 from facetrain.data.mixture import DatasetHead, MixtureDataset
 from facetrain.data.open_dataset import open_dataset
@@ -237,3 +237,17 @@ def test_the_name_of_an_identity_without_a_name_is_its_label_in_the_mixture(tmp_
     (tmp_path / "mix.yaml").write_text("datasets:\n" + "".join(f"  - path: {entry}\n" for entry in entries))
     source = open_dataset(tmp_path / "mix.yaml")
     assert [identity_name(source, label) for label in range(17)] == [*map(str, range(16)), "007"]
+
+
+def test_folders_that_are_named_by_their_numbers_keep_these_names_in_a_subset(tmp_path):
+    for name in ("0", "1", "2"):
+        (tmp_path / "people" / name).mkdir(parents=True)
+        (tmp_path / "people" / name / "a.png").write_bytes(encoded_image(int(name)))
+    write_records(tmp_path / "numbered", range(3))
+    subsets = [SubsetDataset(open_dataset(tmp_path / name), [1, 2]) for name in ("people", "numbered")]
+    # Labels of records are counted anew; the folder 1 stays the folder 1.
+    assert [[identity_name(subset, label) for label in range(2)] for subset in subsets] == [
+        ["1", "2"],
+        ["0", "1"],
+    ]
+    assert [identity_names(subset) is None for subset in subsets] == [False, True]
