@@ -78,8 +78,8 @@ class HeadSettings(Settings):
 
     init_from: Literal["reinit", "keep", "extend"] = "reinit"
     """Class centers of a run with `model.init_from`. reinit: random centers. keep: the centers of that model, which
-    must have the same identities. extend: the centers of that model, and random ones for the further identities of
-    the dataset."""
+    must have the same identities. extend: the centers of the identities that it knows, and random ones for new ones.
+    Identities are the same by name; without names, by number."""
     margin: MarginSettings = MarginSettings()
     sample_rate: Probability = 1.0
     """Fraction of the classes that take part in a step (Partial FC). 1: all classes. 0: only the classes of the

@@ -3,7 +3,7 @@
 `model.init_from` names the file or folder, `head.init_from` says what happens to the class centers.
 """
 
-# B images   D embedding size
+# B images   D embedding size   K this rank's classes
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,6 +25,7 @@ from facetrain.backbone.zoo import build_backbone, build_on_meta
 from facetrain.checkpoint.commit import LATEST
 from facetrain.errors import ModelError
 from facetrain.head.head_group import Head, HeadPart, head_parts
+from facetrain.models.known_identities import IDENTITIES, Names, choose_centers
 from facetrain.models.layer_graph import LayerGraph
 from facetrain.models.match_weights import calibrate_norms, match_weights
 from facetrain.models.model_file import GRAPH_SUFFIXES, identify_backbone, open_checkpoint, read_model
@@ -46,6 +48,8 @@ class SavedCenters:
     num_classes: int
     rows: Callable[[int, int], Tensor]
     """Returns the centers of classes [start, stop): (stop - start, D), float32."""
+    names: Names | None = None
+    """Names of the classes; None if they are unknown."""
 
 
 def initialize_backbone(
@@ -184,51 +188,44 @@ def _select_first_blocks(backbone: Backbone, weights: dict[str, Tensor]) -> dict
     return {name: weight for name, weight in weights.items() if not follows(name)}
 
 
-def initialize_centers(head: Head, path: Path, *, may_grow: bool) -> None:
-    """Load the class centers of another run into the head's first classes.
+def initialize_centers(head: Head, path: Path, names: Names | None, *, may_grow: bool) -> str:
+    """Load the class centers of another run into the classes of the same people, and return a line about them.
 
-    With `may_grow`, the head may have more classes than the other run. These keep their random centers.
+    `names` are those of the head's classes; see `choose_centers`. With `may_grow`, there may be new people, who keep
+    their random centers.
 
     Raises:
-        ModelError: there are no centers, or their number or length does not fit the head.
+        ModelError: there are no centers, or they do not fit the head or its people.
         CheckpointError: the checkpoint is damaged, or the folder has none.
     """
     centers = read_centers(path)
-    check_center_count(path, centers, head.num_classes, may_grow=may_grow)
+    choice = choose_centers(
+        path, centers.names, centers.num_classes, names, head.num_classes, may_grow=may_grow
+    )
     for part in head_parts(head):
-        _initialize_part(part, centers, path)
+        _initialize_part(part, centers, choice.number[slice(*part.shard)], path)
+    return choice.remark
 
 
-def _initialize_part(part: HeadPart, centers: SavedCenters, path: Path) -> None:
-    weight, (first, past) = part.head.row_state()["weight"], part.shard
+def _initialize_part(part: HeadPart, centers: SavedCenters, number_K: np.ndarray, path: Path) -> None:
+    """Load centers into this rank's K classes of a head; `number_K` are their numbers in the other run, or -1."""
+    weight = part.head.row_state()["weight"]
     # In slices: the centers of all classes may not fit into memory twice.
-    for start in range(first, min(past, centers.num_classes), _ROWS_PER_COPY):
-        stop = min(start + _ROWS_PER_COPY, past, centers.num_classes)
-        rows = centers.rows(start, stop)
+    for start in range(0, centers.num_classes, _ROWS_PER_COPY):
+        place = np.flatnonzero((number_K >= start) & (number_K < start + _ROWS_PER_COPY))
+        if not len(place):
+            continue
+        number = number_K[place]
+        # Only the rows between the first and the last one: mostly, people keep their order.
+        first = int(number.min())
+        rows = centers.rows(first, int(number.max()) + 1)
         if rows.shape[1] != weight.shape[1]:
             raise ModelError(
                 f"{path}: its centers have {rows.shape[1]:,} numbers, the centers of the head {weight.shape[1]:,}; "
                 "set model.embedding_size as in the other run"
             )
-        weight[start - first : stop - first].copy_(rows)
-
-
-def check_center_count(path: Path, centers: SavedCenters, num_classes: int, *, may_grow: bool) -> None:
-    """Check that a head of `num_classes` can start from the centers of another run.
-
-    Raises:
-        ModelError: it has fewer classes, or more although `may_grow` is false.
-    """
-    known = centers.num_classes
-    if known > num_classes or (known < num_classes and not may_grow):
-        advice = (
-            "head.init_from: extend keeps them and adds the new identities"
-            if known < num_classes
-            else "use head.init_from: reinit"
-        )
-        raise ModelError(
-            f"{path}: has centers of {known:,} identities, the dataset has {num_classes:,}; {advice}"
-        )
+        chosen = rows[torch.from_numpy(number - first)]
+        weight[torch.from_numpy(place).to(weight.device)] = chosen.to(weight)
 
 
 def read_centers(path: Path) -> SavedCenters:
@@ -241,7 +238,9 @@ def read_centers(path: Path) -> SavedCenters:
     if path.is_dir() or (path.name == LATEST and path.is_file()):
         checkpoint = open_checkpoint(path)
         return SavedCenters(
-            checkpoint.manifest.num_classes, lambda start, stop: checkpoint.rows("weight", start, stop)
+            checkpoint.manifest.num_classes,
+            lambda start, stop: checkpoint.rows("weight", start, stop),
+            Names.from_tensors(checkpoint.replicated(IDENTITIES)),
         )
     if _RANK_FILE.fullmatch(path.name):
         return _read_arcface_torch_centers(path)

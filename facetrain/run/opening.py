@@ -22,6 +22,8 @@ def report_start(parts: Parts, outputs: RunOutputs) -> None:
     outputs.report(_opening_line(parts))
     for line in parts.plan.chosen:
         outputs.report(line)
+    if parts.state.centers_remark:
+        outputs.report(parts.state.centers_remark)
     _report_config_changes(parts, outputs)
     report_skipped_files(parts, outputs.print)
     # The cards beside the data may change.

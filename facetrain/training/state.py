@@ -18,6 +18,7 @@ from facetrain.distributed import collectives
 from facetrain.distributed.world import World
 from facetrain.errors import CheckpointError, ConfigError
 from facetrain.head.head_group import Head, head_parts
+from facetrain.models.known_identities import IDENTITIES, Names
 from facetrain.optim.frozen_parts import trained_buffers
 from facetrain.optim.stepper import Stepper
 from facetrain.telemetry.meter import Meter
@@ -36,6 +37,10 @@ class TrainState:
     stepper: Stepper
     distillation: Distillation | None = None
     """Teacher and its loss; None without `distill`."""
+    names: Names | None = None
+    """Names of the identities, on the leader; None on the other ranks, or if they have none."""
+    centers_remark: str = ""
+    """What class centers of another run the head began with, and by what they were chosen; empty if it has none."""
     head_remark: str = ""
     """Reason why the head does not use its kernels on a GPU that could run them."""
     meter: Meter = field(default_factory=Meter)
@@ -84,6 +89,7 @@ class TrainState:
             **_prefixed("head.", self.head.state()),
             **_prefixed("meter.", self.meter.state()),
             **_prefixed("skipped.", _text_tensor(self.skipped_images)),
+            **_prefixed(IDENTITIES, self.names.tensors() if self.names else {}),
         }
         rows = tuple(ClassRows(*part.shard, part.head.row_state()) for part in head_parts(self.head))
         return Snapshot(

@@ -7,12 +7,13 @@ from pathlib import Path
 import torch
 
 from facetrain.config.schema import Config
-from facetrain.data.dataset import FaceDataset
+from facetrain.data.dataset import FaceDataset, identity_names
 from facetrain.device.capability import multiplies_bfloat16
 from facetrain.distributed.sync_batch_norm import use_sync_batch_norm
 from facetrain.distributed.world import World
 from facetrain.errors import ConfigError
 from facetrain.models.initialize_from import initialize_centers
+from facetrain.models.known_identities import Names
 from facetrain.optim.loss_scale import LossScale
 from facetrain.remote.download import local_path
 from facetrain.run.parts.backbone import build_initial_backbone
@@ -71,14 +72,18 @@ def build_state(
         schedule=schedule,
         source=source,
     )
-    if config.model.init_from and config.head.init_from != "reinit":
-        initialize_centers(
-            head, local_path(config.model.init_from), may_grow=config.head.init_from == "extend"
-        )
+    inherits = config.model.init_from is not None and config.head.init_from != "reinit"
+    names, remark = None, ""
+    if (world.is_leader or inherits) and (found := identity_names(source)):
+        names = Names.of(found)
+    if config.model.init_from and inherits:
+        path, may_grow = local_path(config.model.init_from), config.head.init_from == "extend"
+        remark = initialize_centers(head, path, names, may_grow=may_grow)
     distillation = build_distillation(config, world, num_classes, folder, schedule, source)
     # After the head and the teacher: it takes the projection, and sets the rate of the head in each step.
     stepper = build_stepper(config, backbone, head, scale, schedule, distillation)
-    return TrainState(world, network, head, stepper, distillation)
+    kept = names if world.is_leader else None  # only the leader saves them
+    return TrainState(world, network, head, stepper, distillation, names=kept, centers_remark=remark)
 
 
 def is_batch_norm_synced(config: Config) -> bool:

@@ -13,6 +13,7 @@ from facetrain.models.initialize_from import (
     initialize_centers,
     read_centers,
 )
+from facetrain.models.known_identities import Names
 from facetrain.models.model_file import describe_backbone, read_model, save_model
 from tests.support.heads import make_head, margin_settings
 from tests.support.snapshots import snapshot
@@ -94,20 +95,45 @@ def test_known_identities_keep_their_centers_and_new_ones_get_random_centers(tmp
     drawn = centers_of(head_of(classes)).clone()
     heads = [head_of(classes, rank, world_size) for rank in range(world_size)]
     for head in heads:
-        initialize_centers(head, path, may_grow=classes > CLASSES)
+        remark = initialize_centers(head, path, None, may_grow=classes > CLASSES)
+        assert remark.startswith("class centers by number") and "assumed" in remark
     found = torch.cat([centers_of(head) for head in heads])
     assert torch.equal(found, torch.cat([whole, drawn[CLASSES:]]))
+
+
+def write_named_run(folder, names):
+    """Write a checkpoint whose class centers are the numbers of their classes; return its run folder."""
+    writer = CheckpointWriter(folder / "run" / "checkpoints")
+    (folder / "run").mkdir()
+    tensors = {f"identities.{name}": value for name, value in Names.of(names).tensors().items()}
+    writer.save(snapshot(0, num_classes=len(names), replicated=tensors))
+    assert not writer.finish().failure
+    return folder / "run"
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_people_are_found_by_name_whatever_their_number_is(tmp_path, monkeypatch, world_size):
+    monkeypatch.setattr("facetrain.models.initialize_from._ROWS_PER_COPY", 4)  # several slices
+    path = write_named_run(tmp_path, [f"p{number}" for number in range(CLASSES)])
+    names = ["anna", *(f"p{number}" for number in (7, 0, 1, 2, 10, 4, 5, 6, 3)), "zoe"]
+    drawn = centers_of(head_of(len(names), width=4)).clone()
+    heads = [head_of(len(names), rank, world_size, width=4) for rank in range(world_size)]
+    remarks = {initialize_centers(head, path, Names.of(names), may_grow=True) for head in heads}
+    found = torch.cat([centers_of(head) for head in heads])
+    assert found[1:-1, 0].tolist() == [7, 0, 1, 2, 10, 4, 5, 6, 3]
+    assert torch.equal(found[[0, -1]], drawn[[0, -1]])
+    assert remarks == {"class centers by name: of 9 of 11 identities; 2 new, 2 removed"}
 
 
 def test_centers_that_do_not_fit_the_head_are_refused_with_advice(tmp_path):
     write_arcface_torch(tmp_path, 1)
     path = tmp_path / "checkpoint_gpu_0.pt"
     with pytest.raises(ModelError, match="11 identities.* 12.*head.init_from: extend"):
-        initialize_centers(head_of(12), path, may_grow=False)
+        initialize_centers(head_of(12), path, None, may_grow=False)
     with pytest.raises(ModelError, match="11 identities.* 10.*head.init_from: reinit"):
-        initialize_centers(head_of(10), path, may_grow=True)
+        initialize_centers(head_of(10), path, None, may_grow=True)
     with pytest.raises(ModelError, match="6 numbers.* 8"):
-        initialize_centers(head_of(CLASSES, width=8), path, may_grow=False)
+        initialize_centers(head_of(CLASSES, width=8), path, None, may_grow=False)
 
 
 SHALLOW = {"name": "mbf_small", "layers": (1, 2, 1, 0), "embedding_size": 32, "image_size": 48}

@@ -1,0 +1,162 @@
+"""People whom another run knows: the names of its identities, and the class center of each identity of a new run.
+
+A checkpoint has the names beside the centers, where the dataset has names. Of an identity, only a digest of its name is
+compared and kept in memory: 29 million names would take gigabytes on every rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from facetrain.errors import ModelError
+from facetrain.files import listed
+
+IDENTITIES = "identities."
+"""Prefix of the tensors of a checkpoint that have the names."""
+_DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Names:
+    """Names of identities 0, 1, …, as UTF-8 with a line break after each."""
+
+    text: bytes
+
+    @classmethod
+    def of(cls, names: Iterable[str]) -> Names:
+        """Take names without line breaks, as `printable` returns them."""
+        return cls("".join(f"{name}\n" for name in names).encode())
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor]) -> Names | None:
+        """Return the names of `tensors`; None if a checkpoint has none."""
+        return cls(tensors["names"].numpy().tobytes()) if "names" in tensors else None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the names as a tensor: there may be more than a manifest can hold."""
+        return {"names": torch.frombuffer(bytearray(self.text), dtype=torch.uint8)}
+
+    def digests(self) -> np.ndarray:
+        """Return a digest of each name, S16 (N,)."""
+        lines = self.text.split(b"\n")[:-1]
+        digests = (hashlib.blake2b(line, digest_size=_DIGEST_BYTES).digest() for line in lines)
+        return np.frombuffer(b"".join(digests), f"S{_DIGEST_BYTES}")
+
+    def name(self, number: int) -> str:
+        """Return the name of an identity."""
+        return self.text.split(b"\n", number + 1)[number].decode("utf-8", "replace")
+
+
+@dataclass(frozen=True)
+class CenterChoice:
+    """Center that each identity of a new run begins with."""
+
+    number: np.ndarray
+    """Number of the center in the other run, int64 (num_classes,); -1: the identity is new."""
+    remark: str
+    """What was chosen, and by what, as a line for the user."""
+
+
+def choose_centers(
+    path: Path, known: Names | None, num_known: int, names: Names | None, num_classes: int, *, may_grow: bool
+) -> CenterChoice:
+    """Choose the center of another run for each identity: by name if both have names, else by number.
+
+    Args:
+        path: the other run, for messages.
+        known: names of its identities; None if they are unknown.
+        num_known: number of its identities.
+        names: names of the identities of the new run; None if they have none.
+        num_classes: number of these.
+        may_grow: whether identities may be new, and others removed; only new ones, at the end, without names.
+
+    Raises:
+        ModelError: the identities differ, and may not; or the names do not say who is who.
+    """
+    if known is None or names is None:
+        missing = path if known is None else "the dataset"
+        _check_count(path, num_known, num_classes, may_grow=may_grow)
+        remark = f"{missing} has no names of identities: class n is assumed to be the same person in both"
+        return CenterChoice(_in_order(num_known, num_classes), f"class centers by number; {remark}")
+    known_N, name_C = known.digests(), names.digests()
+    if len(known_N) != num_known:
+        raise ModelError(f"{path}: has {num_known:,} centers, but {len(known_N):,} names; it is damaged")
+    if _has_repeated(known_N) or _has_repeated(name_C):
+        return _choose_in_same_order(path, known_N, name_C, names, may_grow=may_grow)
+    number_C = _places(known_N, name_C)
+    new, removed = int((number_C < 0).sum()), len(known_N) - int((number_C >= 0).sum())
+    if new == num_classes:
+        raise ModelError(
+            f"{path}: none of its identities ({listed([known.name(0)])}, …) has a name that the dataset has "
+            f"({listed([names.name(0)])}, …); rename the identities, or use head.init_from: reinit"
+        )
+    counts = f"{new:,} new, {removed:,} removed"
+    if (new or removed) and not may_grow:
+        is_removed_N = ~np.isin(known_N, name_C)
+        example = (
+            names.name(int(np.argmax(number_C < 0))) if new else known.name(int(np.argmax(is_removed_N)))
+        )
+        raise ModelError(
+            f"{path}: has centers of other identities than the dataset: {counts}, such as {listed([example])}; "
+            "head.init_from: extend takes the centers of all known names"
+        )
+    taken = len(known_N) - removed
+    return CenterChoice(
+        number_C, f"class centers by name: of {taken:,} of {len(known_N):,} identities; {counts}"
+    )
+
+
+def _check_count(path: Path, num_known: int, num_classes: int, *, may_grow: bool) -> None:
+    """Check that a dataset without names, or with repeated ones, can be that of the centers."""
+    if num_known > num_classes or (num_known < num_classes and not may_grow):
+        advice = (
+            "head.init_from: extend keeps them and adds the new identities"
+            if num_known < num_classes
+            else "use head.init_from: reinit"
+        )
+        raise ModelError(
+            f"{path}: has centers of {num_known:,} identities, the dataset has {num_classes:,}; {advice}"
+        )
+
+
+def _choose_in_same_order(
+    path: Path, known_N: np.ndarray, name_C: np.ndarray, names: Names, *, may_grow: bool
+) -> CenterChoice:
+    """Choose centers by number, for names that several identities have: the datasets of a mixture may share names."""
+    _check_count(path, len(known_N), len(name_C), may_grow=may_grow)
+    differs_N = known_N != name_C[: len(known_N)]
+    if differs_N.any():
+        number = int(np.argmax(differs_N))
+        raise ModelError(
+            f"{path}: identity {number:,} has another name in the dataset ({listed([names.name(number)])}), and some "
+            "names are there twice, so they do not say who is who; keep the order of the known identities, or use "
+            "head.init_from: reinit"
+        )
+    return CenterChoice(
+        _in_order(len(known_N), len(name_C)),
+        f"class centers by number: names are there twice; those of all {len(known_N):,} known identities agree",
+    )
+
+
+def _in_order(num_known: int, num_classes: int) -> np.ndarray:
+    number_C = np.arange(num_classes)
+    number_C[num_known:] = -1
+    return number_C
+
+
+def _has_repeated(digest_N: np.ndarray) -> bool:
+    return len(np.unique(digest_N)) < len(digest_N)
+
+
+def _places(known_N: np.ndarray, wanted_C: np.ndarray) -> np.ndarray:
+    """Return the place of each wanted value among the known ones, which differ: int64 (C,); -1 if it is unknown."""
+    order = np.argsort(known_N)
+    place_C = order[np.minimum(np.searchsorted(known_N, wanted_C, sorter=order), len(known_N) - 1)]
+    return np.where(known_N[place_C] == wanted_C, place_C, -1)

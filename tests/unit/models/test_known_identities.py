@@ -1,0 +1,65 @@
+"""Class centers of people whom another run knows: by name, or by number where names do not say who is who."""
+
+from pathlib import Path
+
+import pytest
+
+from facetrain.errors import ModelError
+from facetrain.models.known_identities import Names, choose_centers
+
+
+def choose(known, names, *, may_grow=True, count=None):
+    """Choose centers for `names` among those of `known`; a number stands for so many identities without names."""
+    (known, num_known), (names, num_classes) = (
+        (None, people) if isinstance(people, int) else (Names.of(people), len(people))
+        for people in (known, names)
+    )
+    choice = choose_centers(Path("runs/o"), known, count or num_known, names, num_classes, may_grow=may_grow)
+    return choice.number.tolist(), choice.remark
+
+
+def test_new_people_shift_no_center_and_removed_ones_are_counted():
+    number, remark = choose(["bob", "cleo", "dora"], ["anna", "bob", "dora"])
+    assert number == [-1, 0, 2]
+    assert remark == "class centers by name: of 2 of 3 identities; 1 new, 1 removed"
+
+
+def test_people_who_are_the_same_in_another_order_are_kept():
+    assert choose(["bob", "cleo"], ["cleo", "bob"], may_grow=False)[0] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("names", "fault"), [(["bob", "zoe"], "1 new, 1 removed, such as zoe; .*extend"), (["bob"], "cleo")]
+)
+def test_keep_refuses_other_people(names, fault):
+    with pytest.raises(ModelError, match=rf"^runs/o: .*{fault}"):
+        choose(["bob", "cleo"], names, may_grow=False)
+
+
+def test_names_of_another_spelling_are_no_new_people():
+    with pytest.raises(ModelError, match=r"none .*\(bob, …\).*\(n000001, …\).*reinit"):
+        choose(["bob", "cleo"], ["n000001", "n000002"])
+
+
+@pytest.mark.parametrize(
+    ("known", "names", "nameless"),
+    [(2, ["a", "b", "c"], "runs/o has"), (["a", "b"], 3, "the dataset has"), (2, 3, "runs/o has")],
+)
+def test_without_names_the_order_is_assumed_and_said(known, names, nameless):
+    number, remark = choose(known, names)
+    assert number == [0, 1, -1]
+    assert remark.startswith(f"class centers by number; {nameless} no names") and "assumed" in remark
+
+
+def test_names_that_are_there_twice_must_be_in_the_known_order():
+    number, remark = choose(["1", "2", "1"], ["1", "2", "1", "2"])
+    assert number == [0, 1, 2, -1] and "agree" in remark
+    with pytest.raises(ModelError, match=r"identity 0 has another name.*\(0\).*reinit"):
+        choose(["1", "2", "1"], ["0", "1", "2", "1"])
+    with pytest.raises(ModelError, match=r"3 identities.* 2;"):
+        choose(["1", "2", "1"], ["1", "2"])
+
+
+def test_names_that_do_not_belong_to_the_centers_are_damage():
+    with pytest.raises(ModelError, match="5 centers, but 2 names"):
+        choose(["bob", "cleo"], ["bob"], count=5)
