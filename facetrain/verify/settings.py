@@ -9,7 +9,8 @@ class EvalSettings(Settings):
     """Verification during training."""
 
     targets: tuple[str, ...] = ("lfw", "cfp_fp", "agedb_30")
-    """Verification sets: names of .bin files in `dir`, or paths."""
+    """Verification sets: names of .bin files in `dir`, or paths. TinyFace and IJB are evaluated after a run, by
+    `facetrain eval`."""
     dir: str | None = None
     """Folder of the verification sets. null: the folder of `data.train`."""
     every_steps: Positive = 2000

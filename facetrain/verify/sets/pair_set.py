@@ -13,6 +13,7 @@ from facetrain.data.formats.bin_tables import groups_path, read_subjects
 from facetrain.data.formats.landmark_file import read_landmarks_beside
 from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.errors import PairsError
+from facetrain.files import shell_path
 from facetrain.remote.address import is_remote
 from facetrain.remote.download import local_path
 from facetrain.verify.sets.known_subjects import known_subjects
@@ -48,6 +49,7 @@ def load_pair_set(target: str, folder: Path) -> PairSet:
     """
     path = local_path(target) if is_remote(target) else _set_file(target, folder)
     if not is_bin(path):
+        _refuse_folder(target, (path, Path(target), folder / target, folder / target.upper()))
         names = sorted(set_name(other) for suffix in SUFFIXES for other in path.parent.glob(f"*{suffix}"))
         hint = (
             f"there are {', '.join(names)}" if names else f"{path.parent.absolute()} has no verification sets"
@@ -64,6 +66,20 @@ def load_pair_set(target: str, folder: Path) -> PairSet:
     return PairSet(
         set_name(path), images, same, subjects, groups if groups.is_file() else None, landmarks, path
     )
+
+
+def _refuse_folder(target: str, places: Iterable[Path]) -> None:
+    """Refuse a target that is a folder, the layout of the other protocols, at one of several places.
+
+    Raises:
+        PairsError: one of them is a folder.
+    """
+    if place := next(filter(Path.is_dir, places), None):
+        raise PairsError(
+            f"{target}: {place.absolute()} is a folder, and only sets of pairs (.bin) are verified in a run or "
+            f"calibrated; evaluate TinyFace, IJB and sets of CVLface with `facetrain eval MODEL --target "
+            f"{shell_path(place)}`"
+        )
 
 
 def _set_file(target: str, folder: Path) -> Path:
