@@ -11,12 +11,28 @@ from typing import Annotated
 import typer
 
 from facetrain.cli.option_groups import option_groups
-from facetrain.cli.options import Detector, Device, InferenceOptions, Json, MinQuality, Model
-from facetrain.cli.outputs import echo_line, require_existing, require_no_input, require_writable
+from facetrain.cli.options import (
+    SKIP_BAD_ADVICE,
+    Detector,
+    Device,
+    InferenceOptions,
+    Json,
+    MinQuality,
+    Model,
+    SkipBad,
+)
+from facetrain.cli.outputs import (
+    echo_line,
+    require_existing,
+    require_no_input,
+    require_writable,
+    write_text,
+)
+from facetrain.data.skipped_files import SkippedFile, skipped_summary, skipped_table
 from facetrain.errors import UsageError
 from facetrain.plural import count_text
 
-_TEACHER_SUFFIX = ".safetensors"
+_TEACHER_SUFFIX, _SKIPPED_SUFFIX = ".safetensors", ".skipped.csv"
 
 
 @option_groups
@@ -37,24 +53,31 @@ def embed(
         bool, typer.Option(help="Add the embedding of the mirror image to the embedding of each image.")
     ] = True,
     detector: Detector = None,
+    skip_bad: SkipBad = False,
 ) -> None:
     """Write the embeddings of images to a file.
 
-    Every embedding has length 1, except in .safetensors files.
+    Every embedding has length 1, except in .safetensors files. With --skip-bad, images that have none are listed in
+    NAME.skipped.csv beside OUTPUT.
     """
     from facetrain.embeddings.embedding_files import require_format, save_embeddings
 
-    is_teacher = output.suffix == _TEACHER_SUFFIX
-    require_no_input((model, input), output)
+    is_teacher, skipped_file = output.suffix == _TEACHER_SUFFIX, output.with_suffix(_SKIPPED_SUFFIX)
+    require_no_input((model, input), output, skipped_file if skip_bad else None)
     if is_teacher and detector:
         raise UsageError(f"{output}: a teacher's embeddings need aligned faces; remove --detector")
+    if is_teacher and skip_bad:
+        raise UsageError(
+            f"{output}: a teacher's embeddings have a row for every image; remove --skip-bad, and write a copy of the "
+            "dataset without such images with `facetrain data check DATASET --repair FOLDER`"
+        )
     if not is_teacher:
         if output.suffix == ".parquet" and output.parent.resolve() == input.resolve():
             raise UsageError(
                 f"{output}: the folder of images would be read as a Parquet dataset; choose another folder"
             )
         require_format(output)
-    require_writable(output)
+    require_writable(output, skipped_file if skip_bad else None)
     require_existing(model, input, detector)
     from facetrain.cli.progress_bar import progress_bar
     from facetrain.embeddings.embed_images import embed_input
@@ -73,14 +96,31 @@ def embed(
         rows = "plain and mirrored" if flip else "plain"
         typer.echo(f"{output}: {count_text(count, 'image')}, {rows}, embeddings of size {size}")
         return
+    skipped = list[SkippedFile]() if skip_bad else None
     with progress_bar("embedding") as progress:
-        embeddings = embed_input(model, input, inference, flip=flip, detector=detector, progress=progress)
+        embeddings = embed_input(
+            model, input, inference, flip=flip, detector=detector, skipped=skipped, advice=SKIP_BAD_ADVICE,
+            progress=progress,
+        )  # fmt: skip
     save_embeddings(output, embeddings)
     count, size = embeddings.embedding.shape
     mirrored = (
         "; each is the sum of the image's and its mirror image's embedding (--no-flip: only the image's)"
     )
     echo_line(f"{output}: {count_text(count, 'embedding')} of size {size}{mirrored if flip else ''}")
+    if skip_bad:
+        _list_skipped(skipped_file, skipped or [])
+
+
+def _list_skipped(path: Path, skipped: list[SkippedFile]) -> None:
+    """Write the images that were left out to a table, and print how many they are; remove the table of another call."""
+    if not skipped:
+        path.unlink(missing_ok=True)
+        return
+    write_text(path, skipped_table(skipped))
+    echo_line(f"  left out {count_text(len(skipped), 'image')}, see {path}:")
+    for line in skipped_summary(skipped):
+        echo_line(f"    {line}")
 
 
 def compare(

@@ -85,6 +85,14 @@ MinQuality = Annotated[
         "of `facetrain eval` has error rates by quality.",
     ),
 ]
+SkipBad = Annotated[
+    bool,
+    typer.Option(
+        "--skip-bad",
+        help="Leave out images that cannot be read, or with --detector have no face, and list them.",
+    ),
+]
+SKIP_BAD_ADVICE = "leave out such images with --skip-bad"
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
 CONFIG_FLAGS = ("--config", "--preset")
 """Two names of one option: `--config my.yaml` and `--preset ms1mv3_r50` read well, and both take either."""

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from facetrain.cli.options import Detector, Device, Json, MinQuality, local_file
+from facetrain.cli.options import SKIP_BAD_ADVICE, Detector, Device, Json, MinQuality, SkipBad, local_file
 from facetrain.cli.outputs import echo_line, require_existing
+from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import UsageError
 from facetrain.plural import count_text
 
@@ -57,6 +58,7 @@ def search(
     ] = False,
     min_quality: MinQuality = 0,
     detector: Detector = None,
+    skip_bad: SkipBad = False,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -71,11 +73,14 @@ def search(
     from facetrain.embeddings.embedding_files import SUFFIXES
     from facetrain.embeddings.gallery_search import search_gallery
 
-    for option, value in (("--model", model), ("--detector", detector)):
+    for option, value in (("--model", model), ("--detector", detector), ("--skip-bad", skip_bad or None)):
         if value is not None and {gallery.suffix, probe.suffix} <= set(SUFFIXES):
-            raise UsageError(f"{option} {value}: {gallery} and {probe} are embedded already; remove it")
+            given = option if value is True else f"{option} {value}"
+            raise UsageError(f"{given}: {gallery} and {probe} are embedded already; remove it")
 
-    entries, probes = (_embeddings(faces, model, detector, device) for faces in (gallery, probe))
+    entries, probes = (
+        _embeddings(faces, model, detector, device, skip_bad=skip_bad) for faces in (gallery, probe)
+    )
     if map_file is not None:
         from facetrain.embeddings.embedding_map import open_map
 
@@ -98,11 +103,14 @@ def search(
             echo_line("  no entry reaches the threshold")
 
 
-def _embeddings(path: Path, model: Path | None, detector: Path | None, device: str) -> Embeddings:
+def _embeddings(
+    path: Path, model: Path | None, detector: Path | None, device: str, *, skip_bad: bool
+) -> Embeddings:
     from facetrain.cli.progress_bar import progress_bar
     from facetrain.embeddings.embed_images import embed_input
     from facetrain.embeddings.embedding_files import SUFFIXES, open_embeddings
     from facetrain.embeddings.inference import Inference
+    from facetrain.telemetry.log import warn
 
     if path.suffix in SUFFIXES:
         return open_embeddings(path)
@@ -110,8 +118,15 @@ def _embeddings(path: Path, model: Path | None, detector: Path | None, device: s
         raise UsageError(
             f"{path}: not a file of embeddings ({', '.join(SUFFIXES)}); add --model MODEL to embed its images"
         )
+    skipped = list[SkippedFile]()
     with progress_bar(f"embedding {path}") as progress:
-        return embed_input(model, path, Inference(device), detector=detector, progress=progress)
+        embeddings = embed_input(
+            model, path, Inference(device), detector=detector, skipped=skipped if skip_bad else None,
+            advice=SKIP_BAD_ADVICE, progress=progress,
+        )  # fmt: skip
+    for file in skipped:
+        warn(f"left out {file.reason}")
+    return embeddings
 
 
 def _usable(faces: Embeddings, min_quality: float, *, required: bool = True) -> np.ndarray:

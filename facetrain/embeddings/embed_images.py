@@ -7,17 +7,21 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from facetrain.data.images.align import align
+from facetrain.data.skipped_files import SkippedFile
+from facetrain.data.tools.aligned_images import NoFaceError
 from facetrain.data.tools.landmark_finder import YuNet
 from facetrain.distributed.world import World, join
 from facetrain.embeddings.embedder import Crop, EncodedImage, ImageEmbedder, Landmarks
 from facetrain.embeddings.embedding_files import Embeddings
-from facetrain.embeddings.image_inputs import input_landmarks, read_input
+from facetrain.embeddings.image_inputs import LazySequence, input_landmarks, read_input
 from facetrain.embeddings.inference import Inference
 from facetrain.embeddings.model_fingerprint import model_fingerprint
 from facetrain.embeddings.normalization import (
@@ -27,7 +31,7 @@ from facetrain.embeddings.normalization import (
     require_finite,
 )
 from facetrain.embeddings.photo_check import PhotoCheck
-from facetrain.errors import DataError, ImageError
+from facetrain.errors import DataError, UnreadableError
 from facetrain.files import os_errors_as
 from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import EmbeddingModel, open_model
@@ -45,30 +49,58 @@ def embed_input(
     *,
     flip: bool = True,
     detector: Path | None = None,
+    skipped: list[SkippedFile] | None = None,
+    advice: str = "",
     progress: ProgressCallback | None = None,
 ) -> Embeddings:
     """Return the unit embeddings and qualities of an image, a folder of images, a dataset, a `.rec` or a `.bin`.
 
     More than one chunk of embeddings is kept in a temporary file that is mapped into memory. `progress` is
-    called with the number of embedded images and their total. `detector` is as in `embed_images`.
+    called with the number of embedded images and their total. `detector` is as in `embed_images`. Images that cannot be
+    read or have no face are left out and added to `skipped`; None: the first one ends the command, with `advice` at the
+    end of the message.
 
     Raises:
         ModelError: the model cannot be opened, or an embedding is not finite.
-        DataError: the input cannot be read, or the disk has no space for the temporary file.
+        DataError: the input or an image cannot be read, or the disk has no space for the temporary file.
     """
     inference = inference or Inference()
     images, names, labels = read_input(input)
     # After the input, so that a wrong path is reported before the network is loaded.
     with join(inference.device) as world:
         opened = open_model(model, world.device)
-        embedder = open_embedder(opened, world, inference)
-        embedding, quality = embed_images(
-            embedder, images, str(input),
-            flip=flip, landmarks=None if detector else input_landmarks(opened, input), detector=detector,
-            progress=progress,
-        )  # fmt: skip
+        embedder, faults = open_embedder(opened, world, inference), dict[int, UnreadableError]()
+        with _advising(advice):
+            embedding, quality = embed_images(
+                embedder, images, str(input),
+                flip=flip, landmarks=None if detector else input_landmarks(opened, input), detector=detector,
+                faults=None if skipped is None else faults, progress=progress,
+            )  # fmt: skip
         fingerprint = model_fingerprint(embedder)
+    if skipped is not None and faults:
+        skipped += [_skipped_file(names[index], faults[index]) for index in sorted(faults)]
+        kept = np.setdiff1d(np.arange(len(images)), list(faults))
+        names, labels = LazySequence(len(kept), partial(_name_of, names, kept)), labels[kept]
     return Embeddings(embedding, names, labels, input, quality, fingerprint)
+
+
+@contextmanager
+def _advising(advice: str) -> Iterator[None]:
+    """Add what to do to the error of an image that cannot be read."""
+    try:
+        yield
+    except UnreadableError as error:
+        if advice:
+            error.args = (f"{error}; {advice}",)
+        raise
+
+
+def _skipped_file(name: str, error: UnreadableError) -> SkippedFile:
+    return SkippedFile(name, "no_face" if isinstance(error, NoFaceError) else "unreadable", str(error))
+
+
+def _name_of(names: Sequence[str], kept: np.ndarray, place: int) -> str:
+    return names[kept.item(place)]
 
 
 def open_embedder(opened: EmbeddingModel, world: World, inference: Inference) -> ImageEmbedder:
@@ -91,6 +123,7 @@ def embed_images(
     flip: bool = True,
     landmarks: Landmarks | None = None,
     detector: Path | None = None,
+    faults: dict[int, UnreadableError] | None = None,
     progress: ProgressCallback | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the unit embeddings, float32 (N, D), and their lengths before normalization, float32 (N,).
@@ -102,34 +135,50 @@ def embed_images(
     aligned first. `name` is the input, for messages. `landmarks` are the landmarks of the images, (N, 5, 2), see
     `ImageEmbedder`.
 
+    With `faults`, images that cannot be read or have no face are added to it by their indices, and have no row. For one
+    process.
+
     Raises:
         ModelError: an embedding is not finite.
-        DataError: the detector cannot be opened, or an image has no face that it finds.
+        DataError: the detector cannot be opened; an image cannot be read or has no face that it finds, or with `faults`
+            all images.
     """
+    if faults is not None:
+        embedder = replace(embedder, on_unreadable=faults.__setitem__)
+    left_out = {} if faults is None else faults
     location: Callable[[int], str] = getattr(images, "location", None) or "image {}".format
     crop, count = AlignedFaces(detector, location) if detector else PhotoCheck(), len(images)
-    quality_N = np.empty(count, np.float32)
+    qualities = list[np.ndarray]()
     is_unit = _gives_unit_vectors(embedder, images, name, landmarks, crop)
 
     def embed(embedder: ImageEmbedder, indices: range) -> np.ndarray:
+        """Return the unit embeddings of the images that have no fault."""
         embedding_ND = embedder.embed(
             images, name=name, flip=flip, crop=crop, indices=indices, landmarks=landmarks
         )
+        if any(index in left_out for index in indices):
+            embedding_ND = embedding_ND[[index not in left_out for index in indices]]
         require_finite(embedding_ND, name, first=indices.start)
-        quality_N[indices.start : indices.stop] = np.nan if is_unit else embedding_lengths(embedding_ND)
+        qualities.append(
+            np.full(len(embedding_ND), np.nan, np.float32) if is_unit else embedding_lengths(embedding_ND)
+        )
         return l2_normalize(embedding_ND)
 
-    kept = None
+    kept, filled = None, 0
     for indices, chunk in embed_in_chunks(embedder, embed, 0, count, _CHUNK, progress):
-        if len(chunk) == count:
-            crop.warn(name, location)
-            return chunk, quality_N
-        if kept is None:
-            kept = _temporary_rows(count, chunk.shape[1])
-        kept[indices.start : indices.stop] = chunk
+        if len(indices) == count:
+            kept = chunk
+        else:
+            kept = _temporary_rows(count, chunk.shape[1]) if kept is None else kept
+            kept[filled : filled + len(chunk)] = chunk
+        filled += len(chunk)
     assert kept is not None, "no images"
+    if not filled:
+        raise DataError(
+            f"{name}: none of the {count:,} images can be used; the first: {left_out[min(left_out)]}"
+        )
     crop.warn(name, location)
-    return kept, quality_N
+    return kept[:filled], np.concatenate(qualities)
 
 
 def _gives_unit_vectors(
@@ -156,14 +205,11 @@ class AlignedFaces:
         """Return the aligned face, (size, size, 3), of an image uint8 (H, W, 3).
 
         Raises:
-            ImageError: the image has no face that the detector finds.
+            NoFaceError: the image has no face that the detector finds.
         """
         points = self._find(self._location(index), image)
         if points is None:
-            raise ImageError(
-                f"{self._location(index)}: the detector finds no face; leave the photo out, or all photos like it: "
-                "facetrain data pack PHOTOS --output FOLDER --detector yunet --skip-bad"
-            )
+            raise NoFaceError(f"{self._location(index)}: the detector finds no face; leave the photo out")
         return align(image, points, size)
 
     def warn(self, name: str, location: Callable[[int], str]) -> None:

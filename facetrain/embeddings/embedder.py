@@ -18,6 +18,7 @@ from facetrain.data.images.augment import mirror_landmarks, normalize
 from facetrain.data.images.decode import decode_rgb, resize_square
 from facetrain.distributed import collectives
 from facetrain.embeddings.dense_ids import dense_ids
+from facetrain.errors import UnreadableError
 from facetrain.face_landmarks import NORMALIZED_TEMPLATE
 from facetrain.models.inference_network import BLOCK
 from facetrain.progress import ProgressCallback
@@ -62,6 +63,9 @@ class ImageEmbedder:
     check_stop: Callable[[], None] | None = None
     """Called after each batch, on every rank the same number of times. It may raise to end the embedding, but
     then it must raise on all ranks, because the others would wait in the next collective."""
+    on_unreadable: Callable[[int, UnreadableError], None] | None = None
+    """Called with the index of an image that cannot be decoded or cropped, which gets the embedding of a black one; by
+    many threads, and on the rank that has the image. None: the error is raised."""
     alone: bool = False
     """Whether this process embeds all images itself, also if it is one of several ranks."""
 
@@ -200,10 +204,16 @@ class ImageEmbedder:
         """
 
         def decode(index: int) -> np.ndarray:
-            image = images[index]
-            if isinstance(image, bytes):
-                image = decode_rgb(image, location=_location(images, index, name))
-            return crop(image, index, self.image_size)
+            try:
+                image = images[index]
+                if isinstance(image, bytes):
+                    image = decode_rgb(image, location=_location(images, index, name))
+                return crop(image, index, self.image_size)
+            except UnreadableError as error:
+                if self.on_unreadable is None:
+                    raise
+                self.on_unreadable(index, error)
+                return np.zeros((self.image_size, self.image_size, 3), np.uint8)
 
         starts = range(0, len(indices), self.batch_size)
         with ThreadPoolExecutor(max(self.workers, 1)) as pool:

@@ -18,7 +18,7 @@ from facetrain.data.formats.landmark_file import read_landmarks_beside
 from facetrain.data.formats.names import DATASET_SUFFIXES
 from facetrain.data.images.header import IMAGE_SUFFIXES
 from facetrain.data.open_dataset import is_dataset_folder, open_dataset
-from facetrain.errors import DataError
+from facetrain.errors import UnreadableError
 from facetrain.files import os_errors_as, printable
 from facetrain.models.model_file import EmbeddingModel
 from facetrain.telemetry.log import warn
@@ -54,7 +54,8 @@ def read_input(input: Path) -> tuple[Sequence[bytes], Sequence[str], np.ndarray]
             "give the subfolder"
         )
     paths = files or [input]
-    read_image_file(paths[0])
+    if not files:
+        read_image_file(input)  # a wrong path is reported now
     return lazy_files(paths), [printable(path.name) for path in paths], np.full(len(paths), -1)
 
 
@@ -66,7 +67,7 @@ def dataset_images(source: FaceDataset) -> Sequence[bytes]:
 def lazy_files(paths: Sequence[Path]) -> LazySequence[bytes]:
     """Return the contents of files, each read on access: millions of images are never in memory together.
 
-    The access to an item raises DataError if the file cannot be read.
+    The access to an item raises UnreadableError if the file cannot be read.
     """
     return LazySequence(
         len(paths), lambda index: read_image_file(paths[index]), lambda index: printable(str(paths[index]))
@@ -77,9 +78,9 @@ def read_image_file(path: Path) -> bytes:
     """Return the content of an image file.
 
     Raises:
-        DataError: it cannot be read.
+        UnreadableError: it cannot be read.
     """
-    with os_errors_as(DataError, path):
+    with os_errors_as(UnreadableError, path):
         return image_file_bytes(path)
 
 

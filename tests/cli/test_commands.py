@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from facetrain.cli.app import app
 from facetrain.embeddings.embedding_files import Embeddings, save_embeddings
 from tests.support.command import facetrain, output_of, refusal
 from tests.support.datasets import encoded_image, write_records
@@ -48,6 +49,39 @@ def test_a_face_is_like_itself_and_its_embeddings_have_names(model, tmp_path):
     )
     assert "key 2" in str(found["name"][1])
     np.testing.assert_allclose(np.linalg.norm(found["embedding"], axis=1), 1, rtol=1e-5)
+
+
+def printed_by(capfd, *arguments):
+    """Run `facetrain ARGUMENTS` in this process, which saves seconds; return what it prints."""
+    capfd.readouterr()
+    app([*map(str, arguments)], standalone_mode=False)
+    return capfd.readouterr()
+
+
+@pytest.mark.slow
+def test_a_bad_photo_ends_no_command_that_may_skip_it(model, tmp_path, capfd):
+    (tmp_path / "photos").mkdir()
+    for name, content in (("0.png", b"no image"), ("1.png", encoded_image(1, 32))):
+        (tmp_path / "photos" / name).write_bytes(content)
+    search = ("search", tmp_path / "photos", tmp_path / "photos" / "1.png", "--model", model, "--json")
+    embed = ("embed", model, tmp_path / "photos", "--output", tmp_path / "e.npz")
+    for command in (search, embed):
+        refused = str(refusal(*command))
+        assert "0.png" in refused and refused.endswith("; leave out such images with --skip-bad")
+    searched = printed_by(capfd, *search, "--skip-bad")
+    assert [entry["name"] for entry in json.loads(searched.out)[0]["found"]] == ["1.png"]
+    assert f"warning: left out {tmp_path / 'photos' / '0.png'}: " in searched.err
+    shown = printed_by(capfd, *embed, "--skip-bad").out
+    assert "1 embedding" in shown and "left out 1 image" in shown
+    assert "images that cannot be read: 1 (0.png)" in shown
+    table = (tmp_path / "e.skipped.csv").read_text()
+    assert table.splitlines()[1].startswith("0.png,unreadable,")
+    (tmp_path / "photos" / "0.png").unlink()
+    printed_by(capfd, *embed, "--skip-bad")
+    assert not (tmp_path / "e.skipped.csv").exists()
+    assert "a row for every image" in str(
+        refusal(*embed[:-1], tmp_path / "teacher.safetensors", "--skip-bad")
+    )
 
 
 @pytest.mark.slow

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 _MAX_CUT, _SMALL_CUT = 0.05, 2
 """Share of the images or identities, and number of them in small datasets, that `clean` changes without --yes."""
+_ADVICE = (
+    "write a copy without such images with `facetrain data check DATASET --repair FOLDER`, and give the copy"
+)
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ def clean(
         facts: dict[str, Any] = {"images": source.num_images}
     else:
         with progress_bar("embedding") as progress:
-            embedded = embed_input(model, folder, inference, progress=progress)
+            embedded = embed_input(model, folder, inference, advice=_ADVICE, progress=progress)
         report = find_wrong_labels(embedded.embedding, embedded.label)
         wrong = report.wrong
         facts = describe_report(source, report, model)

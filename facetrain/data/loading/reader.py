@@ -42,6 +42,12 @@ IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 decides how to stop, and it needs batches until its last checkpoint."""
 
 
+_ADVICE = (
+    "write a copy without such images with `facetrain data check DATASET --repair FOLDER`, or set "
+    "data.bad_records: skip, which replaces them"
+)
+
+
 class ImageReader:
     """Reads images of a dataset into batch slots, as RGB of the slots' size.
 
@@ -63,6 +69,7 @@ class ImageReader:
                     image[row] = self._load(index)
                 except UnreadableError as error:
                     if not self._skip_bad:
+                        error.args = (f"{error}; {_ADVICE}",)
                         raise
                     skipped.append(str(error))
                     image[row], index_of_row[row] = self._load_replacement(index, skipped)

@@ -18,7 +18,7 @@ from facetrain.embeddings.image_inputs import read_input
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError, ImageError
 from facetrain.models.inference_network import inference_network
-from tests.support.datasets import encoded_image, write_records
+from tests.support.datasets import damage_records, encoded_image, write_records
 from tests.support.models import write_model
 
 CPU = torch.device("cpu")
@@ -196,6 +196,27 @@ def test_embeddings_in_a_temporary_file_equal_those_in_memory(model, tmp_path, m
     np.testing.assert_allclose(in_chunks.quality, whole.quality, rtol=1e-6)
     assert in_chunks.label.tolist() == [0, 0, 1, 1, 2, 2, 2]
     assert reports == [(n, 7) for n in (2, 4, 6, 7)] + [(n, 7) for n in (2, 3, 5, 6, 7)]
+
+
+@pytest.mark.parametrize("chunk", [7, 2])
+def test_images_that_cannot_be_read_are_left_out_and_listed(model, tmp_path, monkeypatch, chunk):
+    monkeypatch.setattr(image_embeddings, "_CHUNK", chunk)
+    write_records(tmp_path / "data", [0, 0, 1, 1, 2, 2, 2])
+    options = (model, tmp_path / "data", Inference("cpu", 2))
+    whole, bad = image_embeddings.embed_input(*options), (0, 2, 3, 5)  # all of a chunk, and some of others
+    damage_records(tmp_path / "data" / "train.rec", bad)
+    with pytest.raises(ImageError, match=r"key 1 at byte.*; leave it out"):
+        image_embeddings.embed_input(*options, advice="leave it out")
+    skipped, good = [], [1, 4, 6]
+    found = image_embeddings.embed_input(*options, skipped=skipped)
+    np.testing.assert_allclose(found.embedding, whole.embedding[good], atol=1e-6)
+    np.testing.assert_allclose(found.quality, whole.quality[good], rtol=1e-6)
+    assert list(found.name) == [whole.name[number] for number in good] and found.label.tolist() == [0, 2, 2]
+    assert [one.name for one in skipped] == [whole.name[number] for number in bad]
+    assert all(one.kind == "unreadable" and "at byte" in one.reason for one in skipped)
+    damage_records(tmp_path / "data" / "train.rec", range(7))
+    with pytest.raises(DataError, match="none of the 7 images can be used; the first: .*key 1 at byte"):
+        image_embeddings.embed_input(*options, skipped=[])
 
 
 class Lengths(nn.Module):

@@ -129,7 +129,9 @@ def test_a_bad_image_raises_an_error_or_is_replaced_by_the_next(dataset):
     sampler = GlobalSampler(40, SampleOrder(seed=9, global_batch_size=40))
     settings = LoaderSettings(40, 16, workers=0)
     strict = Loader(OneBad(dataset), sampler, settings, ONE_RANK, stop_step=1)
-    with pytest.raises(ImageError, match="key 6 at byte"):
+    with pytest.raises(
+        ImageError, match=r"key 6 at byte.*data check DATASET --repair.*data.bad_records: skip"
+    ):
         list(strict)
     strict.close()
     settings = replace(settings, skip_bad=True)
