@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from facetrain.distributed import collectives
-from facetrain.errors import DataError
+from facetrain.errors import DataError, ModelError
 
 
 class BaseHead(nn.Module):
@@ -67,7 +67,13 @@ class BaseHead(nn.Module):
             DataError: the batch is empty, or a label is outside [0, num_classes). CUDA labels are not checked here,
                 because the host would have to wait for the device; the caller checks them by `check_labels` before it
                 copies them.
+            ModelError: the embeddings do not have the size of the centers.
         """
+        if embedding_BD.shape[1:] != (self.embedding_size,):
+            raise ModelError(
+                f"the head takes embeddings of shape (B, {self.embedding_size}), and got {tuple(embedding_BD.shape)}; "
+                "make the last layer of the network as long as the centers (model.embedding_size)"
+            )
         label_B = label_B.flatten().long()
         if not len(label_B):
             raise DataError("the batch has no images")

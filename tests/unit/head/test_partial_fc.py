@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import facetrain
-from facetrain.errors import DataError, UsageError
+from facetrain.errors import DataError, ModelError, UsageError
 from facetrain.head.center_gradient import ParameterGradient
 from facetrain.head.class_centers import Storage
 from facetrain.head.dense import dense_loss
@@ -127,6 +127,12 @@ def test_expectations_without_the_update_that_saves_them_are_refused():
         small_head(stages=[Stage(0, 1.0, "moving")])
     with pytest.raises(DataError, match="no images"):
         small_head()(torch.empty(0, SIZE), torch.empty(0, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("shape", [(2, SIZE + 1), (2, 2 * SIZE), (2, SIZE - 1), (2, SIZE, 1)])
+def test_embeddings_of_another_size_than_the_centers_are_refused(shape):
+    with pytest.raises(ModelError, match=rf"\(B, {SIZE}\), and got .*embedding_size"):
+        small_head()(torch.randn(shape), torch.tensor([0, 1]))
 
 
 def test_the_update_in_the_backward_pass_moves_the_centers_as_sgd_does():
