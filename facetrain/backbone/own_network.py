@@ -5,9 +5,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from facetrain.backbone.base import Backbone
 from facetrain.errors import ConfigError
@@ -29,7 +32,15 @@ class OwnNetwork(Backbone):
 
     def trunk(self, image_BCHW: Tensor) -> Tensor:
         """Map normalized images (B, 3, H, W) to embeddings (B, D)."""
-        embedding_BD: Tensor = self.network(image_BCHW)
+        embedding_BD = self.network(image_BCHW)
+        shape = tuple(embedding_BD.shape) if isinstance(embedding_BD, Tensor) else None
+        # The number of images is not compared: an export keeps it free.
+        if shape is None or len(shape) != 2 or shape[1] != self.embedding_size:
+            found = type(embedding_BD).__name__ if shape is None else f"a tensor of shape {shape}"
+            raise ConfigError(
+                f"model.backbone: {type(self.network).__name__} maps {len(image_BCHW):,} images to {found}; return "
+                f"one tensor of shape (B, {self.embedding_size}), with the embedding_size that it is built with"
+            )
         return embedding_BD
 
     def neck(self, feature: Tensor) -> Tensor:
@@ -66,4 +77,31 @@ def build_own(part: Callable[..., Any], own: dict[str, Any], **options: Any) -> 
         raise ConfigError(f"model.backbone: {part.__name__}: {error}; see model.options") from error
     if not isinstance(network, nn.Module):
         raise ConfigError(f"model.backbone: {part.__name__} builds {type(network).__name__}, no torch module")
-    return network if isinstance(network, Backbone) else OwnNetwork(network, **options)
+    backbone = network if isinstance(network, Backbone) else OwnNetwork(network, **options)
+    _initialize_lazy_layers(backbone)
+    return backbone
+
+
+def _initialize_lazy_layers(backbone: Backbone) -> None:
+    """Give layers that take their sizes from the first input, such as `nn.LazyLinear`, their weights.
+
+    Here, and not in the first step: the weights follow from the seed, and are the same on every rank.
+    """
+    if not _lazy_tensors(backbone):
+        return
+    training = backbone.training
+    # In evaluation mode: batch norm needs no second image, and no statistics change.
+    with torch.no_grad():
+        backbone.eval()(torch.zeros(1, 3, backbone.image_size, backbone.image_size))
+    backbone.train(training)
+    if left := _lazy_tensors(backbone):
+        raise ConfigError(
+            f"model.backbone: {left[0].removeprefix('network.')} is a lazy layer that a forward pass does not reach; "
+            "remove it, or give it its sizes"
+        )
+
+
+def _lazy_tensors(backbone: Backbone) -> list[str]:
+    """Return the names of the parameters and buffers that have no size yet."""
+    named = chain(backbone.named_parameters(), backbone.named_buffers())
+    return [name for name, tensor in named if is_lazy(tensor)]

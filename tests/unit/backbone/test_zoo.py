@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from facetrain.backbone.own_network import OwnNetwork
+from facetrain.backbone.own_network import OwnNetwork, build_own
 from facetrain.backbone.registry import BACKBONES
 from facetrain.backbone.zoo import build_backbone, build_on_meta
 from facetrain.errors import ConfigError, ModelError
@@ -105,3 +105,48 @@ def test_the_scale_of_the_last_batch_norm_is_not_trained():
 def test_a_network_of_ones_own_is_not_computed_again_as_a_whole():
     with pytest.raises(ConfigError, match="model.checkpoint_activations"):
         OwnNetwork(nn.Identity(), embedding_size=8, image_size=16, checkpoint_activations=True)
+
+
+class Lazy(nn.Module):
+    """Network whose layers take their sizes from the first image."""
+
+    def __init__(self, embedding_size, image_size, extra=False):
+        super().__init__()
+        self.norm, self.fc = nn.LazyBatchNorm2d(), nn.LazyLinear(embedding_size)
+        if extra:
+            self.unused = nn.LazyLinear(2)
+
+    def forward(self, image):
+        return self.fc(self.norm(image).flatten(1))
+
+
+def test_lazy_layers_of_ones_own_get_weights_that_the_seed_decides():
+    networks = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        networks.append(build_own(Lazy, {}, embedding_size=8, image_size=16))
+    first, second = (network.state_dict() for network in networks)
+    assert first["network.fc.weight"].shape == (8, 3 * 16 * 16)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+    # As a new batch norm: the image of zeros has changed no statistics.
+    assert first["network.norm.running_var"].tolist() == [1, 1, 1] and networks[0].training
+    with torch.device("meta"):
+        assert build_own(Lazy, {}, embedding_size=8, image_size=16).network.fc.weight.shape == (8, 768)
+    with pytest.raises(ConfigError, match=r"unused\.weight is a lazy layer"):
+        build_own(Lazy, {"extra": True}, embedding_size=8, image_size=16)
+
+
+@pytest.mark.parametrize(
+    ("layer", "found"),
+    [
+        (nn.Flatten(), r"Flatten maps 2 images to a tensor of shape \(2, 768\); .*\(B, 8\)"),
+        (nn.Identity(), r"shape \(2, 3, 16, 16\)"),
+        (nn.RNN(16, 8, batch_first=True), "to tuple; return one tensor"),
+    ],
+)
+def test_a_network_of_ones_own_that_returns_no_embeddings_is_refused(layer, found):
+    network = OwnNetwork(layer, embedding_size=8, image_size=16)
+    image = torch.zeros(2, 3, 16, 16)
+    with pytest.raises(ConfigError, match=found):
+        network(image[:, 0] if isinstance(layer, nn.RNN) else image)
