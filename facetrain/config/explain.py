@@ -22,8 +22,19 @@ _SYNONYMS = {"learning_rate": "lr", "network": "backbone", "wd": "weight_decay"}
 def explain(error: ValidationError, values: dict[str, Any]) -> str:
     """Return all faults of a config in one line, each of them once; `values` is what was validated."""
     # A value that fits none of several allowed types has one fault for each type.
+    faults = error.errors()
+    as_text = {_name(fault["loc"], values) for fault in faults if fault["type"] == "value_error"}
+    told = (fault for fault in faults if not _is_told(fault, _name(fault["loc"], values), as_text))
     # A key may have line breaks.
-    return "; ".join(dict.fromkeys(printable(_explain_fault(fault, values)) for fault in error.errors()))
+    return "; ".join(dict.fromkeys(printable(_explain_fault(fault, values)) for fault in told))
+
+
+def _is_told(fault: Any, key: str, as_text: set[str]) -> bool:
+    """Return whether a fault only says that a text, in whose place keys are allowed, too, has none.
+
+    `as_text` are the keys whose value is wrong as a text, by a rule that has a better message.
+    """
+    return fault["type"] == "model_type" and isinstance(fault["input"], str) and key in as_text
 
 
 def section_of(field: FieldInfo) -> type[BaseModel] | None:
@@ -46,7 +57,7 @@ def _explain_fault(fault: Any, values: Any) -> str:
     return f"{key}: {fault['msg']}, not {given[:_MAX_VALUE]}{'…' * (len(given) > _MAX_VALUE)}"
 
 
-def _name(location: Sequence[Any], values: Any, *, is_missing: bool) -> str:
+def _name(location: Sequence[Any], values: Any, *, is_missing: bool = False) -> str:
     """Return the dotted name of a place in the values, of which the last part may be missing there."""
     names = ""
     for place, part in enumerate(location, 1):

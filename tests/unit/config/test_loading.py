@@ -142,6 +142,14 @@ def test_an_invalid_value_is_reported_with_its_key_what_was_given_and_what_is_al
     assert not [name for name in names if name not in str(caught.value)], str(caught.value)
 
 
+def test_a_text_that_is_no_name_is_not_refused_for_having_no_keys_as_well():
+    with pytest.raises(ConfigError) as caught:
+        build_config({"data": {"train": "x"}, "log": {"sinks": ["mlflow", "b:c", 3]}}, "x")
+    refused = str(caught.value)
+    assert refused.count("log.sinks[0]") == 1 and "mlflow does not exist; use one of wandb" in refused
+    assert "log.sinks[1]" not in refused and "log.sinks[2]" in refused
+
+
 def test_the_sets_of_a_dataset_in_one_file_are_in_its_folder(tmp_path):
     (tmp_path / "faces.new").touch()
     for train, folder in (("faces.new", "."), ("faces.tar", "."), ("faces.v2", "faces.v2")):
