@@ -113,9 +113,9 @@ def _backbone_of(weights: Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor]]
     """Return the program whose names the weights have, and the backbone's weights without prefix; "" for others."""
     for prefix in _CVLFACE_PREFIXES:
         if any(name.startswith(prefix) for name in weights):
-            return "CVLface", _below(weights, prefix)
+            return "CVLface", below(weights, prefix)
     if f"{_LIGHTNING_PREFIX}input_layer.0.weight" in weights:
-        return "AdaFace", _below(weights, _LIGHTNING_PREFIX)
+        return "AdaFace", below(weights, _LIGHTNING_PREFIX)
     if "input_layer.0.weight" not in weights:
         return "", {}
     # AdaFace's and CVLface's IR networks without a prefix have the same names, and other color orders.
@@ -127,7 +127,8 @@ def _has_no_norm_between(weights: Mapping[str, Tensor]) -> bool:
     return "body.0.res_layer.1.weight" in weights and "body.0.res_layer.2.running_mean" not in weights
 
 
-def _below(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def below(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the weights whose names begin with a prefix, without it."""
     return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
 
 

@@ -13,9 +13,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from facetrain.errors import ModelError
-from facetrain.files import error_reason
+from facetrain.files import error_reason, listed
 from facetrain.models.checksum import CHECKSUM_KEY, checksum_of, require_checksum
-from facetrain.models.published_weights import convert_published
+from facetrain.models.published_weights import below, convert_published
 
 METADATA_KEY = "facetrain"
 """Key of the metadata of a .safetensors file that facetrain wrote: the description of the model."""
@@ -28,8 +28,12 @@ _MAX_TENSORS = 1 << 16
 """Tensors of one file; each needs a kilobyte of memory, even without numbers."""
 _REFUSED = re.compile(r"GLOBAL ([\w.]{1,200})")
 """Name of the refused class or function in torch's message."""
-_PREFIXES = ("module.", "_orig_mod.", "backbone.")
-"""Prefixes of parameter names: of DistributedDataParallel, of torch.compile, and of networks with a head."""
+_WRAPPERS = "state_dict_backbone", "state_dict", "model_state_dict", "model", "net", "backbone"
+"""Keys under which checkpoints have the weights: of arcface_torch, of PyTorch Lightning, and of usual loops."""
+_PREFIXES = ("module.", "_orig_mod.")
+"""Prefixes of parameter names: of DistributedDataParallel and of torch.compile."""
+_BACKBONE = "backbone."
+"""Prefix of the backbone's parameter names in a network with a head, whose other weights are left out."""
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -58,14 +62,16 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def _read_state_dict(path: Path) -> dict[str, Tensor]:
     value = load_without_code(path)
-    for key in ("state_dict_backbone", "state_dict"):  # of arcface_torch, and of PyTorch Lightning
+    for key in _WRAPPERS:
         if isinstance(value, dict) and isinstance(value.get(key), dict):
             value = value[key]
     if not isinstance(value, dict) or not all(isinstance(v, Tensor) for v in value.values()) or not value:
-        raise ModelError(f"{path}: not a state dict; save `model.state_dict()` to the file")
+        found = f" (has {listed(map(str, value))})" if value and isinstance(value, dict) else ""
+        raise ModelError(f"{path}: not a state dict{found}; save `model.state_dict()` to the file")
     for name, tensor in value.items():
         require_stored(tensor, f"{path}: the weight {name}")
-    return {_without_prefixes(str(name)): tensor for name, tensor in value.items()}
+    weights = {_without_prefixes(str(name)): tensor for name, tensor in value.items()}
+    return below(weights, _BACKBONE) or weights
 
 
 def require_stored(tensor: Tensor, what: str) -> None:

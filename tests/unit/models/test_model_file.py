@@ -81,6 +81,35 @@ def test_weights_of_another_network_are_refused_with_their_differences(tmp_path)
         open_model(tmp_path / "m.pt", CPU)
 
 
+def with_head(state):
+    named = {f"backbone.{name}": value for name, value in state.items()}
+    return {"state_dict": named | {"head.weight": torch.ones(8, 3)}, "epoch": 3}
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        with_head,
+        lambda state: {"state_dict": data_parallel(with_head(state)["state_dict"])},
+        *(
+            lambda state, key=key: {"epoch": 3, key: state, "optimizer": {"state": {}}}
+            for key in ("model", "net", "backbone", "model_state_dict")
+        ),
+    ],
+)
+def test_the_backbone_in_a_checkpoint_of_a_usual_loop_is_found(tmp_path, wrap):
+    state = {"conv1.weight": torch.ones(2, 3, 1, 1), "bn1.bias": torch.zeros(2)}
+    torch.save(wrap(state), tmp_path / "model.pt")
+    found, _ = read_weights(tmp_path / "model.pt")
+    assert found.keys() == state.keys() and torch.equal(found["conv1.weight"], state["conv1.weight"])
+
+
+def test_a_checkpoint_without_known_weights_is_refused_with_its_keys(tmp_path):
+    torch.save({"student": {"w": torch.ones(1)}, "optimizer": {}, "epoch": 3}, tmp_path / "m.pt")
+    with pytest.raises(ModelError, match=r"m\.pt: .*\(has student, optimizer, epoch\); save"):
+        read_weights(tmp_path / "m.pt")
+
+
 @pytest.mark.parametrize("value", [3, {}, {"a": 1}, [torch.ones(1)]])
 def test_a_file_without_named_weights_is_refused(tmp_path, value):
     torch.save(value, tmp_path / "m.pt")
