@@ -177,7 +177,8 @@ def _input_of(opened: EmbeddingModel, options: ExportOptions) -> str:
         image = f"uint8 (N, {size}, {size}, 3), RGB, {pixels}"
     else:
         mean, scale = (opened.preprocessing[key] for key in ("mean", "scale"))
-        given = pixels if scale == 1 else f"(pixels − {mean}) / {scale}"
+        normalized = f"(pixels − {mean}) / {scale}" if mean else f"pixels / {scale}"
+        given = pixels if scale == 1 else normalized
         image = f"float32 (N, 3, {size}, {size}), RGB, {given}"
     return image + (
         "; landmarks, float32 (N, 5, 2), as fractions of the sides" if opened.takes_landmarks else ""

@@ -43,6 +43,7 @@ from facetrain.models.model_file import (
     identify_backbone,
     open_model,
     read_model,
+    require_trainable_input,
     save_model,
 )
 from facetrain.progress import ProgressCallback
@@ -156,6 +157,7 @@ def backbone_of(model: Path) -> dict[str, Any]:
     """
     if not _is_graph(model):
         weights, description, origin = read_model(model)
+        require_trainable_input(description, origin)
         described = description if "backbone" in description else identify_backbone(weights, origin)
         return {"image_size": DEFAULT_IMAGE_SIZE} | described["backbone"]
     opened = open_model(model, torch.device("cpu"))

@@ -22,6 +22,7 @@ from facetrain.models.model_file import (
     THRESHOLDS_KEY,
     open_model,
     read_model,
+    require_trainable_input,
     save_model,
 )
 
@@ -76,6 +77,7 @@ def _read_states(models: Sequence[Path]) -> tuple[list[dict[str, Tensor]], dict[
             f"{models[0]}: is not a backbone of facetrain; begin with a run or a .safetensors file, and give this file "
             "after it"
         )
+    require_trainable_input(first.metadata, str(models[0]))
     states = [first.network.state_dict()]
     states += [_read_state(path, first.metadata["backbone"]) for path in models[1:]]
     for path, state in zip(models, states, strict=True):

@@ -14,8 +14,10 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,7 @@ from facetrain.models.onnx_network import open_onnx
 from facetrain.models.published_weights import TIMM_FACES, is_image_encoder
 from facetrain.models.weight_files import (
     COUNTER,
+    FRACTIONS_KEY,
     METADATA_KEY,
     ORIGIN_KEY,
     load_weights_into,
@@ -72,8 +75,12 @@ PREPROCESSING = {"channels": "RGB", "mean": 127.5, "scale": 127.5, "layout": "NC
 """Input of facetrain's backbones: (x − mean) / scale for pixels x from 0 to 255."""
 RAW_PIXELS = PREPROCESSING | {"mean": 0, "scale": 1}
 """Input of a network that normalizes the pixels itself."""
+FRACTIONS = PREPROCESSING | {"mean": 0, "scale": 255}
+"""Input of MagFace's networks."""
+_PREPROCESSING_KEY = "preprocessing"
 _LAST_WEIGHTS = ("features.weight", "features.layers.3.weight", "feature.3.weight", "head.weight")
 """Names of the weight in a published network's last layer; its length is D."""
+_NAMES_OF_SCALES = {1: "pixels", 127.5: "normalized images", 255: "pixels / 255"}
 _MXNET_SUFFIXES = (".params", ".json")
 GRAPH_SUFFIXES = (".onnx", *_MXNET_SUFFIXES)
 """Suffixes of ONNX and MXNet files, whose networks are graphs and no backbones."""
@@ -148,7 +155,7 @@ def open_model(path: Path, device: torch.device, *, allow_code: bool = False) ->
     if path.suffix in GRAPH_SUFFIXES and not path.is_dir():
         return _open_onnx(path) if path.suffix == ".onnx" else _open_mxnet(path, device)
     weights, description, origin = read_model(path)
-    if not description.keys() - {ORIGIN_KEY}:
+    if not description.keys() - {ORIGIN_KEY, _PREPROCESSING_KEY}:
         description = identify_backbone(weights, origin) | description
         if description["backbone"]["name"].startswith(TIMM_PREFIX):
             weights = {f"{PREFIX}{name}": weight for name, weight in weights.items()}
@@ -160,7 +167,8 @@ def open_model(path: Path, device: torch.device, *, allow_code: bool = False) ->
 def read_model(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
     """Return the state dict of the backbone in any input of `open_model` but a graph, its description, and its origin.
 
-    The description of a file of another program is empty, or has `ORIGIN_KEY`. The origin is a path, for messages.
+    The description of a file of another program is empty, or has `ORIGIN_KEY`, with `preprocessing` if it is another
+    one than that of our backbones. The origin is a path, for messages.
 
     Raises:
         ModelError: the file is missing or damaged.
@@ -180,16 +188,32 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
         except ValueError as error:
             raise ModelError(f"{path}: its metadata {METADATA_KEY} is not a JSON object") from error
         _require_described(description, str(path))
-        return (
-            weights,
-            description or {key: metadata[key] for key in metadata.keys() & {ORIGIN_KEY}},
-            str(path),
-        )
+        return weights, description or _describe_converted(metadata), str(path)
     checkpoint = open_checkpoint(path)
     weights, description = checkpoint.replicated("backbone."), checkpoint.meta.get("model", {})
     origin = str(checkpoint.folder)
     _require_described(description, origin)
     return merge_adapters(weights, origin), description | {STEP_KEY: checkpoint.step}, origin
+
+
+def _describe_converted(metadata: dict[str, str]) -> dict[str, Any]:
+    """Return the description of weights of another program; see `read_weights` for the metadata."""
+    origin = {key: metadata[key] for key in metadata.keys() & {ORIGIN_KEY}}
+    return origin | ({_PREPROCESSING_KEY: FRACTIONS} if FRACTIONS_KEY in metadata else {})
+
+
+def require_trainable_input(description: dict[str, Any], origin: str) -> None:
+    """Refuse weights for another input than that of the backbones of a run.
+
+    Raises:
+        ModelError: no weights of the first convolution could make up for it: its zero padding means another color.
+    """
+    given = description.get(_PREPROCESSING_KEY, PREPROCESSING)
+    if given == FRACTIONS:
+        raise ModelError(
+            f"{origin}: takes pixels / 255; facetrain trains networks that take (pixels − 127.5) / 127.5: begin with "
+            "another model, and give this one as distill.teacher"
+        )
 
 
 def _require_described(description: Any, origin: str) -> None:
@@ -286,8 +310,23 @@ def identify_backbone(weights: dict[str, Tensor], origin: str) -> dict[str, Any]
                 )
     raise ModelError(
         f"{origin}: its {len(weights)} weights are not those of {', '.join(names)} at {DEFAULT_IMAGE_SIZE} pixels; "
-        "for another network give a .safetensors file of facetrain, which describes it"
+        + _advice_on_names(weights, origin)
     )
+
+
+def _advice_on_names(weights: dict[str, Tensor], origin: str) -> str:
+    """Return what to do with weights that are not those of a known network."""
+    parts = zip(*(name.split(".")[:-1] for name in weights), strict=False)
+    prefix = "".join(f"{same[0]}." for same in takewhile(lambda each: len(set(each)) == 1, parts))
+    if prefix:
+        renamed = {name.removeprefix(prefix): weight for name, weight in weights.items()}
+        with suppress(ModelError):
+            name = identify_backbone(renamed, origin)["backbone"]["name"]
+            return (
+                f"without {listed([prefix])} at the beginning of each name they are those of {name}: save them so, "
+                "if its input is (pixels − 127.5) / 127.5 of RGB images"
+            )
+    return "for another network give a .safetensors file of facetrain, which describes it"
 
 
 @lru_cache(maxsize=64)
@@ -307,8 +346,11 @@ def _build_model(
         if own_parts.is_place(name):
             own_parts.require_allowed(name, origin)
         _check_options(options, len(weights))
-        if (stated := description.get("preprocessing", PREPROCESSING)) != PREPROCESSING:
-            raise ValueError(f"its preprocessing is {listed([str(stated)])}, not {PREPROCESSING}")
+        stated = description.get(_PREPROCESSING_KEY, PREPROCESSING)
+        if stated not in (PREPROCESSING, FRACTIONS):
+            raise ValueError(
+                f"its preprocessing is {listed([str(stated)])}, not {PREPROCESSING} or {FRACTIONS}"
+            )
         # On the meta device first, without memory: a crafted file may describe a network of any size.
         described = build_on_meta(name, **options)
     except ConfigError:  # code that may not run, or that the user's own code does not take
@@ -327,7 +369,7 @@ def _build_model(
         backbone.eval().to(device),
         options.get("image_size", DEFAULT_IMAGE_SIZE),
         backbone.embedding_size,
-        normalize,
+        _prepare_of(stated),
         f"{name}, {parameters:,} parameters" + (f" ({origin_program})" if origin_program else ""),
         description,
     )
@@ -350,15 +392,15 @@ def _check_options(options: dict[str, Any], num_weights: int) -> None:
 
 def _open_onnx(path: Path) -> EmbeddingModel:
     network = open_onnx(path)
-    takes_pixels = network.normalizes or network.from_pixels
-    metadata = ({"preprocessing": RAW_PIXELS} if network.normalizes else {}) | network.metadata
-    floats = _float_pixels if network.normalizes else normalize
+    given: dict[str, Any] = PREPROCESSING | dict(zip(("mean", "scale"), network.mean_and_scale, strict=True))
+    takes = "pixels" if network.from_pixels else _NAMES_OF_SCALES[given["scale"]]
+    metadata = {_PREPROCESSING_KEY: given} | network.metadata
     return EmbeddingModel(
         network.eval(),
         network.image_size,
         network.embedding_size,
-        _uint8_pixels if network.from_pixels else floats,
-        f"ONNX, {path.name}, takes {'pixels' if takes_pixels else 'normalized images'}",
+        _uint8_pixels if network.from_pixels else _prepare_of(given),
+        f"ONNX, {path.name}, takes {takes}",
         metadata,
     )
 
@@ -377,6 +419,11 @@ def _open_mxnet(path: Path, device: torch.device) -> EmbeddingModel:
     return EmbeddingModel(network, size, embedding_size, _float_pixels, f"MXNet, {path.name}", metadata)
 
 
+def _prepare_of(preprocessing: dict[str, Any]) -> Callable[[Tensor], Tensor]:
+    """Return the function that maps images to the input of a network."""
+    return {1: _float_pixels, 255: _fractions}.get(preprocessing["scale"], normalize)
+
+
 def _uint8_pixels(image_BHWC: Tensor) -> Tensor:
     """Map uint8 (B, H, W, 3) to uint8 (B, 3, H, W)."""
     return image_BHWC.permute(0, 3, 1, 2)
@@ -385,3 +432,8 @@ def _uint8_pixels(image_BHWC: Tensor) -> Tensor:
 def _float_pixels(image_BHWC: Tensor) -> Tensor:
     """Map uint8 (B, H, W, 3) to float32 (B, 3, H, W) from 0 to 255."""
     return image_BHWC.permute(0, 3, 1, 2).float()
+
+
+def _fractions(image_BHWC: Tensor) -> Tensor:
+    """Map uint8 (B, H, W, 3) to float32 (B, 3, H, W) from 0 to 1."""
+    return _float_pixels(image_BHWC).div_(255)

@@ -73,8 +73,9 @@ _LAYERS: dict[str, Callable[[Node], Layer | None]] = {
 """Readers by `NodeProto.op_type` (https://onnx.ai/onnx/operators/); None for a node that is no layer of a backbone."""
 _OF_SHAPE = frozenset({"Shape", "Size"})
 """Operators that take no number of the image."""
-_MEANS_AND_SCALES = (0, 1), (127.5, 127.5)
-"""The input (x − mean) / scale of a network that normalizes pixels x itself, and of the others."""
+_PIXELS, _NORMALIZED, _FRACTIONS = (0, 1), (127.5, 127.5), (0, 255)
+"""Mean and scale of the input (x − mean) / scale for pixels x: of a network that normalizes pixels itself, of a
+backbone of facetrain, and of MagFace's networks."""
 _LARGEST_MEAN = 1.5
 """Mean of a batch norm of the image up to which the image can be normalized."""
 
@@ -119,7 +120,8 @@ def _read_layers(onnx: Any, model: Any, path: Path) -> LayerGraph:
         else:
             layers[value] = _read_layer(node.op_type, inputs, attributes, constants, names)
     named = LayerGraph(str(path), layers, graph.output[0].name)
-    return backbone_form(named, Affine() if takes_pixels(onnx, model, path) else Affine(1 / 127.5, -1.0))
+    mean, scale = mean_and_scale(onnx, model, path)
+    return backbone_form(named, Affine(1 / scale, -mean / scale))
 
 
 def _read_layer(
@@ -167,10 +169,10 @@ def parse_metadata(texts: Mapping[str, str]) -> dict[str, Any]:
     return metadata
 
 
-def takes_pixels(onnx: Any, model: Any, path: Path) -> bool:
-    """Return whether a graph takes pixels from 0 to 255; the others take (pixels − 127.5) / 127.5.
+def mean_and_scale(onnx: Any, model: Any, path: Path) -> tuple[float, float]:
+    """Return the mean and the scale of the input (pixels − mean) / scale that a graph takes.
 
-    Its metadata or a uint8 input state it. Without these it takes normalized images, unless its first nodes are the
+    Its metadata or a uint8 input state them. Without these it takes normalized images, unless its first nodes are the
     normalization itself, (x − 127.5) / 127.5 or / 128, as in InsightFace's networks for MXNet. A change of scale by a
     few percent, as from one of these to the other, is none. Other arithmetic on the image is not interpreted.
 
@@ -186,14 +188,14 @@ def takes_pixels(onnx: Any, model: Any, path: Path) -> bool:
     stated, first = _stated_input(model, path), _of_first_layers(onnx, model, path)
     normalizes = all(each.is_zero_at_mid_gray and 1 / 130 < abs(each.factor) < 1 / 125 for each in first)
     if graph_inputs(model.graph)[0].type.tensor_type.elem_type == onnx.TensorProto.UINT8:
-        return True
-    if stated == _MEANS_AND_SCALES[1] and first and normalizes:
+        return _PIXELS
+    if stated == _NORMALIZED and first and normalizes:
         raise ModelError(
             f"{path}: its metadata ask for normalized images, and its first nodes normalize pixels: the images would "
             "be normalized twice; state mean 0 and scale 1, or export the network without these nodes"
         )
     if stated is not None:
-        return stated == _MEANS_AND_SCALES[0]
+        return stated
     others = [each for each in first if not each.is_nearly_identity]
     if others and not normalizes:
         computed = others[0]
@@ -202,10 +204,10 @@ def takes_pixels(onnx: Any, model: Any, path: Path) -> bool:
             "image, so that it may take pixels from 0 to 255 or (pixels − 127.5) / 127.5; state the input in its "
             "metadata (see docs/models.md)"
         )
-    return bool(first) and normalizes
+    return _PIXELS if first and normalizes else _NORMALIZED
 
 
-def _stated_input(model: Any, path: Path) -> tuple[Any, Any] | None:
+def _stated_input(model: Any, path: Path) -> tuple[float, float] | None:
     """Return the mean and the scale that the metadata of a graph state; None if they state no input.
 
     Raises:
@@ -215,13 +217,13 @@ def _stated_input(model: Any, path: Path) -> tuple[Any, Any] | None:
     stated = metadata.get("preprocessing")
     if not isinstance(stated, dict) or "scale" not in stated:
         return None
-    mean_and_scale = stated.get("mean"), stated["scale"]
-    if mean_and_scale not in _MEANS_AND_SCALES or stated.get("channels", "RGB") != "RGB":
+    given = stated.get("mean"), stated["scale"]
+    if given not in (_PIXELS, _NORMALIZED, _FRACTIONS) or stated.get("channels", "RGB") != "RGB":
         raise ModelError(
             f"{path}: its metadata preprocessing is {listed([str(stated)])}; facetrain gives RGB images as pixels, "
-            "with mean 0 and scale 1, or with mean 127.5 and scale 127.5: export the network with such an input"
+            "with mean 0 and scale 1 or 255, or with mean 127.5 and scale 127.5: export the network with such an input"
         )
-    return mean_and_scale
+    return given
 
 
 def _of_first_layers(onnx: Any, model: Any, path: Path) -> list[Affine]:

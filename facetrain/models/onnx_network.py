@@ -15,7 +15,7 @@ from facetrain.errors import ModelError, missing_package
 from facetrain.face_landmarks import NORMALIZED_TEMPLATE
 from facetrain.files import error_reason
 from facetrain.models.checksum import require_sound_onnx
-from facetrain.models.onnx_layers import parse_metadata, takes_pixels
+from facetrain.models.onnx_layers import mean_and_scale, parse_metadata
 from facetrain.models.onnx_limits import require_small_values, require_stored_weights
 
 _IMAGE_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
@@ -52,8 +52,8 @@ class OnnxNetwork(nn.Module):
         self.embedding_size = width if isinstance(width, int) else 0
         self.metadata = parse_metadata(session.get_modelmeta().custom_metadata_map)
         """Metadata that `facetrain export` wrote: `backbone`, `preprocessing`, `config`."""
-        self.normalizes = False
-        """Whether the graph takes pixels from 0 to 255 and normalizes them."""
+        self.mean_and_scale: tuple[float, float] = (0, 1)
+        """The mean and the scale of the input (pixels − mean) / scale that the graph takes."""
 
     def forward(self, image_BCHW: Tensor, landmarks_B52: Tensor | None = None) -> Tensor:
         """Map images to the first output of the session, on the device of the images.
@@ -169,13 +169,13 @@ def open_onnx(path: Path) -> OnnxNetwork:
     except ImportError as error:
         raise ModelError(f"{path}: {missing_package(error, 'onnx')}") from error
     try:
-        normalizes = _check(onnx.load(str(path), load_external_data=False), path)
+        given = _check(onnx.load(str(path), load_external_data=False), path)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = _ERRORS  # else one line for each weight that is also listed as an input
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         network = OnnxNetwork(session, path)
-        network.normalizes = normalizes
+        network.mean_and_scale = given
     except ModelError:
         raise
     except Exception as error:  # onnxruntime's errors have no common base
@@ -183,8 +183,8 @@ def open_onnx(path: Path) -> OnnxNetwork:
     return network
 
 
-def _check(model: Any, path: Path) -> bool:
-    """Check a graph before it is loaded, and return whether it takes pixels from 0 to 255.
+def _check(model: Any, path: Path) -> tuple[float, float]:
+    """Check a graph before it is loaded, and return the mean and the scale of its input.
 
     Raises:
         ModelError: its weights are damaged, its values too large, or its input unknown.
@@ -193,6 +193,6 @@ def _check(model: Any, path: Path) -> bool:
 
     require_stored_weights(path, model)
     require_sound_onnx(model, path)
-    normalizes = takes_pixels(onnx, model, path)
+    given = mean_and_scale(onnx, model, path)
     require_small_values(path, model)
-    return normalizes
+    return given

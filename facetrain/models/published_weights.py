@@ -2,6 +2,7 @@
 
 AdaFace (mk-minchul/AdaFace), CVLface (mk-minchul/CVLface), TFace (Tencent/TFace) and face.evoLVe
 (ZhaoJ9014/face.evoLVe) name the layers of their IR networks by position, and some of their networks take BGR images.
+MagFace (IrvingMeng/MagFace) has an IResNet for BGR images of pixels / 255, with another epsilon in its batch norms.
 arcface_torch and timm have the names of our backbones.
 """
 
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import BatchNorm2d
 
 from facetrain.backbone.timm_network import HALF, ChannelStatistics
 from facetrain.errors import ModelError
@@ -25,7 +27,12 @@ _CVLFACE_PREFIXES = ("model.net.", "net.")
 """Prefixes of parameter names in CVLface's model.safetensors and in its model.pt."""
 _LIGHTNING_PREFIX = "model."
 """Prefix of the backbone's parameter names in AdaFace's checkpoints."""
-_COLOR_ORDERS = {"AdaFace": "BGR", "face.evoLVe": "RGB"}
+_MAGFACE = "MagFace"
+_MAGFACE_PREFIXES = ("features.module.", "features.")
+"""Prefixes of the backbone's parameter names in MagFace's checkpoints, of several GPUs and of one."""
+_MAGFACE_EPSILON = 2e-5
+"""Epsilon of all batch norms of MagFace (models/iresnet.py)."""
+_COLOR_ORDERS = {"AdaFace": "BGR", _MAGFACE: "BGR", "face.evoLVe": "RGB"}
 """Programs all of whose networks were trained on one order of the channels. face.evoLVe reads images by PIL."""
 _FIRST_LAYERS = ("conv1.weight", "patch_embed.proj.weight")
 """Weights of the layer that takes the image, (C, 3, kernel, kernel)."""
@@ -73,6 +80,9 @@ class ConvertedWeights:
     weights: dict[str, Tensor]
     origin: str
     """Program that wrote the weights, and the color order that they were trained with; "" for unchanged weights."""
+    takes_fractions: bool = False
+    """Whether the network takes pixels / 255, and not (pixels − 127.5) / 127.5. No weights of the first convolution
+    could change one into the other: its zero padding is black for the one and gray for the other."""
 
 
 def convert_published(weights: Mapping[str, Tensor], path: Path) -> ConvertedWeights:
@@ -100,13 +110,15 @@ def convert_published(weights: Mapping[str, Tensor], path: Path) -> ConvertedWei
     channels = _COLOR_ORDERS.get(program) or _read_color_order(path)
     if "input_layer.0.weight" in inner:
         inner = _convert_ir(inner, path)
+    if program == _MAGFACE:
+        inner = _with_epsilon(inner, _MAGFACE_EPSILON)
     if "features.weight" not in inner:
         # CVLface masks tokens of its ViTs in training only; embeddings do not depend on the mask token.
         inner.pop("mask_token", None)
     # Once here, so that no command has to know the order of the training.
     if channels == "BGR":
         inner = _reverse_channels(inner)
-    return ConvertedWeights(inner, f"{program}, trained on {channels}")
+    return ConvertedWeights(inner, f"{program}, trained on {channels}", takes_fractions=program == _MAGFACE)
 
 
 def _backbone_of(weights: Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor]]:
@@ -114,6 +126,9 @@ def _backbone_of(weights: Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor]]
     for prefix in _CVLFACE_PREFIXES:
         if any(name.startswith(prefix) for name in weights):
             return "CVLface", below(weights, prefix)
+    for prefix in _MAGFACE_PREFIXES:
+        if f"{prefix}features.running_var" in weights:
+            return _MAGFACE, below(weights, prefix)
     if f"{_LIGHTNING_PREFIX}input_layer.0.weight" in weights:
         return "AdaFace", below(weights, _LIGHTNING_PREFIX)
     if "input_layer.0.weight" not in weights:
@@ -175,6 +190,17 @@ def _stages_of_blocks(weights: Mapping[str, Tensor]) -> dict[int, str]:
         places[number] = f"layer{stage}.{number - first}."
         number += 1
     return places
+
+
+def _with_epsilon(weights: Mapping[str, Tensor], epsilon: float) -> dict[str, Tensor]:
+    """Return the weights of a network with torch's epsilon in its batch norms that computes the same as with another.
+
+    A batch norm divides by √(variance + epsilon).
+    """
+    added = epsilon - BatchNorm2d(1).eps
+    return {
+        name: tensor + added if name.endswith(".running_var") else tensor for name, tensor in weights.items()
+    }
 
 
 def _reverse_channels(weights: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -21,6 +21,8 @@ METADATA_KEY = "facetrain"
 """Key of the metadata of a .safetensors file that facetrain wrote: the description of the model."""
 ORIGIN_KEY = "origin"
 """Key under which `read_weights` returns the program of converted weights, and their color order."""
+FRACTIONS_KEY = "takes_fractions"
+"""Key that `read_weights` returns for converted weights of a network that takes pixels / 255."""
 COUNTER = ".num_batches_tracked"
 """End of the name of a batch norm's counter, which no embedding depends on: files from before torch 0.4.1 and of
 converters lack it."""
@@ -40,8 +42,9 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors of a file by name, and the metadata of a .safetensors file.
 
     Of arcface_torch both kinds of files are read: `model.pt`, which has the backbone alone, and
-    `checkpoint_gpu_0.pt`, of which the backbone is returned. The backbones of AdaFace's Lightning checkpoints and of
-    CVLface's files are returned with our names and for RGB images; the metadata then have `ORIGIN_KEY`.
+    `checkpoint_gpu_0.pt`, of which the backbone is returned. The backbones of AdaFace's Lightning checkpoints, of
+    CVLface's files and of MagFace's are returned with our names and for RGB images; the metadata then have
+    `ORIGIN_KEY`, and of MagFace's `FRACTIONS_KEY`.
 
     Raises:
         ModelError: the file is missing, contains something else than tensors, or has an unknown color order.
@@ -57,7 +60,8 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         return weights, metadata
     # After the checksum: it is of the tensors as they are stored.
     converted = convert_published(weights, path)
-    return converted.weights, metadata | ({ORIGIN_KEY: converted.origin} if converted.origin else {})
+    stated = {ORIGIN_KEY: converted.origin, FRACTIONS_KEY: "yes" if converted.takes_fractions else ""}
+    return converted.weights, metadata | {key: text for key, text in stated.items() if text}
 
 
 def _read_state_dict(path: Path) -> dict[str, Tensor]:

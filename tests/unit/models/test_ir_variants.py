@@ -1,4 +1,4 @@
-"""IR and IR-SE networks of face.evoLVe, TFace and CVLface: their weights compute what their code computes."""
+"""Networks of face.evoLVe, TFace, CVLface and MagFace: their weights compute what their code computes."""
 
 import pytest
 import torch
@@ -96,3 +96,22 @@ def test_converted_weights_give_the_embeddings_of_the_published_network(tmp_path
     image = torch.randn(2, 3, SIZE, SIZE)
     with torch.no_grad():
         torch.testing.assert_close(network(image), published(image), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("prefix", ["features.", "features.module."])
+def test_converted_weights_of_magface_give_its_embeddings(tmp_path, prefix):
+    torch.manual_seed(0)
+    options = {"embedding_size": 8, "image_size": SIZE}
+    published = IResNet(LAYERS, WIDTHS, **options).eval()
+    for module in published.modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            module.eps = 2e-5
+    published.features.running_var.fill_(1e-3)  # so small that the epsilon counts
+    state = {f"{prefix}{name}": value for name, value in published.state_dict().items()}
+    converted = convert_published(state | {"fc.weight": torch.ones(8, 5)}, tmp_path / "m.pth")
+    assert converted.takes_fractions
+    network = IResNet(LAYERS, WIDTHS, **options).eval()
+    network.load_state_dict(converted.weights)
+    rgb = torch.rand(2, 3, SIZE, SIZE)
+    with torch.no_grad():
+        torch.testing.assert_close(network(rgb), published(rgb.flip(1)), rtol=1e-4, atol=1e-4)

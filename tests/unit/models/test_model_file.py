@@ -7,6 +7,9 @@ import torch
 from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.errors import ModelError
+from facetrain.finetune.prepare import backbone_of
+from facetrain.models.average_models import average_models
+from facetrain.models.initialize_from import check_backbone_weights
 from facetrain.models.model_file import describe_backbone, open_model, save_model
 from facetrain.models.weight_files import load_weights_into, read_weights
 from tests.support.models import SMALL, write_model
@@ -56,6 +59,44 @@ def test_weights_without_the_counters_of_batch_norms_are_complete(tmp_path, name
     torch.save(weights, tmp_path / "model.pt")
     opened = open_model(tmp_path / "model.pt", CPU)
     assert torch.equal(embedding_of(opened.network, 112), embedding_of(network, 112))
+
+
+@pytest.fixture(scope="module")
+def magface(tmp_path_factory):
+    """Return a checkpoint of MagFace, which also has its class centers."""
+    names = {f"features.module.{name}": value for name, value in build_backbone("r18").state_dict().items()}
+    path = tmp_path_factory.mktemp("magface") / "magface.pth"
+    torch.save({"arch": "iresnet18", "state_dict": names | {"fc.weight": torch.ones(512, 5)}}, path)
+    return path
+
+
+def test_weights_of_magface_get_pixels_divided_by_255(tmp_path, magface):
+    opened = open_model(magface, CPU)
+    assert opened.description.endswith("(MagFace, trained on BGR)")
+    pixels = torch.arange(2 * 4 * 4 * 3, dtype=torch.uint8).view(2, 4, 4, 3)
+    assert torch.equal(opened.prepare(pixels), pixels.permute(0, 3, 1, 2) / 255)
+    save_model(tmp_path / "m.safetensors", opened.network.state_dict(), opened.metadata)
+    again = open_model(tmp_path / "m.safetensors", CPU)
+    assert again.description == opened.description
+    assert torch.equal(again.prepare(pixels), opened.prepare(pixels))
+
+
+def test_a_run_does_not_start_from_weights_for_other_pixels(tmp_path, magface):
+    with pytest.raises(ModelError, match=r"magface\.pth: takes pixels / 255; .*distill\.teacher"):
+        check_backbone_weights(magface, {"name": "r18"})
+    with pytest.raises(ModelError, match="pixels / 255"):
+        backbone_of(magface)
+    with pytest.raises(ModelError, match="pixels / 255"):
+        average_models([magface, magface], [1, 1], tmp_path / "m.safetensors")
+
+
+def test_a_common_prefix_of_known_names_is_named(tmp_path):
+    state = build_backbone("mbf").state_dict()
+    torch.save({f"encoder.0.{name}": value for name, value in state.items()}, tmp_path / "m.pt")
+    with pytest.raises(
+        ModelError, match=r"without encoder\.0\. at the beginning of each name they are those of mbf"
+    ):
+        open_model(tmp_path / "m.pt", CPU)
 
 
 def test_a_torchscript_program_is_named_and_the_way_out_too(tmp_path):
