@@ -57,7 +57,10 @@ FileOptions = Annotated[
             "fixed one; by default any number.",
         ),
         "opset": typer.Option(
-            metavar="N", min=13, help="onnx: version of the operators; by default torch's own, 18 or newer."
+            metavar="N",
+            min=11,
+            help="onnx: version of the operators, for compilers that read no newer one; by default torch's own, 18 or "
+            "newer.",
         ),
         "split_prelu": typer.Option(
             "--split-prelu",

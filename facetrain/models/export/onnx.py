@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from facetrain.errors import ModelError
 from facetrain.files import error_reason
@@ -24,6 +26,12 @@ from facetrain.models.onnx_network import LANDMARKS_INPUT
 
 _INPUTS = "image", LANDMARKS_INPUT
 """Names of the inputs; a network without KP-RPE has the first one."""
+_OUTPUT = "embedding"
+_LEAST_OPSET = 16
+"""Lowest opset to which torch's exporter and onnxscript convert a network. The older exporter, which torch deprecates,
+writes lower ones."""
+_OPSET_OF_ATTENTION = 14
+"""Lowest opset with which the older exporter writes `scaled_dot_product_attention`."""
 _MOST_BYTES = 2**31 - 2**27
 """Largest weights of an ONNX file: protobuf writes less than 2 GiB, and the nodes need some of it."""
 
@@ -79,9 +87,20 @@ def write_float_graph(model: EmbeddingModel, path: Path, options: ExportOptions)
 
 
 def _traced(model: EmbeddingModel, options: ExportOptions) -> Any:
+    """Return the graph of a network, written by the exporter of torch that knows the opset that is asked for."""
     deployed = Deployed(model, options).eval().cpu()
     # Two images for a free batch size: torch.export takes a size of 1 for a constant.
     example = inputs_of_file(model, options, example_pixels(model, options.batch or 2))
+    by = _by_older_exporter if (options.opset or _LEAST_OPSET) < _LEAST_OPSET else _by_torch_export
+    proto = by(deployed, example, model, options)
+    if options.split_prelu:
+        _split_prelus(proto.graph)
+    return proto
+
+
+def _by_torch_export(
+    deployed: Deployed, example: tuple[Tensor, ...], model: EmbeddingModel, options: ExportOptions
+) -> Any:
     free = None if options.batch else ({0: torch.export.Dim("batch", min=1)},) * len(example)
     program = torch.onnx.export(
         deployed,
@@ -97,13 +116,48 @@ def _traced(model: EmbeddingModel, options: ExportOptions) -> Any:
     if options.opset not in (None, written):
         raise ModelError(
             f"{model.description}: torch {torch.version.__version__} and onnxscript write it with opset {written}, not "
-            f"{options.opset}; give --opset {written} or a higher one"
+            f"{options.opset}; give {written} or a higher one, or one below {_LEAST_OPSET}"
         )
-    _name_output(program.model.graph, "embedding")
-    proto = program.model_proto
-    if options.split_prelu:
-        _split_prelus(proto.graph)
-    return proto
+    _name_output(program.model.graph, _OUTPUT)
+    return program.model_proto
+
+
+def _by_older_exporter(
+    deployed: Deployed, example: tuple[Tensor, ...], model: EmbeddingModel, options: ExportOptions
+) -> Any:
+    import onnx
+
+    _require_no_attention(model, options)
+    names = list(_INPUTS[: len(example)])
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "graph.onnx"
+            torch.onnx.export(
+                deployed,
+                example,
+                file,
+                dynamo=False,
+                input_names=names,
+                output_names=[_OUTPUT],
+                dynamic_axes=None if options.batch else {name: {0: "batch"} for name in (*names, _OUTPUT)},
+                opset_version=options.opset,
+            )
+            return onnx.load(file)
+    except RuntimeError as error:  # also all errors of the exporter
+        raise ModelError(
+            f"{model.description}: torch {torch.version.__version__} does not write it with opset {options.opset} "
+            f"({error_reason(error)}); give --opset {_LEAST_OPSET} or a higher one"
+        ) from error
+
+
+def _require_no_attention(model: EmbeddingModel, options: ExportOptions) -> None:
+    """Refuse a ViT for an opset without attention: the exporter would print its graph, thousands of lines."""
+    names = {type(module).__name__ for module in model.network.modules()}
+    if (options.opset or 0) < _OPSET_OF_ATTENTION and any("Attention" in name for name in names):
+        raise ModelError(
+            f"{model.description}: its attention cannot be written with opset {options.opset}; give --opset "
+            f"{_OPSET_OF_ATTENTION} or a higher one"
+        )
 
 
 def _name_output(graph: Any, name: str) -> None:

@@ -98,6 +98,28 @@ def test_a_file_has_the_opset_that_is_asked_for_or_is_not_written(model, tmp_pat
         assert onnx.load(path).opset_import[0].version == opset
 
 
+@pytest.mark.parametrize("opset", [11, 15])
+@pytest.mark.parametrize(
+    "options", [{}, {"batch": 2}, {"from_pixels": True, "unit": True, "split_prelu": True}]
+)
+def test_a_file_for_an_old_opset_gives_the_embeddings_of_the_network(model, tmp_path, opset, options):
+    path, pixels = tmp_path / "m.onnx", faces()
+    export(model, "onnx", path, ExportOptions(opset=opset, **options))
+    assert onnx.load(path).opset_import[0].version == opset
+    found, expected = embedded(open_model(path, CPU), pixels), embedded(model, pixels)
+    if options.get("unit"):
+        expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_attention_needs_a_newer_opset_which_the_message_names(tmp_path):
+    write_model(tmp_path / "m.safetensors", "vit_t", {"embedding_size": 16})
+    with pytest.raises(ModelError, match="attention .* opset 13; give --opset 14"):
+        export(
+            open_model(tmp_path / "m.safetensors", CPU), "onnx", tmp_path / "m.onnx", ExportOptions(opset=13)
+        )
+
+
 def test_weights_that_are_too_large_for_an_onnx_file_are_refused(model, tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_format, "_MOST_BYTES", 10_000)
     with pytest.raises(ModelError, match="2 GiB.*--format torch_export"):
