@@ -23,8 +23,8 @@ def calibrate(
         typer.Argument(
             metavar="MODEL",
             parser=local_file,
-            help="Model to calibrate: a run folder or a .safetensors file; with --output also a checkpoint "
-            "or a .pt file.",
+            help="Model to calibrate: a run folder, a .safetensors file or an .onnx file; with --output also a "
+            "checkpoint or a .pt file. Those of an MXNet network are only printed.",
         ),
     ],
     inference: Float32InferenceOptions,
@@ -53,7 +53,8 @@ def calibrate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="File for the model with its thresholds, .safetensors. The default replaces the file of MODEL.",
+            help="File for the model with its thresholds: .safetensors, or .onnx for an .onnx file. The default "
+            "replaces the file of MODEL.",
         ),
     ] = None,
     seed: Annotated[
@@ -84,16 +85,18 @@ def calibrate(
             progress=progress,
         )
     if as_json:
-        content = {"model": str(path), "thresholds": [asdict(threshold) for threshold in thresholds]}
+        content = {"model": path and str(path), "thresholds": [asdict(threshold) for threshold in thresholds]}
         typer.echo(json.dumps(content, indent=1))
         return
     first = thresholds[0]
     measured = f"{first.impostors:,} impostor pairs of {count_text(first.subjects, 'person', 'people')} in {first.data}"
-    echo_line(f"{path}: thresholds from {measured}")
+    place = "" if path else ", not stored: MXNet files have no place for them"
+    echo_line(f"{path or model}: thresholds from {measured}{place}")
     for each in thresholds:
         low, high = each.fmr_interval
         line = f"  FMR {each.fmr:g}  cosine >= {each.cosine:.4f}  FMR of other people [{low:.2g}, {high:.2g}]"
         if each.fnmr is not None and each.fnmr_interval is not None:
             line += f"  FNMR {each.fnmr:.3%} [{each.fnmr_interval[0]:.3%}, {each.fnmr_interval[1]:.3%}]"
         echo_line(line)
-    echo_line(f"next: facetrain compare {shell_path(path)} A.jpg B.jpg")
+    if path:
+        echo_line(f"next: facetrain compare {shell_path(path)} A.jpg B.jpg")

@@ -15,6 +15,7 @@ from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import Model
 from facetrain.cli.outputs import echo_line, require_existing, require_no_input, require_writable, write_text
 from facetrain.errors import UsageError
+from facetrain.files import shell_path
 from facetrain.models.export.formats import FORMATS, ExportFormat, ExportOptions
 from facetrain.remote.publish import push, require_repository
 
@@ -225,7 +226,8 @@ def _format_report(report: dict[str, Any], *, is_int8: bool) -> list[str]:
         lines.append(f"pushed with its model card: {report['pushed']}")
     if "left_out" in report:
         lines.append(
-            "The file has no thresholds: those of the model were measured in float32, and the file gives other cosines."
+            "The file has no thresholds: those of the model were measured in float32, and the file gives other "
+            f"cosines; measure its own with facetrain calibrate {shell_path(report['output'])} --people DATASET."
         )
     if is_int8 and cosine["mean"] < _USUAL_COSINE:
         lines.append(

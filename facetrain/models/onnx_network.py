@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from facetrain.backbone.base import DEFAULT_IMAGE_SIZE
-from facetrain.errors import ModelError, missing_package
+from facetrain.errors import ModelError, RunError, missing_package
 from facetrain.face_landmarks import NORMALIZED_TEMPLATE
-from facetrain.files import error_reason
+from facetrain.files import error_reason, new_file
 from facetrain.models.checksum import require_sound_onnx
 from facetrain.models.onnx_layers import mean_and_scale, parse_metadata
 from facetrain.models.onnx_limits import require_small_values, require_stored_weights
@@ -196,3 +196,28 @@ def _check(model: Any, path: Path) -> tuple[float, float]:
     given = mean_and_scale(onnx, model, path)
     require_small_values(path, model)
     return given
+
+
+def has_external_data(path: Path) -> bool:
+    """Return whether weights of an ONNX file are in another file, beside it."""
+    import onnx
+
+    graph = onnx.load(str(path), load_external_data=False).graph
+    return any(weight.external_data for weight in graph.initializer)
+
+
+def copy_with_metadata(path: Path, output: Path, texts: Mapping[str, str]) -> None:
+    """Write an ONNX file that `open_onnx` has read to `output`, with more metadata, atomically.
+
+    Data in another file stay there, so both have the same folder then.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    import onnx
+
+    model = onnx.load(str(path), load_external_data=False)
+    kept = {entry.key: entry.value for entry in model.metadata_props}
+    onnx.helper.set_model_props(model, {**kept, **texts})
+    with new_file(output, RunError) as scratch:
+        scratch.write_bytes(model.SerializeToString())

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,21 +12,22 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.backbone.base import Backbone
 from facetrain.data.formats.bin import SUFFIXES
 from facetrain.distributed.world import join
 from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.embeddings.embed_images import embed_images, open_embedder
 from facetrain.embeddings.image_inputs import read_input
 from facetrain.embeddings.inference import Inference
-from facetrain.errors import DataError, ModelError, PairsError, UsageError
+from facetrain.errors import DataError, PairsError, UsageError
 from facetrain.models.model_file import (
     GRAPH_SUFFIXES,
     THRESHOLDS_KEY,
+    EmbeddingModel,
     newest_model_file,
     open_model,
     save_model,
 )
+from facetrain.models.onnx_network import copy_with_metadata, has_external_data
 from facetrain.models.weight_files import METADATA_KEY, read_weights
 from facetrain.progress import ProgressCallback
 from facetrain.verify.calibration import (
@@ -50,15 +52,18 @@ def calibrate_model(
     seed: int = 0,
     inference: Inference | None = None,
     progress: ProgressCallback | None = None,
-) -> tuple[Path, list[Threshold]]:
+) -> tuple[Path | None, list[Threshold]]:
     """Measure the thresholds of a model and store them in its file; return the file and the thresholds.
 
+    An MXNet network has no place for them: the file is None then.
+
     Args:
-        model: a run folder, a .safetensors file, or, with `output`, any file of a facetrain backbone.
+        model: a run folder, a .safetensors, .onnx or MXNet file, or, with `output`, any file of a facetrain backbone.
         target: a dataset, or a `.bin` set with a table of subjects; a path, or the name of a set in `data_dir`.
         data_dir: folder of the sets that are given by name.
         fmrs: false match rates; by default the rates of `calibration.FMRS` that the data reaches.
-        output: .safetensors file for the model with its thresholds. By default, the file is replaced.
+        output: file for the model with its thresholds, .safetensors, or .onnx for an ONNX model. By default, the file
+            is replaced.
         seed: seed of the sampled people of a large dataset and of the bootstrap.
         inference: device, batch size and precision.
         progress: called with the number of embedded images and their total.
@@ -89,16 +94,21 @@ def calibrate_model(
     inference = inference or Inference()
     with join(inference.device) as world:
         opened = open_model(model, world.device)
-        # Not by the description, which an exported ONNX file has too.
-        if not isinstance(opened.network, Backbone):
-            raise ModelError(_no_backbone(model))
         refuse_training_images(images, target, model, opened.metadata)
         unit_ND, _ = embed_images(open_embedder(opened, world, inference), images, target, progress=progress)
     name = os.path.basename(os.path.abspath(target))  # also of the current folder, "."
     thresholds = calibrate(unit_ND, labels, fmrs, data=name, draws=Draws(seed=seed))
-    stored = {THRESHOLDS_KEY: [asdict(threshold) for threshold in thresholds]}
-    save_model(path, opened.network.state_dict(), opened.metadata | stored)
+    if path is not None:
+        _store(thresholds, model, opened, path)
     return path, thresholds
+
+
+def _store(thresholds: list[Threshold], model: Path, opened: EmbeddingModel, path: Path) -> None:
+    stored = [asdict(threshold) for threshold in thresholds]
+    if path.suffix == ".onnx":
+        copy_with_metadata(model, path, {THRESHOLDS_KEY: json.dumps(stored)})
+    else:
+        save_model(path, opened.network.state_dict(), opened.metadata | {THRESHOLDS_KEY: stored})
 
 
 def read_known_people(target: str, data_dir: Path) -> tuple[Sequence[bytes], np.ndarray]:
@@ -128,29 +138,34 @@ def without_copies(images: Sequence[bytes], labels: np.ndarray) -> tuple[list[by
     return [images[index] for index in first_N.tolist()], labels[first_N]
 
 
-def _no_backbone(model: Path) -> str:
-    return (
-        f"{model}: is an ONNX or MXNet network; thresholds can be stored only with facetrain's backbones, so fine-tune "
-        "one from it"
-    )
-
-
-def _writable_model(model: Path, output: Path | None) -> Path:
-    """Return the .safetensors file that gets the thresholds, before anything is measured."""
+def _writable_model(model: Path, output: Path | None) -> Path | None:
+    """Return the file that gets the thresholds, before anything is measured; None for an MXNet network."""
     path = newest_model_file(model) or model
-    if path.suffix in GRAPH_SUFFIXES and not path.is_dir():
-        raise ModelError(_no_backbone(model))
-    can_hold = path.suffix == ".safetensors" and path.is_file() and METADATA_KEY in read_weights(path)[1]
+    is_graph = path.suffix in GRAPH_SUFFIXES and not path.is_dir()
+    suffix = ".onnx" if is_graph else ".safetensors"
+    if is_graph and path.suffix != ".onnx":
+        if output is not None:
+            raise UsageError(
+                f"--output {output}: MXNet files have no place for thresholds; leave it out, and they are printed"
+            )
+        return None
+    can_hold = is_graph or (
+        path.suffix == ".safetensors" and path.is_file() and METADATA_KEY in read_weights(path)[1]
+    )
     if output is None and not can_hold:
         raise UsageError(
             f"{model}: has no model file that can hold thresholds, such as the one of a finished run; give --output "
             "FILE.safetensors for a copy of the model with the thresholds"
         )
     written = output or path
-    if written.suffix != ".safetensors":
-        raise UsageError(f"{written}: the model is written as .safetensors; give a name with this suffix")
+    if written.suffix != suffix:
+        raise UsageError(f"{written}: the model is written as {suffix}; give a name with this suffix")
     if not os.access(written.parent, os.W_OK):
         raise UsageError(
-            f"{written}: the folder {written.parent} is not writable; give --output FILE.safetensors in another folder"
+            f"{written}: the folder {written.parent} is not writable; give --output FILE{suffix} in another folder"
+        )
+    if is_graph and not os.path.samefile(written.parent, path.parent) and has_external_data(path):
+        raise UsageError(
+            f"{written}: the weights of {path} are in a file beside it; give --output in the folder {path.parent}"
         )
     return written

@@ -79,6 +79,7 @@ def test_a_quantized_model_has_none_of_the_thresholds_that_were_measured_before(
     arguments = ["export", model, "--format", "onnx", "--output", tmp_path / "small.onnx", "--int8"]
     printed = output_of(*arguments)
     assert "The file has no thresholds: those of the model were measured in float32" in printed
+    assert f"facetrain calibrate {tmp_path / 'small.onnx'} --people" in printed
     stored = {entry.key for entry in onnx.load(tmp_path / "small.onnx").metadata_props}
     assert "backbone" in stored and "thresholds" not in stored
 

@@ -1,12 +1,17 @@
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from facetrain.data.open_dataset import open_dataset
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError, ModelError, UsageError
+from facetrain.models.export.export import export
+from facetrain.models.export.formats import ExportOptions
+from facetrain.models.model_file import open_model
 from facetrain.verify import calibration
 from facetrain.verify.calibrate_model import calibrate_model
 from facetrain.verify.calibration import calibrate, pick_threshold, sampled_images, stored_thresholds
@@ -160,6 +165,39 @@ def test_a_model_that_gives_embeddings_of_zeros_is_not_calibrated(tmp_path):
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     with pytest.raises(UsageError, match=r"--output FILE\.safetensors"):
         calibrate_model(tmp_path / "run", str(faces), tmp_path)
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_thresholds_are_stored_in_the_metadata_of_an_onnx_file(tmp_path, external):
+    onnx = pytest.importorskip("onnx")
+    write_model(tmp_path / "m.safetensors")
+    opened, path = open_model(tmp_path / "m.safetensors", torch.device("cpu")), tmp_path / "m.onnx"
+    # The exporter for old opsets is the fast one.
+    export(opened, "onnx", path, ExportOptions(opset=12))
+    if external:
+        onnx.save(onnx.load(path), path, save_as_external_data=True, location="weights", size_threshold=0)
+    for number in range(6):
+        (tmp_path / "faces" / f"{number // 2}").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "faces" / f"{number // 2}" / f"{number}.png").write_bytes(face(number, size=32))
+    (tmp_path / "other").mkdir()
+    before = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
+    measure = partial(
+        calibrate_model, path, str(tmp_path / "faces"), tmp_path, fmrs=[0.5], inference=Inference("cpu")
+    )
+    if external:
+        with pytest.raises(UsageError, match="beside it; give --output in the folder"):
+            measure(output=tmp_path / "other" / "m.onnx")
+    else:
+        written, _ = measure(output=tmp_path / "other" / "m.onnx")
+        assert stored_thresholds(open_model(written, torch.device("cpu")).metadata, written)
+    with pytest.raises(UsageError, match=r"m\.safetensors: the model is written as \.onnx"):
+        measure(output=tmp_path / "m.safetensors")
+    assert "thresholds" not in open_model(path, torch.device("cpu")).metadata
+    written, thresholds = measure()
+    again = open_model(path, torch.device("cpu"))
+    assert written == path and stored_thresholds(again.metadata, path) == thresholds
+    kept = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
+    assert before.items() < kept.items()
 
 
 def test_copies_of_an_image_do_not_count_as_pairs(tmp_path):
