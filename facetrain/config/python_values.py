@@ -16,6 +16,10 @@ _CONFIG = ("config", "cfg")
 _UPDATES = tuple(f"{name}.update" for name in _CONFIG)
 _FACTORIES = ("edict", "EasyDict", "dict", "SimpleNamespace")
 _MAX_FILES = 16
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
 _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -37,7 +41,8 @@ class PythonValues:
 
         Supported are `config.name = value`, `config["name"] = value`, `config = edict(name=value)`,
         `config.update(name=value)` and variables; values are numbers, text, lists, dicts, sums of them, and the default
-        of an environment variable.
+        of an environment variable. Of `if`, `elif` and `else` that compare such values by == or !=, the branch that
+        holds is read. Functions are left out: a setting that is one has a note.
 
         Raises:
             ConfigError: the file cannot be read, or has other statements; the message has all of them.
@@ -48,19 +53,30 @@ class PythonValues:
         self.notes: list[str] = []
         self._path, self._seen = path, (*seen, path)
         self._variables: dict[str, Any] = {}
-        faults = []
-        for statement in _statements(path):
+        self._functions: dict[str, ast.FunctionDef] = {}
+        self._faults: list[str] = []
+        self._run_all(_statements(path))
+        if self._faults:
+            raise ConfigError(f"{path}, {'; '.join(self._faults)}")
+
+    def _run_all(self, statements: list[ast.stmt]) -> None:
+        for statement in statements:
             try:
                 self._run(statement)
             except _Unsupported as fault:
-                faults.append(f"line {statement.lineno}: {fault}")
+                self._faults.append(f"line {statement.lineno}: {fault}")
             except RecursionError:
-                faults.append(f"line {statement.lineno}: nested too deeply")
-        if faults:
-            raise ConfigError(f"{path}, {'; '.join(faults)}")
+                self._faults.append(f"line {statement.lineno}: nested too deeply")
 
     def _run(self, statement: ast.stmt) -> None:
-        if isinstance(statement, ast.Import):
+        if isinstance(statement, ast.Import | ast.Pass):
+            return
+        if isinstance(statement, ast.If):
+            self._run_all(statement.body if self._holds(statement.test) else statement.orelse)
+            return
+        if isinstance(statement, ast.FunctionDef) and not statement.decorator_list:
+            # Not in silence: a call of it, and a setting that is this function, are found below.
+            self._functions[statement.name] = statement
             return
         if isinstance(statement, ast.ImportFrom):
             if any(alias.name in _CONFIG or alias.name == "*" for alias in statement.names):
@@ -78,6 +94,15 @@ class PythonValues:
         # A line that is left out in silence could be the one that matters.
         raise _Unsupported(
             f"`{_text(statement)}`: only assignments of plain values are supported, such as `config.name = value`"
+        )
+
+    def _holds(self, test: ast.expr) -> bool:
+        if isinstance(test, ast.Compare) and len(test.ops) == 1 and type(test.ops[0]) in _COMPARISONS:
+            compare = _COMPARISONS[type(test.ops[0])]
+            return compare(self._plain(test.left), self._plain(test.comparators[0]))
+        raise _Unsupported(
+            f"`if {_text(test)}`: only settings that are compared by == or != are supported; keep the branch that "
+            "counts"
         )
 
     def _import(self, statement: ast.ImportFrom) -> None:
@@ -103,6 +128,12 @@ class PythonValues:
             self._set_all(value, target.lineno)
         elif isinstance(target, ast.Name):
             self._variables[target.id] = self._plain(value)
+        elif isinstance(target, ast.Attribute) and _is_config(target.value) and self._is_function(value):
+            epochs = _epochs_in(self._functions[ast.unparse(value)])
+            self.notes.append(
+                f"# {target.attr}: is code and is left out{epochs}; for its learning rate set optim.schedule and "
+                "optim.milestones"
+            )
         elif isinstance(target, ast.Attribute) and _is_config(target.value):
             self._take({target.attr: self._plain(value)}, target.lineno)
         elif isinstance(target, ast.Subscript) and _is_config(target.value):
@@ -112,6 +143,9 @@ class PythonValues:
             self._take({name: self._plain(value)}, target.lineno)
         else:
             raise _Unsupported(f"`{_text(target)}` is not a setting of `config`")
+
+    def _is_function(self, node: ast.expr) -> bool:
+        return isinstance(node, ast.Name) and node.id in self._functions
 
     def _set_all(self, call: ast.Call, line: int) -> None:
         """Take the arguments of `edict(…)` and `config.update(…)`."""
@@ -200,6 +234,16 @@ def _statements(path: Path) -> list[ast.stmt]:
 
 def _is_config(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id in _CONFIG
+
+
+def _epochs_in(function: ast.FunctionDef) -> str:
+    """Return the first list of numbers in a function, for a note: in arcface_torch's of 2021, where the rate falls."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.List) and all(
+            isinstance(item, ast.Constant) and isinstance(item.value, int) for item in node.elts
+        ):
+            return f", with its list {_text(node)}"
+    return ""
 
 
 def _text(node: ast.AST) -> str:

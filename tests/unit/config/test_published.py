@@ -203,11 +203,51 @@ def test_a_base_file_and_arithmetic_are_supported(tmp_path):
     assert (config.optim.lr, config.optim.weight_decay) == (pytest.approx(0.4), 5e-4)
 
 
+OF_2021 = """from easydict import EasyDict as edict
+config = edict()
+config.dataset = "DATASET"
+config.lr = 0.1
+if config.dataset == "emore":
+    config.rec = "/data/faces_emore"
+    config.num_epoch = 16
+    def lr_step_func(epoch):
+        return ((epoch + 1) / (4 + 1)) ** 2 if epoch < -1 else 0.1 ** len([m for m in [8, 14] if m - 1 <= epoch])
+    config.lr_func = lr_step_func
+elif config.dataset != "webface":
+    config.rec = "/data/other"
+else:
+    config.rec = "/data/webface"
+    config.num_epoch = 34
+"""
+
+
+@pytest.mark.parametrize(
+    ("dataset", "rec", "epochs"),
+    [
+        ("emore", "/data/faces_emore", 16),
+        ("webface", "/data/webface", 34),
+        ("glint360k", "/data/other", 20),
+    ],
+)
+def test_the_branch_of_the_dataset_is_read_in_a_config_of_2021(tmp_path, dataset, rec, epochs):
+    config = converted(tmp_path, OF_2021.replace("DATASET", dataset))
+    assert (config.data.train, config.train.epochs) == (rec, epochs)
+    note = (
+        "# lr_func: is code and is left out, with its list [8, 14]; for its learning rate set optim.schedule"
+    )
+    assert (note in (tmp_path / "wf42m.yaml").read_text()) == (dataset == "emore")
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ("import os; os.system('touch /tmp/facetrain-ran')", "line 25: .*only"),
         ("for name in ('lr',): config[name] = 1", "line 25: `for name"),
+        ("if config.speed == 1: config.lr = 3", "line 25: `config.speed` is not a plain value"),
+        ("if config.lr < 1: config.lr = 3", "line 25: `if config.lr < 1`: only settings that are compared"),
+        ("if config.lr == 0.4:\n    config.lr = f()\nelse: g()", "line 26: `f\\(\\)` is not a plain value$"),
+        ("def f(): return 1\nconfig.lr = f()", "line 26: `f\\(\\)` is not a plain value"),
+        ("@f\ndef g(): pass", "line 26: .*only assignments"),
         ("config.lr = 1 if __debug__ else 2\nif True: config.lr = 3", "line 25: .*; line 26: `if True"),
         ("config.rec = os.environ.get('DATA')", "`os.environ.get.* has no default"),
         ("from configs.unknown import config", "this file is not beside it"),
