@@ -4,6 +4,7 @@
     number <tab> identity … <tab> path          im2rec's .lst; of several labels, the first counts
     1 <tab> path <tab> identity                 InsightFace's .lst; 1: the image is an aligned face
     0 <tab> path <tab> identity <tab> 4 numbers of a box <tab> x1 … x5 y1 … y5       a photo with landmarks
+    path <space> 0 <space> identity [<space> 0]      MagFace's training list
 
 A line that repeats an image is left out. Fields between commas may be in quotes. Paths are relative to the folder of
 the list, or to another folder given by the caller.
@@ -174,7 +175,7 @@ def list_entries(lines: Iterable[bytes], place: str) -> Iterator[ListEntry]:
         elif text and (number > 1 or _NO_HEADER.fullmatch(text)):
             raise DataError(
                 f"{place}, line {number}: {text[:60]!r} does not name an image "
-                f"({', '.join(sorted(IMAGE_SUFFIXES))}) and its identity"
+                f"({', '.join(sorted(IMAGE_SUFFIXES))}) and its identity{_found(text)}"
             )
         start += len(line)
 
@@ -196,8 +197,29 @@ def _fields(text: str) -> list[str]:
         and _is_image_path(words[1])
         and all(map(_is_finite_number, words[2:]))
     )
+    if _is_magface(words):
+        return [words[0], words[2]]
     # A path may contain spaces.
     return words if is_im2rec or is_insightface else text.rsplit(maxsplit=1)
+
+
+def _is_magface(words: list[str]) -> bool:
+    """Return whether words are a line of MagFace's list: path, 0, identity, and perhaps another 0."""
+    # The second field tells: where it is the identity, a later line has another one than 0, and is refused.
+    has_zeros = len(words) in (3, 4) and {*words[1:2], *words[3:]} == {"0"}
+    return has_zeros and _is_image_path(words[0]) and _WHOLE_NUMBER.fullmatch(words[2]) is not None
+
+
+def _found(text: str) -> str:
+    """Return what a line that is not understood has in place of a path and an identity, for a message."""
+    words = text.split()
+    if any(_is_image_path(part.strip(' "')) for part in text.split(";")[:-1]):
+        return ": its fields are separated by `;`, write commas or tabs"
+    if _is_image_path(text):
+        return ": it has no identity, add one after a tab"
+    if _is_image_path(words[0]):
+        return f": it has {len(words)} fields, write the path, a tab and the identity alone"
+    return ""
 
 
 def _photo_points(fields: list[str]) -> list[float] | None:

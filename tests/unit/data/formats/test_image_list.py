@@ -114,6 +114,29 @@ def test_a_first_line_that_is_an_entry_and_not_understood_is_no_header(images, l
 
 
 @pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("a/1.png 0 1 2", "it has 4 fields"),
+        ("a/1.png 3 1", "it has 3 fields"),
+        ("a/1.png;ann", "separated by `;`"),
+        ('"a/1.png";"ann"', "separated by `;`"),
+        ("a/1.png", "it has no identity"),
+    ],
+)
+def test_the_message_says_what_a_line_has_in_place_of_path_and_identity(images, line, found):
+    (images / "a.txt").write_text(f"a/2.png 0\n{line}\n")
+    with pytest.raises(DataError, match=f"a.txt, line 2: .* and its identity: .*{found}"):
+        open_dataset(images / "a.txt")
+
+
+@pytest.mark.parametrize("end", ["", " 0"])
+def test_the_training_list_of_magface_has_the_identity_in_its_third_field(images, end):
+    (images / "a.txt").write_text(f"a/1.png 0 0{end}\na/2.png 0 7{end}\n")
+    dataset = open_dataset(images / "a.txt")
+    assert dataset.labels.tolist() == [0, 7] and dataset.name(1) == "a/2.png"
+
+
+@pytest.mark.parametrize(
     "header",
     ["image/path\tidentity", "# made by tool.py", "image.path,image.label", "file (relative to /data),label",
      "# a/1.raw\t0"],
