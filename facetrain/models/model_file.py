@@ -55,6 +55,8 @@ from facetrain.telemetry.log import warn
 
 MODEL_FILE = "model.safetensors"
 """Name of the model file that a run writes at its end."""
+_CVLFACE_FILE = Path("pretrained_model", "model.pt")
+"""Weights in a folder that CVLface publishes."""
 SOURCES_KEY = "average_of"
 """Key of the description: the averaged models and their weights."""
 CONFIG_KEY = "config"
@@ -237,11 +239,13 @@ def _warn_of_damaged_checkpoint(run: Path) -> None:
 def newest_model_file(folder: Path) -> Path | None:
     """Return the model file in a folder; None if there is none, or if its run has been continued since.
 
-    A continued run has newer weights in its checkpoints, or has gone back to older ones.
+    A continued run has newer weights in its checkpoints, or has gone back to older ones. In a folder of CVLface, which
+    is no run, it is the file with the weights.
     """
     path, checkpoints = folder / MODEL_FILE, folder / CHECKPOINTS
     if not path.exists():
-        return None
+        published = folder / _CVLFACE_FILE
+        return published if published.is_file() and not checkpoints.exists() else None
     step, steps = _read_step(path), complete_steps(checkpoints)
     # A file without a step was not written by a run, which could have continued.
     is_old = step is not None and (

@@ -99,6 +99,16 @@ def test_a_common_prefix_of_known_names_is_named(tmp_path):
         open_model(tmp_path / "m.pt", CPU)
 
 
+def test_a_folder_of_cvlface_opens(tmp_path):
+    folder = tmp_path / "adaface" / "pretrained_model"
+    folder.mkdir(parents=True)
+    weights = {f"net.{name}": value for name, value in build_backbone("r18").state_dict().items()}
+    torch.save(weights, folder / "model.pt")
+    (folder / "model.yaml").write_text("color_space: RGB")
+    assert open_model(tmp_path / "adaface", CPU).description.endswith("(CVLface, trained on RGB)")
+    assert backbone_of(tmp_path / "adaface")["name"] == "r18"
+
+
 def test_a_torchscript_program_is_named_and_the_way_out_too(tmp_path):
     module = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3))
     with warnings.catch_warnings():
