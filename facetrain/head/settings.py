@@ -31,8 +31,8 @@ class MarginSettings(Settings):
     """Formula of the target logit. arcface: cos(θ + m2). cosface: cos θ − m3. combined: cos(m1·θ + m2) − m3.
     softmax: cos θ, no margin. adaface: m2 scaled by the image quality. magface: a margin that grows with the norm of
     the embedding. curricularface: arcface with a growing weight on hard negatives. elastic_arcface, elastic_cosface: m2
-    or m3 drawn at random for each image. Further parameters have the published values. MODULE:NAME: a function of the
-    target cosines (and norms) of your own, see docs/own_parts.md."""
+    or m3 drawn at random for each image, with a deviation of 0.05. Further parameters have the published values.
+    MODULE:NAME: a function of the target cosines (and norms) of your own, see docs/own_parts.md."""
     options: dict[str, Any] = Field(default={})
     """Keyword arguments of a margin of your own."""
     scale: Annotated[float, Field(gt=0)] = 64.0

@@ -95,7 +95,7 @@ class DenseElasticFace(DenseVariant):
 
     def loss(self, embedding, weight, label, classes, step):
         cos = cosines(embedding, weight)
-        margin = self.margin + 0.0125 * normal(torch.arange(len(label)), key_of(9, step, 0))
+        margin = self.margin + 0.05 * normal(torch.arange(len(label)), key_of(9, step, 0))
         target_cos = target_of(cos, label)
         target = torch.cos(torch.arccos(target_cos) + margin) if self.arc else target_cos - margin
         return cross_entropy(SCALE * with_target(cos, label, target), label)

@@ -105,3 +105,11 @@ def test_margins_use_their_published_numbers_by_default():
     assert targets == pytest.approx([-math.sin(0.5), -0.4])
     assert (make_margin("adaface").m2, make_margin("curricularface").m2) == (0.4, 0.5)
     assert (make_margin("elastic_arcface").mean, make_margin("elastic_cosface").mean) == (0.5, 0.35)
+
+
+@pytest.mark.parametrize("name", ["elastic_arcface", "elastic_cosface"])
+def test_the_elastic_margins_have_the_deviation_their_authors_train_with(name):
+    margin = make_margin(name)
+    targets = margin.apply(torch.zeros(20_000, dtype=torch.float64), None).value_G
+    margins = torch.arcsin(-targets) if name == "elastic_arcface" else -targets
+    assert margins.std().item() == pytest.approx(0.05, rel=0.02)
