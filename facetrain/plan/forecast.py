@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -76,31 +77,57 @@ def forecast(config: Config, num_classes: int, gpus: int, *, batch: int | None =
 
 
 def largest_batch(config: Config, num_classes: int, gpus: int, memory: int) -> int:
-    """Return about the most images per GPU and micro-batch that fit, by the secant method; 0 if not even two fit."""
+    """Return the most images per GPU and micro-batch that fit, to 1/64; 0 if not even two fit.
 
-    def free(batch: int) -> float:
-        return USABLE * memory - forecast(config, num_classes, gpus, batch=batch).total
+    Activations grow in proportion to the batch, the work of the head nearly so: lines take few forecasts. But up to
+    some batch, verification needs more than a step, and the memory is the same. So only a batch that does not fit ends
+    the search, and where a line through both ends was far off, one through two batches that do not fit, or the middle,
+    follows.
+    """
 
-    low, high = 2, 256
-    free_low, free_high = free(low), free(high)
-    if free_low < 0:
+    def measured(batch: int) -> _Free:
+        return _Free(batch, USABLE * memory - forecast(config, num_classes, gpus, batch=batch).total)
+
+    low, high = measured(2), measured(256)
+    if low.bytes < 0:
         return 0
-    # Up to some batch, verification needs more than a step, and the memory is the same.
-    while free_high == free_low and high < _LARGEST_BATCH:
-        high *= 2
-        free_high = free(high)
-    if free_high == free_low:
-        return high
-    while True:
-        # Activations grow in proportion to the batch, the work of the head nearly so.
-        found = low + int((high - low) * free_low / (free_low - free_high))
-        left = free(found)
-        if left >= 0 and found - low <= max(1, low // 64):
-            return found
-        if left >= 0:
-            low, free_low = found, left
+    while high.bytes >= 0:
+        if high.bytes < low.bytes:
+            beyond = _zero(low, high)
+            beyond += max(1, beyond // 128)
+        elif high.batch < _LARGEST_BATCH:
+            beyond = 2 * high.batch
         else:
-            high, free_high = found, left
+            return high.batch
+        low, high = high, measured(beyond)
+    larger, bent = high, False
+    while high.batch - low.batch > (least := max(1, low.batch // 64)):
+        found = max(_zero(low, high), low.batch + least)
+        if bent:
+            found = _zero(high, larger) if larger.bytes < high.bytes else 0
+            if not low.batch < found < high.batch:
+                found = (low.batch + high.batch) // 2
+        tried = measured(found)
+        replaced = low if tried.bytes >= 0 else high
+        bent = abs(tried.bytes) > 0.5 * abs(replaced.bytes)
+        if tried.bytes >= 0:
+            low = tried
+        else:
+            high, larger = tried, high
+    return low.batch
+
+
+class _Free(NamedTuple):
+    """Memory that a batch leaves, negative where it does not fit."""
+
+    batch: int
+    bytes: float
+
+
+def _zero(smaller: _Free, larger: _Free) -> int:
+    """Return the largest batch that fits if the memory that is left were a falling line through two points."""
+    slope = (larger.bytes - smaller.bytes) / (larger.batch - smaller.batch)
+    return int(smaller.batch - smaller.bytes / slope)
 
 
 def fewest_gpus(config: Config, num_classes: int, memory: int) -> int | None:

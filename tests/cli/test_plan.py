@@ -76,6 +76,26 @@ def test_a_batch_below_which_verification_needs_more_memory_is_found(monkeypatch
         assert largest_batch(None, 10, 1, memory) == pytest.approx(expected, rel=0.02)
 
 
+@pytest.mark.parametrize("verification", [0, 20_000])
+@pytest.mark.parametrize("images", [3, 40, 190, 250, 3000])
+def test_the_largest_batch_is_found_by_few_forecasts_also_where_verification_leaves_little(
+    images, verification, monkeypatch
+):
+    batches = []
+
+    def needed(config, num_classes, gpus, batch):
+        batches.append(batch)
+        return SimpleNamespace(total=max(verification, 1000 + 100 * batch))
+
+    monkeypatch.setattr("facetrain.plan.forecast.forecast", needed)
+    # So small that the plateau of verification is nearly the whole memory, if it needs more than these images.
+    usable = max(verification + 20, 1000 + 100 * images)
+    most = (usable - 1000) // 100
+    found = largest_batch(None, 10, 1, round(usable / 0.9) + 1)
+    assert most - max(1, most // 64) <= found <= most
+    assert len(batches) <= (10 if verification else 5)
+
+
 def test_without_a_memory_the_steps_of_this_machine_are_measured(tmp_path):
     write_records(tmp_path / "data", [n // 4 for n in range(40)], size=32)
     text = f"data: {{train: {tmp_path}/data, image_size: 32}}\ntrain: {{batch_size: 8, epochs: 3}}\n{TINY}"
