@@ -260,14 +260,18 @@ class FusedChunk(Chunk):
         )
 
 
-def fused_chunks_available(device: torch.device, margin: Margin, product_dtype: torch.dtype | None) -> bool:
-    """Return whether the Triton kernels can compute this head.
+def has_fused_form(margin: Margin, product_dtype: torch.dtype | None) -> bool:
+    """Return whether the Triton kernels have this head's formulas.
 
-    They need products in 16 bits, a margin that leaves negatives alone (except for the filter), tensor cores (compute
-    capability 8.0), and Triton. The matrix library is faster at float32 products.
+    They need products in 16 bits, since the matrix library is faster at float32 products, and a margin that leaves
+    negatives alone, except for the filter.
     """
-    has_factors_in_16_bits = product_dtype is not None and product_dtype.itemsize == 2
-    return not margin.changes_negatives and has_factors_in_16_bits and can_run_kernels(device)
+    return not margin.changes_negatives and product_dtype is not None and product_dtype.itemsize == 2
+
+
+def fused_chunks_available(device: torch.device, margin: Margin, product_dtype: torch.dtype | None) -> bool:
+    """Return whether the Triton kernels can compute this head here: with tensor cores (8.0 or higher), and Triton."""
+    return has_fused_form(margin, product_dtype) and can_run_kernels(device)
 
 
 def default_chunk_size(global_batch: int, embedding_size: int, device_type: str) -> int:

@@ -44,6 +44,8 @@ def test_the_heads_bytes_on_a_gpu_are_near_those_of_a_step_on_a_cpu(settings, op
         update_in_backward=load.optim.accumulate == 1,
         chunk_size=load.settings.chunk_size,
         product_dtype=product_dtype,
+        # As the kernels, which a GPU has for products in 16 bits.
+        recompute="on" if product_dtype else "auto",
     )
     batches = [
         (torch.randn(BATCH, 64, requires_grad=True), torch.randint(0, CLASSES, (BATCH,)))
@@ -69,6 +71,24 @@ def test_a_small_batch_needs_no_more_memory_than_a_large_one(product_dtype):
         for batch in (1, 4, 16, 128)
     ]
     assert works == sorted(works)
+
+
+@pytest.mark.parametrize(
+    ("margin", "product_dtype", "kept"),
+    [("arcface", torch.bfloat16, False), ("arcface", None, True), ("curricularface", torch.bfloat16, False)],
+)
+def test_exponentials_are_kept_only_where_a_gpu_has_no_kernels_for_the_head(margin, product_dtype, kept):
+    peaks = {
+        recompute: head_memory(
+            load_of(
+                {"margin": {"type": margin}, "recompute": recompute, "chunk_size": 2048},
+                product_dtype=product_dtype,
+            )
+        ).peak
+        for recompute in ("off", "on")
+    }
+    exponentials = 4 * BATCH * CLASSES
+    assert peaks["off"] - peaks["on"] == pytest.approx(exponentials if kept else 0, abs=0.35 * exponentials)
 
 
 def test_sgd_without_momentum_keeps_no_moments():
