@@ -13,12 +13,20 @@ from facetrain.cli.options import Json, Set
 
 if TYPE_CHECKING:
     from facetrain.config.schema import Config
+    from facetrain.plan.forecast import Forecast
 
 
+_HALVES_BATCH = "half of train.batch_size with twice optim.accumulate"
 _SAVES_MEMORY = (
-    "head.momentum_dtype: bfloat16; model.checkpoint_activations: true; half of train.batch_size with twice "
-    "optim.accumulate; head.weight_dtype: bfloat16; head.momentum_dtype: int8; head.placement: host"
+    "head.momentum_dtype: bfloat16",
+    "model.checkpoint_activations: true",
+    _HALVES_BATCH,
+    "head.weight_dtype: bfloat16",
+    "head.momentum_dtype: int8",
+    "head.placement: host",
+    "more GPUs",
 )
+"""From cheap to expensive."""
 _GIB = 1 << 30
 
 
@@ -108,7 +116,24 @@ def _counted(config: Config, num_classes: int, gpus: int, memory: int) -> dict[s
         "fits": needed.fits(memory),
         "largest_batch": largest_batch(config, num_classes, gpus, memory),
         "fewest_gpus": fewest_gpus(config, num_classes, memory),
+        "half_batch_bytes": None
+        if needed.fits(memory)
+        else _half_batch_bytes(config, num_classes, gpus, needed),
     }
+
+
+def _half_batch_bytes(config: Config, num_classes: int, gpus: int, needed: Forecast) -> int | None:
+    """Return the total of a run whose steps have twice the micro-batches, of half the images; None: of one image.
+
+    It can be more than the total of the run: several micro-batches keep the gradient of the centers in float32.
+    """
+    from facetrain.plan.forecast import forecast
+
+    if needed.batch < 2:
+        return None
+    optim = config.optim.model_copy(update={"accumulate": 2 * config.optim.accumulate})
+    halved = config.model_copy(update={"optim": optim})
+    return forecast(halved, num_classes, gpus, batch=needed.batch // 2).total
 
 
 def _lines(report: dict[str, Any]) -> list[str]:
@@ -132,8 +157,14 @@ def _lines(report: dict[str, Any]) -> list[str]:
     if report["elsewhere_bytes"]:
         lines.append(f"  In addition {report['elsewhere_bytes'] / _GIB:.2f} GiB per GPU on the host.")
     if not report["fits"]:
-        lines.append(f"needs less memory, from cheap to expensive: {_SAVES_MEMORY}; more GPUs")
+        lines.append(f"needs less memory, from cheap to expensive: {'; '.join(_memory_savers(report))}")
     fewest = report["fewest_gpus"]
     on = f"fewest GPUs {fewest}" if fewest else "with this batch it fits on no number of GPUs"
     limits = f"largest batch per GPU {report['largest_batch']:,}; {on}"
     return [*lines, limits, "The speed is measured on such a machine: `facetrain plan` without --memory."]
+
+
+def _memory_savers(report: dict[str, Any]) -> list[str]:
+    half_batch = report["half_batch_bytes"]
+    halving_saves = half_batch is not None and half_batch < report["total_bytes"]
+    return [each for each in _SAVES_MEMORY if each != _HALVES_BATCH or halving_saves]

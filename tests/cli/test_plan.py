@@ -48,6 +48,19 @@ def test_for_a_run_that_does_not_fit_the_keys_that_save_memory_are_printed():
     assert "does not fit" in printed and "head.momentum_dtype" in printed
 
 
+@pytest.mark.parametrize(
+    ("identities", "batch", "saves"),
+    [pytest.param(1000, 4096, True, marks=pytest.mark.slow), (2_200_000, 8, False)],
+)
+def test_half_of_the_batch_in_twice_the_micro_batches_is_advised_only_where_it_saves_memory(
+    identities, batch, saves, tmp_path
+):
+    sets = "data: {train: none, image_size: 32}\neval: {targets: []}\n"
+    (tmp_path / "run.yaml").write_text(f"{sets}{TINY}train: {{batch_size: {batch}}}\n")
+    code, printed, _ = plan("--config", tmp_path / "run.yaml", "--memory", 1, "--identities", identities)
+    assert code == 1 and ("optim.accumulate" in printed) == saves
+
+
 @pytest.mark.slow
 def test_the_largest_batch_fits_and_one_that_is_a_little_larger_does_not():
     # With few images a chunk has many classes, and few chunks are counted.
