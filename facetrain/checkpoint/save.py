@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import shutil
+import socket
 import threading
 from collections.abc import Callable, Set
 from contextlib import suppress
@@ -20,7 +21,11 @@ from facetrain.checkpoint.snapshot import HostCopy, Snapshot, TensorFile
 from facetrain.checkpoint.tensor_file import write_tensors
 from facetrain.distributed import collectives
 from facetrain.files import error_reason, write_atomically
+from facetrain.plural import count_text
 from facetrain.telemetry.log import warn
+from facetrain.telemetry.memory import available_bytes
+
+_GIB = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -97,10 +102,22 @@ class CheckpointWriter:
         return self._state != _SaveState.IDLE
 
     def prepare(self, snapshot: Snapshot) -> None:
-        """Start to allocate the buffers for such snapshots, so that the first save is not slower than the others."""
+        """Start to allocate the buffers for such snapshots, so that the first save is not slower than the others.
+
+        Where a host has no room for the buffers of its ranks, all saves are synchronous from then on, with one warning:
+        the system may end a process that takes more memory than there is, page-locked memory above all.
+        """
         self.is_prepared = True
-        if snapshot.copy_rows:
-            self._host_copy.prepare(_files_of(snapshot))
+        if not snapshot.copy_rows:
+            return
+        files = _files_of(snapshot)
+        shortage = _shortage(sum(tensor.nbytes for file in files for tensor in file.tensors.values()))
+        if not shortage:
+            self._host_copy.prepare(files)
+            return
+        self._asynchronous = False
+        if collectives.rank() == 0:
+            warn(f"{shortage}; training waits for each checkpoint, as with checkpoint.async: false")
 
     def save(self, snapshot: Snapshot) -> SaveOutcome | None:
         """Finish the previous save, then start to save a snapshot.
@@ -109,8 +126,10 @@ class CheckpointWriter:
         return the outcome of this save instead. A snapshot that cannot be copied to host memory is
         written before the call returns; its outcome comes from the next `poll`, `save` or `finish`.
         """
+        if not self.is_prepared:
+            self.prepare(snapshot)
         # One save at a time: the thread may still write from the buffers that this one copies into.
-        previous, self.is_prepared = self.finish(), True
+        previous = self.finish()
         self._state, self._snapshot, self._reason, self._files = _SaveState.WRITING, snapshot, "", []
         self._make_scratch_folder(snapshot.step)
         if self._state == _SaveState.FAILED:
@@ -259,3 +278,22 @@ class CheckpointWriter:
 def _files_of(snapshot: Snapshot) -> list[TensorFile]:
     """Return the files that this rank writes."""
     return snapshot.files(collectives.rank(), collectives.world_size())
+
+
+def _shortage(needed: int) -> str:
+    """Return which host has no room for `needed` bytes of each of its ranks, in words; empty: none. Collective.
+
+    Every rank returns the same. A host that does not say how much memory it has left counts as one with room.
+    """
+    of_host: dict[str, list[tuple[int, int | None]]] = {}
+    for host, size, left in collectives.gather_json([socket.gethostname(), needed, available_bytes()]):
+        of_host.setdefault(host, []).append((size, left))
+    for host, ranks in of_host.items():
+        total = sum(size for size, _ in ranks)
+        left = min((left for _, left in ranks if left is not None), default=total)
+        if total > left:
+            return (
+                f"{host}: the copy of a checkpoint needs {total / _GIB:.1f} GiB of host memory for its "
+                f"{count_text(len(ranks), 'rank')}, {left / _GIB:.1f} GiB are left"
+            )
+    return ""

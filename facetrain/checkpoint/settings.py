@@ -19,7 +19,8 @@ class CheckpointSettings(Settings):
     """Metric whose checkpoint with the largest value is kept too: SET/accuracy, SET/auc or SET/tar@…. null: only the
     newest checkpoints."""
     asynchronous: bool = Field(default=True, alias="async")
-    """Write checkpoints in the background while the run trains."""
+    """Write checkpoints in the background while the run trains, from a copy in the host's memory. Where it has no room
+    for the copies of its ranks, checkpoints are written as with false: training waits for them."""
     mirror: str | None = None
     """Address of a folder in an object store, s3://… or gs://…, that gets a copy of every checkpoint in the background,
     below the name of the run. `facetrain resume ADDRESS/NAME` continues from there. Hosts that share no folder need it.

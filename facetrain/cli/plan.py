@@ -113,6 +113,7 @@ def _counted(config: Config, num_classes: int, gpus: int, memory: int) -> dict[s
         "parts_bytes": needed.parts,
         "total_bytes": needed.total,
         "elsewhere_bytes": needed.elsewhere,
+        "checkpoint_copy_bytes": needed.checkpoint_copy,
         "fits": needed.fits(memory),
         "largest_batch": largest_batch(config, num_classes, gpus, memory),
         "fewest_gpus": fewest_gpus(config, num_classes, memory),
@@ -156,6 +157,11 @@ def _lines(report: dict[str, Any]) -> list[str]:
     ]
     if report["elsewhere_bytes"]:
         lines.append(f"  In addition {report['elsewhere_bytes'] / _GIB:.2f} GiB per GPU on the host.")
+    if report["checkpoint_copy_bytes"]:
+        lines.append(
+            f"  In addition {report['checkpoint_copy_bytes'] / _GIB:.2f} GiB per GPU in the host's memory, for the "
+            "copy of a checkpoint; checkpoint.async: false needs none."
+        )
     if not report["fits"]:
         lines.append(f"needs less memory, from cheap to expensive: {'; '.join(_memory_savers(report))}")
     fewest = report["fewest_gpus"]

@@ -43,6 +43,8 @@ class Forecast:
     """Bytes on the GPU, by purpose."""
     elsewhere: int
     """Centers and moments in the host's memory or on its disk."""
+    checkpoint_copy: int
+    """Host memory of rank 0 for the copy of which a checkpoint is written in the background (`checkpoint.async`)."""
 
     @property
     def total(self) -> int:
@@ -189,7 +191,14 @@ def _of_stage(
         # Beyond a step, whose images, activations and work no longer exist then.
         "verification": max(_verification_bytes(config) - images - backbone.kept - work, 0),
     }
-    return Forecast(batch, parts, (head.centers + head.moments + taught_centers) * (not on_device))
+    # Tables in the host's memory are not copied, nor is anything else then (`Snapshot.copy_rows`).
+    is_copied = on_device and config.checkpoint.asynchronous
+    return Forecast(
+        batch,
+        parts,
+        elsewhere=(head.centers + head.moments + taught_centers) * (not on_device),
+        checkpoint_copy=(head.centers + head.moments + parts["weights"] + parts["moments"]) * is_copied,
+    )
 
 
 def _prefetched(config: Config, head: HeadMemory) -> int:

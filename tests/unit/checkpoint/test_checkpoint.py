@@ -184,6 +184,25 @@ def test_a_snapshot_is_written_without_a_copy_where_the_copy_does_not_fit_into_m
     assert Checkpoint.open(tmp_path).rows("weight", 5, 6).unique().tolist() == [7.0]
 
 
+@pytest.mark.parametrize(("left", "waits"), [(100, True), (1 << 20, False), (None, False)])
+def test_a_host_without_memory_for_the_copy_writes_each_checkpoint_before_training_goes_on(
+    tmp_path, monkeypatch, capsys, left, waits
+):
+    monkeypatch.setattr("facetrain.checkpoint.save.available_bytes", lambda: left)
+    writer = CheckpointWriter(tmp_path)
+    writer.prepare(snapshot(0))
+    outcomes = [writer.save(snapshot(step)) for step in (1, 2)]
+    assert [outcome and outcome.step for outcome in outcomes] == ([1, 2] if waits else [None, 1])
+    assert capsys.readouterr().err.count("checkpoint.async: false") == waits
+    writer.finish()
+    assert complete_steps(tmp_path) == [1, 2]
+
+
+def test_the_first_save_compares_the_copy_with_the_memory_if_nothing_was_prepared(tmp_path, monkeypatch):
+    monkeypatch.setattr("facetrain.checkpoint.save.available_bytes", lambda: 100)
+    assert CheckpointWriter(tmp_path).save(snapshot(1)).step == 1
+
+
 def test_two_saves_reuse_the_buffers_of_the_copy(tmp_path):
     copy = HostCopy()
     first, second = (copied_rows(copy, snapshot(step)) for step in (1, 2))

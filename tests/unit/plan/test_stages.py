@@ -45,6 +45,14 @@ def test_sampled_rows_of_the_hosts_memory_are_counted_where_the_prefetcher_keeps
     assert several.parts["centers"] == 0, "each micro-batch reads its rows"
 
 
+@pytest.mark.parametrize(("placement", "background"), [("device", True), ("device", False), ("host", True)])
+def test_the_copy_of_a_checkpoint_has_the_tables_of_the_device(placement, background):
+    config = small_config(head={"placement": placement}, checkpoint={"async": background})
+    needed = forecast(config, CLASSES, 2)
+    tensors = sum(needed.parts[name] for name in ("weights", "moments", "centers", "center_moments"))
+    assert needed.checkpoint_copy == (tensors if placement == "device" and background else 0)
+
+
 def test_gradients_exist_before_the_backward_pass_of_a_second_micro_batch():
     one, two, ranks = (
         forecast(small_config(optim={"accumulate": n}), CLASSES, gpus, batch=4)
