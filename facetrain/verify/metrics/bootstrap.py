@@ -102,12 +102,15 @@ def _freedom(subjects: int) -> int:
     return max(subjects - 1, 1)
 
 
-def interval(replicate_R: np.ndarray, subjects: int, estimate: float) -> tuple[float, float] | None:
+def interval(
+    replicate_R: np.ndarray, subjects: int, estimate: float, *, is_share: bool = True
+) -> tuple[float, float] | None:
     """Return the expanded percentile interval at `LEVEL` of a metric's replicates; NaN replicates are ignored.
 
-    Its ends are the quantiles of `interval_quantiles`. Return None if all replicates are NaN. If every replicate is
-    exactly 0, or every one exactly 1, resampling cannot show any uncertainty. The open end is then the exact binomial
-    limit for so many independent subjects (Clopper and Pearson, "The use of confidence or fiducial limits", 1934).
+    Its ends are the quantiles of `interval_quantiles`. Return None if all replicates are NaN. If both ends of a share
+    (`is_share`), such as an error rate, are exactly 0, or both exactly 1, resampling shows no uncertainty. The open end
+    is then the exact binomial limit for so many independent subjects (Clopper and Pearson, "The use of confidence or
+    fiducial limits", 1934). For another number, such as a ratio of two rates, 0 and 1 are no limits: its ends stay.
 
     The interval always contains `estimate`, the metric of the set itself. On very small sets the replicates
     can be biased by more than they vary; the interval is then widened up to the estimate, which can only
@@ -117,7 +120,7 @@ def interval(replicate_R: np.ndarray, subjects: int, estimate: float) -> tuple[f
     if not len(known):
         return None
     low, high = (float(end) for end in np.quantile(known, interval_quantiles(subjects)))
-    if low == high and low in (0.0, 1.0):
+    if is_share and low == high and low in (0.0, 1.0):
         reach = 1 - ((1 - LEVEL) / 2) ** (1 / max(subjects, 1))
         low, high = (0.0, reach) if low == 0 else (1 - reach, 1.0)
     return min(low, estimate), max(high, estimate)

@@ -26,6 +26,8 @@ from facetrain.verify.metrics.score_scale import COSINE, ScoreScale
 
 _HARDEST = 50
 _HISTOGRAM_BINS = 200
+_NO_SHARES = ("threshold", "xnorm")
+"""Metrics that are a distance or a length: they can be 0 or 1, but not as a share of pairs."""
 NEEDS_BOTH_KINDS = "needs genuine and impostor pairs; all pairs are of one kind"
 """Reason for a missing curve."""
 
@@ -153,7 +155,8 @@ def add_replicates(result: Result, replicates: dict[str, np.ndarray]) -> None:
     for name, replicate_R in replicates.items():
         value = result.metrics[name]
         assert value is not None, "only metrics that the set is large enough for have replicates"
-        interval = bootstrap.interval(replicate_R, result.subjects_of(name), value)
+        is_share = name not in _NO_SHARES
+        interval = bootstrap.interval(replicate_R, result.subjects_of(name), value, is_share=is_share)
         if interval is not None:
             result.interval[name] = interval
 

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 
 import numpy as np
 
@@ -130,7 +130,7 @@ def _slice_column(
         of_kind = {"fmr": members[~is_genuine], "fnmr": members[is_genuine]}
         subjects = {name: pairs.count_subjects(of_kind.get(name, members)) for name in rates}
         drawn = {name: rate[:, at] for name, rate in replicate.items()}
-        groups.append(Group(column, str(value), metrics | sizes, _intervals(metrics, drawn, subjects)))
+        groups.append(Group(column, str(value), metrics | sizes, _intervals(metrics, drawn, subjects, RATES)))
     alone_V = np.array([value not in mixed for value in values.tolist()])
     rates, replicate = (
         {name: rate[:, alone_V] for name, rate in part.items()} for part in (rates, replicate)
@@ -148,18 +148,24 @@ def _summary(
     summary = summarize_groups({name: rates[name][:, complete_V] for name in RATES})
     metrics = {name: _none_if_nan(value[0]) for name, value in summary.items()}
     drawn = summarize_groups({name: replicate[name][:, complete_V] for name in RATES}) if replicate else {}
-    return Group(column, None, metrics, _intervals(metrics, drawn, dict.fromkeys(metrics, subjects)))
+    # The others are ratios, deviations and coefficients.
+    intervals = _intervals(metrics, drawn, dict.fromkeys(metrics, subjects), ("accuracy_mean",))
+    return Group(column, None, metrics, intervals)
 
 
 def _intervals(
-    metrics: Mapping[str, float | None], drawn: Mapping[str, np.ndarray], subjects: Mapping[str, int]
+    metrics: Mapping[str, float | None],
+    drawn: Mapping[str, np.ndarray],
+    subjects: Mapping[str, int],
+    shares: Collection[str],
 ) -> dict[str, tuple[float, float]]:
-    """Return the interval of each metric that has one, from its values in the draws, (R,) each."""
+    """Return the interval of each metric that has one, from its values in the draws, (R,) each; `shares` are rates."""
     return {
         name: interval
         for name, value_R in drawn.items()
         if (value := metrics[name]) is not None
-        and (interval := bootstrap.interval(value_R, subjects[name], value)) is not None
+        and (interval := bootstrap.interval(value_R, subjects[name], value, is_share=name in shares))
+        is not None
     }
 
 

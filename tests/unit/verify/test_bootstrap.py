@@ -166,6 +166,7 @@ def test_an_interval_without_any_error_ends_at_the_binomial_limit_and_includes_i
     assert high == 1 and 1 - low == pytest.approx(1 - 0.025 ** (1 / 50))
     assert interval(np.zeros(100), 50, 0.0)[1] == pytest.approx(1 - low)
     assert interval(np.array([np.nan]), 5, 0.5) is None
+    assert interval(np.ones(100), 50, 1.0, is_share=False) == (1, 1)
     assert interval(np.linspace(0.4, 0.5, 101), 5, 0.3) == (0.3, pytest.approx(0.4999, abs=1e-5))
 
 

@@ -68,6 +68,15 @@ def test_the_summary_of_groups_is_what_a_plain_loop_over_them_finds():
         assert low <= summary.metrics[name] <= high
 
 
+def test_a_ratio_that_is_1_in_every_draw_has_no_binomial_limit():
+    pairs = people(np.random.default_rng(0), 40)
+    value = np.random.default_rng(1).choice(["a", "b"], len(pairs.same_P))
+    # No genuine pair is accepted, so that the FNMR of both groups is 1.
+    _, (summary,) = slice_groups(pairs, {"group": value}, 1.1, draws=Draws(50))
+    assert summary.interval["fnmr_worst_to_best"] == (1, 1)
+    assert summary.interval["fnmr_gini"] == (0, 0)
+
+
 def test_published_accuracies_give_the_published_spread():
     # ArcFace (ResNet-34) on RFW: Wang and Deng, CVPR 2020: mean 94.64, standard deviation 1.11, error ratio 1.65.
     accuracy = np.array([[0.9618, 0.9467, 0.9372, 0.9398]])
