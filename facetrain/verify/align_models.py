@@ -36,7 +36,7 @@ class Alignment:
     """Learned on all images."""
     images: int
     people: int
-    """Number of people who were set aside."""
+    """Number of people who were set aside, and on whose images the map was measured."""
     cosine: float
     """Mean cosine of a mapped old embedding and the new embedding of the same image."""
     accuracy: dict[str, dict[str, float | None]]
@@ -117,6 +117,9 @@ def _rows(embeddings: Embeddings, chosen_N: np.ndarray) -> Embeddings:
 def _accuracy(gallery_ND: np.ndarray, probe_ND: np.ndarray, label_N: np.ndarray) -> dict[str, float | None]:
     """Return the metrics of all pairs of an entry and a probe, without an image and itself."""
     pair = ~np.eye(len(label_N), dtype=bool)
+    if gallery_ND is probe_ND:
+        # Of one model, (i, j) and (j, i) are one comparison: counted twice, a set of half the size would seem enough.
+        pair = np.triu(pair)
     curve = roc((gallery_ND @ probe_ND.T)[pair], (label_N[:, None] == label_N)[pair])
     metrics = (metric for metric in CURVE_METRICS if metric.name in _METRICS)
     return {metric.name: None if curve is None else metric.of(curve) for metric in metrics}
