@@ -56,9 +56,8 @@ def verification_result(
     scored = score_pairs(sum_ND, pairs.same, subject_N)
     result = pair_result(scored, protocol="verification", draws=draws)
     add_fold_accuracy(result, scored, draws=draws)
-    no_flip = score_pairs(plain_ND, pairs.same, subject_N)
-    folds, replicate = bootstrap_fold_accuracy(no_flip, draws=draws)
-    result.metrics["accuracy_no_flip"] = folds.mean
+    if result.folds is not None:
+        _add_accuracy_without_mirror_images(result, score_pairs(plain_ND, pairs.same, subject_N), draws)
     norm_N = (embedding_lengths(plain_ND) + embedding_lengths(mirrored_ND)) / 2
     result.metrics["xnorm"] = float(norm_N.mean())
     sum_S, count_S = np.bincount(subject_N, weights=norm_N), np.bincount(subject_N)
@@ -68,9 +67,7 @@ def verification_result(
         draws,
         pairs=len(pairs.same),
     )
-    # Without draws there are no replicates to store.
-    if draws.number:
-        add_replicates(result, {"accuracy_no_flip": replicate["accuracy"]} | mean)
+    add_replicates(result, mean)
     columns = table.columns if table else {}
     qualities = {}
     if not are_normalized(plain_ND):
@@ -82,6 +79,14 @@ def verification_result(
     sides = table.sides if table else {}
     add_slices(result, scored, columns, qualities, sides=sides, fmr=slice_fmr, draws=draws)
     return result
+
+
+def _add_accuracy_without_mirror_images(result: Result, scored: ScoredPairs, draws: Draws) -> None:
+    folds, replicate = bootstrap_fold_accuracy(scored, draws=draws)
+    result.metrics["accuracy_no_flip"] = folds.mean
+    # Without draws there are no replicates to store.
+    if draws.number:
+        add_replicates(result, {"accuracy_no_flip": replicate["accuracy"]})
 
 
 def score_pairs(embedding_ND: np.ndarray, same_P: np.ndarray, subject_N: np.ndarray) -> ScoredPairs:

@@ -29,7 +29,7 @@ _HISTOGRAM_BINS = 200
 _NO_SHARES = ("threshold", "xnorm")
 """Metrics that are a distance or a length: they can be 0 or 1, but not as a share of pairs."""
 NEEDS_BOTH_KINDS = "needs genuine and impostor pairs; all pairs are of one kind"
-"""Reason for a missing curve."""
+"""Reason for a missing curve, and a missing accuracy."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,12 @@ def add_fold_accuracy(result: Result, pairs: ScoredPairs, *, draws: Draws = DRAW
     """Add `accuracy` and `accuracy_std` by the 10-fold protocol, and the ROC on the published grid.
 
     For cosines, also add the published `threshold`, a squared distance. The folds are runs of consecutive pairs, as in
-    the official lists, unless a fold would have pairs of one kind only, see `fold_order`.
+    the official lists, unless a fold would have pairs of one kind only, see `fold_order`. Pairs of one kind have no
+    accuracy: a threshold that accepts, or refuses, all of them is always right.
     """
+    if result.curve is None:
+        result.metrics["accuracy"], result.needs["accuracy"] = None, NEEDS_BOTH_KINDS
+        return
     pairs = pairs.in_fold_order()
     folds, replicate = bootstrap_fold_accuracy(pairs, draws=draws)
     result.folds = folds

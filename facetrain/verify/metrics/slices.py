@@ -49,15 +49,14 @@ def add_slices(
     if not columns and not qualities:
         return
     curve = result.curve
-    if fmr is None:
-        threshold = result.threshold["accuracy"]
-    elif curve is not None and can_measure(curve, fmr):
-        threshold = threshold_at(curve, fmr)
-    else:
-        name = f"slices@{fmr:.0e}"
+    if curve is None or (fmr is not None and not can_measure(curve, fmr)):
+        name = "slices" if fmr is None else f"slices@{fmr:.0e}"
         result.metrics[name] = None
-        result.needs[name] = NEEDS_BOTH_KINDS if curve is None else needed_impostors(curve, fmr)
+        result.needs[name] = (
+            NEEDS_BOTH_KINDS if curve is None or fmr is None else needed_impostors(curve, fmr)
+        )
         return
+    threshold = result.threshold["accuracy"] if fmr is None else threshold_at(curve, fmr)
     mixed = {
         name: set(columns[name][first != second])
         for name, (first, second) in (sides or {}).items()

@@ -9,7 +9,7 @@ from facetrain.verify.metrics.curve_metrics import CURVE_METRICS, auc, equal_err
 from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.metrics.fold_accuracy import FoldSearch
 from facetrain.verify.metrics.roc import roc
-from facetrain.verify.metrics.scored_pairs import ScoredPairs, add_fold_accuracy, pair_result
+from facetrain.verify.metrics.scored_pairs import ScoredPairs, bootstrap_fold_accuracy, pair_result
 from facetrain.verify.metrics.slices import slice_groups
 from facetrain.verify.model_comparison import compare_results
 from facetrain.verify.pair_protocol import score_pairs, verification_result
@@ -80,12 +80,11 @@ def test_a_draw_without_pairs_has_no_fold_accuracy():
     # Five impostor pairs of ten people, all rejected: many draws have both people of none of them.
     pair = np.arange(5)
     pairs = ScoredPairs(np.full(5, -0.5), np.zeros(5, bool), 2 * pair, 2 * pair + 1, np.arange(10))
-    found = pair_result(pairs, protocol="x", draws=Draws(200))
-    add_fold_accuracy(found, pairs, draws=Draws(200))
-    accuracy_R = found.replicates["accuracy"]
+    _, replicates = bootstrap_fold_accuracy(pairs, draws=Draws(200))
+    accuracy_R = replicates["accuracy"]
     assert np.isnan(accuracy_R).any() and np.nanmin(accuracy_R) == 1
-    assert np.isnan(found.replicates["threshold"]).tolist() == np.isnan(accuracy_R).tolist()
-    assert found.interval["accuracy"] == pytest.approx((0.025 ** (1 / 10), 1))
+    assert np.isnan(replicates["threshold"]).tolist() == np.isnan(accuracy_R).tolist()
+    assert interval(accuracy_R, pairs.subjects, 1.0) == pytest.approx((0.025 ** (1 / 10), 1))
 
 
 def test_draws_do_not_depend_on_the_number_in_memory_at_once():

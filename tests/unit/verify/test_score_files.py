@@ -1,5 +1,6 @@
 """Score files: their metrics, slices and comparison, and the messages for wrong ones."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -118,16 +119,27 @@ def test_slices_at_an_fmr_that_the_impostor_pairs_cannot_show_are_left_out(tmp_p
 
 
 @pytest.mark.parametrize("genuine", [0, 1])
-def test_pairs_of_one_kind_have_no_auc_and_no_slices_at_an_fmr(tmp_path, genuine):
-    columns = {"score": np.arange(40), "genuine": [genuine] * 40, "sex": ["f", "m"] * 20}
+def test_pairs_of_one_kind_have_no_auc_no_accuracy_and_no_slices(tmp_path, genuine):
+    columns = {
+        "score": np.arange(40),
+        "genuine": [genuine] * 40,
+        "sex": ["f", "m"] * 20,
+        "quality": range(40),
+    }
     path = write(tmp_path / "system.csv", columns)
     found = evaluate_scores(path, options=FAST)
     result, reason = found.results["system"], "needs genuine and impostor pairs; all pairs are of one kind"
-    assert result.metrics["auc"] is None and f"  auc              {reason}" in format_evaluation(found)
-    assert len(result.groups) == 2
+    assert f"  auc              {reason}; also left out: accuracy, slices" in format_evaluation(found)
+    assert result.needs == dict.fromkeys(("auc", "accuracy", "slices"), reason)
+    assert not result.available_metrics.keys() - {"pairs", "genuine", "impostors"}
+    assert (
+        not result.groups
+        and not result.discards
+        and json.loads(json.dumps(result.as_json()))["folds"] is None
+    )
     result = evaluated(path, columns, slice_fmr=0.1)
     assert not result.groups and result.metrics["slices@1e-01"] is None
-    assert result.needs == {"auc": reason, "slices@1e-01": reason}
+    assert result.needs == dict.fromkeys(("auc", "accuracy", "slices@1e-01"), reason)
 
 
 def test_a_quality_column_gives_a_discard_curve_and_no_slice(tmp_path, pairs):
