@@ -35,15 +35,16 @@ ROUNDING = 1 + 1e-12
 class Roc:
     """Receiver operating characteristic with one point per distinct score, strictest threshold first.
 
-    All arrays are float64 with one more entry than there are distinct scores. No point is interpolated.
+    All arrays have one more entry than there are distinct scores. No point is interpolated.
     """
 
     far: np.ndarray
-    """False accept rate, ascending from 0 to 1."""
+    """False accept rate, ascending from 0 to 1; float64."""
     tar: np.ndarray
-    """True accept rate at the same threshold, ascending from 0 to 1."""
+    """True accept rate at the same threshold, ascending from 0 to 1; float64."""
     threshold: np.ndarray
-    """A pair is accepted if its score is at least the threshold. The first entry is inf: no pair is accepted."""
+    """A pair is accepted if its score is at least the threshold. The first entry is inf: no pair is accepted. In the
+    dtype of the scores, in which they are compared with it."""
     impostors: int
     """Number of impostor pairs. A FAR below `1 / impostors` cannot be measured."""
 
@@ -64,7 +65,7 @@ def roc(score_P: np.ndarray, same_P: np.ndarray) -> Roc | None:
     return Roc(
         far=np.append(0.0, (last + 1 - accepted) / impostors),
         tar=np.append(0.0, accepted / genuine),
-        threshold=np.append(np.inf, score[last]),
+        threshold=np.append(np.array(np.inf, np.result_type(score, np.float16)), score[last]),
         impostors=impostors,
     )
 
@@ -77,10 +78,11 @@ def far_at(curve: Roc, far: float) -> float:
 def threshold_at(curve: Roc, far: float) -> float:
     """Return the lowest score that, as a threshold, accepts at most a share `far` of the impostor pairs.
 
-    If even the highest score accepts more, return the next larger float, which accepts no pair.
+    If even the highest score accepts more, return the next larger number of the scores' dtype, which accepts no pair.
     """
     index = int(np.searchsorted(curve.far, far * ROUNDING, side="right")) - 1
-    return float(curve.threshold[index]) if index else float(np.nextafter(curve.threshold[1], np.inf))
+    # The next float64 above a float32 score would be rounded to this score again, when they are compared.
+    return float(curve.threshold[index] if index else np.nextafter(curve.threshold[1], curve.threshold[0]))
 
 
 def eer_threshold(curve: Roc) -> float:

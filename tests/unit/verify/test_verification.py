@@ -124,6 +124,13 @@ def test_thresholds_agree_with_a_search_over_all_scores(seed):
     assert threshold_at(none, 1e-3) > best, "an impostor pair with the highest score leaves no accepted pair"
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_threshold_above_equal_scores_accepts_none_of_them_in_their_dtype(dtype):
+    score, same = np.array([0.7, 0.7, 0.7, 0.2], dtype), np.array([False, False, True, True])
+    threshold = threshold_at(roc(score, same), 0.5)
+    assert not (score >= threshold).any() and threshold == np.nextafter(score[0], dtype(1))
+
+
 @pytest.mark.parametrize("pairs", [1, 20])
 def test_pairs_of_one_kind_have_no_accuracy_and_no_curve(pairs):
     metrics = metrics_of(np.ones((2 * pairs, 4)), np.ones(pairs, bool))
