@@ -1,4 +1,7 @@
-"""Gaussian blur with a standard deviation of 0.5 to 2 pixels."""
+"""Gaussian blur with σ of 0.5 to 2 pixels, cut off at 4 pixels.
+
+As a sampled kernel of 9 pixels, it has a standard deviation of 0.46 to 1.85 pixels.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from facetrain.data.augmentations.convolution import convolve
 from facetrain.data.augmentations.draws import Draws
 
 _REACH = 4
+"""Pixels to each side. Two deviations of the widest blur: a longer kernel would change the images of all seeds."""
 
 
 def augment(image: Tensor, draws: Draws) -> Tensor:

@@ -8,6 +8,7 @@ import torchvision.transforms.v2.functional as TF
 from torchvision.io import decode_jpeg, encode_jpeg
 
 from facetrain.data.augmentations import (
+    blur,
     crop_in_place,
     erase,
     jpeg,
@@ -102,6 +103,16 @@ def test_random_erasing_makes_a_rectangle_gray(image):
     for one in is_gray:
         rows, columns = one.any(1), one.any(0)
         assert (one == (rows[:, None] & columns)).all()
+
+
+def test_a_gaussian_blur_has_the_deviations_that_its_documentation_states(monkeypatch):
+    monkeypatch.setattr(Draws, "between", lambda self, number, low, high: torch.linspace(low, high, COUNT))
+    spot = torch.zeros(COUNT, 3, 31, 31)
+    spot[:, :, 15, 15] = 1
+    of_columns = blur.augment(spot, draws())[:, 0].sum(1)
+    deviation = (of_columns @ (torch.arange(31.0) - 15) ** 2).sqrt()
+    torch.testing.assert_close(of_columns.sum(1), torch.ones(COUNT))
+    assert [round(deviation[end].item(), 2) for end in (0, -1)] == [0.46, 1.85]
 
 
 def test_motion_blur_keeps_the_mean_and_blurs_along_one_direction():
