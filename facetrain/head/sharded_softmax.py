@@ -234,8 +234,12 @@ class _CrossEntropy(torch.autograd.Function):
             target_order=target.position_G.sort(stable=True) if sweep.one_pass else None,
         )
         grad_GD = torch.zeros_like(unit_GD)
-        for number, (rows, chunk) in enumerate(sweep.chunks(factor_GD, target, ctx.inverse_norm_S)):
-            slope_GC = ctx.kept[number] if ctx.kept else chunk.undivided_slopes(log_total_G)
+        # Freed chunk by chunk: the graph lives as long as the loss, during the backward pass of the backbone, too. A
+        # second backward pass through the graph computes the same exponentials again.
+        kept, ctx.kept = ctx.kept, []
+        # Without `enumerate`, which holds what it has returned until it returns the next.
+        for rows, chunk in sweep.chunks(factor_GD, target, ctx.inverse_norm_S):
+            slope_GC = kept.pop(0) if kept else chunk.undivided_slopes(log_total_G)
             if sweep.take_gradient is None:
                 grad_GD += chunk.embedding_gradient(slope_GC)
                 del chunk, slope_GC

@@ -18,6 +18,7 @@ from facetrain.head.dense import dense_loss
 from facetrain.head.margins.function_margin import make_margin
 from facetrain.head.row_optimizer import CenterUpdate
 from facetrain.head.sampling import Stage
+from facetrain.torch_private import LiveBytes
 from tests.support.dense_head import sample_classes
 from tests.unit.head.helpers import CLASSES, SIZE, batch
 
@@ -195,6 +196,20 @@ def test_a_second_backward_pass_through_a_call_adds_the_same_gradient():
         once = head.weight.grad.clone()
         loss.backward()
         torch.testing.assert_close(head.weight.grad.to_dense(), 2 * once.to_dense())
+
+
+def test_the_exponentials_are_freed_before_the_backward_pass_of_the_backbone():
+    head = facetrain.PartialFC("cosface", SIZE, 4000, chunk_size=500, recompute=False, trained=False)
+    backbone, label = nn.Linear(SIZE, SIZE), torch.arange(256)
+    held = []
+    with LiveBytes() as live:
+        embedding = backbone(torch.randn(256, SIZE))
+        embedding.register_hook(lambda gradient: held.append(live.now))
+        loss = head(embedding, label)
+        held.append(live.now)
+        loss.backward()
+    after_forward, after_backward_of_head = held
+    assert after_forward - after_backward_of_head > 0.9 * 4 * 256 * 4000
 
 
 def test_under_autocast_only_the_large_products_are_rounded():

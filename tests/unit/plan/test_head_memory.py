@@ -30,7 +30,11 @@ def load_of(head=None, optim=None, *, size=64, rows=CLASSES, batch=BATCH, **opti
 
 
 @pytest.mark.parametrize(("settings", "optim", "product_dtype"), SETTINGS)
-def test_the_heads_bytes_on_a_gpu_are_near_those_of_a_step_on_a_cpu(settings, optim, product_dtype):
+def test_the_heads_bytes_on_a_gpu_are_near_those_of_a_step_on_a_cpu(
+    settings, optim, product_dtype, monkeypatch
+):
+    # It copies its transposed factors, which a GPU does not.
+    monkeypatch.setattr("facetrain.head.class_chunk.onednn_linear", None)
     load = load_of({"chunk_size": 2048} | settings, optim, product_dtype=product_dtype)
     head = make_head(
         embedding_size=64,
@@ -57,8 +61,9 @@ def test_the_heads_bytes_on_a_gpu_are_near_those_of_a_step_on_a_cpu(settings, op
             head(embedding, label).backward()
         head.step(torch.tensor(1.0), torch.tensor(0.0))
     memory = head_memory(load)
-    # A CPU computes with other temporaries, and the sample is random.
-    assert max(memory.peak, memory.update) == pytest.approx(live.peak, rel=0.17)
+    # A CPU computes with other temporaries in AdamW, and the sample is random.
+    rel = 0.2 if load.optim.name == "adamw" else 0.02
+    assert max(memory.peak, memory.update) == pytest.approx(live.peak, rel=rel)
     held = head.row_state()
     everything = sum(table.nbytes for table in held.values())
     assert (memory.centers, memory.moments) == (held["weight"].nbytes, everything - held["weight"].nbytes)
@@ -101,8 +106,8 @@ def test_tables_in_host_memory_are_copied_for_each_chunk():
         place: head_memory(load_of({"placement": place, "chunk_size": 2048}, size=64)).peak
         for place in ("device", "host")
     }
-    # Weight and momentum of one chunk; other parts of the step have their peak without them.
-    assert works["host"] - works["device"] == pytest.approx(2 * 2048 * 64 * 4, rel=0.1)
+    # The centers of one chunk: the momentum is copied for its update, when its slopes no longer exist.
+    assert works["host"] - works["device"] == pytest.approx(2048 * 64 * 4, rel=0.1)
 
 
 def test_the_gradient_of_several_micro_batches_takes_the_memory_of_their_union():
