@@ -63,6 +63,16 @@ def test_scaled_and_clipped_steps_equal_plain_sgd_after_torchs_own_clipping(enab
         torch.testing.assert_close(net.weight, plain.weight, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("enabled", [False, True])
+def test_the_bound_of_the_gradient_does_not_concern_the_class_centers(enabled):
+    net = nn.Linear(5, 3)
+    stepper = make_stepper(net, clip=1e-3, enabled=enabled)
+    scale = stepper.scale.value.item()
+    (net(torch.ones(1, 5)).sum() * scale).backward()
+    assert stepper.finish().grad_norm > 1
+    assert stepper._head.stepped == [(scale, 0.0)]
+
+
 def test_two_optimizers_update_all_parameters_as_one_does_and_share_the_bound_of_the_gradient():
     torch.manual_seed(0)
     nets = [nn.Linear(5, 3)]

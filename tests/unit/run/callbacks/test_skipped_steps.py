@@ -1,7 +1,9 @@
-"""A step that is skipped in fp16 leaves the network as it was."""
+"""A step that is skipped in fp16 leaves the network as it was; too many in a row end the run."""
 
+import pytest
 import torch
 
+from facetrain.errors import DivergedError
 from facetrain.optim.loss_scale import LossScale
 from tests.unit.run.callbacks.helpers import CPU
 
@@ -29,3 +31,20 @@ def test_activations_that_overflow_in_one_step_do_not_change_the_batch_norm_stat
     assert not torch.equal(values_of(state)["bn1.running_var"], before["bn1.running_var"])
     for name, value in values_of(state).items():
         assert value.isfinite().all(), name
+
+
+def test_only_skipped_steps_in_a_row_end_a_run(state, step, loader):
+    state.stepper.scale = LossScale(CPU, enabled=True, start=1024.0)
+    batches, *_ = loader
+
+    def take(*, overflows):
+        hook = state.backbone.conv1.register_forward_pre_hook(
+            lambda conv, images: (images[0] * (float("inf") if overflows else 1.0),)
+        )
+        step(state, batches)
+        hook.remove()
+
+    for overflows in (True, True, False, True, True):  # the fixture ends the run at the third in a row
+        take(overflows=overflows)
+    with pytest.raises(DivergedError, match="in 3 consecutive steps"):
+        take(overflows=True)
