@@ -6,7 +6,7 @@ import pytest
 
 from facetrain.data.dataset import SubsetDataset, identity_name, identity_names
 from facetrain.data.loading.sampler import MixtureSampler, SampleOrder, build_sampler, epoch_size
-from facetrain.data.mixture import DatasetHead, MixtureDataset
+from facetrain.data.mixture import DatasetHead, MixtureDataset, images_per_epoch
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, images_of, write_records
@@ -60,6 +60,10 @@ def test_an_epoch_shows_each_dataset_as_often_as_its_weight(tmp_path):
         assert (epoch < 6).sum() == 3
     # The half that the first epoch left out is the second epoch's.
     assert sorted([*first[first < 6], *second[second < 6]]) == list(range(6))
+
+
+def test_the_images_of_an_epoch_are_rounded_to_the_nearest_number():
+    assert images_per_epoch([10, 10, 3], [0.29, 0.22, 1.5]).tolist() == [3, 2, 4]
 
 
 @pytest.mark.parametrize("mode", ["full", "blocks"])

@@ -41,3 +41,12 @@ def test_ranges_that_contradict_the_images_are_not_used(tmp_path):
     write_from(tmp_path, 1, [2, 3, 2], label_of=lambda identity: 2 - identity)
     assert labels_of(tmp_path) is None
     assert open_dataset(tmp_path).labels.tolist() == [2, 2, 1, 1, 1, 0, 0]
+
+
+def test_a_range_that_is_off_by_one_image_is_not_used(tmp_path):
+    labels = np.repeat(np.arange(300), 7)
+    labels[7] = 0  # between the images that are compared at equal distances
+    given = iter(labels.tolist())
+    write_from(tmp_path, 1, [7] * 300, label_of=lambda identity: next(given))
+    assert labels_of(tmp_path) is None
+    assert open_dataset(tmp_path).labels.tolist() == labels.tolist()

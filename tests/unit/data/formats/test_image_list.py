@@ -179,6 +179,7 @@ def test_the_landmarks_of_photos_are_known_and_those_of_aligned_faces_are_not(im
     # Nor does a part of the list, or a mixture with it, pass for aligned faces.
     chosen = ImageSubset(open_dataset(images / "a.lst"), np.array([0]))
     (images / "m.yaml").write_text("datasets:\n- path: b.lst\n- path: a.lst\n")
+    assert np.isnan(open_dataset(images / "m.yaml").photo_landmarks[0]).all()
     for part in (chosen, open_dataset(images / "m.yaml")):
         with pytest.raises(DataError, match="1 images are not aligned"):
             require_aligned(part, "x")

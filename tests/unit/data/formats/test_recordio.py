@@ -12,6 +12,7 @@ from facetrain.data.formats.record_dataset import open_records
 from facetrain.data.formats.record_index import build_catalog, read_index
 from facetrain.data.formats.recordio import (
     EXACT_LABEL,
+    KIND_SHIFT,
     MAGIC,
     RecordHeader,
     RecordReader,
@@ -108,6 +109,14 @@ def test_a_damaged_file_gives_one_error_that_names_it(tmp_path, damage, message)
         for key, offset in zip(keys, offsets, strict=True):
             decode_record(reader.read_at(int(offset), int(key)), f"{rec}: key {key}")
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kinds", [(2,), (3,), (1, 0), (1, 1), (4,)])
+def test_parts_out_of_order_are_no_record(tmp_path, kinds):
+    parts = [struct.pack("<II", MAGIC, kind << KIND_SHIFT | 4) + b"data" for kind in (*kinds, 3)]
+    (tmp_path / "a.rec").write_bytes(b"".join(parts))
+    with pytest.raises(RecordError, match=r"a part of kind \d at byte \d+ is out of order"):
+        RecordReader(tmp_path / "a.rec").read_at(0)
 
 
 @pytest.mark.parametrize("label", [-1.0, 0.5, float("nan"), float("inf"), 2.0**31])

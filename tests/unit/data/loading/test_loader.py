@@ -8,7 +8,7 @@ import torch
 
 from facetrain.data.loading.batch_slots import BatchSlots
 from facetrain.data.loading.loader import Loader, LoaderSettings
-from facetrain.data.loading.reader_pool import ReaderPool
+from facetrain.data.loading.reader_pool import REQUEST_ROWS, ReaderPool
 from facetrain.data.loading.sampler import GlobalSampler, MixtureSampler, SampleOrder
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import ImageError, RecordError, RunError
@@ -190,6 +190,22 @@ def test_an_error_in_a_reading_process_is_raised_by_the_loader(tmp_path):
         next(iter(loader))
     assert "read_at" in caught.value.__notes__[0]  # the traceback that it had there
     loader.close()
+
+
+class AllBad:
+    """A dataset whose images are all damaged."""
+
+    def read(self, number):
+        raise RecordError(f"image {number} is damaged")
+
+
+def test_of_several_errors_the_one_of_the_first_row_is_raised():
+    slots = BatchSlots(1, 2 * REQUEST_ROWS, 8)
+    pool = ReaderPool(AllBad(), slots, workers=0, skip_bad=False)
+    pool.submit(0, np.arange(2 * REQUEST_ROWS))
+    pool._in_process[0].reverse()  # as if the process with the second half were faster
+    with pytest.raises(RecordError, match="image 0 is"):
+        pool.wait(0)
 
 
 def test_a_reading_process_that_is_killed_is_reported(dataset):
