@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from facetrain.checkpoint import commit
 from facetrain.checkpoint import snapshot as snapshot_module
-from facetrain.checkpoint.commit import LATEST, complete_steps, publish, remove_unfinished
+from facetrain.checkpoint.commit import LATEST, complete_steps, publish, remove_surplus, remove_unfinished
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.checkpoint.snapshot import ClassRows, HostCopy
@@ -339,6 +339,17 @@ def test_a_crash_between_two_renames_loses_no_checkpoint(tmp_path):
     remove_unfinished(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step_00000001"]
     Checkpoint.open(tmp_path).verify()
+
+
+def test_checkpoints_in_use_and_the_rest_of_an_interrupted_removal_do_not_hinder_a_removal(tmp_path):
+    writer = CheckpointWriter(tmp_path, asynchronous=False, steps_in_use=lambda: {1})
+    for step in range(1, 5):
+        writer.save(snapshot(step))
+    writer.finish()
+    assert complete_steps(tmp_path) == [1, 2, 3, 4]
+    (tmp_path / ".step_00000002.removed" / "rest").mkdir(parents=True)
+    remove_surplus(tmp_path, keep=1, best_metric=None, spared={1})
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step_00000001", "step_00000004"]
 
 
 def test_a_checkpoint_opens_by_run_folder_by_itself_and_by_latest(tmp_path):

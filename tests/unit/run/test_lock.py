@@ -137,6 +137,20 @@ def test_an_outage_of_the_file_system_does_not_make_the_lock_of_another_host_sta
     lock.release()
 
 
+def test_a_lock_of_another_host_that_is_released_while_it_is_watched_is_free(tmp_path, monkeypatch):
+    lock_of(tmp_path, host="node7", machine="node7 boot 1", pid=123)
+    lock = RunLock(tmp_path, silence_s=60.0)
+
+    def release(seconds):
+        monkeypatch.undo()
+        (tmp_path / LOCK_FILE).unlink()
+
+    monkeypatch.setattr("facetrain.run.folder.lock.time.sleep", release)
+    lock.acquire()
+    assert has_lock(tmp_path, lock.token)
+    lock.release()
+
+
 def test_the_lock_of_another_host_that_changes_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("facetrain.run.folder.lock._this_machine", lambda: "node7 boot 1")
     there = RunLock(tmp_path, beat_s=0.02)
