@@ -228,10 +228,11 @@ def test_an_invalid_override_is_named(tmp_path):
 
 
 def test_an_empty_mapping_removes_what_the_file_below_has(tmp_path):
-    write(tmp_path, "data: {train: x}\nmodel: {lr_factors: {a: 0.1}}\noptim: {muon: {lr: 0.01}}", "base.yaml")
-    path = write(tmp_path, "extends: base.yaml\nmodel: {lr_factors: {}}\noptim: {}")
+    model = "model: {backbone: timm/x, options: {a: 1}, lr_factors: {a: 0.1}}"
+    write(tmp_path, f"data: {{train: x}}\n{model}\noptim: {{muon: {{lr: 0.01}}}}", "base.yaml")
+    path = write(tmp_path, "extends: base.yaml\nmodel: {lr_factors: {}, options: {}}\noptim: {}")
     config = load_config(path, ["optim.muon={}"])
-    assert not config.model.lr_factors and config.optim.muon.lr != 0.01
+    assert not config.model.lr_factors and not config.model.options and config.optim.muon.lr != 0.01
     assert load_config(path, ["optim={}"]).optim.muon.lr == 0.01
 
 

@@ -1,10 +1,49 @@
 """Paths and addresses in a config."""
 
+from pathlib import Path
+
 import pytest
 
-from facetrain.config.loading import build_config
-from facetrain.config.paths import with_downloads
+from facetrain.config.loading import build_config, plain_config
+from facetrain.config.paths import with_absolute_paths, with_downloads, with_paths_of_sets
 from facetrain.errors import DataError
+
+PATHS = (
+    "run.dir",
+    "data.train",
+    "data.cache",
+    "model.init_from",
+    "distill.teacher",
+    "distill.cache",
+    "eval.dir",
+)
+
+
+def test_every_path_of_a_config_becomes_absolute_and_an_address_stays(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    values = {"eval": {"targets": ["./own.bin", "lfw", "/sets/a.bin"]}}
+    for key in PATHS:
+        section, name = key.split(".")
+        values.setdefault(section, {})[name] = f"folder/{name}"
+    plain = plain_config(with_absolute_paths(build_config(values, "test")))
+    for key in PATHS:
+        section, name = key.split(".")
+        assert plain[section][name] == f"{tmp_path}/folder/{name}", key
+    assert plain["eval"]["targets"] == [f"{tmp_path}/own.bin", "lfw", "/sets/a.bin"]
+    remote = build_config({"data": {"train": "s3://bucket/faces"}}, "test")
+    assert with_absolute_paths(remote).data.train == "s3://bucket/faces"
+
+
+def test_a_set_is_a_path_if_there_is_one_and_none_of_this_name_in_the_folder_of_sets(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("sets/own").mkdir(parents=True)
+    Path("own").mkdir()
+    for path in ("val.bin", "both.bin", "sets/both.bin", "own/a.bin", "lfw"):
+        Path(path).touch()
+    targets = ["val.bin", "both.bin", "own/a.bin", "lfw", "absent.bin", "./val.bin"]
+    config = build_config({"data": {"train": "x"}, "eval": {"dir": "sets", "targets": targets}}, "test")
+    found = with_paths_of_sets(config).eval.targets
+    assert list(found) == ["./val.bin", "both.bin", "./own/a.bin", "lfw", "absent.bin", "./val.bin"]
 
 
 def test_an_address_that_cannot_be_used_is_named_with_its_key():
