@@ -27,6 +27,12 @@ def test_a_gain_exceeds_the_best_value_and_a_value_that_is_no_number_is_none():
     )
 
 
+def test_the_count_for_another_metric_begins_anew():
+    before = EarlyStop(metric="lfw/accuracy", best=0.9, best_step=4, waited=1)
+    after = before.after(6, {"lfw/auc": 0.5}, StopEarlySettings(metric="lfw/auc", patience=2))
+    assert after == EarlyStop(metric="lfw/auc", best=0.5, best_step=6)
+
+
 @pytest.mark.slow
 def test_a_run_ends_at_the_same_step_whether_it_was_interrupted_or_not(describe, tmp_path, capsys):
     # No accuracy rises by more than one: of the verifications at steps 2, 4 and 6, two have no gain.

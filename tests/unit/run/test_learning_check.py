@@ -8,9 +8,11 @@ from facetrain.config.schema import Config
 from facetrain.data.images.augment import Augment
 from facetrain.data.loading.loader import Batch
 from facetrain.errors import ConfigError
+from facetrain.optim.settings import OptimSettings
 from facetrain.run.parts.learning_check import build_learning_check
 from facetrain.run.parts.state import build_state
 from facetrain.run.parts.step_schedule import schedule_steps
+from facetrain.training.learning_check import LearningCheck, RunConditions
 from facetrain.training.step import TrainStep
 from tests.support.world import ONE_RANK
 
@@ -100,6 +102,18 @@ def test_a_run_that_resumes_after_the_first_steps_is_not_checked(tmp_path):
     for step, finished in ((STEPS - 1, False), (STEPS, True), (5 * STEPS, True)):
         _, check = build(tmp_path, start_step=step)
         assert check.is_finished == finished
+
+
+@pytest.mark.parametrize(("clip", "moves"), [(1.0, False), (None, True)])
+def test_a_gradient_moves_the_weights_by_no_more_than_its_bound(clip, moves):
+    optim = OptimSettings(lr=1e-4, clip_grad_norm=clip)
+    where = RunConditions(optim, normalized_images=64, is_frozen=False, weight_norm=100.0)
+    check = LearningCheck(10, start_step=0, steps_per_epoch=STEPS, total_steps=STEPS, where=where)
+    for step in range(10, STEPS + 1, 10):
+        message = check.observe(step, {"loss": 1.0, "lr": 1e-4, "grad_norm": 1e4}, nearest=240, images=240)
+    assert check.is_finished and (
+        message is None if moves else "the weights of the backbone have moved" in message
+    )
 
 
 def test_a_backbone_without_any_trained_weight_is_refused(tmp_path):
