@@ -5,9 +5,9 @@ import torch
 
 from facetrain.config.loading import load_config
 from tests.runs.conftest import dataset, describe  # noqa: F401
-from tests.runs.test_training import checked, losses
 from tests.support import training as run
 from tests.support.command import torchrun
+from tests.support.runs import checked, losses
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from tests.runs.conftest import dataset, describe  # noqa: F401
-from tests.runs.test_lost_ranks import LONG, started_run  # noqa: F401
+from tests.runs.test_lost_ranks import started_run  # noqa: F401
 from tests.support.processes import kill, ranks_of, wait_until_gone
+from tests.support.runs import LONG
 
 pytestmark = [
     pytest.mark.gpu,

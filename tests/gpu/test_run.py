@@ -11,9 +11,9 @@ from facetrain.config.loading import load_config
 from facetrain.data.open_dataset import open_dataset
 from facetrain.distributed.world import join
 from tests.runs.conftest import dataset, describe  # noqa: F401
-from tests.runs.test_training import checked, losses
 from tests.support import training as run
 from tests.support.command import facetrain, torchrun
+from tests.support.runs import checked, losses
 
 pytestmark = [
     pytest.mark.gpu,

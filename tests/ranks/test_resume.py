@@ -11,9 +11,9 @@ from facetrain.checkpoint.commit import complete_steps
 from facetrain.config.loading import load_config
 from facetrain.run.folder.run_state import read_state
 from tests.runs.conftest import dataset, describe  # noqa: F401
-from tests.runs.test_training import losses
 from tests.support import training
 from tests.support.ranks import free_ports, start_ranks
+from tests.support.runs import losses
 
 SIZES = (1, 2, 3, 4)
 RESUMED = [(saved_on, goes_on_on, 2) for saved_on in SIZES for goes_on_on in SIZES if saved_on != goes_on_on]

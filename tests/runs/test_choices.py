@@ -16,9 +16,9 @@ from facetrain.plan import fit_batch as fitting
 from facetrain.plan.forecast import forecast
 from facetrain.run import lr_range_test
 from facetrain.run.lr_range_test import choose_rate
-from tests.runs.test_training import metrics
 from tests.support import training
 from tests.support.ranks import free_ports, start_ranks
+from tests.support.runs import metrics
 
 STAGES = "[{until_epoch: 8, global_batch_size: 12}]"
 STOP = "train.stop_early={metric: val/accuracy, patience: 2, min_gain: 1}"

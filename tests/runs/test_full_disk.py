@@ -3,9 +3,9 @@
 import pytest
 
 from facetrain.checkpoint.load import Checkpoint
-from tests.runs.test_training import losses, metrics
 from tests.support.command import facetrain
 from tests.support.faults import small_disk
+from tests.support.runs import losses, metrics
 
 
 @pytest.mark.slow

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from tests.runs.test_lost_ranks import LONG
 from tests.support.command import ROOT, environment, restore_signals
 from tests.support.processes import descendants, kill, wait_until_gone
+from tests.support.runs import LONG
 
 INTERRUPTED_IMPORT = """
 import runpy, signal, sys

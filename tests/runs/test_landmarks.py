@@ -5,9 +5,9 @@ import pytest
 
 from facetrain.data.formats.landmark_file import write_landmarks
 from facetrain.errors import DataError
-from tests.runs.test_training import checked, losses
 from tests.support.command import facetrain, refusal
 from tests.support.datasets import write_records
+from tests.support.runs import checked, losses
 
 SETTINGS = (
     "model.backbone=vit_s_kprpe", "model.layers=null", "model.widths=null", "train.global_batch_size=8",

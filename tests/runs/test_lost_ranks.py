@@ -12,10 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from facetrain.checkpoint.commit import complete_steps
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.data.formats.bin import write_bin
-from tests.runs.test_training import checked, metrics
 from tests.support.command import ROOT, environment, facetrain, restore_signals, start
 from tests.support.datasets import damage_records, encoded_image
 from tests.support.processes import (
@@ -26,8 +24,7 @@ from tests.support.processes import (
     shared_memory_of,
     wait_until_gone,
 )
-
-LONG = ["--set", "train.max_steps=100000", "--set", "train.epochs=100000"]
+from tests.support.runs import BLOCKED_BY_SIGUSR2, LONG, checked, metrics, wait_for_checkpoint, wait_for_step
 
 # NCCL's collectives do not fail when a rank has ended: those of gloo are made to block as they do, in a C call.
 LIKE_NCCL = """
@@ -49,33 +46,6 @@ for name in ("all_reduce", "all_gather_single", "all_gather_into_tensor", "reduc
     if hasattr(dist, name):
         setattr(dist, name, patient(getattr(dist, name)))
 """
-
-# A process that waits without end says so first: it handles no signal that came together with SIGUSR2.
-BLOCKED_BY_SIGUSR2 = """
-import pathlib, signal, threading
-
-def block(number, frame):
-    pathlib.Path(__file__).with_name("blocked").touch()
-    lock = threading.Lock()
-    lock.acquire()
-    lock.acquire()
-
-signal.signal(signal.SIGUSR2, block)
-"""
-
-
-def wait_for_step(folder, step, process):
-    deadline = time.monotonic() + 120
-    path = folder / "metrics.jsonl"
-    while not (path.exists() and re.search(rf'"step": {step}, "loss"', path.read_text())):
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[1]
-        time.sleep(0.01)
-
-
-def wait_for_checkpoint(folder):
-    """Wait for the first complete checkpoint: checkpoints are saved in the background."""
-    while not complete_steps(folder / "checkpoints"):
-        time.sleep(0.01)
 
 
 def wait_for_handlers(process):
@@ -124,7 +94,7 @@ def test_after_the_restart_of_a_killed_rank_the_metrics_equal_those_of_an_uninte
     folder, process = started_run("--max-restarts", 1, *count, steps=40)
     before = list(ranks_of(process.pid).values())
     assert len(before) == ranks
-    wait_for_checkpoint(folder)
+    wait_for_checkpoint(folder, process)
     kill([before[-1]])
     _, stderr = process.communicate(timeout=120)
     assert process.returncode == 0 and "resuming from step" in stderr, stderr
@@ -139,7 +109,7 @@ def test_no_process_outlives_its_run(started_run, victim):
     processes = descendants(process.pid)
     ranks = ranks_of(process.pid)
     assert len(processes) > len(ranks) == 2, "there must be reading processes, too"
-    wait_for_checkpoint(folder)
+    wait_for_checkpoint(folder, process)
     memory = shared_memory_of(processes)
     kill([process.pid if victim == "agent" else ranks[1]])
     assert not wait_until_gone(processes)

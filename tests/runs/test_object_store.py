@@ -9,10 +9,10 @@ from safetensors.torch import load_file
 from facetrain.cli.app import app
 from facetrain.config.loading import load_config
 from facetrain.errors import ConfigError
-from tests.runs.test_training import losses
 from tests.support import training
 from tests.support.command import start
 from tests.support.datasets import write_records
+from tests.support.runs import losses
 from tests.unit.data.test_remote_dataset import upload
 
 KEYS = ("AKIAPLANTEDKEY", "planted-word-of-the-secret")

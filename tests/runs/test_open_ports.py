@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from tests.runs.test_training import checked
 from tests.support.command import environment, facetrain, start
 from tests.support.processes import descendants, ranks_of
 from tests.support.ranks import free_ports
+from tests.support.runs import checked
 from tests.support.sockets import listening_addresses
 
 

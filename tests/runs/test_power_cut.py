@@ -11,10 +11,10 @@ from facetrain.checkpoint.commit import complete_steps, step_folder
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import load_config
 from facetrain.telemetry.jsonl import read_jsonl
-from tests.runs.test_training import metrics
 from tests.support import training
 from tests.support.command import environment
 from tests.support.power_cut import Disk, build_recorder, read_calls, write_tree
+from tests.support.runs import metrics
 
 TRAIN = """
 import sys

@@ -11,8 +11,8 @@ import yaml
 
 from facetrain.remote.filesystem import open_filesystem
 from tests.runs.test_imports import FOR_ADDRESSES
-from tests.runs.test_training import checked
 from tests.support.command import environment, facetrain
+from tests.support.runs import checked
 
 SECRET = "planted1234"
 KEYS = {"AWS_SECRET_ACCESS_KEY": SECRET, "AWS_ACCESS_KEY_ID": f"id{SECRET}", "HF_TOKEN": f"hf_{SECRET}"}

@@ -9,10 +9,10 @@ from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import load_config
 from facetrain.errors import ConfigError
 from tests.ranks.test_resume import in_worlds
-from tests.runs.test_training import losses, metrics
 from tests.support import training
 from tests.support.datasets import write_records
 from tests.support.ranks import free_ports, start_ranks
+from tests.support.runs import losses, metrics
 
 MIXTURE = """
 heads: separate

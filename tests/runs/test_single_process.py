@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from facetrain.checkpoint.load import Checkpoint
-from tests.runs.test_lost_ranks import BLOCKED_BY_SIGUSR2, LONG, wait_for_step
 from tests.support.command import ROOT, environment, facetrain, restore_signals
 from tests.support.processes import (
     descendants,
@@ -21,6 +20,7 @@ from tests.support.processes import (
     shared_memory_of,
     wait_until_gone,
 )
+from tests.support.runs import BLOCKED_BY_SIGUSR2, LONG, wait_for_step
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from facetrain.run.report.list_runs import format_runs, list_runs
 from facetrain.training.early_stop import EarlyStop
 from facetrain.training.settings import StopEarlySettings
 from tests.runs.conftest import train_and_resume
-from tests.runs.test_training import metrics
 from tests.support import training
+from tests.support.runs import metrics
 
 
 def test_a_gain_exceeds_the_best_value_and_a_value_that_is_no_number_is_none():

@@ -10,8 +10,8 @@ import facetrain
 from facetrain.errors import ConfigError, NoCheckpointError, UsageError
 from facetrain.run.folder.lock import RunLock
 from facetrain.run.folder.run_state import Start, read_state, train_recorded
-from tests.runs.test_training import checked, losses, metrics
 from tests.support.command import facetrain as facetrain_in_a_process
+from tests.support.runs import checked, losses, metrics
 
 
 @pytest.fixture(scope="module")

@@ -14,28 +14,11 @@ from facetrain.checkpoint.commit import complete_steps
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.models.model_file import open_model
 from facetrain.telemetry.jsonl import read_jsonl
+from tests.support.checkpoints import flip_a_bit
 from tests.support.command import facetrain, start
 from tests.support.events import read_events
 from tests.support.ranks import free_ports
-from tests.unit.checkpoint.test_damaged_checkpoints import flip_a_bit
-
-CLOCK = {"images_per_s", "left_s", "wait_s", "peak_memory_gib"}
-
-
-def metrics(folder):
-    """What a run has recorded, but for what the clock and the machine say."""
-    return [
-        {k: v for k, v in record.items() if k not in CLOCK} for record in read_jsonl(folder / "metrics.jsonl")
-    ]
-
-
-def losses(folder):
-    return [record["loss"] for record in metrics(folder) if "loss" in record]
-
-
-def checked(process):
-    assert process.returncode == 0, process.stderr
-    return process
+from tests.support.runs import checked, losses, metrics
 
 
 @pytest.fixture

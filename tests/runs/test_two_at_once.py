@@ -10,11 +10,10 @@ from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import load_config
 from facetrain.errors import UsageError
 from facetrain.run.folder.lock import LOCK_FILE
-from tests.runs.test_lost_ranks import LONG, wait_for_checkpoint, wait_for_step
-from tests.runs.test_training import losses
 from tests.support import training
 from tests.support.command import start
 from tests.support.processes import descendants, kill
+from tests.support.runs import LONG, losses, wait_for_checkpoint, wait_for_step
 
 
 @pytest.mark.slow
@@ -27,7 +26,7 @@ def test_a_second_resume_or_train_is_refused_while_the_first_one_lives_even_if_i
         wait_for_step(folder, 2, process)
         with pytest.raises(UsageError):  # before and after the first checkpoint
             training.train(load_config(config), folder)
-        wait_for_checkpoint(folder)
+        wait_for_checkpoint(folder, process)
         loaded = load_config(folder / "config.yaml", ["train.max_steps=40", "data.workers=0"])
         with pytest.raises(UsageError, match=f"process {process.pid} on .* has been writing this run"):
             training.resume(loaded, folder)
@@ -58,7 +57,7 @@ def test_a_run_whose_folder_is_moved_or_deleted_ends_and_is_not_split_between_tw
     process = start("train", "--config", describe(), "--run-dir", folder, *LONG, "--set", "data.workers=0")
     try:
         wait_for_step(folder, 2, process)
-        wait_for_checkpoint(folder)
+        wait_for_checkpoint(folder, process)
         folder.rename(moved)
         if change == "deleted":
             shutil.rmtree(moved)

@@ -27,9 +27,9 @@ from facetrain.files import sync_folder
 from facetrain.head.row_file import DiskRows
 from facetrain.torch_private import FakeTensorMode
 from tests.support import faults
+from tests.support.checkpoints import saved
 from tests.support.ranks import run_ranks
 from tests.support.snapshots import snapshot
-from tests.unit.checkpoint.test_damaged_checkpoints import saved
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -1,46 +1,22 @@
 """Damaged and crafted checkpoints: nothing in them runs, and nothing outside their folder is read."""
 
-import json
 import os
 import pickle
 
 import pytest
 from safetensors.torch import save_file
 
-from facetrain.checkpoint import manifest as manifests
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.manifest import MANIFEST
 from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.errors import CheckpointError
+from tests.support.checkpoints import edit, flip_a_bit, rewrite, saved, update_manifest
 from tests.support.snapshots import snapshot
-
-
-def saved(tmp_path):
-    CheckpointWriter(tmp_path, asynchronous=False).save(snapshot(1))
-    return tmp_path / "step_00000001"
-
-
-def edit(folder, file=0, **changes):
-    """Change a file's entry; the manifest's checksum is updated, as an attacker would do."""
-    rewrite(folder, lambda body: body["files"][file].update(changes))
-
-
-def rewrite(folder, change):
-    body = json.loads((folder / MANIFEST).read_text())
-    body = {key: body[key] for key in body if key not in ("format", "sha256")}
-    change(body)
-    (folder / MANIFEST).write_text(json.dumps({"format": 1, "sha256": manifests.checksum(body)} | body))
 
 
 def replace_by_link(path, target):
     path.unlink()
     path.symlink_to(target)
-
-
-def flip_a_bit(path):
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
 
 
 DAMAGE = {
@@ -111,13 +87,6 @@ def test_a_damaged_or_crafted_checkpoint_is_refused(tmp_path, damage):
     change(folder)
     with pytest.raises(CheckpointError, match=message):
         Checkpoint(folder).verify()
-
-
-def update_manifest(folder, path):
-    """Make the manifest agree with a changed file."""
-    names = [entry["name"] for entry in json.loads((folder / MANIFEST).read_text())["files"]]
-    data = path.read_bytes()
-    edit(folder, names.index(path.name), size=len(data), sha256=manifests.sha256_of(path))
 
 
 def test_a_file_with_a_valid_checksum_that_is_not_safetensors_is_refused(tmp_path):

@@ -25,10 +25,10 @@ from facetrain.telemetry.jsonl import read_jsonl
 from facetrain.telemetry.log import stop_logging
 from tests.runs.conftest import dataset  # noqa: F401
 from tests.support import training
+from tests.support.checkpoints import flip_a_bit
 from tests.support.command import refusal
 from tests.support.datasets import write_records
 from tests.support.training import go_on
-from tests.unit.checkpoint.test_damaged_checkpoints import flip_a_bit
 
 
 @pytest.fixture(scope="module")

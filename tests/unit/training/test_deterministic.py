@@ -12,9 +12,9 @@ from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.errors import ConfigError
 from facetrain.training.deterministic import deterministic_algorithms
 from tests.runs.conftest import dataset, describe  # noqa: F401
-from tests.runs.test_training import losses
 from tests.support import training as run
 from tests.support.command import ROOT
+from tests.support.runs import losses
 
 # Operations that raise an error on a GPU under torch.use_deterministic_algorithms, by its documentation; those with an
 # indices output, or on floating-point numbers, with that condition.

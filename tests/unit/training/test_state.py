@@ -11,8 +11,8 @@ from facetrain.errors import CheckpointError
 from facetrain.telemetry.jsonl import read_jsonl
 from tests.runs.conftest import dataset, train_and_resume  # noqa: F401
 from tests.support import training
+from tests.support.checkpoints import update_manifest
 from tests.support.datasets import damage_records
-from tests.unit.checkpoint.test_damaged_checkpoints import update_manifest
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,20 @@
+"""Waits for what a test cannot be told of, with a limit: a test that fails must not wait for ever."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+
+
+def wait_until(condition: Callable[[], object], *processes: subprocess.Popen, timeout_s: float = 120) -> None:
+    """Wait until a condition holds; fail if a process ends before, or the time is over."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        # Before the condition, which may have come to hold with the end of a process.
+        ended = next((process for process in processes if process.poll() is not None), None)
+        if condition():
+            return
+        assert ended is None, f"ended with {ended.returncode}: {ended.communicate()[1]}"
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s"
+        time.sleep(0.01)
