@@ -12,9 +12,9 @@ import typer
 import facetrain
 from facetrain.cli.app import app
 from facetrain.config.schema import Config
-from scripts.config_docs import all_keys
 from scripts.mkdocs_hooks import commands
 from tests.support.command import ROOT, environment
+from tests.support.command_lines import CONFIG_KEYS, complaint
 
 # The log names the commands and files of its days.
 PAGES = [
@@ -23,7 +23,6 @@ PAGES = [
     *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name != "log"),
 ]
 GENERATED = {ROOT / "docs" / "commands.md", ROOT / "docs" / "contributing.md"}
-CONFIG_KEYS = set(all_keys(Config))
 # Files whose names look like keys of a section.
 FILE_ENDINGS = (
     ".mdb",
@@ -67,36 +66,6 @@ def words_of_command(line):
     command = re.split(r"\s#|\s{2,}| > | \| |; ", found[1])[0]
     command = re.sub(r"\[([^]=]*)\]", r"\1", command)
     return [word for word in shlex.split(command) if word != "…"]
-
-
-def complaint(words, *, complete):
-    """Return the reason why a command line cannot be right, or None. `complete`: required options must be there."""
-    command = typer.main.get_command(app)
-    words = [word for word in words if word != "--debug"]
-    while words and hasattr(command, "commands"):
-        if words[0].startswith("--") or (not complete and words[0].isupper()):
-            break
-        if words[0] not in command.commands:
-            return f"no command {words[0]}"
-        command, words = command.get_command(None, words[0]), words[1:]
-    if hasattr(command, "commands"):
-        return None
-    context = command.context_class(command, info_name="facetrain")
-    try:
-        values, rest, _ = command.make_parser(context).parse_args(list(words))
-    except Exception as error:  # Typer's usage errors have no public base class
-        return str(error)
-    if rest:
-        return f"unexpected {rest}"
-    missing = [each.name for each in command.params if each.required and not values.get(each.name)]
-    if complete and missing and "--help" not in words:
-        return f"{missing} missing"
-    return next((f"no key {key}" for key in keys_set_by(words) if key not in CONFIG_KEYS), None)
-
-
-def keys_set_by(words):
-    return [value.split("=")[0] for option, value in zip(words, words[1:], strict=False)
-            if option == "--set" and "." in value]  # fmt: skip
 
 
 @each_page

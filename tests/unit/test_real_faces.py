@@ -10,7 +10,7 @@ from facetrain.backbone.zoo import build_backbone
 from facetrain.config.loading import load_config
 from facetrain.run.parts.backbone import describe_model
 from tests.support.command import ROOT
-from tests.unit.test_docs_site import complaint
+from tests.support.command_lines import complaint
 
 FOLDER = ROOT / "recipes" / "real_faces"
 

@@ -8,7 +8,7 @@ import pytest
 
 from facetrain.config.loading import load_config
 from tests.support.command import ROOT
-from tests.unit.test_docs_site import complaint
+from tests.support.command_lines import complaint
 
 FOLDER = ROOT / "recipes" / "speedrun"
 

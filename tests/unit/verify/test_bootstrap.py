@@ -15,6 +15,7 @@ from facetrain.verify.model_comparison import compare_results
 from facetrain.verify.pair_protocol import score_pairs, verification_result
 from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.sets.subjects import connected_subjects
+from tests.support.scored_people import people
 
 
 def some_pairs(seed=0, pairs=300, subjects=40, decimals=1):
@@ -93,23 +94,6 @@ def test_draws_do_not_depend_on_the_number_in_memory_at_once():
     np.testing.assert_array_equal(whole, pieces)
     assert (whole.sum(1) == 30).all()
     assert not np.array_equal(whole, np.concatenate(list(draw_subjects(30, 25, pairs=10, seed=1))))
-
-
-def people(random, subjects, images=3):
-    """Embeddings of people of whom some are harder than others, all their genuine pairs and as many others."""
-    center, spread = random.normal(size=(subjects, 1, 8)), random.gamma(2, 0.35, size=(subjects, 1, 1))
-    unit = (center + spread * random.normal(size=(subjects, images, 8))).reshape(-1, 8)
-    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
-    subject = np.repeat(np.arange(subjects), images)
-    left, right = np.triu_indices(images, 1)
-    start = np.arange(subjects)[:, None] * images
-    genuine = (start + left).ravel(), (start + right).ravel()
-    count = len(genuine[0])
-    first = np.concatenate([genuine[0], random.integers(0, len(subject), count)])
-    second = np.concatenate([genuine[1], random.integers(0, len(subject), count)])
-    same, order = subject[first] == subject[second], random.permutation(2 * count)
-    scores = (unit[first] * unit[second]).sum(1)
-    return ScoredPairs(scores[order], same[order], first[order], second[order], subject)
 
 
 @pytest.mark.parametrize("subjects", [1, 2, 5, 20, 1000, 10**6])

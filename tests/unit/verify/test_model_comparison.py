@@ -7,7 +7,7 @@ from facetrain.verify.metrics.result import Result
 from facetrain.verify.metrics.scored_pairs import pair_result
 from facetrain.verify.model_comparison import compare_results
 from facetrain.verify.output.formatting import format_p
-from tests.unit.verify.test_bootstrap import people
+from tests.support.scored_people import people
 
 
 def scored(noise, seed=0, subjects=80):

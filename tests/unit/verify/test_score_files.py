@@ -15,7 +15,7 @@ from facetrain.verify.protocols import scores_result
 from facetrain.verify.score_files import read_scores, scores_of_set
 from facetrain.verify.sets.pair_set import PairSet
 from tests.support.score_files import columns_of, write
-from tests.unit.verify.test_bootstrap import people
+from tests.support.scored_people import people
 
 FAST = EvaluationOptions(bootstrap=50)
 

@@ -15,7 +15,7 @@ from facetrain.verify.model_results import ModelResults
 from facetrain.verify.output.formatting import format_evaluation, format_number
 from facetrain.verify.output.metrics_csv import metrics_csv
 from facetrain.verify.sets.slice_table import pair_values, read_slice_table
-from tests.unit.verify.test_bootstrap import people
+from tests.support.scored_people import people
 
 
 def write(path, names, rows):
