@@ -40,6 +40,15 @@ def no_home(monkeypatch):
 
 
 @pytest.fixture
+def model(tmp_path):
+    """The file of a small model with random weights (tests/support/models.py)."""
+    from tests.support.models import write_model
+
+    write_model(tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
+
+
+@pytest.fixture
 def object_store(monkeypatch):
     """An S3 server on the loopback interface with an empty `bucket` (tests/support/object_store.py)."""
     from tests.support.object_store import running_object_store

@@ -10,13 +10,6 @@ from facetrain.cli.app import app
 from facetrain.embeddings.embedding_files import Embeddings, save_embeddings
 from tests.support.command import facetrain, output_of, refusal
 from tests.support.datasets import encoded_image, write_records
-from tests.support.models import write_model
-
-
-@pytest.fixture
-def model(tmp_path):
-    write_model(tmp_path / "model.safetensors")
-    return tmp_path / "model.safetensors"
 
 
 def test_drawn_people_are_a_dataset_that_can_be_scored(model, tmp_path):

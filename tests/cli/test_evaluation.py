@@ -32,13 +32,6 @@ def write_pairs(path, count):
     return same
 
 
-@pytest.fixture
-def model(tmp_path):
-    torch.manual_seed(0)
-    write_model(tmp_path / "model.safetensors")
-    return tmp_path / "model.safetensors"
-
-
 @pytest.mark.slow
 def test_what_needs_a_model_is_refused_beside_scores_and_an_average_keeps_its_models(tmp_path):
     scores, model = tmp_path / "s.csv", tmp_path / "m.safetensors"

@@ -133,17 +133,6 @@ def test_the_token_is_sent_and_never_shown(hub, run, tmp_path):
     assert stored and not any(b"planted" in content for content in stored)
 
 
-@pytest.fixture
-def model(tmp_path):
-    from facetrain.backbone.zoo import build_backbone
-    from facetrain.models.model_file import describe_backbone, save_model
-
-    options = {"layers": [1, 1, 1, 1], "widths": [8, 8, 8, 8], "embedding_size": 16, "image_size": 32}
-    weights = build_backbone("iresnet", **options).state_dict()
-    save_model(tmp_path / "m.safetensors", weights, describe_backbone("iresnet", **options))
-    return tmp_path / "m.safetensors"
-
-
 @pytest.mark.slow
 def test_a_model_is_pushed_with_its_card_and_terms_and_read_by_its_name(hub, run, model, tmp_path):
     output = tmp_path / "o.safetensors"

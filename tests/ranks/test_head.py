@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from facetrain.distributed import collectives
 from facetrain.head.class_shard import ClassShard
 from tests.support.dense_head import MARGINS, sample_classes
 from tests.support.dense_variants import CASES, HEADS
-from tests.support.heads import combined, make_head
+from tests.support.heads import combined, make_head, make_net
 from tests.support.ranks import run_ranks
 from tests.unit.head.test_expectations import STAGES, DenseReference
 
@@ -29,11 +28,6 @@ def batch(step):
     return image, torch.randint(0, CLASSES, (BATCH,), generator=generator)
 
 
-def make_net():
-    torch.manual_seed(0)
-    return nn.Linear(5, SIZE).double()
-
-
 def small_head(**options):
     return make_head(
         embedding_size=SIZE, num_classes=CLASSES, seed=3, chunk_size=4, weight_dtype=torch.float64,
@@ -44,7 +38,7 @@ def small_head(**options):
 def train_sharded(steps=STEPS, **options):
     """Train a head on this rank; return losses, the backbone, the head's tables and state, and the bytes per step."""
     rank, world_size = collectives.rank(), collectives.world_size()
-    net = make_net()
+    net = make_net(SIZE)
     wrapped = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     head, losses = small_head(rank=rank, world_size=world_size, **options), []
@@ -73,7 +67,7 @@ def train_every_head():
 
 
 def train_dense(name, rate):
-    net = make_net()
+    net = make_net(SIZE)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     oracle = HEADS[name].oracle(CLASSES, rate)
     head = small_head(margin=combined(scale=64.0))
@@ -121,7 +115,7 @@ def train_in_stages():
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_progressive_cluster_optimization_on_ranks_equals_the_dense_reference(world_size):
     ranks = run_ranks(world_size, train_in_stages)
-    net = make_net()
+    net = make_net(SIZE)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     dense, losses = DenseReference(small_head(margin=combined(scale=64.0)).weight.data), []
     for step in range(7):

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from facetrain.distributed import collectives
@@ -10,7 +9,7 @@ from facetrain.errors import DataError
 from facetrain.head.class_shard import ClassShard
 from facetrain.head.head_group import HeadGroup
 from tests.support.dense_head import dense_loss, sample_classes
-from tests.support.heads import combined, make_head, margin_settings
+from tests.support.heads import combined, make_head, make_net, margin_settings
 from tests.support.ranks import run_ranks
 
 SIZE, BATCH, LR, DECAY = 8, 12, 0.1, 0.01
@@ -31,11 +30,6 @@ def batch(step):
     return image, own + torch.tensor(FIRST)[dataset]
 
 
-def make_net():
-    torch.manual_seed(0)
-    return nn.Linear(5, SIZE).double()
-
-
 def make_heads(rank, world_size, rate, *, update_in_backward, placement="device", folder=None):
     return [
         make_head(
@@ -53,7 +47,7 @@ def train_group():
     rank, world_size = collectives.rank(), collectives.world_size()
     results = []
     for rate, accumulate in CASES:
-        net = make_net()
+        net = make_net(SIZE)
         wrapped = DistributedDataParallel(net) if world_size > 1 else net
         optimizer = torch.optim.SGD(net.parameters(), lr=LR)
         heads = make_heads(rank, world_size, rate, update_in_backward=accumulate == 1)
@@ -82,7 +76,7 @@ def train_group():
 
 def train_plainly(rate, accumulate):
     """One loss per dataset from all logits, by autograd; a dataset without images in a step does not change."""
-    net = make_net()
+    net = make_net(SIZE)
     optimizer = torch.optim.SGD(net.parameters(), lr=LR)
     weights = [
         head.weight.data.clone().requires_grad_() for head in make_heads(0, 1, 1.0, update_in_backward=True)
@@ -137,7 +131,7 @@ def test_ranks_equal_the_plain_losses_of_each_dataset(world_size):
 
 def test_a_group_of_one_head_equals_the_head():
     def losses(make):
-        net, head = make_net(), make_heads(0, 1, 0.4, update_in_backward=True)[1]
+        net, head = make_net(SIZE), make_heads(0, 1, 0.4, update_in_backward=True)[1]
         called = make(head)
         for step in range(3):
             image, _ = batch(step)
@@ -158,7 +152,7 @@ def test_heads_in_host_memory_or_on_disk_give_the_same_numbers(placement, rate, 
     """Rows are fetched one step ahead, also for a head whose dataset then has no image in that step."""
 
     def train(**options):
-        net = make_net()
+        net = make_net(SIZE)
         group = HeadGroup(
             make_heads(0, 1, rate, update_in_backward=True, **options), WEIGHTS, (0.3, 0.5, 0.2)
         )

@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 import facetrain
 from facetrain.head.dense import dense_loss
 from tests.support.dense_head import sample_classes
+from tests.support.heads import make_net
 from tests.support.ranks import run_ranks
 
 CLASSES, SIZE, BATCH, STEPS = 23, 8, 12, 4
@@ -24,11 +25,6 @@ def batch(step):
     return image, torch.randint(0, CLASSES, (BATCH,), generator=generator)
 
 
-def make_net():
-    torch.manual_seed(0)
-    return nn.Linear(5, SIZE).double()
-
-
 def make_head(rate, **options):
     return facetrain.PartialFC(cosface, SIZE, CLASSES, rate, seed=3, chunk_size=4, **options).double()
 
@@ -42,7 +38,7 @@ def train_in_groups(rate, of_group):
     ]
     group = groups[dist.get_rank() // of_group]
     rank, size = dist.get_rank(group), dist.get_world_size(group)
-    net = make_net()
+    net = make_net(SIZE)
     wrapped = DistributedDataParallel(net, process_group=group)
     head = make_head(rate, process_group=group if of_group < world else None)
     optimizer = torch.optim.SGD([*net.parameters(), *head.parameters()], lr=0.1, momentum=0.9)
@@ -59,7 +55,7 @@ def train_in_groups(rate, of_group):
 
 
 def train_plainly(rate):
-    net = make_net()
+    net = make_net(SIZE)
     head = make_head(1.0, place=(0, 1))
     weight = nn.Parameter(head.weight.detach().clone())
     optimizer = torch.optim.SGD([*net.parameters(), weight], lr=0.1, momentum=0.9)

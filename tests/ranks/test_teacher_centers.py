@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from facetrain.distributed import collectives
@@ -13,7 +12,7 @@ from facetrain.head.head_group import HeadGroup, head_parts
 from facetrain.head.sampling import Stage
 from facetrain.training.distillation import Distillation
 from tests.support.dense_head import dense_loss, sample_classes
-from tests.support.heads import combined, make_head
+from tests.support.heads import combined, make_head, make_net
 from tests.support.ranks import run_ranks
 
 SIZE, TEACHER, BATCH, LR, STEPS, WEIGHT = 4, 6, 12, 0.05, 3, 2.0
@@ -53,11 +52,6 @@ class Given:
     embedding_size, digest = TEACHER, "given"
 
 
-def make_net():
-    torch.manual_seed(0)
-    return nn.Linear(5, SIZE).double()
-
-
 def make_distillation(centers):
     taught = Distillation(Given(), weight=WEIGHT, embedding_size=SIZE, seed=1, centers=centers)
     return taught.double()
@@ -68,7 +62,7 @@ def train_on_ranks():
     rank, size = collectives.rank(), collectives.world_size()
     results = []
     for rates, grouped in CASES:
-        net = make_net()
+        net = make_net(SIZE)
         wrapped = DistributedDataParallel(net) if size > 1 else net
         centers = make_centers(rank, size, rates, grouped)
         distillation = make_distillation(centers)
@@ -93,7 +87,7 @@ def train_on_ranks():
 
 def train_plainly(rates, grouped):
     """All logits at once by autograd."""
-    net, group = make_net(), make_centers(0, 1, rates, grouped)
+    net, group = make_net(SIZE), make_centers(0, 1, rates, grouped)
     tables = [part.head.weight.data.clone() for part in head_parts(group)]
     distillation = make_distillation(group)
     weights = [*net.parameters(), *distillation.parameters()]

@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from facetrain.distributed.world import World
 from facetrain.head.build import HeadRun, build_head, build_margin
@@ -64,6 +64,12 @@ def head_arguments(
 def make_head(**options: Any) -> PartialFC:
     """Build a head from the options of `head_arguments`."""
     return build_head(**head_arguments(**options))
+
+
+def make_net(embedding_size: int) -> nn.Module:
+    """Build a network of one layer in float64, with the same weights in every call and on every rank."""
+    torch.manual_seed(0)
+    return nn.Linear(5, embedding_size).double()
 
 
 def head_step(head: PartialFC, number: int, *, batch: int = 16) -> tuple[Tensor, Tensor]:

@@ -19,15 +19,8 @@ from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError, ImageError
 from facetrain.models.inference_network import inference_network
 from tests.support.datasets import damage_records, encoded_image, write_records
-from tests.support.models import write_model
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def model(tmp_path):
-    write_model(tmp_path / "m.safetensors")
-    return tmp_path / "m.safetensors"
 
 
 def read(path):

@@ -10,15 +10,8 @@ from facetrain.errors import ModelError
 from facetrain.models.checksum import CHECKSUM_KEY, checksum_of, checksum_of_onnx
 from facetrain.models.model_file import open_model
 from facetrain.models.onnx_layers import read_onnx_layers
-from tests.support.models import write_model
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def path(tmp_path):
-    write_model(tmp_path / "m.safetensors")
-    return tmp_path / "m.safetensors"
 
 
 def flip(path, place):
@@ -30,21 +23,21 @@ def flip(path, place):
 
 
 @pytest.mark.parametrize("place", [0.0, 0.5, 1.0])
-def test_a_flipped_bit_in_a_weight_is_an_error(path, place):
-    open_model(path, CPU)
-    flip(path, place)
-    with pytest.raises(ModelError, match=r"m\.safetensors: .*damaged"):
-        open_model(path, CPU)
+def test_a_flipped_bit_in_a_weight_is_an_error(model, place):
+    open_model(model, CPU)
+    flip(model, place)
+    with pytest.raises(ModelError, match=r"model\.safetensors: .*damaged"):
+        open_model(model, CPU)
 
 
-def test_a_file_without_a_checksum_opens(path):
+def test_a_file_without_a_checksum_opens(model):
     from safetensors import safe_open
 
-    with safe_open(path, "pt") as file:
+    with safe_open(model, "pt") as file:
         metadata = file.metadata()
-    assert metadata.pop("sha256") == checksum_of(load_file(path))
-    save_file(load_file(path), path, metadata)
-    open_model(path, CPU)
+    assert metadata.pop("sha256") == checksum_of(load_file(model))
+    save_file(load_file(model), model, metadata)
+    open_model(model, CPU)
 
 
 def test_names_types_and_shapes_count_and_the_order_does_not():

@@ -26,13 +26,6 @@ IMAGES = [encoded_image(number, 32) for number in range(2 * PAIRS)]
 WITHOUT_INTERVALS = EvaluationOptions(bootstrap=0)
 
 
-@pytest.fixture
-def model(tmp_path):
-    torch.manual_seed(0)
-    write_model(tmp_path / "model.safetensors")
-    return tmp_path / "model.safetensors"
-
-
 def test_the_groups_beside_a_set_are_its_slices_unless_a_table_is_given(model, tmp_path):
     same = [number % 2 == 0 for number in range(PAIRS)]
     write_bin(tmp_path / "rfw.bin", IMAGES, same)
