@@ -60,7 +60,6 @@ SRUN = """#!/bin/bash
 echo "$@" >> {folder}/srun
 command -v facetrain > {folder}/facetrain
 trap 'exit 138' USR1
-sleep 0.2
 kill -USR1 $PPID
 while :; do sleep 0.1; done
 """
