@@ -4,11 +4,9 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -18,13 +16,16 @@ from tests.support.command import ROOT, environment, facetrain, restore_signals,
 from tests.support.datasets import damage_records, encoded_image
 from tests.support.processes import (
     descendants,
+    handles,
     kill,
     presses_until_the_end,
     ranks_of,
     shared_memory_of,
     wait_until_gone,
 )
+from tests.support.ranks import free_ports
 from tests.support.runs import BLOCKED_BY_SIGUSR2, LONG, checked, metrics, wait_for_checkpoint, wait_for_step
+from tests.support.waiting import wait_until
 
 # NCCL's collectives do not fail when a rank has ended: those of gloo are made to block as they do, in a C call.
 LIKE_NCCL = """
@@ -50,16 +51,12 @@ for name in ("all_reduce", "all_gather_single", "all_gather_into_tensor", "reduc
 
 def wait_for_handlers(process):
     """Wait until both ranks have installed their signal handlers, which they do before the first verification."""
-    deadline = time.monotonic() + 120
-    while True:
-        masks = [Path(f"/proc/{pid}/status").read_text() for pid in ranks_of(process.pid).values()]
-        caught = [
-            int(re.search(r"SigCgt:\t(\w+)", mask)[1], 16) >> (signal.SIGUSR1 - 1) & 1 for mask in masks
-        ]
-        if len(caught) == 2 and all(caught):
-            return
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[1]
-        time.sleep(0.01)
+
+    def are_installed():
+        ranks = ranks_of(process.pid).values()
+        return len(ranks) == 2 and all(handles(pid, signal.SIGUSR1) for pid in ranks)
+
+    wait_until(are_installed, process)
 
 
 @pytest.fixture
@@ -165,10 +162,7 @@ def two_agents(describe, tmp_path):
     Return rank -> agent and rank -> process.
     """
     (tmp_path / "sitecustomize.py").write_text(BLOCKED_BY_SIGUSR2)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    started = []
+    (port,), started = free_ports(1), []
 
     def start_run(*options):
         folder = tmp_path / "run"

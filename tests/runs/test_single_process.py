@@ -15,12 +15,14 @@ from facetrain.checkpoint.load import Checkpoint
 from tests.support.command import ROOT, environment, facetrain, restore_signals
 from tests.support.processes import (
     descendants,
+    handles,
     kill,
     presses_until_the_end,
     shared_memory_of,
     wait_until_gone,
 )
 from tests.support.runs import BLOCKED_BY_SIGUSR2, LONG, wait_for_step
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -43,12 +45,6 @@ def started(describe, tmp_path):
     for process in processes:
         kill([process.pid, *descendants(process.pid)])
         process.communicate()
-
-
-def handles(pid, number, how="SigCgt"):
-    """Return whether a process has a handler for a signal, or ignores it ("SigIgn")."""
-    (mask,) = re.findall(rf"{how}:\t(\w+)", Path(f"/proc/{pid}/status").read_text())
-    return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 @pytest.mark.slow
@@ -92,8 +88,7 @@ def test_a_signal_to_the_whole_process_group_saves_once_and_ends_within_the_prin
 )
 def test_a_signal_before_the_first_step_ends_the_process_with_its_code(started, number, code):
     process, _ = started()
-    while not handles(process.pid, signal.SIGHUP):
-        time.sleep(0.01)
+    wait_until(lambda: handles(process.pid, signal.SIGHUP), process)
     process.send_signal(number)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == code and "Traceback" not in stderr, stderr
@@ -103,8 +98,7 @@ def hang(process, folder):
     """Make the main thread wait for a lock without end."""
     wait_for_step(folder, 2, process)
     process.send_signal(signal.SIGUSR2)
-    while not (folder.parent / "blocked").exists() and process.poll() is None:
-        time.sleep(0.01)
+    wait_until((folder.parent / "blocked").exists, process)
 
 
 def fill_its_messages(process, folder):

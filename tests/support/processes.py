@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import time
@@ -58,6 +59,12 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+def handles(pid: int, number: int, how: str = "SigCgt") -> bool:
+    """Return whether a process has a handler for a signal, or ignores it ("SigIgn")."""
+    (mask,) = re.findall(rf"{how}:\t(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 def kill(pids: Iterable[int]) -> None:

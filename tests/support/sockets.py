@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
-_LISTENS = "0A"
-"""State of a listening socket in the kernel's tables."""
+_LISTENS, _IS_ESTABLISHED = "0A", "01"
+"""States of a socket in the kernel's tables."""
 
 
 def listening_addresses(pids: Iterable[int]) -> set[IPAddress]:
@@ -18,6 +18,16 @@ def listening_addresses(pids: Iterable[int]) -> set[IPAddress]:
     inodes = {inode for pid in pids for inode in _socket_inodes(pid)}
     rows = [row.split() for name in ("tcp", "tcp6") for row in _rows(name)]
     return {_address(row[1]) for row in rows if row[3] == _LISTENS and row[9] in inodes}
+
+
+def unread_bytes(port: int) -> list[int]:
+    """Return the number of unread bytes of each connection that a process of this host has accepted at an IPv4 port."""
+    rows = [row.split() for row in _rows("tcp")]
+    # A connection that nobody has accepted yet has no inode.
+    accepted = [row for row in rows if row[3] == _IS_ESTABLISHED and row[9] != "0"]
+    return [
+        int(row[4].partition(":")[2], 16) for row in accepted if int(row[1].partition(":")[2], 16) == port
+    ]
 
 
 def _rows(name: str) -> list[str]:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
-def wait_until(condition: Callable[[], object], *processes: subprocess.Popen, timeout_s: float = 120) -> None:
-    """Wait until a condition holds; fail if a process ends before, or the time is over."""
+def wait_until(
+    condition: Callable[[], T], *processes: subprocess.Popen, timeout_s: float = 120, every_s: float = 0.01
+) -> T:
+    """Ask for a condition until it holds; return what it gave. Fail if a process ends before, or the time is over."""
     deadline = time.monotonic() + timeout_s
     while True:
         # Before the condition, which may have come to hold with the end of a process.
         ended = next((process for process in processes if process.poll() is not None), None)
-        if condition():
-            return
+        if holds := condition():
+            return holds
         assert ended is None, f"ended with {ended.returncode}: {ended.communicate()[1]}"
         assert time.monotonic() < deadline, f"not within {timeout_s:g} s"
-        time.sleep(0.01)
+        time.sleep(every_s)

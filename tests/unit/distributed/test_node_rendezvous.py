@@ -1,11 +1,11 @@
 """Nodes that meet in a store: several handlers in the threads of one process."""
 
+import os
 import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from torch.distributed import TCPStore
@@ -21,14 +21,16 @@ from facetrain.distributed.node_rendezvous import FinalFailure, NodeRendezvous
 from facetrain.errors import UsageError
 from tests.support.command import environment
 from tests.support.ranks import free_ports
+from tests.support.waiting import wait_until
 
 WAITING = """
 import sys
 from facetrain.distributed.process_setup import silence_torch_logs
 silence_torch_logs()
+from facetrain.distributed import node_rendezvous
 from facetrain.distributed.elastic_agent import launch_ranks
 from facetrain.distributed.topology import topology
-print("starts", flush=True)
+node_rendezvous._QUIET_S = 0.0  # it reports at once that it waits
 try:
     launch_ranks([], topology("1", "2", sys.argv[1], 0, "cpu"))
 except KeyboardInterrupt:
@@ -61,13 +63,6 @@ def meet(*nodes):
     assert all(info.store.get("key") == b"value" for info in joined)
     assert len({info.rank for info in joined}) == len(joined)
     return {info.world_size for info in joined}
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_nodes_start_again_with_one_that_comes_later_and_without_one_that_is_gone(endpoint):
@@ -181,11 +176,10 @@ def test_whom_a_node_waits_for_is_reported_once(capsys, monkeypatch, endpoint):
 def test_ctrl_c_ends_a_wait_for_other_nodes_at_once():
     process = subprocess.Popen(
         [sys.executable, "-c", WAITING, "192.0.2.1:29400"],
-        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=environment(), stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        assert process.stdout.readline() == "starts\n"
-        time.sleep(2)
+        assert process.stderr.readline().startswith("waiting for 192.0.2.1:29400 (--rdzv-endpoint)")
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=120)
     finally:
@@ -214,14 +208,13 @@ def test_an_agent_goes_on_while_the_store_does_not_answer_and_joins_when_it_does
         node = NodeRendezvous(endpoint, "run", 1, 2)
         assert node.next_rendezvous().world_size == 1
         server.send_signal(signal.SIGSTOP)
-        while Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-            pass  # the kernel stops it when its thread runs next
+        os.waitpid(server.pid, os.WUNTRACED)  # the kernel stops it when its thread runs next
         assert not node.num_nodes_waiting(), "ranks that train go on"
         assert not node.shutdown(), "the others cannot learn of it"
         with ThreadPoolExecutor(1) as thread:
             restarted = thread.submit(node.next_rendezvous)
-            while "does not answer" not in capsys.readouterr().err:
-                assert not restarted.done()
+            wait_until(lambda: "does not answer" in capsys.readouterr().err or restarted.done())
+            assert not restarted.done()
             server.send_signal(signal.SIGCONT)
             assert restarted.result(timeout=60).world_size == 1
     finally:

@@ -13,7 +13,10 @@ import pytest
 
 from facetrain.distributed.watchdog import read_reason
 from tests.support.command import environment
-from tests.support.processes import descendants, is_alive, kill, wait_until_gone
+from tests.support.processes import descendants, handles, is_alive, kill, wait_until_gone
+from tests.support.ranks import free_ports
+from tests.support.sockets import unread_bytes
+from tests.support.waiting import wait_until
 
 PROGRAM = """
 import json, os, socket, sys, threading, time
@@ -86,39 +89,22 @@ def start(tmp_path):
 
 @pytest.fixture
 def port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+    return free_ports(1)[0]
 
 
-def has_connected(watchdog, links):
-    """Return whether a watchdog has so many connections to others."""
-    sockets = []
-    for entry in Path(f"/proc/{watchdog}/fd").iterdir():
-        with suppress(OSError):  # it has just been closed
-            sockets.append(os.readlink(entry))
-    return sum(name.startswith("socket:") for name in sockets) >= links
+def wait_for_links(port, links):
+    """Wait until the watchdog of rank 0 has read the first messages of so many others, which say who they are.
 
-
-def wait_for_links(process, links):
-    deadline = time.monotonic() + 60
-    while not (found := descendants(process.pid)) or not has_connected(found[0], links):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
-    time.sleep(0.2)  # the first message says which rank it is
-
-
-def ignores(pid, number):
-    (mask,) = re.findall(r"SigIgn:\t(\w+)", Path(f"/proc/{pid}/status").read_text())
-    return int(mask, 16) >> (number - 1) & 1
+    `start` returns when a watchdog has sent its message: from then on an empty queue is one that was read.
+    """
+    wait_until(lambda: unread_bytes(port) == [0] * links)
 
 
 @pytest.mark.slow
 def test_a_stopped_process_is_killed_and_a_running_one_is_not(start, tmp_path):
     running, stopped = start("time.sleep(3)", 1), start(BLOCK)
     (watchdog,) = descendants(stopped.pid)
-    while not ignores(watchdog, signal.SIGTERM):
-        time.sleep(0.01)  # it has not set up its signals yet
+    assert handles(watchdog, signal.SIGTERM, "SigIgn"), "`start` has waited until it is ready"
     os.kill(stopped.pid, signal.SIGSTOP)
     os.kill(watchdog, signal.SIGTERM)  # as an agent does that ends its rank
     _, stderr = stopped.communicate(timeout=60)
@@ -142,7 +128,7 @@ def test_a_process_that_holds_pythons_lock_for_too_long_is_killed(start):
 def test_the_end_of_a_rank_ends_the_others_although_their_main_threads_are_blocked(start, port, tmp_path):
     first = start(BLOCK, 0, port)
     second, third = start(BLOCK, 1, port), start(BLOCK, 2, port)
-    wait_for_links(first, 3)
+    wait_for_links(port, 2)
     second.kill()
     for rank, process in ((0, first), (2, third)):
         _, stderr = process.communicate(timeout=60)
@@ -153,7 +139,7 @@ def test_the_end_of_a_rank_ends_the_others_although_their_main_threads_are_block
 
 def test_the_loss_of_rank_0_ends_the_others(start, port):
     first, second = start(BLOCK, 0, port), start(BLOCK, 1, port)
-    wait_for_links(first, 2)
+    wait_for_links(port, 1)
     kill([first.pid, *descendants(first.pid)])  # with its watchdog, as when a container is killed
     assert second.wait(60) == 3
 
@@ -187,7 +173,7 @@ finally:
 def test_ranks_that_finish_one_after_the_other_do_not_end_each_other(start, port, tmp_path):
     first = start(WAIT_FOR_FILE, 0, port)
     second = start(WAIT_FOR_FILE.replace('"go"', '"second"'), 1, port)
-    wait_for_links(first, 2)
+    wait_for_links(port, 1)
     (tmp_path / "second").touch()
     assert second.wait(60) == 0
     (tmp_path / "go").touch()
