@@ -3,7 +3,6 @@
 import json
 import shlex
 import signal
-import time
 
 import pytest
 
@@ -12,6 +11,7 @@ from facetrain.data.images.header import encoded_image_size
 from facetrain.data.open_dataset import open_dataset
 from tests.support.command import facetrain, output_of, refusal, start
 from tests.support.datasets import damage_records, encoded_image, write_records
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -154,9 +154,7 @@ def test_pack_reads_a_list_file_and_aligns_by_landmarks(tmp_path):
 def test_an_interrupted_command_leaves_no_files(tmp_path, number, code):
     data = write_records(tmp_path / "data", [n // 4 for n in range(3000)])
     process = start("data", "pack", data, "--output", tmp_path / "out", "--image-size", 512, "--workers", 1)
-    until = time.monotonic() + 60
-    while not any(path.name.startswith(".out.") for path in tmp_path.iterdir()) and time.monotonic() < until:
-        time.sleep(0.05)
+    wait_until(lambda: any(path.name.startswith(".out.") for path in tmp_path.iterdir()), process)
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == code, errors

@@ -1,5 +1,3 @@
-import time
-
 import pytest
 import torch
 
@@ -10,6 +8,7 @@ from facetrain.head.class_shard import shard_classes
 from tests.support.faults import files_limited_to
 from tests.support.ranks import run_ranks
 from tests.support.snapshots import snapshot
+from tests.support.waiting import wait_until
 
 
 def save_twice(folder):
@@ -20,8 +19,7 @@ def save_twice(folder):
     first = writer.finish()
     with files_limited_to(100 if rank == world_size - 1 else 1 << 30):
         writer.save(snapshot(2, rank=rank, world_size=world_size))
-        while (second := writer.poll()) is None:
-            time.sleep(0.01)
+        second = wait_until(writer.poll)
     return first.failure, second.failure
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from facetrain.models.export.formats import ExportOptions
 from facetrain.models.model_file import open_model
 from tests.support.command import facetrain, output_of, refusal, start
 from tests.support.models import write_model
+from tests.support.waiting import wait_until
 
 
 @pytest.mark.slow
@@ -29,8 +29,7 @@ def test_an_interrupted_fine_tuning_is_resumed_and_keeps_a_model(web_server, tmp
     address = f"{web_server.address}/first.safetensors"
     command = ("finetune", photos, "--model", address, "--output", output)
     process = start(*command, "--set", "train.max_steps=200")
-    while process.poll() is None and not (output / "run" / "metrics.jsonl").exists():
-        time.sleep(0.05)
+    wait_until((output / "run" / "metrics.jsonl").exists, process)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate()
     assert process.returncode == 130, errors

@@ -4,13 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from tests.support.command import ROOT, environment, restore_signals
 from tests.support.processes import descendants, kill, wait_until_gone
 from tests.support.runs import LONG
+from tests.support.waiting import wait_until
 
 INTERRUPTED_IMPORT = """
 import runpy, signal, sys
@@ -200,8 +200,7 @@ def test_ctrl_c_while_reading_processes_start_is_an_interruption_and_no_other_er
         list(map(str, command)), env=environment(PYTHONPATH=f"{tmp_path}:{ROOT}"), stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=restore_signals,
     )  # fmt: skip
-    while not any(tmp_path.glob("starts.*")) and process.poll() is None:
-        time.sleep(0.01)
+    wait_until(lambda: any(tmp_path.glob("starts.*")), process)
     pids = [process.pid, *descendants(process.pid)]
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     (tmp_path / "go_on").touch()

@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from tests.support.command import environment, restore_signals
 from tests.support.object_store import BUCKET
 from tests.support.processes import descendants, kill
 from tests.support.ranks import free_ports
+from tests.support.waiting import wait_until
 
 URL = f"s3://{BUCKET}/runs"
 MIRRORED = f"every_steps: 2, keep: 2, mirror: '{URL}'"
@@ -45,24 +45,18 @@ def start(folder, *arguments):
 
 def wait_for_step(mirror, step, processes, timeout_s=120):
     """Wait until the mirror has a checkpoint of this step or a later one."""
-    deadline = time.monotonic() + timeout_s
-    while max(mirror.steps(), default=-1) < step:
-        assert time.monotonic() < deadline and all(process.poll() is None for process in processes)
-        time.sleep(0.05)
+    wait_until(lambda: max(mirror.steps(), default=-1) >= step, *processes, timeout_s=timeout_s, every_s=0.05)
 
 
 def wait_for_ranks(mirror, ranks, processes):
     """Wait until the newest checkpoint of the mirror was written by so many ranks; return its step."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        assert all(process.poll() is None for process in processes)
+
+    def newest_step():
         step = mirror.steps()[-1]
-        # A checkpoint may be removed between the two requests.
-        with suppress(CheckpointError):
-            if mirror.manifest(step).world_size == ranks:
-                return step
-        time.sleep(0.1)
-    raise AssertionError(f"no checkpoint of {ranks} ranks")
+        with suppress(CheckpointError):  # a checkpoint may be removed between the two requests
+            return step if mirror.manifest(step).world_size == ranks else None
+
+    return wait_until(newest_step, *processes, every_s=0.1)
 
 
 def finish(process, folder):
@@ -88,8 +82,9 @@ def test_a_run_killed_at_many_moments_continues_on_an_empty_disk_to_the_same_wei
     for kills in range(1, 5):
         # At another request each time, which are those of an upload most of the time.
         count = len(object_store.requests) + 25 + 7 * kills
-        while process.poll() is None and (len(object_store.requests) < count or not mirror.steps()):
-            time.sleep(0.002)
+        wait_until(
+            lambda count=count: len(object_store.requests) >= count and mirror.steps(), process, every_s=0.002
+        )
         kill([process.pid, *descendants(process.pid)])
         process.wait()
         resumed.append(mirror.steps()[-1])
@@ -128,9 +123,7 @@ def test_ctrl_c_leaves_the_wait_for_a_slow_store_and_a_resume_uploads_the_rest(
 ):
     object_store.latency_s = 2
     process, folder = start(tmp_path, "train", "--config", describe(checkpoint=MIRRORED)), tmp_path / "runs"
-    while "uploading the last checkpoint" not in (tmp_path / "output.txt").read_text():
-        assert process.poll() is None
-        time.sleep(0.05)
+    wait_until(lambda: "uploading the last checkpoint" in (tmp_path / "output.txt").read_text(), process)
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 128 + signal.SIGINT
     (run,) = folder.iterdir()

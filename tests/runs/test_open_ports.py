@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -11,14 +10,18 @@ from tests.support.processes import descendants, ranks_of
 from tests.support.ranks import free_ports
 from tests.support.runs import checked
 from tests.support.sockets import listening_addresses
+from tests.support.waiting import wait_until
 
 
 def addresses_until_the_end(process, pids):
     """Return the addresses at which `pids()` have listened until the process has ended, and its messages."""
     addresses = set()
-    while process.poll() is None:
-        addresses |= listening_addresses(pids())
-        time.sleep(0.1)
+
+    def has_ended():
+        addresses.update(listening_addresses(pids()))
+        return process.poll() is not None
+
+    wait_until(has_ended, every_s=0.1)
     stderr = process.communicate()[1]
     assert process.returncode == 0, stderr
     return addresses, stderr

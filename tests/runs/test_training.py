@@ -1,11 +1,8 @@
 """Whole runs through the command line: the same numbers on any number of ranks, after any interruption."""
 
 import json
-import os
 import random
 import signal
-import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,8 +14,10 @@ from facetrain.telemetry.jsonl import read_jsonl
 from tests.support.checkpoints import flip_a_bit
 from tests.support.command import facetrain, start
 from tests.support.events import read_events
+from tests.support.processes import descendants, kill
 from tests.support.ranks import free_ports
 from tests.support.runs import checked, losses, metrics
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -96,24 +95,16 @@ def test_two_and_three_ranks_give_the_losses_of_one(whole, describe, tmp_path, o
 def interrupt(folder, describe, step, options):
     """Start a run, and kill its processes at once when it has reported a step."""
     process = start("train", "--config", describe(**options), "--run-dir", folder)
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
-        if (
-            (folder / "metrics.jsonl").exists()
-            and any(r.get("step", 0) >= step for r in read_jsonl(folder / "metrics.jsonl"))
-            and complete_steps(folder / "checkpoints")
-        ):
-            break
-        time.sleep(0.005)
-    children = [
-        int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    ]
-    for pid in [process.pid, *children]:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+    path = folder / "metrics.jsonl"
+
+    def has_come_so_far():
+        reached = path.exists() and any(record.get("step", 0) >= step for record in read_jsonl(path))
+        return reached and complete_steps(folder / "checkpoints")
+
+    wait_until(has_come_so_far, process)
+    kill([process.pid, *descendants(process.pid)])
     process.communicate()
+    assert process.returncode == -signal.SIGKILL, "it has ended before it was killed"
 
 
 @pytest.mark.slow

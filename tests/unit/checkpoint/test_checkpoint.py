@@ -5,7 +5,6 @@ import os
 import resource
 import shutil
 import threading
-import time
 from contextlib import redirect_stderr
 from dataclasses import replace
 from io import StringIO
@@ -30,6 +29,7 @@ from tests.support import faults
 from tests.support.checkpoints import saved
 from tests.support.ranks import run_ranks
 from tests.support.snapshots import snapshot
+from tests.support.waiting import wait_until
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -263,8 +263,7 @@ def test_a_copy_uses_the_buffers_that_were_prepared():
     state, size = snapshot(1, num_classes=1 << 22), 5 << 24
     copy = HostCopy()
     copy.prepare(state.files(0, 1))
-    while any(thread.name == "checkpoint-buffers" for thread in threading.enumerate()):
-        time.sleep(0.01)
+    wait_until(lambda: all(thread.name != "checkpoint-buffers" for thread in threading.enumerate()))
     before = page_faults()
     rows, rank_state, _ = copy.take(state.files(0, 1))
     assert page_faults() - before < 0.1 * size / resource.getpagesize()

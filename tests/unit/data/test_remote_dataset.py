@@ -30,6 +30,7 @@ from facetrain.remote import filesystem
 from facetrain.remote.filesystem import open_filesystem
 from tests.support.datasets import encoded_image, images_of, write_records
 from tests.support.object_store import upload
+from tests.support.waiting import wait_until
 
 LABELS = [label for label in range(6) for _ in range(5)]
 
@@ -112,8 +113,7 @@ def test_an_announced_range_is_fetched_by_few_requests_and_read_without_one(obje
     stored = remote.opened(0)._object
     _, start, end = remote._extents(slice(10, 70))
     needed = range(start[0] // 2048, -(-end[-1] // 2048))
-    while not all(stored._is_cached(number) for number in needed):
-        pass
+    wait_until(lambda: all(stored._is_cached(number) for number in needed))
     ranges = [request for request in object_store.requests if request[2]]
     assert len(ranges) == len({number // 16 for number in needed})
     object_store.requests.clear()

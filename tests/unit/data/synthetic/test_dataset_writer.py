@@ -1,6 +1,5 @@
 import subprocess
 import sys
-import time
 from dataclasses import replace
 
 import pytest
@@ -13,6 +12,7 @@ from facetrain.data.synthetic.dataset_writer import write_synthetic
 from facetrain.data.synthetic.options import SyntheticFaces
 from facetrain.errors import DataError
 from tests.support.processes import descendants, kill, wait_until_gone
+from tests.support.waiting import wait_until
 
 SMALL = SyntheticFaces(identities=3, images_per_identity=4, eval_identities=12, eval_pairs=40, image_size=48)
 
@@ -78,12 +78,7 @@ write_synthetic(Path("data"), SyntheticFaces(identities=100_000, images_per_iden
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel sends the signal on Linux only")
 def test_the_workers_end_with_a_killed_parent(tmp_path):
     parent = subprocess.Popen([sys.executable, "-c", _RENDER], cwd=tmp_path)
-    deadline = time.monotonic() + 60
-    while (
-        not any(path.stat().st_size for path in tmp_path.glob("*/.train.rec.*"))
-        and time.monotonic() < deadline
-    ):
-        time.sleep(0.1)
+    wait_until(lambda: any(path.stat().st_size for path in tmp_path.glob("*/.train.rec.*")), parent)
     workers = descendants(parent.pid)
     kill([parent.pid])
     parent.wait()

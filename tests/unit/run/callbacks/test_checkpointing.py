@@ -1,7 +1,5 @@
 """Checkpoints during training."""
 
-import time
-
 import pytest
 
 from facetrain.checkpoint.load import Checkpoint
@@ -9,6 +7,7 @@ from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.errors import CheckpointError
 from facetrain.run.callbacks.checkpointing import Checkpointing
 from facetrain.run.outputs import RunOutputs
+from tests.support.waiting import wait_until
 from tests.unit.run.callbacks.helpers import Board, Lines
 
 
@@ -26,9 +25,7 @@ def test_a_checkpoint_is_committed_by_a_later_poll(state, tmp_path):
     checkpointing.poll(state)  # allocates the memory for copies
     state.step = 1
     checkpointing.save(state)
-    deadline = time.monotonic() + 30
-    while checkpointing.last_saved is None and time.monotonic() < deadline:
-        checkpointing.poll(state)
+    wait_until(lambda: checkpointing.poll(state) or checkpointing.last_saved)
     assert checkpointing.last_saved == 1 and not lines and not board.written
     checkpointing.require_saved(state)
     assert Checkpoint.open(tmp_path).step == 1
