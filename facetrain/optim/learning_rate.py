@@ -64,8 +64,6 @@ class Cosine(Schedule):
     final_factor: float = 0.0
 
     def factor(self, step: float) -> float:
-        if step >= self.total_steps:
-            return self.final_factor
         half_period = 0.5 * (1 + math.cos(math.pi * self._fraction(step)))
         return self.final_factor + (1 - self.final_factor) * half_period
 
