@@ -87,8 +87,8 @@ def test_after_the_restart_of_a_killed_rank_the_metrics_equal_those_of_an_uninte
     describe, tmp_path, started_run, ranks
 ):
     whole, count = tmp_path / "whole", ("--nproc-per-node", ranks)
-    checked(facetrain("train", "--config", describe(steps=40), "--run-dir", whole, *count))
-    folder, process = started_run("--max-restarts", 1, *count, steps=40)
+    checked(facetrain("train", "--config", describe(steps=24), "--run-dir", whole, *count))
+    folder, process = started_run("--max-restarts", 1, *count, steps=24)
     before = list(ranks_of(process.pid).values())
     assert len(before) == ranks
     wait_for_checkpoint(folder, process)
