@@ -53,6 +53,8 @@ from facetrain.remote.ranges import download_ranges
 T = TypeVar("T")
 
 _LEFT_MANIFEST = f"left_{MANIFEST}"
+_PROCESS = secrets.token_hex(8)
+"""Name of this process in a claim: hosts may have processes of the same number."""
 _CLAIM = "claim"
 """Object that says which process uploads. Its name is not that of a file of the run folder."""
 _OBJECT = re.compile(rf"{CHECKPOINTS}/{STEP_NAME.pattern}/(.+)")
@@ -66,9 +68,9 @@ class Mirror:
     All methods raise a CheckpointError with the address and the reason if the store does not do what is asked.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, process: str = _PROCESS) -> None:
         """Take the address of the run: that of the mirror and the name of the run folder."""
-        self.url = url.rstrip("/")
+        self.url, self._process = url.rstrip("/"), process
         filesystem, self._root = open_filesystem(self.url)
         from fsspec.implementations.dirfs import DirFileSystem
 
@@ -119,8 +121,8 @@ class Mirror:
                 f"continue that one with `facetrain resume {public(self.url)}`, or set run.name to another name"
             )
 
-    def claim(self, run_id: str) -> str:
-        """Take the mirror for this process, before its first upload; return the claim, for `require_claim`.
+    def claim(self, run_id: str) -> None:
+        """Take the mirror for this process: a run that continues at its start, a new one before its first upload.
 
         Two runs could begin before either has a checkpoint, and one run could be continued on two machines.
 
@@ -128,27 +130,24 @@ class Mirror:
             UsageError: another run has checkpoints there.
         """
         self.check_run(run_id)
-        claim = f"{run_id} {secrets.token_hex(8)}"
-        self._do(lambda: self._store.pipe_file(_CLAIM, f"{claim}\n".encode()))
-        return claim
+        self._do(lambda: self._store.pipe_file(_CLAIM, f"{run_id} {self._process}\n".encode()))
 
-    def require_claim(self, claim: str) -> None:
+    def require_claim(self, run_id: str) -> None:
         """Check that no other process has claimed the mirror since.
 
         Raises:
             CheckpointError: another run has, or another process of this run.
         """
-        found = self._content(_CLAIM)
-        if found == claim:
+        other, _, process = self._content(_CLAIM).partition(" ")
+        if (other, process) == (run_id, self._process):
             return
-        other, own = found.partition(" ")[0], claim.partition(" ")[0]
-        if other != own:
+        if other != run_id:
             raise CheckpointError(
                 f"{public(self.url)}: another run of this name has begun to use it (id {other}, and this one has "
-                f"{own}); set run.name of one of them to another name"
+                f"{run_id}); set run.name of one of them to another name"
             )
         raise CheckpointError(
-            f"{public(self.url)}: another process has continued this run (id {own}) since, on another machine or in "
+            f"{public(self.url)}: another process has continued this run (id {run_id}) since, on another machine or in "
             "a copy of the folder, and its checkpoints count there; end one of the two"
         )
 

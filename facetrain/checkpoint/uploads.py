@@ -41,10 +41,12 @@ class Uploads:
         keep: int,
         best_metric: str | None,
         run_files: Callable[[], Iterable[Path]],
+        has_claimed: bool = False,
     ) -> None:
         """Prepare to upload from a folder of checkpoints, of which the mirror keeps as many as the folder.
 
-        `run_files` returns the files of the run folder that the leader uploads with each checkpoint.
+        `run_files` returns the files of the run folder that the leader uploads with each checkpoint. Before its first
+        upload a process takes the mirror, unless it has (`has_claimed`).
         """
         self._mirror, self._checkpoints, self._run_files = mirror, checkpoints, run_files
         self._keep, self._best_metric = keep, best_metric
@@ -52,7 +54,7 @@ class Uploads:
         self._current: SaveOutcome | None = None
         self._pending: SaveOutcome | None = None
         self._failure, self._failure_of_others = "", ""
-        self._is_uploaded, self._claim = False, ""
+        self._is_uploaded, self._has_claimed = False, has_claimed
         self._all_uploaded, self._given_up = threading.Event(), threading.Event()
 
     @property
@@ -151,8 +153,10 @@ class Uploads:
         run_id = run_id_of(manifest)
         if run_id is None:
             return
-        self._claim = self._claim or self._mirror.claim(run_id)
-        self._mirror.require_claim(self._claim)
+        if not self._has_claimed:
+            self._mirror.claim(run_id)
+            self._has_claimed = True
+        self._mirror.require_claim(run_id)
 
     def _wait_for_all(self, step: int, manifest: Manifest) -> None:
         """Wait on the leader until the store has the files of all ranks.

@@ -214,6 +214,8 @@ def _open_folder(agreed: Agreed, state: TrainState, schedule: StepSchedule) -> l
         differences += describe_batch_change(checkpoint, agreed.config, schedule, world.size)
         mirror = open_mirror(agreed.config, folder)
         if mirror and world.is_leader:
+            # First: a process that still trains this run elsewhere must upload no more.
+            mirror.claim(plan.run_id)
             mirror.leave_after(checkpoint.step)
         accepted = Accepted.of(checkpoint, plan.manifest, plan.changes, plan.inputs)
         environment[ACCEPTED] = accepted.model_dump(mode="json")

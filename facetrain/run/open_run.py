@@ -128,7 +128,9 @@ def _checkpointing(parts: Parts, outputs: RunOutputs, loader: StagedLoader) -> C
 
     uploads = None
     if parts.mirror:
-        uploads = open_uploads(config, parts.folder, parts.mirror, lambda: parts.has_ended)
+        uploads = open_uploads(
+            config, parts.folder, parts.mirror, lambda: parts.has_ended, has_claimed=parts.plan.resumes
+        )
         if parts.plan.resumes:  # its upload may have been interrupted
             uploads.add(saved_checkpoint(parts.folder, step, parts.world, parts.hosts))
     writer = CheckpointWriter(

@@ -26,14 +26,22 @@ from facetrain.run.folder.lock import LOCK_FILE
 from facetrain.telemetry.log import warn
 
 
-def open_uploads(config: Config, folder: Path, mirror: Mirror, has_ended: Callable[[], bool]) -> Uploads:
-    """Return the uploads of a run; its models are uploaded when it has ended."""
+def open_uploads(
+    config: Config,
+    folder: Path,
+    mirror: Mirror,
+    has_ended: Callable[[], bool],
+    *,
+    has_claimed: bool = False,
+) -> Uploads:
+    """Return the uploads of a run; its models are uploaded when it has ended. `has_claimed` as in `Uploads`."""
     return Uploads(
         mirror,
         folder / CHECKPOINTS,
         keep=config.checkpoint.keep,
         best_metric=config.checkpoint.best_metric,
         run_files=partial(_files_to_upload, folder, has_ended),
+        has_claimed=has_claimed,
     )
 
 

@@ -36,13 +36,14 @@ def save(folder, step, *, note="a", **options):
     return outcome
 
 
-def uploads_of(folder, keep=3, best_metric=None):
+def uploads_of(folder, keep=3, best_metric=None, *, process="a", has_claimed=False):
     return Uploads(
-        Mirror(URL),
+        Mirror(URL, process=process),
         folder / "checkpoints",
         keep=keep,
         best_metric=best_metric,
         run_files=lambda: [folder / "run_id.txt"],
+        has_claimed=has_claimed,
     )
 
 
@@ -255,14 +256,16 @@ def test_of_two_runs_that_begin_together_only_the_later_one_writes_to_the_mirror
 def test_of_two_processes_that_continue_one_run_only_the_later_one_writes_to_the_mirror(
     tmp_path, monkeypatch, capsys
 ):
-    older, newer = uploads_of(tmp_path, keep=1), uploads_of(tmp_path, keep=1)
+    older = uploads_of(tmp_path, keep=1)
     older.add(save(tmp_path, 2))
     assert older.finish() == ""
-    newer.add(save(tmp_path, 4))
-    assert newer.finish() == "" and Mirror(URL).steps() == [4]
+    Mirror(URL, process="b").claim(RUN_ID)  # the later process starts
+    newer = uploads_of(tmp_path, keep=1, process="b", has_claimed=True)
     older.add(save(tmp_path, 6))
     assert f"another process has continued this run (id {RUN_ID}) since" in older.finish()
-    assert Mirror(URL).steps() == [4]
+    assert Mirror(URL).steps() == [2]
+    newer.add(save(tmp_path, 4))
+    assert newer.finish() == "" and Mirror(URL).steps() == [4]
     newer.add(save(tmp_path, 8))
     assert newer.finish() == "" and Mirror(URL).steps() == [8]
 
@@ -270,7 +273,7 @@ def test_of_two_processes_that_continue_one_run_only_the_later_one_writes_to_the
 
     def commit_and_lose(mirror, manifest):
         commit(mirror, manifest)
-        mirror.claim(RUN_ID)  # another start
+        Mirror(URL, process="c").claim(RUN_ID)  # another start
 
     monkeypatch.setattr(Mirror, "commit", commit_and_lose)
     newer.add(save(tmp_path, 10))
