@@ -69,7 +69,7 @@ def _result(node: Any, known: dict[str, np.ndarray], opsets: Sequence[Any]) -> n
     if not operands or not all(name in known for name in node.input if name):
         return None
     if node.op_type in _ARITHMETIC:
-        is_cheap = math.prod(known[name].size for name in node.input if name) <= _MOST_COMBINATIONS
+        is_cheap = math.prod(known[name].size or 1 for name in node.input if name) <= _MOST_COMBINATIONS
     else:
         is_cheap = node.op_type == _APPENDING and len(node.input) <= _MOST_NUMBERS
     return _computed(node, operands, opsets) if is_cheap else None
@@ -86,13 +86,18 @@ def _computed(node: Any, operands: dict[str, np.ndarray], opsets: Sequence[Any])
     except Exception:
         # Operands that do not fit give errors without a common base; onnxruntime refuses them later.
         return None
-    return found if found.size <= _MOST_NUMBERS and found.dtype.kind in "biuf" else None
+    return found if _is_small(found.shape) and found.dtype.kind in "biuf" else None
+
+
+def _is_small(shape: Sequence[int]) -> bool:
+    # Without its zeros: the sum over an axis of size 0 has as many numbers as the other axes.
+    return math.prod(size or 1 for size in shape) <= _MOST_NUMBERS
 
 
 def _small_array(tensor: Any) -> np.ndarray | None:
     from onnx import numpy_helper
 
-    if math.prod(tensor.dims) > _MOST_NUMBERS or tensor.external_data:
+    if not _is_small(tensor.dims) or tensor.external_data:
         return None
     try:
         array = np.asarray(numpy_helper.to_array(tensor))

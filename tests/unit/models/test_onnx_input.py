@@ -373,6 +373,18 @@ def test_constants_that_are_too_many_or_do_not_fit_are_an_error(tmp_path, monkey
         open_model(path, CPU)
 
 
+def test_a_sum_over_no_numbers_is_not_computed(tmp_path):
+    path = write_graph(tmp_path / "m.onnx", [], inputs=FLOAT_IMAGE)
+    with changed(path) as model:
+        model.graph.initializer.append(
+            onnx.numpy_helper.from_array(np.zeros((0, 1 << 12), np.float32), "none")
+        )
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0]), "axes"))
+        model.graph.node.append(make_node("ReduceSum", ["none", "axes"], ["big"], keepdims=0))
+        onnx_constants.fold_small_constants(path, model)
+        assert [node.op_type for node in model.graph.node][-1] == "ReduceSum"
+
+
 def test_small_numbers_that_the_file_computes_change_no_result(tmp_path):
     path = write_graph(tmp_path / "m.onnx", [], inputs=FLOAT_IMAGE)
     expected = embedded(path)[0]
