@@ -75,7 +75,8 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
     for name, tensor in value.items():
         require_stored(tensor, f"{path}: the weight {name}")
     weights = {_without_prefixes(str(name)): tensor for name, tensor in value.items()}
-    return below(weights, _BACKBONE) or weights
+    inner = below(weights, _BACKBONE)
+    return {_without_prefixes(name): tensor for name, tensor in inner.items()} or weights
 
 
 def require_stored(tensor: Tensor, what: str) -> None:
@@ -233,6 +234,6 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _without_prefixes(name: str) -> str:
-    for prefix in _PREFIXES:
+    while prefix := next(filter(name.startswith, _PREFIXES), ""):
         name = name.removeprefix(prefix)
     return name

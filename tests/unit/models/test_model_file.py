@@ -142,6 +142,7 @@ def with_head(state):
     [
         with_head,
         lambda state: {"state_dict": data_parallel(with_head(state)["state_dict"])},
+        lambda state: with_head({f"_orig_mod.module.{name}": value for name, value in state.items()}),
         *(
             lambda state, key=key: {"epoch": 3, key: state, "optimizer": {"state": {}}}
             for key in ("model", "net", "backbone", "model_state_dict")
