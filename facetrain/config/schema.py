@@ -101,6 +101,11 @@ class Config(Settings):
         return self.eval.dir or (parent if self.data.is_file else train)
 
     @property
+    def inherits_centers(self) -> bool:
+        """Whether a new run begins with class centers of another one."""
+        return self.model.init_from is not None and self.head.init_from != "reinit"
+
+    @property
     def trained_loss(self) -> str:
         """Metric of the loss that is trained: the margin loss, or without it the one of the distillation."""
         return "distill_loss" if self.distill is not None and self.distill.margin_weight == 0 else "loss"

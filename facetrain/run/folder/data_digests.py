@@ -17,7 +17,7 @@ from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.manifest import sha256_of
 from facetrain.config.own_code import code_digests
 from facetrain.config.schema import Config
-from facetrain.data.dataset import FaceDataset, image_landmarks, image_places
+from facetrain.data.dataset import FaceDataset, identity_names, image_landmarks, image_places
 from facetrain.data.mixture import MixtureDataset
 from facetrain.data.remote_dataset import object_versions
 from facetrain.errors import ConfigError, ModelError, UnreadableError
@@ -119,15 +119,20 @@ def digest_contents(source: FaceDataset) -> str:
     return _digest(read(number) for number in range(0, source.num_images, step)[:_SAMPLED_IMAGES])
 
 
-def digest_weights(config: Config) -> dict[str, str]:
-    """Return digests of the model files that a new run begins with, by the config key that names them.
+def digest_weights(config: Config, source: FaceDataset) -> dict[str, str]:
+    """Return digests of what a new run begins with, by config key: of model files, and of the names of identities.
+
+    Names choose the class centers of another run (`head.init_from`); otherwise they decide nothing.
 
     Raises:
         CheckpointError: one is a run folder without a sound checkpoint.
     """
     teacher = config.distill.teacher if config.distill else None
     names = {"model.init_from": config.model.init_from, "distill.teacher": teacher}
-    return {key: _digest_model(local_path(name)) for key, name in names.items() if name}
+    digests = {key: _digest_model(local_path(name)) for key, name in names.items() if name}
+    if config.inherits_centers and (found := identity_names(source)):
+        digests["head.init_from"] = _digest(f"{name}\n".encode() for name in found)
+    return digests
 
 
 def _digest_model(path: Path) -> str:

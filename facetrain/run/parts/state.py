@@ -11,7 +11,7 @@ from facetrain.data.dataset import FaceDataset, identity_names
 from facetrain.device.capability import multiplies_bfloat16
 from facetrain.distributed.sync_batch_norm import use_sync_batch_norm
 from facetrain.distributed.world import World
-from facetrain.errors import ConfigError
+from facetrain.errors import ConfigError, DataError
 from facetrain.models.initialize_from import initialize_centers
 from facetrain.models.known_identities import Names
 from facetrain.optim.loss_scale import LossScale
@@ -21,6 +21,7 @@ from facetrain.run.parts.distillation import build_distillation
 from facetrain.run.parts.head import build_head
 from facetrain.run.parts.step_schedule import StepSchedule
 from facetrain.run.parts.stepper import build_stepper
+from facetrain.telemetry.log import warn
 from facetrain.training.precision import InPrecision, memory_format_for
 from facetrain.training.state import TrainState
 
@@ -72,10 +73,8 @@ def build_state(
         schedule=schedule,
         source=source,
     )
-    inherits = config.model.init_from is not None and config.head.init_from != "reinit"
-    names, remark = None, ""
-    if (world.is_leader or inherits) and (found := identity_names(source)):
-        names = Names.of(found)
+    inherits, remark = config.inherits_centers, ""
+    names = _names_of(source, required=inherits) if world.is_leader or inherits else None
     if config.model.init_from and inherits:
         path, may_grow = local_path(config.model.init_from), config.head.init_from == "extend"
         remark = initialize_centers(head, path, names, may_grow=may_grow)
@@ -84,6 +83,18 @@ def build_state(
     stepper = build_stepper(config, backbone, head, scale, schedule, distillation)
     kept = names if world.is_leader else None  # only the leader saves them
     return TrainState(world, network, head, stepper, distillation, names=kept, centers_remark=remark)
+
+
+def _names_of(source: FaceDataset, *, required: bool) -> Names | None:
+    """Return the names of the identities; None if they have none, or cannot be read and are not required."""
+    try:
+        found = identity_names(source)
+        return Names.of(found) if found else None
+    except DataError as error:
+        if required:
+            raise
+        warn(f"{error}; the checkpoints have no names of identities")
+        return None
 
 
 def is_batch_norm_synced(config: Config) -> bool:
