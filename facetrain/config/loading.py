@@ -184,6 +184,18 @@ def _similar_files(path: Path) -> str:
     return f"; did you mean {' or '.join(str(path.parent / name) for name in similar)}?" if similar else ""
 
 
+def values_of_overrides(overrides: Iterable[str]) -> dict[str, Any]:
+    """Return the values that overrides (KEY=VALUE) set, as sections with their keys.
+
+    Raises:
+        ConfigError: one has another form.
+    """
+    values = dict[str, Any]()
+    for override in overrides:
+        _merge(values, _parse_override(override))
+    return values
+
+
 def override_keys(overrides: Iterable[str]) -> frozenset[str]:
     """Return the dotted keys that overrides (KEY=VALUE) set; of a section, those of the mapping in it."""
     return frozenset(key for override in overrides for key in _leaves(_parse_override(override)))

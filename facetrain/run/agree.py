@@ -151,21 +151,25 @@ def _compare_terms(ranks: Ranks, own: dict[str, Any], expected: dict[str, Any]) 
     if own["command"] != expected["command"]:  # their options differ with it
         own, expected = ({"command": terms["command"]} for terms in (own, expected))
     # Both as this host understands them: one may have given the folder by its absolute path.
-    _require_equal(ranks, "the command line", _with_place(expected), _with_place(own))
+    _require_equal(ranks, "the command line", _with_place(expected), _with_place(own), absent="absent")
 
 
 def _with_place(terms: dict[str, Any]) -> dict[str, Any]:
-    """Return the terms with the absolute path of the run folder, if they name one."""
+    """Return the terms with the absolute path of the run folder, without links, if they name one."""
     folder = terms.get(FOLDER_TERM)
     if not folder:
         return terms
-    return terms | {FOLDER_TERM: folder.rstrip("/") if is_remote(folder) else os.path.abspath(folder)}
+    return terms | {FOLDER_TERM: folder.rstrip("/") if is_remote(folder) else os.path.realpath(folder)}
 
 
-def _require_equal(ranks: Ranks, where: str, expected: dict[str, Any], own: dict[str, Any]) -> None:
+def _require_equal(
+    ranks: Ranks, where: str, expected: dict[str, Any], own: dict[str, Any], *, absent: str = "null"
+) -> None:
+    def text(value: Any) -> str:
+        return absent if value is None else json.dumps(value)
+
     changes = ", ".join(
-        f"{each.key} is {json.dumps(each.now)}, not {json.dumps(each.before)}"
-        for each in differences(expected, own)
+        f"{each.key} is {text(each.now)}, not {text(each.before)}" for each in differences(expected, own)
     )
     if changes:
         raise UsageError(
@@ -191,10 +195,11 @@ def _compare_inputs(ranks: Ranks, plan: RunPlan, config: Config) -> Inputs:
         raise UsageError(
             f"{place} ({key}): other {words} than rank 0 on {ranks.place(0)} has; copy them to all hosts"
         )
-    for key, digest in digest_weights(config).items() if plan.weights else ():
+    for key, digest in digest_weights(config, inputs.source).items() if plan.weights else ():
         if digest != plan.weights.get(key):
+            what = "other names of identities" if key == "head.init_from" else "another file"
             raise UsageError(
-                f"{_value(config, key)} ({key}): another file than rank 0 on {ranks.place(0)} has; copy it to all hosts"
+                f"{_value(config, key)} ({key}): {what} than rank 0 on {ranks.place(0)} has; copy the same to all hosts"
             )
     return inputs
 

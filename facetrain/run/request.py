@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, model_validator
 
+from facetrain.config.loading import values_of_overrides
 from facetrain.errors import UsageError
 
 
@@ -70,20 +71,20 @@ class TrainRequest(BaseModel, frozen=True):
 
     @property
     def terms(self) -> dict[str, Any]:
-        """What a command asks beside its config, by its options, as JSON: the same on all hosts of a run.
+        """What a command asks beside the config of a run, as JSON: the same on all its hosts.
 
-        Not what a host decides for itself: whether code may run on it, and whether its browser shows the report.
+        Not what a host decides for itself: whether code may run on it, and whether its browser shows the report. Nor
+        `--resume`, which only rank 0 follows: a host that joins later has it, where the first command had not.
         """
-        overrides = (each.partition("=") for each in self.overrides)
         return {
             "command": self.command,
             FOLDER_TERM: self.run_dir,
             "--checkpoint": self.step,
-            "--resume": self.resume_existing,
             "--batch auto": "batch" in self.choose,
             "--lr find": "lr" in self.choose,
             "--profile": self.profile,
-            **{f"--set {key}": value for key, _, value in overrides},
+            # For `train`, the configs are compared with their overrides.
+            **(values_of_overrides(self.overrides) if self.command == "resume" else {}),
         }
 
     def with_chosen(

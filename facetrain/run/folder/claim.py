@@ -128,5 +128,5 @@ def require_replaceable(folder: Path) -> None:
     if (folder / CONFIG_FILE).exists() and not (folder / RUN_ID_FILE).exists():
         raise ExistingRunError(
             f"{folder / CONFIG_FILE}: not written by a run (there is no {RUN_ID_FILE}), and a new run would replace "
-            f"it and the metrics and log beside it; {advice}"
+            "it; rename it, or give another folder with --run-dir"
         )

@@ -66,7 +66,7 @@ def test_the_second_run_of_a_script_under_torchrun_is_another_run(tmp_path, monk
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"config.yaml": "# mine"}, r"config\.yaml: not written by a run .*metrics and log.*--run-dir"),
+        ({"config.yaml": "# mine"}, r"config\.yaml: not written by a run .*rename it.*--run-dir"),
         ({"model.safetensors": ""}, "results of a finished run.*no checkpoint"),
         ({"state.json": RunState(state=FINISHED).model_dump_json()}, "results of a finished run"),
     ],
