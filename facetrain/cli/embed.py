@@ -58,11 +58,14 @@ def embed(
     """Write the embeddings of images to a file.
 
     Every embedding has length 1, except in .safetensors files. With --skip-bad, images that have none are listed in
-    NAME.skipped.csv beside OUTPUT.
+    OUTPUT.skipped.csv.
     """
     from facetrain.embeddings.embedding_files import require_format, save_embeddings
 
-    is_teacher, skipped_file = output.suffix == _TEACHER_SUFFIX, output.with_suffix(_SKIPPED_SUFFIX)
+    is_teacher, skipped_file = (
+        output.suffix == _TEACHER_SUFFIX,
+        output.with_name(output.name + _SKIPPED_SUFFIX),
+    )
     require_no_input((model, input), output, skipped_file if skip_bad else None)
     if is_teacher and detector:
         raise UsageError(f"{output}: a teacher's embeddings need aligned faces; remove --detector")

@@ -67,11 +67,11 @@ def test_a_bad_photo_ends_no_command_that_may_skip_it(model, tmp_path, capfd):
     shown = printed_by(capfd, *embed, "--skip-bad").out
     assert "1 embedding" in shown and "left out 1 image" in shown
     assert "images that cannot be read: 1 (0.png)" in shown
-    table = (tmp_path / "e.skipped.csv").read_text()
+    table = (tmp_path / "e.npz.skipped.csv").read_text()
     assert table.splitlines()[1].startswith("0.png,unreadable,")
     (tmp_path / "photos" / "0.png").unlink()
     printed_by(capfd, *embed, "--skip-bad")
-    assert not (tmp_path / "e.skipped.csv").exists()
+    assert not (tmp_path / "e.npz.skipped.csv").exists()
     assert "a row for every image" in str(
         refusal(*embed[:-1], tmp_path / "teacher.safetensors", "--skip-bad")
     )
