@@ -110,7 +110,7 @@ def backbone_form(graph: LayerGraph, image_of_pixel: Affine) -> LayerGraph:
     if not affine.is_zero_at_mid_gray:
         raise ModelError(
             f"{graph.origin}: takes pixels times {affine.factor:g} plus {affine.offset:g}; "
-            "facetrain trains networks that take (pixels − 127.5) times a number"
+            "facetrain trains networks that take (pixels − 127.5) times a number; give this one as distill.teacher"
         )
     for name, layer in needed.items():
         needed[name] = replace(

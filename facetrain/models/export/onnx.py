@@ -152,8 +152,10 @@ def _by_older_exporter(
 
 def _require_no_attention(model: EmbeddingModel, options: ExportOptions) -> None:
     """Refuse a ViT for an opset without attention: the exporter would print its graph, thousands of lines."""
-    names = {type(module).__name__ for module in model.network.modules()}
-    if (options.opset or 0) < _OPSET_OF_ATTENTION and any("Attention" in name for name in names):
+    # Not by the name of a class: attention to channels or places, as in CBAM, is made of convolutions.
+    marks = ("qkv", "num_heads")  # of our own attention, and of torch's and timm's
+    has_attention = any(hasattr(module, mark) for module in model.network.modules() for mark in marks)
+    if has_attention and (options.opset or 0) < _OPSET_OF_ATTENTION:
         raise ModelError(
             f"{model.description}: its attention cannot be written with opset {options.opset}; give --opset "
             f"{_OPSET_OF_ATTENTION} or a higher one"

@@ -78,7 +78,7 @@ def _refuse_folder(target: str, places: Iterable[Path]) -> None:
         raise PairsError(
             f"{target}: {place.absolute()} is a folder, and only sets of pairs (.bin) are verified in a run or "
             f"calibrated; evaluate TinyFace, IJB and sets of CVLface with `facetrain eval MODEL --target "
-            f"{shell_path(place)}`"
+            f"{shell_path(place)}`, and make pairs of a folder of images with `facetrain data pairs`"
         )
 
 
