@@ -6,9 +6,10 @@ import signal
 import pytest
 
 from tests.support.command import start
+from tests.support.processes import kill
 
 COMPILER = """#!/bin/sh
-case "$*" in *.cpp*) kill -{signal} $$;; esac
+case "$*" in *.cpp*) echo $$ >> "$0.pids"; kill -{signal} $$;; esac
 exec g++ "$@"
 """
 
@@ -29,7 +30,8 @@ def train_with(describe, tmp_path):
         _, stderr = process.communicate(timeout=240)
         return process, stderr
 
-    return train
+    yield train
+    kill(map(int, (tmp_path / "compiler.pids").read_text().split()))  # a stopped one waits for ever
 
 
 @pytest.mark.slow
