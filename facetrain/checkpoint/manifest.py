@@ -27,7 +27,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from facetrain.errors import CheckpointError, DamagedCheckpointError
-from facetrain.files import error_reason, parse_json
+from facetrain.files import error_reason, parse_json, printable
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -109,7 +109,7 @@ def read_manifest(folder: Path) -> Manifest:
         return TypeAdapter(Manifest).validate_python(value)
     except ValidationError as error:
         fault = error.errors()[0]
-        place = ".".join(map(str, fault["loc"]))
+        place = printable(".".join(map(str, fault["loc"])))  # a key may have line breaks
         raise DamagedCheckpointError(
             f"{path}: not the manifest of a checkpoint: {place}: {fault['msg']}"
         ) from error

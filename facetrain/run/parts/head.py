@@ -16,6 +16,7 @@ from facetrain.data.mixture import DatasetHead, MixtureDataset, images_per_epoch
 from facetrain.device.capability import multiplies_bfloat16
 from facetrain.distributed.world import World
 from facetrain.errors import ConfigError
+from facetrain.files import printable
 from facetrain.head.build import HeadRun, stage_of
 from facetrain.head.build import build_head as build_one
 from facetrain.head.head_group import Head, HeadGroup
@@ -127,7 +128,7 @@ def _margins_of_datasets(config: Config, heads: Sequence[DatasetHead]) -> list[M
             # Over the margin of the config: a dataset gives only what differs.
             margins.append(MarginSettings.model_validate(config.head.margin.model_dump() | head.margin))
         except ValidationError as error:
-            place = ".".join(map(str, error.errors()[0]["loc"]))
+            place = printable(".".join(map(str, error.errors()[0]["loc"])))
             raise ConfigError(
                 f"{config.data.train}: margin of dataset {number}: {f'{place}: ' if place else ''}"
                 f"{error.errors()[0]['msg']}; correct it in the mixture"

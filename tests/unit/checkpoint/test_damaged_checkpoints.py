@@ -56,6 +56,7 @@ DAMAGE = {
     "rows past the last class": (lambda f: edit(f, start=0, stop=1 << 40), "past the last class"),
     "rows without an end": (lambda f: edit(f, stop=None), "invalid rows"),
     "an unknown field": (lambda f: edit(f, extra=1), "not the manifest"),
+    "a field with a line break": (lambda f: edit(f, **{"a\nb": 1}), r"files\.0\.a\\nb: "),
     "a field with the name of an argument": (
         lambda f: rewrite(f, lambda b: b.update(__dataclass_self__=1)),
         "not the manifest",
