@@ -43,9 +43,9 @@ from facetrain.models.model_file import (
     identify_backbone,
     open_model,
     read_model,
-    require_trainable_input,
     save_model,
 )
+from facetrain.models.preprocessing import require_trainable_input
 from facetrain.progress import ProgressCallback
 from facetrain.run.parts.open_data import evenly_spread_images
 from facetrain.run.parts.teacher_embeddings import write_teacher_embeddings

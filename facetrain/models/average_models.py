@@ -16,15 +16,14 @@ from facetrain.errors import ModelError
 from facetrain.models.initialize_from import initialize_backbone
 from facetrain.models.model_file import (
     GRAPH_SUFFIXES,
-    PREPROCESSING,
     SOURCES_KEY,
     STEP_KEY,
     THRESHOLDS_KEY,
     open_model,
     read_model,
-    require_trainable_input,
     save_model,
 )
+from facetrain.models.preprocessing import PREPROCESSING, PREPROCESSING_KEY, require_trainable_input
 
 _MEASURED_KEYS = THRESHOLDS_KEY, STEP_KEY
 """Keys of what holds for one set of weights only."""
@@ -106,7 +105,7 @@ def _require_same_input(path: Path, options: dict[str, Any]) -> None:
     size, expected = (
         each.get("image_size", DEFAULT_IMAGE_SIZE) for each in (description.get("backbone", {}), options)
     )
-    preprocessing = description.get("preprocessing", PREPROCESSING)
+    preprocessing = description.get(PREPROCESSING_KEY, PREPROCESSING)
     if size != expected or preprocessing != PREPROCESSING:
         raise ModelError(
             f"{origin}: takes images of {size} pixels with {preprocessing}, and the first model images of {expected} "

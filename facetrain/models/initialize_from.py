@@ -28,15 +28,10 @@ from facetrain.head.head_group import Head, HeadPart, head_parts
 from facetrain.models.known_identities import IDENTITIES, Names, choose_centers
 from facetrain.models.layer_graph import LayerGraph
 from facetrain.models.match_weights import calibrate_norms, match_weights
-from facetrain.models.model_file import (
-    GRAPH_SUFFIXES,
-    identify_backbone,
-    open_checkpoint,
-    read_model,
-    require_trainable_input,
-)
+from facetrain.models.model_file import GRAPH_SUFFIXES, identify_backbone, open_checkpoint, read_model
 from facetrain.models.mxnet_network import open_mxnet
 from facetrain.models.onnx_layers import read_onnx_layers
+from facetrain.models.preprocessing import require_trainable_input
 from facetrain.models.published_weights import stated_statistics
 from facetrain.models.weight_files import load_weights_into, load_without_code, require_stored
 

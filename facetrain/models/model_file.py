@@ -35,12 +35,21 @@ from facetrain.checkpoint.commit import CHECKPOINTS, LATEST, complete_steps, was
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.manifest import MANIFEST
 from facetrain.checkpoint.tensor_file import write_tensors
-from facetrain.data.images.augment import normalize
 from facetrain.errors import CheckpointError, ConfigError, ModelError, NoCheckpointError, RunError
 from facetrain.files import error_reason, listed, new_file, parse_json
 from facetrain.models.checksum import CHECKSUM_KEY, checksum_of
 from facetrain.models.mxnet_network import open_mxnet
 from facetrain.models.onnx_network import open_onnx
+from facetrain.models.preprocessing import (
+    FRACTIONS,
+    NAMES_OF_SCALES,
+    PREPROCESSING,
+    PREPROCESSING_KEY,
+    RAW_PIXELS,
+    float_pixels,
+    prepare_of,
+    uint8_pixels,
+)
 from facetrain.models.published_weights import TIMM_FACES, is_image_encoder
 from facetrain.models.weight_files import (
     COUNTER,
@@ -73,16 +82,8 @@ _OPTIONS = frozenset(
 _WEIGHTS_PER_BLOCK = 4
 """A block of every network has more; to build one takes time, also without memory."""
 DEFAULT_EMBEDDING_SIZE = 512
-PREPROCESSING = {"channels": "RGB", "mean": 127.5, "scale": 127.5, "layout": "NCHW"}
-"""Input of facetrain's backbones: (x − mean) / scale for pixels x from 0 to 255."""
-RAW_PIXELS = PREPROCESSING | {"mean": 0, "scale": 1}
-"""Input of a network that normalizes the pixels itself."""
-FRACTIONS = PREPROCESSING | {"mean": 0, "scale": 255}
-"""Input of MagFace's networks."""
-_PREPROCESSING_KEY = "preprocessing"
 _LAST_WEIGHTS = ("features.weight", "features.layers.3.weight", "feature.3.weight", "head.weight")
 """Names of the weight in a published network's last layer; its length is D."""
-_NAMES_OF_SCALES = {1: "pixels", 127.5: "normalized images", 255: "pixels / 255"}
 _MXNET_SUFFIXES = (".params", ".json")
 GRAPH_SUFFIXES = (".onnx", *_MXNET_SUFFIXES)
 """Suffixes of ONNX and MXNet files, whose networks are graphs and no backbones."""
@@ -110,12 +111,12 @@ class EmbeddingModel:
     @property
     def preprocessing(self) -> dict[str, Any]:
         """The input of the network: channels, layout, and (x − mean) / scale for pixels x from 0 to 255."""
-        return dict(self.metadata.get("preprocessing", PREPROCESSING))
+        return dict(self.metadata.get(PREPROCESSING_KEY, PREPROCESSING))
 
 
 def describe_backbone(name: str, **options: Any) -> dict[str, Any]:
     """Return the description of a network for a model file: the arguments of `build_backbone`."""
-    return {"backbone": {"name": name} | options, "preprocessing": PREPROCESSING}
+    return {"backbone": {"name": name} | options, PREPROCESSING_KEY: PREPROCESSING}
 
 
 def save_model(path: Path, state: dict[str, Tensor], description: dict[str, Any]) -> None:
@@ -157,7 +158,7 @@ def open_model(path: Path, device: torch.device, *, allow_code: bool = False) ->
     if path.suffix in GRAPH_SUFFIXES and not path.is_dir():
         return _open_onnx(path) if path.suffix == ".onnx" else _open_mxnet(path, device)
     weights, description, origin = read_model(path)
-    if not description.keys() - {ORIGIN_KEY, _PREPROCESSING_KEY}:
+    if not description.keys() - {ORIGIN_KEY, PREPROCESSING_KEY}:
         description = identify_backbone(weights, origin) | description
         if description["backbone"]["name"].startswith(TIMM_PREFIX):
             weights = {f"{PREFIX}{name}": weight for name, weight in weights.items()}
@@ -201,21 +202,7 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
 def _describe_converted(metadata: dict[str, str]) -> dict[str, Any]:
     """Return the description of weights of another program; see `read_weights` for the metadata."""
     origin = {key: metadata[key] for key in metadata.keys() & {ORIGIN_KEY}}
-    return origin | ({_PREPROCESSING_KEY: FRACTIONS} if FRACTIONS_KEY in metadata else {})
-
-
-def require_trainable_input(description: dict[str, Any], origin: str) -> None:
-    """Refuse weights for another input than that of the backbones of a run.
-
-    Raises:
-        ModelError: no weights of the first convolution could make up for it: its zero padding means another color.
-    """
-    given = description.get(_PREPROCESSING_KEY, PREPROCESSING)
-    if given == FRACTIONS:
-        raise ModelError(
-            f"{origin}: takes pixels / 255; facetrain trains networks that take (pixels − 127.5) / 127.5: begin with "
-            "another model, and give this one as distill.teacher"
-        )
+    return origin | ({PREPROCESSING_KEY: FRACTIONS} if FRACTIONS_KEY in metadata else {})
 
 
 def _require_described(description: Any, origin: str) -> None:
@@ -350,7 +337,7 @@ def _build_model(
         if own_parts.is_place(name):
             own_parts.require_allowed(name, origin)
         _check_options(options, len(weights))
-        stated = description.get(_PREPROCESSING_KEY, PREPROCESSING)
+        stated = description.get(PREPROCESSING_KEY, PREPROCESSING)
         if stated not in (PREPROCESSING, FRACTIONS):
             raise ValueError(
                 f"its preprocessing is {listed([str(stated)])}, not {PREPROCESSING} or {FRACTIONS}"
@@ -373,7 +360,7 @@ def _build_model(
         backbone.eval().to(device),
         options.get("image_size", DEFAULT_IMAGE_SIZE),
         backbone.embedding_size,
-        _prepare_of(stated),
+        prepare_of(stated),
         f"{name}, {parameters:,} parameters" + (f" ({origin_program})" if origin_program else ""),
         description,
     )
@@ -397,13 +384,13 @@ def _check_options(options: dict[str, Any], num_weights: int) -> None:
 def _open_onnx(path: Path) -> EmbeddingModel:
     network = open_onnx(path)
     given: dict[str, Any] = PREPROCESSING | dict(zip(("mean", "scale"), network.mean_and_scale, strict=True))
-    takes = "pixels" if network.from_pixels else _NAMES_OF_SCALES[given["scale"]]
-    metadata = {_PREPROCESSING_KEY: given} | network.metadata
+    takes = "pixels" if network.from_pixels else NAMES_OF_SCALES[given["scale"]]
+    metadata = {PREPROCESSING_KEY: given} | network.metadata
     return EmbeddingModel(
         network.eval(),
         network.image_size,
         network.embedding_size,
-        _uint8_pixels if network.from_pixels else _prepare_of(given),
+        uint8_pixels if network.from_pixels else prepare_of(given),
         f"ONNX, {path.name}, takes {takes}",
         metadata,
     )
@@ -419,25 +406,5 @@ def _open_mxnet(path: Path, device: torch.device) -> EmbeddingModel:
         raise ModelError(
             f"{path}: the graph does not run on images of {size} pixels: {error_reason(error)}"
         ) from error
-    metadata = {"preprocessing": RAW_PIXELS}
-    return EmbeddingModel(network, size, embedding_size, _float_pixels, f"MXNet, {path.name}", metadata)
-
-
-def _prepare_of(preprocessing: dict[str, Any]) -> Callable[[Tensor], Tensor]:
-    """Return the function that maps images to the input of a network."""
-    return {1: _float_pixels, 255: _fractions}.get(preprocessing["scale"], normalize)
-
-
-def _uint8_pixels(image_BHWC: Tensor) -> Tensor:
-    """Map uint8 (B, H, W, 3) to uint8 (B, 3, H, W)."""
-    return image_BHWC.permute(0, 3, 1, 2)
-
-
-def _float_pixels(image_BHWC: Tensor) -> Tensor:
-    """Map uint8 (B, H, W, 3) to float32 (B, 3, H, W) from 0 to 255."""
-    return image_BHWC.permute(0, 3, 1, 2).float()
-
-
-def _fractions(image_BHWC: Tensor) -> Tensor:
-    """Map uint8 (B, H, W, 3) to float32 (B, 3, H, W) from 0 to 1."""
-    return _float_pixels(image_BHWC).div_(255)
+    metadata = {PREPROCESSING_KEY: RAW_PIXELS}
+    return EmbeddingModel(network, size, embedding_size, float_pixels, f"MXNet, {path.name}", metadata)

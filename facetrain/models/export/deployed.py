@@ -9,7 +9,8 @@ import json
 from torch import Tensor, nn
 
 from facetrain.models.export.formats import ExportOptions
-from facetrain.models.model_file import CONFIG_KEY, RAW_PIXELS, SOURCES_KEY, EmbeddingModel
+from facetrain.models.model_file import CONFIG_KEY, SOURCES_KEY, EmbeddingModel
+from facetrain.models.preprocessing import RAW_PIXELS
 
 
 class Deployed(nn.Module):

@@ -16,7 +16,8 @@ from facetrain.models.export import export as export_module
 from facetrain.models.export import onnx as onnx_format
 from facetrain.models.export.export import export
 from facetrain.models.export.formats import ExportOptions
-from facetrain.models.model_file import RAW_PIXELS, EmbeddingModel, open_model
+from facetrain.models.model_file import EmbeddingModel, open_model
+from facetrain.models.preprocessing import RAW_PIXELS
 from tests.support.models import write_model
 
 pytest.importorskip("onnxscript")
