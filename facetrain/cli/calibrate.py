@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +15,9 @@ from facetrain.cli.options import DataDir, Float32InferenceOptions, Json, local_
 from facetrain.cli.outputs import echo_line, require_existing, require_writable
 from facetrain.files import shell_path
 from facetrain.plural import count_text
+
+if TYPE_CHECKING:
+    from facetrain.verify.calibration import Threshold
 
 
 @option_groups
@@ -88,6 +92,10 @@ def calibrate(
         content = {"model": path and str(path), "thresholds": [asdict(threshold) for threshold in thresholds]}
         typer.echo(json.dumps(content, indent=1))
         return
+    _print(path, model, thresholds)
+
+
+def _print(path: Path | None, model: Path, thresholds: Sequence[Threshold]) -> None:
     first = thresholds[0]
     measured = f"{first.impostors:,} impostor pairs of {count_text(first.subjects, 'person', 'people')} in {first.data}"
     place = "" if path else ", not stored: MXNet files have no place for them"
