@@ -58,6 +58,15 @@ def object_store(monkeypatch):
 
 
 @pytest.fixture
+def store(object_store, monkeypatch):
+    """`object_store`, of which a failed request is repeated at once."""
+    from facetrain.remote import filesystem
+
+    monkeypatch.setattr(filesystem, "FIRST_WAIT_S", 0.001)
+    return object_store
+
+
+@pytest.fixture
 def web_server():
     """A web server on the loopback interface (tests/support/web_server.py)."""
     from tests.support.web_server import running_web_server

@@ -204,3 +204,10 @@ def test_sets_metrics_and_output_of_verify_are_apart(part, unknown):
 def test_the_output_of_verify_knows_results_and_no_evaluation():
     for path in (ROOT / "verify" / "output").glob("*.py"):
         assert "facetrain.verify.evaluate" not in imported(path), path
+
+
+def test_no_test_module_imports_another_one():
+    """What several modules need is in tests/support, or a fixture of conftest.py."""
+    for path in sorted((DOCS / "tests").rglob("*.py")):
+        found = [name for name in imported(path) if re.search(r"^tests\.(\w+\.)*test_", name)]
+        assert not found, (path, found)

@@ -20,9 +20,9 @@ from facetrain.config.loading import load_config
 from facetrain.errors import ModelError
 from facetrain.models.initialize_from import initialize_backbone
 from facetrain.models.model_file import open_model
-from tests.golden.test_published_weights import images, weight_of
 from tests.runs.conftest import dataset  # noqa: F401
 from tests.support import training
+from tests.support.made_weights import images, weight_of
 
 EXPECTED = json.loads(Path(__file__).with_name("image_encoder_embeddings.json").read_text())
 DINO, CLIP = EXPECTED

@@ -11,13 +11,10 @@ networks with KP-RPE (`kprpe`), on the path without compiled operators, got `lan
 import argparse
 import hashlib
 import json
-import math
 import sys
 import types
-import zlib
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -28,9 +25,9 @@ from facetrain.models.initialize_from import check_backbone_weights, initialize_
 from facetrain.models.model_file import identify_backbone, open_model
 from facetrain.models.published_weights import TIMM_FACES, convert_published
 from facetrain.models.weight_files import read_weights
+from tests.support.made_weights import DEPTHS, images, ir_layout, noise, weight_of
 
 EXPECTED = json.loads(Path(__file__).with_name("published_embeddings.json").read_text())
-DEPTHS = {"18": (2, 2, 2, 2), "50": (3, 4, 14, 3), "101": (3, 13, 30, 3)}
 OURS = {
     "adaface_ir_18": "ir18", "adaface_ir_50": "ir50", "adaface_ir_101": "ir101", "cvlface_ir18_RGB": "ir18",
     "cvlface_ir18_BGR": "ir18", "cvlface_ir50_RGB": "ir50", "cvlface_vit_small_RGB": "vit_s_patch8",
@@ -50,64 +47,8 @@ LARGE = (
 CPU = torch.device("cpu")
 
 
-def noise(key, count):
-    """Numbers from -1 to 1 that a hash of the key and the position gives."""
-    x = np.arange(min(count, 65521), dtype=np.uint64) + np.uint64(zlib.crc32(key.encode()))
-    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
-        x = ((x ^ (x >> np.uint64(shift))) * np.uint64(factor)) & np.uint64(0xFFFFFFFF)
-    return np.resize(x / 2**31 - 1, count)
-
-
-def weight_of(name, shape):
-    if name.endswith("num_batches_tracked"):
-        return torch.zeros(shape, dtype=torch.int64)
-    value = noise(name, math.prod(shape))
-    if name.endswith("running_var"):
-        value = 1 + 0.25 * value
-    elif len(shape) == 1 and name.endswith("weight"):
-        value = 0.6 + 0.3 * value
-    elif len(shape) >= 2 and shape[0] > 1:
-        value = value * math.sqrt(3 / math.prod(shape[1:]))
-    else:
-        value = 0.1 * value
-    return torch.from_numpy(value).reshape(shape).float()
-
-
-def images():
-    return torch.from_numpy(noise("images", 2 * 3 * 112 * 112)).reshape(2, 3, 112, 112).float()
-
-
 def landmarks():
     return torch.from_numpy(0.5 + 0.5 * noise("landmarks", 2 * 5 * 2)).reshape(2, 5, 2).float()
-
-
-def ir_layout(depths):
-    """Names and shapes of AdaFace's and CVLface's IR networks."""
-    layout = {"input_layer.0.weight": (64, 3, 3, 3), "input_layer.2.weight": (64,)}
-    layout |= norm_layout("input_layer.1", 64)
-    number, before = 0, 64
-    for depth, width in zip(depths, (64, 128, 256, 512), strict=True):
-        for _ in range(depth):
-            block = f"body.{number}"
-            if before != width:
-                layout[f"{block}.shortcut_layer.0.weight"] = (width, before, 1, 1)
-                layout |= norm_layout(f"{block}.shortcut_layer.1", width)
-            layout |= norm_layout(f"{block}.res_layer.0", before)
-            layout[f"{block}.res_layer.1.weight"] = (width, before, 3, 3)
-            layout |= norm_layout(f"{block}.res_layer.2", width)
-            layout[f"{block}.res_layer.3.weight"] = (width,)
-            layout[f"{block}.res_layer.4.weight"] = (width, width, 3, 3)
-            layout |= norm_layout(f"{block}.res_layer.5", width)
-            number, before = number + 1, width
-    layout |= norm_layout("output_layer.0", 512)
-    layout |= {"output_layer.3.weight": (512, 512 * 7 * 7), "output_layer.3.bias": (512,)}
-    return layout | norm_layout("output_layer.4", 512, affine=False)
-
-
-def norm_layout(name, channels, *, affine=True):
-    parameters = ("weight", "bias") if affine else ()
-    layout = {f"{name}.{part}": (channels,) for part in (*parameters, "running_mean", "running_var")}
-    return layout | {f"{name}.num_batches_tracked": ()}
 
 
 def backbone_layout(name, **options):

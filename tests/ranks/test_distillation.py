@@ -7,10 +7,10 @@ from facetrain.config.loading import load_config
 from facetrain.distributed import collectives
 from facetrain.telemetry.jsonl import read_jsonl
 from facetrain.training.distillation import cosine_loss
-from tests.ranks.test_resume import free_ports, with_rank
 from tests.runs.conftest import dataset, describe  # noqa: F401
 from tests.support import training
-from tests.support.ranks import run_ranks, start_ranks
+from tests.support.ranks import free_ports, run_ranks, start_ranks
+from tests.support.worlds import with_rank
 
 ROWS = 12
 

@@ -7,10 +7,10 @@ from torch.nn.parallel import DistributedDataParallel
 from facetrain.distributed import collectives
 from facetrain.head.class_shard import ClassShard
 from tests.support.dense_head import MARGINS, sample_classes
+from tests.support.dense_stages import STAGES, DenseReference
 from tests.support.dense_variants import CASES, HEADS
 from tests.support.heads import combined, make_head, make_net
 from tests.support.ranks import run_ranks
-from tests.unit.head.test_expectations import STAGES, DenseReference
 
 CLASSES, SIZE, BATCH, STEPS = 23, 8, 12, 3
 LOCAL = BATCH // 2

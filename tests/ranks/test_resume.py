@@ -1,49 +1,20 @@
 """A run saved on any of one to four ranks goes on on any other number of them, with the same losses."""
 
-import os
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
-from facetrain.checkpoint.commit import complete_steps
 from facetrain.config.loading import load_config
 from facetrain.run.folder.run_state import read_state
 from tests.runs.conftest import dataset, describe  # noqa: F401
 from tests.support import training
 from tests.support.ranks import free_ports, start_ranks
 from tests.support.runs import losses
+from tests.support.worlds import in_worlds, with_rank
 
 SIZES = (1, 2, 3, 4)
 RESUMED = [(saved_on, goes_on_on, 2) for saved_on in SIZES for goes_on_on in SIZES if saved_on != goes_on_on]
-
-
-def in_worlds(rank, config, settings, folder, sizes, resumed, ports):
-    """Be a rank of one world after the other: no process is started anew for any of them.
-
-    Train on each number of ranks. Then resume for each triple: on how many ranks the run was saved, on how many it
-    goes on, and from which step.
-    """
-    torch.set_num_threads(1)
-    described = load_config(config, settings)
-    for size in sizes:
-        with_rank(rank, size, ports.pop(), training.train, described, folder / f"{size}")
-    for saved_on, size, step in resumed:
-        target = folder / f"{saved_on}_to_{size}_at_{step}"
-        if rank == 0:
-            shutil.copytree(folder / f"{saved_on}", target)
-            for later in complete_steps(target / "checkpoints"):
-                if later > step:  # with RANK set, a run continues from its newest checkpoint
-                    shutil.rmtree(target / "checkpoints" / f"step_{later:08d}")
-        with_rank(rank, size, ports.pop(), training.resume, described, target, step)
-
-
-def with_rank(rank, size, port, function, *args):
-    if rank < size:
-        os.environ |= {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}", "WORLD_SIZE": f"{size}"}
-        os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": f"{port}"}
-        assert function(*args) == 0
 
 
 RANDOM_NETWORKS = {

@@ -2,7 +2,10 @@ import pytest
 
 from facetrain.data.formats.bin import write_bin
 from tests.support import training
+from tests.support.command import ROOT, start
 from tests.support.datasets import encoded_image, write_records
+from tests.support.processes import descendants, kill
+from tests.support.runs import wait_for_step
 
 CONFIG = """
 run: {{name: tiny, dir: {folder}/runs}}
@@ -49,3 +52,25 @@ def describe(dataset, tmp_path):
         return path
 
     return write
+
+
+@pytest.fixture
+def started_run(describe, tmp_path):
+    """Start a run on two ranks and wait for its sixth step; return its folder and its launcher."""
+    processes = []
+
+    def start_run(*options, site="", **described):
+        folder, config = tmp_path / "run", describe(**described)
+        (tmp_path / "sitecustomize.py").write_text(site)
+        process = start(
+            "train", "--config", config, "--run-dir", folder, "--nproc-per-node", 2, *options,
+            PYTHONPATH=f"{tmp_path}:{ROOT}",
+        )  # fmt: skip
+        processes.append(process)
+        wait_for_step(folder, 6, process)
+        return folder, process
+
+    yield start_run
+    for process in processes:
+        kill([process.pid, *descendants(process.pid)])
+        process.communicate()

@@ -12,8 +12,8 @@ from facetrain.cli.app import main
 from facetrain.data.formats.bin import write_bin
 from facetrain.models.weight_files import read_weights
 from facetrain.telemetry.jsonl import read_jsonl
-from tests.golden.test_published_weights import DEPTHS, ir_layout, weight_of
 from tests.support.datasets import encoded_image, write_records
+from tests.support.made_weights import DEPTHS, ir_layout, weight_of
 
 CLASSES = 3
 

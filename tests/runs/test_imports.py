@@ -6,11 +6,10 @@ import sys
 
 import pytest
 
-from tests.support.command import environment
+from tests.support.command import FOR_ADDRESSES, environment
 
 # Not torch._dynamo and SymPy: torch.optim imports them (torch 2.11 to 2.13).
 SLOW_TO_IMPORT = {"onnx", "scipy", "sklearn", "tensorboard"}
-FOR_ADDRESSES = {"fsspec", "s3fs", "gcsfs", "huggingface_hub", "aiohttp", "botocore"}
 
 
 @pytest.mark.slow

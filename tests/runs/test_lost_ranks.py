@@ -59,28 +59,6 @@ def wait_for_handlers(process):
     wait_until(are_installed, process)
 
 
-@pytest.fixture
-def started_run(describe, tmp_path):
-    """Start a run on two ranks and wait for its sixth step; return its folder and its launcher."""
-    processes = []
-
-    def start_run(*options, site="", **described):
-        folder, config = tmp_path / "run", describe(**described)
-        (tmp_path / "sitecustomize.py").write_text(site)
-        process = start(
-            "train", "--config", config, "--run-dir", folder, "--nproc-per-node", 2, *options,
-            PYTHONPATH=f"{tmp_path}:{ROOT}",
-        )  # fmt: skip
-        processes.append(process)
-        wait_for_step(folder, 6, process)
-        return folder, process
-
-    yield start_run
-    for process in processes:
-        kill([process.pid, *descendants(process.pid)])
-        process.communicate()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_after_the_restart_of_a_killed_rank_the_metrics_equal_those_of_an_uninterrupted_run(

@@ -12,8 +12,8 @@ from facetrain.errors import ConfigError
 from tests.support import training
 from tests.support.command import start
 from tests.support.datasets import write_records
+from tests.support.object_store import upload
 from tests.support.runs import losses
-from tests.unit.data.test_remote_dataset import upload
 
 KEYS = ("AKIAPLANTEDKEY", "planted-word-of-the-secret")
 

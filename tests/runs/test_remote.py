@@ -10,8 +10,7 @@ import pytest
 import yaml
 
 from facetrain.remote.filesystem import open_filesystem
-from tests.runs.test_imports import FOR_ADDRESSES
-from tests.support.command import environment, facetrain
+from tests.support.command import FOR_ADDRESSES, environment, facetrain
 from tests.support.runs import checked
 
 SECRET = "planted1234"

@@ -8,10 +8,10 @@ import torch
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.config.loading import load_config
 from facetrain.errors import ConfigError
-from tests.ranks.test_resume import in_worlds
 from tests.support import training
 from tests.support.ranks import free_ports, start_ranks
 from tests.support.runs import losses, metrics
+from tests.support.worlds import in_worlds
 
 BORDER, END = 10, 14
 """The first stage has 10 steps, each with 12 of the 120 images."""

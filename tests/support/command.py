@@ -24,6 +24,8 @@ from tests.support.ranks import PRELOADED
 
 ROOT = Path(__file__).resolve().parents[2]
 _LIMIT_S = 300
+FOR_ADDRESSES = {"fsspec", "s3fs", "gcsfs", "huggingface_hub", "aiohttp", "botocore"}
+"""Packages that only commands with an address import."""
 # The last three choose the instructions of the CPU: a process must compute the same bits as the test.
 _INHERITED = (
     "PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV",

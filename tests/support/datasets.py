@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from pathlib import Path
 
 import cv2
@@ -52,3 +54,28 @@ def damage_records(rec: Path, images: tuple[int, ...]) -> None:
         for index in images:
             file.seek(int(offset[index]) + 32)
             file.write(bytes(8))
+
+
+def write_tar(path: Path, members: dict[str, bytes]) -> None:
+    """Write a tar file of members in memory."""
+    with tarfile.open(path, "w") as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+
+
+class OneBad:
+    """A dataset whose image 5 is damaged."""
+
+    def __init__(self, dataset):
+        self.num_images, self.num_classes, self.labels = (
+            dataset.num_images,
+            dataset.num_classes,
+            dataset.labels,
+        )
+        self.location = dataset.location
+        self._dataset = dataset
+
+    def read(self, number):
+        return b"\xff\xd8 damaged" if number == 5 else self._dataset.read(number)

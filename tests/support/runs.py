@@ -48,6 +48,12 @@ def losses(folder: Path) -> list[float]:
     return [record["loss"] for record in metrics(folder) if "loss" in record]
 
 
+def distill_losses(folder: Path) -> list[float]:
+    """Return the losses of the distillation in the log of a run."""
+    records = read_jsonl(folder / "metrics.jsonl")
+    return [record["distill_loss"] for record in records if "distill_loss" in record]
+
+
 def wait_for_step(folder: Path, step: int, process: subprocess.Popen) -> None:
     """Wait until a run has recorded the loss of a step."""
     path, record = folder / "metrics.jsonl", re.compile(rf'"step": {step}, "loss"')

@@ -18,7 +18,7 @@ from tests.support.bombs import (
     _onnx,
 )
 from tests.support.command import environment
-from tests.unit.data.formats.test_webdataset import write_tar
+from tests.support.datasets import write_tar
 
 
 @pytest.mark.long

@@ -9,7 +9,9 @@ from facetrain.checkpoint.mirror import Mirror
 from facetrain.errors import DamagedCheckpointError, NoCheckpointError, UsageError
 from facetrain.run.folder.hosts import Hosts
 from facetrain.run.folder.starting_point import find_starting_point
-from tests.unit.checkpoint.test_mirror import URL, save, store, upload  # noqa: F401
+from tests.support.mirrored import URL, save, upload
+
+pytestmark = pytest.mark.usefixtures("store")
 
 
 def chosen(folder, step=None, *, separate=False, may_be_new=False):

@@ -8,15 +8,14 @@ from safetensors.torch import load_file
 
 from facetrain.backbone.zoo import build_backbone
 from facetrain.checkpoint.load import Checkpoint
-from facetrain.config.loading import load_config
 from facetrain.data.images.augment import normalize
 from facetrain.errors import CheckpointError, ConfigError
 from facetrain.models.model_file import EmbeddingModel, describe_backbone, open_model, save_model
-from facetrain.telemetry.jsonl import read_jsonl
 from facetrain.training.distillation import Distillation, cosine_loss
 from facetrain.training.teacher import LiveTeacher, digest_model
-from tests.runs.conftest import dataset, train_and_resume  # noqa: F401
+from tests.runs.conftest import train_and_resume
 from tests.support import training
+from tests.support.runs import distill_losses
 
 CPU = torch.device("cpu")
 TINY = {"layers": [1, 1, 1, 1], "widths": [4, 4, 4, 4], "embedding_size": 8, "image_size": 32}
@@ -111,31 +110,6 @@ def test_a_teacher_gets_its_own_colors_scale_and_size(network):
     assert seen[-1].shape == (2, 3, 16, 16)
 
 
-@pytest.fixture(scope="module")
-def runs(dataset, tmp_path_factory):  # noqa: F811
-    """A folder with a finished teacher, and a function that returns the config of a student."""
-    folder = tmp_path_factory.mktemp("distill")
-    text = (
-        f"data: {{train: {dataset}/data, image_size: 32, workers: 0}}\n"
-        "model: {backbone: iresnet, layers: [1, 1, 1, 1], widths: [4, 4, 4, 4], embedding_size: SIZE}\n"
-        "optim: {lr: 0.02}\n"
-        "train: {global_batch_size: 24, max_steps: 4, precision: fp32, device: cpu}\n"
-        "checkpoint: {every_steps: 2}\neval: {targets: []}\nlog: {tensorboard: false, report: false, every_steps: 1}\n"
-    )
-
-    def config(name, size, *options):
-        (folder / f"{name}.yaml").write_text(text.replace("SIZE", str(size)))
-        return load_config(folder / f"{name}.yaml", options)
-
-    assert training.train(config("teacher", 8), folder / "teacher") == 0
-    return folder, config
-
-
-def distill_losses(folder):
-    records = read_jsonl(folder / "metrics.jsonl")
-    return [record["distill_loss"] for record in records if "distill_loss" in record]
-
-
 def test_a_student_is_taught_and_resumes_bit_for_bit(runs, tmp_path):
     folder, config = runs
     options = [f"distill.teacher={folder}/teacher", "distill.weight=5", "optim.accumulate=2"]
@@ -166,7 +140,7 @@ def test_the_teacher_pulls_the_student_toward_it(runs, tmp_path):
     assert values[-1] < 0.9 * values[0]
 
 
-def test_separate_heads_on_disk_are_taught_and_resume_bit_for_bit(runs, dataset, tmp_path):  # noqa: F811
+def test_separate_heads_on_disk_are_taught_and_resume_bit_for_bit(runs, dataset, tmp_path):
     folder, config = runs
     (tmp_path / "two.yaml").write_text(
         f"heads: separate\ndatasets:\n  - {{path: {dataset}/data}}\n  - {{path: {dataset}/data, loss_weight: 0.5}}\n"

@@ -24,16 +24,16 @@ from facetrain.run.folder.data_digests import digest_labels
 from facetrain.run.parts.teacher_embeddings import open_cache, write_teacher_embeddings
 from facetrain.training.teacher import LiveTeacher, digest_model
 from facetrain.training.teacher_cache import CachedTeacher, cache_digest, new_cache
-from tests.runs.conftest import dataset, train_and_resume  # noqa: F401
+from tests.runs.conftest import train_and_resume
 from tests.support import training
 from tests.support.datasets import write_records
-from tests.unit.training.test_distillation import distill_losses, runs  # noqa: F401
+from tests.support.runs import distill_losses
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def taught(runs, dataset):  # noqa: F811
+def taught(runs, dataset):
     """The folder of a teacher with its cache, and a function that returns the config of a student."""
     folder, config = runs
     write_teacher_embeddings(
@@ -54,7 +54,7 @@ def cached(taught, folder, path=None, **changes):
     return CachedTeacher(path or taught[0] / "t.safetensors", **options | changes)
 
 
-def test_cached_embeddings_equal_those_of_the_flipped_images(taught, dataset):  # noqa: F811
+def test_cached_embeddings_equal_those_of_the_flipped_images(taught, dataset):
     source, model = open_dataset(dataset / "data"), open_model(taught[0] / "teacher", CPU)
     augment, sample_B = Augment(5), torch.tensor([7, 0, 119, 64, 3, 50])
     pixels = torch.from_numpy(np.stack([decode_rgb(source.read(n), location="") for n in sample_B.tolist()]))
@@ -69,7 +69,7 @@ def test_cached_embeddings_equal_those_of_the_flipped_images(taught, dataset):  
     assert torch.equal(plain[~flip_B], found[~flip_B]) and not torch.allclose(plain[flip_B], found[flip_B])
 
 
-def test_a_replaced_image_has_the_embedding_of_its_replacement_with_the_flip_of_its_pixels(taught, dataset):  # noqa: F811
+def test_a_replaced_image_has_the_embedding_of_its_replacement_with_the_flip_of_its_pixels(taught, dataset):
     augment, sample_B, read_B = Augment(5), torch.tensor([7, 0, 119, 64]), torch.tensor([7, 1, 0, 64])
     flip_B = augment.flips(sample_B, 2)
     assert flip_B.tolist() != augment.flips(read_B, 2).tolist()
@@ -96,12 +96,12 @@ def test_a_run_with_a_cache_equals_one_with_the_live_teacher_and_resumes_bit_for
         ({"num_images": 121}, "was written for another dataset"),
     ],
 )
-def test_a_cache_of_other_data_or_another_teacher_is_refused(taught, dataset, changes, message):  # noqa: F811
+def test_a_cache_of_other_data_or_another_teacher_is_refused(taught, dataset, changes, message):
     with pytest.raises(DataError, match=message):
         cached(taught, dataset, **changes)
 
 
-def test_a_cache_without_mirrored_rows_is_refused_if_images_are_flipped(taught, dataset, tmp_path):  # noqa: F811
+def test_a_cache_without_mirrored_rows_is_refused_if_images_are_flipped(taught, dataset, tmp_path):
     path = tmp_path / "plain.safetensors"
     write_teacher_embeddings(taught[0] / "teacher", dataset / "data", path, Inference("cpu"), flip=False)
     with pytest.raises(DataError, match=r"plain\.safetensors: .*data\.augment\.flip"):
@@ -130,7 +130,7 @@ CRAFTED = {
 
 
 @pytest.mark.parametrize("crafted", CRAFTED)
-def test_a_crafted_or_damaged_cache_is_refused(taught, dataset, tmp_path, crafted):  # noqa: F811
+def test_a_crafted_or_damaged_cache_is_refused(taught, dataset, tmp_path, crafted):
     path = tmp_path / "c.safetensors"
     path.write_bytes(CRAFTED[crafted])
     with pytest.raises(DataError, match="embeddings"):
@@ -139,7 +139,7 @@ def test_a_crafted_or_damaged_cache_is_refused(taught, dataset, tmp_path, crafte
 
 def test_a_damaged_row_is_named_when_it_is_read_and_other_embeddings_have_another_digest(
     taught,
-    dataset,  # noqa: F811
+    dataset,
     tmp_path,
 ):
     path = Path(shutil.copy(taught[0] / "t.safetensors", tmp_path))
@@ -162,12 +162,12 @@ def test_a_damaged_row_is_named_when_it_is_read_and_other_embeddings_have_anothe
     assert len({cache_digest(each) for each in (taught[0] / "t.safetensors", others)}) == 2
 
 
-def test_a_cache_that_does_not_exist_is_reported_with_the_command(taught, dataset, tmp_path):  # noqa: F811
+def test_a_cache_that_does_not_exist_is_reported_with_the_command(taught, dataset, tmp_path):
     with pytest.raises(DataError, match=r"absent\.safetensors: .*facetrain embed"):
         cached(taught, dataset, tmp_path / "absent.safetensors")
 
 
-def test_fixed_centers_are_the_means_of_the_unit_embeddings_of_each_class(taught, dataset):  # noqa: F811
+def test_fixed_centers_are_the_means_of_the_unit_embeddings_of_each_class(taught, dataset):
     rows = load_file(taught[0] / "t.safetensors")["embedding"].double()
     unit = rows / rows.norm(dim=2, keepdim=True)
     labels = np.repeat(np.arange(20), 6)
@@ -197,7 +197,7 @@ def test_fixed_centers_pull_the_student_alone_and_are_not_saved(taught, tmp_path
         config("distill.loss=fixed_centers")
 
 
-def test_a_cache_of_the_whole_dataset_serves_a_run_without_its_small_identities(taught, dataset, tmp_path):  # noqa: F811
+def test_a_cache_of_the_whole_dataset_serves_a_run_without_its_small_identities(taught, dataset, tmp_path):
     labels = [n // 6 for n in range(54)] + [9, 10, 10]  # identity 9 has one image
     write_records(tmp_path / "data", labels, size=32)
     write_teacher_embeddings(

@@ -19,9 +19,8 @@ from facetrain.data.formats.table import FORMATS
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import DataError
-from tests.support.datasets import encoded_image, images_of, write_records
+from tests.support.datasets import encoded_image, images_of, write_records, write_tar
 from tests.support.lmdb_files import trainer_values, write_lmdb
-from tests.unit.data.formats.test_webdataset import write_tar
 from tests.unit.data.tools.helpers import convert
 
 COUNT, SHARDS = 6, 3

@@ -11,15 +11,7 @@ from facetrain.data.dataset import identity_name, original_name, skipped_files
 from facetrain.data.formats.labels import number_identities
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import DataError
-from tests.support.datasets import encoded_image, images_of
-
-
-def write_tar(path, members):
-    with tarfile.open(path, "w") as archive:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
+from tests.support.datasets import encoded_image, images_of, write_tar
 
 
 def test_tar_shards_take_identities_from_label_files(tmp_path):

@@ -12,7 +12,7 @@ from facetrain.data.loading.reader_pool import REQUEST_ROWS, ReaderPool
 from facetrain.data.loading.sampler import GlobalSampler, MixtureSampler, SampleOrder
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import ImageError, RecordError, RunError
-from tests.support.datasets import encoded_image, write_records
+from tests.support.datasets import OneBad, encoded_image, write_records
 from tests.support.world import ONE_RANK
 
 SMALL = LoaderSettings(4, 16, workers=1)
@@ -107,22 +107,6 @@ def test_a_batch_keeps_its_content_as_long_as_it_is_referenced(dataset):
             held[step] = batch, batch.image_BHWC.clone()
     loader.close()
     assert all(torch.equal(batch.image_BHWC, image) for batch, image in held.values())
-
-
-class OneBad:
-    """A dataset whose image 5 is damaged."""
-
-    def __init__(self, dataset):
-        self.num_images, self.num_classes, self.labels = (
-            dataset.num_images,
-            dataset.num_classes,
-            dataset.labels,
-        )
-        self.location = dataset.location
-        self._dataset = dataset
-
-    def read(self, number):
-        return b"\xff\xd8 damaged" if number == 5 else self._dataset.read(number)
 
 
 def test_a_bad_image_raises_an_error_or_is_replaced_by_the_next(dataset):

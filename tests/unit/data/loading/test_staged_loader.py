@@ -7,9 +7,8 @@ from facetrain.data.loading.loader import Loader, LoaderSettings
 from facetrain.data.loading.sampler import GlobalSampler, SampleOrder
 from facetrain.data.loading.staged_loader import StagedLoader
 from facetrain.data.open_dataset import open_dataset
-from tests.support.datasets import write_records
+from tests.support.datasets import OneBad, write_records
 from tests.support.world import ONE_RANK
-from tests.unit.data.loading.test_loader import OneBad
 
 STAGES = [(0, 4, 0, 6), (4, 6, 2, 12)]  # first and last step, first epoch, images
 
