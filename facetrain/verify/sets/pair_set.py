@@ -49,7 +49,7 @@ def load_pair_set(target: str, folder: Path) -> PairSet:
     """
     path = local_path(target) if is_remote(target) else _set_file(target, folder)
     if not is_bin(path):
-        _refuse_folder(target, (path, Path(target), folder / target, folder / target.upper()))
+        _refuse_folder((path, Path(target), folder / target, folder / target.upper()))
         names = sorted(set_name(other) for suffix in SUFFIXES for other in path.parent.glob(f"*{suffix}"))
         hint = (
             f"there are {', '.join(names)}" if names else f"{path.parent.absolute()} has no verification sets"
@@ -68,15 +68,15 @@ def load_pair_set(target: str, folder: Path) -> PairSet:
     )
 
 
-def _refuse_folder(target: str, places: Iterable[Path]) -> None:
-    """Refuse a target that is a folder, the layout of the other protocols, at one of several places.
+def _refuse_folder(places: Iterable[Path]) -> None:
+    """Refuse a set that is a folder, the layout of the other protocols, at one of the places where it may be.
 
     Raises:
         PairsError: one of them is a folder.
     """
     if place := next(filter(Path.is_dir, places), None):
         raise PairsError(
-            f"{target}: {place.absolute()} is a folder, and only sets of pairs (.bin) are verified in a run or "
+            f"{place.absolute()} is a folder, and only sets of pairs (.bin) are verified in a run or "
             f"calibrated; evaluate TinyFace, IJB and sets of CVLface with `facetrain eval MODEL --target "
             f"{shell_path(place)}`, and make pairs of a folder of images with `facetrain data pairs`"
         )
