@@ -29,7 +29,9 @@ class Headers:
     """Headers of N records, in the requested order."""
 
     label: np.ndarray
-    """First or only label, float64 (N,); exact if our writer stored it."""
+    """First or only label, float64 (N,)."""
+    is_exact: np.ndarray
+    """Whether our writer stored the exact label; the others are float32: bool (N,)."""
     second: np.ndarray
     """Second of several labels, otherwise 0: float64 (N,)."""
     image_bytes: np.ndarray
@@ -69,13 +71,14 @@ def read_headers(reader: RecordReader, offsets: np.ndarray, keys: np.ndarray) ->
     contradicts[is_exact] = exact.astype(np.float32) != label[is_exact].astype(np.float32)
     require_sound(reader, offsets, keys, contradicts & is_whole, "its two labels differ")
     label[is_exact] = exact
-    headers = Headers(label, second, length - _HEADER_BYTES - 4 * flag, offsets + _FRAME_BYTES + length)
+    image_bytes, end = length - _HEADER_BYTES - 4 * flag, offsets + _FRAME_BYTES + length
+    headers = Headers(label, is_exact, second, image_bytes, end)
     # A split can fall into the header itself. Split records are rare: read them completely.
     for row in np.flatnonzero(~is_whole).tolist():
         offset, key = int(offsets[row]), int(keys[row])
         header, image = decode_record(reader.read_at(offset, key), reader.location(offset, key))
-        label[row], headers.image_bytes[row] = header.label, len(image)
-        headers.end[row] = reader.end_of(offset)
+        label[row], is_exact[row], image_bytes[row] = header.label, header.is_exact, len(image)
+        end[row] = reader.end_of(offset)
     return headers
 
 

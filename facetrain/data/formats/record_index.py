@@ -7,7 +7,8 @@ It has 12 bytes per image: the 42 million images of WebFace42M open in a fractio
 
 If the file ends with identity records, they give the labels, without reading the header of every image. Identity
 record c holds [first key, key after the last] of the images of identity c, as float32. Above 2^24 both are rounded to
-multiples of 2, 4, …; near such a boundary, the label is read from the image's own record.
+multiples of 2, 4, …; near such a boundary, the label is read from the image's own record. A label of another program
+is a float32, too: from 2^24 on, people would share a number, and the file is refused.
 """
 
 from __future__ import annotations
@@ -166,6 +167,7 @@ def _check_successors(
 
 
 def _check_labels(reader: RecordReader, headers: Headers, keys: np.ndarray, offsets: np.ndarray) -> None:
+    """Check that the labels of N records, if they are images, are whole numbers that were not rounded."""
     label = headers.label
     is_valid = (label >= 0) & (label < MAX_LABEL) & (label == np.floor(label))
     wrong = np.flatnonzero(~is_valid & (headers.image_bytes > 0))
@@ -174,6 +176,14 @@ def _check_labels(reader: RecordReader, headers: Headers, keys: np.ndarray, offs
         raise RecordError(
             f"{reader.location(int(offsets[row]), int(keys[row]))}: the label {label[row]} is not a whole number "
             "from 0 to 2^31; write the dataset again, with labels from 0"
+        )
+    rounded = np.flatnonzero(~headers.is_exact & (label >= _EXACT_FLOAT32) & (headers.image_bytes > 0))
+    if len(rounded):
+        row = int(rounded[0])
+        raise RecordError(
+            f"{reader.location(int(offsets[row]), int(keys[row]))}: the label {label[row]:.0f} is a float32, which "
+            "several identities share from 2^24 on; write the file from its images by `facetrain data pack`, which "
+            "stores exact labels"
         )
 
 
@@ -184,7 +194,7 @@ def labels_by_ranges(reader: RecordReader, keys: np.ndarray, offsets: np.ndarray
     cover the images without gaps, or a sample of images has other labels; every header must then be read.
 
     Raises:
-        RecordError: if no complete record starts at an offset.
+        RecordError: if no complete record starts at an offset, or the label of a sampled image is invalid.
     """
     end = _first_without_image(reader, keys, offsets)
     ranges = _read_ranges(reader, keys[end:], offsets[end:])
@@ -211,6 +221,8 @@ def labels_by_ranges(reader: RecordReader, keys: np.ndarray, offsets: np.ndarray
     at_boundaries = np.searchsorted(image_keys, sampled_first)
     sampled = np.union1d(sampled, at_boundaries.clip(0, len(label) - 1))
     headers = read_headers(reader, offsets[1 + sampled], keys[1 + sampled])
+    # The last image has the highest label.
+    _check_labels(reader, headers, keys[1 + sampled], offsets[1 + sampled])
     return label if (headers.label == label[sampled]).all() else None
 
 

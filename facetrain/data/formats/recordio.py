@@ -68,11 +68,14 @@ class RecordHeader:
         return cls(flag=0, labels=(float(label),), id=key, id2=EXACT_LABEL | label)
 
     @property
+    def is_exact(self) -> bool:
+        """Whether our writer stored the exact label."""
+        return self.id2 >> EXACT_LABEL_SHIFT == _EXACT_LABEL_TAG
+
+    @property
     def label(self) -> float:
-        """Identity: the exact label if our writer stored it, otherwise the float32 label."""
-        if self.id2 >> EXACT_LABEL_SHIFT == _EXACT_LABEL_TAG:
-            return self.id2 & EXACT_LABEL_MASK
-        return self.labels[0]
+        """Identity: the exact label if there is one, otherwise the float32 label."""
+        return self.id2 & EXACT_LABEL_MASK if self.is_exact else self.labels[0]
 
 
 def encode_record(header: RecordHeader, image: bytes) -> bytes:

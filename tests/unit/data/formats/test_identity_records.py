@@ -1,10 +1,13 @@
 """Labels from the identity records, also where float32 rounds and where the ranges are wrong."""
 
 import numpy as np
+import pytest
 
+from facetrain.data.formats import record_index
 from facetrain.data.formats.record_index import labels_by_ranges, read_index
 from facetrain.data.formats.recordio import RecordHeader, RecordReader, RecordWriter
 from facetrain.data.open_dataset import open_dataset
+from facetrain.errors import RecordError
 from tests.support.datasets import write_records
 
 
@@ -50,3 +53,12 @@ def test_a_range_that_is_off_by_one_image_is_not_used(tmp_path):
     write_from(tmp_path, 1, [7] * 300, label_of=lambda identity: next(given))
     assert labels_of(tmp_path) is None
     assert open_dataset(tmp_path).labels.tolist() == labels.tolist()
+
+
+def test_labels_that_float32_rounds_are_refused_though_they_agree_with_the_ranges(tmp_path, monkeypatch):
+    write_from(tmp_path, 1, [2, 3, 1])
+    monkeypatch.setattr(record_index, "_EXACT_FLOAT32", 2)  # a file of 2^24 identities has 670 MB
+    with pytest.raises(RecordError, match="key 6 .* label 2 is a float32"):
+        open_dataset(tmp_path)
+    write_records(tmp_path, [0, 0, 1, 1, 1, 2])  # with exact labels
+    assert open_dataset(tmp_path).num_classes == 3

@@ -119,7 +119,7 @@ def test_parts_out_of_order_are_no_record(tmp_path, kinds):
         RecordReader(tmp_path / "a.rec").read_at(0)
 
 
-@pytest.mark.parametrize("label", [-1.0, 0.5, float("nan"), float("inf"), 2.0**31])
+@pytest.mark.parametrize("label", [-1.0, 0.5, float("nan"), float("inf"), 2.0**24, 2.0**31])
 def test_an_invalid_label_is_refused_with_its_key(tmp_path, label):
     with RecordWriter(tmp_path / "train.rec") as writer:
         writer.write(7, RecordHeader(0, (label,)), b"image")
