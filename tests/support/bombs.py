@@ -8,6 +8,7 @@ the reader's error (empty if it read the file). Each file is read in a forked pr
 from __future__ import annotations
 
 import json
+import lzma
 import os
 import pickle
 import re
@@ -199,6 +200,7 @@ def _bombs(folder: Path) -> dict[str, tuple[Callable[[], Path], Callable[[Path],
     memo = b"\x80\x04r" + struct.pack("<I", 1 << 28) + b"N."
     return {
         "pickle: nested 1,000,000 deep": (lambda: _file(f / "d.bin", b"\x80\x04" + b"]" * 1_000_000 + b"a" * 999_999 + b"."), read_bin),
+        "pickle.xz: 16,000,000 lists": (lambda: _file(f / "e.xz", lzma.compress(b"\x80\x04" + b"]" * 16_000_000 + b".")), read_bin),
         "JPEG: 65,500 pixels a side": (lambda: _file(f / "a.jpg", _jpeg(65500, 65500)), _decode),
         "JPEG: 6,300 pixels a side": (lambda: _file(f / "b.jpg", _jpeg(6300, 6300)), _decode),
         "PNG: 65,500 pixels a side": (lambda: _file(f / "a.png", _png(65500, 65500)), _decode),

@@ -50,7 +50,8 @@ _DTYPES = frozenset(
 
 
 SUFFIXES = (".bin", ".xz")
-_SPARE_BYTES = 1 << 27
+_SPARE_BYTES = 1 << 21
+"""Bytes that any .xz file may unpack to; an instruction of one byte can make an object of 70."""
 
 
 def is_bin(path: Path) -> bool:

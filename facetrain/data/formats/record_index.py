@@ -29,6 +29,8 @@ _EXACT_FLOAT32 = 1 << 24
 _NUM_SAMPLED = 512
 """Images, and boundaries of identities, whose own label is compared with the ranges."""
 _BOUNDARIES_PER_CHUNK = 1 << 16
+_MAX_IN_RANGES = 1 << 32
+"""Largest key in ranges: those of a crafted file could be so coarse that the keys near a boundary fill the memory."""
 _CHUNK_BYTES = 1 << 23
 _MAX_LINE_BYTES = 100
 _MAX_NUMBER = 1 << 53
@@ -201,7 +203,7 @@ def labels_by_ranges(reader: RecordReader, keys: np.ndarray, offsets: np.ndarray
     if ranges is None or end == 1:
         return None
     first, past = ranges
-    if not (np.isfinite(first) & np.isfinite(past) & (first >= 0) & (past < 2**53)).all():
+    if not (np.isfinite(first) & np.isfinite(past) & (first >= 0) & (past <= _MAX_IN_RANGES)).all():
         return None
     image_keys = keys[1:end]
     boundaries = np.append(first, past[-1])

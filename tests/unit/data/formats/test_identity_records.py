@@ -62,3 +62,9 @@ def test_labels_that_float32_rounds_are_refused_though_they_agree_with_the_range
         open_dataset(tmp_path)
     write_records(tmp_path, [0, 0, 1, 1, 1, 2])  # with exact labels
     assert open_dataset(tmp_path).num_classes == 3
+
+
+def test_ranges_of_huge_keys_are_not_used(tmp_path):
+    expected = write_from(tmp_path, 2**49, [2, 3, 1])  # float32 numbers are 2^26 apart there
+    assert labels_of(tmp_path) is None
+    np.testing.assert_array_equal(open_dataset(tmp_path).labels, expected)
