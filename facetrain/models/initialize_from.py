@@ -279,8 +279,14 @@ def _read_arcface_torch_centers(path: Path) -> SavedCenters:
             f"{path.parent}: the shards disagree on the number of classes or the length of the centers "
             f"({sizes} classes); files of several runs are mixed"
         )
-    weight = torch.cat(shards)
-    return SavedCenters(len(weight), lambda start, stop: weight[start:stop])
+    first_classes = np.cumsum([0, *sizes[:-1]]).tolist()
+
+    def rows(start: int, stop: int) -> Tensor:
+        # The shards are mapped into memory: joined as a whole, they would be copied on every rank.
+        parts = zip(first_classes, shards, strict=True)
+        return torch.cat([shard[max(start - first, 0) : max(stop - first, 0)] for first, shard in parts])
+
+    return SavedCenters(sum(sizes), rows)
 
 
 def _matrix_in(path: Path, section: str, name: str) -> Tensor | None:
