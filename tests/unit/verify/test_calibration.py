@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from facetrain.data.formats.recordio import RecordHeader, RecordWriter
 from facetrain.data.open_dataset import open_dataset
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError, ModelError, UsageError
 from facetrain.models.export.export import export
 from facetrain.models.export.formats import ExportOptions
 from facetrain.models.model_file import open_model
-from facetrain.verify import calibration
+from facetrain.verify import calibration, training_images
 from facetrain.verify.calibrate_model import calibrate_model
 from facetrain.verify.calibration import calibrate, pick_threshold, sampled_images, stored_thresholds
 from facetrain.verify.metrics.draws import Draws
@@ -239,7 +240,30 @@ def test_people_of_the_training_data_are_refused(tmp_path, capsys, form, shared,
         assert ("1 of 10 examined images" in capsys.readouterr().err) == (outcome == "warned")
 
 
-@pytest.mark.parametrize("description", [{}, {"config": None}, {"config": {"data": {"train": "/nowhere"}}}])
-def test_people_are_accepted_if_the_training_data_are_not_here(description, capsys):
-    refuse_training_images([b"image"], "people", Path("m"), description)
+def image_of(size, number=0):
+    return bytes([number]) * size
+
+
+@pytest.mark.parametrize("flag", [0, 1, 2])
+def test_training_images_are_found_in_a_record_file_by_their_sizes(tmp_path, monkeypatch, capsys, flag):
+    monkeypatch.setattr(training_images, "_MOST_READ", 5)
+    sizes = [*range(100, 900, 20), *[1000] * 20]
+    with RecordWriter(tmp_path / "train.rec") as writer:
+        for key, size in enumerate(sizes):
+            labels = (float(key // 2),) * max(flag, 1)
+            writer.write(key, RecordHeader(flag, labels, key), image_of(size, key))
+    description = {"config": {"data": {"train": str(tmp_path)}}}
+    known = [image_of(sizes[key], key) for key in (30, 33, 37, 41)]
+    with pytest.raises(UsageError, match="people: 3 of 4 "):
+        refuse_training_images(known, "people", Path("m"), description)
+    refuse_training_images([image_of(1000, 99)], "people", Path("m"), description)
+    assert "people: 15 images of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "config", [None, [1], "text", {"data": None}, {"data": [1]}, {"data": {"train": "/nowhere"}}]
+)
+def test_people_are_accepted_if_the_training_data_are_not_here(config, capsys):
+    for description in ({}, {"config": config}):
+        refuse_training_images([b"image"], "people", Path("m"), description)
     assert capsys.readouterr().err == ""
