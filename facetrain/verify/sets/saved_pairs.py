@@ -46,7 +46,11 @@ def open_saved_pairs(folder: Path, name: str) -> PairSet | None:
                 f"{folder}: its column image has no bytes; save the set with its images embedded"
             )
         images = [image for column in encoded for image in column.to_pylist()]
-        same_N = table["is_same"].to_numpy().astype(bool)
+        same_N = table["is_same"].to_numpy()
+        if table["is_same"].null_count or same_N.dtype.kind not in "biu" or not np.isin(same_N, (0, 1)).all():
+            raise PairsError(
+                f"{folder}: its column is_same has a value other than true and false, or 1 and 0"
+            )
         index_N = table["index"].to_numpy() if "index" in table.schema.names else np.arange(len(images))
     order = np.argsort(index_N, kind="stable")
     same_N, images = same_N[order], [images[at] for at in order.tolist()]
@@ -58,7 +62,7 @@ def open_saved_pairs(folder: Path, name: str) -> PairSet | None:
         raise PairsError(
             f"{folder}: image {images.index(None)} has no bytes; save the set with its images embedded"
         )
-    same_P = same_N[0::2]
+    same_P = same_N[0::2].astype(bool)
     return PairSet(name, images, same_P, known_subjects(images, same_P), path=folder)
 
 
@@ -67,9 +71,12 @@ def _read_table(folder: Path, state: Path) -> Any:
     pa = import_pyarrow(folder)
     with arrow_errors(state):
         content = parse_json(read_regular_text(state))
+        files = content.get("_data_files") if isinstance(content, dict) else None
+        if not isinstance(files, list) or not all(isinstance(entry, dict) for entry in files):
+            raise PairsError(f"{state}: does not list the files of the set, under _data_files")
         if content.get("_indices_files"):
             raise PairsError(f"{folder}: has a selection of rows; save it again after flatten_indices()")
-        names = [entry["filename"] for entry in content["_data_files"]]
+        names = [entry["filename"] for entry in files]
     tables = []
     for name in names:
         # A name from a file may not lead out of the folder.

@@ -167,7 +167,15 @@ def test_a_set_of_cvlface_is_read_in_the_order_of_its_index(tmp_path):
             r"\.\./x",
         ),
         (lambda folder: (folder / "state.json").write_text('{"_data_files": []}'), "has no files"),
-        (lambda folder: (folder / "state.json").write_text('{"_indices_files": [1]}'), "flatten_indices"),
+        (
+            lambda folder: (folder / "state.json").write_text('{"_data_files": [], "_indices_files": [1]}'),
+            "flatten_indices",
+        ),
+        (lambda folder: (folder / "state.json").write_text("[]"), "state.json: .*_data_files"),
+        (
+            lambda folder: (folder / "state.json").write_text('{"_data_files": [1]}'),
+            "state.json: .*_data_files",
+        ),
     ],
 )
 def test_a_damaged_set_of_cvlface_is_refused_in_one_line(tmp_path, change, message):
@@ -183,6 +191,9 @@ def test_a_damaged_set_of_cvlface_is_refused_in_one_line(tmp_path, change, messa
     [
         ({"is_same": None}, "no column is_same"),
         ({"is_same": [True, False] * 3}, "not two images of each pair"),
+        ({"is_same": [None, None, 1, 1, 0, 0]}, "is_same has a value"),
+        ({"is_same": [2, 2, 1, 1, 0, 0]}, "is_same has a value"),
+        ({"is_same": ["False"] * 6}, "is_same has a value"),
         ({"image": [{"bytes": None, "path": "a.jpg"}] * 6}, "no bytes"),
         ({"image": ["a.jpg"] * 6}, "no bytes"),
     ],
