@@ -9,12 +9,11 @@ import numpy as np
 
 from facetrain.data.images.decode import resize_square
 from facetrain.data.images.face_pattern import face_pattern, orientation_correlations
+from facetrain.data.tools.photo_shapes import are_photos, has_photo_shape
 from facetrain.telemetry.log import warn
 
 _EXAMINED = 256
 """Images that are examined: the first ones of an input."""
-_LARGEST_RATIO = 1.05
-"""Longer by shorter side up to which an image counts as square."""
 _LARGEST_SCALE = 3
 """Side of an image, as a multiple of the network's input, from which it is probably not a crop of a face."""
 _LEAST_PATTERN, _PATTERN_SPREAD = 0.15, 0.3
@@ -43,7 +42,7 @@ class PhotoCheck:
         """Note whether an image uint8 (H, W, 3) is a photo, and resize it to (size, size, 3)."""
         if index < _EXAMINED:
             height, width = image.shape[:2]
-            if max(height, width) > _LARGEST_RATIO * min(height, width):
+            if has_photo_shape(width, height):
                 self._photos[index] = f"{width} × {height} pixels, not square"
             elif height > _LARGEST_SCALE * size:
                 self._photos[index] = f"{width} × {height} pixels, for an input of {size} × {size}"
@@ -51,14 +50,14 @@ class PhotoCheck:
         return resize_square(image, size)
 
     def finding(self, location: Callable[[int], str] | None = None) -> str | None:
-        """Return that some images are photos, or have no face at the expected place; None if they are aligned faces.
+        """Return that the images are photos, or have no face at the expected place; None if they are aligned faces.
 
         Args:
             location: returns the place of an image by its index; by default its number in the input.
         """
         location = location or partial("image {}".format)
         examined = len(self._correlations)
-        if self._photos:
+        if are_photos(len(self._photos), examined):
             index = min(self._photos)
             return (
                 f"{len(self._photos):,} of {examined:,} images look like whole photos ({location(index)}: "

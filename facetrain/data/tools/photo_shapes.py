@@ -16,10 +16,10 @@ _LEAST_RATIO = 1.25
 
 
 def describe_photos(source: FaceDataset) -> str | None:
-    """Return that half of a sample or more has the shape of photos, and what to do; None for a dataset of faces."""
+    """Return that a sample has the shapes of photos, and what to do; None for a dataset of faces."""
     numbers = permute(np.arange(min(_SAMPLE, source.num_images)), source.num_images, key_of(0)).tolist()
-    photos = [size for number in numbers if (size := _size(source, number)) and _is_photo(*size)]
-    if 2 * len(photos) < max(len(numbers), 1):
+    photos = [size for number in numbers if (size := _size(source, number)) and has_photo_shape(*size)]
+    if not are_photos(len(photos), len(numbers)):
         return None
     width, height = photos[0]
     return (
@@ -28,8 +28,14 @@ def describe_photos(source: FaceDataset) -> str | None:
     )
 
 
-def _is_photo(width: int, height: int) -> bool:
+def has_photo_shape(width: int, height: int) -> bool:
+    """Return whether an image of this size is too far from a square for an aligned face."""
     return max(width, height) >= _LEAST_RATIO * min(width, height)
+
+
+def are_photos(count: int, num_examined: int) -> bool:
+    """Return whether images of which so many look like photos are photos: half of them, because faces differ."""
+    return count > 0 and 2 * count >= num_examined
 
 
 def _size(source: FaceDataset, number: int) -> tuple[int, int] | None:

@@ -53,6 +53,11 @@ def test_images_without_a_face_at_its_place_are_reported(capsys):
     assert "no face pattern" in warning_of(upside_down, capsys)
 
 
+def test_aligned_faces_that_are_not_square_or_have_a_photo_among_them_give_no_warning(capsys):
+    faces = [cv2.resize(drawn_face(), size) for size in ((178, 218), (112, 112), (112, 120))]
+    assert warning_of([*faces, np.zeros((480, 640, 3), np.uint8)], capsys) == ""
+
+
 def test_aligned_faces_give_no_warning(capsys):
     assert warning_of([drawn_face()] * 2, capsys) == ""
     assert warning_of([], capsys) == ""
