@@ -45,7 +45,7 @@ def require_trainable_labels(source: FaceDataset, name: str, *, may_have_gaps: b
     Raises:
         DataError: all images are of one identity, or most labels have no image.
     """
-    if len(np.unique(source.labels)) == 1:
+    if source.labels.min() == source.labels.max():
         raise DataError(
             f"{name}: all {source.num_images:,} images are of one identity, and a head learns from the differences of "
             "many; give a folder with a folder of images per person"

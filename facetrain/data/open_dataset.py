@@ -17,7 +17,7 @@ from facetrain.data.formats.image_list import open_list
 from facetrain.data.formats.landmark_file import landmarks_path, open_landmarks
 from facetrain.data.formats.names import DATASET_SUFFIXES, MIXTURE_SUFFIXES
 from facetrain.data.formats.table import FORMATS
-from facetrain.data.label_problems import parts_of
+from facetrain.data.label_problems import count_images, parts_of
 from facetrain.data.mixture import MixtureDataset, open_mixture
 from facetrain.data.remote_dataset import (
     DEFAULT_CACHE,
@@ -91,8 +91,7 @@ def drop_small_identities(dataset: FaceDataset, path: Path, min_images_per_ident
     """
     if min_images_per_identity == 1:
         return dataset
-    # Not bincount: a damaged label can be so large that the counts of all labels below it fill the memory.
-    present, counts = np.unique(dataset.labels, return_counts=True)
+    present, counts = count_images(dataset)
     enough = present[counts >= min_images_per_identity]
     if not len(enough):
         raise DataError(

@@ -11,6 +11,7 @@ import numpy as np
 from facetrain.counter_rng import key_of
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.header import read_header
+from facetrain.data.label_problems import count_images
 from facetrain.data.loading.sampler import permute
 
 _SAMPLE = 1000
@@ -28,8 +29,7 @@ def describe_images(source: FaceDataset) -> dict[str, Any]:
     Raises:
         DataError: an image cannot be read.
     """
-    # Not bincount: a damaged label can be so large that the counts of all labels below it fill the memory.
-    _, present = np.unique(source.labels, return_counts=True)
+    _, present = count_images(source)
     numbers = permute(np.arange(min(_SAMPLE, source.num_images)), source.num_images, key_of(0))
     return {
         "images": source.num_images,
