@@ -138,14 +138,14 @@ def _described(url: str, cache: Path) -> Path:
     version = hashlib.sha256(json.dumps(objects).encode()).hexdigest()[:16]
     folder = cache / "datasets" / version
     if not folder.exists():
-        scratch = tempfile.mkdtemp(dir=folder.parent, prefix=".")
-        _describe(objects, Path(scratch, scheme(url), root))
-        try:
-            os.rename(scratch, folder)
-        except OSError:
-            shutil.rmtree(scratch)
-            if not folder.exists():  # another process was faster
-                raise
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as scratch:
+            described = Path(scratch, version)
+            _describe(objects, described / scheme(url) / root)
+            try:
+                os.rename(described, folder)
+            except OSError:
+                if not folder.exists():  # another process was faster
+                    raise
     return ObjectPath(folder, scheme(url), root, name)
 
 

@@ -219,9 +219,11 @@ def test_a_store_that_keeps_lying_is_an_error(damage, object_store, tmp_path):
 def test_an_index_that_was_damaged_on_its_way_is_not_kept(object_store, tmp_path):
     write_records(tmp_path / "faces", LABELS)
     url = upload(tmp_path / "faces")
-    object_store.lie = lambda body: bytes(len(body))
-    with pytest.raises(DataError):
-        open_remote(url, tmp_path / "cache")
+    for damage in (lambda body: body[:-1], lambda body: bytes(len(body))):
+        object_store.lie = damage
+        with pytest.raises(DataError):
+            open_remote(url, tmp_path / "cache")
+        assert not list((tmp_path / "cache" / "datasets").iterdir())
     object_store.lie = None
     assert images_of(open_remote(url, tmp_path / "cache")) == images_of(open_dataset(tmp_path / "faces"))
 
