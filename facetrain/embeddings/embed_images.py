@@ -156,9 +156,10 @@ def embed_images(
         embedding_ND = embedder.embed(
             images, name=name, flip=flip, crop=crop, indices=indices, landmarks=landmarks
         )
-        if any(index in left_out for index in indices):
-            embedding_ND = embedding_ND[[index not in left_out for index in indices]]
-        require_finite(embedding_ND, name, first=indices.start)
+        kept = [index for index in indices if index not in left_out]
+        if len(kept) < len(indices):
+            embedding_ND = embedding_ND[np.array(kept, int) - indices.start]
+        require_finite(embedding_ND, name, kept)
         qualities.append(
             np.full(len(embedding_ND), np.nan, np.float32) if is_unit else embedding_lengths(embedding_ND)
         )

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from facetrain.errors import ModelError
@@ -37,8 +39,8 @@ def l2_normalize(embedding_ND: np.ndarray) -> np.ndarray:
     return embedding_ND / np.maximum(embedding_lengths(embedding_ND), 1e-12)[:, None]
 
 
-def require_finite(embedding_ND: np.ndarray, name: str, *, first: int = 0) -> None:
-    """Check the embeddings (N, D) that a network has computed; `first` is the number of the first image in `name`.
+def require_finite(embedding_ND: np.ndarray, name: str, indices: Sequence[int] | None = None) -> None:
+    """Check the embeddings (N, D) that a network has computed; `indices` are the numbers of the N images in `name`.
 
     An embedding of zeros has no direction: as a point, it would be near every other one.
 
@@ -47,7 +49,8 @@ def require_finite(embedding_ND: np.ndarray, name: str, *, first: int = 0) -> No
     """
     bad = np.flatnonzero(~np.isfinite(embedding_ND).all(1) | ~embedding_ND.any(1))
     if len(bad):
+        number = bad.item(0) if indices is None else indices[bad.item(0)]
         raise ModelError(
-            f"{name}: the embedding of image {first + bad[0]} is not finite, or zero; the network has diverged, "
+            f"{name}: the embedding of image {number} is not finite, or zero; the network has diverged, "
             "use an earlier checkpoint"
         )

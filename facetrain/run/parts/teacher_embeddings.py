@@ -52,7 +52,7 @@ def write_teacher_embeddings(
     def embed(embedder: ImageEmbedder, indices: range) -> np.ndarray:
         name = str(dataset)
         rows_NRD = embedder.embed_rows(images, name=name, mirrored=flip, indices=indices, landmarks=landmarks)
-        require_finite(rows_NRD.reshape(len(rows_NRD), -1), name, first=indices.start)
+        require_finite(rows_NRD.reshape(len(rows_NRD), -1), name, indices)
         return rows_NRD
 
     inference = inference or Inference()

@@ -11,12 +11,13 @@ import torch
 from torch import nn
 
 from facetrain.data.formats.bin import write_bin
+from facetrain.data.images.decode import encode_png
 from facetrain.embeddings import embed_images as image_embeddings
 from facetrain.embeddings.embedder import ImageEmbedder
 from facetrain.embeddings.embedding_files import Embeddings
 from facetrain.embeddings.image_inputs import read_input
 from facetrain.embeddings.inference import Inference
-from facetrain.errors import DataError, ImageError
+from facetrain.errors import DataError, ImageError, ModelError
 from facetrain.models.inference_network import inference_network
 from tests.support.datasets import damage_records, encoded_image, write_records
 
@@ -232,6 +233,20 @@ def test_embeddings_that_the_network_normalizes_have_no_quality(flip):
         unit_ND, quality_N = image_embeddings.embed_images(embedder, images, "set", flip=flip)
         assert np.isnan(quality_N).all() == unit and np.isfinite(quality_N).all() == (not unit)
         np.testing.assert_allclose(np.linalg.norm(unit_ND, axis=1), 1, rtol=1e-6)
+
+
+def test_an_embedding_that_is_not_finite_is_named_by_its_image_after_images_that_are_left_out():
+    images = [encoded_image(n) for n in range(7)]
+    images[0] = images[4] = b"damaged"
+    images[5] = encode_png(np.full((16, 16, 3), 255, np.uint8))
+
+    def network(image_BCHW):
+        mean_BC = image_BCHW.float().mean((2, 3))
+        return mean_BC.masked_fill(mean_BC > 0.99, torch.nan)
+
+    embedder = ImageEmbedder(network, 16, 3, CPU)
+    with pytest.raises(ModelError, match="the embedding of image 5 is"):
+        image_embeddings.embed_images(embedder, images, "set", flip=False, faults={})
 
 
 def test_a_lowest_quality_is_refused_for_embeddings_without_one():
