@@ -17,7 +17,7 @@ from facetrain.data.images.decode import decode_rgb, encode_jpeg, encode_png, re
 from facetrain.data.loading.sampler import permute
 from facetrain.data.tools.wrong_labels import WrongLabel
 from facetrain.errors import DataError
-from facetrain.files import os_errors_as, replacing
+from facetrain.files import os_errors_as, replacing, write_atomically
 from facetrain.pages.render import jpeg_image, render
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def _cell(data: bytes, location: str) -> np.ndarray:
 def _write_rows(rows: Sequence[Row], output: Path, note: str = "") -> None:
     with os_errors_as(DataError, output):
         page = render("data/tools/sheet.html.j2", title=output.stem, note=note, rows=html_rows(rows))
-        output.write_text(page, encoding="utf-8")
+        write_atomically(output, page)
 
 
 def html_rows(rows: Sequence[Row]) -> list[tuple[str, list[Markup]]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from facetrain.errors import RunError, UsageError
-from facetrain.files import error_reason, os_errors_as
+from facetrain.files import error_reason, os_errors_as, write_atomically
 from facetrain.pages.figures import svg
 from facetrain.pages.render import render
 from facetrain.verify.metrics.group_summary import RATES, Group
@@ -93,9 +93,9 @@ def write_report(
         folder.mkdir(parents=True, exist_ok=True)
         content = {"model": model, "details": dict(details or {})} | evaluation.as_json()
         text = json.dumps(content, indent=1)
-        (folder / _JSON).write_text(text + "\n", encoding="utf-8")
+        write_atomically(folder / _JSON, text + "\n")
         values = _page_values(evaluation, figures, names, details or {})
-        page.write_text(render("verify/output/report.html.j2", title=model, **values), encoding="utf-8")
+        write_atomically(page, render("verify/output/report.html.j2", title=model, **values))
         # PNG files beside the page, for slides and papers; the page itself has the figures as SVG.
         for name, by_kind in figures.items():
             for kind, figure in by_kind.items():

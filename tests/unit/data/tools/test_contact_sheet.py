@@ -31,6 +31,13 @@ def test_a_sheet_shows_all_images_of_all_identities(dataset, tmp_path):
     assert dict(rows_of(tmp_path / "sheet.html")) == expected
 
 
+def test_a_sheet_takes_the_place_of_another_one_as_a_whole(dataset, tmp_path):
+    (tmp_path / "sheet.html").write_text("old")
+    with (tmp_path / "sheet.html").open() as file:
+        write_identities_sheet(open_dataset(dataset), tmp_path / "sheet.html")
+        assert file.read() == "old" and rows_of(tmp_path / "sheet.html")
+
+
 def test_a_sheet_has_no_rows_for_labels_without_images(dataset, tmp_path):
     (dataset / "a.txt").write_text("bob/bob_0001.jpg\t3000\n")
     write_identities_sheet(open_dataset(dataset / "a.txt"), tmp_path / "sheet.html")
