@@ -43,7 +43,7 @@ class Group:
 def summarize_groups(rates: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the summary of the groups' rates in every draw: (R,) by name, NaN where it is not defined.
 
-    - `accuracy_mean`, `accuracy_std`: mean and standard deviation over the groups, with divisor V − 1, as in the
+    - `accuracy_mean`, `accuracy_spread`: mean and standard deviation over the groups, with divisor V − 1, as in the
       tables of RFW (Wang and Deng, "Mitigating bias in face recognition using skewness-aware reinforcement
       learning", CVPR 2020).
     - `skewed_error_ratio`: highest error by lowest error, error being 1 − accuracy (same paper).
@@ -65,7 +65,7 @@ def summarize_groups(rates: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     error_RV = 1 - accuracy_RV
     return {
         "accuracy_mean": accuracy_RV.mean(1),
-        "accuracy_std": accuracy_RV.std(1, ddof=1),
+        "accuracy_spread": accuracy_RV.std(1, ddof=1),
         "skewed_error_ratio": share(error_RV.max(1), error_RV.min(1)),
         **{f"{rate}_worst_to_mean": _worst_to_mean(rates[rate]) for rate in _ERRORS},
         **{f"{rate}_worst_to_best": share(rates[rate].max(1), rates[rate].min(1)) for rate in _ERRORS},

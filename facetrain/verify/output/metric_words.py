@@ -7,7 +7,7 @@ _WORDS = {
     "accuracy_std": "standard deviation of the folds' accuracies",
     "accuracy_no_flip": "accuracy without mirror images",
     "accuracy_mean": "mean accuracy of the groups",
-    "accuracy_worst": "accuracy of the worst group",
+    "accuracy_spread": "standard deviation of the groups' accuracies",
     "auc": "area under the ROC (AUC)",
     "eer": "equal error rate (EER)",
     "xnorm": "mean length of the embeddings",

@@ -54,7 +54,7 @@ def test_the_summary_of_groups_is_what_a_plain_loop_over_them_finds():
         rates["fnmr"].append(np.mean(score[same] < 0.6))
     expected = {
         "accuracy_mean": 1 - np.mean(errors),
-        "accuracy_std": np.std(errors, ddof=1),
+        "accuracy_spread": np.std(errors, ddof=1),
         "skewed_error_ratio": max(errors) / min(errors),
     }
     for name, rate in rates.items():
@@ -82,7 +82,7 @@ def test_published_accuracies_give_the_published_spread():
     accuracy = np.array([[0.9618, 0.9467, 0.9372, 0.9398]])
     found = summarize_groups(dict.fromkeys(("accuracy", "fmr", "fnmr"), accuracy))
     assert found["accuracy_mean"][0] == pytest.approx(0.9464, abs=1e-4)
-    assert found["accuracy_std"][0] == pytest.approx(0.0111, abs=1e-4)
+    assert found["accuracy_spread"][0] == pytest.approx(0.0111, abs=1e-4)
     assert found["skewed_error_ratio"][0] == pytest.approx(1.65, abs=0.01)
 
 
