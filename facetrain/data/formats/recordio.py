@@ -29,7 +29,6 @@ from typing import Self
 from facetrain.data.beside_dataset import TRAINING_SET
 from facetrain.data.positional_file import PositionalFile
 from facetrain.errors import RecordError
-from facetrain.files import scratch_path
 
 MAGIC = 0xCED7230A
 KIND_SHIFT = 29
@@ -195,13 +194,14 @@ class RecordReader(PositionalFile):
 
 
 class RecordWriter:
-    """Writer of a .rec and its .idx; both appear when all records are written, or not at all."""
+    """Writer of a .rec and its .idx, which are on the disk after the `with` block.
+
+    They are incomplete if it fails: write them into a folder that appears complete or not at all.
+    """
 
     def __init__(self, rec_path: Path) -> None:
-        self._paths = [rec_path, rec_path.with_suffix(".idx")]
-        self._temporary = [scratch_path(path) for path in self._paths]
-        self._rec = self._temporary[0].open("wb")
-        self._idx = self._temporary[1].open("w", encoding="ascii")
+        self._rec = rec_path.open("wb")
+        self._idx = rec_path.with_suffix(".idx").open("w", encoding="ascii")
 
     def write(self, key: int, header: RecordHeader, image: bytes) -> None:
         """Append a record.
@@ -214,7 +214,7 @@ class RecordWriter:
         for number, part in enumerate(parts):
             if len(part) > MAX_LENGTH:
                 raise RecordError(
-                    f"{self._paths[0]}: key {key}: {len(part):,} bytes exceed the 512 MiB of a record"
+                    f"{self._rec.name}: key {key}: {len(part):,} bytes exceed the 512 MiB of a record"
                 )
             # The first part has no part before it, the last one none after it, and a whole payload neither.
             kind = (PART_WHOLE, PART_FIRST, PART_LAST, PART_MIDDLE)[
@@ -230,16 +230,10 @@ class RecordWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for file in (self._rec, self._idx):
-            if kind is None:
+        with self._rec, self._idx:
+            for file in (self._rec, self._idx) if kind is None else ():
                 file.flush()
                 os.fsync(file.fileno())
-            file.close()
-        for temporary, path in zip(self._temporary, self._paths, strict=True):
-            if kind is None:
-                os.replace(temporary, path)
-            else:
-                temporary.unlink(missing_ok=True)
 
 
 def split_payload(payload: bytes) -> list[bytes]:
