@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from facetrain.data.dataset import FaceDataset, identity_name, original_name
+from facetrain.data.dataset import FaceDataset, original_name
 from facetrain.data.positional_file import PositionalFile
-from facetrain.data.unique_names import unique_name
 from facetrain.errors import DataError
 from facetrain.files import error_reason, os_errors_as
 
@@ -94,7 +93,7 @@ def _names(lines: Iterable[str], first: int, path: Path) -> Iterator[str]:
 
 
 def write_name_tables(
-    folder: Path, numbers: np.ndarray, source: FaceDataset, identities: Sequence[int]
+    folder: Path, numbers: np.ndarray, source: FaceDataset, identities: Sequence[str]
 ) -> None:
     """Write the table of the images if they have names, and the table of the identities if one or the images have.
 
@@ -105,22 +104,17 @@ def write_name_tables(
         folder: the folder with train.rec.
         numbers: numbers in the source of the images with the keys 1, 2, …: (N,).
         source: the dataset that the images come from.
-        identities: labels in the source of the identities 0, 1, ….
+        identities: names of the identities 0, 1, …, all different.
     """
     has_images = _has_names(source, numbers)
-    names = [identity_name(source, label) for label in identities]
     if has_images:
         rows = (
             (key, original_name(source, number) or str(number))
             for key, number in enumerate(numbers.tolist(), 1)
         )
         _write_table(folder / NAMES_FILE, ("key", "name"), rows)
-    if has_images or names != [str(label) for label in range(len(names))]:
-        taken = set[str]()
-        unique = (
-            unique_name(name, "", number, taken, ignore_case=False) for number, name in enumerate(names)
-        )
-        _write_table(folder / IDENTITIES_FILE, ("identity", "name"), enumerate(unique))
+    if has_images or list(identities) != [str(label) for label in range(len(identities))]:
+        _write_table(folder / IDENTITIES_FILE, ("identity", "name"), enumerate(identities))
 
 
 def _has_names(source: FaceDataset, numbers: np.ndarray) -> bool:

@@ -17,6 +17,7 @@ from facetrain.data.formats.landmark_file import LANDMARKS_FILE, write_landmarks
 from facetrain.data.formats.record_names import write_name_tables
 from facetrain.data.formats.recordio import write_identities
 from facetrain.data.images.header import encoded_image_size
+from facetrain.data.label_problems import count_images
 from facetrain.data.skipped_files import SkippedFile, skipped_table
 from facetrain.data.tools.file_names import FileNames, folders_are_reordered
 from facetrain.data.tools.parallel import map_in_order, report_progress
@@ -129,7 +130,7 @@ def write_dataset(
             counts = np.bincount(selection.new_label).tolist()
             labeled = ((image.label, image.data) for image in images)
             write_identities(place, counts, labeled, min(size) if size else 112)
-            write_name_tables(place, numbers, source, selection.identities)
+            write_name_tables(place, numbers, source, names)
         else:
             chosen.write(place, images, names)
         if selection.skipped:
@@ -146,7 +147,7 @@ def write_dataset(
         identities=len(names),
         skipped=list(selection.skipped),
         is_reordered=not chosen.keeps_order and folders_are_reordered(source, selection.identities),
-        empty_identities=source.num_classes - len(np.unique(source.labels)),
+        empty_identities=source.num_classes - len(count_images(source)[0]),
         without_landmarks=list(selection.without_landmarks),
     )
 

@@ -127,13 +127,13 @@ def test_the_names_of_a_sample_of_images_decide_whether_a_table_is_written(tmp_p
         return "a.jpg" if named is not None and number >= named else None
 
     source = SimpleNamespace(name=image_name, num_classes=1)
-    write_name_tables(tmp_path, np.arange(100_000)[::-1], source, [0])
+    write_name_tables(tmp_path, np.arange(100_000)[::-1], source, ["0"])
     assert (tmp_path / "names.csv").exists() == (named is not None)
     probed = asked[: -100_000 if named is not None else None]
     assert len(probed) <= 2000 and probed == sorted(set(probed))
     # Also fewer images than are asked for.
     source.name = {5: "b.jpg"}.get
-    write_name_tables(tmp_path, np.array([5, 3]), source, [0])
+    write_name_tables(tmp_path, np.array([5, 3]), source, ["0"])
     assert (tmp_path / "names.csv").read_text() == "key,name\n1,b.jpg\n2,3\n"
 
 
