@@ -55,10 +55,6 @@ class LandmarkTable(dict[str, np.ndarray]):
 
 def aligned_face_landmarks(name: str, image: np.ndarray) -> np.ndarray:
     """Return the points of ArcFace's template in the square at the center of an aligned face; a `LandmarkFinder`."""
-    return _centered_template(image)
-
-
-def _centered_template(image: np.ndarray) -> np.ndarray:
     height, width = image.shape[:2]
     side = min(height, width)
     corner = np.array([width - side, height - side]) / 2
@@ -250,7 +246,7 @@ class YuNet:
         """Return a face that fills the center of an image, if `center_crop` is set."""
         if not self._center_crop:
             return None
-        return _Face(_centered_template(image), min(image.shape[:2]), rivals=0)
+        return _Face(aligned_face_landmarks("", image), min(image.shape[:2]), rivals=0)
 
     def _detect(self, image: np.ndarray, min_score: float, *, factor: float | None = None) -> _Face | None:
         """Return the selected face of an image that is resized by `factor`, by default reduced to 640 pixels."""
