@@ -157,6 +157,10 @@ def _images(path: Path, skipped: list[tuple[str, str, str]]) -> Iterator[Image]:
             skip(
                 name, "suffix", "no image: its suffix begins at the first dot, where the key of an image ends"
             )
+    for key, suffix in labels:
+        # A .json without an image may describe the archive.
+        if suffix == ".cls" and key not in images:
+            skip(key.lstrip("/") + suffix, "suffix", "a label, and no image has its key")
     for key, (_, place) in images.items():
         folder = key.rpartition("/")[0].rpartition("/")[2]
         identity: int | str = folder

@@ -153,6 +153,7 @@ def test_two_images_with_one_key_are_refused(tmp_path, other):
 def test_members_that_are_not_read_are_listed_as_skipped(tmp_path):
     names = ["bob/photo.2019.jpg", "bob/1.jpg", "bob/1.txt", "bob/2.npy", "bob/._1.jpg"]
     names += ["bob/1.mask.png", "bob/1.large.jpg"]  # beside an image with their key
+    names += ["bob/3.cls"]
     write_tar(tmp_path / "a.tar", {name: encoded_image(0) for name in names})
     with tarfile.open(tmp_path / "a.tar", "a") as archive:
         for name, kind in (
@@ -167,7 +168,7 @@ def test_members_that_are_not_read_are_listed_as_skipped(tmp_path):
         assert sorted((one.name, one.kind) for one in skipped_files(dataset)) == [
             ("a.tar/ann/2.jpg", "special"), ("a.tar/ann/3.jpg", "special"), ("a.tar/ann/4", "special"),
             ("a.tar/bob/._1.jpg", "hidden"),
-            ("a.tar/bob/2.npy", "suffix"), ("a.tar/bob/photo.2019.jpg", "suffix"),
+            ("a.tar/bob/2.npy", "suffix"), ("a.tar/bob/3.cls", "suffix"), ("a.tar/bob/photo.2019.jpg", "suffix"),
         ]  # fmt: skip
 
 
