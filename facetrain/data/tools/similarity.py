@@ -128,9 +128,12 @@ def measure_separation(embedding_ND: np.ndarray, label_N: np.ndarray) -> Separat
 
     It is 1 if there is nothing to compare.
     """
+    other_N = random_other_labels(label_N)
+    if (other_N < 0).any():  # one identity
+        return Separation(1.0)
     centers = compute_centers(embedding_ND, label_N, int(label_N.max()) + 1)
     genuine_N = leave_one_out_similarity(embedding_ND, label_N, centers)
-    impostor_N = similarity_to_center(embedding_ND, random_other_labels(label_N), centers.unit_KD)
+    impostor_N = similarity_to_center(embedding_ND, other_N, centers.unit_KD)
     genuine, impostor = (np.sort(cosine[np.isfinite(cosine)]) for cosine in (genuine_N, impostor_N))
     if not len(genuine) or not len(impostor):
         return Separation(1.0)

@@ -4,6 +4,7 @@ import pytest
 from facetrain.data.tools.similarity import (
     compute_centers,
     leave_one_out_similarity,
+    measure_separation,
     nearest_image,
     nearest_other_center,
 )
@@ -37,3 +38,9 @@ def test_the_nearest_image_of_an_identity_is_another_one_in_blocks_too(faces, mo
         np.testing.assert_allclose(found, np.fmax.reduce(similar, axis=1), rtol=1e-5)
     assert np.isnan(nearest_image(embedding, alone, alone)[-1])
     assert np.isnan(found[0])
+
+
+@pytest.mark.parametrize("labels", [[0] * 6, range(6)])
+def test_without_another_identity_or_image_the_error_is_1(labels):
+    embedding_ND = unit(np.random.default_rng(0).normal(size=(6, 8)))
+    assert measure_separation(embedding_ND, np.array(labels)).eer == 1
