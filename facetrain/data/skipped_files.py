@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from facetrain.files import spreadsheet_text, without_spreadsheet_mark
+from facetrain.errors import DataError
+from facetrain.files import error_reason, read_regular_text, spreadsheet_text, without_spreadsheet_mark
 
 SKIP_KINDS = {
     "hidden": "hidden files",
@@ -25,6 +26,7 @@ SKIP_KINDS = {
 }
 """Reasons to leave out a file, and their description in a summary."""
 _EXAMPLES = 3
+_COLUMNS = ["file", "kind", "reason"]
 
 
 @dataclass(frozen=True)
@@ -42,17 +44,28 @@ def skipped_table(skipped: Iterable[SkippedFile]) -> str:
     """Return CSV with the columns file, kind and reason."""
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(["file", "kind", "reason"])
+    writer.writerow(_COLUMNS)
     writer.writerows((spreadsheet_text(file.name), file.kind, file.reason) for file in skipped)
     return table.getvalue()
 
 
 def read_skipped_table(path: Path) -> list[SkippedFile]:
-    """Return the files of a table that `skipped_table` gave; none if there is no such file."""
+    """Return the files of a table that `skipped_table` gave; none if there is no such file.
+
+    Raises:
+        DataError: it is no such table.
+    """
     if not path.is_file():
         return []
-    rows = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8")))
-    return [SkippedFile(without_spreadsheet_mark(row["file"]), row["kind"], row["reason"]) for row in rows]
+    try:
+        header, *rows = list(csv.reader(io.StringIO(read_regular_text(path)))) or [[]]
+        if header != _COLUMNS:
+            raise ValueError("another first line")
+        return [SkippedFile(without_spreadsheet_mark(name), kind, reason) for name, kind, reason in rows]
+    except (OSError, ValueError, csv.Error) as error:
+        raise DataError(
+            f"{path}: not a table of {', '.join(_COLUMNS)} ({error_reason(error)}); remove it"
+        ) from error
 
 
 def skipped_summary(skipped: Iterable[SkippedFile]) -> list[str]:

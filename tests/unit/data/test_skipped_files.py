@@ -1,4 +1,7 @@
+import pytest
+
 from facetrain.data.skipped_files import SkippedFile, read_skipped_table, skipped_table
+from facetrain.errors import DataError
 
 
 def test_a_table_of_skipped_files_is_read_back_with_any_names(tmp_path):
@@ -7,3 +10,10 @@ def test_a_table_of_skipped_files_is_read_back_with_any_names(tmp_path):
     (tmp_path / "skipped.csv").write_text(skipped_table(files))
     assert read_skipped_table(tmp_path / "skipped.csv") == files
     assert "'=1+1,suffix" in skipped_table(files)
+
+
+@pytest.mark.parametrize("text", [b"", b"a,b\n1,2\n", b"file,kind,reason\na\n", b"\xff\xfe"])
+def test_another_table_is_refused(tmp_path, text):
+    (tmp_path / "skipped.csv").write_bytes(text)
+    with pytest.raises(DataError, match=r"skipped\.csv: not a table"):
+        read_skipped_table(tmp_path / "skipped.csv")
