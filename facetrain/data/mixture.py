@@ -13,6 +13,7 @@ datasets:
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -291,7 +292,10 @@ def read_identities(path: Path, num_classes: int) -> np.ndarray:
         DataError: the file cannot be read, or a number is not below `num_classes`.
     """
     try:
-        numbers = np.array(read_regular_text(path).removeprefix(_BYTE_ORDER_MARK).split(), np.int64)
+        words = read_regular_text(path).removeprefix(_BYTE_ORDER_MARK).split()
+        if wrong := next((word for word in words if not re.fullmatch("-?[0-9]+", word)), None):
+            raise ValueError(f"{wrong[:60]!r} is no number")
+        numbers = np.array(words, np.int64)
         outside = numbers[(numbers < 0) | (numbers >= num_classes)]
         if len(outside):
             raise ValueError(f"there is no identity {outside[0]}; they go from 0 to {num_classes - 1:,}")
@@ -309,6 +313,10 @@ def _read_mask(path: Path, num_images: int) -> np.ndarray:
         numbers = np.flatnonzero(mask) if mask.dtype == bool else np.array(mask)
         if not len(numbers) or numbers.min() < 0 or numbers.max() >= num_images:
             raise ValueError("no image, or a number of none")
+        is_selected = np.zeros(num_images, bool)
+        is_selected[numbers] = True
+        if np.count_nonzero(is_selected) < len(numbers):
+            raise ValueError("a number occurs twice")
     except (OSError, ValueError) as error:
         raise DataError(
             f"{path}: {error_reason(error)}; expected a NumPy array of image numbers from 0 to {num_images - 1:,}, "

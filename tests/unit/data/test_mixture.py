@@ -169,6 +169,8 @@ def test_prefetching_reaches_the_datasets_of_a_mixture_and_of_a_subset():
          "0.08.* 0.17"),
         ("datasets: [{path: one, identities: none.txt}]", "none.txt: No such file"),
         ("datasets: [{path: one, identities: words.txt}]", "words.txt: "),
+        ("datasets: [{path: one, identities: underscore.txt}]", "underscore.txt: '0_1'"),
+        ("datasets: [{path: one, mask: twice.npy}]", "twice.npy: a number occurs twice"),
         ("datasets: [{path: one, identities: far.txt}]", "far.txt: .*3"),
         ("datasets: [{path: one, without: far.txt}]", "far.txt: .*3"),
         ("datasets: [!!python/object/apply:os.getcwd []]", "mix.yaml: "),
@@ -177,6 +179,8 @@ def test_prefetching_reaches_the_datasets_of_a_mixture_and_of_a_subset():
 def test_an_invalid_mixture_file_is_refused(tmp_path, text, message):
     (tmp_path / "far.txt").write_text("0\n3\n")
     (tmp_path / "words.txt").write_text("ann\n")
+    (tmp_path / "underscore.txt").write_text("0_1\n")
+    np.save(tmp_path / "twice.npy", np.array([0, 0, 1], np.uint64))
     (tmp_path / "two.txt").write_text("2\n")
     with pytest.raises(DataError, match=message):
         open_dataset(mixture(tmp_path, text))
