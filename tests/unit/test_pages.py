@@ -58,5 +58,6 @@ def test_a_value_that_a_template_lacks_is_an_error():
 def test_metrics_are_named_in_the_words_of_the_field():
     assert metric_words("tar@1e-04") == "TAR at FAR 0.0001"
     assert metric_words("fnmr@1e-06") == "FNMR at FMR 0.000001"
+    assert "folds" in metric_words("accuracy_std") and "groups" in metric_words("accuracy_spread")
     assert metric_words("rank5") == "rank-5 identification rate"
     assert metric_words("a_new_metric") == "a new metric"
