@@ -26,11 +26,11 @@ def messages(found, kind):
 
 
 def write_images(folder, labels, images):
-    """Write images without a header record, as im2rec does."""
+    """Write images without a header record, as im2rec does, but with exact labels."""
     folder.mkdir()
     with RecordWriter(folder / "train.rec") as writer:
         for key, (label, data) in enumerate(zip(labels, images, strict=True)):
-            writer.write(key, RecordHeader(flag=0, labels=(float(label),)), data)
+            writer.write(key, RecordHeader.of_image(label, key), data)
     return folder
 
 
