@@ -155,7 +155,7 @@ def build_run(
     network = wrap_in_ddp(
         state.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
     )
-    step = TrainStep(network, build_augment(config), max_skipped_steps=_ENDLESS)
+    step = TrainStep(network, build_augment(config), seed=config.seed, max_skipped_steps=_ENDLESS)
     return BenchedRun(config, state, step)
 
 

@@ -49,7 +49,9 @@ def find_rate(agreed: Agreed, world: World) -> RangeTest:
     with failing_alike(world):
         state, network = build_network(config, world, source, schedule, agreed.folder)
         # The test ends itself when the loss is not finite.
-        step = TrainStep(network, build_augment(config), max_skipped_steps=first.stop_step + 1)
+        step = TrainStep(
+            network, build_augment(config), seed=config.seed, max_skipped_steps=first.stop_step + 1
+        )
         workers = count_workers(config, world)
         loader = build_loader(config, world, source, schedule, workers=workers, start_step=0)
         try:

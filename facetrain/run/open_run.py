@@ -72,6 +72,7 @@ def open_run(parts: Parts, page: LiveReport | None) -> Run:
     step = TrainStep(
         parts.network,
         build_augment(config),
+        seed=config.seed,
         on_first_images=partial(write_first_batch, parts.folder) if parts.is_leader else None,
     )
     logging = Logging(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from facetrain.counter_rng import key_of
 from facetrain.data.images.augment import Augment
 from facetrain.data.loading.loader import Batch
 from facetrain.device.profiler_ranges import profiler_range
@@ -21,6 +22,8 @@ from facetrain.training.state import TrainState
 
 MAX_SKIPPED_STEPS = 10
 """Number of consecutive steps whose loss or gradient is not finite, after which a run ends."""
+_TORCH_STREAM = 10
+"""Number that separates the seeds of torch's generators from other random keys of the run's seed."""
 
 
 class TrainStep:
@@ -36,14 +39,17 @@ class TrainStep:
         network: nn.Module,
         augment: Augment,
         *,
+        seed: int = 0,
         max_skipped_steps: int = MAX_SKIPPED_STEPS,
         on_first_images: Callable[[Tensor], object] | None = None,
     ) -> None:
         """Take the network (in DDP if there are several ranks) and the bound on consecutive skipped steps.
 
-        `on_first_images` gets the augmented images of the first micro-batch, before the network does.
+        The seeds of torch's generators follow from `seed`, the step and the micro-batch. `on_first_images` gets the
+        augmented images of the first micro-batch, before the network does.
         """
         self._network, self._augment, self._on_first_images = network, augment, on_first_images
+        self._seed = seed
         self._max_skipped = max_skipped_steps
         # Found through the wrappers, which share the tensors of the backbone.
         self._statistics = _Statistics(network)
@@ -74,7 +80,7 @@ class TrainStep:
         loss: Tensor | float = 0.0
         for number, batch in enumerate(batches, start=1):
             with self._gradient_exchange(enabled=number == len(batches)):
-                loss = loss + self._forward_backward(state, batch, len(batches))
+                loss = loss + self._forward_backward(state, batch, number, len(batches))
 
         # Clip, agree among the ranks that the gradient is finite, update backbone and class centers. Whether the step
         # is skipped stays on the device, where the optimizer's kernels read it: the host does not wait for the answer.
@@ -125,8 +131,13 @@ class TrainStep:
             report,
         )
 
-    def _forward_backward(self, state: TrainState, batch: Batch, num_micro_batches: int) -> Tensor:
-        """Add the gradient of one micro-batch; return its share of the loss, a scalar on the device."""
+    def _forward_backward(
+        self, state: TrainState, batch: Batch, number: int, num_micro_batches: int
+    ) -> Tensor:
+        """Add the gradient of the micro-batch `number`; return its share of the loss, a scalar on the device."""
+        # For parts of one's own that draw from torch's generators, such as nn.Dropout: facetrain's own parts do not.
+        # Each rank draws its own numbers, and a resumed run the same, without a saved state of the generators.
+        self._seed_torch(state, number, state.world.rank)
         if batch.host_label_B is not None and batch.label_B.device.type != "cpu":
             # Before the forward pass, which hides the exchange: a head that samples selects its classes on the host.
             state.head.expect_labels(batch.host_label_B)
@@ -150,6 +161,8 @@ class TrainStep:
             # Through DDP, not the backbone itself: its hooks exchange gradients while the backward pass runs.
             embedding_BD = self._network(*inputs, **keys)
         with profiler_range("head"):
+            # A margin gets the batch of all ranks, and must draw the same on each.
+            self._seed_torch(state, number)
             # The head gathers the embeddings of all ranks, because each rank has only a part of the class centers.
             # The loss is a mean over the micro-batch: divided, the gradients sum to the mean over the step.
             loss = state.head(embedding_BD, batch.label_B) / num_micro_batches
@@ -164,6 +177,14 @@ class TrainStep:
             # Scaled so that small fp16 gradients do not vanish; the optimizer divides by the scale again.
             (total * state.stepper.scale.value).backward()
         return loss.detach()
+
+    def _seed_torch(self, state: TrainState, *purpose: int) -> None:
+        """Seed torch's generators of the CPU and of this rank's GPU from the step and further numbers."""
+        key = key_of(self._seed, _TORCH_STREAM, state.step, *purpose)
+        # Not torch.manual_seed: it formats a stack for GPUs that are not in use, in 0.2 ms.
+        torch.default_generator.manual_seed(key)
+        if state.world.device.type == "cuda":
+            torch.cuda.manual_seed(key)
 
     def _gradient_exchange(self, *, enabled: bool) -> AbstractContextManager[None]:
         """Return a context in which DDP exchanges gradients only if enabled."""

@@ -30,13 +30,14 @@ def brighter(image, key, *, by):
 
 
 class Net(torch.nn.Module):
-    def __init__(self, embedding_size, image_size, width=4):
+    def __init__(self, embedding_size, image_size, width=4, drop=0.0):
         super().__init__()
         self.conv = torch.nn.Conv2d(3, width, 3, 2)
+        self.drop = torch.nn.Dropout(drop)
         self.fc = torch.nn.Linear(width, embedding_size)
 
     def forward(self, image):
-        return self.fc(self.conv(image).mean((2, 3)))
+        return self.fc(self.drop(self.conv(image).mean((2, 3))))
 
 
 class Lines:
@@ -83,8 +84,8 @@ def refused(done, *names):
 
 @pytest.mark.slow
 def test_own_parts_train_resume_bit_for_bit_and_run_for_others_only_if_they_are_allowed(describe, home):
-    train = ["train", "--config", describe(steps=6), *options(OWN), "--run-dir", home / "run"]
-    checked(facetrain(*train, cwd=home))
+    train = ["train", "--config", describe(steps=6), *options([*OWN, "model.options.drop=0.3"])]
+    checked(facetrain(*train, "--run-dir", home / "run", cwd=home))
     expected = (home / "run" / "model.safetensors").read_bytes()
     step, values = json.loads((home / "run" / "lines.txt").read_text().splitlines()[0])
     assert values.items() <= read_jsonl(home / "run" / "metrics.jsonl")[0].items() and step == 0

@@ -18,7 +18,7 @@ from facetrain.run.parts.step_schedule import Stage, StepSchedule
 
 _MAX_AUTO_WORKERS = 16
 # Numbers that derive independent random keys from config.seed (counter_rng.key_of); head.py uses 5, 6, 8 and 9,
-# distillation.py uses 7.
+# distillation.py uses 7, training/step.py 10.
 _AUGMENT_STREAM = 3
 
 

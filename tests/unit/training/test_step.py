@@ -1,10 +1,24 @@
-"""Operations of a training step."""
+"""Operations and random numbers of a training step."""
+
+from dataclasses import replace
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from facetrain.backbone.own_network import OwnNetwork
 from facetrain.backbone.zoo import build_backbone
-from facetrain.training.step import _Statistics
+from facetrain.data.images.augment import Augment
+from facetrain.data.loading.loader import Batch
+from facetrain.head.partial_fc import PartialFC
+from facetrain.optim.build import build_optimizer
+from facetrain.optim.loss_scale import LossScale
+from facetrain.optim.optimizer import parameter_groups
+from facetrain.optim.settings import OptimSettings
+from facetrain.optim.stepper import Stepper
+from facetrain.training.precision import InPrecision
+from facetrain.training.state import TrainState
+from facetrain.training.step import TrainStep, _Statistics
+from tests.support.world import ONE_RANK
 
 
 class Operations(TorchDispatchMode):
@@ -26,3 +40,43 @@ def test_the_statistics_of_a_skipped_step_are_restored_by_a_few_kernels():
             statistics.keep()
             statistics.restore_where(skipped)
     assert operations.count <= 6
+
+
+def draws(steps, *, rank=0, accumulate=1):
+    """Take these steps; return what a network and a margin of one's own drew from torch's generators in the last."""
+    drawn = {}
+
+    class Network(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = torch.nn.Linear(3, 4)
+
+        def forward(self, image):
+            drawn.setdefault("network", []).append(torch.rand(()).item())
+            return self.fc(image.mean((2, 3)))
+
+    def margin(cos):
+        drawn.setdefault("margin", []).append(torch.rand(()).item())
+        return cos
+
+    world = replace(ONE_RANK, rank=rank)
+    backbone = OwnNetwork(Network(), embedding_size=4, image_size=8)
+    network = InPrecision(backbone, "fp32", world.device, memory_format=torch.contiguous_format)
+    optimizer = build_optimizer(OptimSettings(), parameter_groups(backbone, {}))
+    head, scale = PartialFC(margin, 4, 3), LossScale(world.device, enabled=False)
+    stepper = Stepper(backbone, [optimizer], head, scale, schedule=lambda step: 0.01, clip_grad_norm=5.0)
+    state, step = TrainState(world, network, head, stepper), TrainStep(network, Augment(0), seed=1)
+    for number in steps:
+        drawn.clear()
+        state.step = number
+        batch = Batch(number, 0, torch.zeros(2, 8, 8, 3, dtype=torch.uint8), torch.arange(2), torch.arange(2))
+        step(state, (batch,) * accumulate)
+    return drawn
+
+
+def test_what_own_parts_draw_from_torch_follows_from_the_step_and_in_a_network_from_the_rank():
+    straight, resumed, other = draws((0, 1, 2)), draws((2,)), draws((2,), rank=1)
+    assert straight == resumed
+    assert other["network"] != resumed["network"] and other["margin"] == resumed["margin"]
+    drawn = [number for step in (1, 2) for part in draws((step,), accumulate=2).values() for number in part]
+    assert len(set(drawn)) == len(drawn) == 8
