@@ -135,6 +135,7 @@ class PartialFC(BaseHead):
         self.margin = make_margin(
             margin, scale=scale, filter_threshold=filter_threshold, seed=key_of(seed, 3)
         )
+        self._margin_state = set(self.margin.state())
         # Stages differ in the sample rate and in the expectations, not in the tables: these are allocated once, for all
         # stages.
         self._stages = tuple(stages) or (Stage(0, sample_rate),)
@@ -275,6 +276,9 @@ class PartialFC(BaseHead):
         `gathered_GX` has the unit embeddings of all ranks, followed by their norms if a margin of the run needs them.
         `global_batch` counts the images of all heads, if these images belong to one dataset. The chunks depend on it
         alone, so they are the same in every micro-batch.
+
+        Raises:
+            UsageError: the margin returns anything but one number for each sample, or its state gets new names.
         """
         unit_GD, norm_G = gathered_GX, gathered_GX[:, -1] if self.needs_norms else None
         if gathered_GX.shape[1] > self.embedding_size:
@@ -297,7 +301,14 @@ class PartialFC(BaseHead):
         # The second anchor passes over the same classes, with another table and margin: it is made from the sweep.
         anchor = self._expectations.second_anchor(sweep, self._stage)
         with without_autocast(self.device):
-            return sharded_cross_entropy(unit_GD, norm_G, replace(sweep, second_anchor=anchor), gradient)
+            loss = sharded_cross_entropy(unit_GD, norm_G, replace(sweep, second_anchor=anchor), gradient)
+        # In the first step, and not when a checkpoint is loaded into a margin that has no such tensors yet.
+        if new := set(self.margin.state()) ^ self._margin_state:
+            raise UsageError(
+                f"the margin {self.margin.name}: {', '.join(sorted(new))} in its state was not there before the first "
+                "batch, or is no longer, so that no checkpoint could restore it; create all its tensors in __init__"
+            )
+        return loss
 
     def step(self, grad_scale: Tensor, skip: Tensor) -> None:
         valid = skip == 0

@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from facetrain.errors import UsageError
+
 
 class TargetCosine(NamedTuple):
     """Target cosine of each sample after the margin, and its derivatives; (G,) each."""
@@ -35,7 +37,9 @@ class Margin:
     """Base class of the margins. A subclass gives the formula, `target`; autograd differentiates it."""
 
     needs_norms: bool = False
-    """The formula contains the norms of the embeddings, so each rank sends them along with its embeddings."""
+    """The formula contains the norms of the embeddings, so each rank sends them along with its embeddings.
+
+    True for every subclass with a `penalty`."""
     needs_all_target_cosines: ClassVar[bool] = False
     """The formula contains the target cosines of the whole batch, so all ranks exchange them."""
 
@@ -46,6 +50,13 @@ class Margin:
         filter). `seed` is for margins that draw random numbers.
         """
         self.scale, self.filter_threshold, self.seed = scale, filter_threshold, seed
+        self.name = type(self).__name__
+        """Name for messages."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.penalty is not Margin.penalty:
+            cls.needs_norms = True
 
     @property
     def changes_negatives(self) -> bool:
@@ -53,7 +64,7 @@ class Margin:
         return type(self).change_negatives_ is not Margin.change_negatives_
 
     def target(self, cos_G: Tensor, norm_G: Tensor | None) -> Tensor:
-        """Return the target cosines with the margin: the formula, of operations that autograd can differentiate.
+        """Return the target cosines with the margin, (G,): the formula, of operations that autograd can differentiate.
 
         `cos_G` holds the target cosines in [−1, 1], `norm_G` the norms of the embeddings if `needs_norms`. Where no
         gradient shall pass, detach. The derivative of `torch.arccos` is infinite at ±1; that of `angle` is not.
@@ -61,20 +72,24 @@ class Margin:
         raise NotImplementedError
 
     def penalty(self, norm_G: Tensor) -> Tensor | None:
-        """Return the term added to each sample's loss, a formula of the norm, (G,); None: no term."""
+        """Return the term added to each sample's loss, a formula of the norm, (G,). The base class has no term."""
         return None
 
     def apply(self, cos_G: Tensor, norm_G: Tensor | None) -> TargetCosine:
-        """Return the target cosines with the margin and their derivatives. Called once per micro-batch."""
+        """Return the target cosines with the margin and their derivatives. Called once per micro-batch.
+
+        Raises:
+            UsageError: the formula does not return one number for each sample.
+        """
         if norm_G is None:
-            return TargetCosine(*_differentiated(lambda cos: self.target(cos, None), cos_G))
-        return TargetCosine(*_differentiated(self.target, cos_G, norm_G))
+            return TargetCosine(*self._differentiated(lambda cos: self.target(cos, None), cos_G))
+        return TargetCosine(*self._differentiated(self.target, cos_G, norm_G))
 
     def norm_penalty(self, norm_G: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return `penalty` and its derivative by the norm, (G,) each; None: no term."""
         if type(self).penalty is Margin.penalty:
             return None
-        value_G, slope_G = _differentiated(self.penalty, norm_G)
+        value_G, slope_G = self._differentiated(self.penalty, norm_G)
         return value_G, slope_G
 
     def change_negatives_(self, logit_GC: Tensor, target_cos_G: Tensor) -> Tensor | None:
@@ -102,23 +117,37 @@ class Margin:
         return self
 
     def state(self) -> dict[str, Tensor]:
-        """Return the running averages for a checkpoint. To load them, copy into these tensors."""
+        """Return the running averages for a checkpoint. To load them, copy into these tensors.
+
+        The names are the same from the constructor on: before the first batch, a checkpoint is loaded.
+        """
         return {}
 
+    def _differentiated(self, formula: Callable[..., Tensor | None], *inputs_G: Tensor) -> list[Tensor]:
+        """Return a formula's value for each sample, and its derivative by each input; (G,) each."""
+        # Also inside of the head's own forward pass, where autograd is off.
+        with torch.enable_grad():
+            leaves = [input_G.detach().requires_grad_() for input_G in inputs_G]
+            value_G = self._one_number_each(formula(*leaves), inputs_G[0])
+            if not value_G.requires_grad:
+                return [value_G, *map(torch.zeros_like, inputs_G)]
+            # Samples do not depend on each other: the derivative of the sum is that of each. Of a sum, and not with a
+            # gradient of ones, for whose check torch would import its symbolic shapes: a second of CPU time.
+            slopes = torch.autograd.grad(value_G.sum(), leaves, materialize_grads=True)
+        return [value_G.detach(), *slopes]
 
-def _differentiated(formula: Callable[..., Tensor | None], *inputs_G: Tensor) -> list[Tensor]:
-    """Return a formula's value for each sample, and its derivative by each input; (G,) each."""
-    # Also inside of the head's own forward pass, where autograd is off.
-    with torch.enable_grad():
-        leaves = [input_G.detach().requires_grad_() for input_G in inputs_G]
-        value_G = formula(*leaves)
-        assert value_G is not None
-        if not value_G.requires_grad:
-            return [value_G, *map(torch.zeros_like, inputs_G)]
-        # Samples do not depend on each other: the derivative of the sum is that of each. Of a sum, and not with a
-        # gradient of ones, for whose check torch would import its symbolic shapes: a second of CPU time.
-        slopes = torch.autograd.grad(value_G.sum(), leaves, materialize_grads=True)
-    return [value_G.detach(), *slopes]
+    def _one_number_each(self, value: object, input_G: Tensor) -> Tensor:
+        """Return the value of a formula if it is a tensor like its input; a mean would be broadcast in silence."""
+        if isinstance(value, Tensor):
+            if (value.shape, value.dtype) == (input_G.shape, input_G.dtype):
+                return value
+            found = f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
+        else:
+            found = type(value).__name__
+        raise UsageError(
+            f"the margin {self.name} maps {len(input_G):,} samples to {found}; return one tensor of shape (G,) and "
+            f"{input_G.dtype}, with a number for each sample"
+        )
 
 
 def angle(cos: Tensor) -> Tensor:

@@ -23,13 +23,29 @@ MarginLike = str | Callable[..., Any] | Margin
 
 
 class FunctionMargin(Margin):
-    """Margin whose target cosines a function returns: f(cos_G), or f(cos_G, norm_G) for one with a second argument."""
+    """Margin whose target cosines a function returns: f(cos_G), or f(cos_G, norm_G) for one with a second argument.
+
+    A second argument with a default is an option, and gets no norms.
+    """
 
     def __init__(self, function: Callable[..., Tensor], options: Mapping[str, Any], **common: Any) -> None:
-        """Take the function, its keyword arguments, and the numbers that all margins have."""
+        """Take the function, its keyword arguments, and the numbers that all margins have.
+
+        Raises:
+            TypeError: the function takes other arguments.
+        """
         super().__init__(**common)
+        self.name = getattr(function, "__name__", str(function))
         self._function = partial(function, **options)
-        self.needs_norms = len([name for name in _positional(function) if name not in options]) > 1
+        positional = [each for each in _positional(function) if each.name not in options]
+        if len(positional) > 1 and positional[1].default is None:
+            raise TypeError(
+                f"{positional[1]} may mean norms or an option: remove the default to get the norms of the embeddings, "
+                "or place a * before it"
+            )
+        self.needs_norms = sum(each.default is each.empty for each in positional) > 1
+        # Or the first step would find it.
+        inspect.signature(function).bind(*["cosines", "norms"][: 1 + self.needs_norms], **options)
 
     def target(self, cos_G: Tensor, norm_G: Tensor | None) -> Tensor:
         return self._function(cos_G, norm_G) if self.needs_norms else self._function(cos_G)
@@ -84,7 +100,7 @@ def own_margin(
     """
     if isinstance(part, Margin):
         return part
-    if isinstance(part, nn.Module) and _positional(part.forward)[1:] == ["labels"]:
+    if isinstance(part, nn.Module) and [each.name for each in _positional(part.forward)][1:] == ["labels"]:
         return _of_logits(part)
     return _made(part, options, common, ForeignMargin)
 
@@ -99,7 +115,6 @@ def _made(
         if isinstance(part, type):
             margin: Margin = part(**common, **options)
             return margin
-        inspect.signature(part).bind_partial(**options)  # or the first step would find it
         return of_function(part, options, **common)
     except TypeError as error:
         raise UsageError(
@@ -117,12 +132,12 @@ def _of_logits(module: Any) -> Margin:
         logit_G1: Tensor = module(cos_G[:, None].clone(), label_G1)
         return logit_G1[:, 0] / scale
 
+    target.__name__ = type(module).__name__
     threshold = getattr(module, "interclass_filtering_threshold", 0.0)
     return ForeignMargin(target, {}, scale=scale, filter_threshold=threshold)
 
 
-def _positional(function: Callable[..., Any]) -> list[str]:
-    """Return the names of the arguments that a caller must give by position."""
+def _positional(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the arguments that a caller may give by position."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = inspect.signature(function).parameters.values()
-    return [each.name for each in parameters if each.kind in kinds and each.default is each.empty]
+    return [each for each in inspect.signature(function).parameters.values() if each.kind in kinds]

@@ -4,6 +4,7 @@ import torch
 from facetrain.errors import UsageError
 from facetrain.head.build import build_margin
 from facetrain.head.class_shard import shard_classes
+from facetrain.head.margins.base import Margin
 from facetrain.head.margins.function_margin import make_margin
 from facetrain.head.margins.function_margin import own_margin as own_margin_of
 from facetrain.head.margins.registry import MARGINS as REGISTRY
@@ -129,6 +130,56 @@ def test_an_own_margin_is_refused_for_options_that_it_lacks_and_may_have_any_nam
     common = {"scale": 64.0, "filter_threshold": 0.0, "seed": 0}
     found = own_margin_of(margin_with_a_scale, {"scale": 0.5}, common)
     assert found.scale == 64 and found.apply(torch.ones(1), None).value_G.item() == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(
+    ("function", "fault"),
+    [
+        (lambda cos, norm, label: cos, "'label'"),
+        (lambda: 0, "too many positional"),
+        (lambda cos, norm=None: cos, r"norm=None .*remove the default"),
+        (lambda cos, *, m: cos, "'m'"),
+    ],
+)
+def test_an_own_margin_is_refused_for_arguments_that_it_would_not_get(function, fault):
+    with pytest.raises(UsageError, match=f"<lambda>: .*{fault}"):
+        make_margin(function)
+
+
+def test_arguments_with_a_default_are_options_and_not_norms():
+    for function in (lambda cos, m=0.1: cos - m, lambda cos, *, m=None: cos, lambda *cos: cos[0]):
+        assert not make_margin(function).needs_norms
+    assert not make_margin(lambda cos, norm=None: cos - norm, norm=0.1).needs_norms
+
+
+@pytest.mark.parametrize(
+    ("function", "found"),
+    [
+        (lambda cos: (cos - 0.35).mean(), r"shape \(\) and torch.float32"),
+        (lambda cos: cos[:2], r"shape \(2,\)"),
+        (lambda cos: cos.double(), "float64"),
+        (lambda cos: None, "NoneType"),
+        (lambda cos: (cos, cos), "tuple"),
+    ],
+)
+def test_an_own_margin_must_return_one_number_for_each_sample(function, found):
+    with pytest.raises(UsageError, match=rf"the margin <lambda> maps 5 samples to .*{found}.*\(G,\)"):
+        make_margin(function).apply(torch.rand(5), None)
+
+
+def test_a_margin_with_a_penalty_gets_the_norms():
+    class Penalty(Margin):
+        def target(self, cos_G, norm_G):
+            return cos_G
+
+        def penalty(self, norm_G):
+            return norm_G.mean() if self.scale == 1 else 2 * norm_G
+
+    assert Penalty().needs_norms and not Margin.needs_norms
+    value, slope = Penalty().norm_penalty(torch.ones(3))
+    assert value.tolist() == slope.tolist() == [2, 2, 2]
+    with pytest.raises(UsageError, match="the margin Penalty maps 3 samples"):
+        Penalty(scale=1).norm_penalty(torch.ones(3))
 
 
 def test_an_object_of_a_margin_and_a_module_of_arcface_torch_are_margins_of_ones_own():

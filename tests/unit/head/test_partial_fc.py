@@ -15,6 +15,7 @@ from facetrain.errors import DataError, ModelError, UsageError
 from facetrain.head.center_gradient import ParameterGradient
 from facetrain.head.class_centers import Storage
 from facetrain.head.dense import dense_loss
+from facetrain.head.margins.base import Margin
 from facetrain.head.margins.function_margin import make_margin
 from facetrain.head.row_optimizer import CenterUpdate
 from facetrain.head.sampling import Stage
@@ -121,6 +122,23 @@ def test_the_options_of_a_margin_are_not_taken_for_norms():
 
     head = small_head(make_margin(own, m=0.4))
     torch.testing.assert_close(head(*batch()), small_head(own_margin)(*batch()))
+
+
+def test_a_margin_whose_state_appears_with_the_first_batch_is_refused():
+    class Late(Margin):
+        mean = None
+
+        def update_averages(self, norm_G, cos_G):
+            self.mean = cos_G.mean()
+
+        def target(self, cos_G, norm_G):
+            return cos_G - self.mean
+
+        def state(self):
+            return {} if self.mean is None else {"mean": self.mean}
+
+    with pytest.raises(UsageError, match="the margin Late: mean .*__init__"):
+        small_head(Late)(*batch())
 
 
 def test_expectations_without_the_update_that_saves_them_are_refused():
