@@ -81,6 +81,12 @@ def load_part(place: str, named_by: str) -> Any:
     return part
 
 
+def describe_result(value: Any) -> str:
+    """Return what a part has returned, in words for a message: its type, and of a tensor shape and dtype."""
+    name, shape = type(value).__name__, getattr(value, "shape", None)
+    return name if shape is None else f"a {name.lower()} of shape {tuple(shape)} and {value.dtype}"
+
+
 def source_digest(place: str, named_by: str) -> str:
     """Return the SHA-256 of the source file that defines a part; it is imported for that. Errors as `load_part`."""
     part = load_part(place, named_by)

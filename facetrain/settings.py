@@ -129,6 +129,6 @@ class OwnPart(Settings):
     """Part of one's own."""
 
     type: Annotated[str, Field(pattern=PLACE_PATTERN)]
-    """Place of a function or class: MODULE:NAME."""
+    """Place of its code: MODULE:NAME."""
     options: dict[str, Any] = Field(default={})
     """Keyword arguments."""

@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from facetrain.backbone.base import Backbone
 from facetrain.errors import ConfigError
+from facetrain.own_parts import describe_result
 
 
 class OwnNetwork(Backbone):
@@ -33,13 +34,12 @@ class OwnNetwork(Backbone):
     def trunk(self, image_BCHW: Tensor) -> Tensor:
         """Map normalized images (B, 3, H, W) to embeddings (B, D)."""
         embedding_BD = self.network(image_BCHW)
-        shape = tuple(embedding_BD.shape) if isinstance(embedding_BD, Tensor) else None
         # The number of images is not compared: an export keeps it free.
-        if shape is None or len(shape) != 2 or shape[1] != self.embedding_size:
-            found = type(embedding_BD).__name__ if shape is None else f"a tensor of shape {shape}"
+        if not isinstance(embedding_BD, Tensor) or embedding_BD.shape[1:] != (self.embedding_size,):
             raise ConfigError(
-                f"model.backbone: {type(self.network).__name__} maps {len(image_BCHW):,} images to {found}; return "
-                f"one tensor of shape (B, {self.embedding_size}), with the embedding_size that it is built with"
+                f"model.backbone: {type(self.network).__name__} maps {len(image_BCHW):,} images to "
+                f"{describe_result(embedding_BD)}; return one tensor of shape (B, {self.embedding_size}), with the "
+                "embedding_size that it is built with"
             )
         return embedding_BD
 

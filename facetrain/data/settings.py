@@ -15,7 +15,7 @@ class OwnAugmentation(OwnPart):
 
     Each is a function f(image, key, **options) of the images that it is drawn for, float32 (S, 3, H, W) from -1 to 1,
     and a random number of each, int64 (S,), which is the same on any number of ranks. It returns images of the same
-    shape, and moves no landmarks.
+    shape and dtype, and moves no landmarks.
     """
 
     probability: Probability = 1.0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import partial
 from importlib import import_module
 from typing import Any
 
 from facetrain.data.images.augment import Augment, Augmentation, OwnAugment
-from facetrain.data.settings import AugmentSettings
+from facetrain.data.settings import AugmentSettings, OwnAugmentation
+from facetrain.errors import ConfigError
 from facetrain.own_parts import load_part
 
 
@@ -15,7 +17,7 @@ def build_augment(seed: int, settings: AugmentSettings) -> Augment:
     """Return the augmentation of batches with the probabilities of `data.augment`.
 
     Raises:
-        ConfigError: a part of one's own cannot be imported.
+        ConfigError: a part of one's own cannot be imported, or takes other arguments.
     """
     options: dict[str, dict[str, Any]] = {"low_resolution": {"sizes": settings.low_resolution_sizes}}
     parts = [
@@ -23,11 +25,20 @@ def build_augment(seed: int, settings: AugmentSettings) -> Augment:
         for name, probability in settings.probabilities().items()
         if probability > 0
     ]
-    own = [
-        OwnAugment(each.probability, partial(load_part(each.type, "data.augment.own"), **each.options))
-        for each in settings.own
-    ]
+    own = [_own_augment(f"data.augment.own[{number}]", each) for number, each in enumerate(settings.own)]
     return Augment(seed, settings.flip, parts, own)
+
+
+def _own_augment(key: str, settings: OwnAugmentation) -> OwnAugment:
+    function = load_part(settings.type, f"{key}.type")
+    try:
+        # Or the first step would find it.
+        inspect.signature(function).bind("images", "keys", **settings.options)
+    except TypeError as error:
+        raise ConfigError(
+            f"{key}: {settings.type}: {error}; it is called as f(image, key, **options)"
+        ) from error
+    return OwnAugment(f"{key}: {settings.type}", settings.probability, partial(function, **settings.options))
 
 
 def _augmentation(name: str, probability: float, options: dict[str, Any]) -> Augmentation:

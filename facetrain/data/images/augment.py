@@ -15,7 +15,9 @@ from torch import Tensor
 
 from facetrain.counter_rng import hash64, key_of, uniform
 from facetrain.data.augmentations.draws import Draws
+from facetrain.errors import ConfigError
 from facetrain.face_landmarks import MIRRORED_ORDER
+from facetrain.own_parts import describe_result
 
 _FLIP, _NETWORK, _OWN = 0, 21, 22
 """Purposes of the random keys; see `Draws` for those of the augmentations."""
@@ -107,8 +109,25 @@ class Augmentation:
 class OwnAugment:
     """Augmentation of the user's own, a function of images and a key of each, and the probability for an image."""
 
+    name: str
+    """Key of the config and place of the code, for messages."""
     probability: float
     augment: Callable[[Tensor, Tensor], Tensor]
+
+    def __call__(self, image_SCHW: Tensor, key_S: Tensor) -> Tensor:
+        """Return the augmented images, (S, 3, H, W).
+
+        Raises:
+            ConfigError: the function returns anything else, such as one image, which would be broadcast in silence.
+        """
+        augmented: object = self.augment(image_SCHW, key_S)
+        expected = image_SCHW.shape, image_SCHW.dtype
+        if not isinstance(augmented, Tensor) or (augmented.shape, augmented.dtype) != expected:
+            raise ConfigError(
+                f"{self.name} maps {describe_result(image_SCHW)} to {describe_result(augmented)}; return images of the "
+                "same shape and dtype"
+            )
+        return augmented
 
 
 class Augment:
@@ -144,6 +163,9 @@ class Augment:
 
         Returns:
             float32 (B, 3, H, W) in [-1, 1], channels_last, on the same device.
+
+        Raises:
+            ConfigError: an augmentation of the user's own returns anything but such images.
         """
         draw_B = draw_B.cpu()
         image = normalize(image_BHWC, self.flips(draw_B, epoch), self._buffers)
@@ -157,7 +179,7 @@ class Augment:
             if len(rows_S):
                 key_S = hash64(draw_B[rows_S], self._key(epoch, _OWN, number, 1))
                 rows_S = rows_S.to(image.device, non_blocking=True)
-                image[rows_S] = own.augment(image[rows_S], key_S)
+                image[rows_S] = own(image[rows_S], key_S)
         return image.contiguous(memory_format=torch.channels_last)
 
     def flips(self, draw_B: Tensor, epoch: int) -> Tensor | None:

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from facetrain.errors import UsageError
+from facetrain.own_parts import describe_result
 
 
 class TargetCosine(NamedTuple):
@@ -138,16 +139,12 @@ class Margin:
 
     def _one_number_each(self, value: object, input_G: Tensor) -> Tensor:
         """Return the value of a formula if it is a tensor like its input; a mean would be broadcast in silence."""
-        if isinstance(value, Tensor):
-            if (value.shape, value.dtype) == (input_G.shape, input_G.dtype):
-                return value
-            found = f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
-        else:
-            found = type(value).__name__
-        raise UsageError(
-            f"the margin {self.name} maps {len(input_G):,} samples to {found}; return one tensor of shape (G,) and "
-            f"{input_G.dtype}, with a number for each sample"
-        )
+        if not isinstance(value, Tensor) or (value.shape, value.dtype) != (input_G.shape, input_G.dtype):
+            raise UsageError(
+                f"the margin {self.name} maps {len(input_G):,} samples to {describe_result(value)}; return one tensor "
+                f"of shape (G,) and {input_G.dtype}, with a number for each sample"
+            )
+        return value
 
 
 def angle(cos: Tensor) -> Tensor:

@@ -140,7 +140,10 @@ def test_lazy_layers_of_ones_own_get_weights_that_the_seed_decides():
 @pytest.mark.parametrize(
     ("layer", "found"),
     [
-        (nn.Flatten(), r"Flatten maps 2 images to a tensor of shape \(2, 768\); .*\(B, 8\)"),
+        (
+            nn.Flatten(),
+            r"Flatten maps 2 images to a tensor of shape \(2, 768\) and torch.float32; .*\(B, 8\)",
+        ),
         (nn.Identity(), r"shape \(2, 3, 16, 16\)"),
         (nn.RNN(16, 8, batch_first=True), "to tuple; return one tensor"),
     ],

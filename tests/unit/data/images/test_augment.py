@@ -3,9 +3,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from facetrain import own_parts
 from facetrain.data.augmentations.build import build_augment
-from facetrain.data.images.augment import BufferPool, normalize
+from facetrain.data.images.augment import Augment, BufferPool, OwnAugment, normalize
 from facetrain.data.settings import AugmentSettings
+from facetrain.errors import ConfigError
 
 
 def test_a_buffer_is_used_again_as_soon_as_nothing_refers_to_it():
@@ -75,3 +77,32 @@ def test_flip_mirrors_and_gray_has_equal_channels():
     )
     gray = build_augment(0, AugmentSettings(flip=0, gray=1.0))(images(), torch.arange(6), 0)
     torch.testing.assert_close(gray[:, 0], gray[:, 2])
+
+
+@pytest.mark.parametrize(
+    ("function", "found"),
+    [
+        (lambda image, key: image[0], r"shape \(3, 20, 20\) and torch.float32"),
+        (lambda image, key: image[:1], r"shape \(1, 3, 20, 20\)"),
+        (lambda image, key: image.mean(), r"shape \(\)"),
+        (lambda image, key: image.double(), "float64"),
+        (lambda image, key: None, "NoneType"),
+    ],
+)
+def test_an_own_augmentation_must_return_images_of_the_same_shape_and_dtype(function, found):
+    augment = Augment(0, own=[OwnAugment("data.augment.own[0]: m:f", 1.0, function)])
+    with pytest.raises(
+        ConfigError, match=rf"own\[0\]: m:f maps .*\(6, 3, 20, 20\) .* to .*{found}.*; return"
+    ):
+        augment(images(), torch.arange(6), 0)
+
+
+def test_an_own_augmentation_is_refused_for_options_that_it_lacks():
+    own_parts.allow([__name__ + ":brighter"])
+    own = {"type": __name__ + ":brighter", "options": {"bye": 0.1}}
+    with pytest.raises(ConfigError, match=r"^data.augment.own\[0\]: .*:brighter: .*'by'"):
+        build_augment(0, AugmentSettings(own=[own]))
+
+
+def brighter(image, key, *, by):
+    return image + by
