@@ -106,10 +106,13 @@ def hidden_weights(module: nn.Module, layer_prefixes: Sequence[tuple[str, ...]])
     """
     prefixes = tuple(prefix for layer in layer_prefixes for prefix in layer)
     return {
-        layer.weight
+        weight
         for name, layer in module.named_modules()
         if f"{name}.".startswith(prefixes)
         and (isinstance(layer, nn.Linear) or (isinstance(layer, nn.Conv2d) and layer.groups == 1))
+        # Not layer.weight: a parametrization computes it at every access; that of the spectral norm changes buffers.
+        for key, weight in layer.named_parameters(recurse=False)
+        if key == "weight"
     }
 
 

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ConfigError
@@ -125,6 +126,13 @@ def test_the_hidden_weights_are_those_of_layers_before_the_last_whose_channels_a
     for layer in backbone.modules():
         if isinstance(layer, nn.Conv2d) and layer.groups > 1:
             assert layer.weight not in chosen
+
+
+def test_the_search_for_hidden_weights_changes_no_buffer_of_a_parametrization():
+    network = nn.Sequential(spectral_norm(nn.Linear(4, 3)), nn.Linear(3, 3), nn.Linear(3, 2))
+    before = [buffer.clone() for buffer in network.buffers()]
+    assert hidden_weights(network, [("0.",), ("1.",)]) == {network[1].weight}
+    assert before and all(map(torch.equal, before, network.buffers()))
 
 
 def test_muon_and_the_other_optimizer_share_all_parameters_and_the_schedule():
