@@ -67,7 +67,7 @@ def build_own(part: Callable[..., Any], own: dict[str, Any], **options: Any) -> 
         options: options of every backbone.
 
     Raises:
-        ConfigError: it takes other arguments, or builds no module.
+        ConfigError: it takes other arguments, or builds no module, or one with a state that is no tensor.
     """
     is_backbone = isinstance(part, type) and issubclass(part, Backbone)
     sizes = {name: options[name] for name in options.keys() & {"embedding_size", "image_size"}}
@@ -79,6 +79,11 @@ def build_own(part: Callable[..., Any], own: dict[str, Any], **options: Any) -> 
         raise ConfigError(f"model.backbone: {part.__name__} builds {type(network).__name__}, no torch module")
     backbone = network if isinstance(network, Backbone) else OwnNetwork(network, **options)
     _initialize_lazy_layers(backbone)
+    if extra := [name for name, value in backbone.state_dict().items() if not isinstance(value, Tensor)]:
+        raise ConfigError(
+            f"model.backbone: {part.__name__}: {extra[0].removeprefix('network.')} in its state_dict is no tensor, and "
+            "a checkpoint has tensors only; let get_extra_state return a tensor, or use a buffer"
+        )
     return backbone
 
 

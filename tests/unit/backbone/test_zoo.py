@@ -137,6 +137,21 @@ def test_lazy_layers_of_ones_own_get_weights_that_the_seed_decides():
         build_own(Lazy, {"extra": True}, embedding_size=8, image_size=16)
 
 
+class Counting(nn.Linear):
+    """Network with a state that is no tensor."""
+
+    def __init__(self, embedding_size, image_size):
+        super().__init__(image_size, embedding_size)
+
+    def get_extra_state(self):
+        return {"calls": 0}
+
+
+def test_a_network_of_ones_own_with_a_state_that_is_no_tensor_is_refused():
+    with pytest.raises(ConfigError, match=r"model.backbone: Counting: _extra_state .*get_extra_state"):
+        build_own(Counting, {}, embedding_size=8, image_size=16)
+
+
 @pytest.mark.parametrize(
     ("layer", "found"),
     [
