@@ -11,6 +11,7 @@ import inspect
 import os
 import re
 import sys
+import traceback
 from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
@@ -21,6 +22,8 @@ from facetrain.errors import ConfigError
 PLACE_PATTERN = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 _allowed: set[str] = set()
 _allows_all = False
+_modules: set[str] = set()
+"""Names of the modules of the parts that were loaded."""
 
 
 def is_place(name: str) -> bool:
@@ -78,7 +81,19 @@ def load_part(place: str, named_by: str) -> Any:
         ) from error
     if not callable(part):
         raise ConfigError(f"{named_by}: {place} is no function or class")
+    # A module may only import a part from another one.
+    _modules.update((name, getattr(part, "__module__", None) or name))
     return part
+
+
+def place_of(error: BaseException) -> str:
+    """Return file and line of the part from which an exception comes; empty if it comes from none."""
+    places = [
+        f"{frame.f_code.co_filename}:{line}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__") in _modules
+    ]
+    return places[-1] if places else ""
 
 
 def describe_result(value: Any) -> str:

@@ -3,9 +3,12 @@
 import json
 
 import pytest
+import torch
 
 from facetrain import own_parts
 from facetrain.checkpoint.load import Checkpoint
+from facetrain.cli.app import _exit_with_error
+from facetrain.counter_rng import uniform
 from facetrain.errors import ConfigError
 from facetrain.telemetry.jsonl import read_jsonl
 from tests.support.command import facetrain
@@ -146,6 +149,21 @@ def test_only_the_places_that_were_allowed_are_imported(home, monkeypatch):
     for place in ("own_faces.missing:x", "own_faces.parts:SOURCE", "json:nothing"):
         with pytest.raises(ConfigError, match=f"^key: {place}"):
             own_parts.load_part(place, "key")
+
+
+def test_an_error_in_a_part_names_its_file_and_line(home, monkeypatch, capsys):
+    monkeypatch.chdir(home)
+    monkeypatch.setattr(own_parts, "_allowed", {"own_faces.parts:brighter"})
+    brighter = own_parts.load_part("own_faces.parts:brighter", "key")
+    with pytest.raises(TypeError) as own:
+        brighter(torch.zeros(1), None, by=1)
+    with pytest.raises(TypeError) as other:
+        uniform(None, 0)
+    code = brighter.__code__
+    for error, place in ((own, f"{code.co_filename}:{code.co_firstlineno + 1}"), (other, "internal error")):
+        with pytest.raises(SystemExit, match="1"):
+            _exit_with_error(error.value)
+        assert f"error: {place}: TypeError: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
