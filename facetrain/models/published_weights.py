@@ -1,7 +1,8 @@
 """Weights that other programs publish, converted to the parameter names and the color order of our backbones.
 
-AdaFace (mk-minchul/AdaFace), CVLface (mk-minchul/CVLface), TFace (Tencent/TFace) and face.evoLVe
-(ZhaoJ9014/face.evoLVe) name the layers of their IR networks by position, and some of their networks take BGR images.
+AdaFace (mk-minchul/AdaFace), CVLface (mk-minchul/CVLface), TFace (Tencent/TFace), InsightFace_Pytorch
+(TreB1eN/InsightFace_Pytorch) and face.evoLVe (ZhaoJ9014/face.evoLVe) name the layers of their IR networks by position,
+and some of their networks take BGR images.
 MagFace (IrvingMeng/MagFace) has an IResNet for BGR images of pixels / 255, with another epsilon in its batch norms.
 arcface_torch and timm have the names of our backbones.
 """
@@ -32,8 +33,8 @@ _MAGFACE_PREFIXES = ("features.module.", "features.")
 """Prefixes of the backbone's parameter names in MagFace's checkpoints, of several GPUs and of one."""
 _MAGFACE_EPSILON = 2e-5
 """Epsilon of all batch norms of MagFace (models/iresnet.py)."""
-_COLOR_ORDERS = {"AdaFace": "BGR", _MAGFACE: "BGR", "face.evoLVe": "RGB"}
-"""Programs all of whose networks were trained on one order of the channels. face.evoLVe reads images by PIL."""
+_COLOR_ORDERS = {"AdaFace": "BGR", _MAGFACE: "BGR"}
+"""Programs with names of their own, all of whose networks were trained on one order of the channels."""
 _FIRST_LAYERS = ("conv1.weight", "patch_embed.proj.weight")
 """Weights of the layer that takes the image, (C, 3, kernel, kernel)."""
 _IR_STEM = {
@@ -133,8 +134,9 @@ def _backbone_of(weights: Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor]]
         return "AdaFace", below(weights, _LIGHTNING_PREFIX)
     if "input_layer.0.weight" not in weights:
         return "", {}
-    # AdaFace's and CVLface's IR networks without a prefix have the same names, and other color orders.
-    return ("face.evoLVe" if _has_no_norm_between(weights) else "IR network"), dict(weights)
+    # Names that several programs share, whose color orders differ: AdaFace's and CVLface's without a prefix, and
+    # InsightFace_Pytorch's and face.evoLVe's.
+    return "IR network", dict(weights)
 
 
 def _has_no_norm_between(weights: Mapping[str, Tensor]) -> bool:
@@ -224,7 +226,7 @@ def _read_color_order(path: Path) -> str:
     raise ModelError(
         f"{path}: does not state whether its network takes RGB or BGR images; download CVLface's model.yaml or "
         f"config.json with it, or write {files[0].name} beside it with the line `color_space: RGB` or `BGR`, as the "
-        "model's page states"
+        "model's page states (AdaFace, InsightFace_Pytorch: BGR; face.evoLVe: RGB)"
     )
 
 

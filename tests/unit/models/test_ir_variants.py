@@ -1,4 +1,4 @@
-"""Networks of face.evoLVe, TFace, CVLface and MagFace: their weights compute what their code computes."""
+"""Networks of face.evoLVe, InsightFace_Pytorch, TFace, CVLface and MagFace: converted weights compute the same."""
 
 import pytest
 import torch
@@ -74,28 +74,31 @@ class Published(nn.Module):
         return self.output_layer(self.body(self.input_layer(image)))
 
 
+@pytest.mark.parametrize("channels", ["RGB", "BGR"])
 @pytest.mark.parametrize("norm_between", [True, False])
 @pytest.mark.parametrize("squeeze", [True, False])
-def test_converted_weights_give_the_embeddings_of_the_published_network(tmp_path, norm_between, squeeze):
+def test_converted_weights_give_the_embeddings_of_the_published_network(
+    tmp_path, norm_between, squeeze, channels
+):
     torch.manual_seed(0)
     variant = {"norm_between": norm_between, "squeeze": squeeze}
     published = Published(**variant).eval()
     for value in published.state_dict().values():
         if value.is_floating_point():
             value.add_(0.1 * torch.rand_like(value))
-    # face.evoLVe trains on RGB images; of the others a file states it.
-    if norm_between:
-        with pytest.raises(ModelError, match="RGB or BGR"):
-            convert_published(published.state_dict(), tmp_path / "m.pth")
-        (tmp_path / "m.yaml").write_text("color_space: RGB")
+    # Programs with the same names trained on different orders, as face.evoLVe (RGB) and InsightFace_Pytorch (BGR).
+    with pytest.raises(ModelError, match="InsightFace_Pytorch: BGR; face.evoLVe: RGB"):
+        convert_published(published.state_dict(), tmp_path / "m.pth")
+    (tmp_path / "m.yaml").write_text(f"color_space: {channels}")
     converted = convert_published(published.state_dict(), tmp_path / "m.pth")
     network = IResNet(
         LAYERS, WIDTHS, subsample_shortcut=True, embedding_size=8, image_size=SIZE, **variant
     ).eval()
     network.load_state_dict(converted.weights)
-    image = torch.randn(2, 3, SIZE, SIZE)
+    rgb = torch.randn(2, 3, SIZE, SIZE)
+    taken = rgb.flip(1) if channels == "BGR" else rgb
     with torch.no_grad():
-        torch.testing.assert_close(network(image), published(image), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(network(rgb), published(taken), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("prefix", ["features.", "features.module."])
