@@ -27,9 +27,9 @@ from facetrain.models.onnx_network import LANDMARKS_INPUT
 _INPUTS = "image", LANDMARKS_INPUT
 """Names of the inputs; a network without KP-RPE has the first one."""
 _OUTPUT = "embedding"
-_LEAST_OPSET = 16
-"""Lowest opset to which torch's exporter and onnxscript convert a network. The older exporter, which torch deprecates,
-writes lower ones."""
+_LEAST_OPSET = 18
+"""Lowest opset to which torch's exporter and onnxscript convert every network: they have no lower form of
+layer norms and of sums over an axis. The older exporter, which torch deprecates, writes lower opsets."""
 _OPSET_OF_ATTENTION = 14
 """Lowest opset with which the older exporter writes `scaled_dot_product_attention`."""
 _MOST_BYTES = 2**31 - 2**27
@@ -142,12 +142,15 @@ def _by_older_exporter(
                 dynamic_axes=None if options.batch else {name: {0: "batch"} for name in (*names, _OUTPUT)},
                 opset_version=options.opset,
             )
-            return onnx.load(file)
+            proto = onnx.load(file)
     except RuntimeError as error:  # also all errors of the exporter
         raise ModelError(
             f"{model.description}: torch {torch.version.__version__} does not write it with opset {options.opset} "
             f"({error_reason(error)}); give --opset {_LEAST_OPSET} or a higher one"
         ) from error
+    # A free batch size makes the exporter declare the size of a quotient, as of `unit`, as free too.
+    proto.graph.output[0].type.tensor_type.shape.dim[1].dim_value = model.embedding_size
+    return proto
 
 
 def _require_no_attention(model: EmbeddingModel, options: ExportOptions) -> None:
