@@ -65,7 +65,8 @@ def search(
     """Find the most similar faces of a gallery for each probe.
 
     A .npz file is read in blocks: a gallery may be larger than the memory. With --min-quality,
-    probes and entries of lower quality are left out, and warnings say how many.
+    probes and entries of lower quality are left out, and warnings say how many; with --map or
+    --other-model only probes, because each model has its own scale of quality.
     """
     from facetrain.cli.progress_bar import progress_bar
 
@@ -85,7 +86,11 @@ def search(
         from facetrain.embeddings.embedding_map import open_map
 
         entries = open_map(map_file).mapped(entries)
-    usable_Q, usable_G = _usable(probes, min_quality), _usable(entries, min_quality, required=False)
+    usable_Q = _usable(probes, min_quality)
+    is_of_other_model = other_model or map_file is not None
+    usable_G = _usable(
+        entries, _min_quality_of_gallery(entries, min_quality, is_of_other_model=is_of_other_model)
+    )
     with progress_bar("comparing") as progress:
         matches = search_gallery(
             probes, entries, top, among=usable_G, other_model=other_model, progress=progress
@@ -129,16 +134,26 @@ def _embeddings(
     return embeddings
 
 
-def _usable(faces: Embeddings, min_quality: float, *, required: bool = True) -> np.ndarray:
-    """Return which images have at least a quality, bool (N,); warn of the others.
-
-    Without `required`, a file without qualities gives all images, and a warning.
-    """
+def _min_quality_of_gallery(gallery: Embeddings, min_quality: float, *, is_of_other_model: bool) -> float:
+    """Return the lowest quality of an entry that is searched; 0 with a warning if it means nothing there."""
     from facetrain.telemetry.log import warn
 
-    if min_quality and faces.quality is None and not required:
-        warn(f"{faces.path}: has no column `quality`; all its images are searched")
-        min_quality = 0
+    if not min_quality:
+        return 0
+    if is_of_other_model:
+        reason = "has qualities of another model, whose scale is another one"
+    elif gallery.quality is None:
+        reason = "has no column `quality`"
+    else:
+        return min_quality
+    warn(f"{gallery.path}: {reason}; all its images are searched")
+    return 0
+
+
+def _usable(faces: Embeddings, min_quality: float) -> np.ndarray:
+    """Return which images have at least a quality, bool (N,); warn of the others."""
+    from facetrain.telemetry.log import warn
+
     usable_N = faces.usable(min_quality)
     if left_out := int((~usable_N).sum()):
         warn(

@@ -8,6 +8,7 @@ import pytest
 
 from facetrain.cli.app import app
 from facetrain.embeddings.embedding_files import Embeddings, save_embeddings
+from facetrain.embeddings.embedding_map import EmbeddingMap, save_map
 from tests.support.command import facetrain, output_of, refusal
 from tests.support.datasets import encoded_image, write_records
 
@@ -91,3 +92,17 @@ def test_a_search_leaves_out_images_of_low_quality_and_says_how_many(tmp_path, g
     assert ("old.npz: has no column `quality`; all its images" in done.stderr) == (gallery == "old")
     message = {"old": "has no column `quality`; embed", "new": "no image has a quality of 4 or"}[gallery]
     assert message in str(refusal("search", files["new"], files[gallery], "--min-quality", 4))
+
+
+@pytest.mark.parametrize("by", ["--map", "--other-model"])
+def test_qualities_of_another_model_leave_out_no_entry_of_a_gallery(tmp_path, capfd, by):
+    old, new = np.eye(3, dtype=np.float32)[:2]
+    faces = Embeddings(np.eye(3), ["a", "b", "c"], np.arange(3), quality=np.array([3.0, 1.0, 2.0]))
+    gallery, probes, map_file = (tmp_path / name for name in ("old.npz", "new.npz", "map.npz"))
+    save_embeddings(gallery, replace(faces, model=old))
+    save_embeddings(probes, replace(faces, model=new))
+    save_map(map_file, EmbeddingMap(np.eye(3, dtype=np.float32), np.zeros(3, np.float32), old, new))
+    option = (by, map_file) if by == "--map" else (by,)
+    done = printed_by(capfd, "search", gallery, probes, *option, "--min-quality", 2, "--json")
+    assert [(each["probe"], len(each["found"])) for each in json.loads(done.out)] == [("a", 3), ("c", 3)]
+    assert "old.npz: has qualities of another model" in done.err and "new.npz: 1 of 3 images" in done.err
