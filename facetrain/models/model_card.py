@@ -51,16 +51,13 @@ def model_card(
 
 
 def _network(model: EmbeddingModel, file: Mapping[str, str], license: str | None) -> Iterator[str]:
-    given = model.preprocessing
-    size = model.image_size
+    size, channels = model.image_size, escape_markdown(model.preprocessing["channels"])
     yield (
         f"Maps an image of a face to an embedding of {model.embedding_size} numbers. "
         "Embeddings of one person have similar directions.\n"
     )
-    channels, mean, scale = (escape_markdown(given[key]) for key in ("channels", "mean", "scale"))
     yield f"- network: {escape_markdown(model.description)}"
     yield f"- input: {size} × {size} pixels, {channels}, aligned by five landmarks as ArcFace's images are"
-    yield f"- normalization: (x − {mean}) / {scale} for pixels x from 0 to 255"
     for name, fact in file.items():
         yield f"- {name}: {fact}"
     yield "- comparison: cosine similarity"

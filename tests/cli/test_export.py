@@ -109,7 +109,10 @@ def test_the_file_is_compared_on_given_faces_and_its_size_is_printed(model, tmp_
     size = (tmp_path / "m.onnx").stat().st_size / 1e6
     assert second == f"{size:.2f} MB"
     card = (tmp_path / "card.md").read_text()
-    assert "- input of the file: uint8 (N, 32, 32, 3), RGB" in card and f"- size: {size:.2f} MB" in card
+    assert (
+        f"- input of the file: {given.removeprefix('input: ')}" in card and f"- size: {size:.2f} MB" in card
+    )
+    assert "127.5" not in card  # the file takes pixels, and not what the network takes
     (tmp_path / "none").mkdir()
     refused = refusal(
         "export", model, "--format", "onnx", "--output", tmp_path / "n.onnx", "--images", tmp_path / "none"

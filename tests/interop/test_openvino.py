@@ -55,7 +55,7 @@ def test_openvino_gives_the_embeddings_of_the_network_with_the_code_of_the_docs(
     assert found["bytes"] == sum((tmp_path / name).stat().st_size for name in ("m.xml", "m.bin"))
     assert {path.name for path in tmp_path.iterdir()} == {"m.safetensors", "card.md", "m.xml", "m.bin"}
     card = (tmp_path / "card.md").read_text()
-    assert "- normalization: (x − 127.5) / 127.5" in card and "RGB" in card
+    assert "(pixels − 127.5) / 127.5" in card and "RGB" in card
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
     np.save(tmp_path / "pixels.npy", pixels)
     (tmp_path / "example.py").write_text(
