@@ -100,6 +100,7 @@ def _print(path: Path | None, model: Path, thresholds: Sequence[Threshold]) -> N
     measured = f"{first.impostors:,} impostor pairs of {count_text(first.subjects, 'person', 'people')} in {first.data}"
     place = "" if path else ", not stored: MXNet files have no place for them"
     echo_line(f"{path or model}: thresholds from {measured}{place}")
+    echo_line("  for the sum of the embeddings of an image and of its mirror image")
     for each in thresholds:
         low, high = each.fmr_interval
         line = f"  FMR {each.fmr:g}  cosine >= {each.cosine:.4f}  FMR of other people [{low:.2g}, {high:.2g}]"

@@ -128,6 +128,7 @@ def test_calibrated_thresholds_decide_and_travel_with_the_model(model, tmp_path)
     assert json.loads(output_of("compare", model, one, other, "--json")).keys() == {"cosine", "quality"}
     shown = output_of("calibrate", model, "--target", tmp_path / "faces", "--fmr", 0.01, "--fmr", 0.1)
     assert "2,376 impostor pairs of 12 people in faces" in shown and "FMR 0.01  cosine >= " in shown
+    assert "for the sum of the embeddings of an image and of its mirror image" in shown
     here = ["--target", ".", "--fmr", 0.1, "--output", tmp_path / "here.safetensors"]
     assert "12 people in faces" in output_of("calibrate", model, *here, cwd=tmp_path / "faces")
     found = json.loads(output_of("compare", model, one, one, "--fmr", 0.01, "--json"))
@@ -140,7 +141,10 @@ def test_calibrated_thresholds_decide_and_travel_with_the_model(model, tmp_path)
     assert "stored are 0.1, 0.01" in str(refusal("compare", model, one, other, "--fmr", 0.001))
     output_of("export", model, "--format", "onnx", "--output", tmp_path / "m.onnx")
     metadata = onnxruntime.InferenceSession(str(tmp_path / "m.onnx")).get_modelmeta().custom_metadata_map
-    assert [each["fmr"] for each in json.loads(metadata["thresholds"])] == [0.01, 0.1]
+    assert [(each["fmr"], each["flip"]) for each in json.loads(metadata["thresholds"])] == [
+        (0.01, True),
+        (0.1, True),
+    ]
     decided = json.loads(output_of("compare", tmp_path / "m.onnx", one, one, "--json"))
     assert decided["threshold"] == default
 
