@@ -4,7 +4,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,8 +34,6 @@ _OUTPUT = "embedding"
 _LEAST_OPSET = 18
 """Lowest opset to which torch's exporter and onnxscript convert every network: they have no lower form of
 layer norms and of sums over an axis. The older exporter, which torch deprecates, writes lower opsets."""
-_OPSET_OF_ATTENTION = 14
-"""Lowest opset with which the older exporter writes `scaled_dot_product_attention`."""
 _MOST_BYTES = 2**31 - 2**27
 """Largest weights of an ONNX file: protobuf writes less than 2 GiB, and the nodes need some of it."""
 
@@ -127,10 +129,9 @@ def _by_older_exporter(
 ) -> Any:
     import onnx
 
-    _require_no_attention(model, options)
     names = list(_INPUTS[: len(example)])
     try:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, _without_output():
             file = Path(folder) / "graph.onnx"
             torch.onnx.export(
                 deployed,
@@ -146,23 +147,25 @@ def _by_older_exporter(
     except RuntimeError as error:  # also all errors of the exporter
         raise ModelError(
             f"{model.description}: torch {torch.version.__version__} does not write it with opset {options.opset} "
-            f"({error_reason(error)}); give --opset {_LEAST_OPSET} or a higher one"
+            f"({error_reason(error)}); give a higher one, such as --opset {_LEAST_OPSET}"
         ) from error
     # A free batch size makes the exporter declare the size of a quotient, as of `unit`, as free too.
     proto.graph.output[0].type.tensor_type.shape.dim[1].dim_value = model.embedding_size
     return proto
 
 
-def _require_no_attention(model: EmbeddingModel, options: ExportOptions) -> None:
-    """Refuse a ViT for an opset without attention: the exporter would print its graph, thousands of lines."""
-    # Not by the name of a class: attention to channels or places, as in CBAM, is made of convolutions.
-    marks = ("qkv", "num_heads")  # of our own attention, and of torch's and timm's
-    has_attention = any(hasattr(module, mark) for module in model.network.modules() for mark in marks)
-    if has_attention and (options.opset or 0) < _OPSET_OF_ATTENTION:
-        raise ModelError(
-            f"{model.description}: its attention cannot be written with opset {options.opset}; give --opset "
-            f"{_OPSET_OF_ATTENTION} or a higher one"
-        )
+@contextmanager
+def _without_output() -> Iterator[None]:
+    """Discard standard output, also that of C++: the older exporter prints a graph that it cannot convert, whole."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _name_output(graph: Any, name: str) -> None:
