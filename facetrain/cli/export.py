@@ -64,6 +64,7 @@ def export(
         require_repository(outputs.push)
     import torch
 
+    from facetrain.cli.progress_bar import progress_bar
     from facetrain.config.paths import eval_dir_of_run
     from facetrain.models.export.export import export as export_model
     from facetrain.models.model_file import THRESHOLDS_KEY, open_model
@@ -75,7 +76,9 @@ def export(
     results = {} if file.int8 else _evaluate(opened, sets.target, data_dir)
     if row.is_compared:
         file = replace(file, images=_read_images(images, file, opened.image_size))
-    exported = export_model(opened, format, output, file)
+    echo_line(f"writing {output}", err=True)  # which takes a minute for a large network
+    with progress_bar("comparing") as progress:
+        exported = export_model(opened, format, output, file, progress=progress)
     report = _report(opened, exported, file)
     if file.int8:
         results = _evaluate(output, sets.target, data_dir)
@@ -148,12 +151,14 @@ def _read_images(images: Path | None, file: ExportOptions, size: int) -> Tensor 
 
 
 def _evaluate(model: Path | EmbeddingModel, target: list[str] | None, data_dir: Path) -> dict[str, Any]:
+    from facetrain.cli.progress_bar import progress_bar
     from facetrain.embeddings.inference import Inference
     from facetrain.verify.evaluate import evaluate
 
     if not target:
         return {}
-    evaluation = evaluate(model, target, data_dir, inference=Inference("cpu"))
+    with progress_bar("embedding") as progress:
+        evaluation = evaluate(model, target, data_dir, inference=Inference("cpu"), progress=progress)
     return {name: result.as_json() for name, result in evaluation.results.items()}
 
 

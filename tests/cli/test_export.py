@@ -10,7 +10,7 @@ from facetrain.cli.export_options import Outputs
 from facetrain.data.formats.bin import write_bin
 from facetrain.models.model_file import save_model
 from facetrain.models.weight_files import read_weights
-from tests.support.command import output_of, refusal
+from tests.support.command import facetrain, output_of, refusal
 from tests.support.faces import face
 from tests.support.models import write_model
 from tests.support.mxnet_files import randomize, write_iresnet
@@ -99,11 +99,12 @@ def test_a_torch_export_program_reports_its_difference(model, tmp_path):
 
 @pytest.mark.slow
 def test_the_file_is_compared_on_given_faces_and_its_size_is_printed(model, tmp_path):
-    printed = output_of(
+    done = facetrain(
         "export", model, "--format", "onnx", "--output", tmp_path / "m.onnx", "--from-pixels",
         "--images", tmp_path / "faces.bin", "--model-card", tmp_path / "card.md",
     )  # fmt: skip
-    first, given, second = printed.splitlines()
+    first, given, second = done.stdout.splitlines()
+    assert done.stderr == f"writing {tmp_path / 'm.onnx'}\n"
     assert given == "input: uint8 (N, 32, 32, 3), RGB, pixels from 0 to 255; it normalizes them itself"
     assert "differs by at most" in first and "40 images)" in first
     size = (tmp_path / "m.onnx").stat().st_size / 1e6

@@ -29,6 +29,7 @@ from facetrain.models.export.formats import (
 )
 from facetrain.models.model_file import EmbeddingModel
 from facetrain.models.onnx_network import OnnxNetwork
+from facetrain.progress import ProgressCallback, ignore_progress
 
 _LEAST_COSINE = 0.5
 """An int8 file with a smaller mean cosine to the network is not written."""
@@ -40,10 +41,18 @@ _CHUNK = 16
 """Images that are compared at a time; not the number with which a network is traced, to test the free batch size."""
 
 
-def export(model: EmbeddingModel, format: str, path: Path, options: ExportOptions) -> Exported:
+def export(
+    model: EmbeddingModel,
+    format: str,
+    path: Path,
+    options: ExportOptions,
+    *,
+    progress: ProgressCallback = ignore_progress,
+) -> Exported:
     """Write a network to a file of a format, a row of `FORMATS`, and perhaps to a second one beside it.
 
-    The file appears after its embeddings have been compared with the embeddings of the network.
+    The file appears after its embeddings have been compared with the embeddings of the network. `progress` is called
+    with the number of compared images.
 
     Raises:
         ModelError: the network was opened from an ONNX file or has diverged, or the format cannot store it.
@@ -57,7 +66,7 @@ def export(model: EmbeddingModel, format: str, path: Path, options: ExportOption
         with _quiet():
             runtime: Runtime | None = write(model, folder / path.name, options)
         if runtime is not None:
-            comparison = _compare(path, runtime, model, options)
+            comparison = _compare(path, runtime, model, options, progress)
     return Exported([file for file in row.files(path) if file.exists()], comparison)
 
 
@@ -125,7 +134,9 @@ def _require_exportable(model: EmbeddingModel) -> None:
             )
 
 
-def _compare(path: Path, runtime: Runtime, model: EmbeddingModel, options: ExportOptions) -> FileComparison:
+def _compare(
+    path: Path, runtime: Runtime, model: EmbeddingModel, options: ExportOptions, progress: ProgressCallback
+) -> FileComparison:
     """Compare a file with the network, on `options.images` or else on random images.
 
     An int8 file is compared on images that it was not calibrated with, and only the directions of its embeddings must
@@ -136,6 +147,7 @@ def _compare(path: Path, runtime: Runtime, model: EmbeddingModel, options: Expor
         runtime: The file, opened.
         model: The network.
         options: The options with which the file was written.
+        progress: Called with the number of compared images.
 
     Raises:
         RunError: the embeddings differ by more than the tolerance, or are not numbers.
@@ -144,7 +156,7 @@ def _compare(path: Path, runtime: Runtime, model: EmbeddingModel, options: Expor
         _, faces = split_images(options, model.image_size)
     else:
         faces = example_pixels(model, _NUM_EXAMPLES) if options.images is None else options.images
-    difference, cosine = _differences(runtime, model, options, faces)
+    difference, cosine = _differences(runtime, model, options, faces, progress)
     # "not <" instead of ">=": the comparison with NaN is false.
     if options.int8 and not cosine.mean >= _LEAST_COSINE:
         raise RunError(
@@ -160,11 +172,15 @@ def _compare(path: Path, runtime: Runtime, model: EmbeddingModel, options: Expor
 
 
 def _differences(
-    runtime: Runtime, model: EmbeddingModel, options: ExportOptions, faces: Tensor
+    runtime: Runtime,
+    model: EmbeddingModel,
+    options: ExportOptions,
+    faces: Tensor,
+    progress: ProgressCallback,
 ) -> tuple[float, Similarity]:
     """Return the largest difference of the embeddings, as a share of the largest number, and their cosines."""
     deployed = Deployed(model, options).eval()
-    expected, found = [], []
+    expected, found, compared = [], [], 0
     if options.batch:  # the last faces once more, to fill the last batch
         faces = torch.cat([faces, faces[-1:].expand(-len(faces) % options.batch, -1, -1, -1)])
     for pixels in faces.split(options.batch or _CHUNK):
@@ -172,6 +188,8 @@ def _differences(
         with torch.no_grad():
             expected.append(deployed(*inputs))
         found.append(torch.from_numpy(runtime.run(*(tensor.numpy() for tensor in inputs))))
+        compared += len(pixels)
+        progress(compared, len(faces))
     expected_ND, found_ND = torch.cat(expected), torch.cat(found)
     difference = float((found_ND - expected_ND).abs().max() / expected_ND.abs().max())
     cosine_N = torch.nn.functional.cosine_similarity(found_ND, expected_ND)

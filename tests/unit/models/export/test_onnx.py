@@ -136,9 +136,11 @@ def test_an_exported_file_takes_any_number_of_images_also_with_the_fixed_batch_o
 ):
     from onnxruntime.tools.onnx_model_utils import make_dim_param_fixed
 
-    pixels = faces(6)
-    comparison = export(model, "onnx", tmp_path / "m.onnx", ExportOptions(images=pixels)).comparison
-    assert comparison.cosine.images == 6
+    pixels, done = faces(6), []
+    comparison = export(
+        model, "onnx", tmp_path / "m.onnx", ExportOptions(images=pixels), progress=lambda *of: done.append(of)
+    ).comparison
+    assert comparison.cosine.images == 6 and done == [(6, 6)]
     assert comparison.cosine.lowest > 0.99999 and comparison.runtime.startswith("onnxruntime ")
     proto = onnx.load(tmp_path / "m.onnx")
     make_dim_param_fixed(proto.graph, "batch", 4)  # as docs/models.md advises
