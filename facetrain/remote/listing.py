@@ -57,6 +57,17 @@ def list_files(url: str) -> list[RemoteFile]:
     return files
 
 
+def list_names(url: str) -> set[str]:
+    """Return the names of the files and folders in a folder of an object store.
+
+    Raises:
+        FacetrainError: there is no such folder, or the store does not answer.
+    """
+    filesystem, path = open_filesystem(url)
+    found: list[str] = with_retries(url, lambda: filesystem.ls(path, detail=False))
+    return {each.rstrip("/").rpartition("/")[2] for each in found}
+
+
 def _model_of_repository(files: list[RemoteFile], url: str) -> list[RemoteFile]:
     """Return the file of a model repository, with the description beside it; all files of other repositories."""
     if url.startswith("hf://datasets/"):

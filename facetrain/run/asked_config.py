@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,9 @@ from facetrain.config.presets import find_config
 from facetrain.config.schema import Config
 from facetrain.errors import UsageError
 from facetrain.files import require_temporary_folder
-from facetrain.remote.address import is_remote, public
+from facetrain.remote.address import is_read_in_place, is_remote, public
 from facetrain.remote.download import is_name
+from facetrain.remote.listing import list_names
 from facetrain.run.folder.run_files import newest_run
 from facetrain.run.request import CHOSEN_KEYS, TrainRequest, as_override
 
@@ -46,6 +48,7 @@ def asked_config(request: TrainRequest) -> AskedConfig:
     Raises:
         UsageError: a value is given and to be chosen, or there is no such dataset.
         ConfigError: the config or a value is invalid.
+        DataError: the dataset is in a store that does not answer, or that has no such folder.
     """
     set_keys = override_keys(request.overrides)
     for choice in request.choose:
@@ -60,7 +63,9 @@ def asked_config(request: TrainRequest) -> AskedConfig:
         return AskedConfig(config, set_keys, given)
     if not is_name(train) and not Path(train).exists():
         raise UsageError(f"--data {train}: no such file or folder")
-    if set_keys & {"eval", "eval.targets", "eval.dir"}:
+    # Only folders and stores can be listed: the sets beside other data are downloaded when the run starts.
+    has_list = not is_remote(config.eval_dir) or is_read_in_place(config.eval_dir)
+    if set_keys & {"eval", "eval.targets", "eval.dir"} or not has_list:
         return AskedConfig(config, set_keys, given)
     targets, remarks = _sets_that_exist(config)
     config = _build(request, as_override("eval.targets", targets))
@@ -123,13 +128,15 @@ def _build(request: TrainRequest, *more: str) -> Config:
 
 def _sets_that_exist(config: Config) -> tuple[list[str], tuple[str, ...]]:
     """Return the sets of a config that lie beside the user's data, or all that lie there if none does; and remarks."""
-    folder, targets = Path(config.eval_dir), config.eval.targets
-    present = [target for target in targets if _exists(target, folder)]
+    folder, targets = config.eval_dir, config.eval.targets
+    stored = list_names(folder) if is_remote(folder) else None
+    present = [target for target in targets if _exists(target, folder, stored)]
     absent = [target for target in targets if target not in present]
     if present:
         missing = f"{folder} has no verification sets {', '.join(absent)}: training goes without"
         return present, (missing,) if absent else ()
-    found = sorted(path.stem for path in folder.glob("*.bin") if path.is_file())
+    names = (path.name for path in Path(folder).glob("*.bin") if path.is_file()) if stored is None else stored
+    found = sorted(name.removesuffix(".bin") for name in names if name.endswith(".bin"))
     if found:
         return found, (f"verified on the sets that lie in {folder}: {', '.join(found)}",)
     if not targets:
@@ -140,6 +147,9 @@ def _sets_that_exist(config: Config) -> tuple[list[str], tuple[str, ...]]:
     )
 
 
-def _exists(target: str, folder: Path) -> bool:
+def _exists(target: str, folder: str, stored: Set[str] | None) -> bool:
+    """Return whether a set is an address, a path, or in a folder; `stored`: what a folder in a store has."""
+    if is_remote(target) or Path(target).exists():
+        return True
     names = (target, target.upper(), f"{target}.bin")
-    return Path(target).exists() or any((folder / name).exists() for name in names)
+    return any(Path(folder, name).exists() if stored is None else name in stored for name in names)

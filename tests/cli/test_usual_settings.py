@@ -5,11 +5,12 @@ import pytest
 
 from facetrain.cli.usual_settings import UsualSettings
 from facetrain.data.formats.bin import write_bin
-from facetrain.errors import ConfigError, UsageError
+from facetrain.errors import ConfigError, DataError, UsageError
 from facetrain.run.asked_config import asked_config
 from facetrain.run.request import TrainRequest
 from tests.support.command import refusal
 from tests.support.datasets import encoded_image, write_records
+from tests.support.object_store import upload
 
 
 @pytest.fixture
@@ -55,6 +56,29 @@ def test_if_the_sets_of_the_config_are_missing_those_beside_the_data_are_used(da
 
 def test_sets_that_are_chosen_stay(data):
     found = asked(UsualSettings(str(data)), "glint360k", ["eval.dir=sets"])
+    assert found.config.eval.targets == ("lfw", "cfp_fp", "agedb_30") and not found.remarks
+
+
+def test_the_sets_beside_data_in_a_store_are_used(data, store):
+    upload(data, "ms1m")
+    address = "s3://bucket/ms1m"
+    none = asked(UsualSettings(address), "glint360k")
+    assert none.config.eval.targets == () and f"{address} has no verification sets lfw" in none.remarks[0]
+    write_set(data / "own.bin")
+    upload(data, "ms1m")
+    assert asked(UsualSettings(address), "glint360k").config.eval.targets == ("own",)
+    write_set(data / "cfp_fp.bin")
+    upload(data, "ms1m")
+    assert asked(UsualSettings(address), "glint360k").config.eval.targets == ("cfp_fp",)
+    with pytest.raises(DataError, match="s3://bucket/none: not found"):
+        asked(UsualSettings("s3://bucket/none"))
+
+
+def test_a_set_at_an_address_and_those_beside_data_that_cannot_be_listed_stay(data):
+    address, target = "hf://datasets/org/faces", "s3://bucket/lfw.bin"
+    config = {"data": {"train": "x"}, "eval": {"targets": [target]}}
+    assert asked(UsualSettings(str(data)), config).config.eval.targets == (target,)
+    found = asked(UsualSettings(address), "glint360k")
     assert found.config.eval.targets == ("lfw", "cfp_fp", "agedb_30") and not found.remarks
 
 
