@@ -58,6 +58,14 @@ def with_paths_of_sets(config: Config) -> Config:
     return Config.model_validate(plain)
 
 
+def address_of_set(target: str, eval_dir: str) -> str | None:
+    """Return the address of an evaluation set: its own, or that of a name in a remote folder; None of a local set."""
+    if is_remote(target):
+        return target
+    is_path = Path(target).name != target
+    return None if is_path or not is_remote(eval_dir) else f"{eval_dir}/{target.removesuffix('.bin')}.bin"
+
+
 def with_downloads(
     config: Config, pin: Callable[[str], str] = pinned, *, has_weights: bool = False
 ) -> Config:
@@ -79,13 +87,9 @@ def with_downloads(
             continue
         if path and is_name(path) and not (key == "data.train" and is_read_in_place(path)):
             plain[section][name] = _pinned_for(key, path, pin)
-    targets: list[str] = plain["eval"]["targets"]
-    if is_remote(folder := config.eval_dir):
-        targets = [
-            each if is_remote(each) else f"{folder}/{each.removesuffix('.bin')}.bin" for each in targets
-        ]
+    addresses = [(target, address_of_set(target, config.eval_dir)) for target in config.eval.targets]
     plain["eval"]["targets"] = [
-        _pinned_for("eval.targets", target, pin) if is_remote(target) else target for target in targets
+        _pinned_for("eval.targets", address, pin) if address else target for target, address in addresses
     ]
     return Config.model_validate(plain)
 
@@ -95,7 +99,8 @@ def _pinned_for(key: str, address: str, pin: Callable[[str], str]) -> str:
         return pin(address)
     except FacetrainError as error:
         # A name of `eval.targets` becomes an address that the user has never written.
-        error.args = (f"{key}: {error}",)
+        advice = "; with `eval.targets: []` a run verifies nothing" if key == "eval.targets" else ""
+        error.args = (f"{key}: {error}{advice}",)
         raise
 
 

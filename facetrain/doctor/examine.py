@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.backbone.zoo import takes_landmarks
+from facetrain.config.paths import address_of_set
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset, image_landmarks
 from facetrain.data.label_problems import count_images, find_label_problem, parts_of
@@ -18,7 +19,6 @@ from facetrain.doctor.image_sample import draw_sample
 from facetrain.doctor.machine import check_machine, check_network
 from facetrain.doctor.silent_errors import check_alignment, check_images, check_readable
 from facetrain.plural import count_text, images_text
-from facetrain.remote.address import is_remote
 from facetrain.run.parts.open_data import open_training_set
 from facetrain.run.suited_settings import chosen_for, gather_facts, unsuited_settings
 from facetrain.verify.sets.pair_set import PairSet, load_pair_sets
@@ -60,7 +60,7 @@ def _examine_data(results: list[CheckResult], config: Config, chosen_without: fr
         results += check_dataset(config, source)
         results += check_settings(config, source, chosen_without)
     with errors_as_failures(results, "verification sets"):
-        addresses = [each for each in config.eval.targets if is_remote(each) or is_remote(config.eval_dir)]
+        addresses = [each for each in config.eval.targets if address_of_set(each, config.eval_dir)]
         local = [each for each in config.eval.targets if each not in addresses]
         sets = load_pair_sets(local, Path(config.eval_dir))
         names = [f"{pairs.name} ({count_text(len(pairs.same), 'pair')})" for pairs in sets]

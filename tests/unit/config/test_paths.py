@@ -46,11 +46,22 @@ def test_a_set_is_a_path_if_there_is_one_and_none_of_this_name_in_the_folder_of_
     assert list(found) == ["./val.bin", "both.bin", "./own/a.bin", "lfw", "absent.bin", "./val.bin"]
 
 
+def test_beside_remote_data_a_name_of_a_set_becomes_an_address_and_a_path_stays():
+    targets = ["agedb", "cfp.bin", "/sets/lfw.bin", "./own.bin", "hf://o/r/x.bin"]
+    config = build_config({"data": {"train": "s3://bucket/shards"}, "eval": {"targets": targets}}, "test")
+    found = with_downloads(config, lambda address: f"{address}#1").eval.targets
+    folder = "s3://bucket/shards"
+    names = [f"{folder}/agedb.bin#1", f"{folder}/cfp.bin#1"]
+    assert list(found) == [*names, "/sets/lfw.bin", "./own.bin", "hf://o/r/x.bin#1"]
+
+
 def test_an_address_that_cannot_be_used_is_named_with_its_key():
     config = build_config({"data": {"train": "s3://bucket/shards"}, "eval": {"targets": ["lfw"]}}, "test")
 
     def refuse(address):
         raise DataError(f"{address}: not found")
 
-    with pytest.raises(DataError, match=r"^eval\.targets: s3://bucket/shards/lfw\.bin"):
+    with pytest.raises(
+        DataError, match=r"^eval\.targets: s3://bucket/shards/lfw\.bin.*`eval\.targets: \[\]`"
+    ):
         with_downloads(config, refuse)

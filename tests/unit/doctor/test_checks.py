@@ -1,13 +1,16 @@
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from facetrain.config.loading import build_config
+from facetrain.data.formats.bin import write_bin
 from facetrain.distributed.world import World
 from facetrain.doctor.examine import examine
 from facetrain.doctor.machine import check_machine, check_network
-from tests.support.datasets import damage_records, write_records
+from tests.support.datasets import damage_records, encoded_image, write_records
 
 
 def examined(folder, **values):
@@ -37,11 +40,17 @@ def test_a_good_dataset_passes(tmp_path):
 
 def test_sets_at_addresses_are_no_failure(tmp_path):
     data = {"train": str(write_records(tmp_path, [0, 0, 1, 2, 2], size=16)), "image_size": 16}
-    for sets in ({"dir": "s3://bucket/sets", "targets": ["lfw"]}, {"targets": ["s3://bucket/lfw.bin"]}):
+    own = str(tmp_path / "own.bin")
+    write_bin(Path(own), [encoded_image(n) for n in range(4)], np.array([True, False]))
+    for sets in (
+        {"dir": "s3://bucket/sets", "targets": ["lfw", own]},
+        {"targets": ["s3://bucket/lfw.bin", own]},
+    ):
         config = build_config({"data": data, "eval": sets}, "test")
         world = World(rank=0, local_rank=0, size=1, local_size=1, device=torch.device("cpu"))
         (result,) = (each for each in examine(world, config) if each.check == "verification sets")
         assert result.status == "ok" and sets["targets"][0] in result.message
+        assert "own (2 pairs)" in result.message, "a path is read"
 
 
 def test_missing_labels_and_other_image_sizes_are_warnings(tmp_path):
