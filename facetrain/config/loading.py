@@ -197,13 +197,23 @@ def values_of_overrides(overrides: Iterable[str]) -> dict[str, Any]:
 
 
 def override_keys(overrides: Iterable[str]) -> frozenset[str]:
-    """Return the dotted keys that overrides (KEY=VALUE) set; of a section, those of the mapping in it."""
+    """Return the dotted keys that overrides (KEY=VALUE) set; of a section, those of the mapping in it, if any."""
     return frozenset(key for override in overrides for key in _leaves(_parse_override(override)))
+
+
+def is_within(key: str, section: str) -> bool:
+    """Return whether a dotted key is a section or inside it."""
+    return key == section or key.startswith(f"{section}.")
+
+
+def is_set(set_keys: Iterable[str], *keys: str) -> bool:
+    """Return whether one of the keys or sections is among those that a command sets, or is inside or around one."""
+    return any(is_within(key, each) or is_within(each, key) for key in keys for each in set_keys)
 
 
 def _leaves(values: dict[str, Any], section: str = "") -> Iterator[str]:
     for key, value in values.items():
-        if isinstance(value, dict) and value:
+        if isinstance(value, dict) and (value or key not in _RESET_BY_EMPTY):
             yield from _leaves(value, f"{section}{key}.")
         else:
             yield f"{section}{key}"

@@ -12,6 +12,7 @@ from facetrain.checkpoint.mirror import Mirror
 from facetrain.config.loading import (
     CONFIG_FILE,
     build_config,
+    is_set,
     override_keys,
     parse_values,
     plain_config,
@@ -52,9 +53,9 @@ def asked_config(request: TrainRequest) -> AskedConfig:
     """
     set_keys = override_keys(request.overrides)
     for choice in request.choose:
-        if both := set_keys.intersection(CHOSEN_KEYS[choice]):
+        if both := [key for key in CHOSEN_KEYS[choice] if is_set(set_keys, key)]:
             word = "auto" if choice == "batch" else "find"
-            raise UsageError(f"--{choice} {word} and --set {min(both)}: give one of them")
+            raise UsageError(f"--{choice} {word} and --set {both[0]}: give one of them")
     config = _build(request)
     allow_code_of(config)
     given = plain_config(config)
@@ -65,7 +66,7 @@ def asked_config(request: TrainRequest) -> AskedConfig:
         raise UsageError(f"--data {train}: no such file or folder")
     # Only folders and stores can be listed: the sets beside other data are downloaded when the run starts.
     has_list = not is_remote(config.eval_dir) or is_read_in_place(config.eval_dir)
-    if set_keys & {"eval", "eval.targets", "eval.dir"} or not has_list:
+    if is_set(set_keys, "eval.targets", "eval.dir") or not has_list:
         return AskedConfig(config, set_keys, given)
     targets, remarks = _sets_that_exist(config)
     config = _build(request, as_override("eval.targets", targets))

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from facetrain.config.loading import is_set
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.distributed.agreement import failing_alike
@@ -30,7 +31,7 @@ def with_fitting_batch(
     Raises:
         ConfigError: no batch fits, or the stages of the run have batch sizes.
     """
-    keeps_lr = "lr" in agreed.plan.open_choices or "optim.lr" in agreed.plan.set_keys
+    keeps_lr = "lr" in agreed.plan.open_choices or is_set(agreed.plan.set_keys, "optim.lr")
     with failing_alike(world):
         values, line = fit_batch(agreed.config, world, agreed.inputs.source, keeps_lr)
     return request.with_chosen("batch", values, line)

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.mirror import Mirror
 from facetrain.checkpoint.run_id import new_run_id, read_run_id, run_id_of
-from facetrain.config.loading import with_values
+from facetrain.config.loading import is_set, with_values
 from facetrain.config.paths import with_absolute_paths, with_downloads, with_paths_of_sets
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
@@ -34,7 +34,6 @@ from facetrain.run.folder.compatibility import (
     check_compatibility,
     check_meaning,
     find_config_changes,
-    is_within,
     lookup,
     saved_config,
 )
@@ -49,7 +48,7 @@ from facetrain.run.parts.open_data import open_data
 from facetrain.run.parts.step_schedule import StepSchedule, schedule_steps
 from facetrain.run.request import CHOSEN_KEYS, TrainRequest
 from facetrain.run.run_plan import RunPlan
-from facetrain.run.suited_settings import SUITED_KEYS, Suited, chosen_for, gather_facts
+from facetrain.run.suited_settings import Suited, chosen_for, gather_facts, keys_to_choose
 from facetrain.training.early_stop import EarlyStop
 from facetrain.verify.sets.pair_set import PairSet
 
@@ -260,11 +259,11 @@ def _with_recorded_choices(
 ) -> Config:
     """Return the config with the values that the run chose when it began."""
     keys = {key for choice in request.choose for key in CHOSEN_KEYS[choice]}
-    if request.choose and not any(is_within("optim.lr", one) for one in set_keys):
+    if request.choose and not is_set(set_keys, "optim.lr"):
         # As `choose.rate_values`: the rate of Muon follows, even if the command sets the one that it begins with.
         keys |= {"optim.lr", "optim.muon.lr"} if config.optim.muon else {"optim.lr"}
     if request.has_data_alone:
-        keys |= {key for key in SUITED_KEYS if not any(is_within(key, one) for one in set_keys)}
+        keys.update(keys_to_choose(config, set_keys))
     saved = saved_config(checkpoint)
     return with_values(config, {key: lookup(saved, key) for key in keys}, str(checkpoint.folder))
 

@@ -9,14 +9,20 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from facetrain.config.loading import is_set
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.device.capability import cpu_multiplies_bfloat16, multiplies_bfloat16
 from facetrain.plural import count_text
 from facetrain.run.parts.step_schedule import global_batch_size
 
-SUITED_KEYS = ("model.backbone", "train.precision", "optim.lr")
-"""Config keys of the suited settings."""
+_DECIDED_BY = {
+    # What is given of a network belongs to one that the command knows.
+    "model.backbone": ("model.backbone", "model.init_from", "model.layers", "model.widths"),
+    "train.precision": ("train.precision",),
+    "optim.lr": ("optim.lr",),
+}
+"""Config keys of the suited settings: each is chosen if the command sets none of the keys after it."""
 _FEWEST_IMAGES_OF_R50 = 490_000
 """Images of the smallest dataset with which r50 is published, CASIA-WebFace."""
 _SGD_BATCHES, _SGD_RATES = (128, 1024, 4096), (0.02, 0.1, 0.4)
@@ -114,14 +120,19 @@ def _rate(facts: RunFacts) -> Suited:
     return Suited("optim.lr", float(f"{rate:.2g}"), reason)
 
 
+def keys_to_choose(config: Config, set_keys: frozenset[str]) -> list[str]:
+    """Return the config keys that `train --data` chooses, if the command sets `set_keys`."""
+    # No rates are published for Muon.
+    left = ["optim.lr"] if config.optim.muon else []
+    return [
+        key for key, deciding in _DECIDED_BY.items() if key not in left and not is_set(set_keys, *deciding)
+    ]
+
+
 def chosen_for(config: Config, facts: RunFacts, set_keys: frozenset[str]) -> list[Suited]:
-    """Return the settings that `train --data` takes: all but those of which the command sets the key or the section."""
-    given = set(set_keys)
-    if given & {"model.init_from", "model.layers", "model.widths"}:
-        given.add("model")  # what is given belongs to a network that the command knows
-    if config.optim.muon is not None:
-        given.add("optim")
-    return [each for each in suited_settings(facts) if not given & {each.key, each.key.partition(".")[0]}]
+    """Return the settings that `train --data` takes, if the command sets `set_keys`."""
+    keys = keys_to_choose(config, set_keys)
+    return [each for each in suited_settings(facts) if each.key in keys]
 
 
 def unsuited_settings(config: Config, facts: RunFacts) -> Iterator[tuple[Suited, str]]:

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from facetrain.backbone.registry import BACKBONES
 from facetrain.checkpoint.load import Checkpoint
-from facetrain.config.loading import build_config, parse_values, plain_config
+from facetrain.config.loading import build_config, is_set, is_within, parse_values, plain_config
 from facetrain.config.schema import Config
 from facetrain.errors import ConfigError
 from facetrain.run.parts.step_schedule import StepSchedule
@@ -80,9 +80,7 @@ def check_meaning(checkpoint: Checkpoint, changes: list[ConfigChange], set_keys:
     refused = [
         change
         for change in changes
-        if any(is_within(change.key, key) for key in _MEANING_KEYS)
-        # An option may set the key, its section, or a key inside of it.
-        and not any(is_within(change.key, key) or is_within(key, change.key) for key in set_keys)
+        if any(is_within(change.key, key) for key in _MEANING_KEYS) and not is_set(set_keys, change.key)
     ]
     if refused:
         options = " ".join(
@@ -169,11 +167,6 @@ def _options_for_batch(batch: int, config: Config, local: int, world_size: int) 
     if images // accumulate != local:
         options.append(f"--set train.batch_size={images // accumulate}")
     return " ".join(options)
-
-
-def is_within(key: str, section: str) -> bool:
-    """Return whether a dotted key is a section or inside it."""
-    return key == section or key.startswith(f"{section}.")
 
 
 def saved_config(checkpoint: Checkpoint) -> dict[str, Any]:

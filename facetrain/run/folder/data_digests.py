@@ -15,6 +15,7 @@ import numpy as np
 from facetrain.backbone.zoo import takes_landmarks
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.manifest import sha256_of
+from facetrain.config.loading import is_set
 from facetrain.config.own_code import code_digests
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset, identity_names, image_landmarks, image_places
@@ -24,7 +25,6 @@ from facetrain.errors import ConfigError, ModelError, UnreadableError
 from facetrain.files import os_errors_as
 from facetrain.models.model_file import newest_model_file, open_checkpoint
 from facetrain.remote.download import local_path
-from facetrain.run.folder.compatibility import is_within
 from facetrain.training.teacher_cache import cache_digest
 from facetrain.verify.sets.pair_set import PairSet
 
@@ -198,8 +198,7 @@ def check_inputs(
         before = checkpoint.meta.get(name)
         # Another number of identities has another message, when the centers are loaded.
         is_other_dataset = keys is _DATA_KEYS and num_classes != checkpoint.manifest.num_classes
-        is_set = any(is_within(key, one) or is_within(one, key) for key in set_keys for one in keys)
-        if is_other_dataset or is_set or before is None:
+        if is_other_dataset or is_set(set_keys, *keys) or before is None:
             continue
         if name == "sets" and isinstance(before, dict):
             # A changed config may name others.

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from facetrain.config.loading import build_config, dump_config, load_config, override_keys
+from facetrain.config.loading import build_config, dump_config, is_set, load_config, override_keys
 from facetrain.errors import ConfigError
 from facetrain.strict_yaml import parse_yaml
 
@@ -238,9 +238,26 @@ def test_an_empty_mapping_removes_what_the_file_below_has(tmp_path):
 
 def test_the_keys_of_a_section_that_is_set_are_those_in_it():
     keys = override_keys(
-        ["optim={lr: 1, muon: {lr: 2}}", "seed=1", "eval.targets=[a]", "model.lr_factors={}"]
+        ["optim={lr: 1, muon: {lr: 2}}", "seed=1", "eval.targets=[a]", "model.lr_factors={}", "data={}"]
     )
     assert keys == {"optim.lr", "optim.muon.lr", "seed", "eval.targets", "model.lr_factors"}
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("optim.lr=1", True),
+        ("optim={lr: 1}", True),
+        ("optim.muon={}", False),
+        ("optim={}", False),
+        ("optim=null", True),
+        ("optim.lr.x=1", True),
+        ("seed=1", False),
+    ],
+)
+def test_a_key_is_set_by_itself_by_its_section_and_by_what_is_inside_of_it(override, expected):
+    assert is_set(override_keys([override]), "optim.lr") is expected
+    assert is_set(override_keys([override]), "eval", "optim.lr") is expected
 
 
 def test_numbers_in_scientific_notation_are_numbers(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from facetrain.cli.usual_settings import UsualSettings
-from facetrain.config.loading import build_config
+from facetrain.config.loading import build_config, override_keys
 from facetrain.data.open_dataset import open_dataset
 from facetrain.device import capability
 from facetrain.distributed.ranks import Ranks
@@ -138,6 +138,29 @@ def test_the_processor_says_whether_it_multiplies_bfloat16(tmp_path, monkeypatch
         path.write_text(f"flags\t\t: {flags}\n")
     monkeypatch.setattr(capability, "_CPU_FACTS", path)
     assert capability.cpu_multiplies_bfloat16() is expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "given"),
+    [
+        (["optim={}"], ()),
+        (["optim.weight_decay=0"], ()),
+        (["optim.lr=1"], ("optim.lr",)),
+        (["optim.muon={lr: 0.02}"], ("optim.lr",)),
+        (["model={init_from: x}", "train={precision: fp32}"], ("model.backbone", "train.precision")),
+    ],
+)
+def test_what_a_command_sets_is_not_chosen_at_the_start_nor_after_a_restart(overrides, given):
+    config = build_config({"data": {"train": "x"}}, "test", overrides)
+    keys = override_keys(overrides)
+    facts = suited.RunFacts(100, 1000, 4096, "sgd", has_gpu=True, has_bfloat16=True)
+    expected = [key for key in KEYS if key not in given]
+    assert [each.key for each in suited.chosen_for(config, facts, keys)] == expected
+    saved = "data: {train: x}\nmodel: {backbone: r18}\ntrain: {precision: fp16}\noptim: {lr: 0.3}\n"
+    checkpoint = SimpleNamespace(folder="x", meta={"config": saved})
+    again = resolve._with_recorded_choices(config, checkpoint, TrainRequest(own_data=True), keys)
+    recorded = dict(zip(KEYS, ("r18", "fp16", 0.3), strict=True))
+    assert [key for key in KEYS if value(again, key) == recorded[key]] == expected
 
 
 @pytest.mark.parametrize(("set_keys", "expected"), [((), 0.02), (("optim",), 0.05), (("optim.lr",), 0.05)])
