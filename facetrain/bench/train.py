@@ -6,7 +6,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -21,18 +21,18 @@ from facetrain.bench.machine_peak import MachinePeak, measure_peak, synchronize
 from facetrain.bench.workloads import RunWorkload, Turns, in_turn
 from facetrain.config.loading import with_values
 from facetrain.config.schema import Config
+from facetrain.data.build import open_training_data
 from facetrain.data.dataset import FaceDataset
-from facetrain.data.loading.loader import Batch, Loader, LoaderSettings
-from facetrain.data.loading.sampler import SampleOrder, build_sampler
+from facetrain.data.loading.loader import Batch
 from facetrain.distributed import collectives
 from facetrain.distributed.ddp import wrap_in_ddp
 from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.world import World, join
 from facetrain.plan.backbone_memory import fake_network
 from facetrain.run.choose import rate_values
-from facetrain.run.parts.loader import build_augment, count_workers
+from facetrain.run.parts.loader import build_augment, build_loader, count_workers
 from facetrain.run.parts.state import build_state
-from facetrain.run.parts.step_schedule import global_batch_size, local_batch_size, schedule_steps
+from facetrain.run.parts.step_schedule import StepSchedule, schedule_steps
 from facetrain.telemetry.memory import peak_gib
 from facetrain.training.choose_kernels import choose_kernels
 from facetrain.training.deterministic import deterministic_algorithms
@@ -57,6 +57,7 @@ class BenchedRun:
     config: Config
     state: TrainState
     step: TrainStep
+    schedule: StepSchedule
 
     @property
     def world(self) -> World:
@@ -66,12 +67,12 @@ class BenchedRun:
     @property
     def local_batch_size(self) -> int:
         """Images per rank and micro-batch."""
-        return local_batch_size(self.config, self.world.size)
+        return self.schedule.local_batch_size
 
     @property
     def global_batch_size(self) -> int:
         """Images per step of all ranks."""
-        return global_batch_size(self.config, self.world.size)
+        return self.schedule.global_batch_size
 
     def take_steps(self, batches: Batches) -> None:
         """Take one step with each batch."""
@@ -91,20 +92,19 @@ def measure_training(
     The learning rate of the config is replaced by a very small one. `others` build further programs, by name, from the
     config, the rank and the number of classes; they take turns with the inputs.
     """
-    config = _with_small_rate(config)
-    if config.train.deterministic:
-        fix_cublas_workspace()
+    config = _benched(config)
     with (
-        join(config.train.device, timeout_s=config.train.timeout_s, cpu_setting="train.device: cpu") as world,
-        deterministic_algorithms(config.train.deterministic),
+        _joined(config) as world,
         tempfile.TemporaryDirectory() as scratch,
-        open_or_generate(workload.data, image_size=config.data.image_size) as source,
+        _open_images(config, workload.data) as source,
     ):
         # Each label of the dataset needs a center.
         num_classes = max(workload.identities, source.num_classes)
         built = {name: build(config, world, num_classes) for name, build in (others or {}).items()}
         run = build_run(config, world, num_classes, Path(scratch), source)
-        with closing(open_loader(run, source)) as loader:
+        workers = count_workers(config, world)
+        loader = build_loader(config, world, source, run.schedule, workers=workers, start_step=0)
+        with closing(loader):
             # One batch that stays on the device, and a dataset.
             batches = {"synthetic": repeated_batch(run, num_classes), "records": iter(loader)}
             machine = measure_peak(config.train.precision, world.device)
@@ -127,11 +127,11 @@ def measure_steps(config: Config, num_classes: int) -> tuple[float, float, str]:
 
     The images exist before the steps, so the loader is not measured. Nothing is verified or saved.
     """
-    config = _with_small_rate(config)
+    config = _benched(config)
     with (
-        join(config.train.device, timeout_s=config.train.timeout_s, cpu_setting="train.device: cpu") as world,
+        _joined(config) as world,
         tempfile.TemporaryDirectory() as scratch,
-        open_or_generate(None, image_size=config.data.image_size) as source,
+        _open_images(config, None) as source,
     ):
         run = build_run(config, world, num_classes, Path(scratch), source)
         take_steps = partial(_take_some, run, repeated_batch(run, num_classes))
@@ -139,10 +139,36 @@ def measure_steps(config: Config, num_classes: int) -> tuple[float, float, str]:
         return speed, peak_gib(world.device), world.device.type
 
 
-def _with_small_rate(config: Config) -> Config:
-    # Without stages: the head of one and the batch of another would be a run that does not exist.
-    values = rate_values(config, _LR) | {"train.stages": ()}
+def _benched(config: Config) -> Config:
+    """Return the config with a small rate and without an end.
+
+    Also without stages: the head of one and the batch of another would be a run that does not exist.
+    """
+    values = rate_values(config, _LR) | {"train.stages": (), "train.max_steps": None}
     return with_values(config, values, "the benchmark")
+
+
+@contextmanager
+def _joined(config: Config) -> Iterator[World]:
+    """Form the process group of the ranks, as a run does."""
+    train = config.train
+    if train.deterministic:
+        fix_cublas_workspace()
+    joining = join(
+        train.device, train.timeout_s, keep_freed=train.keep_freed_memory, cpu_setting="train.device: cpu"
+    )
+    with joining as world, deterministic_algorithms(train.deterministic):
+        yield world
+
+
+@contextmanager
+def _open_images(config: Config, folder: Path | None) -> Iterator[FaceDataset]:
+    """Open the dataset in a folder, or generated images; for a cache of embeddings, the dataset of the config."""
+    if folder is None and config.distill is not None and config.distill.cache is not None:
+        yield open_training_data(config.data)
+        return
+    with open_or_generate(folder, image_size=config.data.image_size) as source:
+        yield source
 
 
 def build_run(
@@ -156,7 +182,7 @@ def build_run(
         state.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
     )
     step = TrainStep(network, build_augment(config), seed=config.seed, max_skipped_steps=_ENDLESS)
-    return BenchedRun(config, state, step)
+    return BenchedRun(config, state, step, schedule)
 
 
 def repeated_batch(run: BenchedRun, num_classes: int) -> Batches:
@@ -170,21 +196,6 @@ def repeated_batch(run: BenchedRun, num_classes: int) -> Batches:
     batch = Batch(0, 0, image.to(device), label.to(device), torch.arange(count))
     while True:
         yield (batch,) * run.config.optim.accumulate
-
-
-def open_loader(run: BenchedRun, source: FaceDataset) -> Loader:
-    """Open the loader of this rank as `facetrain train` does."""
-    config, world = run.config, run.world
-    settings = LoaderSettings(
-        run.local_batch_size,
-        config.data.image_size,
-        accumulate=config.optim.accumulate,
-        workers=count_workers(config, world),
-    )
-    sampler = build_sampler(
-        source, SampleOrder(seed=0, global_batch_size=run.global_batch_size, mode=config.data.shuffle)
-    )
-    return Loader(source, sampler, settings, world)
 
 
 def _take_some(run: BenchedRun, batches: Batches, steps: int) -> None:

@@ -1,11 +1,30 @@
 import json
 
 import pytest
+import torch
 
-from facetrain.bench.train import _with_small_rate
+from facetrain.backbone.zoo import build_backbone
+from facetrain.bench import train as bench_train
+from facetrain.bench.train import _benched, measure_steps
 from facetrain.cli.bench import print_report
 from facetrain.config.loading import build_config
+from facetrain.embeddings.inference import Inference
+from facetrain.models.model_file import describe_backbone, save_model
+from facetrain.run.parts.teacher_embeddings import write_teacher_embeddings
 from tests.support.command import output_of
+from tests.support.datasets import write_records
+
+SMALLEST = {"layers": [1] * 4, "widths": [8, 8, 16, 16], "embedding_size": 32}
+
+
+def small_config(data="x", **sections):
+    values = {
+        "data": {"train": str(data), "image_size": 32, "workers": 0},
+        "model": {"backbone": "iresnet", **SMALLEST},
+        "train": {"device": "cpu", "precision": "fp32", "batch_size": 4} | sections.pop("train", {}),
+        "eval": {"targets": []},
+    }
+    return build_config(values | sections, "test")
 
 
 def bench(*arguments):
@@ -43,9 +62,33 @@ def test_whole_steps_are_measured_with_and_without_a_dataset(capsys):
     assert "\nrecords over synthetic  " in text and "share of time" in text and "  forward 0." in text
 
 
-def test_a_benchmark_of_a_run_in_stages_measures_the_config_without_them():
+def test_the_steps_of_a_deterministic_run_are_measured_as_such(monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    seen = []
+
+    def measured(*_):
+        seen.append(torch.are_deterministic_algorithms_enabled())
+        return 1.0
+
+    monkeypatch.setattr(bench_train, "_images_per_second", measured)
+    measure_steps(small_config(train={"deterministic": True}), 10)
+    measure_steps(small_config(), 10)
+    assert seen == [True, False]
+
+
+def test_a_teacher_with_a_cache_is_measured_with_the_images_of_the_config(tmp_path):
+    data, teacher, cache = tmp_path / "data", tmp_path / "teacher.safetensors", tmp_path / "cache.safetensors"
+    write_records(data, [n // 4 for n in range(16)], size=32)
+    options = {"name": "iresnet", "image_size": 32, **SMALLEST}
+    save_model(teacher, build_backbone(**options).state_dict(), describe_backbone(**options))
+    write_teacher_embeddings(teacher, data, cache, Inference("cpu"))
+    distill = {"teacher": str(teacher), "cache": str(cache)}
+    assert measure_steps(small_config(data, distill=distill), 4)[0] > 0
+
+
+def test_a_benchmark_of_a_run_in_stages_measures_the_config_without_them_and_without_end():
     stages = [{"until_epoch": 1, "global_batch_size": 32, "sample_rate": 0.01}]
-    values = {"data": {"train": "x"}, "train": {"global_batch_size": 16, "stages": stages}}
-    measured = _with_small_rate(build_config(values, "test"))
-    assert measured.train.stages == () and measured.head.sample_rate == 1
+    train = {"global_batch_size": 16, "stages": stages, "max_steps": 3}
+    measured = _benched(build_config({"data": {"train": "x"}, "train": train}, "test"))
+    assert measured.train.stages == () and measured.train.max_steps is None and measured.head.sample_rate == 1
     assert measured.train.global_batch_size == 16

@@ -6,10 +6,12 @@ from itertools import islice
 import pytest
 import torch
 
-from facetrain.bench.train import build_run, open_loader, repeated_batch
+from facetrain.bench.train import build_run, repeated_batch
 from facetrain.config.loading import load_config
 from facetrain.data.open_dataset import open_dataset
 from facetrain.distributed.world import join
+from facetrain.run.parts.loader import build_loader
+from facetrain.run.parts.step_schedule import schedule_steps
 from tests.runs.conftest import dataset, describe  # noqa: F401
 from tests.support import training as run
 from tests.support.command import facetrain, torchrun
@@ -134,7 +136,8 @@ def test_the_host_waits_for_the_device_in_no_step(describe, dataset, tmp_path, o
         training.take_steps(
             islice(repeated_batch(training, source.num_classes), 2)
         )  # kernels are built, averages begin
-        loader = open_loader(training, source)
+        schedule = schedule_steps(config, source.num_images, world.size)
+        loader = build_loader(config, world, source, schedule, workers=2, start_step=0)
         try:
             batches = list(islice(loader, 2))
             torch.cuda.set_sync_debug_mode("error")  # a wait raises
