@@ -20,7 +20,7 @@ from facetrain.doctor.machine import check_machine, check_network
 from facetrain.doctor.silent_errors import check_alignment, check_images, check_readable
 from facetrain.plural import count_text, images_text
 from facetrain.run.parts.open_data import open_training_set
-from facetrain.run.suited_settings import chosen_for, gather_facts, unsuited_settings
+from facetrain.run.suited_settings import gather_facts, keys_to_choose, suited_settings, unsuited_settings
 from facetrain.verify.sets.pair_set import PairSet, load_pair_sets
 
 
@@ -41,8 +41,10 @@ def examine(
     if world.local_rank == 0:
         with errors_as_failures(results, "machine"):
             # Of a precision that is still chosen, nothing is asked.
-            precision = config.train.precision if config and chosen_without is None else "fp32"
-            results += check_machine(world.local_size, precision)
+            is_given = config and "train.precision" not in _keys_to_choose(config, chosen_without)
+            results += check_machine(
+                world.local_size, config.train.precision if config and is_given else "fp32"
+            )
     # On every rank: it is a collective.
     with errors_as_failures(results, "network"):
         results.append(check_network(world.device))
@@ -102,17 +104,22 @@ def check_dataset(config: Config, source: FaceDataset) -> Iterator[CheckResult]:
 def check_settings(
     config: Config, source: FaceDataset, chosen_without: frozenset[str] | None
 ) -> Iterator[CheckResult]:
-    """State the settings that a run chooses for the dataset, or compare those of its config with them.
+    """State the settings that a run chooses for the dataset, and compare the others of its config with them.
 
     `chosen_without`: see `examine`.
     """
     facts = gather_facts(config, source, collectives.world_size())
-    if chosen_without is not None:
-        for each in chosen_for(config, facts, chosen_without):
+    chosen = _keys_to_choose(config, chosen_without)
+    for each in suited_settings(facts):
+        if each.key in chosen:
             yield passed(each.key, f"{each.value}, {each.reason}")
-        return
     for suited, fault in unsuited_settings(config, facts):
-        yield warning(suited.key, fault, f"set it to {suited.value}: {suited.reason}", "likely")
+        if suited.key not in chosen:
+            yield warning(suited.key, fault, f"set it to {suited.value}: {suited.reason}", "likely")
+
+
+def _keys_to_choose(config: Config, chosen_without: frozenset[str] | None) -> list[str]:
+    return [] if chosen_without is None else keys_to_choose(config, chosen_without)
 
 
 def _check_labels(source: FaceDataset, name: str) -> list[CheckResult]:

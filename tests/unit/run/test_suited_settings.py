@@ -61,7 +61,8 @@ def test_train_and_doctor_take_the_same_settings_for_a_dataset_alone(
     for key, default in zip(KEYS, expected, strict=True):
         given = [one.partition("=")[2] for one in settings if one.startswith(f"{key}=")]
         if given:
-            assert str(value(plan.config, key)) == given[0] and key not in stated
+            assert str(value(plan.config, key)) == given[0]
+            assert (key in stated) == (key == "optim.lr"), "0.5 is far from the published rate"
         else:
             assert stated[key].message.startswith(f"{value(plan.config, key)}, "), "with its reason"
             assert any(line == f"{key}: {stated[key].message}" for line in plan.chosen)
@@ -127,6 +128,18 @@ def test_a_rate_far_from_the_published_one_is_a_warning(tmp_path, lr, more, foun
     values = {"data": {"train": str(tmp_path)}, "train": {"precision": "fp32"}, "optim": {"lr": lr, **more}}
     checks = [result.check for result in check_settings(build_config(values, "test"), source, None)]
     assert checks == ["optim.lr"] * found
+
+
+def test_doctor_compares_what_the_command_sets_for_a_dataset_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(suited, "_machine", lambda device: (False, True))
+    data = write_records(tmp_path, [0, 1], size=16)
+    overrides = (*UsualSettings(str(data)).overrides(), "optim.lr=5", "train.precision=fp16")
+    asked = asked_config(TrainRequest(overrides=overrides, own_data=True))
+    found = {
+        result.check: result.status
+        for result in check_settings(asked.config, open_dataset(data), asked.set_keys)
+    }
+    assert found == {"model.backbone": "ok", "optim.lr": "warning", "train.precision": "warning"}
 
 
 @pytest.mark.parametrize(
