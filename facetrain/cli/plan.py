@@ -16,17 +16,6 @@ if TYPE_CHECKING:
     from facetrain.plan.forecast import Forecast
 
 
-_HALVES_BATCH = "half of train.batch_size with twice optim.accumulate"
-_SAVES_MEMORY = (
-    "head.momentum_dtype: bfloat16",
-    "model.checkpoint_activations: true",
-    _HALVES_BATCH,
-    "head.weight_dtype: bfloat16",
-    "head.momentum_dtype: int8",
-    "head.placement: host",
-    "more GPUs",
-)
-"""From cheap to expensive."""
 _GIB = 1 << 30
 
 
@@ -117,27 +106,44 @@ def _counted(config: Config, num_classes: int, gpus: int, memory: int) -> dict[s
         "fits": needed.fits(memory),
         "largest_batch": largest_batch(config, num_classes, gpus, memory),
         "fewest_gpus": fewest_gpus(config, num_classes, memory),
-        "half_batch_bytes": None
+        "memory_savers": []
         if needed.fits(memory)
-        else _half_batch_bytes(config, num_classes, gpus, needed),
+        else _memory_savers(config, _half_batch_saves(config, num_classes, gpus, needed)),
     }
 
 
-def _half_batch_bytes(config: Config, num_classes: int, gpus: int, needed: Forecast) -> int | None:
-    """Return the total of a run whose steps have twice the micro-batches, of half the images; None: of one image.
+def _half_batch_saves(config: Config, num_classes: int, gpus: int, needed: Forecast) -> bool:
+    """Return whether a run needs less whose steps have twice the micro-batches, of half the images.
 
-    It can be more than the total of the run: several micro-batches keep the gradient of the centers in float32.
+    It can need more: several micro-batches keep the gradient of the centers in float32.
     """
     from facetrain.plan.forecast import forecast
 
     if needed.batch < 2:
-        return None
+        return False
     optim = config.optim.model_copy(update={"accumulate": 2 * config.optim.accumulate})
     halved = config.model_copy(update={"optim": optim})
-    return forecast(halved, num_classes, gpus, batch=needed.batch // 2).total
+    return forecast(halved, num_classes, gpus, batch=needed.batch // 2).total < needed.total
+
+
+def _memory_savers(config: Config, half_batch_saves: bool) -> list[str]:
+    """Return what needs less memory than the config, from cheap to expensive."""
+    head = config.head
+    savers = {
+        "head.momentum_dtype: bfloat16": head.momentum_dtype == "float32",
+        "model.checkpoint_activations: true": not config.model.checkpoint_activations,
+        "half of train.batch_size with twice optim.accumulate": half_batch_saves,
+        "head.weight_dtype: bfloat16": head.weight_dtype == "float32",
+        "head.momentum_dtype: int8": head.momentum_dtype != "int8",
+        "head.placement: host": head.placement == "device",
+        "more GPUs": True,
+    }
+    return [saver for saver, saves in savers.items() if saves]
 
 
 def _lines(report: dict[str, Any]) -> list[str]:
+    from facetrain.plan.forecast import MOST_GPUS
+
     if "device" in report:
         lines = [
             f"{report['device']}, one process, {report['identities']:,} identities: "
@@ -163,14 +169,12 @@ def _lines(report: dict[str, Any]) -> list[str]:
             "copy of a checkpoint; checkpoint.async: false needs none."
         )
     if not report["fits"]:
-        lines.append(f"needs less memory, from cheap to expensive: {'; '.join(_memory_savers(report))}")
+        lines.append(f"needs less memory, from cheap to expensive: {'; '.join(report['memory_savers'])}")
     fewest = report["fewest_gpus"]
-    on = f"fewest GPUs {fewest}" if fewest else "with this batch it fits on no number of GPUs"
+    on = (
+        f"fewest GPUs {fewest}"
+        if fewest
+        else f"with this batch it fits on no number of GPUs up to {MOST_GPUS:,}"
+    )
     limits = f"largest batch per GPU {report['largest_batch']:,}; {on}"
     return [*lines, limits, "The speed is measured on such a machine: `facetrain plan` without --memory."]
-
-
-def _memory_savers(report: dict[str, Any]) -> list[str]:
-    half_batch = report["half_batch_bytes"]
-    halving_saves = half_batch is not None and half_batch < report["total_bytes"]
-    return [each for each in _SAVES_MEMORY if each != _HALVES_BATCH or halving_saves]

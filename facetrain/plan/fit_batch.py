@@ -62,10 +62,17 @@ def _batch_for_gpus(config: Config, world: World, source: FaceDataset) -> tuple[
     memory, classes = min(collectives.gather_json(_free_bytes(world.device))), source.num_classes
     most = min(_LARGEST_GLOBAL_BATCH, epoch_size(source) // _LEAST_STEPS)
     bound = _rounded(most // (world.size * config.optim.accumulate))
-    bound = max(bound, local_batch_size(config, world.size))
-    if forecast(config, classes, world.size, batch=bound).fits(memory):
-        reason = f"at most {_LARGEST_GLOBAL_BATCH:,} images per step, at least {_LEAST_STEPS} steps per epoch"
-        return bound, reason
+    before = local_batch_size(config, world.size)
+    if forecast(config, classes, world.size, batch=max(bound, before)).fits(memory):
+        if bound > before:
+            return (
+                bound,
+                f"at most {_LARGEST_GLOBAL_BATCH:,} images per step, at least {_LEAST_STEPS} steps per epoch",
+            )
+        return before, (
+            f"the batch of the config; a larger one has more than {_LARGEST_GLOBAL_BATCH:,} images per step, or leaves "
+            f"fewer than {_LEAST_STEPS} steps per epoch"
+        )
     batch = _rounded(largest_batch(config, classes, world.size, memory))
     if batch < 2:
         raise ConfigError(

@@ -23,7 +23,8 @@ from facetrain.training.teacher_cache import cached_embedding_size
 USABLE = 0.9
 """Share of a GPU's memory that a run may fill. The rest is for CUDA, the libraries and gaps between blocks: an
 assumption."""
-_MOST_GPUS = 1024
+MOST_GPUS = 1024
+"""Most GPUs of a run that `fewest_gpus` tries."""
 _PREFETCHED_STEPS = 3
 _LARGEST_BATCH = 1 << 16
 # Of a batch: two copies in uint8 (the loader prefetches one), and float32 before and after the change of layout.
@@ -133,13 +134,18 @@ def _zero(smaller: _Free, larger: _Free) -> int:
 
 
 def fewest_gpus(config: Config, num_classes: int, memory: int) -> int | None:
-    """Return the smallest power of two of GPUs with which the run fits; None if it fits with none of them."""
-    gpus = 1
-    while gpus <= min(_MOST_GPUS, num_classes):
-        with suppress(ConfigError):  # the global batch cannot be divided among them
-            if forecast(config, num_classes, gpus).fits(memory):
-                return gpus
-        gpus *= 2
+    """Return the smallest number of GPUs, up to `MOST_GPUS`, with which the run fits; None if it fits with none.
+
+    Tried are those that divide the global batch, or without one the powers of two.
+    """
+    batch = config.train.global_batch_size or MOST_GPUS
+    for gpus in range(1, min(MOST_GPUS, num_classes) + 1):
+        if batch % gpus == 0:
+            with suppress(
+                ConfigError
+            ):  # the global batch of a stage, or its micro-batches, cannot be divided
+                if forecast(config, num_classes, gpus).fits(memory):
+                    return gpus
     return None
 
 

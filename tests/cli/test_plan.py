@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from facetrain.cli.app import app
+from facetrain.cli.plan import _memory_savers
 from facetrain.config.loading import build_config
 from facetrain.plan.forecast import fewest_gpus, forecast, largest_batch
 from tests.support.command import ROOT, facetrain, refusal
@@ -59,6 +60,23 @@ def test_half_of_the_batch_in_twice_the_micro_batches_is_advised_only_where_it_s
     (tmp_path / "run.yaml").write_text(f"{sets}{TINY}train: {{batch_size: {batch}}}\n")
     code, printed, _ = plan("--config", tmp_path / "run.yaml", "--memory", 1, "--identities", identities)
     assert code == 1 and ("optim.accumulate" in printed) == saves
+
+
+def test_what_the_config_already_has_is_not_advised():
+    head = {"momentum_dtype": "bfloat16", "weight_dtype": "bfloat16", "placement": "host"}
+    values = {"data": {"train": "x"}, "model": {"checkpoint_activations": True}, "head": head}
+    saves = _memory_savers(build_config(values, "test"), half_batch_saves=False)
+    assert saves == ["head.momentum_dtype: int8", "more GPUs"]
+
+
+@pytest.mark.parametrize(("global_batch", "fewest"), [(96, 48), (64, 64), (None, 64), (32, None)])
+def test_the_fewest_gpus_divide_the_global_batch(global_batch, fewest, monkeypatch):
+    monkeypatch.setattr(
+        "facetrain.plan.forecast.forecast",
+        lambda config, classes, gpus: SimpleNamespace(fits=lambda memory: gpus > 32),
+    )
+    config = build_config({"data": {"train": "x"}, "train": {"global_batch_size": global_batch}}, "test")
+    assert fewest_gpus(config, 10_000, 1) == fewest
 
 
 @pytest.mark.slow

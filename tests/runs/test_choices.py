@@ -134,6 +134,11 @@ def test_a_batch_takes_the_memory_that_the_forecast_leaves_and_the_rate_follows(
     assert chosen.optim.lr == 0.05
 
 
+def test_a_batch_beyond_the_limits_stays_and_the_line_says_so(describe, monkeypatch):
+    _, chosen, line = fit(describe, monkeypatch)
+    assert chosen.train.global_batch_size == 24 and "the batch of the config; a larger one" in line
+
+
 @pytest.mark.slow
 def test_a_cpu_keeps_the_batch_of_the_config(describe, monkeypatch):
     _, chosen, line = fit(describe, monkeypatch, device="cpu")
