@@ -15,6 +15,7 @@ import torch
 
 from facetrain.backbone.base import DEFAULT_IMAGE_SIZE
 from facetrain.backbone.zoo import build_backbone
+from facetrain.config.loading import values_of_overrides
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.decode import decode_rgb
@@ -47,6 +48,7 @@ from facetrain.models.model_file import (
 )
 from facetrain.models.preprocessing import require_trainable_input
 from facetrain.progress import ProgressCallback
+from facetrain.run.folder.compatibility import lookup
 from facetrain.run.parts.open_data import evenly_spread_images
 from facetrain.run.parts.teacher_embeddings import write_teacher_embeddings
 from facetrain.verify.sets.pair_set import load_pair_sets, require_distinct_names
@@ -301,7 +303,7 @@ def _write_trainable_copy(path: Path, options: dict[str, Any], source: FaceDatas
 
 def _facts(request: Request, model: Path, backbone: dict[str, Any], place: Workplace) -> Facts:
     """Return what the choices depend on."""
-    train = open_dataset(place.train)
+    train, device = open_dataset(place.train), lookup(values_of_overrides(request.overrides), "train.device")
     return Facts(
         model=request.address if request.address and model == request.model else str(model),
         backbone=backbone,
@@ -310,7 +312,7 @@ def _facts(request: Request, model: Path, backbone: dict[str, Any], place: Workp
         images=train.num_images,
         held_out=str(place.pairs),
         teacher_cache=str(place.embeddings),
-        has_gpu=torch.cuda.is_available(),
+        has_gpu=device != "cpu" and torch.cuda.is_available(),
     )
 
 

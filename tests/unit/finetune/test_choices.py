@@ -1,13 +1,17 @@
 """Choices of a fine-tuning by people, images and machine."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 
 from facetrain.config.loading import load_config, plain_config
 from facetrain.errors import ConfigError
 from facetrain.finetune.choices import Facts, choose, config_text
+from facetrain.finetune.prepare import Workplace, _facts
+from tests.support.datasets import write_records
 
 FACTS = Facts(
     model="y1.pt",
@@ -52,6 +56,15 @@ def test_the_options_of_an_own_network_are_options_of_the_model():
 
 def test_a_gpu_keeps_the_default_precision():
     assert "train.precision" not in values_of(has_gpu=True)
+
+
+@pytest.mark.parametrize(("device", "has_gpu"), [("auto", True), ("cpu", False)])
+def test_a_device_that_the_user_gives_decides_whether_there_is_a_gpu(device, has_gpu, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    place = Workplace(tmp_path)
+    write_records(place.train, [0, 0, 1, 1], size=16)
+    request = SimpleNamespace(address=None, model=None, overrides=[f"train.device={device}"])
+    assert _facts(request, tmp_path, {}, place).has_gpu is has_gpu
 
 
 def test_the_choices_are_an_ordinary_config_with_the_reason_of_each_and_the_overrides_of_the_user(tmp_path):
