@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
 import os
@@ -55,7 +56,7 @@ def build_config(values: dict[str, Any], where: str, overrides: Iterable[str] = 
     Raises:
         ConfigError: with all faults in one line.
     """
-    changes = [_parse_override(override) for override in overrides]
+    changes, values = [_parse_override(override) for override in overrides], copy.deepcopy(values)
     for change in changes:
         _merge(values, change)
     _require_no_secrets(values, where)

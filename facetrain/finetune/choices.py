@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from facetrain.config.loading import build_config, override_values
+from facetrain.config.loading import build_config, override_values, values_of_overrides
 from facetrain.config.schema import Config
 from facetrain.strict_yaml import dump_yaml
 
@@ -35,6 +35,7 @@ class Facts:
     teacher_cache: str
     """Path of the model's embeddings of the training images."""
     has_gpu: bool
+    """Whether the fine-tuning runs on a GPU."""
 
 
 class Choice(NamedTuple):
@@ -140,5 +141,6 @@ def config_text(
     for choice in choices:
         override_values(values, choice.values)
         comments.append(f"# {', '.join(choice.values)}: {choice.reason}")
-    config = build_config(values, "facetrain finetune", overrides)  # merges the overrides into the values
+    override_values(values, values_of_overrides(overrides))
+    config = build_config(values, "facetrain finetune")
     return "\n".join([*comments, dump_yaml(values)]), config

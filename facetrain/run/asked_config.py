@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,10 +120,7 @@ def _build(request: TrainRequest, *more: str) -> Config:
     if isinstance(source, str):
         path = find_config(Path(source))
         return build_config(read_merged(path), str(path), overrides)
-    # Copied: the overrides are merged into the values.
-    return build_config(
-        copy.deepcopy(source or {}), "the defaults" if source is None else "config", overrides
-    )
+    return build_config(source or {}, "the defaults" if source is None else "config", overrides)
 
 
 def _sets_that_exist(config: Config) -> tuple[list[str], tuple[str, ...]]:

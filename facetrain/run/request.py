@@ -13,9 +13,18 @@ from facetrain.errors import UsageError
 
 
 def as_override(key: str, value: Any) -> str:
-    """Return a value for a dotted key of the config in the form of --set: KEY=VALUE."""
+    """Return a value for a dotted key of the config in the form of --set: KEY=VALUE.
+
+    Raises:
+        UsageError: it is or contains an object that JSON does not have.
+    """
+
+    def refuse(part: Any) -> None:
+        kind = f"{type(part).__module__}.{type(part).__qualname__}"
+        raise UsageError(f"{key}: a config cannot hold a {kind}; use numbers, texts, lists and dicts")
+
     # As YAML reads it: two escapes for one character, as JSON has them, are two characters there.
-    return f"{key}={json.dumps(value, ensure_ascii=False)}"
+    return f"{key}={json.dumps(value, ensure_ascii=False, default=refuse)}"
 
 
 CHOSEN_KEYS = {"batch": ("train.batch_size", "train.global_batch_size"), "lr": ("optim.lr",)}

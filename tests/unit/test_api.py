@@ -124,6 +124,14 @@ def test_unusable_images_are_named(model, image, message):
         model.embed(image)
 
 
+@pytest.mark.parametrize("value", [torch.tensor(0.1), {"a": {1, 2}}])
+def test_a_value_that_no_config_can_hold_is_refused_with_its_key(value):
+    with pytest.raises(
+        facetrain.errors.UsageError, match=r"^optim\.lr: a config cannot hold a (torch\.Tensor|.*set);"
+    ):
+        facetrain.train("quickstart", optim={"lr": value})
+
+
 def test_a_network_that_has_diverged_is_refused(folder, tmp_path):
     network = build_backbone("iresnet", **SMALL)
     torch.nn.init.constant_(network.fc.bias, float("nan"))

@@ -260,6 +260,12 @@ def test_a_key_is_set_by_itself_by_its_section_and_by_what_is_inside_of_it(overr
     assert is_set(override_keys([override]), "eval", "optim.lr") is expected
 
 
+def test_the_values_of_a_config_stay_as_they_are():
+    values = {"data": {"train": "x"}, "optim": {"lr": 0.1}}
+    assert build_config(values, "test", ["optim.lr=0.3", "optim.muon={lr: 1}"]).optim.lr == 0.3
+    assert values == {"data": {"train": "x"}, "optim": {"lr": 0.1}}
+
+
 def test_numbers_in_scientific_notation_are_numbers(tmp_path):
     assert parse_yaml("[5e-4, 1E6, -2e+3, 0.1]") == [5e-4, 1e6, -2e3, 0.1]
 
