@@ -47,6 +47,10 @@ def export(
         raise UsageError(
             "--target: the results go into the model card; give --model-card FILE or --push NAME"
         )
+    if sets.data_dir is not None and not sets.target:
+        raise UsageError(
+            f"--data-dir {sets.data_dir}: has the sets of --target; give it, or remove --data-dir"
+        )
     if outputs.license is not None and outputs.model_card is None and outputs.push is None:
         raise UsageError("--license: the terms go into the model card; give --model-card FILE or --push NAME")
     if outputs.private and outputs.push is None:

@@ -74,7 +74,13 @@ def search(
     from facetrain.embeddings.embedding_files import SUFFIXES
     from facetrain.embeddings.gallery_search import search_gallery
 
-    for option, value in (("--model", model), ("--detector", detector), ("--skip-bad", skip_bad or None)):
+    of_images = {
+        "--model": model,
+        "--detector": detector,
+        "--skip-bad": skip_bad or None,
+        "--device": None if device == "auto" else device,
+    }
+    for option, value in of_images.items():
         if value is not None and {gallery.suffix, probe.suffix} <= set(SUFFIXES):
             given = option if value is True else f"{option} {value}"
             raise UsageError(f"{given}: {gallery} and {probe} are embedded already; remove it")

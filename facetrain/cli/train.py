@@ -147,9 +147,19 @@ def _launch(request: TrainRequest, options: LaunchOptions) -> None:
     from facetrain.distributed.process_lifetime import launched_by_torchrun
     from facetrain.distributed.topology import topology
 
+    given = asdict(options)
     if launched_by_torchrun():
+        unused = [
+            f"--{name.replace('_', '-')} {given[name]}"
+            for name, default in asdict(LaunchOptions()).items()
+            if given[name] != default
+        ]
+        if unused:
+            raise UsageError(
+                f"{' '.join(unused)}: torchrun has started this process; give its options before `-m facetrain`"
+            )
         sys.exit(train_on_this_rank(request))
-    where = topology(**asdict(options), device=_device(request, alone=options.nnodes == "1"))
+    where = topology(**given, device=_device(request, alone=options.nnodes == "1"))
     sys.exit(launch(partial(train_on_this_rank, request), where, rank_arguments(request)))
 
 

@@ -105,6 +105,11 @@ def test_arguments_that_contradict_apply_are_refused(tmp_path):
         (["--apply", report], "give the folder of the new dataset with --output"),
         ([tmp_path, "--apply", report], "--apply REPORT, which needs no model"),
         (["--apply", report, "--output", tmp_path / "o", "--sheet", tmp_path / "s.html"], "s.html"),
+        (
+            ["--apply", report, "--output", tmp_path / "o", "--device", "cpu"],
+            "runs no model; remove --device",
+        ),
+        ([tmp_path, "--yes"], "nothing is changed without --output"),
     ):
         assert message in str(refusal("data", "clean", tmp_path, *options))
 

@@ -60,6 +60,16 @@ def test_a_rank_of_another_launcher_that_finds_no_other_rank_ends_with_1_and_one
     assert process.stderr.startswith("error: rank 1 could not join the process group at 127.0.0.1:1: ")
 
 
+@pytest.mark.parametrize("command", [("train", "--preset", "quickstart"), ("resume", "run")])
+def test_a_process_that_torchrun_has_started_refuses_what_is_for_torchrun(command, monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
+        monkeypatch.setenv(name, "1")
+    refused = refusal(*command, "--nproc-per-node", "auto", "--nnodes", 4, "--max-restarts", 3)
+    assert isinstance(refused, UsageError) and str(refused).startswith(
+        "--nnodes 4 --max-restarts 3: torchrun has"
+    )
+
+
 @pytest.mark.parametrize(
     "line",
     [

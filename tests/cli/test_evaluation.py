@@ -284,6 +284,7 @@ def test_search_finds_each_face_in_a_gallery_of_embeddings(model, tmp_path):
         (["search", tmp_path / "gallery", probe], "add --model MODEL to embed its images"),
         (["search", *files, "--model", model], "are embedded already; remove it"),
         (["search", *files, "--detector", model], "are embedded already; remove it"),
+        (["search", *files, "--device", "cpu"], "--device cpu: "),
     ):
         refused = refusal(*arguments)
         assert message in str(refused) and refused.exit_code == 2

@@ -136,6 +136,7 @@ def test_options_that_exclude_each_other_are_refused(model, tmp_path):
         ("m.safetensors", "--images faces.bin", "--format safetensors has no option --images"),
         ("m.onnx", "--target lfw", "--model-card"),
         ("m.onnx", "--license mit", "--model-card"),
+        ("m.onnx", "--data-dir sets", "--target"),
         ("m.onnx", "--private --model-card card.md", "--push"),
     ):
         refused = refusal("export", model, "--output", tmp_path / name, *options.split())

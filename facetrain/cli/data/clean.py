@@ -22,6 +22,7 @@ from facetrain.cli.outputs import (
     write_text,
 )
 from facetrain.cli.progress_bar import progress_bar
+from facetrain.embeddings.inference import Inference
 from facetrain.errors import UsageError
 from facetrain.plural import count_text
 
@@ -96,7 +97,7 @@ def clean(
     from facetrain.data.tools.wrong_labels import corrected_labels, find_wrong_labels
     from facetrain.embeddings.embed_images import embed_input
 
-    _check_arguments(inputs, files)
+    _check_arguments(inputs, files, inference, yes=yes)
     model, folder = inputs[0], inputs[-1]
     source = open_dataset(folder)
     report = None
@@ -128,11 +129,11 @@ def clean(
     print_written(written)
 
 
-def _check_arguments(inputs: list[Path], files: CleanFiles) -> None:
+def _check_arguments(inputs: list[Path], files: CleanFiles, inference: Inference, *, yes: bool) -> None:
     """Check the arguments and the outputs before the model runs.
 
     Raises:
-        UsageError: there is one argument too many or too few, or an output cannot be written.
+        UsageError: there is one argument too many or too few, an option has no effect, or an output cannot be written.
     """
     if len(inputs) != (2 if files.apply is None else 1):
         raise UsageError(
@@ -144,6 +145,10 @@ def _check_arguments(inputs: list[Path], files: CleanFiles) -> None:
         raise UsageError(
             f"{unused}: --apply {files.apply} makes no new decisions to write there; leave it out"
         )
+    if files.apply is not None and inference != Inference():
+        raise UsageError(f"--apply {files.apply}: runs no model; remove --device and --batch-size")
+    if yes and files.output is None:
+        raise UsageError("--yes: nothing is changed without --output FOLDER; give it, or remove --yes")
     require_absent(files.output)
     require_distinct(files.output, files.report, files.sheet)
     require_no_input((*inputs, files.apply), files.report, files.sheet)
