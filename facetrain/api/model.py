@@ -17,7 +17,7 @@ import torch
 from facetrain.api.dataset import Dataset, PathLike
 from facetrain.config.paths import eval_dir_of_run
 from facetrain.data.dataset import image_landmarks
-from facetrain.distributed.world import World, pick_device
+from facetrain.distributed.world import World, pick_device, require_device
 from facetrain.embeddings.embed_images import embed_images, open_embedder
 from facetrain.embeddings.embedder import EncodedImage, ImageEmbedder
 from facetrain.embeddings.embedding_map import EmbeddingMap, open_map
@@ -38,6 +38,7 @@ from facetrain.verify.protocol_options import EvaluationOptions
 
 Image = PathLike | np.ndarray
 """Image file, or RGB pixels uint8 (H, W, 3)."""
+_CPU = "device='cpu'"
 
 
 @dataclass(frozen=True)
@@ -263,8 +264,8 @@ def load_model(
         CheckpointError: the checkpoint is damaged, or the folder has none.
         UsageError: there is no such device.
     """
-    _require_device(device)
-    chosen = pick_device(device, 0, cpu_setting="device='cpu'")
+    require_device(device, given=f"device={device!r}", cpu_setting=_CPU)
+    chosen = pick_device(device, 0, cpu_setting=_CPU)
     file = local_path(path)
     return Model(
         file,
@@ -323,7 +324,7 @@ def evaluate(
         DataError: a set cannot be read.
         UsageError: there is no such device, or a number is too small.
     """
-    _require_device(device)
+    require_device(device, given=f"device={device!r}", cpu_setting=_CPU)
     _require_at_least(1, batch_size=batch_size)
     _require_at_least(0, bootstrap=bootstrap, seed=seed)
     path = model.path if isinstance(model, Model) else local_path(model)
@@ -337,13 +338,6 @@ def evaluate(
     )
     results: dict[str, dict[str, Any]] = evaluation.as_json()["sets"]
     return results
-
-
-def _require_device(name: str) -> None:
-    if name not in ("auto", "cpu", "cuda"):
-        raise UsageError(f"device {name!r}: unknown device; choose one of auto, cpu, cuda")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UsageError("device 'cuda': this machine has no GPU; use 'cpu', or a machine with a GPU")
 
 
 def _require_at_least(least: int, **numbers: int) -> None:

@@ -11,7 +11,7 @@ import typer
 
 from facetrain.bench.workloads import DEFAULT_CONFIG, RunWorkload, Turns
 from facetrain.cli.option_groups import option_groups
-from facetrain.cli.options import CONFIG_FLAGS, Device, Json, Set, resolve_device
+from facetrain.cli.options import CONFIG_FLAGS, Device, Json, Set
 from facetrain.cli.outputs import echo_line
 from facetrain.cli.train import Processes
 from facetrain.cpu_cores import usable_cores
@@ -95,9 +95,8 @@ def loader(
     as_json: Json = False,
 ) -> None:
     """Measure the loader, beside the JPEG decoder alone."""
-    import torch
-
     from facetrain.bench.loader import measure_loader
+    from facetrain.distributed.world import pick_device
 
     report = measure_loader(
         data,
@@ -105,7 +104,7 @@ def loader(
         batch_size=batch_size,
         seconds=seconds,
         rounds=rounds,
-        device=torch.device(resolve_device(device)),
+        device=pick_device(device, 0, cpu_setting="--device cpu"),
     )
     print_report(report, as_json)
 

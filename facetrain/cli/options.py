@@ -11,7 +11,6 @@ import typer
 from facetrain.cli.outputs import echo_line
 from facetrain.cli.progress_bar import progress_bar
 from facetrain.embeddings.inference import Inference
-from facetrain.errors import UsageError
 from facetrain.remote.address import is_read_in_place, is_remote, public
 from facetrain.verify.protocol_options import EvaluationOptions
 
@@ -61,14 +60,11 @@ def local_set(text: str) -> str:
     return str(local_file(text)) if is_remote(text) else text
 
 
-DEVICES = ("auto", "cpu", "cuda")
-
-
 def _check_device(name: str) -> str:
-    if name not in DEVICES:
-        raise UsageError(f"--device {name}: unknown device; choose one of {', '.join(DEVICES)}")
-    if name == "cuda":
-        resolve_device(name)
+    if name not in ("auto", "cpu"):
+        from facetrain.distributed.world import require_device
+
+        require_device(name, given=f"--device {name}", cpu_setting="--device cpu")
     return name
 
 
@@ -157,23 +153,6 @@ ProtocolOptions = Annotated[
 RunDir = Annotated[
     Path | None, typer.Argument(help="Folder of a run. Default: the newest run in the folder runs.")
 ]
-
-
-def resolve_device(name: str) -> str:
-    """Return `cpu` or `cuda` for the value of `--device`; `auto` gives `cuda` if a GPU is available.
-
-    Raises:
-        UsageError: `cuda` is given, and there is no GPU.
-    """
-    if name == "cpu":
-        return name
-    import torch
-
-    if torch.cuda.is_available():
-        return "cuda"
-    if name == "cuda":
-        raise UsageError("--device cuda: this machine has no GPU; use --device cpu, or a machine with a GPU")
-    return "cpu"
 
 
 def find_run(given: Path | None, *, err: bool = False) -> Path:

@@ -32,6 +32,7 @@ from facetrain.errors import RunError, UsageError
 
 ARRIVAL_S = 600.0
 """Time for all ranks to start."""
+_DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,20 @@ class World:
     def is_leader(self) -> bool:
         """Whether this is rank 0, which writes the files that are written once per run."""
         return self.rank == 0
+
+
+def require_device(name: str, *, given: str, cpu_setting: str) -> None:
+    """Check a device that a user has chosen: auto, cpu or cuda. `given` and `cpu_setting` are texts for the message.
+
+    Raises:
+        UsageError: there is no such device, or torch cannot use it.
+    """
+    if name not in _DEVICES:
+        raise UsageError(f"{given}: unknown device; choose one of {', '.join(_DEVICES)}")
+    if name == "cuda" and not torch.cuda.is_available():
+        if reason := gpu_failure():
+            raise UsageError(unusable_gpus(reason, cpu_setting))
+        raise UsageError(f"{given}: this machine has no GPU; use {cpu_setting}, or a machine with a GPU")
 
 
 def pick_device(name: str, local_rank: int, *, cpu_setting: str) -> torch.device:

@@ -11,7 +11,7 @@ from facetrain.cli.app import _exit_with_error
 from facetrain.device import gpu_driver
 from facetrain.device.gpu_driver import has_gpu_driver
 from facetrain.distributed.topology import topology
-from facetrain.distributed.world import pick_device
+from facetrain.distributed.world import pick_device, require_device
 from facetrain.errors import UsageError
 from facetrain.files import printable
 from tests.runs.conftest import dataset, describe  # noqa: F401
@@ -269,6 +269,7 @@ class DriverWithGpus:
         lambda: topology("auto", "1", None, 0, "auto"),
         lambda: pick_device("auto", 0, cpu_setting="train.device: cpu"),
         lambda: pick_device("cuda", 0, cpu_setting="train.device: cpu"),
+        lambda: require_device("cuda", given="--device cuda", cpu_setting="--device cpu"),
     ],
 )
 def test_gpus_that_torch_cannot_use_are_an_error_and_no_run_on_the_cpu(start, monkeypatch):
