@@ -16,6 +16,16 @@ def multiplies_bfloat16(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _BFLOAT16_CAPABILITY
 
 
+def bfloat16_fault(device: torch.device) -> str:
+    """Return why a GPU cannot train with `train.precision: bf16`; "" if it can."""
+    if multiplies_bfloat16(device):
+        return ""
+    needed, found = (
+        ".".join(map(str, each)) for each in (_BFLOAT16_CAPABILITY, torch.cuda.get_device_capability(device))
+    )
+    return f"train.precision: bf16 needs a GPU of compute capability {needed} or higher, and this one has {found}"
+
+
 def float32_name(device: torch.device) -> str:
     """Return the name of float32 arithmetic on a device: by PyTorch's default, GPUs convolve in TF32."""
     tf32 = device.type == "cuda" and torch.backends.cudnn.allow_tf32

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from facetrain.cpu_cores import usable_cores
-from facetrain.device.capability import multiplies_bfloat16
+from facetrain.device.capability import bfloat16_fault
 from facetrain.device.gpu_driver import gpu_failure
 from facetrain.distributed import collectives
 from facetrain.doctor.check_result import CheckResult, failed, passed, warned_if
@@ -84,8 +84,8 @@ def check_machine(processes: int, precision: str) -> Iterator[CheckResult]:
 def _check_gpu(number: int, precision: str) -> CheckResult:
     free, total = torch.cuda.mem_get_info(number)
     message = f"{torch.cuda.get_device_name(number)}, {free / _GIB:.0f} of {total / _GIB:.0f} GiB free"
-    if precision == "bf16" and not multiplies_bfloat16(torch.device("cuda", number)):
-        return failed(f"gpu {number}", f"{message}; has no bf16", "set train.precision: fp16")
+    if precision == "bf16" and (fault := bfloat16_fault(torch.device("cuda", number))):
+        return failed(f"gpu {number}", f"{message}; {fault}", "set it to fp16")
     advice = "another process uses this GPU: `nvidia-smi` lists it"
     return warned_if(free < 0.9 * total, f"gpu {number}", message, advice)
 

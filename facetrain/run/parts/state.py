@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset, identity_names
-from facetrain.device.capability import multiplies_bfloat16
+from facetrain.device.capability import bfloat16_fault
 from facetrain.distributed.sync_batch_norm import use_sync_batch_norm
 from facetrain.distributed.world import World
 from facetrain.errors import ConfigError, DataError
@@ -34,12 +32,8 @@ def check_precision(config: Config, world: World) -> None:
     """
     if config.train.precision != "bf16" or world.device.type != "cuda":
         return
-    if not multiplies_bfloat16(world.device):
-        version = ".".join(map(str, torch.cuda.get_device_capability(world.device)))
-        raise ConfigError(
-            f"train.precision: bf16 needs a GPU of compute capability 8.0 or higher, and this one has {version}; set "
-            "it to fp16"
-        )
+    if fault := bfloat16_fault(world.device):
+        raise ConfigError(f"{fault}; set it to fp16")
 
 
 def build_state(
