@@ -20,11 +20,11 @@ from facetrain.files import error_reason
 from facetrain.head.head_group import head_parts
 from facetrain.optim.muon import hidden_weights
 from facetrain.plural import count_text
-from facetrain.run.suited_settings import RunFacts, gather_facts, unsuited_settings
+from facetrain.run.suited_settings import RunFacts, gather_facts, suited_rate, unsuited_settings
 from facetrain.training.state import TrainState
 
 HIGHEST_LR = {"sgd": 10.0, "adamw": 0.1}
-"""Rates that cannot be meant. Published rates are at most 0.4 (SGD, 4,096 images) and 0.001 (AdamW)."""
+"""Rates that cannot be meant, far above the published ones (`suited_settings.py`)."""
 
 
 def check_start(
@@ -42,14 +42,15 @@ def check_start(
     Raises:
         RunError: the disk cannot hold a checkpoint, or cannot rename a folder.
     """
+    facts = gather_facts(config, source, state.world.size)
     warnings = [
         *label_remarks(source, config.data.train),
         *(f"{config.data.train}: {photos}" for photos in [describe_photos(source)] if photos),
         *remarks_on_reading(source, cache_bytes=config.data.cache_bytes, shuffle=config.data.shuffle),
         *_check_cores(state.world),
-        *_check_learning_rate(config),
+        *_check_learning_rate(config, facts),
         *_check_schedule(config),
-        *_check_precision(config, gather_facts(config, source, state.world.size)),
+        *_check_precision(config, facts),
         *check_free_space(config, folder, checkpoint_bytes(config, state), steps),
     ]
     _require_renames(folder)
@@ -82,12 +83,13 @@ def _check_cores(world: World) -> Iterator[str]:
         )
 
 
-def _check_learning_rate(config: Config) -> Iterator[str]:
+def _check_learning_rate(config: Config, facts: RunFacts) -> Iterator[str]:
     highest = HIGHEST_LR[config.optim.name]
     if config.optim.lr > highest:
+        rate = suited_rate(facts)
         yield (
-            f"optim.lr: {config.optim.lr:g} is above {highest:g}, with which {config.optim.name} does not learn; "
-            "published rates are 0.1 per 1,024 images for SGD, and 0.001 for AdamW"
+            f"optim.lr: {config.optim.lr:g} is above {highest:g}, with which {config.optim.name} does not learn; set "
+            f"it to {rate.value}: {rate.reason}"
         )
 
 

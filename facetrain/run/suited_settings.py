@@ -85,7 +85,7 @@ def _machine(device: str) -> tuple[bool, bool]:
 
 def suited_settings(facts: RunFacts) -> list[Suited]:
     """Return network, number format and learning rate for a training from random weights."""
-    return [_network(facts), _precision(facts), _rate(facts)]
+    return [_network(facts), _precision(facts), suited_rate(facts)]
 
 
 def _network(facts: RunFacts) -> Suited:
@@ -110,7 +110,8 @@ def _precision(facts: RunFacts) -> Suited:
     return Suited("train.precision", value, f"the {where} does not multiply bfloat16")
 
 
-def _rate(facts: RunFacts) -> Suited:
+def suited_rate(facts: RunFacts) -> Suited:
+    """Return the published learning rate for the optimizer and the batch."""
     if facts.optimizer == "adamw":
         return Suited("optim.lr", _ADAMW_RATE, "as published with AdamW")
     batches, rates = np.array(_SGD_BATCHES), np.array(_SGD_RATES)

@@ -13,16 +13,21 @@ from facetrain.errors import ConfigError, RunError
 from facetrain.run import start_checks
 from facetrain.run.parts.state import check_precision
 from facetrain.run.start_checks import _check_cores, _check_learning_rate, _require_renames, check_free_space
+from facetrain.run.suited_settings import RunFacts
 from tests.runs.conftest import dataset, describe  # noqa: F401
 from tests.support import training
 from tests.unit.plan.helpers import small_config
 
 
-@pytest.mark.parametrize(("name", "usual", "absurd"), [("sgd", 0.4, 1000), ("adamw", 0.001, 1)])
-def test_a_learning_rate_that_cannot_be_meant_is_reported(name, usual, absurd):
+@pytest.mark.parametrize(
+    ("name", "usual", "absurd", "published"), [("sgd", 0.4, 1000, 0.1), ("adamw", 0.001, 1, 0.001)]
+)
+def test_a_learning_rate_that_cannot_be_meant_is_reported(name, usual, absurd, published):
     for lr, count in ((usual, 0), (absurd, 1)):
         config = build_config({"data": {"train": "x"}, "optim": {"name": name, "lr": lr}}, "test")
-        assert len(list(_check_learning_rate(config))) == count
+        facts = RunFacts(10, 100, 1024, name, has_gpu=False, has_bfloat16=True)
+        warnings = list(_check_learning_rate(config, facts))
+        assert len(warnings) == count and all(f"set it to {published}: " in warning for warning in warnings)
 
 
 def test_more_processes_than_cores_are_reported(monkeypatch):
