@@ -20,6 +20,7 @@ from facetrain.data.loading.sampler import permute
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.pair_writer import PairsToWrite, require_readable, write_pairs
 from facetrain.errors import DataError
+from facetrain.plural import count_text
 
 _LEAST_IMAGES = 4
 """Images of a person from which some are held out; a person with fewer is trained on with all of them."""
@@ -74,8 +75,7 @@ def split_photos(labels_N: np.ndarray, *, seed: int = 0) -> np.ndarray:
 
 def count_people(labels_N: np.ndarray) -> str:
     """Return the number of people in labels, as text."""
-    count = len(np.unique(labels_N))
-    return "1 person" if count == 1 else f"{count:,} people"
+    return count_text(len(np.unique(labels_N)), "person", "people")
 
 
 def require_enough(labels_N: np.ndarray, where: Path, *, seed: int = 0) -> None:

@@ -12,6 +12,7 @@ from facetrain.finetune.judge import Verdict, describe_thresholds, headline
 from facetrain.finetune.other_people import Harm, accuracy_of
 from facetrain.finetune.prepare import Prepared
 from facetrain.pages.render import render
+from facetrain.plural import count_text
 from facetrain.run.report.page import run_values
 from facetrain.verify.output.hardest_pairs import hardest_pairs_of, pair_groups
 
@@ -35,7 +36,7 @@ def write_page(prepared: Prepared, verdict: Verdict) -> None:
         other_people=_other_people(verdict.tried),
         face_rows=html_rows(rows),
         faces_note=shown_of(rows, faces),
-        left_out=f"{len(left_out):,} files left out",
+        left_out=f"{count_text(len(left_out), 'file')} left out",
         left_out_lines=skipped_summary(left_out),
         hardest=[
             (f"Hardest pairs of {name}", pair_groups(hardest_pairs_of(result, judged.sets[name])))

@@ -47,6 +47,7 @@ from facetrain.models.model_file import (
     save_model,
 )
 from facetrain.models.preprocessing import require_trainable_input
+from facetrain.plural import count_text
 from facetrain.progress import ProgressCallback
 from facetrain.run.folder.compatibility import lookup
 from facetrain.run.parts.open_data import evenly_spread_images
@@ -55,7 +56,7 @@ from facetrain.verify.sets.pair_set import load_pair_sets, require_distinct_name
 
 Bar = Callable[[str], AbstractContextManager[ProgressCallback]]
 """Opens a progress bar with a title."""
-CONFIG_FILE, _COMMAND_FILE = "finetune.yaml", "command.txt"
+_PLAN_FILE, _COMMAND_FILE = "finetune.yaml", "command.txt"
 _GRAPH_NETWORKS = ("mbf_small", "mbf", "mbf_large", "r18", "r34", "r50", "r100")
 """Networks that an ONNX or MXNet file may have."""
 _EXAMINED = 64
@@ -232,9 +233,10 @@ def _write_faces(
             photos, place.faces, image_size=image_size, skip_bad=True,
             landmarks=finder, checking=progress, progress=progress,
         )  # fmt: skip
-    say(f"{place.faces}: {written.images:,} faces of {written.identities:,} people")
+    people = count_text(written.identities, "person", "people")
+    say(f"{place.faces}: {count_text(written.images, 'face')} of {people}")
     if written.skipped:
-        say(f"left out {len(written.skipped):,} files, see {place.faces / SKIPPED_FILE}:")
+        say(f"left out {count_text(len(written.skipped), 'file')}, see {place.faces / SKIPPED_FILE}:")
         for line in skipped_summary(written.skipped):
             say(f"  {line}")
     if rivals := getattr(finder, "several_faces", None):
@@ -324,7 +326,7 @@ def _write_config(
         say(f"  {choice.settings}")
         say(f"    {choice.reason}")
     text, config = config_text(choices, request.overrides, place.run.name, str(place.folder))
-    path = place.folder / CONFIG_FILE
+    path = place.folder / _PLAN_FILE
     write_atomically(path, text)
     say(f"the same run by hand: facetrain train --config {shell_path(path)}")
     return config
