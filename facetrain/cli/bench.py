@@ -13,7 +13,7 @@ from facetrain.bench.workloads import DEFAULT_CONFIG, RunWorkload, Turns
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import CONFIG_FLAGS, Device, Json, Set
 from facetrain.cli.outputs import echo_line
-from facetrain.cli.train import Processes
+from facetrain.cli.train import LaunchOptions, Processes, require_launch
 from facetrain.cpu_cores import usable_cores
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Measure parts of a run on this machine.")
@@ -64,6 +64,8 @@ def train(
         if config
         else build_config(DEFAULT_CONFIG, "the defaults", set_ or ())
     )
+
+    require_launch(LaunchOptions(nproc_per_node))
 
     def measure() -> int:
         from facetrain.bench.train import measure_training

@@ -147,20 +147,26 @@ def _launch(request: TrainRequest, options: LaunchOptions) -> None:
     from facetrain.distributed.process_lifetime import launched_by_torchrun
     from facetrain.distributed.topology import topology
 
-    given = asdict(options)
+    require_launch(options)
     if launched_by_torchrun():
-        unused = [
-            f"--{name.replace('_', '-')} {given[name]}"
-            for name, default in asdict(LaunchOptions()).items()
-            if given[name] != default
-        ]
-        if unused:
-            raise UsageError(
-                f"{' '.join(unused)}: torchrun has started this process; give its options before `-m facetrain`"
-            )
         sys.exit(train_on_this_rank(request))
-    where = topology(**given, device=_device(request, alone=options.nnodes == "1"))
+    where = topology(**asdict(options), device=_device(request, alone=options.nnodes == "1"))
     sys.exit(launch(partial(train_on_this_rank, request), where, rank_arguments(request)))
+
+
+def require_launch(options: LaunchOptions) -> None:
+    """Check that no options about processes are given where another launcher than facetrain starts them.
+
+    Raises:
+        UsageError: there are.
+    """
+    from facetrain.distributed.process_lifetime import outside_launcher
+
+    usual = asdict(LaunchOptions())
+    given = {name: value for name, value in asdict(options).items() if value != usual[name]}
+    if given and (launcher := outside_launcher()):
+        names = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in given.items())
+        raise UsageError(f"{names}: has no effect {launcher}; remove it, or give it to the launcher")
 
 
 def _device(request: TrainRequest, *, alone: bool) -> str:

@@ -60,14 +60,22 @@ def test_a_rank_of_another_launcher_that_finds_no_other_rank_ends_with_1_and_one
     assert process.stderr.startswith("error: rank 1 could not join the process group at 127.0.0.1:1: ")
 
 
-@pytest.mark.parametrize("command", [("train", "--preset", "quickstart"), ("resume", "run")])
-def test_a_process_that_torchrun_has_started_refuses_what_is_for_torchrun(command, monkeypatch):
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        (
+            "train --preset quickstart --nproc-per-node auto --nnodes 4 --max-restarts 3",
+            "--nnodes 4 --max-restarts 3",
+        ),
+        ("resume run --nproc-per-node 9", "--nproc-per-node 9"),
+        ("bench train --nproc-per-node 9", "--nproc-per-node 9"),
+    ],
+)
+def test_options_about_processes_are_refused_where_another_launcher_starts_them(command, names, monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         monkeypatch.setenv(name, "1")
-    refused = refusal(*command, "--nproc-per-node", "auto", "--nnodes", 4, "--max-restarts", 3)
-    assert isinstance(refused, UsageError) and str(refused).startswith(
-        "--nnodes 4 --max-restarts 3: torchrun has"
-    )
+    refused = refusal(*command.split())
+    assert isinstance(refused, UsageError) and str(refused).startswith(f"{names}: has no effect with RANK")
 
 
 @pytest.mark.parametrize(
