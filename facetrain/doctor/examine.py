@@ -22,6 +22,7 @@ from facetrain.plural import count_text, images_text
 from facetrain.run.parts.open_data import open_training_set
 from facetrain.run.suited_settings import gather_facts, keys_to_choose, suited_settings, unsuited_settings
 from facetrain.verify.sets.pair_set import PairSet, load_pair_sets
+from facetrain.verify.training_images import HOLD_OUT_ADVICE, sets_of_training_images
 
 
 def examine(
@@ -68,6 +69,8 @@ def _examine_data(results: list[CheckResult], config: Config, chosen_without: fr
         names = [f"{pairs.name} ({count_text(len(pairs.same), 'pair')})" for pairs in sets]
         names += [f"{each} (an address: downloaded and checked when the run starts)" for each in addresses]
         results.append(passed("verification sets", ", ".join(names) or "none"))
+        for remark in sets_of_training_images(sets, source, config.data.train) if source else ():
+            results.append(warning("verification sets", remark, HOLD_OUT_ADVICE, "certain"))
     with errors_as_failures(results, "images"):
         results += _examine_images(config, source, sets)
 

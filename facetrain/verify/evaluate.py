@@ -25,6 +25,7 @@ from facetrain.verify.set_faults import warn_of_faults, warn_of_faulty_set
 from facetrain.verify.sets.open_sets import AnySet, open_sets
 from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.sets.slice_table import SliceTable, read_slice_table
+from facetrain.verify.training_images import warn_of_training_images
 from facetrain.verify.verifier import evaluation_mode
 
 
@@ -75,7 +76,7 @@ def evaluate(
         sets = {target.name: target for target in open_sets(targets, data_dir)}
         tables = _read_tables(sets, slices)
         if world.is_leader:
-            _warn_of_faulty_sets(sets)
+            _warn_of_doubtful_sets(sets, opened)
         scored = scores_of_set(scores, _only_set_of_pairs(sets, scores)) if scores is not None else None
 
         def embedder_of(opened: EmbeddingModel) -> ImageEmbedder:
@@ -145,10 +146,11 @@ def _open_gallery(path: Path, probe: EmbeddingModel, device: torch.device) -> Em
     return gallery
 
 
-def _warn_of_faulty_sets(sets: dict[str, AnySet]) -> None:
-    for target in sets.values():
-        if isinstance(target, PairSet):
-            warn_of_faulty_set(target)
+def _warn_of_doubtful_sets(sets: dict[str, AnySet], opened: EmbeddingModel) -> None:
+    of_pairs = [target for target in sets.values() if isinstance(target, PairSet)]
+    for pairs in of_pairs:
+        warn_of_faulty_set(pairs)
+    warn_of_training_images(of_pairs, opened.metadata)
 
 
 @torch.no_grad()

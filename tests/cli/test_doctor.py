@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from facetrain.cli.app import main
+from facetrain.data.formats.bin import write_bin
 from facetrain.data.formats.landmark_file import write_landmarks
-from tests.support.datasets import write_records
+from facetrain.data.open_dataset import open_dataset
+from tests.support.datasets import images_of, write_records
 
 
 def run(monkeypatch, capsys, *arguments):
@@ -68,6 +70,17 @@ def test_failures_contain_advice_and_the_exit_code_is_one(tmp_path, monkeypatch,
     assert code == 1 and report["failures"] == 2
     assert "for another dataset add --set data.num_" in failed["dataset"]
     assert "no such verification set" in failed["verification sets"]
+
+
+def test_pairs_of_training_images_are_reported(tmp_path, monkeypatch, capsys):
+    path = write_config(tmp_path)
+    images = [image for _, image in images_of(open_dataset(tmp_path / "data"))]
+    write_bin(tmp_path / "own.bin", images, [True, False])
+    code, out, _ = run(
+        monkeypatch, capsys, "--config", path, "--set", f"eval.targets=[{tmp_path / 'own.bin'}]"
+    )
+    assert code == 0 and f"own: 4 of 4 examined images are in {tmp_path / 'data'}" in out
+    assert "facetrain data split" in out
 
 
 @pytest.mark.slow

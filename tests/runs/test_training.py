@@ -199,7 +199,9 @@ def test_training_and_eval_report_the_same_numbers_to_the_last_digit(
     # Another batch size than that of `facetrain eval`.
     arguments = ["train", "--config", config, "--run-dir", run_dir, "--set", "eval.batch_size=40"]
     checked(facetrain(*arguments, "--nproc-per-node", ranks))
-    assert f"cpu in {precision}, verified in fp32" in (run_dir / "log.txt").read_text()
+    log = (run_dir / "log.txt").read_text()
+    assert f"cpu in {precision}, verified in fp32" in log
+    assert f"val: 12 of 16 examined images are in {dataset / 'data'}" in log
     verified = next(record for record in reversed(metrics(run_dir)) if "val/accuracy" in record)
     path = run_dir if model == "." else next((run_dir / model).glob("step_00000006"))
     options = ["--data-dir", dataset / "data", "--device", "cpu", "--bootstrap", 0, "--json", "-"]

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from facetrain.data.formats.bin import write_bin
+from facetrain.data.open_dataset import open_dataset
 from facetrain.data.pair_folds import fold_order
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import ModelError, UsageError
@@ -15,7 +16,7 @@ from facetrain.verify.evaluate import evaluate, evaluate_scores
 from facetrain.verify.metrics.fold_accuracy import fold_accuracy
 from facetrain.verify.output.formatting import format_evaluation
 from facetrain.verify.protocol_options import EvaluationOptions
-from tests.support.datasets import encoded_image
+from tests.support.datasets import encoded_image, images_of, write_records
 from tests.support.models import SMALL, write_model
 
 CPU = Inference("cpu", workers=1)
@@ -107,6 +108,18 @@ def test_a_set_with_useless_pairs_gives_a_warning(model, tmp_path, capsys, image
     write_bin(tmp_path / "set.bin", [encoded_image(number, 32) for number in images], same)
     evaluate(model, ["set"], tmp_path, options=WITHOUT_INTERVALS, inference=CPU)
     assert f"warning: set: {message}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("known", "number"), [(4, "4 of 4"), (1, "1 of 4"), (0, None)])
+def test_a_set_of_training_images_gives_a_warning(tmp_path, capsys, known, number):
+    train = write_records(tmp_path / "train", [0, 0, 1, 1], size=32)
+    images = [image for _, image in images_of(open_dataset(train))]
+    write_model(tmp_path / "m.safetensors", config={"data": {"train": str(train)}})
+    write_bin(tmp_path / "set.bin", images[:known] + IMAGES[10 : 14 - known], [True, False])
+    model = open_model(tmp_path / "m.safetensors", torch.device("cpu"))
+    evaluate(model, ["set"], tmp_path, options=WITHOUT_INTERVALS, inference=CPU)
+    warned = f"warning: set: {number} examined images are in {train}, and the accuracy on"
+    assert (warned in capsys.readouterr().err) == (number is not None)
 
 
 def test_reversed_scores_give_a_warning(tmp_path):
