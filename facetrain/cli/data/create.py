@@ -106,18 +106,14 @@ def pack(
         echo_line("  the faces were aligned by the landmarks of the list")
     elif finder is None and (photos := describe_photos(packed_from)):
         warn(f"{source}: {photos}")
-    path, train = shell_path(output), json.dumps(str(output), ensure_ascii=False)
+    path = shell_path(output)
+    size = "" if image_size == 112 else f" --set data.image_size={image_size}"
     for line in (
         "Next, look at the images and search for faults:",
         f"  facetrain data inspect {path} --sheet faces.html",
         f"  facetrain data check {path}",
-        "Then train with a config such as this one, CONFIG.yaml:",
-        f"    data: {{train: {train}, image_size: {image_size}}}",
-        "    model: {backbone: mbf}",
-        "    optim: {lr: 0.05, warmup_epochs: 1}",
-        "    train: {global_batch_size: 64, epochs: 20}",
-        "    eval: {targets: []}",
-        "  facetrain train --config CONFIG.yaml",
+        "Then train:",
+        f"  facetrain train --data {path} --batch 64{size}",
     ):
         echo_line(line)
 

@@ -1,9 +1,11 @@
 """Settings that suit a dataset and a machine: `train --data` and `doctor --data` state the same ones."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
 
 from facetrain.cli.usual_settings import UsualSettings
 from facetrain.config.loading import build_config, override_keys
@@ -19,6 +21,7 @@ from facetrain.run.asked_config import asked_config
 from facetrain.run.folder.lease import Lease
 from facetrain.run.request import TrainRequest
 from facetrain.run.start_checks import _check_precision
+from tests.support.command import ROOT
 from tests.support.datasets import write_records
 
 WORLD = World(rank=0, local_rank=0, size=1, local_size=1, device=torch.device("cpu"))
@@ -140,6 +143,13 @@ def test_doctor_compares_what_the_command_sets_for_a_dataset_alone(tmp_path, mon
         for result in check_settings(asked.config, open_dataset(data), asked.set_keys)
     }
     assert found == {"model.backbone": "ok", "optim.lr": "warning", "train.precision": "warning"}
+
+
+def test_the_page_for_own_photos_has_the_rate_of_its_batch():
+    page = (ROOT / "docs" / "own_photos.md").read_text(encoding="utf-8")
+    config = build_config(yaml.safe_load(re.search(r"```yaml\n(.*?)```", page, re.DOTALL)[1]), "test")
+    facts = suited.RunFacts(50, 200, config.train.global_batch_size, "sgd", has_gpu=True, has_bfloat16=True)
+    assert suited.suited_settings(facts)[2].value == config.optim.lr
 
 
 @pytest.mark.parametrize(
