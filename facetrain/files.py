@@ -17,13 +17,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from facetrain.errors import DataError, FacetrainError, UsageError
+from facetrain.errors import DataError, FacetrainError, RunError, UsageError
 
 _OVERRIDES = frozenset(("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"))
 _FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 _LONGEST_REASON = 200
 _LONGEST_NAME = 60
 _MOST_NAMES = 20
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_WRITE_ADVICE = {errno.EROFS: "choose another path"} | dict.fromkeys(
+    _FULL, "free space or choose another path"
+)
 _FOLDER_SYNC_UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 
 
@@ -40,10 +44,11 @@ def error_reason(error: BaseException) -> str:
 def os_errors_as(kind: type[FacetrainError], path: Path, advice: str = "") -> Iterator[None]:
     """Turn an OSError of the block into `kind`, with the path, the reason and an advice.
 
-    The path that the error itself names wins over `path`.
+    The path that the error itself names wins over `path`. Errors that only writing has get an advice here.
 
     Raises:
-        FacetrainError: of type `kind`, if the block raised an OSError.
+        FacetrainError: of type `kind`, if the block raised an OSError; on a full disk RunError in place of a
+            UsageError, because nothing is wrong with the input.
     """
     try:
         yield
@@ -51,7 +56,26 @@ def os_errors_as(kind: type[FacetrainError], path: Path, advice: str = "") -> It
         # Of a rename, the second name: the first one is that of a temporary file.
         named = error.filename2 or error.filename
         place = named if isinstance(named, str | os.PathLike) else path
-        raise kind(f"{place}: {error_reason(error)}" + (f"; {advice}" if advice else "")) from error
+        raise error_as(kind, place, error, advice) from error
+
+
+def error_as(kind: type[FacetrainError], place: object, error: OSError, advice: str = "") -> FacetrainError:
+    """Return an OSError as an error of facetrain: the place, the reason, and an advice. See `os_errors_as`."""
+    advice = advice or _WRITE_ADVICE.get(error.errno or 0, "")
+    if error.errno in _FULL and issubclass(kind, UsageError):
+        kind = RunError
+    return kind(f"{place}: {error_reason(error)}" + (f"; {advice}" if advice else ""))
+
+
+def write_fault(path: Path) -> str:
+    """Return why a file or folder cannot be written to, in the words of the operating system; empty if it can."""
+    if os.access(path, os.W_OK):
+        return ""
+    try:
+        is_read_only = os.statvfs(path).f_flag & os.ST_RDONLY
+    except OSError as error:
+        return error_reason(error)
+    return os.strerror(errno.EROFS if is_read_only else errno.EACCES)
 
 
 def printable(text: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from facetrain.errors import UsageError
-from facetrain.files import os_errors_as, printable, write_atomically
+from facetrain.files import os_errors_as, printable, write_atomically, write_fault
 
 _SHEET_SUFFIX = ".html"
 
@@ -28,8 +28,8 @@ def require_writable(*files: Path | None) -> None:
             raise UsageError(f"{path}: is a folder; give the name of a file")
         if not path.parent.is_dir():
             raise UsageError(f"{path}: there is no folder {path.parent}; create it or choose another path")
-        if not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise UsageError(f"{path}: permission denied; choose another path")
+        if fault := write_fault(path if path.exists() else path.parent):
+            raise UsageError(f"{path}: {fault}; choose another path")
 
 
 def require_existing(*inputs: Path | None) -> None:
@@ -111,6 +111,7 @@ def write_text(path: Path, text: str) -> None:
 
     Raises:
         UsageError: the file cannot be written.
+        RunError: the disk is full.
     """
     with os_errors_as(UsageError, path):
         if path.exists():  # in place: it may be a pipe, or in a folder that is not writable

@@ -226,7 +226,7 @@ def _temporary_rows(count: int, size: int) -> np.ndarray:
     """Return an array of float32 (count, size) in an unnamed file in TMPDIR, which disappears with the array.
 
     Raises:
-        DataError: the disk has no space for the file.
+        RunError: the disk has no space for the file.
     """
     folder = Path(tempfile.gettempdir())
     with (

@@ -28,7 +28,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from facetrain.distributed.process_setup import is_offline, user_cache_folder
-from facetrain.errors import DataError, UsageError
+from facetrain.errors import DataError, RunError, UsageError
 from facetrain.files import locked, os_errors_as, parse_json, private_folder, stamp_of, write_atomically
 from facetrain.progress import ProgressCallback, ignore_progress
 from facetrain.remote.address import is_remote, public, scheme, without_secrets, without_version
@@ -285,7 +285,7 @@ def _require_space(folder: Path, size: int, url: str) -> None:
     partial_size = sum(path.stat().st_size for path in folder.glob("*.partial/**/*") if path.is_file())
     free = shutil.disk_usage(folder).free
     if size - partial_size > free:
-        raise DataError(
+        raise RunError(
             f"{public(url)}: needs {size / 1e6:,.1f} MB, and {folder} has {free / 1e6:,.1f} MB left; free some, or "
             "set XDG_CACHE_HOME to another folder"
         )

@@ -19,6 +19,7 @@ from facetrain.embeddings.embed_images import embed_images, open_embedder
 from facetrain.embeddings.image_inputs import read_input
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import DataError, PairsError, UsageError
+from facetrain.files import write_fault
 from facetrain.models.model_file import (
     GRAPH_SUFFIXES,
     THRESHOLDS_KEY,
@@ -160,9 +161,9 @@ def _writable_model(model: Path, output: Path | None) -> Path | None:
     written = output or path
     if written.suffix != suffix:
         raise UsageError(f"{written}: the model is written as {suffix}; give a name with this suffix")
-    if not os.access(written.parent, os.W_OK):
+    if fault := write_fault(written.parent):
         raise UsageError(
-            f"{written}: the folder {written.parent} is not writable; give --output FILE{suffix} in another folder"
+            f"{written}: {written.parent}: {fault}; give --output FILE{suffix} in another folder"
         )
     if is_graph and not os.path.samefile(written.parent, path.parent) and has_external_data(path):
         raise UsageError(

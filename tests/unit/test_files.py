@@ -8,7 +8,7 @@ import pytest
 from facetrain.config.schema import Config
 from facetrain.distributed.elastic_agent import launch_ranks
 from facetrain.distributed.topology import Topology
-from facetrain.errors import DataError, UsageError
+from facetrain.errors import CheckpointError, DataError, FacetrainError, RunError, UsageError
 from facetrain.files import (
     error_reason,
     listed,
@@ -17,11 +17,12 @@ from facetrain.files import (
     os_errors_as,
     require_temporary_folder,
     write_atomically,
+    write_fault,
 )
 from facetrain.run.asked_config import recorded_config
 from facetrain.run.request import TrainRequest
 from facetrain.run.resolve import open_mirror
-from tests.support.faults import small_disk
+from tests.support.faults import make_read_only, small_disk
 
 
 def test_an_error_of_the_system_names_path_reason_and_advice(tmp_path):
@@ -31,12 +32,35 @@ def test_an_error_of_the_system_names_path_reason_and_advice(tmp_path):
     assert str(caught.value) == f"{missing}: No such file or directory; check the path"
 
 
-def test_an_error_without_a_path_gets_the_given_one():
-    with (
-        pytest.raises(DataError, match="^data: "),
-        os_errors_as(DataError, Path("data")),
-    ):
-        raise OSError(errno.ENOSPC, "No space left on device")
+@pytest.mark.parametrize(
+    ("kind", "raised", "number", "message"),
+    [
+        (DataError, DataError, errno.EIO, "data: Input/output error"),
+        (DataError, DataError, errno.EROFS, "data: Read-only file system; choose another path"),
+        (
+            DataError,
+            RunError,
+            errno.ENOSPC,
+            "data: No space left on device; free space or choose another path",
+        ),
+        (UsageError, RunError, errno.EDQUOT, "data: Disk quota exceeded; free space or choose another path"),
+        (CheckpointError, CheckpointError, errno.EDQUOT, "data: Disk quota exceeded; free space or choose"),
+    ],
+)
+def test_an_error_without_a_path_gets_the_given_one_and_a_full_disk_is_no_wrong_input(
+    kind, raised, number, message
+):
+    with pytest.raises(FacetrainError, match=f"^{message}") as caught, os_errors_as(kind, Path("data")):
+        raise OSError(number, os.strerror(number))
+    assert type(caught.value) is raised
+
+
+def test_a_folder_that_cannot_be_written_to_says_why(tmp_path):
+    assert write_fault(tmp_path) == ""
+    assert write_fault(tmp_path / "none") == os.strerror(errno.ENOENT)
+    with small_disk(tmp_path / "disk", size_kib=64):
+        make_read_only(tmp_path / "disk")
+        assert write_fault(tmp_path / "disk") == os.strerror(errno.EROFS)
 
 
 def test_a_reason_fits_on_one_line():

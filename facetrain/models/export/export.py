@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from facetrain.errors import ModelError, RunError
-from facetrain.files import error_reason, sync_file, sync_folder
+from facetrain.files import error_as, sync_file, sync_folder
 from facetrain.models.export.deployed import Deployed
 from facetrain.models.export.example_inputs import example_pixels, inputs_of_file, split_images
 from facetrain.models.export.formats import (
@@ -114,7 +114,7 @@ def _new_files(files: Sequence[Path]) -> Iterator[Path]:
                     file.unlink(missing_ok=True)
             sync_folder(first.parent)
     except OSError as error:  # it may name the temporary folder, which the user has not given
-        raise RunError(f"{first}: {error_reason(error)}") from error
+        raise error_as(RunError, first, error) from error
 
 
 def _require_exportable(model: EmbeddingModel) -> None:

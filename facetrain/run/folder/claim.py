@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,7 +12,7 @@ from facetrain.checkpoint.commit import CHECKPOINTS, complete_steps
 from facetrain.checkpoint.run_id import RUN_ID_FILE
 from facetrain.config.loading import CONFIG_FILE
 from facetrain.errors import UsageError
-from facetrain.files import os_errors_as, shell_path
+from facetrain.files import os_errors_as, shell_path, write_fault
 from facetrain.models.model_file import MODEL_FILE
 from facetrain.run.folder.environment import launchers_in
 from facetrain.run.folder.lease import Lease
@@ -83,10 +84,9 @@ class FolderClaim:
 
     def _create(self, folder: Path, *, exist_ok: bool) -> Path:
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-        if not (existing.is_dir() and os.access(existing, os.W_OK)):
+        if fault := write_fault(existing) if existing.is_dir() else os.strerror(errno.ENOTDIR):
             raise UsageError(
-                f"{folder}: cannot be created, because {existing} is a file or not writable; give another --run-dir or "
-                "run.dir"
+                f"{folder}: cannot be created: {existing}: {fault}; give another --run-dir or run.dir"
             )
         with os_errors_as(UsageError, folder, "give another --run-dir or run.dir"):
             try:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from facetrain.errors import DataError, UsageError
+from facetrain.errors import DataError, RunError, UsageError
 from facetrain.remote import download, filesystem, ranges
 from facetrain.remote.download import fetch, is_name, local_path, pinned
 
@@ -299,7 +299,7 @@ def test_offline_what_is_there_is_used(web_server, url, monkeypatch):
 def test_a_disk_without_enough_space_is_an_error_before_the_download(web_server, url, monkeypatch):
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(download.shutil, "disk_usage", lambda folder: usage(5119))
-    with pytest.raises(DataError, match=r"0\.0 MB.*XDG_CACHE_HOME"):
+    with pytest.raises(RunError, match=r"0\.0 MB.*XDG_CACHE_HOME"):
         local_path(url)
     assert not asked(web_server)
 
@@ -309,7 +309,7 @@ def test_a_disk_that_gets_full_leaves_no_file(url, monkeypatch, tmp_path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     monkeypatch.setattr(ranges, "sync_file", full)
-    with pytest.raises(DataError, match=r"XDG_CACHE_HOME"):
+    with pytest.raises(RunError, match=r"XDG_CACHE_HOME"):
         local_path(url)
     assert all(".partial" in str(path) for path in files_in_cache(tmp_path))
 
