@@ -87,7 +87,10 @@ def convert(path: Path) -> str:
     build_config(described, str(path))  # check the result
     notes = [note for file in files for note in file.notes] + _notes_on_values(values, assigned)
     unknown = values.keys() - _TRANSLATED - _NOT_NEEDED - _WANDB - ({"loss"} if has_margin else set())
-    notes += [f"# {name}: has no equivalent in facetrain" for name in sorted(unknown)]
+    # None, as base.py has it for one of them, is a setting that nobody has made.
+    notes += [
+        f"# {name}: has no equivalent in facetrain" for name in sorted(unknown) if values[name] is not None
+    ]
     head = [f"# Converted from arcface_torch's {path.name}."]
     # At the end: these need no action, and they would hide the others.
     left_out = sorted(_NOT_NEEDED & values.keys())

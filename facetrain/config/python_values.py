@@ -27,6 +27,8 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
 }
+_LONGEST_TEXT = 60
+_NOT_PLAIN = "is not a plain value"
 
 
 class _Unsupported(Exception):
@@ -57,7 +59,9 @@ class PythonValues:
         self._faults: list[str] = []
         self._run_all(_statements(path))
         if self._faults:
-            raise ConfigError(f"{path}, {'; '.join(self._faults)}")
+            faults = "; ".join(self._faults)
+            advice = "; write the value itself in these lines" if _NOT_PLAIN in faults else ""
+            raise ConfigError(f"{path}, {faults}{advice}")
 
     def _run_all(self, statements: list[ast.stmt]) -> None:
         for statement in statements:
@@ -184,12 +188,12 @@ class PythonValues:
             return self._computed(node)
         if isinstance(node, ast.Call):
             return self._called(node)
-        raise _Unsupported(f"`{_text(node)}` is not a plain value")
+        raise _not_plain(node)
 
     def _items(self, node: ast.Dict) -> Iterator[tuple[ast.expr, ast.expr]]:
         for key, value in zip(node.keys, node.values, strict=True):
             if not isinstance(key, ast.Constant):
-                raise _Unsupported(f"`{_text(node)}` is not a plain value")
+                raise _not_plain(node)
             yield key, value
 
     def _computed(self, node: ast.UnaryOp | ast.BinOp) -> Any:
@@ -204,7 +208,7 @@ class PythonValues:
                     return _OPERATORS[type(node.op)](*numbers)
                 except (ArithmeticError, ValueError) as error:
                     raise _Unsupported(f"`{_text(node)}`: {error}") from error
-        raise _Unsupported(f"`{_text(node)}` is not a plain value")
+        raise _not_plain(node)
 
     def _called(self, node: ast.Call) -> Any:
         """Return the settings of `dict(…)`, or the default of a variable of the environment."""
@@ -216,7 +220,7 @@ class PythonValues:
                 raise _Unsupported(f"`{_text(node)}` has no default; write the value in its place")
             self.notes.append(f"# {_text(node)}: has its default here, not the value of the variable")
             return self._plain(node.args[1])
-        raise _Unsupported(f"`{_text(node)}` is not a plain value")
+        raise _not_plain(node)
 
 
 def _statements(path: Path) -> list[ast.stmt]:
@@ -247,4 +251,9 @@ def _epochs_in(function: ast.FunctionDef) -> str:
 
 
 def _text(node: ast.AST) -> str:
-    return " ".join(ast.unparse(node).split())[:60]
+    text = " ".join(ast.unparse(node).split())
+    return text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "…"
+
+
+def _not_plain(node: ast.AST) -> _Unsupported:
+    return _Unsupported(f"`{_text(node)}` {_NOT_PLAIN}")

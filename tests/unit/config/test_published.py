@@ -130,6 +130,7 @@ CONVERSIONS = [
     # Synthetic data keeps its size, for `facetrain plan`.
     ("rec = 'synthetic'; num_classes = 300 * 10000", SIZES, (3_000_000, 42474557), None),
     ("num_image = 'forget'", SIZES, (2059906, None), "num_image: is not an integer and is left out"),
+    ("suffix_run_name = None", "seed", 2048, None),
     ("suffix_run_name = 'a'", "seed", 2048, "suffix_run_name: has no equivalent in facetrain"),
     (
         "wandb_project = 'faces'; using_wandb = True",
@@ -245,7 +246,10 @@ def test_the_branch_of_the_dataset_is_read_in_a_config_of_2021(tmp_path, dataset
         ("for name in ('lr',): config[name] = 1", "line 25: `for name"),
         ("if config.speed == 1: config.lr = 3", "line 25: `config.speed` is not a plain value"),
         ("if config.lr < 1: config.lr = 3", "line 25: `if config.lr < 1`: only settings that are compared"),
-        ("if config.lr == 0.4:\n    config.lr = f()\nelse: g()", "line 26: `f\\(\\)` is not a plain value$"),
+        (
+            "if config.lr == 0.4:\n    config.lr = f()\nelse: g()",
+            "line 26: `f\\(\\)` is not a plain value; write the value itself",
+        ),
         ("def f(): return 1\nconfig.lr = f()", "line 26: `f\\(\\)` is not a plain value"),
         ("@f\ndef g(): pass", "line 26: .*only assignments"),
         ("config.lr = 1 if __debug__ else 2\nif True: config.lr = 3", "line 25: .*; line 26: `if True"),
@@ -256,6 +260,10 @@ def test_the_branch_of_the_dataset_is_read_in_a_config_of_2021(tmp_path, dataset
         ("config = other", "`other` is not plain settings"),
         ("config.lr = __import__('os').getpid()", "is not a plain value"),
         ("config.rec = 'a' * 10**10", "is not a plain value"),
+        (
+            f"config.rec = f('{'a' * 99}')",
+            "line 25: `f\\('a{57}…` is not a plain value; write the value itself",
+        ),
         ("config.lr = 1 / 0", "division by zero"),
         ("config.rec = b'/a'", "line 25: `b'/a'` is not a plain value"),
         ("config.val_targets = ['lfw', b'a']", "line 25: `b'a'` is not a plain value"),
