@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +17,7 @@ from facetrain.cli.options import Set, download, local_set
 from facetrain.cli.outputs import echo_line, require_existing
 from facetrain.files import shell_path
 from facetrain.run.request import TrainRequest
+from facetrain.signals import exit_on_signal
 
 if TYPE_CHECKING:
     from facetrain.config.schema import Config
@@ -74,17 +78,32 @@ def finetune(
         resume=resume,
         seed=seed,
     )
-    prepared = prepare(request, faces.finder(), echo_line, progress_bar)
-    if code := train_on_this_rank(_request(prepared.config, prepared.place.run, resume=resume)):
-        sys.exit(code)
-    verdict = judge(prepared, say=echo_line, bar=progress_bar)
-    for line in describe(verdict):
-        echo_line(line)
-    write_page(prepared, verdict)
+    # The default action of SIGTERM ends the process at once, without a word. The training has a handler of its own.
+    signal.signal(signal.SIGTERM, exit_on_signal)
+    with _saying_how_to_continue(request.output):
+        prepared = prepare(request, faces.finder(), echo_line, progress_bar)
+        if code := train_on_this_rank(_request(prepared.config, prepared.place.run, resume=resume)):
+            sys.exit(code)
+        verdict = judge(prepared, say=echo_line, bar=progress_bar)
+        for line in describe(verdict):
+            echo_line(line)
+        write_page(prepared, verdict)
     echo_line(f"{prepared.place.page}: the choices, the faces and the results")
     kept = prepared.place.model
     exported = shell_path(kept.with_suffix(".onnx"))
     echo_line(f"next: facetrain export {shell_path(kept)} --format onnx --output {exported}")
+
+
+@contextmanager
+def _saying_how_to_continue(output: Path) -> Iterator[None]:
+    """Name the option that continues the command, if a signal ends the block after something was written."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as ended:
+        is_signal = isinstance(ended, KeyboardInterrupt) or (isinstance(ended.code, int) and ended.code > 128)
+        if is_signal and output.exists():
+            echo_line(f"{output}: to continue, give the same command with --resume", err=True)
+        raise
 
 
 def _request(config: Config, run_dir: Path, *, resume: bool) -> TrainRequest:

@@ -33,6 +33,7 @@ def test_an_interrupted_fine_tuning_is_resumed_and_keeps_a_model(web_server, tmp
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate()
     assert process.returncode == 130, errors
+    assert f"{output}: to continue, give the same command with --resume\n" in errors
     assert "already exists; choose another --output, or continue with --resume" in str(refusal(*command))
 
     printed = output_of(*command, "--resume", "--set", "train.max_steps=200")
