@@ -22,15 +22,21 @@ def page_locked(shape: torch.Size, dtype: torch.dtype) -> Tensor:
     """
     size = shape.numel() * dtype.itemsize
     try:
-        memory = np.frombuffer(mmap.mmap(-1, size), np.uint8)  # begins at a page, and shares none
+        pages = mmap.mmap(-1, size)  # begins at a page, and shares none
     except OSError as error:
         raise RuntimeError(f"cannot allocate {size:,} bytes of host memory ({error.strerror})") from error
+    memory = np.frombuffer(pages, np.uint8)
     address = memory.ctypes.data
     torch.cuda.check_error(lock_pages(address, size))
-    # On the array, because an mmap object gives its pages back before its finalizers run. Not when Python exits: CUDA
-    # may have ended before, and the system releases the pages anyway.
-    weakref.finalize(memory, torch.cuda.cudart().cudaHostUnregister, address).atexit = False
+    # The finalizer holds the pages: an mmap object gives them back before its finalizers run, and so does an array of
+    # NumPy 2.5. Not when Python exits: CUDA may have ended before, and the system releases the pages anyway.
+    weakref.finalize(memory, _unlock_pages, address, pages).atexit = False
     return torch.from_numpy(memory).view(dtype).view(shape)
+
+
+def _unlock_pages(address: int, pages: mmap.mmap) -> None:
+    """Give back locked memory. `pages` are mapped until then: afterwards, another thread may get the same addresses."""
+    torch.cuda.cudart().cudaHostUnregister(address)
 
 
 def lock_pages(address: int, size: int) -> int:
