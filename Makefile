@@ -28,7 +28,7 @@ help:  ## list the targets
 setup: $(READY)  ## install all pinned packages into .venv
 
 $(READY): requirements.lock pyproject.toml
-	PYTHON=$(PYTHON) VENV=$(VENV) TORCH_VERSION=$(TORCH_VERSION) ./scripts/setup
+	PYTHON=$(PYTHON) VENV=$(VENV) TORCH_VERSION=$(TORCH_VERSION) LOWEST=$(LOWEST) ./scripts/setup
 	@touch $@
 
 quickstart: $(READY)  ## draw a dataset and train on it, about 40 seconds on two CPU cores
