@@ -78,7 +78,7 @@ class CheckpointWriter:
         Every rank calls it before a checkpoint is committed, in the thread that writes. `is_owner` says whether this
         rank creates, commits and removes folders on its disk: by default the leader alone, and one rank of each host
         if they share no folder. There the folder of each host gets the files of its ranks, and the manifest.
-        `steps_in_use` returns steps that are not removed now.
+        `steps_in_use` returns steps that this rank still reads; what any rank reads is not removed.
         """
         self._is_owner = collectives.rank() == 0 if is_owner is None else is_owner
         self._steps_in_use = steps_in_use
@@ -227,22 +227,24 @@ class CheckpointWriter:
         assert self._snapshot is not None
         snapshot = self._snapshot
         # The leader must know that every file is on the disk before it writes the manifest, which lists them all.
-        reports = collectives.gather_json([self._reason, [asdict(entry) for entry in self._files]])
-        reason = next((reason for reason, _ in reports if reason), "")
+        files = [asdict(entry) for entry in self._files]
+        reports = collectives.gather_json([self._reason, files, sorted(self._steps_in_use())])
+        reason = next((reason for reason, _, _ in reports if reason), "")
         manifest = None
         if collectives.rank() == 0 and not reason:
             manifest = Manifest(
                 step=snapshot.step,
                 world_size=collectives.world_size(),
                 num_classes=snapshot.num_classes,
-                files=tuple(FileEntry(**entry) for _, entries in reports for entry in entries),
+                files=tuple(FileEntry(**entry) for _, entries, _ in reports for entry in entries),
                 meta=snapshot.meta,
                 metrics=snapshot.metrics,
             )
         text = collectives.broadcast_json(manifest.dump() if manifest else "")
         if self._is_owner:
             # If a rank has failed, the older checkpoints stay the newest: nothing was renamed.
-            reason = reason or self._commit(snapshot.step, text)
+            in_use = {step for _, _, steps in reports for step in steps}
+            reason = reason or self._commit(snapshot.step, text, in_use)
             # Only this save's folder: `_scratch` is the folder of all checkpoints if none could be created.
             if reason and self._scratch != self._folder:
                 shutil.rmtree(self._scratch, ignore_errors=True)
@@ -251,8 +253,8 @@ class CheckpointWriter:
         self._state, self._snapshot, self._thread = _SaveState.IDLE, None, None
         return SaveOutcome(snapshot.step, reason, tuple(self._files), manifest)
 
-    def _commit(self, step: int, manifest: str) -> str:
-        """Write the manifest and publish the folder; return the reason if that failed, else an empty string."""
+    def _commit(self, step: int, manifest: str, in_use: set[int]) -> str:
+        """Write the manifest, publish the folder and begin to remove old ones; return why it was not published."""
         try:
             # Last of all files: what has a manifest is complete, whatever its folder is called.
             write_atomically(self._scratch / MANIFEST, manifest)
@@ -261,18 +263,16 @@ class CheckpointWriter:
             return self._describe(error)
         # In a thread: removing many gigabytes takes a file system seconds, in which training would wait.
         self._removal = threading.Thread(
-            target=self._remove_old, args=(step,), name="checkpoint-removal", daemon=True
+            target=self._remove_old, args=(step, in_use), name="checkpoint-removal", daemon=True
         )
         self._removal.start()
         return ""
 
-    def _remove_old(self, saved_step: int) -> None:
+    def _remove_old(self, saved_step: int, in_use: set[int]) -> None:
         # After the commit, never before: at each moment at least one complete checkpoint has its name.
         commit.remove_replaced(commit.step_folder(self._folder, saved_step))
         with suppress(OSError):  # the next save tries again
-            commit.remove_surplus(
-                self._folder, keep=self._keep, best_metric=self._best_metric, spared=self._steps_in_use()
-            )
+            commit.remove_surplus(self._folder, keep=self._keep, best_metric=self._best_metric, spared=in_use)
 
 
 def _files_of(snapshot: Snapshot) -> list[TensorFile]:

@@ -59,8 +59,9 @@ class Uploads:
 
     @property
     def steps_in_use(self) -> set[int]:
-        """Steps whose local files are needed for an upload."""
-        return {saved.step for saved in (self._current, self._pending) if saved}
+        """Steps whose local files this rank needs for an upload."""
+        current = self._current if self._is_busy else None
+        return {saved.step for saved in (current, self._pending) if saved}
 
     def add(self, saved: SaveOutcome) -> None:
         """Upload a checkpoint that was saved, now or when the upload of another one has ended. Do not wait."""

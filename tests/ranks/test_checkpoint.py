@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from facetrain.checkpoint.commit import complete_steps
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.distributed import collectives
@@ -47,3 +48,22 @@ def test_rows_saved_on_some_ranks_load_on_any_number(tmp_path, saved_on):
             parts.append(checkpoint.rows("weight", shard.start, shard.stop))
         assert torch.cat(parts)[:, 0].tolist() == [float(c + 1) for c in range(11)]
     assert [checkpoint.rank_state(rank)["cpu"].item() for rank in range(saved_on)] == list(range(saved_on))
+
+
+def save_while_rank_1_reads_step_1(folder):
+    rank, world_size = collectives.rank(), collectives.world_size()
+    steps_in_use = {1} if rank == 1 else set()
+    writer = CheckpointWriter(folder, keep=1, asynchronous=False, steps_in_use=lambda: steps_in_use)
+    for step in (1, 2, 3):
+        writer.save(snapshot(step, rank=rank, world_size=world_size))
+    kept = complete_steps(folder) if rank == 0 and not writer.finish() else []
+    steps_in_use.clear()
+    writer.save(snapshot(4, rank=rank, world_size=world_size))
+    writer.finish()
+    return kept
+
+
+@pytest.mark.slow
+def test_the_leader_keeps_a_checkpoint_as_long_as_another_rank_reads_it(tmp_path):
+    assert run_ranks(2, save_while_rank_1_reads_step_1, tmp_path)[0] == [1, 3]
+    assert complete_steps(tmp_path) == [4]

@@ -101,6 +101,7 @@ def test_steps_go_on_while_the_store_is_slow_and_a_newer_checkpoint_takes_the_pl
     assert uploads.steps_in_use == {2, 6} and Mirror(URL).steps() == []
     may_go_on.set()
     assert uploads.finish() == "" and Mirror(URL).steps() == [2, 6]
+    assert uploads.steps_in_use == set(), "a checkpoint that is uploaded may be removed"
     assert capsys.readouterr().err.count("step 4 is left out") == 1
 
 
