@@ -178,7 +178,8 @@ def build_network(
         # All labels now, on the host: on a GPU, the head does not check those of a step.
         state.head.check_labels(source.labels)
     # Apart from the block above: ranks exchange whether they can use the kernels, and all must take part.
-    choose_kernels(state, schedule.stages[0].local_batch_size * world.size, config.train.timeout_s)
+    largest = max(stage.local_batch_size for stage in schedule.stages)
+    choose_kernels(state, largest * world.size, config.train.timeout_s)
     network = wrap_in_ddp(
         state.network, world, config.train.compress_gradients, accumulate=config.optim.accumulate
     )

@@ -17,7 +17,7 @@ from facetrain.training.state import TrainState
 def choose_kernels(state: TrainState, global_batch: int, timeout_s: float) -> None:
     """Let the heads use the kernels that a self-test has verified on this machine. Collective.
 
-    `global_batch` counts the images of a micro-batch on all ranks, which wait `timeout_s` in a collective.
+    `global_batch` counts the images of the largest micro-batch on all ranks, which wait `timeout_s` in a collective.
     `state.describe_execution` says why the kernels are not used.
     """
     heads = [state.head]
@@ -39,17 +39,38 @@ def choose_head_kernels(
 
     A self-test in another process, one for each kind of GPU, is followed by a comparison in this one, on every GPU.
 
-    `global_batch` counts the images of a micro-batch on all ranks.
+    `global_batch` counts the images of the largest micro-batch on all ranks.
     """
     parts = [part.head for head in heads for part in head_parts(head)]
     # A rank without Triton has none, and must take part all the same.
-    if not collectives.any_rank(any(head.uses_kernels for head in parts)):
+    tested = [head for head in parts if collectives.any_rank(head.uses_kernels)]
+    if not tested:
         return ""
     keep_compiled_code()
-    # The first one is trained. The others are of the same kind, or the fixed centers of a teacher.
-    head = parts[0]
+    reason = _fault(tested, device, global_batch, limit_s)
+    if reason:
+        for head in tested:
+            head.avoid_kernels()
+    return reason
+
+
+def _fault(heads: list[PartialFC], device: torch.device, global_batch: int, limit_s: float) -> str:
+    """Return why the kernels of these heads are not used, "" if they are. Collective."""
+    # A self-test has all margins, with and without sampling: one for all heads of a mixture. The centers of a teacher
+    # may have another size and dtype; if not, the trained head, which is the first, has the kernels of both.
+    kinds: dict[tuple[int, torch.dtype], PartialFC] = {}
+    for head in heads:
+        kinds.setdefault((head.embedding_size, head.weight.dtype), head)
+    # The self-tests come first: what ends CUDA in their process must not end it here.
+    for head in kinds.values():
+        if reason := agree_on_kernels(device, _work_of(head, global_batch), limit_s=limit_s):
+            return reason
+    return next(filter(None, (difference_on_ranks(head, global_batch) for head in heads)), "")
+
+
+def _work_of(head: PartialFC, global_batch: int) -> KernelWork:
     update = head.update or CenterUpdate()
-    work = KernelWork(
+    return KernelWork(
         torch.bfloat16,
         head.embedding_size,
         global_batch,
@@ -59,19 +80,13 @@ def choose_head_kernels(
         update.momentum,
         update.in_backward,
     )
-    # The self-test comes first: what ends CUDA in its process must not end it here.
-    reason = agree_on_kernels(device, work, limit_s=limit_s) or difference_on_ranks(head, global_batch)
-    if reason:
-        for head in parts:
-            head.avoid_kernels()
-    return reason
 
 
 def difference_on_ranks(head: PartialFC, global_batch: int) -> str:
     """Return on which rank the kernels of a head compute something wrong, "" on none. Collective.
 
-    In the process that trains, with the margin, the sampling, the update, the batch and the chunk of the run: a kernel
-    that trains is one that was compared, on each GPU.
+    In the process that trains, with the margin, the update and the dtypes of the head, the sampling of its first stage
+    and this batch, on each GPU.
     """
     ranks = collectives.world_size(head.group)
     # A whole chunk and a short one on each rank; never more memory than the head has.

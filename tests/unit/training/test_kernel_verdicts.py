@@ -1,4 +1,4 @@
-"""The self-test of the kernels in another process, its verdict, and the cache of verdicts."""
+"""The self-test of the kernels in another process, its verdict, the cache of verdicts, and the tested heads."""
 
 import os
 import signal
@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from facetrain.training import kernel_verdicts
+from facetrain.head.class_chunk import FusedChunk
+from facetrain.head.partial_fc import PartialFC
+from facetrain.head.row_optimizer import CenterUpdate
+from facetrain.training import choose_kernels, kernel_verdicts
 from facetrain.training.kernel_self_test import KernelWork
 from facetrain.training.kernel_verdicts import agree_on_kernels
 
@@ -92,3 +95,30 @@ def test_a_machine_without_a_gpu_has_no_kernels(monkeypatch):
     pytest.importorskip("triton", reason="Triton is not installed")
     monkeypatch.undo()
     assert agree_on_kernels(CPU, WORK) == "the kernels need a GPU of compute capability 8.0 or higher"
+
+
+def test_every_head_with_kernels_is_compared_and_every_size_is_tested(monkeypatch):
+    tested, compared = [], []
+    monkeypatch.setattr(
+        choose_kernels, "agree_on_kernels", lambda device, work, **_: tested.append(work.embedding_size) or ""
+    )
+    trained, of_other_dataset, of_teacher, without_kernels = heads = [
+        PartialFC(margin, size, 9, update=update, trained=update is not None)
+        for margin, size, update in (
+            ("arcface", 8, CenterUpdate()),
+            ("cosface", 8, CenterUpdate()),
+            ("arcface", 12, None),
+            ("curricularface", 16, CenterUpdate()),
+        )
+    ]
+    for head in heads[:3]:
+        head.chunk_type = FusedChunk
+
+    def difference_on_ranks(head, global_batch):
+        compared.append(head)
+        return "wrong" if head is of_teacher else ""
+
+    monkeypatch.setattr(choose_kernels, "difference_on_ranks", difference_on_ranks)
+    assert choose_kernels.choose_head_kernels(heads, CPU, 4) == "wrong"
+    assert tested == [8, 12] and compared == [trained, of_other_dataset, of_teacher]
+    assert not any(head.uses_kernels for head in heads) and without_kernels not in compared
