@@ -73,14 +73,16 @@ def fit(
         log.advance(state)
         is_last = state.step == total_steps
 
-        # First of all, because a report raises if the loss or the data has become too bad to continue: such a state
-        # must be neither verified nor saved. Before these two the host waits for the device; otherwise it reports a
-        # step while the device computes the next one.
+        # First of all, because a report or a check raises if the loss or the data has become too bad to continue: such
+        # a state must be neither verified nor saved. Before these two the host waits for the device; otherwise it
+        # reports a step while the device computes the next one.
         verifies = is_last or due(state.step, config.eval.every_steps)
         saves = is_last or due(state.step, config.checkpoint.every_steps)
         log.finish(state, micro_batches)
         if is_last or due(state.step, config.log.every_steps):
             log.report(state, micro_batches, at_once=verifies or saves)
+        elif verifies or saves:
+            log.check(state, micro_batches)
 
         # Before the save, so that a checkpoint has the metrics of its own weights: they choose the best checkpoint.
         if verifies:
@@ -94,7 +96,7 @@ def fit(
         # The answer to `begin`: it has arrived during the step, and every rank gets the same one.
         stops = stopping.agree(state)
         if stops:
-            log.finish(state, micro_batches)
+            log.check(state, micro_batches)
         if is_last or stops or saves:
             checkpoints.save(state)
         else:

@@ -31,7 +31,7 @@ class TrainStep:
 
     Never synchronizes with the GPU: losses, norms and the decision to skip a step stay on the device as scalar
     tensors, so the host can prepare the next steps while the GPU works. `check_divergence`, which does wait, is
-    called only with the reports.
+    called only with reports, and before verifications and checkpoints.
     """
 
     def __init__(

@@ -107,6 +107,18 @@ class Logging:
         # Last, so that the report from which the user sees what happened is written.
         self._check_skipped(state)
 
+    def check(self, state: TrainState, batches: tuple[Batch, ...]) -> None:
+        """Write the report that `report` has begun, if there is one, and check this step. Collective.
+
+        Waits for the device.
+
+        Raises: as `report`.
+        """
+        self.finish(state, batches)
+        state.add_skipped_images(self.loader.skipped)
+        self.step.check_divergence(state, batches)
+        self._check_skipped(state)
+
     def _check_skipped(self, state: TrainState) -> None:
         """Raise SkippedError on all ranks if all of them together have skipped too many images."""
         # The list of all ranks decides, which is the same on each, so that all of them raise.

@@ -3,8 +3,9 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from facetrain.errors import SkippedError
+from facetrain.errors import DivergedError, SkippedError
 from facetrain.run.callbacks.logging import Logging
 from facetrain.run.outputs import RunOutputs
 from tests.support.command import ROOT
@@ -64,3 +65,18 @@ def test_a_run_with_too_many_skipped_images_ends_after_its_report(state, step, l
     with pytest.raises(SkippedError, match=r"\b2 images.*rank 0: key 6\b"):
         log.report(state, batches, at_once=True)
     assert [values["skipped_images"] for _, values in board.written] == [1, 2]
+
+
+def test_a_step_without_a_report_is_checked_as_one_with_it(state, step, loader):
+    board = Board()
+    log = logging_of(step, loader, board, [], max_skipped=0)
+    batches = next(iter(loader))
+    step(state, batches)
+    log.check(state, batches)
+    loader.skipped += ["key 5 is damaged"]
+    with pytest.raises(SkippedError, match="1 images"):
+        log.check(state, batches)
+    step._consecutive_skips = torch.tensor(10.0)  # as a GPU counts them, which the host has not asked yet
+    with pytest.raises(DivergedError):
+        log.check(state, batches)
+    assert board.written == []
