@@ -252,6 +252,11 @@ class PartialFC(BaseHead):
         if self._sampler.device != self.device:
             self._sampler = self._build_sampler()  # the module was moved
         if not self._begun and self.training:
+            if self.update is not None:
+                raise UsageError(
+                    "PartialFC with `update` got no learning rate, and its centers would stay as they are; call "
+                    "head.begin_step(step, lr=lr) before each step"
+                )
             # Nobody counts the steps: each call is one.
             self._begin(self._calls)
             self._calls += 1

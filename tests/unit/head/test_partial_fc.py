@@ -148,6 +148,13 @@ def test_expectations_without_the_update_that_saves_them_are_refused():
         small_head()(torch.empty(0, SIZE), torch.empty(0, dtype=torch.int64))
 
 
+def test_an_update_whose_step_was_not_begun_is_refused():
+    head = facetrain.PartialFC("cosface", SIZE, CLASSES, update=CenterUpdate())
+    with pytest.raises(UsageError, match="begin_step"):
+        head(*batch())
+    head.eval()(*batch())  # needs no learning rate
+
+
 @pytest.mark.parametrize("shape", [(2, SIZE + 1), (2, 2 * SIZE), (2, SIZE - 1), (2, SIZE, 1)])
 def test_embeddings_of_another_size_than_the_centers_are_refused(shape):
     with pytest.raises(ModelError, match=rf"\(B, {SIZE}\), and got .*embedding_size"):
