@@ -17,8 +17,9 @@ from facetrain.distributed.world import World
 from facetrain.run.parts.step_schedule import Stage, StepSchedule
 
 _MAX_AUTO_WORKERS = 16
-# Numbers that derive independent random keys from config.seed (counter_rng.key_of); head.py uses 5, 6, 8 and 9,
-# distillation.py uses 7, training/step.py 10.
+# Numbers that derive random keys from config.seed (counter_rng.key_of); head.py uses 5, 6, 8 and 9, distillation.py 7,
+# training/step.py 10. The sampler derives the key of a shuffle from the epoch: that of epoch 3 is the key of the
+# augmentation.
 _AUGMENT_STREAM = 3
 
 
