@@ -65,7 +65,6 @@ def build_head(
         build_margin(settings.margin, seed=run.margin_seed),
         embedding_size,
         num_classes,
-        settings.sample_rate,
         seed=run.seed,
         device=world.device,
         chunk_size=None if settings.chunk_size == "auto" else settings.chunk_size,

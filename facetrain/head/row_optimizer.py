@@ -21,6 +21,7 @@ from facetrain.head.center_gradient import UnfinishedGradient
 from facetrain.head.class_centers import Rows, RowTable
 from facetrain.head.row_file import Layout
 from facetrain.head.stochastic_rounding import INT8_BLOCK, Noise
+from facetrain.optim.settings import ADAMW_EPS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,7 @@ class CenterUpdate:
     """Only for sgd."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Decay rates of the first and the second moment; only for adamw."""
-    eps: float = 1e-8
+    eps: float = ADAMW_EPS
     """Term added to the denominator; only for adamw."""
     weight_decay: float = 5e-4
     """Of the centers that take part in a step."""
@@ -82,11 +83,11 @@ class RowOptimizer:
         device: torch.device,
         *,
         seed: int = 0,
-        one_pass: bool = False,
     ) -> None:
-        """Take the optimizer's numbers; `one_pass`: update by the kernel that `one_pass_available` has checked."""
+        """Take the optimizer's numbers."""
         self._numbers, self._device, self._seed = numbers, device, seed
-        self.one_pass = one_pass
+        self.one_pass = False
+        """Whether the kernel updates that `one_pass_available` has checked."""
         self.begin_step(0, 0, lr=0.0)
 
     def begin_step(self, step: int, rank: int, *, lr: float) -> None:

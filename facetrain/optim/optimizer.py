@@ -11,6 +11,7 @@ from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from facetrain.optim.parameter_names import named_plainly, require_prefixes
+from facetrain.optim.settings import ADAMW_EPS
 
 ParameterGroup = dict[str, Any]
 """Parameters with the same settings: `params`, `lr`, `lr_factor`, by which the scheduled rate is multiplied, and
@@ -131,12 +132,11 @@ class FusedAdamW(GroupOptimizer):
         groups: list[ParameterGroup],
         *,
         betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> None:
         """Take the groups; the moments are zeros."""
         super().__init__(groups)
-        self._betas, self._eps, self._weight_decay = betas, eps, weight_decay
+        self._betas, self._weight_decay = betas, weight_decay
         self.state = {
             parameter: {
                 # On the device: the kernel does not count a skipped step, and the host does not know of it.
@@ -171,7 +171,7 @@ class FusedAdamW(GroupOptimizer):
                 beta2=self._betas[1],
                 lr=group["lr"],
                 weight_decay=self._weight_decay if group["decays"] else 0.0,
-                eps=self._eps,
+                eps=ADAMW_EPS,
                 maximize=False,
             )
 

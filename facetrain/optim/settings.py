@@ -9,6 +9,9 @@ from pydantic import Field, model_validator
 from facetrain.optim.learning_rate import SCHEDULES
 from facetrain.settings import OneOf, Positive, Settings
 
+ADAMW_EPS = 1e-8
+"""Term that AdamW adds to the denominator, for backbone and class centers."""
+
 
 class MuonSettings(Settings):
     """Muon (Jordan et al., 2024): steps that are orthogonal matrices.

@@ -39,7 +39,7 @@ def end_again(agreed: Agreed, world: World) -> int:
     if world.is_leader:
         for line in plan.chosen:
             print(line, flush=True)
-        key = end_key(config, agreed.schedule, early)
+        key = end_key(agreed.schedule, early)
         command = f"facetrain resume {shell_path(folder)} --set {key}=MORE{allow_option(config)}"
         more = "" if plan.is_part else f"; to train on: {command}"
         reason = f" ({early})" if early else ""

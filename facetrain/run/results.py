@@ -57,7 +57,7 @@ def write_results(parts: Parts, weights: dict[str, Tensor], skipped: list[str], 
     # Adapters are added to the weights, so that the file opens as any other of this network.
     save_model(path, merge_adapters(weights, str(path)), metadata | {STEP_KEY: parts.state.step})
     ending = Ending(
-        end_key(parts.config, parts.schedule, parts.early_end),
+        end_key(parts.schedule, parts.early_end),
         parts.plan.is_part,
         parts.early_end,
         skipped,

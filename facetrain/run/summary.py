@@ -22,7 +22,7 @@ _MOST_GROWTH = 1.75
 """Factor from the first to the last loss beyond which a run has not learned, however short it is."""
 
 
-def end_key(config: Config, schedule: StepSchedule, early: str) -> str:
+def end_key(schedule: StepSchedule, early: str) -> str:
     """Return the config key that has set the last step of a run; `early` is why it has stopped early."""
     if early:
         return "train.stop_early.patience"

@@ -51,12 +51,13 @@ def is_run(folder: Path) -> bool:
     return (folder / CONFIG_FILE).is_file() and (folder / ENVIRONMENT_FILE).is_file()
 
 
-def newest_run(folder: Path = Path("runs")) -> Path:
-    """Return the run in a folder that has started last.
+def newest_run() -> Path:
+    """Return the run in the folder `runs` that has started last.
 
     Raises:
         UsageError: there is none.
     """
+    folder = Path("runs")
     runs = [path.parent for path in folder.glob(f"*/{ENVIRONMENT_FILE}") if is_run(path.parent)]
     if not runs:
         raise UsageError(f"{folder}: has no run; give the folder of one")
