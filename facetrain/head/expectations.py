@@ -26,6 +26,7 @@ from torch import Tensor
 
 from facetrain.head import softmax
 from facetrain.head.class_centers import RowTables
+from facetrain.head.class_shard import row_pieces
 from facetrain.head.margins.base import Margin
 from facetrain.head.row_file import Layout
 from facetrain.head.sampling import Stage
@@ -34,7 +35,6 @@ from facetrain.head.target import TargetClass, find_target, target_rows
 
 _TABLE = "expectation"
 """Name of the table of the expectations."""
-_ROWS_PER_COPY = 1 << 16
 
 
 class Expectations:
@@ -61,9 +61,8 @@ class Expectations:
         table, weight = (tables.by_name[name].data for name in (_TABLE, "weight"))
         # Some rows at a time: a normalized copy of the whole table would need its memory once more.
         precise = torch.promote_types(table.dtype, torch.float32)
-        for start in range(0, len(table), _ROWS_PER_COPY):
-            rows = slice(start, start + _ROWS_PER_COPY)
-            table[rows].copy_(F.normalize(weight[rows].to(precise)))
+        for start, stop in row_pieces(len(table)):
+            table[start:stop].copy_(F.normalize(weight[start:stop].to(precise)))
         self._have_begun = torch.tensor(True)
 
     def second_anchor(self, sweep: ClassSweep, stage: Stage) -> ExpectationPass | None:

@@ -28,7 +28,7 @@ from facetrain.head.class_chunk import (
     default_chunk_size,
     fused_chunks_available,
 )
-from facetrain.head.class_shard import shard_classes
+from facetrain.head.class_shard import row_pieces, shard_classes
 from facetrain.head.expectations import Expectations
 from facetrain.head.margins.function_margin import MarginLike, make_margin
 from facetrain.head.row_file import Layout
@@ -37,8 +37,6 @@ from facetrain.head.sampling import ClassSampler, SampledClasses, Stage
 from facetrain.head.sharded_softmax import ClassSweep, TakeGradient, sharded_cross_entropy, without_autocast
 from facetrain.head.softmax import are_few, is_bounded
 from facetrain.head.target import NearestCount
-
-_ROWS_PER_COPY = 1 << 16
 
 
 class PartialFC(BaseHead):
@@ -356,9 +354,8 @@ class PartialFC(BaseHead):
     def load_rows(self, read: Callable[[str, int, int], Tensor]) -> None:
         for name, table in self.row_state().items():
             # Piece by piece: a whole shard in host memory beside the table would double what a resumed run needs.
-            for start in range(self.shard.start, self.shard.stop, _ROWS_PER_COPY):
-                stop = min(start + _ROWS_PER_COPY, self.shard.stop)
-                table[start - self.shard.start : stop - self.shard.start].copy_(read(name, start, stop))
+            for start, stop in row_pieces(self.shard.size):
+                table[start:stop].copy_(read(name, self.shard.start + start, self.shard.start + stop))
 
     def state(self) -> dict[str, Tensor]:
         return self.margin.state() | self._expectations.state()

@@ -3,7 +3,7 @@ import torch
 
 from facetrain.errors import UsageError
 from facetrain.head.build import build_margin
-from facetrain.head.class_shard import shard_classes
+from facetrain.head.class_shard import row_pieces, shard_classes
 from facetrain.head.margins.base import Margin
 from facetrain.head.margins.function_margin import make_margin
 from facetrain.head.margins.function_margin import own_margin as own_margin_of
@@ -65,6 +65,10 @@ def combined_cosine(cos, m1=1.0, m2=0.0, m3=0.0):
 @pytest.mark.parametrize("name", list(REGISTRY))
 def test_every_margin_of_the_registry_can_be_built(name):
     assert named_margin(name, scale=30.0).scale == 30
+
+
+def test_the_pieces_of_a_table_are_all_its_rows_in_order():
+    assert [*row_pieces(2**16 + 3)] == [(0, 2**16), (2**16, 2**16 + 3)] and [*row_pieces(0)] == []
 
 
 @pytest.mark.parametrize(("num_classes", "world_size"), [(10, 3), (3, 3), (2, 3), (1, 1), (2_059_906, 8)])
