@@ -11,6 +11,13 @@ import torch
 from torch import Tensor
 
 
+def to_device(values: np.ndarray | Tensor, device: torch.device) -> Tensor:
+    """Copy an array, or a tensor on the host, to the device; the host does not wait for a GPU."""
+    tensor = torch.as_tensor(values)
+    # From other memory than page-locked one the host waits for the copy.
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
 def page_locked(shape: torch.Size, dtype: torch.dtype) -> Tensor:
     """Return a tensor of zeros in page-locked memory of its own size, to which a GPU copies without the CPU.
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from facetrain.device.page_locked import to_device
 from facetrain.head.class_centers import Rows
-from facetrain.head.sampling import to_device
 
 
 class UnfinishedGradient(NamedTuple):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from facetrain.counter_rng import key_of
-from facetrain.device.page_locked import page_locked
+from facetrain.device.page_locked import page_locked, to_device
 from facetrain.device.thread_device import use_device
 from facetrain.errors import RunError
 from facetrain.head.class_shard import ClassShard
@@ -81,10 +81,7 @@ class RowTable:
             return self.data[rows].to(self._device, non_blocking=True, copy=self.copies_slices)
         # Several times faster than indexing on a CPU.
         selected = torch.index_select(self.data, 0, rows.to(self.data.device))
-        if not self.is_elsewhere:
-            return selected
-        # Page-locked, or the host would wait for the copy.
-        return selected.pin_memory().to(self._device, non_blocking=True)
+        return to_device(selected, self._device) if self.is_elsewhere else selected
 
     def read(self, rows: Rows) -> Tensor:
         """Return rows (S, X) on the device, contiguous and in the table's dtype, which must be on another device."""

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from facetrain.device.page_locked import to_device
 from facetrain.distributed import collectives
 from facetrain.head.base_head import BaseHead
 from facetrain.head.partial_fc import PartialFC
-from facetrain.head.sampling import to_device
 
 
 @dataclass(frozen=True)

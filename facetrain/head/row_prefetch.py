@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from facetrain.device.page_locked import to_device
 from facetrain.device.thread_device import use_device
 from facetrain.head.class_centers import RowTables
 
@@ -141,9 +142,7 @@ class RowPrefetcher:
 
     def _copy_common_added(self, previous: _StepRows, rows: _StepRows, added: Tensor) -> None:
         """Copy the rows that the batch added and the step before has too."""
-        places = torch.from_numpy(_common_rows(previous, added.numpy()))
-        if self._stream is not None:
-            places = places.pin_memory().to(self._device, non_blocking=True)
+        places = to_device(_common_rows(previous, added.numpy()), self._device)
         _copy_rows(previous, rows, places[0], places[1] + rows.drawn)
 
     def _new_tables(self, count: int) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from facetrain.counter_rng import key_of, uniform_array
+from facetrain.device.page_locked import to_device
 from facetrain.head.class_centers import RowTables
 from facetrain.head.class_shard import ClassShard
 from facetrain.head.row_prefetch import RowPrefetcher, find
@@ -173,12 +174,6 @@ class ClassSampler:
         return SampledClasses(tables, None, to_device(position, self.device))
 
 
-def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """Copy an array to the device without waiting for it."""
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
-
-
 def on_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Return a tensor on the device, copied from the host without waiting if it is there."""
-    return tensor if tensor.device.type == device.type else to_device(tensor.numpy(), device)
+    return tensor if tensor.device.type == device.type else to_device(tensor, device)

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from facetrain.data.loading.loader import Batch
+from facetrain.device.page_locked import to_device
 from facetrain.errors import DataError
 from facetrain.files import new_file, os_errors_as
 
@@ -130,10 +131,7 @@ class CachedTeacher:
         # A copy of these rows; its pages are read from the disk if they are not in memory.
         row_BT = np.ascontiguousarray(self._rows_NRT[image_B, row_B])
         self._check(image_B, row_BT[:, None], self._checksum_NR[image_B, row_B][:, None])
-        embedding_BT = torch.from_numpy(row_BT)
-        if image_BCHW.device.type == "cuda":
-            embedding_BT = embedding_BT.pin_memory()
-        return embedding_BT.to(image_BCHW.device, non_blocking=True)
+        return to_device(row_BT, image_BCHW.device)
 
     def mean_embeddings(self, labels: np.ndarray, start: int, stop: int, *, into: Tensor) -> None:
         """Write the means of the unit embeddings of classes [start, stop) into the rows of a table (stop - start, T).
