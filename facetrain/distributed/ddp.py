@@ -35,7 +35,7 @@ def wrap_in_ddp(network: nn.Module, world: World, compress: str, *, accumulate: 
     # Imported here: a single process does not need it.
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-    wrapped = _wrap(network, world.device, accumulate)
+    wrapped = data_parallel(network, world.device, accumulate)
     # Their sums are in the short format too: half of the traffic, and rounded gradients.
     hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
     if compress in hooks:
@@ -46,14 +46,8 @@ def wrap_in_ddp(network: nn.Module, world: World, compress: str, *, accumulate: 
     return wrapped
 
 
-def wrap_in_ddp_of_one(network: nn.Module, device: torch.device) -> nn.Module:
-    """Wrap a network in DDP of a single rank, which sends nothing: what remains is the cost of DDP itself."""
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    return _wrap(network, device, 1)
-
-
-def _wrap(network: nn.Module, device: torch.device, accumulate: int) -> DistributedDataParallel:
+def data_parallel(network: nn.Module, device: torch.device, accumulate: int) -> DistributedDataParallel:
+    """Return a network in DDP with the options of a run, of which `accumulate` micro-batches make a step."""
     return DistributedDataParallel(
         network,
         device_ids=[device] if device.type == "cuda" else None,
