@@ -8,6 +8,7 @@ process; the processes take turns.
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -29,7 +30,6 @@ from facetrain.bench.workloads import Turns, in_turn
 from facetrain.cpu_cores import usable_cores
 from facetrain.distributed.ddp import data_parallel
 from facetrain.distributed.process_setup import keep_freed_memory
-from facetrain.distributed.spawn import HelperContext
 from facetrain.telemetry.memory import peak_gib
 from facetrain.training.precision import InPrecision, memory_format_for
 
@@ -95,8 +95,10 @@ def measure_backbone_steps(
     workload: BackboneWorkload, variants: Sequence[str], turns: Turns
 ) -> dict[str, Any]:
     """Return images per second (medians over the rounds), ratios to `plain`, and peaks of memory."""
+    # Not `HelperContext`, whose processes lack the main module, which is this one as a command.
+    spawn = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
-        processes = {name: stack.enter_context(ProcessPoolExecutor(1, HelperContext())) for name in variants}
+        processes = {name: stack.enter_context(ProcessPoolExecutor(1, spawn)) for name in variants}
 
         def take_steps(name: str, steps: int) -> tuple[float, float]:
             return processes[name].submit(_take_steps, workload, name, steps).result()
