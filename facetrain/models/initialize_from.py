@@ -24,6 +24,7 @@ from facetrain.backbone.timm_network import TimmNetwork
 from facetrain.backbone.zoo import build_backbone, build_on_meta
 from facetrain.checkpoint.commit import LATEST
 from facetrain.errors import ModelError
+from facetrain.head.class_shard import row_pieces
 from facetrain.head.head_group import Head, HeadPart, head_parts
 from facetrain.models.known_identities import IDENTITIES, Names, choose_centers
 from facetrain.models.layer_graph import LayerGraph
@@ -35,7 +36,6 @@ from facetrain.models.preprocessing import require_trainable_input
 from facetrain.models.published_weights import stated_statistics
 from facetrain.models.weight_files import load_weights_into, load_without_code, require_stored
 
-_ROWS_PER_COPY = 1 << 16
 _ADAFACE_CENTERS = "head.kernel"
 """Name of the class centers (D, K) in the `state_dict` of AdaFace's checkpoints."""
 _RANK_FILE = re.compile(r"checkpoint_gpu_(\d+)\.pt")
@@ -213,8 +213,8 @@ def _initialize_part(part: HeadPart, centers: SavedCenters, number_K: np.ndarray
     """Load centers into this rank's K classes of a head; `number_K` are their numbers in the other run, or -1."""
     weight = part.head.row_state()["weight"]
     # In slices: the centers of all classes may not fit into memory twice.
-    for start in range(0, centers.num_classes, _ROWS_PER_COPY):
-        place = np.flatnonzero((number_K >= start) & (number_K < start + _ROWS_PER_COPY))
+    for start, stop in row_pieces(centers.num_classes):
+        place = np.flatnonzero((number_K >= start) & (number_K < stop))
         if not len(place):
             continue
         number = number_K[place]
