@@ -116,7 +116,7 @@ def write_named_run(folder, names):
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_people_are_found_by_name_whatever_their_number_is(tmp_path, monkeypatch, world_size):
-    monkeypatch.setattr("facetrain.models.initialize_from._ROWS_PER_COPY", 4)  # several slices
+    monkeypatch.setattr("facetrain.head.class_shard._PIECE", 4)  # several pieces
     path = write_named_run(tmp_path, [f"p{number}" for number in range(CLASSES)])
     names = ["anna", *(f"p{number}" for number in (7, 0, 1, 2, 10, 4, 5, 6, 3)), "zoe"]
     drawn = centers_of(head_of(len(names), width=4)).clone()
