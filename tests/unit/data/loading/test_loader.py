@@ -1,11 +1,14 @@
 import multiprocessing
 import threading
 from dataclasses import replace
+from multiprocessing import reduction
 
 import numpy as np
 import pytest
 import torch
 
+from facetrain.data.dataset import ImageSubset
+from facetrain.data.images.decode import decode_rgb
 from facetrain.data.loading.batch_slots import BatchSlots
 from facetrain.data.loading.loader import Loader, LoaderSettings
 from facetrain.data.loading.reader_pool import REQUEST_ROWS, ReaderPool
@@ -190,6 +193,22 @@ def test_of_several_errors_the_one_of_the_first_row_is_raised():
     pool._in_process[0].reverse()  # as if the process with the second half were faster
     with pytest.raises(RecordError, match="image 0 is"):
         pool.wait(0)
+
+
+def test_reading_processes_share_the_index_of_a_subset(dataset, monkeypatch):
+    index, sent = np.repeat(np.arange(3, 23), 1000), []
+    dump = reduction.dump
+    monkeypatch.setattr(
+        reduction, "dump", lambda process, file: (dump(process, file), sent.append(file.tell()))
+    )
+    slots = BatchSlots(1, 20, 16)
+    pool = ReaderPool(ImageSubset(dataset, index), slots, workers=1, skip_bad=False)
+    pool.submit(0, np.arange(0, 20_000, 1000))
+    pool.wait(0)
+    pool.close()
+    assert max(sent) < len(index)  # bytes
+    expected = [decode_rgb(dataset.read(number), location="") for number in range(3, 23)]
+    assert (slots.image[0] == expected).all()
 
 
 def test_a_reading_process_that_is_killed_is_reported(dataset):
