@@ -20,7 +20,9 @@ import re
 import secrets
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -57,6 +59,8 @@ _PROCESS = secrets.token_hex(8)
 """Name of this process in a claim: hosts may have processes of the same number."""
 _CLAIM = "claim"
 """Object that says which process uploads. Its name is not that of a file of the run folder."""
+_DOWNLOADS = 8
+"""Files at a time: one connection to a store is slower than a disk. Each has a part of 16 MiB in memory."""
 _OBJECT = re.compile(rf"{CHECKPOINTS}/{STEP_NAME.pattern}/(.+)")
 _FILE = re.compile(r"[A-Za-z0-9_]+\.[a-z]+")
 """Name of a file of the run folder."""
@@ -241,14 +245,36 @@ class Mirror:
                 if os.path.lexists(target) and not is_same:
                     put_aside(target)
                 folder = target if is_same else scratch
-                for entry in manifest.files:
-                    path = folder / entry.name
-                    if not is_regular_file(path) or sha256_of(path) != entry.sha256:
-                        self._download(_object_name(step, entry), path, entry.sha256)
+                self._fetch_files(step, folder, manifest.files)
                 if not is_same:
                     publish(scratch, target)
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
+
+    def _fetch_files(self, step: int, folder: Path, files: Iterable[FileEntry]) -> None:
+        """Download the files of a checkpoint that a folder lacks, or has with another content, side by side.
+
+        The first error, or Ctrl-C, ends the others at their next part.
+        """
+        is_ended = threading.Event()
+
+        def report(_: int) -> None:
+            if is_ended.is_set():
+                raise CancelledError
+
+        def fetch_file(entry: FileEntry) -> None:
+            path = folder / entry.name
+            if not is_regular_file(path) or sha256_of(path) != entry.sha256:
+                self._download(_object_name(step, entry), path, entry.sha256, report)
+
+        with ThreadPoolExecutor(_DOWNLOADS) as threads:
+            try:
+                for done in as_completed([threads.submit(fetch_file, entry) for entry in files]):
+                    done.result()
+            except BaseException:
+                is_ended.set()
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
 
     def upload_files(self, paths: Iterable[Path]) -> None:
         """Upload files of the run folder."""
@@ -281,11 +307,21 @@ class Mirror:
     def _remove(self, name: str) -> None:
         self._do(lambda: self._store.rm_file(name))
 
-    def _download(self, name: str, target: Path, sha256: str | None = None) -> None:
-        """Download an object, and compare it with the checksum of a manifest if there is one."""
+    def _download(
+        self,
+        name: str,
+        target: Path,
+        sha256: str | None = None,
+        report: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        """Download an object, and compare it with the checksum of a manifest if there is one.
+
+        `report` is called as by `download_ranges`.
+        """
         size = int(self._do(lambda: self._store.info(name)["size"]))
         with replacing(target) as scratch:
-            found = download_ranges(self.url, f"{self._root}/{name}", size, scratch, kind=CheckpointError)
+            place = f"{self._root}/{name}"
+            found = download_ranges(self.url, place, size, scratch, kind=CheckpointError, report=report)
             if sha256 not in (None, found):
                 raise DamagedCheckpointError(
                     f"{public(self.url)}/{name}: checksum differs from the one in {MANIFEST}; the checkpoint is "

@@ -1,6 +1,7 @@
 """Checkpoints in an object store: complete or absent, whatever happens to an upload; training does not wait."""
 
 import threading
+from concurrent.futures import CancelledError
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from facetrain.checkpoint.mirror import Mirror
 from facetrain.config.schema import Config
 from facetrain.errors import CheckpointError, DamagedCheckpointError, UsageError
 from facetrain.remote.filesystem import open_filesystem
+from facetrain.remote.ranges import download_ranges
 from tests.support.mirrored import RUN_ID, URL, save, upload, uploads_of
 
 pytestmark = pytest.mark.usefixtures("store")
@@ -149,6 +151,29 @@ def test_a_damaged_object_is_refused_and_leaves_no_checkpoint(tmp_path):
     with pytest.raises(DamagedCheckpointError, match=r"rows_.*checksum differs"):
         Mirror(URL).fetch(2, tmp_path / "other" / "checkpoints")
     assert not list((tmp_path / "other" / "checkpoints").iterdir())
+
+
+def test_files_are_downloaded_side_by_side_and_the_first_error_ends_all(tmp_path, monkeypatch):
+    upload(tmp_path, save(tmp_path, 2))
+    have_begun, ended = threading.Barrier(2, timeout=30), []
+
+    def download(url, path, size, scratch, *, report, **options):
+        if "rows_" not in path and "replicated" not in path:
+            return download_ranges(url, path, size, scratch, report=report, **options)
+        scratch.write_bytes(b"the first part")
+        have_begun.wait()
+        if "rows_" in path:
+            raise CheckpointError("the store refuses")
+        with pytest.raises(CancelledError) as cancelled:
+            while True:
+                report(1)
+        ended.append(path)
+        raise cancelled.value
+
+    monkeypatch.setattr("facetrain.checkpoint.mirror.download_ranges", download)
+    with pytest.raises(CheckpointError, match="the store refuses"):
+        Mirror(URL).fetch(2, tmp_path / "other" / "checkpoints")
+    assert ended and not list((tmp_path / "other" / "checkpoints").iterdir())
 
 
 def test_a_damaged_manifest_of_the_newest_checkpoint_does_not_hide_the_others(tmp_path):
