@@ -22,7 +22,7 @@ import numpy as np
 
 from facetrain.distributed.process_setup import user_cache_folder
 from facetrain.errors import DataError
-from facetrain.files import error_reason, parse_json, replacing, stamp_of
+from facetrain.files import error_reason, locked, parse_json, replacing, stamp_of
 
 _VERSION = 6
 """Raised when a reader finds other labels or places in the same files."""
@@ -89,6 +89,7 @@ def cached_columns(name: Path, inputs: Sequence[Path], build: Callable[[], Colum
 
     The cache file is beside the dataset, or in ~/.cache/facetrain if that folder is read-only; if neither can be
     written, the columns are in memory. If an input changes while `build` reads it, the file is stale from the start.
+    Of several processes of a machine, one builds and the others wait for it.
 
     Args:
         name: path of the cache file.
@@ -99,13 +100,28 @@ def cached_columns(name: Path, inputs: Sequence[Path], build: Callable[[], Colum
         DataError: an input is not a regular file; and what `build` raises.
     """
     stamp = _stamp_of_all(inputs)
+    if (found := _find(name, stamp)) is not None:
+        return found
+    with _built_once(name):
+        # Another process may have built them meanwhile.
+        if (found := _find(name, stamp)) is not None:
+            return found
+        return _keep(name, stamp, build())
+
+
+def _find(name: Path, stamp: str) -> Columns | None:
+    """Return the cached columns; None if there is no sound file of this stamp."""
     for path in _cache_paths(name):
         # Of any type: whatever is wrong with a cache file, the columns are computed again.
         with contextlib.suppress(Exception):
             header = _read_header(path)
             if header["stamp"] == stamp and _checksum_matches(path, header):
                 return _map(path, header)
-    columns = build()
+    return None
+
+
+def _keep(name: Path, stamp: str, columns: Columns) -> Columns:
+    """Write columns to a cache file, and return them mapped from it; as they are if none can be written."""
     layout, position = [], _HEADER_BYTES
     for column, array in columns.arrays.items():
         layout.append([column, array.dtype.str, len(array), position])
@@ -117,6 +133,20 @@ def cached_columns(name: Path, inputs: Sequence[Path], build: Callable[[], Colum
             _write(path, header, columns.arrays)
             return _open(path)
     return columns
+
+
+@contextlib.contextmanager
+def _built_once(name: Path) -> Iterator[None]:
+    """Let one process of this machine at a time build a cache file: that of 100 million images takes 2.3 GB.
+
+    Where no lock can be had, as without a folder that can be written to, each process builds it.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            lock = path_in_cache_folder(name).with_suffix(".lock")
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(lock))
+        yield
 
 
 def _cache_paths(name: Path) -> Iterator[Path]:

@@ -1,7 +1,9 @@
+import errno
 import json
 import os
 import pickle
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -117,15 +119,44 @@ def test_columns_of_other_types_or_outside_of_the_file_are_not_used(tmp_path, dt
     assert with_header(tmp_path / "c.catalog") is not None
 
 
-def test_processes_with_one_id_that_cache_the_same_columns_at_once_do_not_share_a_temporary_file(tmp_path):
-    columns, start = Columns.of(label=np.arange(1 << 20)), threading.Barrier(4)
+def columns_of_four_threads(path, build):
+    """Return the columns of four threads, which stand for processes, and ask for them at once."""
+    start = threading.Barrier(4)
 
-    def save_together(_):
+    def ask(_):
         start.wait()
-        return save(tmp_path / ".a.catalog", [], columns).path
+        return cached_columns(path, [], build)
 
     with ThreadPoolExecutor(4) as threads:
-        assert set(threads.map(save_together, range(4))) == {tmp_path / ".a.catalog"}
+        return [*threads.map(ask, range(4))]
+
+
+def test_of_the_processes_that_ask_for_columns_at_once_one_builds_them(tmp_path):
+    builds = []
+
+    def build():
+        time.sleep(0.5)  # the others ask meanwhile
+        builds.append(1)
+        return Columns.of(**ARRAYS)
+
+    paths = {columns.path for columns in columns_of_four_threads(tmp_path / ".a.catalog", build)}
+    assert paths == {tmp_path / ".a.catalog"} and len(builds) == 1
+    assert [one.name for one in tmp_path.iterdir()] == [".a.catalog"], "the lock is in the cache folder"
+
+
+def test_where_locks_do_not_exist_processes_with_one_id_do_not_share_a_temporary_file(tmp_path, monkeypatch):
+    def no_lock(file, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("facetrain.files.fcntl.flock", no_lock)
+    columns, is_building = Columns.of(label=np.arange(1 << 20)), threading.Barrier(4, timeout=30)
+
+    def build():
+        is_building.wait()
+        return columns
+
+    paths = {found.path for found in columns_of_four_threads(tmp_path / ".a.catalog", build)}
+    assert paths == {tmp_path / ".a.catalog"}
     assert (load(tmp_path / ".a.catalog").arrays["label"] == columns.arrays["label"]).all()
     assert [one.name for one in tmp_path.iterdir()] == [".a.catalog"]
 
