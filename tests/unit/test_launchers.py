@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from facetrain.errors import UsageError
 from tests.support.command import ROOT
 from tests.support.installer import pip
 
@@ -103,6 +104,25 @@ def test_the_rendezvous_of_the_indexed_job_is_at_its_first_pod():
     assert nodes["name"] == "NODES" and int(nodes["value"]) == spec["completions"] == spec["parallelism"]
     arguments = template["spec"]["containers"][0]["args"]
     assert f"--rdzv-endpoint={job['metadata']['name']}-0.{service['metadata']['name']}:29400" in arguments
+
+
+@pytest.mark.parametrize("name", ["indexed_job.yaml", "kubeflow_trainer.yaml"])
+def test_failures_are_counted_for_each_pod_without_evictions(name):
+    found = documents(ROOT / "recipes" / "launch" / name)
+    # A limit for all pods together would be reached sooner with more nodes.
+    assert not list(find(found, "backoffLimit"))
+    assert list(find(found, "backoffLimitPerIndex")) == [20] and list(find(found, "maxFailedIndexes")) == [0]
+    # What Kubernetes demands of a Job with such a limit and a policy.
+    assert list(find(found, "completionMode")) == ["Indexed"] and list(find(found, "restartPolicy")) == [
+        "Never"
+    ]
+    ((evicted, *others),) = find(found, "rules")
+    assert evicted == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
+    containers = [container["name"] for (container,) in find(found, "containers")]
+    for rule in others:
+        assert rule["action"] == "FailJob" and rule["onExitCodes"]["values"] == [UsageError.exit_code]
+        assert [rule["onExitCodes"]["containerName"]] == containers
+    assert len(others) == (name == "indexed_job.yaml"), "torchrun ends with 1 after every error"
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
