@@ -3,12 +3,13 @@
 The records of a file follow each other without a gap. An index that leaves out records would lose their images in
 silence: the records that it lists must follow each other too.
 
-It has 12 bytes per image: the 42 million images of WebFace42M open in a fraction of a second.
+It has 12 bytes per image: once it is built, the 42 million images of WebFace42M open in a fraction of a second.
 
 If the file ends with identity records, they give the labels, without reading the header of every image. Identity
 record c holds [first key, key after the last] of the images of identity c, as float32. Above 2^24 both are rounded to
-multiples of 2, 4, …; near such a boundary, the label is read from the image's own record. A label of another program
-is a float32, too: from 2^24 on, people would share a number, and the file is refused.
+multiples of 2, 4, …; near such a boundary, the label is read from the image's own record. These are about 2 % of the
+images if there are 20 million, 11 % of 42 million, and 73 % of 100 million, with three or four for each identity. A
+label of another program is a float32, too: from 2^24 on, people would share a number, and the file is refused.
 """
 
 from __future__ import annotations
