@@ -215,15 +215,17 @@ def broadcast_json(value: Any, source: int = 0) -> Any:
     # Not by `gather_json`: the manifest of 512 ranks has 200 KB, and each of them would get it 512 times.
     encoded = json.dumps(value).encode() if rank() == source else b""
     # The length first, which the other ranks do not know.
-    length = _broadcast_(torch.tensor([len(encoded)]), source)
+    length = broadcast_(torch.tensor([len(encoded)]), source)
     text = torch.zeros(int(length), dtype=torch.uint8)
     if encoded:
         text.copy_(torch.frombuffer(bytearray(encoded), dtype=torch.uint8))
-    return json.loads(bytes(_broadcast_(text, source).numpy()))
+    return json.loads(bytes(broadcast_(text, source).numpy()))
 
 
-def _broadcast_(x: Tensor, source: int) -> Tensor:
+def broadcast_(x: Tensor, source: int = 0) -> Tensor:
     """Fill x with that of the source rank, and return it."""
+    if world_size() == 1:
+        return x
     _record("broadcast", x)
     with profiler_range("collectives"):
         dist.broadcast(x, source)

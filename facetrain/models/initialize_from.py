@@ -26,7 +26,7 @@ from facetrain.checkpoint.commit import LATEST
 from facetrain.errors import ModelError
 from facetrain.head.class_shard import row_pieces
 from facetrain.head.head_group import Head, HeadPart, head_parts
-from facetrain.models.known_identities import IDENTITIES, Names, choose_centers
+from facetrain.models.known_identities import IDENTITIES, CenterChoice, Names, choose_centers
 from facetrain.models.layer_graph import LayerGraph
 from facetrain.models.match_weights import calibrate_norms, match_weights
 from facetrain.models.model_file import GRAPH_SUFFIXES, identify_backbone, open_checkpoint, read_model
@@ -49,8 +49,8 @@ class SavedCenters:
     num_classes: int
     rows: Callable[[int, int], Tensor]
     """Returns the centers of classes [start, stop): (stop - start, D), float32."""
-    names: Names | None = None
-    """Names of the classes; None if they are unknown."""
+    names: Callable[[], Names | None] = lambda: None
+    """Reads the names of the classes; returns None if they are unknown."""
 
 
 def initialize_backbone(
@@ -190,23 +190,29 @@ def _select_first_blocks(backbone: Backbone, weights: dict[str, Tensor]) -> dict
     return {name: weight for name, weight in weights.items() if not follows(name)}
 
 
-def initialize_centers(head: Head, path: Path, names: Names | None, *, may_grow: bool) -> str:
-    """Load the class centers of another run into the classes of the same people, and return a line about them.
+def choose_centers_of(path: Path, names: Names | None, num_classes: int, *, may_grow: bool) -> CenterChoice:
+    """Choose the center of another run for each class of a new one; `names` are those of the classes.
 
-    `names` are those of the head's classes; see `choose_centers`. With `may_grow`, there may be new people, who keep
-    their random centers.
+    With `may_grow`, there may be new people.
 
     Raises:
-        ModelError: there are no centers, or they do not fit the head or its people.
+        ModelError: there are no centers, or they do not fit the people; see `choose_centers`.
         CheckpointError: the checkpoint is damaged, or the folder has none.
     """
     centers = read_centers(path)
-    choice = choose_centers(
-        path, centers.names, centers.num_classes, names, head.num_classes, may_grow=may_grow
-    )
+    return choose_centers(path, centers.names(), centers.num_classes, names, num_classes, may_grow=may_grow)
+
+
+def initialize_centers(head: Head, path: Path, number_C: np.ndarray) -> None:
+    """Load centers of another run into the C classes of a head; `number_C` are their numbers there, -1 keeps a center.
+
+    Raises:
+        ModelError: there are no centers, or they do not fit the head.
+        CheckpointError: the checkpoint is damaged, or the folder has none.
+    """
+    centers = read_centers(path)
     for part in head_parts(head):
-        _initialize_part(part, centers, choice.number[slice(*part.shard)], path)
-    return choice.remark
+        _initialize_part(part, centers, number_C[slice(*part.shard)], path)
 
 
 def _initialize_part(part: HeadPart, centers: SavedCenters, number_K: np.ndarray, path: Path) -> None:
@@ -242,7 +248,7 @@ def read_centers(path: Path) -> SavedCenters:
         return SavedCenters(
             checkpoint.manifest.num_classes,
             lambda start, stop: checkpoint.rows("weight", start, stop),
-            Names.from_tensors(checkpoint.replicated(IDENTITIES)),
+            lambda: Names.from_tensors(checkpoint.replicated(IDENTITIES)),
         )
     if _RANK_FILE.fullmatch(path.name):
         return _read_arcface_torch_centers(path)

@@ -1,7 +1,7 @@
 """People whom another run knows: the names of its identities, and the class center of each identity of a new run.
 
-A checkpoint has the names beside the centers, where the dataset has names. Digests of the names are compared: as texts,
-29 million names would take gigabytes on every rank.
+A checkpoint has the names beside the centers, where the dataset has names. Only one rank reads and compares them, by
+their digests: in a list, 29 million names take gigabytes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class Names:
     @classmethod
     def of(cls, names: Iterable[str]) -> Names:
         """Take names without line breaks, as `printable` returns them."""
-        return cls("".join(f"{name}\n" for name in names).encode())
+        text = BytesIO()
+        text.writelines(f"{name}\n".encode() for name in names)  # `join` would make a list of them first
+        return cls(text.getvalue())
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor]) -> Names | None:

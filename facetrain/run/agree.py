@@ -195,11 +195,11 @@ def _compare_inputs(ranks: Ranks, plan: RunPlan, config: Config) -> Inputs:
         raise UsageError(
             f"{place} ({key}): other {words} than rank 0 on {ranks.place(0)} has; copy them to all hosts"
         )
-    for key, digest in digest_weights(config, inputs.source).items() if plan.weights else ():
+    for key, digest in digest_weights(config).items() if plan.weights else ():
         if digest != plan.weights.get(key):
-            what = "other names of identities" if key == "head.init_from" else "another file"
             raise UsageError(
-                f"{_value(config, key)} ({key}): {what} than rank 0 on {ranks.place(0)} has; copy the same to all hosts"
+                f"{_value(config, key)} ({key}): another file than rank 0 on {ranks.place(0)} has; copy the same to "
+                "all hosts"
             )
     return inputs
 

@@ -30,7 +30,7 @@ from facetrain.run.folder.hosts import Hosts
 from facetrain.run.folder.run_files import LOG_FILE, write_run_files
 from facetrain.run.outputs import open_sinks
 from facetrain.run.parts.loader import count_workers
-from facetrain.run.parts.state import build_state, check_precision
+from facetrain.run.parts.state import build_state, check_precision, read_identities
 from facetrain.run.parts.step_schedule import StepSchedule
 from facetrain.run.resolve import open_mirror
 from facetrain.run.run_plan import RunPlan
@@ -172,9 +172,10 @@ def build_network(
     config: Config, world: World, source: FaceDataset, schedule: StepSchedule, folder: Path
 ) -> tuple[TrainState, nn.Module]:
     """Build the state of a run before its first step, and its network for training steps. Collective."""
+    identities = read_identities(config, world, source.num_classes, source)
     # Each rank builds the whole backbone from the same seed, and its own part of the class centers: nothing is sent.
     with fail_together(world):
-        state = build_state(config, world, source.num_classes, schedule, folder, source)
+        state = build_state(config, world, source.num_classes, schedule, folder, source, identities)
         # All labels now, on the host: on a GPU, the head does not check those of a step.
         state.head.check_labels(source.labels)
     # Apart from the block above: ranks exchange whether they can use the kernels, and all must take part.

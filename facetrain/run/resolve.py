@@ -172,7 +172,7 @@ def resolve(
         restarted=restarted,
         inputs=digest_inputs(here, inputs.source, inputs.sets),
         # Of several hosts only: one host has one file.
-        weights=digest_weights(here, inputs.source) if ranks.spans_hosts and not checkpoint else {},
+        weights=digest_weights(here) if ranks.spans_hosts and not checkpoint else {},
         set_keys=claimed.asked.set_keys,
         open_choices=() if checkpoint else request.choose,
         chosen=(*claimed.asked.remarks, *map(str, suited), *request.chosen),

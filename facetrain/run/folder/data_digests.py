@@ -18,7 +18,7 @@ from facetrain.checkpoint.manifest import sha256_of
 from facetrain.config.loading import is_set
 from facetrain.config.own_code import code_digests
 from facetrain.config.schema import Config
-from facetrain.data.dataset import FaceDataset, identity_names, image_landmarks, image_places
+from facetrain.data.dataset import FaceDataset, image_landmarks, image_places
 from facetrain.data.mixture import MixtureDataset
 from facetrain.data.remote_dataset import object_versions
 from facetrain.errors import ConfigError, ModelError, UnreadableError
@@ -119,20 +119,15 @@ def digest_contents(source: FaceDataset) -> str:
     return _digest(read(number) for number in range(0, source.num_images, step)[:_SAMPLED_IMAGES])
 
 
-def digest_weights(config: Config, source: FaceDataset) -> dict[str, str]:
-    """Return digests of what a new run begins with, by config key: of model files, and of the names of identities.
-
-    Names choose the class centers of another run (`head.init_from`); otherwise they decide nothing.
+def digest_weights(config: Config) -> dict[str, str]:
+    """Return digests of the model files with which a new run begins, by config key.
 
     Raises:
         CheckpointError: one is a run folder without a sound checkpoint.
     """
     teacher = config.distill.teacher if config.distill else None
     names = {"model.init_from": config.model.init_from, "distill.teacher": teacher}
-    digests = {key: _digest_model(local_path(name)) for key, name in names.items() if name}
-    if config.inherits_centers and (found := identity_names(source)):
-        digests["head.init_from"] = _digest(f"{name}\n".encode() for name in found)
-    return digests
+    return {key: _digest_model(local_path(name)) for key, name in names.items() if name}
 
 
 def _digest_model(path: Path) -> str:

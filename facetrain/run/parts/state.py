@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
+import torch
 
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset, identity_names
 from facetrain.device.capability import bfloat16_fault
+from facetrain.distributed import collectives
+from facetrain.distributed.agreement import fail_together
 from facetrain.distributed.sync_batch_norm import use_sync_batch_norm
 from facetrain.distributed.world import World
 from facetrain.errors import ConfigError, DataError
-from facetrain.models.initialize_from import initialize_centers
-from facetrain.models.known_identities import Names
+from facetrain.models.initialize_from import choose_centers_of, initialize_centers
+from facetrain.models.known_identities import CenterChoice, Names
 from facetrain.optim.loss_scale import LossScale
 from facetrain.remote.download import local_path
 from facetrain.run.parts.backbone import build_initial_backbone
@@ -36,8 +42,53 @@ def check_precision(config: Config, world: World) -> None:
         raise ConfigError(f"{fault}; set it to fp16")
 
 
+@dataclass(frozen=True)
+class Identities:
+    """Names of the identities, and the class centers of another run with which they begin."""
+
+    names: Names | None = None
+    """For the checkpoints, on the leader; None on the other ranks, or if they have none."""
+    centers: CenterChoice | None = None
+    """None: a new run draws all of them."""
+
+
+def read_identities(config: Config, world: World, num_classes: int, source: FaceDataset) -> Identities:
+    """Read the names of the identities on the leader, and let it choose the centers for all ranks. Collective.
+
+    The other ranks read no names: 29 million take gigabytes in each process.
+
+    Raises:
+        ModelError: the centers do not fit the people; see `choose_centers`.
+        CheckpointError: the checkpoint of the other run is damaged.
+        DataError: the names cannot be read, and centers are chosen by them.
+    """
+    found = Identities()
+    with fail_together(world):
+        if world.is_leader:
+            names = _names_of(source, required=config.inherits_centers)
+            found = Identities(names, _choose_centers(config, names, num_classes))
+    if not config.inherits_centers:
+        return found
+    choice = found.centers or CenterChoice(np.empty(num_classes, np.int64), remark="")
+    collectives.broadcast_(torch.from_numpy(choice.number))
+    return replace(found, centers=choice)
+
+
+def _choose_centers(config: Config, names: Names | None, num_classes: int) -> CenterChoice | None:
+    if not config.model.init_from or not config.inherits_centers:
+        return None
+    path, may_grow = local_path(config.model.init_from), config.head.init_from == "extend"
+    return choose_centers_of(path, names, num_classes, may_grow=may_grow)
+
+
 def build_state(
-    config: Config, world: World, num_classes: int, schedule: StepSchedule, folder: Path, source: FaceDataset
+    config: Config,
+    world: World,
+    num_classes: int,
+    schedule: StepSchedule,
+    folder: Path,
+    source: FaceDataset,
+    identities: Identities = Identities(),
 ) -> TrainState:
     """Build network, head and optimizers on this rank's device.
 
@@ -67,16 +118,16 @@ def build_state(
         schedule=schedule,
         source=source,
     )
-    inherits, remark = config.inherits_centers, ""
-    names = _names_of(source, required=inherits) if world.is_leader or inherits else None
-    if config.model.init_from and inherits:
-        path, may_grow = local_path(config.model.init_from), config.head.init_from == "extend"
-        remark = initialize_centers(head, path, names, may_grow=may_grow)
+    centers = identities.centers
+    if config.model.init_from and centers:
+        initialize_centers(head, local_path(config.model.init_from), centers.number)
     distillation = build_distillation(config, world, num_classes, folder, schedule, source)
     # After the head and the teacher: it takes the projection, and sets the rate of the head in each step.
     stepper = build_stepper(config, backbone, head, scale, schedule, distillation)
-    kept = names if world.is_leader else None  # only the leader saves them
-    return TrainState(world, network, head, stepper, distillation, names=kept, centers_remark=remark)
+    remark = centers.remark if centers else ""
+    return TrainState(
+        world, network, head, stepper, distillation, names=identities.names, centers_remark=remark
+    )
 
 
 def _names_of(source: FaceDataset, *, required: bool) -> Names | None:

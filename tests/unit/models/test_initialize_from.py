@@ -11,6 +11,7 @@ from facetrain.errors import ModelError
 from facetrain.head.class_shard import shard_classes
 from facetrain.models.initialize_from import (
     check_backbone_weights,
+    choose_centers_of,
     initialize_backbone,
     initialize_centers,
     read_centers,
@@ -90,6 +91,13 @@ def test_the_centers_of_a_run_are_read_by_class(tmp_path):
     assert found.rows(0, found.num_classes)[:, 0].tolist() == [c + 1.0 for c in range(found.num_classes)]
 
 
+def initialize(head, path, names, *, may_grow):
+    """Load the centers of `path` into a head as the ranks of a run do; return the line about them."""
+    choice = choose_centers_of(path, names, head.num_classes, may_grow=may_grow)
+    initialize_centers(head, path, choice.number)
+    return choice.remark
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("classes", [CLASSES, CLASSES + 8])
 def test_known_identities_keep_their_centers_and_new_ones_get_random_centers(tmp_path, classes, world_size):
@@ -98,7 +106,7 @@ def test_known_identities_keep_their_centers_and_new_ones_get_random_centers(tmp
     drawn = centers_of(head_of(classes)).clone()
     heads = [head_of(classes, rank, world_size) for rank in range(world_size)]
     for head in heads:
-        remark = initialize_centers(head, path, None, may_grow=classes > CLASSES)
+        remark = initialize(head, path, None, may_grow=classes > CLASSES)
         assert remark.startswith("class centers by number") and "assumed" in remark
     found = torch.cat([centers_of(head) for head in heads])
     assert torch.equal(found, torch.cat([whole, drawn[CLASSES:]]))
@@ -121,7 +129,7 @@ def test_people_are_found_by_name_whatever_their_number_is(tmp_path, monkeypatch
     names = ["anna", *(f"p{number}" for number in (7, 0, 1, 2, 10, 4, 5, 6, 3)), "zoe"]
     drawn = centers_of(head_of(len(names), width=4)).clone()
     heads = [head_of(len(names), rank, world_size, width=4) for rank in range(world_size)]
-    remarks = {initialize_centers(head, path, Names.of(names), may_grow=True) for head in heads}
+    remarks = {initialize(head, path, Names.of(names), may_grow=True) for head in heads}
     found = torch.cat([centers_of(head) for head in heads])
     assert found[1:-1, 0].tolist() == [7, 0, 1, 2, 10, 4, 5, 6, 3]
     assert torch.equal(found[[0, -1]], drawn[[0, -1]])
@@ -132,11 +140,11 @@ def test_centers_that_do_not_fit_the_head_are_refused_with_advice(tmp_path):
     write_arcface_torch(tmp_path, 1)
     path = tmp_path / "checkpoint_gpu_0.pt"
     with pytest.raises(ModelError, match="11 identities.* 12.*head.init_from: extend"):
-        initialize_centers(head_of(12), path, None, may_grow=False)
+        initialize(head_of(12), path, None, may_grow=False)
     with pytest.raises(ModelError, match="11 identities.* 10.*head.init_from: reinit"):
-        initialize_centers(head_of(10), path, None, may_grow=True)
+        initialize(head_of(10), path, None, may_grow=True)
     with pytest.raises(ModelError, match="6 numbers.* 8"):
-        initialize_centers(head_of(CLASSES, width=8), path, None, may_grow=False)
+        initialize(head_of(CLASSES, width=8), path, None, may_grow=False)
 
 
 SHALLOW = {"name": "mbf_small", "layers": (1, 2, 1, 0), "embedding_size": 32, "image_size": 48}

@@ -17,9 +17,8 @@ from facetrain.run.folder.data_digests import (
     digest_landmarks,
     digest_records,
     digest_set,
-    digest_weights,
 )
-from tests.support.datasets import encoded_image, write_records
+from tests.support.datasets import write_records
 
 
 def checkpoint_of(**meta):
@@ -147,18 +146,3 @@ def test_other_images_sets_or_embeddings_of_a_teacher_are_refused_unless_set(nam
 
 def test_another_list_of_verification_sets_is_no_other_content():
     check(digests_of("d", "", sets={"cfp": "b"}), dataset="d", sets={"lfw": "a"})
-
-
-@pytest.mark.parametrize(("init_from", "expected"), [("extend", 2), ("keep", 2), ("reinit", 1)])
-def test_hosts_compare_the_names_by_which_class_centers_are_chosen(tmp_path, init_from, expected):
-    weights = tmp_path / "w.pt"
-    weights.write_bytes(b"w")
-    digests = []
-    for host, names in (("a", ("ann", "bob")), ("b", ("aaa", "ann")), ("c", ("ann", "bob"))):
-        for name in names:
-            (tmp_path / host / name).mkdir(parents=True)
-            (tmp_path / host / name / "1.png").write_bytes(encoded_image(0, 16))
-        values = {"data": {"train": str(tmp_path / host)}, "model": {"init_from": str(weights)}}
-        config = build_config(values | {"head": {"init_from": init_from}}, "test")
-        digests.append(digest_weights(config, open_dataset(tmp_path / host)))
-    assert digests[0] == digests[2] and len({str(each) for each in digests}) == expected
