@@ -8,6 +8,7 @@ import torch
 from facetrain.checkpoint.commit import complete_steps
 from facetrain.config.loading import load_config
 from tests.support import training
+from tests.support.waiting import wait_until
 
 
 def in_worlds(rank, config, settings, folder, sizes, resumed, ports):
@@ -23,10 +24,13 @@ def in_worlds(rank, config, settings, folder, sizes, resumed, ports):
     for saved_on, size, step in resumed:
         target = folder / f"{saved_on}_to_{size}_at_{step}"
         if rank == 0:
-            shutil.copytree(folder / f"{saved_on}", target)
-            for later in complete_steps(target / "checkpoints"):
+            copy = target.with_suffix(".copy")
+            shutil.copytree(folder / f"{saved_on}", copy)
+            for later in complete_steps(copy / "checkpoints"):
                 if later > step:  # with RANK set, a run continues from its newest checkpoint
-                    shutil.rmtree(target / "checkpoints" / f"step_{later:08d}")
+                    shutil.rmtree(copy / "checkpoints" / f"step_{later:08d}")
+            copy.rename(target)
+        wait_until(target.exists)  # a rank that was not in the world before is here first
         with_rank(rank, size, ports.pop(), training.resume, described, target, step)
 
 
