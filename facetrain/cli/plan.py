@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -150,8 +151,8 @@ def _lines(report: dict[str, Any]) -> list[str]:
             f"{report['images_per_s']:,.4g} images/s, at most {report['peak_bytes'] / _GIB:.2f} GiB"
         ]
         if report["seconds"]:
-            hours = report["seconds"] / 3600
-            lines.append(f"the run's {report['images']:,} images: {hours:,.3g} h, without verification")
+            time = timedelta(seconds=round(report["seconds"]))
+            lines.append(f"the run's {report['images']:,} images: {time}, without verification")
         return [*lines, "The loader is not measured: `facetrain bench loader`."]
     sizes = {name.replace("_", " "): size for name, size in report["parts_bytes"].items() if size}
     verdict = "fits" if report["fits"] else "does not fit"

@@ -20,6 +20,7 @@ from facetrain.config.loading import (
 from facetrain.config.own_code import allow_code_of, require_code_allowed
 from facetrain.config.presets import find_config
 from facetrain.config.schema import Config
+from facetrain.data.formats.bin import NAME_ENDINGS
 from facetrain.errors import UsageError
 from facetrain.files import require_temporary_folder
 from facetrain.remote.address import is_read_in_place, is_remote, public
@@ -148,5 +149,5 @@ def _exists(target: str, folder: str, stored: Set[str] | None) -> bool:
     """Return whether a set is an address, a path, or in a folder; `stored`: what a folder in a store has."""
     if is_remote(target) or Path(target).exists():
         return True
-    names = (target, target.upper(), f"{target}.bin")
+    names = (target, target.upper(), *(f"{target}{ending}" for ending in NAME_ENDINGS))
     return any(Path(folder, name).exists() if stored is None else name in stored for name in names)

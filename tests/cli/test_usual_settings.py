@@ -54,6 +54,12 @@ def test_if_the_sets_of_the_config_are_missing_those_beside_the_data_are_used(da
     assert found.given["eval"]["targets"] == ["lfw", "cfp_fp", "agedb_30"], "another host may give the same"
 
 
+@pytest.mark.parametrize("ending", [".bin", ".xz", ".bin.xz"])
+def test_a_set_beside_the_data_may_be_compressed(data, ending):
+    (data / f"lfw{ending}").touch()  # it is looked for, and not read yet
+    assert asked(UsualSettings(str(data)), "glint360k").config.eval.targets == ("lfw",)
+
+
 def test_sets_that_are_chosen_stay(data):
     found = asked(UsualSettings(str(data)), "glint360k", ["eval.dir=sets"])
     assert found.config.eval.targets == ("lfw", "cfp_fp", "agedb_30") and not found.remarks

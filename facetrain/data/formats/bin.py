@@ -50,6 +50,8 @@ _DTYPES = frozenset(
 
 
 SUFFIXES = (".bin", ".xz")
+NAME_ENDINGS = (".bin", ".xz", ".bin.xz")
+"""What follows the name of a set in the name of its file."""
 _SPARE_BYTES = 1 << 21
 """Bytes that any .xz file may unpack to; an instruction of one byte can make an object of 70."""
 

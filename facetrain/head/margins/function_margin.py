@@ -116,7 +116,7 @@ def _made(
             margin: Margin = part(**common, **options)
             return margin
         return of_function(part, options, **common)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # a builtin has no signature
         raise UsageError(
             f"the margin {getattr(part, '__name__', part)}: {error}; see head.margin.options"
         ) from error

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.formats.bin import SUFFIXES, is_bin, read_bin, set_name
+from facetrain.data.formats.bin import NAME_ENDINGS, SUFFIXES, is_bin, read_bin, set_name
 from facetrain.data.formats.bin_tables import groups_path, read_subjects
 from facetrain.data.formats.landmark_file import read_landmarks_beside
 from facetrain.embeddings.dense_ids import dense_ids
@@ -89,7 +89,7 @@ def _set_file(target: str, folder: Path) -> Path:
         PairsError: both exist, or the path is another file than a set.
     """
     path, stem = Path(target), target.removesuffix(".xz").removesuffix(".bin")
-    files = [folder / f"{stem}{suffix}" for suffix in (".bin", ".xz", ".bin.xz")]
+    files = [folder / f"{stem}{suffix}" for suffix in NAME_ENDINGS]
     named = next((file for file in files if file.is_file()), files[0])
     if path.suffix not in SUFFIXES:
         if path.is_file() and not named.is_file():

@@ -150,6 +150,11 @@ def test_an_own_margin_is_refused_for_arguments_that_it_would_not_get(function, 
         make_margin(function)
 
 
+def test_a_builtin_whose_arguments_are_unknown_is_refused():
+    with pytest.raises(UsageError, match="the margin cos: no signature"):
+        make_margin(torch.cos)
+
+
 def test_arguments_with_a_default_are_options_and_not_norms():
     for function in (lambda cos, m=0.1: cos - m, lambda cos, *, m=None: cos, lambda *cos: cos[0]):
         assert not make_margin(function).needs_norms
