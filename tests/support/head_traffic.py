@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from facetrain.head import sharded_softmax
+from facetrain.head.margins.base import Margin
 from tests.support.heads import make_head, margin_settings
 
 GPU = torch.device("cuda:0")
@@ -57,7 +58,7 @@ def step_bytes(patch: Any, classes: int, *, one_pass: bool = True, **options: An
     patch.setattr(torch, "_fused_sgd_", lambda *_, **__: None)
     patch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     # Autograd, which differentiates the margin, needs a GPU for such tensors.
-    patch.setattr("facetrain.head.margins.base._differentiated", lambda formula, cos: (formula(cos), cos))
+    patch.setattr(Margin, "_differentiated", lambda margin, formula, cos: (formula(cos), cos))
     context, function = Context(), sharded_softmax._CrossEntropy
     patch.setattr(function, "apply", lambda *arguments: function.forward(context, *arguments))
     with FakeTensorMode(allow_non_fake_inputs=True):

@@ -41,7 +41,7 @@ def test_a_good_dataset_passes(tmp_path):
 def test_sets_at_addresses_are_no_failure(tmp_path):
     data = {"train": str(write_records(tmp_path, [0, 0, 1, 2, 2], size=16)), "image_size": 16}
     own = str(tmp_path / "own.bin")
-    write_bin(Path(own), [encoded_image(n) for n in range(4)], np.array([True, False]))
+    write_bin(Path(own), [encoded_image(100 + n) for n in range(4)], np.array([True, False]))
     for sets in (
         {"dir": "s3://bucket/sets", "targets": ["lfw", own]},
         {"targets": ["s3://bucket/lfw.bin", own]},

@@ -123,6 +123,7 @@ def test_a_backbone_without_any_trained_weight_is_refused(tmp_path):
 
 def test_a_margin_that_changes_negatives_counts_no_nearest_classes_and_is_not_checked(tmp_path):
     state, check = build(tmp_path, margin="curricularface")
+    state.head.begin_step(0, lr=0.1)
     # Hard negatives have smaller logits, so the largest logit is not that of the nearest class.
     state.head(torch.randn(1000, 32), torch.randint(CLASSES, (1000,)))
     assert state.head.take_nearest() == (0, 0) and check is None
@@ -135,5 +136,6 @@ def test_the_top_1_count_is_that_of_all_cosines_without_the_margin(tmp_path):
     unit_KD = torch.nn.functional.normalize(state.head.row_state()["weight"])
     expected = int(((embedding_BD @ unit_KD.T).argmax(1) == label_B).sum())
     assert 0 < expected < 120
+    state.head.begin_step(0, lr=0.1)
     state.head(embedding_BD, label_B)
     assert state.head.take_nearest() == (expected, 120) and state.head.take_nearest() == (0, 0)

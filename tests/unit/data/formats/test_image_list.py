@@ -58,7 +58,7 @@ def test_the_catalog_of_a_list_is_in_the_cache_folder(images, tmp_path_factory, 
     for _ in range(2):  # the second time from the catalog
         assert open_dataset(images / "people.txt").num_images == 2
         assert sorted(images.iterdir()) == before
-        assert len(list((home / ".cache" / "facetrain").iterdir())) == 1
+        assert len(list((home / ".cache" / "facetrain").glob("*.catalog"))) == 1
 
 
 def test_paths_can_be_relative_to_another_folder(images, tmp_path):
