@@ -125,6 +125,12 @@ def image_places(dataset: FaceDataset, index: np.ndarray) -> np.ndarray | None:
     return None if places is None else places(index)
 
 
+def image_sizes(dataset: FaceDataset, index: np.ndarray) -> np.ndarray | None:
+    """Return the least and the largest number of bytes of B images, int64 (B, 2); None if no catalog has them."""
+    sizes = getattr(dataset, "sizes", None)
+    return None if sizes is None else sizes(index)
+
+
 def image_files(dataset: FaceDataset) -> list[Path]:
     """Return the paths of the files that the images of a dataset are in; none if they are unknown."""
     return list(getattr(dataset, "files", ()))
@@ -205,6 +211,10 @@ class ImageSubset(DatasetView):
     def places(self, index: np.ndarray) -> np.ndarray | None:
         """Return the places of images in the files of the other dataset, int64 (B, 2)."""
         return image_places(self._dataset, self._index[index])
+
+    def sizes(self, index: np.ndarray) -> np.ndarray | None:
+        """Return the ranges of the sizes of images, int64 (B, 2)."""
+        return image_sizes(self._dataset, self._index[index])
 
     @property
     def landmarks(self) -> np.ndarray | None:

@@ -153,9 +153,7 @@ def _begin_in_folder(
         with fail_together(world):
             if world.is_leader:
                 left = schedule.total_steps - state.step
-                warnings += check_start(
-                    config, agreed.folder, agreed.inputs.source, agreed.inputs.sets, state, left
-                )
+                warnings += check_start(config, agreed.folder, agreed.inputs.source, state, left)
                 # Before the folder is written: a sink may refuse the run.
                 sinks = open_sinks(agreed.config, agreed.folder, agreed.plan.run_id, agreed.plan.step)
                 warnings += sinks.faults if sinks else []

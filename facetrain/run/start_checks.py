@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from facetrain.config.schema import Config
@@ -22,23 +22,20 @@ from facetrain.optim.muon import hidden_weights
 from facetrain.plural import count_text
 from facetrain.run.suited_settings import RunFacts, gather_facts, suited_rate, unsuited_settings
 from facetrain.training.state import TrainState
-from facetrain.verify.sets.pair_set import PairSet
-from facetrain.verify.training_images import HOLD_OUT_ADVICE, sets_of_training_images
 
 HIGHEST_LR = {"sgd": 10.0, "adamw": 0.1}
 """Rates that cannot be meant, far above the published ones (`suited_settings.py`)."""
 
 
 def check_start(
-    config: Config, folder: Path, source: FaceDataset, sets: Sequence[PairSet], state: TrainState, steps: int
+    config: Config, folder: Path, source: FaceDataset, state: TrainState, steps: int
 ) -> list[str]:
-    """Check disk, data, sets and learning rate before the first step; return the warnings. For the leader only.
+    """Check disk, data and learning rate before the first step; return the warnings. For the leader only.
 
     Args:
         config: config of the run.
         folder: run folder, which may not exist yet.
         source: training data.
-        sets: verification sets.
         state: state of the run, as it will be saved.
         steps: steps that the run still takes.
 
@@ -49,10 +46,6 @@ def check_start(
     warnings = [
         *label_remarks(source, config.data.train),
         *(f"{config.data.train}: {photos}" for photos in [describe_photos(source)] if photos),
-        *(
-            f"{remark}; {HOLD_OUT_ADVICE}"
-            for remark in sets_of_training_images(sets, source, config.data.train)
-        ),
         *remarks_on_reading(source, cache_bytes=config.data.cache_bytes, shuffle=config.data.shuffle),
         *_check_cores(state.world),
         *_check_learning_rate(config, facts),

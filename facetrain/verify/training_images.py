@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from facetrain.data.dataset import FaceDataset, image_places
+from facetrain.data.dataset import FaceDataset, image_sizes
+from facetrain.data.formats.names import MIXTURE_SUFFIXES
 from facetrain.data.label_problems import parts_of
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.remote_dataset import object_versions
@@ -18,14 +20,15 @@ from facetrain.telemetry.log import warn
 from facetrain.verify.sets.pair_set import PairSet
 
 HOLD_OUT_ADVICE = "hold people out for it with `facetrain data split`"
-_EXAMINED = 16
+_SAMPLE = 16
 """Images that are looked for in the training data."""
 _MOST_READ = 20_000
-"""Training images that are read at most: those with as many bytes as an examined image."""
+"""Training images that are read at most: those with as many bytes as an image of the sample."""
 _MOST_READ_FOR_WARNING = 5_000
-"""The same for a set of which only a warning comes: less than a second from a local disk."""
-_RECORD_BYTES, _MOST_SPARE = 32, 11
-"""Bytes of a record beside its image: frame and header; up to two labels of four bytes and three bytes of padding."""
+"""The same for a set of which only a warning comes."""
+_MOST_FOLDERS = 2_000
+"""Entries of a folder of images that an evaluation lists."""
+_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,8 @@ class FoundImages:
 
     known: int
     examined: int
-    num_unread: int
-    """Training images that may be equal to one of the sample, and were not read."""
+    """Images of the sample that were compared with all training images of their size."""
+    sample: int
 
     def __str__(self) -> str:
         """Return the number, as the subject of a message."""
@@ -43,18 +46,23 @@ class FoundImages:
 
 
 def find_training_images(images: Sequence[bytes], train: FaceDataset, most_read: int) -> FoundImages:
-    """Look for 16 evenly spaced images of a sequence in training data, of which at most `most_read` images are read.
+    """Look for 16 images of a sequence in training data, of which at most `most_read` images are read.
+
+    They are one of each sixteenth of the sequence: that whose number of bytes the fewest training images have.
 
     Raises:
         DataError: an image of the training data cannot be read.
     """
-    index = np.unique(np.linspace(0, len(images) - 1, _EXAMINED).astype(int))
-    examined = [images[at] for at in index.tolist()]
-    wanted = set(examined)
-    candidates = _candidates(wanted, train)
-    found = wanted.intersection(train.read(at) for at in candidates[:most_read].tolist())
-    known = sum(image in found for image in examined)
-    return FoundImages(known, len(examined), max(len(candidates) - most_read, 0))
+    size_K = np.array([len(image) for image in images])
+    count_K = _count_alike(size_K, train)
+    sixteenths = np.array_split(np.arange(len(images)), min(_SAMPLE, len(images)))
+    # At least 1: a size that no training image has would else prefer unknown images to known ones.
+    sample = np.array([part[np.maximum(count_K[part], 1).argmin()] for part in sixteenths])
+    sample = sample[np.argsort(count_K[sample], kind="stable")]
+    examined = sample[np.cumsum(count_K[sample]) <= most_read]
+    wanted = {images[at] for at in examined.tolist()}
+    found = wanted.intersection(train.read(at) for at in _find_alike(size_K[examined], train))
+    return FoundImages(sum(images[at] in found for at in examined.tolist()), len(examined), len(sample))
 
 
 def refuse_training_images(
@@ -69,7 +77,8 @@ def refuse_training_images(
         description: metadata of the model file, with the config of its run.
 
     Raises:
-        UsageError: at least half of the examined images are training images; a few give a warning.
+        UsageError: at least half of the examined images are training images; a few give a warning, and so do images
+            that too many training images would have to be read for.
     """
     try:
         train = _open_training_data(description)
@@ -79,17 +88,17 @@ def refuse_training_images(
     except DataError:
         return
     place = f"{train[0]}, on which {model} was trained"
-    if 2 * found.known >= found.examined:
+    if found.known and 2 * found.known >= found.examined:
         raise UsageError(
             f"{target}: {found} are in {place}; its cosines of people that it has learned are no measure for others: "
             "give people who are not in that data"
         )
     if found.known:
         warn(f"{target}: {found} are also in {place}")
-    if found.num_unread:
+    if found.examined < found.sample:
         warn(
-            f"{target}: {found.num_unread:,} images of {train[0]} were not compared with its images; their people must "
-            f"not be among those on whom {model} was trained"
+            f"{target}: only {found.examined} of a sample of {found.sample} images were compared with {train[0]}, "
+            f"where many images have their sizes; its people must not be among those on whom {model} was trained"
         )
 
 
@@ -110,12 +119,12 @@ def sets_of_training_images(sets: Sequence[PairSet], train: FaceDataset, name: s
 
 
 def warn_of_training_images(sets: Sequence[PairSet], description: Mapping[str, Any]) -> None:
-    """Warn of sets with images on which a model was trained, if its data can be opened here.
+    """Warn of sets with images on which a model was trained, if its data can be opened here at once.
 
     `description` is the metadata of the model file, with the config of its run.
     """
     try:
-        train = _open_training_data(description) if sets else None
+        train = _open_training_data(description, most_folders=_MOST_FOLDERS) if sets else None
     except DataError:
         return
     if train is not None:
@@ -123,8 +132,12 @@ def warn_of_training_images(sets: Sequence[PairSet], description: Mapping[str, A
             warn(f"{remark}; {HOLD_OUT_ADVICE}")
 
 
-def _open_training_data(description: Mapping[str, Any]) -> tuple[str, FaceDataset] | None:
+def _open_training_data(
+    description: Mapping[str, Any], most_folders: int | None = None
+) -> tuple[str, FaceDataset] | None:
     """Return path and dataset of a model's training data; None if they are unknown or not on this machine.
+
+    `most_folders`: also None for a folder with more entries, which would be listed with all that is in them.
 
     Raises:
         DataError: the dataset cannot be read.
@@ -134,22 +147,44 @@ def _open_training_data(description: Mapping[str, Any]) -> tuple[str, FaceDatase
     train = data.get("train") if isinstance(data, dict) else None
     if not isinstance(train, str) or not Path(train).exists():
         return None
-    return train, open_dataset(Path(train))
+    path = Path(train)
+    if path.suffix in MIXTURE_SUFFIXES:  # may name data in a store, which would be downloaded
+        return None
+    if most_folders is not None and path.is_dir() and any(islice(path.iterdir(), most_folders, None)):
+        return None
+    return train, open_dataset(path)
 
 
-def _candidates(wanted: set[bytes], train: FaceDataset) -> np.ndarray:
-    """Return the indices of images that may have as many bytes as a wanted one, those of rare sizes first: int (N,)."""
-    place_N2 = image_places(train, np.arange(train.num_images))
-    if place_N2 is None:
-        return np.arange(train.num_images)
-    size_N = place_N2[:, 1]
-    # A record has no size in the catalog, but ends where the next one begins.
-    record_N = np.append(np.diff(place_N2[:, 0]), 0)
-    is_unknown_N = (size_N == 0) & (record_N <= 0)
-    alike = []
-    for size in {len(image) for image in wanted}:
-        spare_N = record_N - _RECORD_BYTES - size
-        is_record_N = (size_N == 0) & (spare_N >= 0) & (spare_N <= _MOST_SPARE)
-        alike.append(np.flatnonzero((size_N == size) | is_record_N | is_unknown_N))
-    index = np.concatenate(sorted(alike, key=len))
-    return index[np.sort(np.unique(index, return_index=True)[1])]
+def _count_alike(size_K: np.ndarray, train: FaceDataset) -> np.ndarray:
+    """Return for K numbers of bytes how many training images may have as many; all if no size is known: int64 (K,)."""
+    end = int(size_K.max()) + 1
+    begins_less_ends = np.zeros(end + 2, np.int64)
+    for range_B2 in _size_ranges(train, end):
+        if range_B2 is None:
+            return np.full(len(size_K), train.num_images)
+        for column, change in ((range_B2[:, 0], 1), (range_B2[:, 1] + 1, -1)):
+            begins_less_ends += change * np.bincount(column, minlength=len(begins_less_ends))
+    return begins_less_ends.cumsum()[size_K]
+
+
+def _find_alike(size_K: np.ndarray, train: FaceDataset) -> Iterator[int]:
+    """Yield the indices of training images that may have one of K numbers of bytes; all if no size is known."""
+    if not len(size_K):
+        return
+    end = int(size_K.max()) + 1
+    wanted_below = np.zeros(end + 2, np.int64)
+    wanted_below[np.unique(size_K) + 1] = 1
+    wanted_below = wanted_below.cumsum()
+    for number, range_B2 in enumerate(_size_ranges(train, end)):
+        if range_B2 is None:
+            yield from range(train.num_images)
+            return
+        is_alike_B = wanted_below[range_B2[:, 1] + 1] > wanted_below[range_B2[:, 0]]
+        yield from (number * _CHUNK + np.flatnonzero(is_alike_B)).tolist()
+
+
+def _size_ranges(train: FaceDataset, end: int) -> Iterator[np.ndarray | None]:
+    """Yield the ranges of the sizes of all training images, up to `end` bytes, in chunks (B, 2); None: unknown."""
+    for start in range(0, train.num_images, _CHUNK):
+        range_B2 = image_sizes(train, np.arange(start, min(start + _CHUNK, train.num_images)))
+        yield None if range_B2 is None else range_B2.clip(0, end)

@@ -181,6 +181,11 @@ class CatalogDataset:
         columns = [arrays[name][index] if name in arrays else unknown_B for name in ("offset", "size")]
         return np.stack(columns, axis=1).astype(np.int64)
 
+    def sizes(self, index: np.ndarray) -> np.ndarray | None:
+        """Return the sizes of B images as ranges of one number, int64 (B, 2); None if the catalog has no sizes."""
+        size_N = self.columns.arrays.get("size")
+        return None if size_N is None else np.stack([size_N[index]] * 2, axis=1).astype(np.int64)
+
     def location(self, index: int) -> str:
         """Return the file, the byte offset, and the name if there is one."""
         place = self._place(index)

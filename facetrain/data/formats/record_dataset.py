@@ -19,6 +19,10 @@ from facetrain.data.formats.recordio import RecordReader, decode_record
 from facetrain.errors import DataError
 from facetrain.files import error_reason, listed, printable, read_regular_text
 
+_LEAST_BESIDE, _MOST_BESIDE = 32, 43
+"""Bytes of a record beside its image: frame, header, up to two more labels of four bytes, up to three to fill up."""
+_UNKNOWN_SIZE = 1 << 62
+
 
 class RecordDataset(CatalogDataset):
     """Images of a RecordIO file, in the order of its index; the columns are those of `build_catalog`."""
@@ -58,6 +62,14 @@ class RecordDataset(CatalogDataset):
                 f"the end of the file say {expected}; `facetrain data check --repair` writes a clean copy"
             )
         return image
+
+    def sizes(self, index: np.ndarray) -> np.ndarray:
+        """Return the ranges of the sizes of B images, int64 (B, 2): a record ends where the next one begins."""
+        offset_N = self.columns.arrays["offset"]
+        record_B = offset_N[np.minimum(index + 1, len(offset_N) - 1)] - offset_N[index]
+        most_B = np.where(record_B > 0, record_B - _LEAST_BESIDE, _UNKNOWN_SIZE)
+        least_B = np.where(record_B > 0, record_B - _MOST_BESIDE, 0)
+        return np.stack([least_B, most_B], axis=1)
 
     def name(self, index: int) -> str | None:
         """Return the path that the image had in the packed dataset; None if names.csv does not have it.

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from facetrain.data.dataset import ImageSubset
 from facetrain.data.formats.recordio import RecordHeader, RecordWriter
 from facetrain.data.open_dataset import open_dataset
 from facetrain.embeddings.inference import Inference
@@ -17,7 +18,7 @@ from facetrain.verify import calibration, training_images
 from facetrain.verify.calibrate_model import calibrate_model
 from facetrain.verify.calibration import calibrate, pick_threshold, sampled_images, stored_thresholds
 from facetrain.verify.metrics.draws import Draws
-from facetrain.verify.training_images import refuse_training_images
+from facetrain.verify.training_images import find_training_images, refuse_training_images
 from tests.support.datasets import encoded_image, images_of, write_records
 from tests.support.faces import face
 from tests.support.models import write_model
@@ -246,7 +247,8 @@ def image_of(size, number=0):
 
 @pytest.mark.parametrize("flag", [0, 1, 2])
 def test_training_images_are_found_in_a_record_file_by_their_sizes(tmp_path, monkeypatch, capsys, flag):
-    monkeypatch.setattr(training_images, "_MOST_READ", 5)
+    monkeypatch.setattr(training_images, "_MOST_READ", 8)  # two of each size: the last one is unknown
+    monkeypatch.setattr(training_images, "_CHUNK", 7)
     sizes = [*range(100, 900, 20), *[1000] * 20]
     with RecordWriter(tmp_path / "train.rec") as writer:
         for key, size in enumerate(sizes):
@@ -254,10 +256,22 @@ def test_training_images_are_found_in_a_record_file_by_their_sizes(tmp_path, mon
             writer.write(key, RecordHeader(flag, labels, key), image_of(size, key))
     description = {"config": {"data": {"train": str(tmp_path)}}}
     known = [image_of(sizes[key], key) for key in (30, 33, 37, 41)]
-    with pytest.raises(UsageError, match="people: 3 of 4 "):
+    with pytest.raises(UsageError, match="people: 3 of 3 "):
         refuse_training_images(known, "people", Path("m"), description)
     refuse_training_images([image_of(1000, 99)], "people", Path("m"), description)
-    assert "people: 15 images of" in capsys.readouterr().err
+    assert "people: only 0 of a sample of 1 images were compared" in capsys.readouterr().err
+    odd = ImageSubset(open_dataset(tmp_path), np.arange(1, len(sizes), 2))
+    assert str(find_training_images(known, odd, 8)) == "2 of 3 examined images", "30 is not in the selection"
+
+
+def test_the_sample_has_sizes_that_few_training_images_have(tmp_path):
+    sizes = [100] * 40 + [*range(200, 520, 20)]
+    with RecordWriter(tmp_path / "train.rec") as writer:
+        for key, size in enumerate(sizes):
+            writer.write(key, RecordHeader.of_image(0, key), image_of(size, key))
+    images = [image_of(100, 200 + n) for n in range(48)]
+    images[2::3] = [image_of(sizes[40 + n], 40 + n) for n in range(16)]
+    assert str(find_training_images(images, open_dataset(tmp_path), 32)) == "16 of 16 examined images"
 
 
 @pytest.mark.parametrize(
@@ -267,3 +281,11 @@ def test_people_are_accepted_if_the_training_data_are_not_here(config, capsys):
     for description in ({}, {"config": config}):
         refuse_training_images([b"image"], "people", Path("m"), description)
     assert capsys.readouterr().err == ""
+
+
+def test_a_mixture_whose_data_may_be_in_a_store_is_not_opened(tmp_path, monkeypatch):
+    (tmp_path / "mix.yaml").write_text("datasets: [{path: 's3://bucket/part'}]")
+    monkeypatch.setattr(training_images, "open_dataset", None)
+    refuse_training_images(
+        [b"image"], "people", Path("m"), {"config": {"data": {"train": f"{tmp_path}/mix.yaml"}}}
+    )
