@@ -18,9 +18,10 @@ from facetrain.config.loading import (
     read_merged,
 )
 from facetrain.config.own_code import allow_code_of, require_code_allowed
+from facetrain.config.paths import address_of_set
 from facetrain.config.presets import find_config
 from facetrain.config.schema import Config
-from facetrain.data.formats.bin import NAME_ENDINGS
+from facetrain.data.formats.bin import NAME_ENDINGS, SUFFIXES, set_name
 from facetrain.errors import UsageError
 from facetrain.files import require_temporary_folder
 from facetrain.remote.address import is_read_in_place, is_remote, public
@@ -133,8 +134,12 @@ def _sets_that_exist(config: Config) -> tuple[list[str], tuple[str, ...]]:
     if present:
         missing = f"{folder} has no verification sets {', '.join(absent)}: training goes without"
         return present, (missing,) if absent else ()
-    names = (path.name for path in Path(folder).glob("*.bin") if path.is_file()) if stored is None else stored
-    found = sorted(name.removesuffix(".bin") for name in names if name.endswith(".bin"))
+    if stored is None:
+        found = sorted(
+            {set_name(path) for path in Path(folder).glob("*") if path.suffix in SUFFIXES and path.is_file()}
+        )
+    else:
+        found = sorted(name.removesuffix(".bin") for name in stored if name.endswith(".bin"))
     if found:
         return found, (f"verified on the sets that lie in {folder}: {', '.join(found)}",)
     if not targets:
@@ -147,7 +152,9 @@ def _sets_that_exist(config: Config) -> tuple[list[str], tuple[str, ...]]:
 
 def _exists(target: str, folder: str, stored: Set[str] | None) -> bool:
     """Return whether a set is an address, a path, or in a folder; `stored`: what a folder in a store has."""
+    if stored is not None and (address := address_of_set(target, folder)):
+        return address == target or address.rpartition("/")[2] in stored
     if is_remote(target) or Path(target).exists():
         return True
     names = (target, target.upper(), *(f"{target}{ending}" for ending in NAME_ENDINGS))
-    return any(Path(folder, name).exists() if stored is None else name in stored for name in names)
+    return any(Path(folder, name).exists() for name in names)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from facetrain.cli.usual_settings import UsualSettings
+from facetrain.config.paths import with_downloads
 from facetrain.data.formats.bin import write_bin
 from facetrain.errors import ConfigError, DataError, UsageError
 from facetrain.run.asked_config import asked_config
@@ -58,6 +59,8 @@ def test_if_the_sets_of_the_config_are_missing_those_beside_the_data_are_used(da
 def test_a_set_beside_the_data_may_be_compressed(data, ending):
     (data / f"lfw{ending}").touch()  # it is looked for, and not read yet
     assert asked(UsualSettings(str(data)), "glint360k").config.eval.targets == ("lfw",)
+    (data / f"lfw{ending}").rename(data / f"own{ending}")
+    assert asked(UsualSettings(str(data)), "glint360k").config.eval.targets == ("own",)
 
 
 def test_sets_that_are_chosen_stay(data):
@@ -75,7 +78,11 @@ def test_the_sets_beside_data_in_a_store_are_used(data, store):
     assert asked(UsualSettings(address), "glint360k").config.eval.targets == ("own",)
     write_set(data / "cfp_fp.bin")
     upload(data, "ms1m")
-    assert asked(UsualSettings(address), "glint360k").config.eval.targets == ("cfp_fp",)
+    (data / "lfw.bin.xz").touch()  # a run downloads .bin files
+    upload(data, "ms1m")
+    found = asked(UsualSettings(address), "glint360k").config
+    assert found.eval.targets == ("cfp_fp",)
+    assert with_downloads(found, pin=str).eval.targets == (f"{address}/cfp_fp.bin",)
     with pytest.raises(DataError, match="s3://bucket/none: not found"):
         asked(UsualSettings("s3://bucket/none"))
 
