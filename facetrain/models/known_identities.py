@@ -156,11 +156,16 @@ def _in_order(num_known: int, num_classes: int) -> np.ndarray:
 
 
 def _has_repeated(digest_N: np.ndarray) -> bool:
-    return len(np.unique(digest_N)) < len(digest_N)
+    ordered_N = np.sort(digest_N)
+    return bool((ordered_N[1:] == ordered_N[:-1]).any())
 
 
 def _places(known_N: np.ndarray, wanted_C: np.ndarray) -> np.ndarray:
     """Return the place of each wanted value among the known ones, which differ: int64 (C,); -1 if it is unknown."""
-    order = np.argsort(known_N)
-    place_C = order[np.minimum(np.searchsorted(known_N, wanted_C, sorter=order), len(known_N) - 1)]
-    return np.where(known_N[place_C] == wanted_C, place_C, -1)
+    known_order, wanted_order = np.argsort(known_N), np.argsort(wanted_C)
+    # Both sorted: a search in any order would miss the caches for each of millions of values.
+    known_N, wanted_C = known_N[known_order], wanted_C[wanted_order]
+    at_C = np.minimum(np.searchsorted(known_N, wanted_C), len(known_N) - 1)
+    place_C = np.empty(len(wanted_C), np.int64)
+    place_C[wanted_order] = np.where(known_N[at_C] == wanted_C, known_order[at_C], -1)
+    return place_C
