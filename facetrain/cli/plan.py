@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -107,39 +108,38 @@ def _counted(config: Config, num_classes: int, gpus: int, memory: int) -> dict[s
         "fits": needed.fits(memory),
         "largest_batch": largest_batch(config, num_classes, gpus, memory),
         "fewest_gpus": fewest_gpus(config, num_classes, memory),
-        "memory_savers": []
-        if needed.fits(memory)
-        else _memory_savers(config, _half_batch_saves(config, num_classes, gpus, needed)),
+        "memory_savers": [] if needed.fits(memory) else _memory_savers(config, num_classes, gpus, needed),
     }
 
 
-def _half_batch_saves(config: Config, num_classes: int, gpus: int, needed: Forecast) -> bool:
-    """Return whether a run needs less whose steps have twice the micro-batches, of half the images.
+def _memory_savers(config: Config, num_classes: int, gpus: int, needed: Forecast) -> list[str]:
+    """Return the changes of the config with which a GPU needs less memory than `needed`, from cheap to expensive.
 
-    It can need more: several micro-batches keep the gradient of the centers in float32.
+    What saves memory in one run costs some in another: an update copies values of 16 bits to float32, and several
+    micro-batches keep the gradient of the centers in float32.
     """
+    from facetrain.config.loading import with_values
+    from facetrain.errors import ConfigError
     from facetrain.plan.forecast import forecast
 
-    if needed.batch < 2:
+    def saves(values: dict[str, Any], on_gpus: int = gpus, batch: int | None = None) -> bool:
+        with suppress(ConfigError):  # the run cannot have these values
+            changed = with_values(config, values, "memory savers")
+            return forecast(changed, num_classes, on_gpus, batch=batch).total < needed.total
         return False
-    optim = config.optim.model_copy(update={"accumulate": 2 * config.optim.accumulate})
-    halved = config.model_copy(update={"optim": optim})
-    return forecast(halved, num_classes, gpus, batch=needed.batch // 2).total < needed.total
 
-
-def _memory_savers(config: Config, half_batch_saves: bool) -> list[str]:
-    """Return what needs less memory than the config, from cheap to expensive."""
-    head = config.head
+    twice = {"optim.accumulate": 2 * config.optim.accumulate}
+    half = max(needed.batch // 2, 2)  # batch norm has no variance over one image
     savers = {
-        "head.momentum_dtype: bfloat16": head.momentum_dtype == "float32",
-        "model.checkpoint_activations: true": not config.model.checkpoint_activations,
-        "half of train.batch_size with twice optim.accumulate": half_batch_saves,
-        "head.weight_dtype: bfloat16": head.weight_dtype == "float32",
-        "head.momentum_dtype: int8": head.momentum_dtype != "int8",
-        "head.placement: host": head.placement == "device",
-        "more GPUs": True,
+        "head.momentum_dtype: bfloat16": saves({"head.momentum_dtype": "bfloat16"}),
+        "model.checkpoint_activations: true": saves({"model.checkpoint_activations": True}),
+        "half of train.batch_size with twice optim.accumulate": saves(twice, batch=half),
+        "head.weight_dtype: bfloat16": saves({"head.weight_dtype": "bfloat16"}),
+        "head.momentum_dtype: int8": saves({"head.momentum_dtype": "int8"}),
+        "head.placement: host": saves({"head.placement": "host"}),
+        "twice as many GPUs": saves({}, 2 * gpus),
     }
-    return [saver for saver, saves in savers.items() if saves]
+    return [saver for saver, is_less in savers.items() if is_less]
 
 
 def _lines(report: dict[str, Any]) -> list[str]:
@@ -169,7 +169,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
             f"  In addition {report['checkpoint_copy_bytes'] / _GIB:.2f} GiB per GPU in the host's memory, for the "
             "copy of a checkpoint; checkpoint.async: false needs none."
         )
-    if not report["fits"]:
+    if report["memory_savers"]:
         lines.append(f"needs less memory, from cheap to expensive: {'; '.join(report['memory_savers'])}")
     fewest = report["fewest_gpus"]
     on = (
