@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -136,17 +137,34 @@ def _zero(smaller: _Free, larger: _Free) -> int:
 def fewest_gpus(config: Config, num_classes: int, memory: int) -> int | None:
     """Return the smallest number of GPUs, up to `MOST_GPUS`, with which the run fits; None if it fits with none.
 
-    Tried are those that divide the global batch, or without one the powers of two.
+    Tried are those that divide the global batch, or without one the powers of two. With more GPUs each has fewer
+    classes and images of a global batch, so the need falls, and bisection takes few forecasts. Only from one GPU to two
+    it can grow, by gradients that exist before the backward pass. Without a global batch, more GPUs also gather more
+    embeddings: the need falls and grows again.
     """
-    batch = config.train.global_batch_size or MOST_GPUS
-    for gpus in range(1, min(MOST_GPUS, num_classes) + 1):
-        if batch % gpus == 0:
-            with suppress(
-                ConfigError
-            ):  # the global batch of a stage, or its micro-batches, cannot be divided
-                if forecast(config, num_classes, gpus).fits(memory):
-                    return gpus
-    return None
+
+    def fits(gpus: int) -> bool:
+        return forecast(config, num_classes, gpus).fits(memory)
+
+    batch = config.train.global_batch_size
+    counts = [
+        gpus
+        for gpus in range(1, min(MOST_GPUS, num_classes) + 1)
+        if (batch or MOST_GPUS) % gpus == 0 and _is_divisible(config, gpus)
+    ]
+    if not batch:
+        return next(filter(fits, counts), None)
+    if not counts or fits(counts[0]):
+        return next(iter(counts), None)
+    fewest = bisect_left(counts, True, lo=1, key=fits)
+    return counts[fewest] if fewest < len(counts) else None
+
+
+def _is_divisible(config: Config, gpus: int) -> bool:
+    """Return whether the images of each stage can be divided among the GPUs and their micro-batches."""
+    with suppress(ConfigError):
+        return all(local_batch_size(staged, gpus) for _, staged in stage_configs(config))
+    return False
 
 
 def head_load(

@@ -81,14 +81,22 @@ def test_only_what_makes_the_forecast_of_this_run_smaller_is_advised(sections, s
     assert _memory_savers(config, 100_001, 1, needed) == [*saves, "twice as many GPUs"]
 
 
-@pytest.mark.parametrize(("global_batch", "fewest"), [(96, 48), (64, 64), (None, 64), (32, None)])
-def test_the_fewest_gpus_divide_the_global_batch(global_batch, fewest, monkeypatch):
-    monkeypatch.setattr(
-        "facetrain.plan.forecast.forecast",
-        lambda config, classes, gpus: SimpleNamespace(fits=lambda memory: gpus > 32),
-    )
-    config = build_config({"data": {"train": "x"}, "train": {"global_batch_size": global_batch}}, "test")
+@pytest.mark.parametrize(
+    ("global_batch", "micro_batches", "fewest"),
+    [(96, 1, 48), (128, 1, 64), (None, 1, 64), (32, 1, None), (64, 1, None), (5040, 1, 35), (5040, 16, 35)],
+)
+def test_the_fewest_gpus_divide_the_global_batch(global_batch, micro_batches, fewest, monkeypatch):
+    tried = []
+
+    def needed(config, classes, gpus):
+        tried.append(gpus)
+        return SimpleNamespace(fits=lambda memory: gpus > 32)
+
+    monkeypatch.setattr("facetrain.plan.forecast.forecast", needed)
+    values = {"train": {"global_batch_size": global_batch}, "optim": {"accumulate": micro_batches}}
+    config = build_config({"data": {"train": "x"}, **values}, "test")
     assert fewest_gpus(config, 10_000, 1) == fewest
+    assert len(tried) <= 7, "a forecast takes seconds"
 
 
 @pytest.mark.slow
