@@ -22,10 +22,11 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
+from concurrent.futures import CancelledError, as_completed
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from facetrain.checkpoint.commit import (
@@ -49,7 +50,7 @@ from facetrain.checkpoint.run_id import RUN_ID_FILE, run_id_of
 from facetrain.errors import CheckpointError, DamagedCheckpointError, UsageError
 from facetrain.files import make_folder, os_errors_as, replacing
 from facetrain.remote.address import public
-from facetrain.remote.filesystem import open_filesystem, with_retries
+from facetrain.remote.filesystem import in_background, open_filesystem, with_retries
 from facetrain.remote.ranges import download_ranges
 
 T = TypeVar("T")
@@ -254,9 +255,13 @@ class Mirror:
     def _fetch_files(self, step: int, folder: Path, files: Iterable[FileEntry]) -> None:
         """Download the files of a checkpoint that a folder lacks, or has with another content, side by side.
 
-        The first error, or Ctrl-C, ends the others at their next part.
+        The first error, or Ctrl-C, ends the method at once. The other downloads end at their next part, which may come
+        after the folder is removed: they then write no more.
         """
         is_ended = threading.Event()
+        waiting: SimpleQueue[FileEntry] = SimpleQueue()
+        for entry in files:
+            waiting.put(entry)
 
         def report(_: int) -> None:
             if is_ended.is_set():
@@ -267,14 +272,16 @@ class Mirror:
             if not is_regular_file(path) or sha256_of(path) != entry.sha256:
                 self._download(_object_name(step, entry), path, entry.sha256, report)
 
-        with ThreadPoolExecutor(_DOWNLOADS) as threads:
-            try:
-                for done in as_completed([threads.submit(fetch_file, entry) for entry in files]):
-                    done.result()
-            except BaseException:
-                is_ended.set()
-                threads.shutdown(wait=False, cancel_futures=True)
-                raise
+        def fetch_waiting() -> None:
+            with suppress(Empty):
+                while not is_ended.is_set():
+                    fetch_file(waiting.get_nowait())
+
+        try:
+            for done in as_completed([in_background(fetch_waiting) for _ in range(_DOWNLOADS)]):
+                done.result()
+        finally:
+            is_ended.set()
 
     def upload_files(self, paths: Iterable[Path]) -> None:
         """Upload files of the run folder."""
@@ -316,9 +323,10 @@ class Mirror:
     ) -> None:
         """Download an object, and compare it with the checksum of a manifest if there is one.
 
-        `report` is called as by `download_ranges`.
+        `report` is called as by `download_ranges`, and before anything is written.
         """
         size = int(self._do(lambda: self._store.info(name)["size"]))
+        report(0)
         with replacing(target) as scratch:
             place = f"{self._root}/{name}"
             found = download_ranges(self.url, place, size, scratch, kind=CheckpointError, report=report)

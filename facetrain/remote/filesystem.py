@@ -92,11 +92,10 @@ def with_retries(
         attempt += 1
 
 
-def _within(patience_s: float, most_bytes: int, operation: Callable[[], T]) -> T:
-    """Return the result of an operation.
+def in_background(operation: Callable[[], T]) -> Future[T]:
+    """Run an operation in a thread for which nothing waits: no caller that leaves it, and not the end of the process.
 
-    Raises:
-        TimeoutError: an answer of so many bytes would have been here.
+    So a store that hangs holds up neither an error nor Ctrl-C. A ThreadPoolExecutor would wait for its threads.
     """
     outcome: Future[T] = Future()
 
@@ -107,7 +106,16 @@ def _within(patience_s: float, most_bytes: int, operation: Callable[[], T]) -> T
             outcome.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    return outcome.result(patience_s + most_bytes / _LEAST_BYTES_PER_S)
+    return outcome
+
+
+def _within(patience_s: float, most_bytes: int, operation: Callable[[], T]) -> T:
+    """Return the result of an operation.
+
+    Raises:
+        TimeoutError: an answer of so many bytes would have been here.
+    """
+    return in_background(operation).result(patience_s + most_bytes / _LEAST_BYTES_PER_S)
 
 
 def _hub_path(rest: str) -> str:

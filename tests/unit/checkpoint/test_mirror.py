@@ -153,9 +153,11 @@ def test_a_damaged_object_is_refused_and_leaves_no_checkpoint(tmp_path):
     assert not list((tmp_path / "other" / "checkpoints").iterdir())
 
 
-def test_files_are_downloaded_side_by_side_and_the_first_error_ends_all(tmp_path, monkeypatch):
+def test_files_are_downloaded_side_by_side_and_the_first_error_waits_for_none_that_hangs(
+    tmp_path, monkeypatch
+):
     upload(tmp_path, save(tmp_path, 2))
-    have_begun, ended = threading.Barrier(2, timeout=30), []
+    have_begun, has_failed, has_ended = threading.Barrier(2, timeout=30), threading.Event(), threading.Event()
 
     def download(url, path, size, scratch, *, report, **options):
         if "rows_" not in path and "replicated" not in path:
@@ -164,16 +166,17 @@ def test_files_are_downloaded_side_by_side_and_the_first_error_ends_all(tmp_path
         have_begun.wait()
         if "rows_" in path:
             raise CheckpointError("the store refuses")
+        assert has_failed.wait(10)
         with pytest.raises(CancelledError) as cancelled:
-            while True:
-                report(1)
-        ended.append(path)
+            report(1)
+        has_ended.set()
         raise cancelled.value
 
     monkeypatch.setattr("facetrain.checkpoint.mirror.download_ranges", download)
     with pytest.raises(CheckpointError, match="the store refuses"):
         Mirror(URL).fetch(2, tmp_path / "other" / "checkpoints")
-    assert ended and not list((tmp_path / "other" / "checkpoints").iterdir())
+    has_failed.set()
+    assert has_ended.wait(10) and not list((tmp_path / "other" / "checkpoints").iterdir())
 
 
 def test_a_damaged_manifest_of_the_newest_checkpoint_does_not_hide_the_others(tmp_path):
