@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -32,8 +33,9 @@ def build_augment(seed: int, settings: AugmentSettings) -> Augment:
 def _own_augment(key: str, settings: OwnAugmentation) -> OwnAugment:
     function = load_part(settings.type, f"{key}.type")
     try:
-        # Or the first step would find it.
-        inspect.signature(function).bind("images", "keys", **settings.options)
+        # Or the first step would find it, as it does for a builtin, which has no signature.
+        with suppress(ValueError):
+            inspect.signature(function).bind("images", "keys", **settings.options)
     except TypeError as error:
         raise ConfigError(
             f"{key}: {settings.type}: {error}; it is called as f(image, key, **options)"

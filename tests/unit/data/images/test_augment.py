@@ -104,5 +104,10 @@ def test_an_own_augmentation_is_refused_for_options_that_it_lacks():
         build_augment(0, AugmentSettings(own=[own]))
 
 
+def test_an_own_augmentation_may_be_a_builtin_whose_arguments_are_unknown():
+    own_parts.allow(["torch:maximum"])
+    build_augment(0, AugmentSettings(own=[{"type": "torch:maximum"}]))
+
+
 def brighter(image, key, *, by):
     return image + by
