@@ -35,7 +35,7 @@ class FunctionMargin(Margin):
             TypeError: the function takes other arguments.
         """
         super().__init__(**common)
-        self.name = getattr(function, "__name__", str(function))
+        self.name = _name_of(function)
         self._function = partial(function, **options)
         positional = [each for each in _positional(function) if each.name not in options]
         if len(positional) > 1 and positional[1].default is None:
@@ -117,9 +117,7 @@ def _made(
             return margin
         return of_function(part, options, **common)
     except (TypeError, ValueError) as error:  # a builtin has no signature
-        raise UsageError(
-            f"the margin {getattr(part, '__name__', part)}: {error}; see head.margin.options"
-        ) from error
+        raise UsageError(f"the margin {_name_of(part)}: {error}; see head.margin.options") from error
 
 
 def _of_logits(module: Any) -> Margin:
@@ -135,6 +133,11 @@ def _of_logits(module: Any) -> Margin:
     target.__name__ = type(module).__name__
     threshold = getattr(module, "interclass_filtering_threshold", 0.0)
     return ForeignMargin(target, {}, scale=scale, filter_threshold=threshold)
+
+
+def _name_of(part: Callable[..., Any]) -> str:
+    """Return the name of a function or a class, or that of an object's class: a module's text has several lines."""
+    return getattr(part, "__name__", type(part).__name__)
 
 
 def _positional(function: Callable[..., Any]) -> list[inspect.Parameter]:

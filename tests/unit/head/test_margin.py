@@ -176,6 +176,17 @@ def test_an_own_margin_must_return_one_number_for_each_sample(function, found):
         make_margin(function).apply(torch.rand(5), None)
 
 
+def test_messages_name_a_module_by_its_class():
+    class NoArgument(torch.nn.Module):
+        def __call__(self):
+            return 0
+
+    with pytest.raises(UsageError, match="^the margin GLU maps 4 samples to "):
+        make_margin(torch.nn.GLU(0)).apply(torch.rand(4), None)
+    with pytest.raises(UsageError, match="^the margin NoArgument: "):
+        make_margin(NoArgument())
+
+
 def test_a_margin_with_a_penalty_gets_the_norms():
     class Penalty(Margin):
         def target(self, cos_G, norm_G):
