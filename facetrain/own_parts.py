@@ -86,7 +86,7 @@ def load_part(place: str, named_by: str) -> Any:
     return part
 
 
-def place_of(error: BaseException) -> str:
+def line_of(error: BaseException) -> str:
     """Return file and line of the part from which an exception comes; empty if it comes from none."""
     places = [
         f"{frame.f_code.co_filename}:{line}"

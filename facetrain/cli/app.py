@@ -131,7 +131,7 @@ def _exit_with_error(error: Any) -> None:
             FacetrainError.exit_code,
         )
     _exit(
-        f"{own_parts.place_of(error) or 'internal error'}: {type(error).__name__}: {error_reason(error)}; "
+        f"{own_parts.line_of(error) or 'internal error'}: {type(error).__name__}: {error_reason(error)}; "
         "run again with --debug for the traceback",
         FacetrainError.exit_code,
     )
