@@ -115,7 +115,8 @@ def fetch(
 
     Raises:
         UsageError: the address cannot be used, or the catalog has no address for the name.
-        DataError: the download failed, its checksum is wrong, the disk is full, or others can write to the cache.
+        DataError: the download failed, its checksum is wrong, or others can write to the cache.
+        RunError: the disk is full.
     """
     entry = None if is_remote(name) else find_entry(name)
     address = entry.require_address() if entry else name
