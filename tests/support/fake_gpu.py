@@ -550,6 +550,7 @@ def fake_gpu(
         "Event": FakeEvent,
         "stream": lambda stream: stream,
         "current_stream": gpu.current_stream,
+        "manual_seed": lambda seed: None,
         "get_rng_state": lambda device=None: torch.zeros(16, dtype=torch.uint8),
         "set_rng_state": lambda state, device=None: None,
         "cudart": lambda: SimpleNamespace(cudaHostRegister=gpu.lock, cudaHostUnregister=gpu.unlock),
