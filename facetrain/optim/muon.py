@@ -83,40 +83,17 @@ def orthogonalize(matrix_NRC: Tensor) -> Tensor:
     a thousandth of the matrix's norm. On a GPU the products are computed in bfloat16, which changes nothing for the
     training (Jordan et al.).
     """
+    a, b, c = _COEFFICIENTS
     x = matrix_NRC.to(torch.bfloat16 if matrix_NRC.is_cuda else torch.float32)
     is_tall = x.shape[1] > x.shape[2]
     # The iteration squares x·xᵀ: of the two products with the transpose, the smaller one.
     x = x.mT if is_tall else x
     # The Frobenius norm is at least the largest singular value, which the iteration needs to be at most 1.
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp_min(_LEAST_NORM)
-    x = _iterate(x) if x.is_cuda else _iterate_gram(x)
-    return (x.mT if is_tall else x).float()
-
-
-def _iterate(x: Tensor) -> Tensor:
-    """Return the Newton–Schulz iteration of matrices (N, R, C), X ← (a + b·G + c·G²)·X with G = X·Xᵀ."""
-    a, b, c = _COEFFICIENTS
     for _ in range(_NEWTON_SCHULZ_STEPS):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x
-
-
-def _iterate_gram(x: Tensor) -> Tensor:
-    """Return the same iteration with two products of size R·R·C in place of ten, in float32.
-
-    With Q = a + b·G + c·G², a step maps G to Q·G·Q, and x to Q·x. So all steps run on the small matrices G, and x is
-    multiplied once, by the product of all Q. G has the squares of the singular values: bfloat16 is too coarse for it.
-    """
-    a, b, c = _COEFFICIENTS
-    gram = x @ x.mT
-    identity = torch.eye(gram.shape[1])
-    product = identity
-    for _ in range(_NEWTON_SCHULZ_STEPS):
-        factor = a * identity + torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-        product = factor @ product
-        gram = factor @ gram @ factor
-    return product @ x
+    return (x.mT if is_tall else x).float()
 
 
 def hidden_weights(module: nn.Module, layer_prefixes: Sequence[tuple[str, ...]]) -> set[Tensor]:
