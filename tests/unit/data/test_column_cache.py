@@ -3,7 +3,6 @@ import json
 import os
 import pickle
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +10,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from facetrain.data import column_cache
 from facetrain.data.column_cache import Columns, cached_columns
+from facetrain.files import locked
+from tests.support.waiting import wait_until
 
 ARRAYS = {"label": np.arange(5), "size": np.ones(3, np.float32), "empty": np.empty(0, np.uint8)}
 
@@ -131,11 +133,17 @@ def columns_of_four_threads(path, build):
         return [*threads.map(ask, range(4))]
 
 
-def test_of_the_processes_that_ask_for_columns_at_once_one_builds_them(tmp_path):
-    builds = []
+def test_of_the_processes_that_ask_for_columns_at_once_one_builds_them(tmp_path, monkeypatch):
+    builds, asked = [], []
+
+    def lock(path):
+        asked.append(path)
+        return locked(path)
+
+    monkeypatch.setattr(column_cache, "locked", lock)
 
     def build():
-        time.sleep(0.5)  # the others ask meanwhile
+        wait_until(lambda: len(asked) == 4)  # none of them has found the columns
         builds.append(1)
         return Columns.of(**ARRAYS)
 
