@@ -56,7 +56,7 @@ def _leave(code: str | int | None) -> NoReturn:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, during an import after its end."""
+    """Raise KeyboardInterrupt, where it has to wait later."""
     if not has_to_wait(frame):
         raise KeyboardInterrupt
     raise_soon(number)

@@ -1,4 +1,4 @@
-"""Signals that end a command by an exception: not while a module is imported, and not where Python drops exceptions.
+"""Signals that end a command by an exception: not in an import, in pydantic, or where Python drops exceptions.
 
 Importing this module takes no time: every command does so before all others.
 """
@@ -18,7 +18,7 @@ _waits_since: list[float] = []
 
 
 def exit_on_signal(number: int, frame: FrameType | None) -> None:
-    """Handle a signal: raise SystemExit with 128 + its number, during an import after its end."""
+    """Handle a signal: raise SystemExit with 128 + its number, where it has to wait later."""
     if has_to_wait(frame):
         raise_soon(number)
     else:
@@ -26,11 +26,12 @@ def exit_on_signal(number: int, frame: FrameType | None) -> None:
 
 
 def has_to_wait(frame: FrameType | None) -> bool:
-    """Return whether a signal is to be repeated later, because an import runs, and has not for long.
+    """Return whether a signal is to be repeated later, because an import or pydantic runs, and has not for long.
 
-    C++ modules drop an exception that comes while they are imported, or abort.
+    C++ modules drop an exception that comes while they are imported, or abort. Pydantic raises SchemaError in place of
+    one that comes while it builds a validator.
     """
-    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib."):
+    while frame is not None and not _replaces_exceptions(frame):
         frame = frame.f_back
     if frame is None:
         _waits_since.clear()
@@ -38,6 +39,11 @@ def has_to_wait(frame: FrameType | None) -> bool:
     _waits_since.append(time.monotonic())
     del _waits_since[1:]
     return time.monotonic() - _waits_since[0] < _LONGEST_S
+
+
+def _replaces_exceptions(frame: FrameType) -> bool:
+    in_import = frame.f_code.co_filename.startswith("<frozen importlib.")
+    return in_import or frame.f_globals.get("__name__", "").startswith("pydantic.")
 
 
 def raise_soon(number: int) -> None:

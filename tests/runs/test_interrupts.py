@@ -76,6 +76,37 @@ def test_a_signal_during_an_import_ends_the_process_after_it():
     assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGTERM, "", "")
 
 
+VALIDATED = """
+import signal
+from pydantic import TypeAdapter
+from pydantic_core import core_schema
+from facetrain.__main__ import run_program
+
+class Interrupted:
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source, handler):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except BaseException as error:
+            raise ValueError("replaced") from error
+        return core_schema.any_schema()
+
+def run():
+    TypeAdapter(Interrupted)
+    signal.pause()
+
+# The shell that runs the tests in the background ignores Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+run_program(run)
+"""
+
+
+def test_ctrl_c_while_pydantic_builds_a_validator_comes_after_it():
+    command = [sys.executable, "-c", VALIDATED]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
+
+
 SLOW_IMPORT = """
 import signal, sys, time
 import facetrain.signals as module
