@@ -88,6 +88,12 @@ def mixture_in_blocks(seed=1):
     )
 
 
+def test_every_pass_over_a_dataset_has_another_order():
+    sampler = MixtureSampler([40], [0.5], SampleOrder(seed=1, global_batch_size=20))
+    halves = [frozenset(sampler.batch(epoch).tolist()) for epoch in range(6)]
+    assert len(set(halves)) == 6
+
+
 def test_a_mixture_in_blocks_shows_every_image_as_often_as_its_weight():
     sampler = mixture_in_blocks()
     assert sampler.num_images == 1100 and sampler.steps_per_epoch == 100

@@ -99,8 +99,9 @@ def trained_head(stages, steps):
 @pytest.mark.parametrize(("border", "other_border"), [(5, 2), (2, 5)])
 @pytest.mark.parametrize("ranks", [1, 3, 30])
 def test_a_resumed_run_with_another_border_begins_expectations_once_and_keeps_learned_ones(
-    ranks, border, other_border
+    ranks, border, other_border, monkeypatch
 ):
+    monkeypatch.setattr("facetrain.head.class_shard._PIECE", 4)
     saved = trained_head(stages_from(border), 4)
     heads = [staged_head(stages_from(other_border), rank=rank, world_size=ranks) for rank in range(ranks)]
     for head in heads:

@@ -46,6 +46,24 @@ def test_a_step_mixes_no_devices_and_never_blocks_the_host(name, margin):
     assert not gpu.faults and not gpu.waits[1] and not gpu.pageable[1]
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_step_that_is_not_finite_changes_no_table(optimizer):
+    with fake_gpu(capability=(7, 0)):
+        head = make_head(
+            embedding_size=32, num_classes=50, margin=margin_settings("arcface"), weight_decay=1e-4, device=GPU,
+            optimizer=optimizer,
+        )  # fmt: skip
+        for step in (0, 2):  # also the first step, before any center has one
+            before = {name: table.cpu().clone() for name, table in head.row_state().items()}
+            head.begin_step(step, lr=0.1)
+            embedding = torch.full((16, 32), float("nan"), device=GPU, requires_grad=True)
+            head(embedding, torch.arange(16).pin_memory().to(GPU, non_blocking=True)).backward()
+            for name, table in head.row_state().items():
+                assert torch.equal(table.cpu(), before[name]), name
+            head_step(head, step + 1)
+            assert not torch.equal(head.row_state()["weight"].cpu(), before["weight"])
+
+
 def test_micro_batches_with_other_classes_never_block_the_host():
     with fake_gpu(capability=(7, 0)) as gpu:
         head = make_head(

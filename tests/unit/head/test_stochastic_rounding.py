@@ -1,6 +1,9 @@
+from itertools import product
+
 import pytest
 import torch
 
+from facetrain.head.row_optimizer import CenterUpdate, RowOptimizer
 from facetrain.head.stochastic_rounding import Noise, round_to_bfloat16, round_to_int8
 
 CPU = torch.device("cpu")
@@ -28,6 +31,14 @@ def test_rounding_to_int8_is_unbiased_and_keeps_the_largest_number():
     torch.testing.assert_close(units.double().mean(0), row.double(), rtol=1e-2, atol=0.01)
     zeros, scale = round_to_int8(torch.zeros(4, 8), 2, Noise(0, CPU))
     assert not zeros.any() and not scale.any()
+
+
+def test_every_step_and_every_rank_has_a_noise_of_its_own():
+    optimizer, keys = RowOptimizer(CenterUpdate(), CPU, seed=1), set()
+    for step, rank in product(range(3), range(3)):
+        optimizer.begin_step(step, rank, lr=0.1)
+        keys.add(optimizer._noise.keys)
+    assert len(keys) == 9
 
 
 def test_every_chunk_and_every_step_has_different_noise():

@@ -71,20 +71,30 @@ def test_a_head_with_loaded_state_continues_like_the_saved_one(name):
     assert torch.equal(saved.weight.data, loaded.weight.data)
 
 
-@pytest.mark.parametrize(("name", "rate"), [("arcface", 1.0), ("arcface", 0.3), ("magface", 1.0)])
-def test_accumulated_micro_batches_equal_an_update_in_the_backward_pass(name, rate):
-    whole, parts = small_head(name, rate), small_head(name, rate, update_in_backward=False)
+@pytest.mark.parametrize(
+    ("name", "rate", "placement"),
+    [
+        ("arcface", 1.0, "device"),
+        ("arcface", 0.3, "device"),
+        ("arcface", 0.3, "host"),
+        ("magface", 1.0, "device"),
+    ],
+)
+def test_accumulated_micro_batches_equal_an_update_in_the_backward_pass(name, rate, placement):
+    whole = small_head(name, rate)
+    parts = small_head(name, rate, update_in_backward=False, placement=placement)
+    scale = torch.tensor(1024.0)
     for step in range(2):
-        for head in (whole, parts):
-            head.begin_step(step, lr=0.1)
+        whole.begin_step(step, lr=0.1)
+        parts.begin_step(step, lr=0.1, loss_scale=scale)
         embedding, label = batch(step)
         if rate < 1:  # a micro-batch samples its own classes, so give both the same classes
             label = label[:6].repeat(2)
         whole(embedding, label).backward()
         for half in (slice(0, 6), slice(6, 12)):
-            (parts(embedding[half], label[half]) / 2 * 1024).backward()
-        parts.step(torch.tensor(1024.0), torch.tensor(0.0))
-    torch.testing.assert_close(parts.weight.data, whole.weight.data)
+            (parts(embedding[half], label[half]) / 2 * scale).backward()
+        parts.step(scale, torch.tensor(0.0))
+    torch.testing.assert_close(parts.row_state()["weight"], whole.row_state()["weight"])
     for key, tensor in whole.state().items():
         torch.testing.assert_close(parts.state()[key], tensor)
 
@@ -98,6 +108,13 @@ def test_a_batch_that_is_not_finite_does_not_change_the_averages(name):
     embedding, label = batch(1)
     head(embedding * float("nan"), label).backward()
     assert all(torch.equal(head.state()[key], tensor) for key, tensor in before.items())
+
+
+def test_adaface_takes_a_long_embedding_for_one_of_length_100():
+    margins = [make_margin("adaface") for _ in range(2)]
+    for margin, longest in zip(margins, (100.0, 1e6), strict=True):
+        margin.update_averages(torch.tensor([20.0, 30.0, longest]), torch.zeros(3))
+    assert margins[0].state() == margins[1].state()
 
 
 def test_margins_use_their_published_numbers_by_default():

@@ -1,6 +1,7 @@
 """Operations and random numbers of a training step."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -72,6 +73,52 @@ def draws(steps, *, rank=0, accumulate=1):
         batch = Batch(number, 0, torch.zeros(2, 8, 8, 3, dtype=torch.uint8), torch.arange(2), torch.arange(2))
         step(state, (batch,) * accumulate)
     return drawn
+
+
+class Recorded(Augment):
+    """Notes by which numbers and in which epoch each of its methods draws."""
+
+    def __init__(self):
+        super().__init__(0)
+        self.draws = {}
+
+    def _note(self, what, draw_B, epoch):
+        self.draws[what] = draw_B.tolist(), epoch
+
+    def __call__(self, image, draw_B, epoch):
+        self._note("image", draw_B, epoch)
+        return super().__call__(image, draw_B, epoch)
+
+    def move_landmarks(self, points, draw_B, epoch):
+        self._note("landmarks", draw_B, epoch)
+        return super().move_landmarks(points, draw_B, epoch)
+
+    def network_keys(self, draw_B, epoch):
+        self._note("network", draw_B, epoch)
+        return super().network_keys(draw_B, epoch)
+
+
+def test_all_parts_of_a_step_draw_by_the_repetition_of_an_image_and_all_images_are_counted():
+    class Network(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.backbone = torch.nn.Linear(3, 4), SimpleNamespace(draws_by_sample=True)
+
+        def forward(self, image, points, key_B):
+            return self.fc(image.mean((2, 3)))
+
+    network, world, augment = Network(), replace(ONE_RANK, size=3), Recorded()
+    optimizer = build_optimizer(OptimSettings(), parameter_groups(network, {}))
+    head, scale = PartialFC("cosface", 4, 3), LossScale(world.device, enabled=False)
+    stepper = Stepper(network, [optimizer], head, scale, schedule=lambda step: 0.01, clip_grad_norm=5.0)
+    state, step = TrainState(world, network, head, stepper), TrainStep(network, augment)
+    pixels = torch.zeros(2, 8, 8, 3, dtype=torch.uint8)
+    again = {"landmarks_B52": torch.zeros(2, 5, 2), "repeat_B": torch.tensor([0, 1])}
+    batch = Batch(0, 7, pixels, torch.arange(2), torch.tensor([5, 5]), **again)
+    step(state, (batch, batch))
+    assert len(set(batch.draw_B.tolist())) == 2
+    assert augment.draws == dict.fromkeys(("image", "landmarks", "network"), (batch.draw_B.tolist(), 7))
+    assert state.meter._images == 2 * 2 * world.size
 
 
 def test_what_own_parts_draw_from_torch_follows_from_the_step_and_in_a_network_from_the_rank():

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from facetrain.checkpoint.load import Checkpoint
@@ -21,6 +22,8 @@ from facetrain.embeddings.inference import Inference
 from facetrain.errors import CheckpointError, ConfigError, DataError
 from facetrain.models.model_file import open_model
 from facetrain.run.folder.data_digests import digest_labels
+from facetrain.run.parts.distillation import build_distillation
+from facetrain.run.parts.step_schedule import schedule_steps
 from facetrain.run.parts.teacher_embeddings import open_cache, write_teacher_embeddings
 from facetrain.training.teacher import LiveTeacher, digest_model
 from facetrain.training.teacher_cache import CachedTeacher, cache_digest, new_cache
@@ -28,6 +31,7 @@ from tests.runs.conftest import train_and_resume
 from tests.support import training
 from tests.support.datasets import write_records
 from tests.support.runs import distill_losses
+from tests.support.world import ONE_RANK
 
 CPU = torch.device("cpu")
 
@@ -52,6 +56,18 @@ def cached(taught, folder, path=None, **changes):
         "needs_mirrored": True,
     }
     return CachedTeacher(path or taught[0] / "t.safetensors", **options | changes)
+
+
+def test_fixed_centers_are_the_means_of_the_unit_embeddings_of_the_cache(taught, tmp_path, monkeypatch):
+    monkeypatch.setattr("facetrain.run.parts.distillation._CLASSES_PER_MEAN", 3)
+    monkeypatch.setattr("facetrain.training.teacher_cache._ROWS_PER_READ", 10)
+    cache, config = taught[0] / "t.safetensors", taught[1]
+    config = config(f"distill.cache={cache}", "distill.loss=fixed_centers")
+    source = open_dataset(config.data.train)
+    schedule = schedule_steps(config, source.num_images, 1)
+    found = build_distillation(config, ONE_RANK, 20, tmp_path, schedule, source).centers.row_state()["weight"]
+    unit = F.normalize(load_file(cache)["embedding"].double(), dim=2)
+    torch.testing.assert_close(found, unit.view(20, -1, found.shape[1]).mean(1).float())
 
 
 def test_cached_embeddings_equal_those_of_the_flipped_images(taught, dataset):

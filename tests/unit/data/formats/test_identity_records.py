@@ -34,18 +34,21 @@ def test_ranges_give_the_labels_without_reading_the_images(tmp_path):
     assert labels_of(tmp_path).tolist() == [0, 0, 1, 1, 1, 2]
 
 
+@pytest.mark.usefixtures("in_pieces")
 def test_labels_near_rounded_boundaries_are_read_from_the_images(tmp_path):
     for first_key in (2**24 - 5, 2**25 + 1, 2**26 + 3):
         expected = write_from(tmp_path, first_key, [3, 1, 2, 5, 1, 1, 7, 2])
         np.testing.assert_array_equal(labels_of(tmp_path), expected)
 
 
+@pytest.mark.usefixtures("in_pieces")
 def test_ranges_that_contradict_the_images_are_not_used(tmp_path):
     write_from(tmp_path, 1, [2, 3, 2], label_of=lambda identity: 2 - identity)
     assert labels_of(tmp_path) is None
     assert open_dataset(tmp_path).labels.tolist() == [2, 2, 1, 1, 1, 0, 0]
 
 
+@pytest.mark.usefixtures("in_pieces")
 def test_a_range_that_is_off_by_one_image_is_not_used(tmp_path):
     labels = np.repeat(np.arange(300), 7)
     labels[7] = 0  # between the images that are compared at equal distances

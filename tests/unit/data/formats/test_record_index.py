@@ -11,6 +11,7 @@ def data(tmp_path):
     return write_records(tmp_path / "data", [0, 0, 1, 1, 1, 2, 3, 3, 3, 3])
 
 
+@pytest.mark.usefixtures("in_pieces")
 def test_an_index_in_another_order_gives_the_same_images(data):
     expected = open_dataset(data)
     images = [(expected.labels[number], expected.read(number)) for number in range(10)]
@@ -24,6 +25,7 @@ def test_an_index_in_another_order_gives_the_same_images(data):
 
 @pytest.mark.parametrize("has_header", [True, False])
 @pytest.mark.parametrize("row", [0, 1, 4, 10, -1])
+@pytest.mark.usefixtures("in_pieces")
 def test_an_index_without_one_of_the_records_is_refused(tmp_path, row, has_header):
     labels = [0, 0, 1, 1, 1, 2, 3, 3, 3, 3]
     data = write_records(tmp_path / "data", labels)
