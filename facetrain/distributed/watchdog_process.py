@@ -294,9 +294,9 @@ class Watchdog:
         seconds = _ENDED_S if kind in ("ended", "unreachable") else _FAILED_S
         if kind == "waited":
             # The other rank names this one if it hangs; only this one knows where.
-            self._end_in(seconds, "", prints=True)
-            self._reason = f"still ran {seconds:.0f} s after rank {rank} had waited for it in vain"
-            self._is_printed = True
+            self._end_in(
+                seconds, f"still ran {seconds:.0f} s after rank {rank} had failed: {reason}", prints=True
+            )
             return
         self._end_in(seconds, f"still ran {seconds:.0f} s after another was lost: {lost}", prints=False)
         # The first loss is the cause. The ranks that end because of it would hide it.

@@ -173,7 +173,7 @@ def two_agents(describe, tmp_path):
         ),
         (
             signal.SIGUSR2,
-            r"still ran 18 s after rank \d had waited for it in vain, at \S+facetrain/\S+ .+, and is ended",
+            r"still ran 18 s after rank \d had failed: .+, at \S+facetrain/\S+ .+, and is ended",
         ),
     ],
     ids=["stopped", "stuck"],
