@@ -134,9 +134,16 @@ class BaseHead(nn.Module):
         raise NotImplementedError
 
     def load_state(self, saved: dict[str, Tensor]) -> None:
-        """Load what `state` returned; entries missing in `saved` keep their values."""
+        """Load what `state` returned; entries missing in `saved` keep their values.
+
+        Raises:
+            ValueError: an entry has another shape.
+        """
         for name, tensor in self.state().items():
             if name in saved:
+                if saved[name].shape != tensor.shape:
+                    shapes = f"{list(saved[name].shape)}, and here {list(tensor.shape)}"
+                    raise ValueError(f"{name} has the shape {shapes}")
                 # Into the tensor that the margin or the loss reads, on its device.
                 tensor.copy_(saved[name])
 

@@ -311,6 +311,22 @@ def test_saved_averages_and_samples_continue_as_the_head_that_saved_them():
     assert loaded(*batch(3)).item() == saved(*batch(3)).item()
 
 
+def test_a_saved_average_of_another_shape_is_refused_and_not_broadcast():
+    class Wide(Margin):
+        def __init__(self, **options):
+            super().__init__(**options)
+            self.mean = torch.zeros(3)
+
+        def target(self, cos_G, norm_G):
+            return cos_G - self.mean.mean()
+
+        def state(self):
+            return {"mean": self.mean}
+
+    with pytest.raises(ValueError, match=r"mean has the shape \[\], and here \[3\]"):
+        small_head(Wide()).load_state({"mean": torch.tensor(7.0)})
+
+
 @pytest.mark.parametrize("placement", ["host", "disk"])
 def test_a_state_dict_has_the_rows_that_a_step_has_on_the_device(placement, tmp_path):
     def head():
