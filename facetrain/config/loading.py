@@ -26,8 +26,8 @@ CONFIG_FILE = "config.yaml"
 MAX_EXTENDS = 16
 _MAX_BYTES = 1 << 20
 _KINDS = {list: "a list", bool: "a truth value", int: "a number", float: "a number"}
-_RESET_BY_EMPTY = ("lr_factors", "muon", "options")
-"""Keys of mappings without defaults: `{}` removes what is in them. An empty section changes nothing."""
+_RESET_BY_EMPTY = ("lora", "lr_factors", "muon", "options")
+"""Keys that are null or `{}` by default: `{}` replaces what they hold. An empty section of others changes nothing."""
 
 
 def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:

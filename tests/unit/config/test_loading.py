@@ -228,19 +228,30 @@ def test_an_invalid_override_is_named(tmp_path):
 
 
 def test_an_empty_mapping_removes_what_the_file_below_has(tmp_path):
-    model = "model: {backbone: timm/x, options: {a: 1}, lr_factors: {a: 0.1}}"
+    model = "model: {backbone: timm/x, options: {a: 1}, lr_factors: {a: 0.1}, init_from: y, lora: {rank: 4}}"
     write(tmp_path, f"data: {{train: x}}\n{model}\noptim: {{muon: {{lr: 0.01}}}}", "base.yaml")
     path = write(tmp_path, "extends: base.yaml\nmodel: {lr_factors: {}, options: {}}\noptim: {}")
-    config = load_config(path, ["optim.muon={}"])
-    assert not config.model.lr_factors and not config.model.options and config.optim.muon.lr != 0.01
+    config = load_config(path, ["optim.muon={}", "model.lora={}"])
+    assert (
+        config.model.lora.rank != 4
+        and not config.model.lr_factors
+        and not config.model.options
+        and config.optim.muon.lr != 0.01
+    )
     assert load_config(path, ["optim={}"]).optim.muon.lr == 0.01
 
 
 def test_the_keys_of_a_section_that_is_set_are_those_in_it():
     keys = override_keys(
-        ["optim={lr: 1, muon: {lr: 2}}", "seed=1", "eval.targets=[a]", "model.lr_factors={}", "data={}"]
+        [
+            "optim={lr: 1, muon: {lr: 2}}",
+            "seed=1",
+            "eval.targets=[a]",
+            "model={lr_factors: {}, lora: {}}",
+            "data={}",
+        ]
     )
-    assert keys == {"optim.lr", "optim.muon.lr", "seed", "eval.targets", "model.lr_factors"}
+    assert keys == {"optim.lr", "optim.muon.lr", "seed", "eval.targets", "model.lr_factors", "model.lora"}
 
 
 @pytest.mark.parametrize(
