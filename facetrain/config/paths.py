@@ -30,8 +30,7 @@ _DOWNLOADED = ("data.train", "model.init_from", "distill.teacher", "distill.cach
 def eval_dir_of_run(model: Path) -> Path:
     """Return the evaluation folder of a run, or the current folder if `model` is not a run folder."""
     config = model / CONFIG_FILE
-    folder = load_config(config).eval_dir if config.is_file() else ""
-    return Path() if is_remote(folder) else Path(folder)
+    return load_config(config).local_eval_dir if config.is_file() else Path()
 
 
 def with_absolute_paths(config: Config) -> Config:

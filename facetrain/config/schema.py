@@ -101,6 +101,11 @@ class Config(Settings):
         return self.eval.dir or (parent if self.data.is_file else train)
 
     @property
+    def local_eval_dir(self) -> Path:
+        """Folder in which sets on the disk are looked for: `eval_dir`, or the current folder if that is an address."""
+        return Path() if is_remote(self.eval_dir) else Path(self.eval_dir)
+
+    @property
     def inherits_centers(self) -> bool:
         """Whether a new run begins with class centers of another one."""
         return self.model.init_from is not None and self.head.init_from != "reinit"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 
@@ -65,7 +64,7 @@ def _examine_data(results: list[CheckResult], config: Config, chosen_without: fr
     with errors_as_failures(results, "verification sets"):
         addresses = [each for each in config.eval.targets if address_of_set(each, config.eval_dir)]
         local = [each for each in config.eval.targets if each not in addresses]
-        sets = load_pair_sets(local, Path(config.eval_dir))
+        sets = load_pair_sets(local, config.local_eval_dir)
         names = [f"{pairs.name} ({count_text(len(pairs.same), 'pair')})" for pairs in sets]
         names += [f"{each} (an address: downloaded and checked when the run starts)" for each in addresses]
         results.append(passed("verification sets", ", ".join(names) or "none"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -31,7 +29,7 @@ def open_data(config: Config) -> tuple[FaceDataset, list[PairSet]]:
     """
     source = open_training_set(config)
     try:
-        return source, load_pair_sets(config.eval.targets, Path(config.eval_dir))
+        return source, load_pair_sets(config.eval.targets, config.local_eval_dir)
     except PairsError as error:
         raise PairsError(f"eval.targets: {error}; with `eval.targets: []` a run verifies nothing") from error
 
