@@ -239,13 +239,13 @@ def _errors_naming(output: Path, scratch: Path) -> Iterator[None]:
 
 
 @contextmanager
-def new_file(output: Path, kind: type[FacetrainError], suffix: str = "") -> Iterator[Path]:
+def new_file(output: Path, kind: type[FacetrainError]) -> Iterator[Path]:
     """Yield a temporary path as `replacing` does.
 
     Raises:
         FacetrainError: of type `kind`, if the operating system refuses.
     """
-    with os_errors_as(kind, output), replacing(output, suffix) as scratch:
+    with os_errors_as(kind, output), replacing(output) as scratch:
         yield scratch
 
 

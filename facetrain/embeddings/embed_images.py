@@ -166,7 +166,7 @@ def embed_images(
         return l2_normalize(embedding_ND)
 
     kept, filled = None, 0
-    for indices, chunk in embed_in_chunks(embedder, embed, 0, count, _CHUNK, progress):
+    for indices, chunk in embed_in_chunks(embedder, embed, count, _CHUNK, progress):
         if len(indices) == count:
             kept = chunk
         else:
@@ -242,12 +242,11 @@ def _temporary_rows(count: int, size: int) -> np.ndarray:
 def embed_in_chunks(
     embedder: ImageEmbedder,
     embed: Callable[[ImageEmbedder, range], np.ndarray],
-    first: int,
     count: int,
     chunk: int,
     progress: ProgressCallback | None,
 ) -> Iterator[tuple[range, np.ndarray]]:
-    """Yield ranges of at most `chunk` of the images from `first` to `count`, and what `embed` returns for each.
+    """Yield ranges of at most `chunk` of `count` images, and what `embed` returns for each.
 
     `progress` is called with the number of embedded images and their total.
     """
@@ -257,6 +256,6 @@ def embed_in_chunks(
             progress(start + done, count)
 
     embedder = replace(embedder, progress=report)
-    for start in range(first, count, chunk):
+    for start in range(0, count, chunk):
         indices = range(start, min(start + chunk, count))
         yield indices, embed(embedder, indices)

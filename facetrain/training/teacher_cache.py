@@ -27,7 +27,6 @@ from facetrain.device.page_locked import to_device
 from facetrain.errors import DataError
 from facetrain.files import new_file, os_errors_as
 
-SUFFIX = ".safetensors"
 _LARGEST_HEADER = 1 << 16
 _ROWS_PER_READ = 1 << 14
 _ADVICE = "write it again: facetrain embed TEACHER DATASET --output FILE.safetensors"

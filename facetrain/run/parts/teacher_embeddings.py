@@ -60,7 +60,7 @@ def write_teacher_embeddings(
         opened = open_model(model, world.device)
         landmarks = input_landmarks(opened, dataset)
         embedder = open_embedder(opened, world, inference)
-        chunks = embed_in_chunks(embedder, embed, 0, count, _CHUNK, progress)
+        chunks = embed_in_chunks(embedder, embed, count, _CHUNK, progress)
         first = next(chunks)  # an ONNX file may not state the length of its embeddings
         shape = (count, *first[1].shape[1:])
         with new_cache(output, shape, dataset=digest, teacher=digest_model(opened, model)) as rows_NRT:
