@@ -28,16 +28,16 @@ class UsualSettings:
         str | None,
         typer.Option(
             metavar="N|auto",
-            help="Images per step on each process (train.batch_size). auto: what fits into the memory of the GPUs; the "
-            "learning rate follows.",
+            help="Images of a batch on each process (train.batch_size). auto: what fits into the memory of the GPUs; "
+            "the learning rate follows.",
         ),
     ] = None
     lr: Annotated[
         str | None,
         typer.Option(
             metavar="X|find",
-            help="Learning rate (optim.lr). find: by a test of at most 100 steps, from which nothing but the rate "
-            "remains.",
+            help="Learning rate (optim.lr). find: by a test of at most 100 steps, from which only the rate and "
+            "its record remain.",
         ),
     ] = None
 

@@ -79,7 +79,7 @@ class RangeTest(BaseModel, frozen=True):
         tested = f"{len(self.losses)} steps with rates from {self.rates[0]:.2g} to {self.rates[-1]:.2g}"
         if not self.found:
             return f"--lr find: optim.lr stays {self.lr:.3g}: the loss fell at no rate in {tested}"
-        return f"--lr find: optim.lr {self.lr:.3g}, the middle of the rates that lowered the loss in {tested}"
+        return f"--lr find: optim.lr {self.lr:.3g}, from the rates that lowered the loss in {tested}"
 
 
 def require_steps_of_test(steps: int) -> None:

@@ -91,7 +91,8 @@ class TrainSettings(Settings):
     stop_early: StopEarlySettings | None = None
     """When the run ends before its last step. null: never."""
     precision: Literal["fp32", "bf16", "fp16"] = "bf16"
-    """Number format of the backbone. The last layer and the loss are always computed in float32."""
+    """Number format of the backbone. Its last layer and the loss are always computed in float32; in bf16, the products
+    with the class centers are not."""
     compile: Compilation = "off"
     """Compile the blocks of the backbone with torch.compile. The compiled code is cached for later runs.
     reduce-overhead: also replay it from CUDA graphs, for small batches, where the GPU waits for the host."""
