@@ -19,6 +19,8 @@ from facetrain.own_parts import PLACE_PATTERN, is_place
 Probability = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
+PathText = Annotated[str, Field(min_length=1)]
+"""Path or address. An empty text would be the current folder in one place, and no path in another."""
 ImageSize = Annotated[int, Field(ge=16, le=1024)]
 """Width and height of images in pixels."""
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from facetrain.backbone.registry import BACKBONES, TIMM_PREFIX, architecture, name_in_facetrain
-from facetrain.settings import NotNegative, OneOf, Positive, Settings
+from facetrain.settings import NotNegative, OneOf, PathText, Positive, Settings
 
 
 class LoraSettings(Settings):
@@ -52,7 +52,7 @@ class ModelSettings(Settings):
     batch_norm: Literal["auto", "local", "sync"] = "auto"
     """Batch norm statistics. local: of each rank. sync: over all ranks. auto: sync if `train.global_batch_size` is
     given, so that the result does not depend on the number of ranks; otherwise local, as in the published recipes."""
-    init_from: str | None = None
+    init_from: PathText | None = None
     """Weights to start from: a run folder, a checkpoint, a .safetensors file, arcface_torch's or CVLface's .pt,
     AdaFace's .ckpt, MXNet's -symbol.json, an .onnx file, or an address (hf://, https://, s3://, gs://). null: random
     weights."""

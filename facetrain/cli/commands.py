@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from importlib import import_module
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import typer
 from typer.core import TyperGroup
+
+from facetrain.errors import UsageError
 
 
 class CommandGroup(TyperGroup):
@@ -61,6 +65,17 @@ class Program(CommandGroup):
             "bench": "bench:app",
         },
     }
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse an empty text anywhere on the command line: as a path it would be the current folder."""
+        for before, argument in pairwise(["facetrain", *args]):
+            if re.fullmatch(r"(--[\w-]+=)?", argument):
+                raise UsageError(
+                    f"an empty text follows {argument or before}: the value of a variable that is not set? Give a "
+                    "text, or leave it out"
+                )
+        rest: list[str] = super().parse_args(ctx, args)
+        return rest
 
 
 class DataCommands(CommandGroup):

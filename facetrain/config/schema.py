@@ -17,7 +17,7 @@ from facetrain.data.settings import DataSettings
 from facetrain.head.settings import HeadSettings
 from facetrain.optim.settings import OptimSettings
 from facetrain.remote.address import is_remote, without_version
-from facetrain.settings import Settings
+from facetrain.settings import PathText, Settings
 from facetrain.telemetry.settings import LogSettings
 from facetrain.training.settings import DistillSettings, TrainSettings
 from facetrain.verify.settings import EvalSettings
@@ -30,7 +30,7 @@ class RunSettings(Settings):
 
     name: Annotated[str, Field(pattern=NAME_PATTERN)] = "run"
     """Name of the run. The run folder is `dir`/`name`; if it holds a run, a new one gets `name`-2, and so on."""
-    dir: str = "runs"
+    dir: PathText = "runs"
     """Folder that holds the run folders."""
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from facetrain.data.formats.names import DATASET_SUFFIXES
 from facetrain.remote.address import without_version
-from facetrain.settings import ImageSize, NotNegative, OwnPart, Positive, Probability, Settings
+from facetrain.settings import ImageSize, NotNegative, OwnPart, PathText, Positive, Probability, Settings
 
 
 class OwnAugmentation(OwnPart):
@@ -66,10 +66,10 @@ class AugmentSettings(Settings):
 class DataSettings(Settings):
     """Training data."""
 
-    train: str
+    train: PathText
     """Path of the training data: a folder or file in one of the formats of docs/data.md, the YAML file of a mixture of
     datasets, or an address. `s3://` and `gs://` are read in place, see `cache`; others are downloaded."""
-    cache: str | None = None
+    cache: PathText | None = None
     """Folder for the parts of `s3://` and `gs://` datasets that were read last, on a fast disk of each machine. null:
     the user's cache folder."""
     cache_bytes: Positive = 16 << 30

@@ -66,7 +66,12 @@ class TrainRequest(BaseModel, frozen=True):
 
     @model_validator(mode="after")
     def _require_text(self) -> Self:
-        """Refuse names that are no text: the request goes to the ranks as JSON, its values to the config as YAML."""
+        """Refuse names that are no text: the request goes to the ranks as JSON, its values to the config as YAML.
+
+        An empty run folder would be the newest run, or the default.
+        """
+        if self.run_dir == "":
+            raise UsageError("the run folder is an empty text; give a folder, or leave it out")
         for name in (self.run_dir, self.config, *self.overrides):
             # A byte that is not UTF-8 is half a character in Python's names of files.
             if isinstance(name, str) and any("\ud800" <= char <= "\udfff" for char in name):

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from facetrain.settings import (
     Compilation,
     Expectations,
+    PathText,
     Positive,
     Probability,
     Settings,
@@ -18,13 +19,13 @@ from facetrain.settings import (
 class DistillSettings(Settings):
     """Distillation: the network also learns the embeddings of a trained model, the teacher."""
 
-    teacher: str
+    teacher: PathText
     """Path of the teacher: a run folder, a checkpoint, or a model file of any format that `facetrain eval` opens."""
     loss: Literal["cosine", "fixed_centers"] = "cosine"
     """Loss between the embeddings of network and teacher. cosine: 1 − cos of the two. fixed_centers: the margin loss of
     `head.margin` with the means of the teacher's embeddings as class centers. A learned projection maps an embedding to
     the teacher's length if they differ."""
-    cache: str | None = None
+    cache: PathText | None = None
     """File with the teacher's embeddings of `data.train`, written by `facetrain embed` with a name that ends in
     .safetensors. They belong to the images before all augmentations but the flip. null: the teacher embeds the
     augmented images in each step."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from facetrain.settings import Positive, Settings
+from facetrain.settings import PathText, Positive, Settings
 
 
 class EvalSettings(Settings):
     """Verification during training."""
 
-    targets: tuple[str, ...] = ("lfw", "cfp_fp", "agedb_30")
+    targets: tuple[PathText, ...] = ("lfw", "cfp_fp", "agedb_30")
     """Verification sets: names of .bin files in `dir`, or paths. TinyFace and IJB are evaluated after a run, by
     `facetrain eval`."""
-    dir: str | None = None
+    dir: PathText | None = None
     """Folder of the verification sets. null: the folder of `data.train`."""
     every_steps: Positive = 2000
     """Number of steps between two verifications. The run also verifies before its first and after its last step."""

@@ -168,6 +168,19 @@ def test_a_name_that_is_not_utf_8_is_refused_before_a_process_starts(words):
     assert message.endswith(": a name that is not UTF-8; rename the file or folder")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "place"),
+    [
+        (["resume", ""], "resume"),
+        (["train", "--preset", "quickstart", "--run-dir="], "--run-dir="),
+        (["data", "pairs", "faces", "--output", ""], "--output"),
+    ],
+)
+def test_an_empty_text_is_refused_and_not_taken_for_the_current_folder(arguments, place):
+    refused = refusal(*arguments)
+    assert refused.exit_code == 2 and str(refused).startswith(f"an empty text follows {place}: ")
+
+
 def test_a_path_in_a_folder_that_may_not_be_read_ends_with_2_and_one_line():
     # The superuser of a test may read every folder.
     code = """

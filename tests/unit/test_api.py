@@ -132,6 +132,14 @@ def test_a_value_that_no_config_can_hold_is_refused_with_its_key(value):
         facetrain.train("quickstart", optim={"lr": value})
 
 
+@pytest.mark.parametrize(
+    "call", [lambda: facetrain.resume(""), lambda: facetrain.train("quickstart", run_dir="")]
+)
+def test_an_empty_text_is_no_run_folder(call):
+    with pytest.raises(facetrain.errors.UsageError, match="the run folder is an empty text"):
+        call()
+
+
 def test_a_network_that_has_diverged_is_refused(folder, tmp_path):
     network = build_backbone("iresnet", **SMALL)
     torch.nn.init.constant_(network.fc.bias, float("nan"))

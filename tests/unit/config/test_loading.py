@@ -99,6 +99,11 @@ def test_an_invalid_file_gives_one_line_that_names_the_place(tmp_path, text, mes
         ("optim: {lr: fast}", ["optim.lr", '"fast"']),
         ("optim: {lr: .inf}", ["optim.lr", "Infinity"]),
         ("optim: {betas: [0.9]}", ["optim.betas[1]"]),
+        # An empty text is neither a path nor null.
+        ('model: {init_from: "", lora: {rank: 2}}', ["model.init_from", '""']),
+        ('data: {train: "", cache: ""}', ["data.train", "data.cache", '""']),
+        ('distill: {teacher: "", cache: ""}', ["distill.teacher", "distill.cache", '""']),
+        ('{run: {dir: ""}, eval: {dir: "", targets: [""]}}', ["run.dir", "eval.dir", "eval.targets[0]"]),
         ("optim: {betas: [0.9, 2]}", ["optim.betas[1]", "less than 1", "2"]),
         ("optim: {schedule: stairs}", ["optim.schedule", "stairs", "polynomial, cosine"]),
         ("optim: 3", ["optim: ", "3"]),
