@@ -24,7 +24,7 @@ from facetrain.data.dataset import FaceDataset
 from facetrain.data.loading.sampler import epoch_size
 from facetrain.distributed.process_setup import fix_cublas_workspace
 from facetrain.distributed.ranks import Ranks
-from facetrain.errors import UsageError
+from facetrain.errors import ConfigError, UsageError
 from facetrain.files import require_temporary_folder
 from facetrain.models.model_file import newest_model_file
 from facetrain.run.asked_config import AskedConfig, asked_config, recorded_config
@@ -158,6 +158,8 @@ def resolve(
         config = with_values(config, {each.key: each.value for each in suited}, "the chosen settings")
     here = with_absolute_paths(config)
     schedule = schedule_steps(config, epoch_size(inputs.source), ranks.size)
+    if not checkpoint:
+        _require_known_expectations(config, schedule)
     if not checkpoint and "lr" in request.choose:
         require_steps_of_test(schedule.stages[0].stop_step)
     if request.open_page and not config.log.report:
@@ -223,6 +225,19 @@ def _continued(
             "is_over": has_ended and is_verified and has_results,
         }
     )
+
+
+def _require_known_expectations(config: Config, schedule: StepSchedule) -> None:
+    """Check that a new run does not keep fixed expectations that are its random centers.
+
+    Raises:
+        ConfigError: it would.
+    """
+    if schedule.stages[0].head.expectations == "fixed" and not config.inherits_centers:
+        raise ConfigError(
+            "head.expectations: fixed from the first step on keeps random centers as expectations; begin with moving "
+            "or off (train.stages), or with the centers of a model (head.init_from)"
+        )
 
 
 def open_mirror(config: Config, folder: Path) -> Mirror | None:

@@ -66,3 +66,15 @@ def test_a_run_in_stages_is_the_same_on_any_number_of_ranks_and_after_any_stop(
     other = load_config(config, [SETTINGS[0].replace("0.3", "0.5"), *SETTINGS[1:]])
     with pytest.raises(ConfigError, match=r"train.stages: .* restore"):
         training.resume(other, tmp_path / "1", BORDER)
+
+
+def test_a_new_run_cannot_keep_its_random_centers_as_expectations(describe, tmp_path):
+    fixed, stages = "head.expectations=fixed", "train.stages=[{until_epoch: 1, expectations: off}]"
+    config = load_config(describe(steps=1), [*SETTINGS[2:], fixed])
+    with pytest.raises(ConfigError, match=r"^head\.expectations: fixed from the first step"):
+        training.train(config, tmp_path / "run")
+    assert (
+        training.train(load_config(describe(steps=1), [*SETTINGS[2:], fixed, stages]), tmp_path / "run") == 0
+    )
+    # Only new runs are refused.
+    assert training.resume(config, tmp_path / "run", set_keys=["train.stages"]) == 0
