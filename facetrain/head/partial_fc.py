@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -108,10 +109,20 @@ class PartialFC(BaseHead):
             place: rank, and number of ranks, in the split of the classes; None: as in the process group.
 
         Raises:
-            UsageError: there is no such margin, or the storage or a stage needs `update`.
+            UsageError: there is no such margin, a number is out of its range, or the storage or a stage needs `update`.
             RunError: the disk has no space for the centers.
         """
         super().__init__()
+        for name, value, fits in (
+            ("embedding_size", embedding_size, embedding_size >= 1),
+            ("num_classes", num_classes, num_classes >= 1),
+            ("sample_rate", sample_rate, 0 <= sample_rate <= 1),
+            ("scale", scale, 0 < scale < math.inf),
+            ("chunk_size", chunk_size, chunk_size is None or chunk_size >= 1),
+        ):
+            if not fits:
+                allowed = "from 0 to 1" if name == "sample_rate" else "above 0"
+                raise UsageError(f"PartialFC: {name} {value}: give a number {allowed}")
         storage, self._device = storage or Storage(), torch.device(device)
         if trained and update is None and storage.placement != "device":
             raise UsageError(

@@ -291,6 +291,23 @@ def test_centers_that_changed_since_the_forward_pass_are_refused():
         loss.backward()
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("chunk_size", value) for value in (0, -5)),
+        *(("sample_rate", value) for value in (-1.0, 10.0, float("nan"))),
+        *(("scale", value) for value in (0.0, -64.0, float("nan"), float("inf"))),
+        ("num_classes", 0),
+        ("embedding_size", 0),
+    ],
+)
+def test_a_number_out_of_its_range_is_refused(name, value):
+    with pytest.raises(UsageError, match=rf"^PartialFC: {name} {value}: give a number "):
+        facetrain.PartialFC(
+            **{"margin": "arcface", "embedding_size": SIZE, "num_classes": CLASSES, name: value}
+        )
+
+
 def test_a_filter_without_effect_is_refused():
     with pytest.raises(UsageError, match="curricularface has no filter_threshold"):
         facetrain.PartialFC("curricularface", SIZE, CLASSES, filter_threshold=0.1)
