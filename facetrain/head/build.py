@@ -114,6 +114,12 @@ def build_margin(settings: MarginSettings, *, seed: int = 0) -> Margin:
     return make_margin(settings.type, **common, **_numbers(settings))
 
 
+def unused_margins(settings: MarginSettings) -> list[str]:
+    """Return which of m2 and m3 are above 0 although the formula does not have them."""
+    used = {} if is_place(settings.type) else _numbers(settings)
+    return [name for name in ("m2", "m3") if getattr(settings, name) and name not in used]
+
+
 def _numbers(settings: MarginSettings) -> dict[str, Any]:
     """Return the settings that the formula has. Those that are null keep the published values."""
     arguments = inspect.signature(imported(MARGINS[settings.type])).parameters

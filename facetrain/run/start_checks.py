@@ -17,6 +17,7 @@ from facetrain.data.tools.photo_shapes import describe_photos
 from facetrain.distributed.world import World
 from facetrain.errors import RunError
 from facetrain.files import error_reason
+from facetrain.head.build import unused_margins
 from facetrain.head.head_group import head_parts
 from facetrain.optim.muon import hidden_weights
 from facetrain.plural import count_text
@@ -49,7 +50,8 @@ def check_start(
         *remarks_on_reading(source, cache_bytes=config.data.cache_bytes, shuffle=config.data.shuffle),
         *_check_cores(state.world),
         *_check_learning_rate(config, facts),
-        *_check_schedule(config),
+        *_check_schedule(config, state.step + steps),
+        *_check_effects(config),
         *_check_precision(config, facts),
         *check_free_space(config, folder, checkpoint_bytes(config, state), steps),
     ]
@@ -93,8 +95,10 @@ def _check_learning_rate(config: Config, facts: RunFacts) -> Iterator[str]:
         )
 
 
-def _check_schedule(config: Config) -> Iterator[str]:
-    optim, epochs = config.optim, config.train.epochs
+def _check_schedule(config: Config, last_step: int) -> Iterator[str]:
+    optim, epochs, max_steps = config.optim, config.train.epochs, config.train.max_steps
+    if max_steps and max_steps > last_step:
+        yield f"train.max_steps: {max_steps:,} is never reached: the {epochs} epochs end after step {last_step:,}"
     if late := [f"{each:g}" for each in optim.milestones if each >= epochs]:
         yield (
             f"optim.milestones: {', '.join(late)} {'is' if len(late) == 1 else 'are'} not before the end, epoch "
@@ -102,6 +106,22 @@ def _check_schedule(config: Config) -> Iterator[str]:
         )
     if optim.warmup_epochs >= epochs:
         yield f"optim.warmup_epochs: {optim.warmup_epochs:g} of {epochs} epochs: the run ends in the warm-up"
+
+
+def _check_effects(config: Config) -> Iterator[str]:
+    """Yield the values that have no effect; a preset whose margin is changed to another type has such, too."""
+    margin, data, optim = config.head.margin, config.data, config.optim
+    for name in unused_margins(margin):
+        yield f"head.margin.{name}: {getattr(margin, name):g} has no effect with type {margin.type}"
+    if data.max_skipped is not None and data.bad_records == "error":
+        yield f"data.max_skipped: {data.max_skipped} has no effect without data.bad_records: skip"
+    if large := [size for size in data.augment.low_resolution_sizes if size >= data.image_size]:
+        yield (
+            f"data.augment.low_resolution_sizes: {', '.join(map(str, large))} shrinks no image of {data.image_size} "
+            "pixels"
+        )
+    if optim.schedule != "steps" and optim.gamma != type(optim).model_fields["gamma"].default:
+        yield f"optim.gamma: {optim.gamma:g} has no effect without optim.schedule: steps"
 
 
 def _check_precision(config: Config, facts: RunFacts) -> Iterator[str]:

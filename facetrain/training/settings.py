@@ -88,7 +88,8 @@ class TrainSettings(Settings):
     """Number of passes over the training data."""
     stages: tuple[StageSettings, ...] = ()
     max_steps: Positive | None = None
-    """Step after which the run ends, and to which the learning rate schedule is fitted. null: after all epochs."""
+    """Step after which the run ends, if `epochs` does not end it earlier; the learning rate schedule is fitted to it.
+    null: after all epochs."""
     stop_early: StopEarlySettings | None = None
     """When the run ends before its last step. null: never."""
     precision: Literal["fp32", "bf16", "fp16"] = "bf16"

@@ -97,17 +97,40 @@ def test_bf16_on_a_gpu_that_would_emulate_it_is_refused(monkeypatch, device, pre
 
 
 @pytest.mark.parametrize(
-    ("optim", "lines"),
+    ("optim", "max_steps", "lines"),
     [
         (
             {"schedule": "steps", "milestones": [1, 3, 5]},
+            None,
             ["milestones: 3, 5 are not before the end, epoch 3"],
         ),
-        ({"warmup_epochs": 3}, ["warmup_epochs: 3 of 3 epochs"]),
-        ({"schedule": "steps", "milestones": [1, 2], "warmup_epochs": 1}, []),
+        ({"warmup_epochs": 3}, 60, ["warmup_epochs: 3 of 3 epochs"]),
+        ({}, 61, ["max_steps: 61 is never reached: the 3 epochs end after step 60"]),
+        ({"schedule": "steps", "milestones": [1, 2], "warmup_epochs": 1}, 60, []),
     ],
 )
-def test_a_schedule_that_the_run_does_not_reach_is_reported(optim, lines):
-    config = small_config(optim=optim, train={"epochs": 3, "batch_size": 4})
-    found = list(start_checks._check_schedule(config))
+def test_a_schedule_that_the_run_does_not_reach_is_reported(optim, max_steps, lines):
+    config = small_config(optim=optim, train={"epochs": 3, "batch_size": 4, "max_steps": max_steps})
+    found = list(start_checks._check_schedule(config, 60))
     assert len(found) == len(lines) and all(line in each for line, each in zip(lines, found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("value", "keys"),
+    [
+        ("head.margin={type: cosface, m2: 0.5, m3: 0.3}", ["head.margin.m2: 0.5"]),
+        ("head.margin={type: arcface, m2: 0.4, m3: 0.3}", ["head.margin.m3: 0.3"]),
+        ("head.margin={type: softmax, m2: 0.5, m3: 0}", ["head.margin.m2: 0.5"]),
+        ("head.margin={type: 'mine:margin', m2: 0.5}", ["head.margin.m2: 0.5"]),
+        ("head.margin={type: combined, m2: 0.5, m3: 0.3}", []),
+        ("data={max_skipped: 5}", ["data.max_skipped: 5"]),
+        ("data={max_skipped: 5, bad_records: skip}", []),
+        ("data.augment.low_resolution_sizes=[16, 112, 120]", ["low_resolution_sizes: 112, 120"]),
+        ("optim={gamma: 0.3}", ["optim.gamma: 0.3"]),
+        ("optim={gamma: 0.3, schedule: steps, milestones: [1]}", []),
+    ],
+)
+def test_a_value_without_effect_is_reported(value, keys):
+    config = build_config({"data": {"train": "x"}}, "x", [value])
+    found = list(start_checks._check_effects(config))
+    assert len(found) == len(keys) and all(key in line for key, line in zip(keys, found, strict=True))
