@@ -41,7 +41,9 @@ def train(
     workload: Annotated[
         RunWorkload,
         {
-            "identities": typer.Option(min=2, help="Number of class centers of the head."),
+            "identities": typer.Option(
+                min=2, help="Number of class centers of the head; at least those of the dataset."
+            ),
             "data": DATA_OPTION,
         },
     ],

@@ -21,6 +21,7 @@ from facetrain.cli.outputs import (
     require_writable,
     write_text,
 )
+from facetrain.embeddings.inference import Inference
 from facetrain.errors import UsageError
 from facetrain.remote.address import without_secrets
 
@@ -128,10 +129,13 @@ def _require_options_of_system(
         raise UsageError(
             f"--against {against}: the difference is tested on bootstrap draws; remove --bootstrap 0"
         )
+    usual = Inference()
     of_models = {
         f"--gallery-model {gallery_model}": gallery_model is not None,
         "--no-flip": not options.flip,
         "--bf16": inference.bf16,
+        f"--device {inference.device}": inference.device != usual.device,
+        f"--batch-size {inference.batch_size}": inference.batch_size != usual.batch_size,
     }
     for option, is_given in of_models.items():
         if is_given and system.model is None:

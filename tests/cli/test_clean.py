@@ -109,7 +109,8 @@ def test_arguments_that_contradict_apply_are_refused(tmp_path):
             ["--apply", report, "--output", tmp_path / "o", "--device", "cpu"],
             "runs no model; remove --device",
         ),
-        ([tmp_path, "--yes"], "nothing is changed without --output"),
+        ([tmp_path, "--yes"], "--yes: nothing is written without --output"),
+        ([tmp_path, "--workers", 3], "--workers 3: nothing is written without --output"),
     ):
         assert message in str(refusal("data", "clean", tmp_path, *options))
 

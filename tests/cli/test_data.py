@@ -109,6 +109,7 @@ TWICE, SUFFIX = "same: is given for two outputs", "s.png: a contact sheet is an 
         ("pairs data --output x.txt", "a verification set is a .bin file"),
         ("pairs data --output x.bin --reduce-to 16", "--reduce-to needs"),
         ("pairs data --output x.bin --image-size 96", "--image-size needs"),
+        ("pairs list.txt --images photos --output x.bin --image-size 96", "--image-size needs --landmarks"),
         ("pairs . --images . --output x.bin", ".: is a folder; --images needs a pair list"),
         ("pairs list.txt --images photos --output x.bin --seed 1", "--seed needs"),
     ],

@@ -192,6 +192,8 @@ def test_one_system_is_evaluated_at_a_time(model):
         (["--scores", "a.csv", "--slices", "b.csv"], "b.csv needs a MODEL; add its columns to a.csv"),
         (["--scores", "a.csv", "--no-flip"], "a.csv: --no-flip needs a MODEL"),
         (["--scores", "a.csv", "--bf16"], "a.csv: --bf16 needs a MODEL"),
+        (["--scores", "a.csv", "--device", "cpu"], "a.csv: --device cpu needs a MODEL"),
+        (["--scores", "a.csv", "--batch-size", 7], "a.csv: --batch-size 7 needs a MODEL"),
     ):
         error = refusal("eval", *options)
         assert isinstance(error, UsageError) and message in str(error)

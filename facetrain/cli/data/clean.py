@@ -97,7 +97,7 @@ def clean(
     from facetrain.data.tools.wrong_labels import corrected_labels, find_wrong_labels
     from facetrain.embeddings.embed_images import embed_input
 
-    _check_arguments(inputs, files, inference, yes=yes)
+    _check_arguments(inputs, files, inference, yes=yes, workers=workers)
     model, folder = inputs[0], inputs[-1]
     source = open_dataset(folder)
     report = None
@@ -129,7 +129,9 @@ def clean(
     print_written(written)
 
 
-def _check_arguments(inputs: list[Path], files: CleanFiles, inference: Inference, *, yes: bool) -> None:
+def _check_arguments(
+    inputs: list[Path], files: CleanFiles, inference: Inference, *, yes: bool, workers: int | None
+) -> None:
     """Check the arguments and the outputs before the model runs.
 
     Raises:
@@ -147,8 +149,11 @@ def _check_arguments(inputs: list[Path], files: CleanFiles, inference: Inference
         )
     if files.apply is not None and inference != Inference():
         raise UsageError(f"--apply {files.apply}: runs no model; remove --device and --batch-size")
-    if yes and files.output is None:
-        raise UsageError("--yes: nothing is changed without --output FOLDER; give it, or remove --yes")
+    for option, is_given in {"--yes": yes, f"--workers {workers}": workers is not None}.items():
+        if is_given and files.output is None:
+            raise UsageError(
+                f"{option}: nothing is written without --output FOLDER; give it, or remove {option}"
+            )
     require_absent(files.output)
     require_distinct(files.output, files.report, files.sheet)
     require_no_input((*inputs, files.apply), files.report, files.sheet)

@@ -37,7 +37,8 @@ class ListedImages(FaceLandmarks):
         typer.Option(
             min=IMAGE_SIZE.min,
             max=IMAGE_SIZE.max,
-            help=f"Width and height of the images of a pair list, in pixels; by default {_IMAGE_SIZE}.",
+            help="Width and height of the images that --landmarks or --detector align, in pixels; by default "
+            f"{_IMAGE_SIZE}.",
         ),
     ] = None
 
@@ -100,8 +101,10 @@ def pairs(
         raise UsageError(
             "--landmarks and --detector need a pair list; to align a dataset, use `facetrain data pack`"
         )
-    if listed.image_size is not None and not is_list:
-        raise UsageError("--image-size needs a pair list; the images of other sources keep their size")
+    if listed.image_size is not None and finder is None:
+        raise UsageError(
+            "--image-size needs --landmarks or --detector; images that are not aligned keep their size"
+        )
     for option, value in (("--count", writing.count), ("--seed", writing.seed)):
         if value is not None and (is_list or groups or is_bin(source)):
             raise UsageError(f"{option} needs a dataset to sample pairs from; {source} has its own pairs")
