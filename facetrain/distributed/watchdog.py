@@ -130,8 +130,8 @@ def watchdog(peers: Peers, timeout_s: float) -> Iterator[Guard]:
 
     The watchdog prints why it ends this process to standard error, and leaves it in a file for the elastic agent.
     Reasons are: a process that this one has started within the block is stopped or killed, and this one still waits;
-    this rank is stopped, or has not run for `timeout_s` seconds and some more; another rank is lost, or has waited for
-    this one in vain, and this process has not ended by itself shortly after. A single process may be stopped.
+    this rank is stopped, or has not run for `timeout_s` seconds and some more; another rank is lost, or has waited in
+    vain, and this process has not ended by itself shortly after. A single process may be stopped.
     """
     has_others = len(peers.places) > 1
     process, ready = _start(peers, timeout_s), threading.Event()

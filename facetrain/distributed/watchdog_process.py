@@ -293,7 +293,7 @@ class Watchdog:
         # Not at once: most ranks notice the loss in their next collective, and end with their files in order.
         seconds = _ENDED_S if kind in ("ended", "unreachable") else _FAILED_S
         if kind == "waited":
-            # The other rank names this one if it hangs; only this one knows where.
+            # The other rank names the one that hangs; if it is this one, only this one knows where.
             self._end_in(
                 seconds, f"still ran {seconds:.0f} s after rank {rank} had failed: {reason}", prints=True
             )
