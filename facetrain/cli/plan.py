@@ -27,9 +27,10 @@ def plan(
         float | None,
         typer.Option(metavar="GIB", min=1, max=1e6, help="Memory of one GPU. Default: measure this machine."),
     ] = None,
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs of the whole run.")] = 1,
+    gpus: Annotated[int, typer.Option(min=1, max=100_000, help="GPUs of the whole run.")] = 1,
     identities: Annotated[
-        int | None, typer.Option(min=1, help="Identities; by default of the config, or of the dataset.")
+        int | None,
+        typer.Option(min=1, max=2**31 - 1, help="Identities; by default of the config, or of the dataset."),
     ] = None,
     set_: Set = None,
     as_json: Json = False,

@@ -61,7 +61,7 @@ class OptimSettings(Settings):
     batch_scaling: Literal["auto", "linear", "sqrt", "none"] = "auto"
     """Learning rate in stages with another global batch (`train.stages`). linear: `lr` times the ratio of the global
     batch to that without stages. sqrt: times its square root. none: `lr`. auto: linear with sgd, sqrt with adamw."""
-    warmup_epochs: Annotated[float, Field(ge=0)] = 0.0
+    warmup_epochs: Annotated[float, Field(ge=0, le=1_000_000)] = 0.0
     """Number of epochs of warm-up; may be a fraction."""
 
     @property

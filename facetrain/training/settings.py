@@ -107,7 +107,7 @@ class TrainSettings(Settings):
     """Device to train on. auto: cuda if there is a GPU, otherwise cpu."""
     keep_freed_memory: bool = True
     """On a CPU, keep freed memory for the next step: faster, but needs up to twice the memory."""
-    timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    timeout_s: Annotated[float, Field(gt=0, le=10_000_000)] = 600.0
     """Seconds that a rank waits for the others before it reports them as lost."""
 
     @model_validator(mode="after")

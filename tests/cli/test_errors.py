@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from facetrain.cli.app import _exit_with_error
+from facetrain.cli.app import _exit_with_error, app
 from facetrain.device import gpu_driver
 from facetrain.device.gpu_driver import has_gpu_driver
 from facetrain.distributed.topology import topology
@@ -179,6 +179,21 @@ def test_a_name_that_is_not_utf_8_is_refused_before_a_process_starts(words):
 def test_an_empty_text_is_refused_and_not_taken_for_the_current_folder(arguments, place):
     refused = refusal(*arguments)
     assert refused.exit_code == 2 and str(refused).startswith(f"an empty text follows {place}: ")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "plan --preset quickstart --memory 8 --identities",
+        "plan --preset quickstart --gpus",
+        "data pairs a --count",
+    ],
+)
+def test_a_number_that_nothing_can_have_is_refused_before_any_work(line, capsys):
+    with pytest.raises(SystemExit) as ended:
+        app([*line.split(), str(10**30)])
+    option = line.rpartition(" ")[2]
+    assert ended.value.code == 2 and f"Invalid value for '{option}'" in capsys.readouterr().err
 
 
 def test_a_path_in_a_folder_that_may_not_be_read_ends_with_2_and_one_line():

@@ -50,7 +50,11 @@ class PairWriting:
     output: Annotated[Path, typer.Option(help="The .bin file to write.")]
     count: Annotated[
         int | None,
-        typer.Option(min=20, help=f"Pairs to sample from a dataset, a multiple of 20; by default {_COUNT}."),
+        typer.Option(
+            min=20,
+            max=10_000_000,
+            help=f"Pairs to sample from a dataset, a multiple of 20; by default {_COUNT}.",
+        ),
     ] = None
     seed: Annotated[
         int | None, typer.Option(min=0, help=f"Seed of the pairs from a dataset; by default {_SEED}.")

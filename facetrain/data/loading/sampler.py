@@ -90,7 +90,7 @@ class GlobalSampler:
         if num_images < global_batch_size:
             raise DataError(
                 f"{num_images:,} images do not fill one global batch of {global_batch_size:,}; "
-                "lower train.batch_size, or use more data"
+                "use a smaller batch, or more data"
             )
         self.num_images = num_images
         self.global_batch_size = global_batch_size

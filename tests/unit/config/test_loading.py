@@ -98,6 +98,10 @@ def test_an_invalid_file_gives_one_line_that_names_the_place(tmp_path, text, mes
         ("run: {name: a b}", ["run.name", '"a b"']),
         ("optim: {lr: fast}", ["optim.lr", '"fast"']),
         ("optim: {lr: .inf}", ["optim.lr", "Infinity"]),
+        (
+            "{optim: {warmup_epochs: 1.0e+308}, train: {timeout_s: 1.0e+300}}",
+            ["optim.warmup_epochs", "train.timeout_s"],
+        ),
         ("optim: {betas: [0.9]}", ["optim.betas[1]"]),
         # An empty text is neither a path nor null.
         ('model: {init_from: "", lora: {rank: 2}}', ["model.init_from", '""']),
