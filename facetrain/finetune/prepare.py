@@ -50,6 +50,7 @@ from facetrain.models.preprocessing import require_trainable_input
 from facetrain.plural import count_text
 from facetrain.progress import ProgressCallback
 from facetrain.run.folder.compatibility import lookup
+from facetrain.run.folder.data_digests import digest_labels, digest_records
 from facetrain.run.parts.open_data import evenly_spread_images
 from facetrain.run.parts.teacher_embeddings import write_teacher_embeddings
 from facetrain.verify.sets.pair_set import load_pair_sets, require_distinct_names
@@ -187,16 +188,19 @@ def _require_output(request: Request) -> None:
     if output.exists() and not request.resume:
         raise UsageError(f"{output}: already exists; choose another --output, or continue with --resume")
     command = output / _COMMAND_FILE
-    if command.exists() and read_regular_text(command) != _command_of(request):
+    if command.exists() and read_regular_text(command) != _command_of(request, open_dataset(request.photos)):
         raise UsageError(
             f"{output}: was begun with other photos, another model or another seed; choose another --output"
         )
 
 
-def _command_of(request: Request) -> str:
-    """Return what a resumed command must have in common with the first one."""
+def _command_of(request: Request, source: FaceDataset) -> str:
+    """Return what a resumed command must have in common with the first one: its arguments, and the photos."""
     photos, model = (shell_path(os.path.abspath(path)) for path in (request.photos, request.model))
-    return f"facetrain finetune {photos} --model {model} --seed {request.seed}\n"
+    return (
+        f"facetrain finetune {photos} --model {model} --seed {request.seed}\n"
+        f"# people of the photos {digest_labels(source)}, places in their files {digest_records(source)}\n"
+    )
 
 
 def _require_targets(targets: tuple[str, ...], place: Workplace) -> None:
@@ -227,7 +231,7 @@ def _write_faces(
         finder = None
     with os_errors_as(RunError, request.output):
         make_folder(request.output)
-        write_atomically(request.output / _COMMAND_FILE, _command_of(request))
+        write_atomically(request.output / _COMMAND_FILE, _command_of(request, source))
     with bar("aligning faces") as progress:
         written = pack(
             photos, place.faces, image_size=image_size, skip_bad=True,
