@@ -53,7 +53,7 @@ class RecordDataset(CatalogDataset):
         found = self._reader.image_at(offset, size)
         if found is None:  # the record is long, split into parts, or damaged
             payload = self._reader.read_at(offset, self._key(index))
-            header, data = decode_record(payload, self.location(index))
+            header, data = decode_record(payload, self._place(index))
             found = header.label, data
         label, image = found
         if label != expected:

@@ -7,6 +7,7 @@ identities.csv has a line `identity,name` for each identity. Other readers of th
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -20,16 +21,22 @@ from facetrain.errors import DataError
 from facetrain.files import error_reason, os_errors_as
 
 NAMES_FILE, IDENTITIES_FILE = "names.csv", "identities.csv"
-_CHUNK_BYTES = 1 << 24
+_BLOCK_BYTES = 1 << 14
 _MAX_LINE_BYTES = 1 << 16
 _PROBED_IMAGES = 2000
 
 
 class RecordNames:
-    """Names of the images and identities of a folder with train.rec; read when the first one is needed."""
+    """Names of the images and identities of a folder with train.rec.
+
+    The table of the images has a gigabyte for 20 million, and each reading process would need its own copy: a line is
+    found by bisection, and only the lines around it are kept, for the images that follow.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._around: tuple[int, list[str]] = (1, [])
+        """First key and names of the lines around the one that was found last."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as the folder."""
@@ -39,14 +46,14 @@ class RecordNames:
         """Return the name of the image with a key; None without names.csv, or if the key has no line.
 
         Raises:
-            DataError: if the line belongs to another key.
+            DataError: if the keys of the lines there do not count up.
         """
-        if not 1 <= key < len(self._line_starts) - 1:
+        if self._table is None or key < 1:
             return None
-        start, end = self._line_starts[key : key + 2].tolist()
-        assert self._table is not None, "no table has no lines"
-        line = self._table.bytes_at(start, min(end - start, _MAX_LINE_BYTES))
-        return next(_names([line.decode("utf-8", "replace")], key, self._table.path))
+        first, names = self._around
+        if not 0 <= key - first < len(names):
+            first, names = self._around = self._names_around(self._table, key)
+        return names[key - first] if key - first < len(names) else None
 
     @property
     def identities(self) -> list[str]:
@@ -67,16 +74,26 @@ class RecordNames:
         path = self._folder / NAMES_FILE
         return PositionalFile(path) if path.is_file() else None
 
-    @cached_property
-    def _line_starts(self) -> np.ndarray:
-        """Byte offset of each line, and the end of the file: int64. Line 0 has the names of the columns."""
-        table, starts = self._table, [np.zeros(1, np.int64)]
-        if table is None:
-            return starts[0]
-        for offset in range(0, table.size, _CHUNK_BYTES):
-            chunk = np.frombuffer(table.bytes_at(offset, _CHUNK_BYTES), np.uint8)
-            starts.append(np.flatnonzero(chunk == ord("\n")) + (offset + 1))
-        return np.concatenate(starts)
+    def _names_around(self, table: PositionalFile, key: int) -> tuple[int, list[str]]:
+        """Return first key and names of the lines of the block with the line of a key, and of one line after it."""
+        low, high, first = 0, -(-table.size // _BLOCK_BYTES), 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            begin = re.match("([0-9]{1,18}),", "".join(_lines(table, middle)[:1]))
+            if begin and int(begin[1]) <= key:
+                low, first = middle, int(begin[1])
+            else:
+                high = middle
+        return first, list(_names(_lines(table, low) + _lines(table, low + 1)[:1], first, table.path))
+
+
+def _lines(table: PositionalFile, block: int) -> list[str]:
+    """Return the lines of a table that begin in a block, without the one with the names of the columns."""
+    data = table.bytes_at(block * _BLOCK_BYTES, _BLOCK_BYTES + _MAX_LINE_BYTES)
+    start, last = data.find(b"\n", 0, _BLOCK_BYTES) + 1, data.rfind(b"\n", 0, _BLOCK_BYTES) + 1
+    end = data.find(b"\n", last)
+    text = data[start : end if end >= 0 else len(data)].decode("utf-8", "replace").rstrip("\n")
+    return text.split("\n") if start and text else []
 
 
 def _names(lines: Iterable[str], first: int, path: Path) -> Iterator[str]:

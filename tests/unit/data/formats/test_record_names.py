@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from facetrain.data.dataset import identity_name, original_name
-from facetrain.data.formats.record_names import write_name_tables
+from facetrain.data.formats.record_names import RecordNames, write_name_tables
 from facetrain.data.open_dataset import open_dataset
+from facetrain.data.positional_file import PositionalFile
 from facetrain.data.tools.check import check
 from facetrain.data.tools.pack import pack
 from facetrain.errors import DataError
@@ -146,6 +147,38 @@ def test_a_table_of_another_dataset_is_refused_and_none_is_needed(photos, tmp_pa
     assert "key 1" in open_dataset(tmp_path / "data").location(0)
     source = open_dataset(write_records(tmp_path / "plain", [0, 1]))
     assert source.name(0) is None and source.identity_name(1) == "1"
+
+
+def test_a_name_is_found_in_any_order_without_the_whole_table(tmp_path, monkeypatch):
+    count = 20_000
+    expected = [f"{'n' * (key % 90)}/{key}.jpg" for key in range(1, count + 1)]
+    lines = [f"{key},{name}" for key, name in enumerate(expected, 1)]
+    table = tmp_path / "names.csv"
+    table.write_text("\n".join(["key,name", *lines, ""]))
+    names = RecordNames(tmp_path)
+    assert [names.image(key) for key in range(1, count + 1)] == expected
+    for key in np.random.default_rng(0).integers(1, count + 1, 100).tolist():
+        assert names.image(key) == expected[key - 1]
+    assert names.image(0) is None and names.image(count + 1) is None
+
+    read, bytes_at = [], PositionalFile.bytes_at
+    monkeypatch.setattr(
+        PositionalFile, "bytes_at", lambda *arguments: read.append(bytes_at(*arguments)) or read[-1]
+    )
+    assert RecordNames(tmp_path).image(count // 2) == expected[count // 2 - 1]
+    assert len(set(read)) < 10 < table.stat().st_size / max(map(len, read))
+
+    table.write_text("\n".join(["key,name", *lines[:9000], *lines[9001:], ""]))
+    names = RecordNames(tmp_path)
+    assert names.image(1) == expected[0]
+    with pytest.raises(DataError, match=r"names\.csv: .* where 9001 is expected"):
+        names.image(9001)
+
+
+def test_a_long_record_is_read_without_its_name(tmp_path, monkeypatch):
+    source = open_dataset(write_records(tmp_path / "data", [0, 1], size=112))
+    monkeypatch.setattr(RecordNames, "image", lambda *_: pytest.fail("the name is for messages"))
+    assert source.read(0) == encoded_image(1, 112)
 
 
 def test_a_list_file_gives_its_paths_and_identities_as_names(photos, tmp_path):
