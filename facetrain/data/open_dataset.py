@@ -14,7 +14,7 @@ from facetrain.data.dataset import FaceDataset, SubsetDataset, image_landmarks, 
 from facetrain.data.formats.base import Format
 from facetrain.data.formats.image_folder import folders_with_images
 from facetrain.data.formats.image_list import open_list
-from facetrain.data.formats.landmark_file import landmarks_path, open_landmarks
+from facetrain.data.formats.landmark_file import landmarks_path, open_landmarks, require_file_names
 from facetrain.data.formats.names import DATASET_SUFFIXES, MIXTURE_SUFFIXES
 from facetrain.data.formats.table import FORMATS
 from facetrain.data.label_problems import count_images, parts_of
@@ -80,6 +80,7 @@ def open_dataset(
     if with_landmarks and (landmarks := landmarks_path(path)).is_file():
         dataset.landmark_file = landmarks
         open_landmarks(landmarks, dataset.num_images)  # an error now, not in the middle of a run
+        require_file_names(landmarks, dataset.digest_file_names())
     return drop_small_identities(dataset, path, min_images_per_identity)
 
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import os
 from collections.abc import Callable, Sequence
@@ -203,6 +204,16 @@ class CatalogDataset:
         """
         data = self._name_bytes(index)
         return printable(self._decode_name(data)) if data else None
+
+    def digest_file_names(self) -> str | None:
+        """Return a digest of the names of an image folder's files in the order of the images; None for other formats.
+
+        The other formats have their images in files, or their order in a list: a user does not change it by chance.
+        """
+        names = self.columns.arrays.get("names")
+        if names is None:
+            return None
+        return hashlib.sha256(names.tobytes() + self.columns.arrays["name_size"].tobytes()).hexdigest()
 
     @property
     def has_identity_names(self) -> bool:

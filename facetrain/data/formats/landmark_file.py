@@ -4,6 +4,9 @@ FOLDER/landmarks.npy, FILE.landmarks.npy for a dataset that is one file (faces.l
 NAME.landmarks.npy beside NAME.bin: float32 (N, 5, 2) in the order of the images. x and y of the points of
 `face_landmarks` are fractions of the sides of the image, of the square at the center if it is not square: of what a
 network sees. A row of NaN is an image without a detected face; the landmarks of an aligned face take its place.
+
+An added or removed file of an image folder moves the images after it to other rows: landmarks.names.sha256 beside the
+landmarks has a digest of the names for which they were written.
 """
 
 # N images
@@ -19,9 +22,10 @@ from facetrain.data.formats.bin import SUFFIXES, set_name
 from facetrain.data.npy_file import map_npy
 from facetrain.errors import DataError
 from facetrain.face_landmarks import NORMALIZED_TEMPLATE, normalize_landmarks
-from facetrain.files import error_reason, new_file, os_errors_as
+from facetrain.files import error_reason, new_file, os_errors_as, read_regular_text, write_atomically
 
 LANDMARKS_FILE, _LANDMARKS_SUFFIX = "landmarks.npy", ".landmarks.npy"
+_NAMES_SUFFIX = ".names.sha256"
 _SHAPE = (5, 2)
 _FARTHEST = 10.0
 """Largest coordinate that is accepted. A point may be outside of the image; larger numbers are pixels."""
@@ -81,14 +85,35 @@ def read_landmarks_beside(data: Path, num_images: int) -> np.ndarray | None:
     return read_landmarks(path, num_images) if path.is_file() else None
 
 
-def write_landmarks(path: Path, landmarks_N52: np.ndarray) -> None:
+def write_landmarks(path: Path, landmarks_N52: np.ndarray, file_names: str | None = None) -> None:
     """Write landmarks (N, 5, 2), with rows of NaN for images without a face; the file appears complete or not at all.
+
+    `file_names` is the digest of an image folder's names, which `require_file_names` compares.
 
     Raises:
         DataError: the file cannot be written.
     """
     with new_file(path, DataError) as scratch, scratch.open("wb") as file:
         np.save(file, np.ascontiguousarray(landmarks_N52, np.float32), allow_pickle=False)
+    if file_names is not None:
+        with os_errors_as(DataError, path):
+            write_atomically(path.with_suffix(_NAMES_SUFFIX), f"{file_names}\n")
+
+
+def require_file_names(path: Path, file_names: str | None) -> None:
+    """Check that the landmarks of an image folder were written for its present files, if there is a digest of them.
+
+    Raises:
+        DataError: files were added, removed or renamed since.
+    """
+    recorded = path.with_suffix(_NAMES_SUFFIX)
+    if file_names is None or not recorded.is_file():
+        return
+    with os_errors_as(DataError, recorded):
+        if read_regular_text(recorded).strip() != file_names:
+            raise DataError(
+                f"{path}: belongs to other images: files of the folder were added, removed or renamed; {_ADVICE}"
+            )
 
 
 def remove_landmarks(data: Path) -> None:

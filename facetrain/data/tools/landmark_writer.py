@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.dataset import image_name
+from facetrain.data.formats.base import CatalogDataset
 from facetrain.data.formats.bin import is_bin, read_bin
 from facetrain.data.formats.landmark_file import landmarks_path, square_landmarks, write_landmarks
 from facetrain.data.formats.names import MIXTURE_SUFFIXES
@@ -49,6 +50,7 @@ def write_dataset_landmarks(
         raise DataError(f"{data}: is a mixture; write the landmarks of each of its datasets")
     read: Callable[[int], bytes]
     name_of: Callable[[int], str] = str
+    file_names = None
     if is_bin(data):
         images, _ = read_bin(data)
         count, read = len(images), lambda number: images[number]
@@ -57,6 +59,7 @@ def write_dataset_landmarks(
         source = open_dataset(data, with_landmarks=False)
         count, read, location_of = source.num_images, source.read, source.location
         name_of = partial(image_name, source)
+        file_names = source.digest_file_names() if isinstance(source, CatalogDataset) else None
     require_distinct_names(finder, count, name_of, location_of)
 
     def find(number: int) -> np.ndarray | None:
@@ -72,5 +75,5 @@ def write_dataset_landmarks(
     missing = np.flatnonzero(np.isnan(landmarks_N52[:, 0, 0])).tolist()
     if len(missing) == count:
         raise DataError(f"{data}: none of its {count:,} images has landmarks; check the detector or the list")
-    write_landmarks(landmarks_path(data), landmarks_N52)
+    write_landmarks(landmarks_path(data), landmarks_N52, file_names)
     return count, [name_of(number) for number in missing]

@@ -198,6 +198,25 @@ def test_landmarks_of_an_existing_dataset_come_from_a_list(tmp_path):
         write_dataset_landmarks(tmp_path / "mixture.yaml", finder)
 
 
+def test_the_landmarks_of_other_files_of_a_folder_are_refused(tmp_path):
+    points, photos = ARCFACE_TEMPLATE + 20, tmp_path / "photos"
+    write_photographs(photos, points)
+    finder = write_list(tmp_path / "list.csv", points)
+    write_dataset_landmarks(photos, finder)
+    written = image_landmarks(open_dataset(photos))
+    (photos / "ann" / "1.png").rename(photos / "bob" / "2.png")
+    with pytest.raises(
+        DataError, match=r"landmarks\.npy: .*added, removed or renamed.*facetrain data landmarks"
+    ):
+        open_dataset(photos)
+    (photos / "bob" / "2.png").rename(photos / "ann" / "1.png")
+    np.testing.assert_array_equal(image_landmarks(open_dataset(photos)), written)
+    # Landmarks of another program have no digest.
+    (photos / "landmarks.names.sha256").unlink()
+    (photos / "ann" / "1.png").rename(photos / "bob" / "2.png")
+    assert len(image_landmarks(open_dataset(photos))) == 3
+
+
 def test_a_training_set_without_landmarks_is_refused_with_the_command_that_writes_them(folder, tmp_path):
     require_landmarks(open_dataset(folder), folder, "vit_s_kprpe")
     plain = write_records(tmp_path / "plain", [0, 1])
