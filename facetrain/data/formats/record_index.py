@@ -99,7 +99,10 @@ def build_catalog(rec_path: Path, idx_path: Path) -> Columns:
     """
     keys, offsets = read_index(rec_path, idx_path)
     if not len(keys):
-        raise RecordError(f"{rec_path}: contains no records")
+        empty = (
+            f"{idx_path}: is empty; {_REBUILD}" if idx_path.exists() else f"{rec_path}: contains no records"
+        )
+        raise RecordError(empty)
     reader = RecordReader(rec_path)
     lowest = int(keys.argmin())  # the lines of an index can be in any order
     record_0 = slice(lowest, lowest + 1)

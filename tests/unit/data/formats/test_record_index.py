@@ -41,3 +41,9 @@ def test_an_index_without_one_of_the_records_is_refused(tmp_path, row, has_heade
         open_dataset(data)
     (data / "train.idx").unlink()
     assert open_dataset(data).num_images == 10
+
+
+def test_an_empty_index_is_named_and_not_the_records(data):
+    (data / "train.idx").write_text("")
+    with pytest.raises(DataError, match=r"train\.idx: is empty; remove it"):
+        open_dataset(data)
