@@ -24,7 +24,7 @@ from facetrain.distributed.process_setup import user_cache_folder
 from facetrain.errors import DataError
 from facetrain.files import error_reason, locked, parse_json, replacing, stamp_of
 
-_VERSION = 6
+_VERSION = 7
 """Raised when a reader finds other labels or places in the same files."""
 _HEADER_BYTES = 4096
 _ALIGNMENT = 64

@@ -39,6 +39,11 @@ class Headers:
     end: np.ndarray
     """First byte after the record, without padding: int64 (N,)."""
 
+    @property
+    def is_table(self) -> np.ndarray:
+        """Whether a record has a range of keys in place of an image, as record 0 and identity records: bool (N,)."""
+        return (self.image_bytes == 0) & (self.second > 0)
+
 
 def read_headers(reader: RecordReader, offsets: np.ndarray, keys: np.ndarray) -> Headers:
     """Read the headers of records at int64 offsets (N,), in any order; the keys appear in error messages only.

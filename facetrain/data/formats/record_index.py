@@ -92,7 +92,7 @@ def build_catalog(rec_path: Path, idx_path: Path) -> Columns:
 
     Its columns are `offset` and `label` of each image and `key`, int64; empty if the keys are consecutive. `first_key`
     is the key of the first image, `announced` the key after the last one according to record 0, a float32; None if
-    record 0 is an image.
+    record 0 is one of an image. `skipped` lists the records of images that have no bytes.
 
     Raises:
         RecordError: if the index or a record header is damaged, or there are no images.
@@ -107,38 +107,49 @@ def build_catalog(rec_path: Path, idx_path: Path) -> Columns:
     lowest = int(keys.argmin())  # the lines of an index can be in any order
     record_0 = slice(lowest, lowest + 1)
     first = read_headers(reader, offsets[record_0], keys[record_0])
-    announced = None if first.image_bytes[0] else float(first.label[0])
+    announced = float(first.label[0]) if first.is_table[0] else None
     if offsets.min() > 0:
         raise RecordError(f"{idx_path}: leaves out the first record of {rec_path.name}; {_REBUILD}")
-    label = None
+    label, skipped = None, []
     if announced is not None and _is_ascending(keys) and _is_ascending(offsets):
         label = labels_by_ranges(reader, keys, offsets)
     if label is not None:
         _check_successors_of_holes(reader, keys, offsets)
         keys, offsets = keys[1 : len(label) + 1], offsets[1 : len(label) + 1]
     else:
-        label, has_image = _labels_by_records(reader, keys, offsets)
+        label, has_image, is_table = _labels_by_records(reader, keys, offsets)
+        skipped = _without_bytes(keys, has_image, is_table)
         keys, offsets = keys[has_image], offsets[has_image]
     if not len(keys):
         raise RecordError(f"{rec_path}: contains no images")
     is_consecutive = int(keys[-1]) - int(keys[0]) == len(keys) - 1 and _is_ascending(keys)
     stored = keys[:0] if is_consecutive else keys
-    return Columns.of(offset=offsets, label=label, key=stored, first_key=int(keys[0]), announced=announced)
+    return Columns.of(
+        offset=offsets,
+        label=label,
+        key=stored,
+        first_key=int(keys[0]),
+        announced=announced,
+        skipped=skipped,
+    )
 
 
 def _labels_by_records(
     reader: RecordReader, keys: np.ndarray, offsets: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Read all N headers; return the labels of the images, int32 (images,), and which records are images, bool (N,)."""
-    # Record 0 and the identity records have no image. This also holds above 2^24 images, where the float32 key range
-    # in record 0 is rounded.
-    label, has_image = np.empty(len(keys), dtype=np.int32), np.empty(len(keys), dtype=bool)
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Read all N headers.
+
+    Returns:
+        The labels of the images, int32 (images,); which records are images, and which have a range of keys, bool (N,).
+    """
+    label = np.empty(len(keys), dtype=np.int32)
+    has_image, is_table = np.empty(len(keys), dtype=bool), np.empty(len(keys), dtype=bool)
     order = None if _is_ascending(offsets) else np.argsort(offsets, kind="stable")
     for start in range(0, len(keys), _ROWS_PER_CHUNK):
         stop = min(start + _ROWS_PER_CHUNK, len(keys))
         rows = slice(start, stop) if order is None else order[start:stop]
         headers = read_headers(reader, offsets[rows], keys[rows])
-        has_image[rows] = headers.image_bytes > 0
+        has_image[rows], is_table[rows] = headers.image_bytes > 0, headers.is_table
         _check_labels(reader, headers, keys[rows], offsets[rows])
         after = stop if order is None or stop == len(keys) else int(order[stop])
         following = offsets[after] if stop < len(keys) else reader.size
@@ -146,7 +157,20 @@ def _labels_by_records(
             reader, keys[rows], offsets[rows], headers.end, np.append(offsets[rows][1:], following)
         )
         label[rows] = np.where(has_image[rows], headers.label, 0)
-    return label[has_image], has_image
+    return label[has_image], has_image, is_table
+
+
+def _without_bytes(
+    keys: np.ndarray, has_image: np.ndarray, is_table: np.ndarray
+) -> list[tuple[str, str, str]]:
+    """Return the records of images without bytes, as im2rec writes them for a file that it cannot read.
+
+    The others without an image are record 0 and, after the last image, the identity records.
+    """
+    last = keys[has_image].max(initial=-1)
+    is_expected = is_table & ((keys == keys.min()) | (keys > last))
+    missing = np.sort(keys[~has_image & ~is_expected])
+    return [(f"key {key}", "unreadable", "the record has no image") for key in missing.tolist()]
 
 
 def _check_successors_of_holes(reader: RecordReader, keys: np.ndarray, offsets: np.ndarray) -> None:

@@ -43,6 +43,25 @@ def test_an_index_without_one_of_the_records_is_refused(tmp_path, row, has_heade
     assert open_dataset(data).num_images == 10
 
 
+@pytest.mark.parametrize(
+    ("empty", "has_header"),
+    [([0], False), ([5], False), ([11], False), ([0, 3, 4, 11], False), ([8], True), ([2, 8, 10], True)],
+)
+def test_records_without_an_image_are_listed(tmp_path, empty, has_header):
+    images = [b"" if number in empty else encoded_image(number) for number in range(12)]
+    with RecordWriter(tmp_path / "train.rec") as writer:
+        if has_header:
+            writer.write(0, RecordHeader(2, (13.0, 17.0)), b"")
+        for number, image in enumerate(images):
+            writer.write(number + has_header, RecordHeader.of_image(number // 3, number), image)
+        for label in range(4 if has_header else 0):
+            writer.write(13 + label, RecordHeader(2, (1.0 + 3 * label, 4.0 + 3 * label)), b"")
+    for _ in range(2):  # from the records, and from the catalog
+        source = open_dataset(tmp_path)
+        assert [source.read(number) for number in range(source.num_images)] == list(filter(None, images))
+        assert [file.name for file in source.skipped] == [f"key {number + has_header}" for number in empty]
+
+
 def test_an_empty_index_is_named_and_not_the_records(data):
     (data / "train.idx").write_text("")
     with pytest.raises(DataError, match=r"train\.idx: is empty; remove it"):
