@@ -19,8 +19,9 @@ from facetrain.data.formats.recordio import RecordReader, decode_record
 from facetrain.errors import DataError
 from facetrain.files import error_reason, listed, printable, read_regular_text
 
-_LEAST_BESIDE, _MOST_BESIDE = 32, 43
-"""Bytes of a record beside its image: frame, header, up to two more labels of four bytes, up to three to fill up."""
+_LEAST_BESIDE = 32
+"""Bytes of a record beside its image: frame and header."""
+_MOST_PADDING = 3
 _UNKNOWN_SIZE = 1 << 62
 
 
@@ -68,7 +69,7 @@ class RecordDataset(CatalogDataset):
         offset_N = self.columns.arrays["offset"]
         record_B = offset_N[np.minimum(index + 1, len(offset_N) - 1)] - offset_N[index]
         most_B = np.where(record_B > 0, record_B - _LEAST_BESIDE, _UNKNOWN_SIZE)
-        least_B = np.where(record_B > 0, record_B - _MOST_BESIDE, 0)
+        least_B = np.where(record_B > 0, record_B - self._most_beside, 0)
         return np.stack([least_B, most_B], axis=1)
 
     def name(self, index: int) -> str | None:
@@ -100,6 +101,12 @@ class RecordDataset(CatalogDataset):
     @cached_property
     def _first_key(self) -> int:
         return self.columns.value("first_key")
+
+    @cached_property
+    def _most_beside(self) -> int:
+        """Most bytes of a record beside its image, if no image has more labels than the first one, or than two."""
+        header, _ = decode_record(self._reader.read_at(self.columns.arrays["offset"].item(0)), self._place(0))
+        return _LEAST_BESIDE + 4 * max(header.flag, 2) + _MOST_PADDING
 
     @cached_property
     def _reader(self) -> RecordReader:

@@ -148,6 +148,20 @@ def test_the_fast_path_returns_the_same_image_as_the_full_path_or_none(
     assert reader.image_at(-4, size) is None and reader.image_at(1 << 40, 0) is None
 
 
+@pytest.mark.parametrize("num_labels", [0, 1, 2, 3, 16])
+def test_the_range_of_sizes_holds_the_size_of_an_image(tmp_path, num_labels):
+    images = [bytes([number]) * (100 + number) for number in range(1, 9)]
+    with RecordWriter(tmp_path / "train.rec") as writer:
+        for number, image in enumerate(images):
+            labels = (float(number),) + (0.5,) * (num_labels - 1)
+            writer.write(number, RecordHeader(num_labels, labels), image)
+    source = open_dataset(tmp_path)
+    assert images_of(source) == list(enumerate(images))
+    least, most = source.sizes(np.arange(7)).T
+    size = np.array([len(image) for image in images[:7]])
+    assert (least <= size).all() and (size <= most).all() and (most - least < 80).all()
+
+
 def test_images_that_are_not_sorted_by_label_are_all_read_with_their_own_labels(tmp_path):
     # More identities than the reader samples, and one image of label 1501 among those of 1502.
     labels = np.repeat(np.arange(3000), 3)
