@@ -249,6 +249,21 @@ def new_file(output: Path, kind: type[FacetrainError]) -> Iterator[Path]:
         yield scratch
 
 
+def require_absent(output: Path | None) -> None:
+    """Check that there is nothing at the path of an output, before the work for it starts; None is skipped.
+
+    Raises:
+        DataError: there is a file, a folder, or a link, which no folder could replace.
+    """
+    if output is None or not os.path.lexists(output):
+        return
+    if not output.exists():
+        raise DataError(
+            f"{output}: is a link to {os.readlink(output)}, where nothing is; give that path itself, or remove the link"
+        )
+    raise DataError(f"{output}: already exists; remove it or choose another name")
+
+
 @contextmanager
 def new_folder(output: Path) -> Iterator[Path]:
     """Yield a temporary folder, which becomes `output` when the block ends and is removed if the block fails.
@@ -256,8 +271,7 @@ def new_folder(output: Path) -> Iterator[Path]:
     Raises:
         DataError: `output` exists, or the operating system refuses.
     """
-    if output.exists():
-        raise DataError(f"{output}: already exists; remove it or choose another folder")
+    require_absent(output)
     scratch = scratch_path(output)
     with os_errors_as(DataError, output), _errors_naming(output, scratch):
         try:

@@ -12,9 +12,9 @@ from typing import Annotated
 import typer
 
 from facetrain.cli.options import Json, download
-from facetrain.cli.outputs import echo_line, require_absent
+from facetrain.cli.outputs import echo_line
 from facetrain.errors import UsageError
-from facetrain.files import new_folder, os_errors_as, replacing
+from facetrain.files import new_folder, os_errors_as, replacing, require_absent
 from facetrain.plural import count_text
 
 

@@ -96,16 +96,6 @@ def require_sheet(path: Path | None) -> None:
     require_writable(path)
 
 
-def require_absent(output: Path | None) -> None:
-    """Check that an output file or folder does not exist; None is skipped.
-
-    Raises:
-        UsageError: it exists.
-    """
-    if output is not None and output.exists():
-        raise UsageError(f"{output}: already exists; remove it or choose another name")
-
-
 def write_text(path: Path, text: str) -> None:
     """Write a small output file.
 

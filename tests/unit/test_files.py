@@ -128,6 +128,17 @@ def test_errors_name_the_output_and_not_its_temporary_path(tmp_path):
         (scratch / "a").read_bytes()
 
 
+@pytest.mark.parametrize("target", ["file", "folder", "unmounted/out"])
+def test_an_output_that_exists_is_refused_and_so_is_a_link_to_nothing(target, tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / target)
+    advice = f"is a link to {tmp_path / target}, where nothing is" if "/" in target else "already exists"
+    with pytest.raises(DataError, match=f"^{tmp_path}/out: {advice}"), new_folder(tmp_path / "out"):
+        pytest.fail("the work has begun")
+    assert (tmp_path / "out").is_symlink()
+
+
 def test_the_temporary_folder_of_another_process_with_the_same_id_stays(tmp_path):
     foreign = tmp_path / f".out.{os.getpid()}.tmp"
     foreign.mkdir()

@@ -14,7 +14,6 @@ from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import Float32InferenceOptions, Json, local_file
 from facetrain.cli.outputs import (
     echo_line,
-    require_absent,
     require_distinct,
     require_no_input,
     require_sheet,
@@ -24,6 +23,7 @@ from facetrain.cli.outputs import (
 from facetrain.cli.progress_bar import progress_bar
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import UsageError
+from facetrain.files import require_absent
 from facetrain.plural import count_text
 
 if TYPE_CHECKING:

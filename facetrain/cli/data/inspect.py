@@ -10,8 +10,9 @@ import typer
 
 from facetrain.cli.data.dataset_options import Dataset, Workers
 from facetrain.cli.options import Json, local_dataset
-from facetrain.cli.outputs import echo_line, require_absent, require_sheet
+from facetrain.cli.outputs import echo_line, require_sheet
 from facetrain.cli.progress_bar import progress_bar
+from facetrain.files import require_absent
 from facetrain.plural import count_text, images_text
 
 if TYPE_CHECKING:

@@ -18,9 +18,10 @@ from facetrain.cli.data.dataset_options import (
 )
 from facetrain.cli.option_groups import option_groups
 from facetrain.cli.options import Json
-from facetrain.cli.outputs import echo_line, require_absent, require_writable
+from facetrain.cli.outputs import echo_line, require_writable
 from facetrain.cli.progress_bar import progress_bar
 from facetrain.errors import UsageError
+from facetrain.files import require_absent
 from facetrain.plural import count_text
 
 # None in the options: one that is given where it has no effect is refused.

@@ -24,8 +24,9 @@ from facetrain.data.tools.landmark_finder import (
 )
 from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.data.tools.selection import Selection
-from facetrain.data.tools.writing import WrittenDataset, require_free, write_dataset
+from facetrain.data.tools.writing import WrittenDataset, write_dataset
 from facetrain.errors import DataError, ImageError, UnreadableError
+from facetrain.files import require_absent
 from facetrain.progress import ProgressCallback, ignore_progress
 
 _EXAMPLES = 3
@@ -69,7 +70,7 @@ def pack(
         ImageError: an image cannot be read or has no landmarks, and `skip_bad` is false.
     """
     source = open_dataset(source_path, root=images)
-    require_free(output)  # now, because the search for faces can take hours
+    require_absent(output)  # now, because the search for faces can take hours
     require_distinct_names(landmarks, source.num_images, partial(image_name, source), source.location)
     prepared = _PreparedImages(source, image_size, landmarks)
     skipped = list(skipped_files(source))

@@ -24,7 +24,7 @@ from facetrain.data.tools.parallel import map_in_order, report_progress
 from facetrain.data.tools.selection import Selection
 from facetrain.data.unique_names import unique_name
 from facetrain.errors import DataError
-from facetrain.files import make_folder, new_folder, os_errors_as
+from facetrain.files import make_folder, new_folder, os_errors_as, require_absent
 from facetrain.progress import ProgressCallback, ignore_progress
 
 SKIPPED_FILE = "skipped.csv"
@@ -112,7 +112,7 @@ def write_dataset(
         ImageError: an image is empty; or its name has no suffix of an image and its format is unknown.
         DataError: an image cannot be read, or the output exists or cannot be written.
     """
-    require_free(output)
+    require_absent(output)
     chosen, source, numbers = FORMATS[to], selection.source, selection.numbers
     taken = set[str]()
     names = [
@@ -170,16 +170,6 @@ def write_parts(
             for name, part in parts.items()
         ]
     return [replace(one, folder=str(output / name)) for name, one in zip(parts, written, strict=True)]
-
-
-def require_free(output: Path) -> None:
-    """Check that there is nothing at the path of an output.
-
-    Raises:
-        DataError: there is.
-    """
-    if output.exists():
-        raise DataError(f"{output}: already exists; remove it or choose another name")
 
 
 def _labeled_images(
