@@ -38,7 +38,7 @@ class FileDataset(CatalogDataset):
         Raises:
             UnreadableError: if the file cannot be read.
         """
-        path = self._file_path(index)
+        path = self.file_path(index)
         try:
             return image_file_bytes(path)
         except OSError as error:
@@ -52,16 +52,17 @@ class FileDataset(CatalogDataset):
         sizes = []
         for number in index.tolist():
             try:
-                sizes.append(os.stat(self._file_path(number)).st_size)
+                sizes.append(os.stat(self.file_path(number)).st_size)
             except OSError:
                 sizes.append(0)
         return np.stack([np.zeros(len(sizes), np.int64), np.array(sizes, np.int64)], axis=1)
 
     def location(self, index: int) -> str:
         """Return the path of the file."""
-        return printable(self._file_path(index))
+        return printable(self.file_path(index))
 
-    def _file_path(self, index: int) -> str:
+    def file_path(self, index: int) -> str:
+        """Return the path of an image's file; `location` escapes it for messages."""
         # Without pathlib, which takes as long as the reading. A list can have absolute paths.
         return os.path.join(self._root, self._decode_name(self._name_bytes(index)))
 

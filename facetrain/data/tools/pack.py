@@ -86,13 +86,13 @@ def pack(
     return write_dataset(selection, output, workers=workers, progress=progress)
 
 
-def _require_files(source: FaceDataset, path: Path) -> None:
+def _require_files(source: ListDataset, path: Path) -> None:
     """Check that the files of a list exist: all that are missing are reported at once, before any is read.
 
     Raises:
         ImageError: files do not exist.
     """
-    missing = [number for number in range(source.num_images) if not os.path.exists(source.location(number))]
+    missing = [number for number in range(source.num_images) if not os.path.exists(source.file_path(number))]
     if missing:
         examples = ", ".join(source.location(number) for number in missing[:_EXAMPLES])
         raise ImageError(

@@ -104,6 +104,13 @@ def test_missing_files_of_a_list_are_reported_at_once(dataset, tmp_path):
     assert packed.images == 1 and len(packed.skipped) == 4
 
 
+def test_a_list_may_name_files_with_characters_that_messages_escape(dataset, tmp_path):
+    name = "bob/\u202abob_0001.jpg"
+    (dataset / "bob" / "bob_0001.jpg").rename(dataset / name)
+    (dataset / "people.txt").write_text(f"{name}\tbob\n", encoding="utf-8")
+    assert pack(dataset / "people.txt", tmp_path / "out").images == 1
+
+
 def test_images_directly_in_a_folder_need_a_list_of_their_people(dataset, tmp_path):
     with pytest.raises(DataError, match=r"`photo1\.jpg ann`"):
         pack(dataset / "ann", tmp_path / "out")
