@@ -17,6 +17,20 @@ _waits_since: list[float] = []
 """When the first signal came that waits; empty: none does."""
 
 
+def ignores_hangup() -> bool:
+    """Return whether this process was started to survive the end of its terminal, as by nohup."""
+    return signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
+def exit_on_signals(*numbers: int) -> None:
+    """End this process by an exception at SIGTERM, the end of its terminal, and these signals.
+
+    Their default action ends it at once, without a word, and leaves the temporary folder of an output.
+    """
+    for number in (signal.SIGTERM, *numbers, *([] if ignores_hangup() else [signal.SIGHUP])):
+        signal.signal(number, exit_on_signal)
+
+
 def exit_on_signal(number: int, frame: FrameType | None) -> None:
     """Handle a signal: raise SystemExit with 128 + its number, where it has to wait later."""
     if has_to_wait(frame):

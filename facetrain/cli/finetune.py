@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from facetrain.cli.options import Set, download, local_set
 from facetrain.cli.outputs import echo_line, require_existing
 from facetrain.files import shell_path
 from facetrain.run.request import TrainRequest
-from facetrain.signals import exit_on_signal
+from facetrain.signals import exit_on_signals
 
 if TYPE_CHECKING:
     from facetrain.config.schema import Config
@@ -78,8 +77,7 @@ def finetune(
         resume=resume,
         seed=seed,
     )
-    # The default action of SIGTERM ends the process at once, without a word. The training has a handler of its own.
-    signal.signal(signal.SIGTERM, exit_on_signal)
+    exit_on_signals()  # the training has handlers of its own
     with _saying_how_to_continue(request.output):
         prepared = prepare(request, faces.finder(), echo_line, progress_bar)
         if code := train_on_this_rank(_request(prepared.config, prepared.place.run, resume=resume)):

@@ -19,12 +19,13 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.numa.binding import AffinityMode, NumaOptions
 
 from facetrain.distributed.node_rendezvous import BACKEND, FinalFailure, create_rendezvous
-from facetrain.distributed.process_lifetime import exit_with_message, ignores_hangup
+from facetrain.distributed.process_lifetime import exit_with_message
 from facetrain.distributed.process_setup import COLLECTIVES
 from facetrain.distributed.topology import Topology
 from facetrain.distributed.watchdog import read_reason
 from facetrain.errors import LaunchError, LostRankError, UsageError
 from facetrain.files import error_reason, require_temporary_folder
+from facetrain.signals import ignores_hangup
 
 _RUN_ID = "facetrain"
 """Name of the rendezvous. The same for all runs: hosts whose configs differ must meet, to say so."""

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 from facetrain.cpu_cores import usable_cores
 from facetrain.distributed.grace_period import set_default_grace_period
-from facetrain.distributed.process_lifetime import ignores_hangup, mark_own_ranks
+from facetrain.distributed.process_lifetime import mark_own_ranks
 from facetrain.distributed.process_setup import set_gpu_defaults, silence_torch_logs
 from facetrain.distributed.topology import Topology
-from facetrain.signals import exit_on_signal
+from facetrain.signals import exit_on_signals
 
 
 def launch(train: Callable[[], int], where: Topology, rank_arguments: list[str]) -> int:
@@ -43,8 +43,7 @@ def launch(train: Callable[[], int], where: Topology, rank_arguments: list[str])
 
 def _run_in_process(train: Callable[[], int]) -> int:
     """Train here. While no training loop runs, which handles signals itself, a signal ends the process at once."""
-    for number in (signal.SIGTERM, signal.SIGUSR1, *([] if ignores_hangup() else [signal.SIGHUP])):
-        # By an exception, not by the signal's default action: it removes an empty run folder and ends the reading
-        # processes.
-        signal.signal(number, exit_on_signal)
+    exit_on_signals(
+        signal.SIGUSR1
+    )  # the exception removes an empty run folder and ends the reading processes
     return train()

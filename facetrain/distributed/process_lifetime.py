@@ -78,11 +78,6 @@ def _has_mark(log_dir: Path, name: str) -> bool:
     return any(log_dir.glob(f"*/attempt_*/*/{name}"))
 
 
-def ignores_hangup() -> bool:
-    """Return whether this process was started to survive the end of its terminal, as by nohup."""
-    return signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-
-
 def process_stat(pid: int) -> tuple[str, str]:
     """Return state and start time of a process, a letter and clock ticks as in proc(5); both "" if they are unknown."""
     try:

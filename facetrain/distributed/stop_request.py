@@ -11,8 +11,9 @@ import torch
 
 from facetrain.distributed import collectives
 from facetrain.distributed.grace_period import grace_s
-from facetrain.distributed.process_lifetime import exit_with_message, has_agent, ignores_hangup
+from facetrain.distributed.process_lifetime import exit_with_message, has_agent
 from facetrain.distributed.watchdog import end_within
+from facetrain.signals import ignores_hangup
 
 _HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 

@@ -151,7 +151,9 @@ def test_pack_reads_a_list_file_and_aligns_by_landmarks(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_an_interrupted_command_leaves_no_files(tmp_path, number, code):
     data = write_records(tmp_path / "data", [n // 4 for n in range(3000)])
     process = start("data", "pack", data, "--output", tmp_path / "out", "--image-size", 512, "--workers", 1)

@@ -6,12 +6,10 @@ ones, `inspect` shows and checks a dataset, `clean` finds wrong labels with a mo
 
 from __future__ import annotations
 
-import signal
-
 import typer
 
 from facetrain.cli.commands import DataCommands
-from facetrain.signals import exit_on_signal
+from facetrain.signals import exit_on_signals
 
 app = typer.Typer(cls=DataCommands, no_args_is_help=True, rich_markup_mode=None)
 
@@ -19,5 +17,4 @@ app = typer.Typer(cls=DataCommands, no_args_is_help=True, rich_markup_mode=None)
 @app.callback()
 def prepare() -> None:
     """Create, inspect, check, transform and clean datasets."""
-    # The default action of SIGTERM ends the process at once, and would leave the temporary folder of the output.
-    signal.signal(signal.SIGTERM, exit_on_signal)
+    exit_on_signals()
