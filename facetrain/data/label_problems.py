@@ -13,6 +13,9 @@ from facetrain.data.dataset import FaceDataset
 from facetrain.data.mixture import MixtureDataset
 from facetrain.errors import DataError
 
+FEWEST_PEOPLE = 1_000
+"""People from which a new network learns to tell others apart, at least; one that has learned it needs fewer."""
+
 
 class LabelProblem(NamedTuple):
     """Fault in the labels of a dataset that training does not report."""

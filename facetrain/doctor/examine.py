@@ -19,6 +19,7 @@ from facetrain.doctor.machine import check_machine, check_network
 from facetrain.doctor.silent_errors import check_alignment, check_images, check_readable
 from facetrain.plural import count_text, images_text
 from facetrain.run.parts.open_data import open_training_set
+from facetrain.run.parts.step_schedule import schedule_steps
 from facetrain.run.suited_settings import gather_facts, keys_to_choose, suited_settings, unsuited_settings
 from facetrain.verify.sets.pair_set import PairSet, load_pair_sets
 from facetrain.verify.training_images import HOLD_OUT_ADVICE, sets_of_training_images
@@ -60,7 +61,10 @@ def _examine_data(results: list[CheckResult], config: Config, chosen_without: fr
     with errors_as_failures(results, "dataset"):
         source = open_training_set(config)
         results += check_dataset(config, source)
-        results += check_settings(config, source, chosen_without)
+    if source is not None:
+        with errors_as_failures(results, "batch"):
+            results += check_settings(config, source, chosen_without)
+            schedule_steps(config, source.num_images, collectives.world_size())
     with errors_as_failures(results, "verification sets"):
         addresses = [each for each in config.eval.targets if address_of_set(each, config.eval_dir)]
         local = [each for each in config.eval.targets if each not in addresses]

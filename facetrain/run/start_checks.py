@@ -11,7 +11,7 @@ from pathlib import Path
 from facetrain.config.schema import Config
 from facetrain.cpu_cores import usable_cores
 from facetrain.data.dataset import FaceDataset
-from facetrain.data.label_problems import label_remarks
+from facetrain.data.label_problems import FEWEST_PEOPLE, label_remarks
 from facetrain.data.remote_dataset import remarks_on_reading
 from facetrain.data.tools.photo_shapes import describe_photos
 from facetrain.distributed.world import World
@@ -48,6 +48,7 @@ def check_start(
         *label_remarks(source, config.data.train),
         *(f"{config.data.train}: {photos}" for photos in [describe_photos(source)] if photos),
         *remarks_on_reading(source, cache_bytes=config.data.cache_bytes, shuffle=config.data.shuffle),
+        *_check_people(config, facts),
         *_check_cores(state.world),
         *_check_learning_rate(config, facts),
         *_check_schedule(config, state.step + steps),
@@ -74,6 +75,14 @@ def checkpoint_bytes(config: Config, state: TrainState) -> int:
         # The other ranks' tables are not here, and shards differ by one class at most.
         rows += local / max(stop - start, 1) * part.head.num_classes
     return weights + moments + round(rows)
+
+
+def _check_people(config: Config, facts: RunFacts) -> Iterator[str]:
+    if facts.people < FEWEST_PEOPLE and config.model.init_from is None:
+        yield (
+            f"{config.data.train}: {count_text(facts.people, 'person', 'people')} are too few for a new network, which "
+            "needs thousands to tell others apart; fine-tune a model on them by `facetrain finetune`"
+        )
 
 
 def _check_cores(world: World) -> Iterator[str]:

@@ -179,7 +179,7 @@ def test_pack_says_what_it_leaves_out_and_what_to_do_next(photos, tmp_path):
     assert "3 images of 2 identities" in output and "left out 2 files" in output
     assert "files of other types: 1 (Ann Lee/c.txt)" in output and "hidden files: 1 (Bö/.DS_Store)" in output
     assert f"facetrain data inspect {tmp_path / 'out'} --sheet" in output
-    assert f"facetrain train --data {tmp_path / 'out'} --batch 64\n" in output
+    assert f"facetrain finetune {tmp_path / 'out'} --model MODEL\n" in output
     assert (tmp_path / "out" / "skipped.csv").exists()
 
 

@@ -73,6 +73,7 @@ def pack(
 ) -> None:
     """Write a dataset as train.rec, train.idx and property."""
     from facetrain.data.dataset import photo_landmarks
+    from facetrain.data.label_problems import FEWEST_PEOPLE
     from facetrain.data.open_dataset import open_dataset
     from facetrain.data.skipped_files import skipped_summary
     from facetrain.data.tools import pack as tool
@@ -108,12 +109,16 @@ def pack(
         warn(f"{source}: {photos}")
     path = shell_path(output)
     size = "" if image_size == 112 else f" --set data.image_size={image_size}"
+    then, command = "Then train:", f"train --data {path} --batch 64{size}"
+    if packed.identities < FEWEST_PEOPLE:
+        then = "Then fine-tune a model; a new one needs thousands of people:"
+        command = f"finetune {path} --model MODEL"
     for line in (
         "Next, look at the images and search for faults:",
         f"  facetrain data inspect {path} --sheet faces.html",
         f"  facetrain data check {path}",
-        "Then train:",
-        f"  facetrain train --data {path} --batch 64{size}",
+        then,
+        f"  facetrain {command}",
     ):
         echo_line(line)
 

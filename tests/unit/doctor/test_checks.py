@@ -38,6 +38,11 @@ def test_a_good_dataset_passes(tmp_path):
     assert "5 images of 3 identities, 1 to 2 of each" in results["dataset"].message
 
 
+def test_a_batch_larger_than_the_dataset_is_a_failure(tmp_path):
+    result = examined(write_records(tmp_path, [0, 0, 1, 1], size=16))["batch"]
+    assert result.status == "failure" and "4 images, fewer than one global batch of 128" in result.message
+
+
 def test_sets_at_addresses_are_no_failure(tmp_path):
     data = {"train": str(write_records(tmp_path, [0, 0, 1, 2, 2], size=16)), "image_size": 16}
     own = str(tmp_path / "own.bin")

@@ -12,7 +12,13 @@ from facetrain.config.loading import build_config, load_config
 from facetrain.errors import ConfigError, RunError
 from facetrain.run import start_checks
 from facetrain.run.parts.state import check_precision
-from facetrain.run.start_checks import _check_cores, _check_learning_rate, _require_renames, check_free_space
+from facetrain.run.start_checks import (
+    _check_cores,
+    _check_learning_rate,
+    _check_people,
+    _require_renames,
+    check_free_space,
+)
 from facetrain.run.suited_settings import RunFacts
 from tests.runs.conftest import dataset, describe  # noqa: F401
 from tests.support import training
@@ -28,6 +34,17 @@ def test_a_learning_rate_that_cannot_be_meant_is_reported(name, usual, absurd, p
         facts = RunFacts(10, 100, 1024, name, has_gpu=False, has_bfloat16=True)
         warnings = list(_check_learning_rate(config, facts))
         assert len(warnings) == count and all(f"set it to {published}: " in warning for warning in warnings)
+
+
+@pytest.mark.parametrize(
+    ("people", "model", "count"),
+    [(4, {}, 1), (999, {}, 1), (1000, {}, 0), (4, {"init_from": "m.safetensors"}, 0)],
+)
+def test_too_few_people_for_a_new_network_are_reported(people, model, count):
+    config = build_config({"data": {"train": "x"}, "model": model}, "test")
+    facts = RunFacts(people, 5000, 128, "sgd", has_gpu=False, has_bfloat16=True)
+    warnings = list(_check_people(config, facts))
+    assert len(warnings) == count and all("facetrain finetune" in warning for warning in warnings)
 
 
 def test_more_processes_than_cores_are_reported(monkeypatch):
