@@ -15,7 +15,7 @@ from facetrain.files import error_reason, read_regular_text, spreadsheet_text, w
 SKIP_KINDS = {
     "hidden": "hidden files",
     "suffix": "files of other types",
-    "special": "links, sparse files and devices",
+    "special": "broken links, sparse files, devices and lost+found",
     "nested": "folders inside the folder of an identity",
     "no_identity": "files outside the folders of identities",
     "empty": "folders without images",

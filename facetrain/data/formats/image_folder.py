@@ -20,6 +20,8 @@ from facetrain.files import error_reason, open_regular, os_errors_as, printable
 
 _MOST_BYTES = 1 << 30
 """More than any image of `MAX_PIXELS`, and less than Linux reads at once. A sparse file may claim any size."""
+_LOST_AND_FOUND = "lost+found"
+"""Folder at the root of a disk, which only its administrator can read."""
 _PROBED_FOLDERS, _PROBED_FILES = 1000, 16
 """Entries to look at in a folder that is probably not one of images: it may have millions."""
 
@@ -139,13 +141,18 @@ FORMAT = Format("image folder", open_folder)
 def _entries(
     folder: Path, skipped: list[tuple[str, str, str]], parent: str = ""
 ) -> Iterator[tuple[str, bool]]:
-    """Yield the sorted paths in a folder, or in a folder of it, and whether each is a folder; skip hidden ones."""
+    """Yield the sorted paths in a folder, or in a folder of it, and whether each is a folder; list what is skipped."""
     with os_errors_as(DataError, folder / parent), os.scandir(folder / parent) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
-            if not entry.name.startswith("."):
-                yield parent + entry.name, entry.is_dir()
-            else:  # macOS writes a hidden file ._NAME.jpg beside each image on a foreign disk
-                skipped.append((printable(parent + entry.name), "hidden", "the name begins with a dot"))
+            name = parent + entry.name
+            if entry.name.startswith("."):  # macOS writes ._NAME.jpg beside each image on a foreign disk
+                skipped.append((printable(name), "hidden", "the name begins with a dot"))
+            elif name == _LOST_AND_FOUND:
+                skipped.append((name, "special", "a folder of the file system"))
+            elif not parent and entry.is_symlink() and not os.path.exists(entry.path):
+                skipped.append((printable(name), "special", "a link to a file or folder that does not exist"))
+            else:
+                yield name, entry.is_dir()
 
 
 def _is_image(name: str) -> bool:

@@ -78,12 +78,16 @@ def test_everything_that_is_left_out_is_listed(dataset, tmp_path):
     (dataset / "ann" / "more" / "deep").mkdir(parents=True)
     (dataset / "ann" / "more" / "deep" / "x.jpg").write_bytes((dataset / "bob" / "bob_0001.jpg").read_bytes())
     (dataset / "zoe").mkdir()
+    (dataset / "lost+found").mkdir()
+    (dataset / "lost+found" / "x.jpg").write_bytes((dataset / "bob" / "bob_0001.jpg").read_bytes())
+    (dataset / "eve").symlink_to(tmp_path / "unmounted" / "eve")
     packed = pack(dataset, tmp_path / "out", skip_bad=True)
     found = {one.name: (one.kind, one.reason) for one in packed.skipped}
     assert {name: kind for name, (kind, _) in found.items()} == {
         "notes.txt": "no_identity", "=1+1.txt": "no_identity", ".DS_Store": "hidden",
         "ann/._ann_0001.jpg": "hidden", "ann/ann.raw": "suffix",
         "ann/empty.jpg": "unreadable", "ann/more": "nested", "zoe": "empty",
+        "lost+found": "special", "eve": "special",
     }  # fmt: skip
     assert "the file is empty" in found["ann/empty.jpg"][1]
     rows = list(csv.reader((tmp_path / "out" / "skipped.csv").read_text(encoding="utf-8").splitlines()))
