@@ -133,21 +133,16 @@ def point_latest(folder: Path) -> None:
 
 
 def put_aside(path: Path) -> Path:
-    """Rename a checkpoint to `left_step_…`, so that it is kept but no longer counts; return its new path.
+    """Rename a checkpoint or a file to `left_…`, so that it is kept but no longer counts; return its new path.
 
     Raises:
-        OSError: the checkpoint cannot be renamed.
+        OSError: it cannot be renamed.
     """
     target, number = path.with_name(f"left_{path.name}"), 2
     while os.path.lexists(target):
-        target = path.with_name(f"left_{path.name}_{number}")
+        target = path.with_name(f"left_{path.stem}_{number}{path.suffix}")
         number += 1
     return path.rename(target)
-
-
-def was_put_aside(folder: Path, step: int) -> bool:
-    """Return whether a folder has a checkpoint of a step that `put_aside` has renamed."""
-    return any(folder.glob(f"left_{step_folder(folder, step).name}*"))
 
 
 def remove_surplus(

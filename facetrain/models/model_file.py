@@ -31,7 +31,7 @@ from facetrain.backbone.low_rank import merge_adapters
 from facetrain.backbone.registry import BACKBONES, IRESNET_LAYERS, TIMM_PREFIX
 from facetrain.backbone.timm_network import PREFIX
 from facetrain.backbone.zoo import build_backbone, build_on_meta
-from facetrain.checkpoint.commit import CHECKPOINTS, LATEST, complete_steps, was_put_aside
+from facetrain.checkpoint.commit import CHECKPOINTS, LATEST, complete_steps
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.manifest import MANIFEST
 from facetrain.checkpoint.tensor_file import write_tensors
@@ -224,24 +224,21 @@ def _warn_of_damaged_checkpoint(run: Path) -> None:
 
 
 def newest_model_file(folder: Path) -> Path | None:
-    """Return the model file in a folder; None if there is none, or if its run has been continued since.
+    """Return the model file in a folder; None if there is none, or if its run has newer weights in a checkpoint.
 
-    A continued run has newer weights in its checkpoints, or has gone back to older ones. In a folder of CVLface, which
-    is no run, it is the file with the weights.
+    In a folder of CVLface, which is no run, it is the file with the weights.
     """
     path, checkpoints = folder / MODEL_FILE, folder / CHECKPOINTS
     if not path.exists():
         published = folder / _CVLFACE_FILE
         return published if published.is_file() and not checkpoints.exists() else None
-    step, steps = _read_step(path), complete_steps(checkpoints)
+    step = read_step(path)
     # A file without a step was not written by a run, which could have continued.
-    is_old = step is not None and (
-        max(steps, default=0) > step or (step not in steps and was_put_aside(checkpoints, step))
-    )
+    is_old = step is not None and max(complete_steps(checkpoints), default=0) > step
     return None if is_old else path
 
 
-def _read_step(path: Path) -> int | None:
+def read_step(path: Path) -> int | None:
     """Return the number of training steps in the description of a model file; None if it has no such number."""
     try:
         with safe_open(str(path), framework="pt") as file:

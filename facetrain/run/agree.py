@@ -29,7 +29,7 @@ from facetrain.run.asked_config import asked_config
 from facetrain.run.folder.claim import FolderClaim, existing_run, has_checkpoints, require_replaceable
 from facetrain.run.folder.compatibility import differences
 from facetrain.run.folder.data_digests import describe_difference, digest_inputs, digest_weights
-from facetrain.run.folder.earlier import clean_up, rename_later_checkpoints
+from facetrain.run.folder.earlier import clean_up, leave_after
 from facetrain.run.folder.environment import software_of_host
 from facetrain.run.folder.hosts import Hosts, hosts_of, owns_folder
 from facetrain.run.folder.lease import Lease
@@ -219,7 +219,7 @@ def _bring_disk_to(plan: RunPlan, config: Config, ranks: Ranks, hosts: Hosts) ->
     if plan.step is None and has_checkpoints(folder):
         if not plan.restarted:
             raise existing_run(folder)
-        rename_later_checkpoints(folder, -1)  # no host has all files of these
+        leave_after(folder, -1)  # no host has all files of these
     elif plan.step is None:
         require_replaceable(folder)
     if plan.is_fetched and plan.step is not None and mirror:

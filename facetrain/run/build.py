@@ -23,7 +23,7 @@ from facetrain.run.agree import Agreed
 from facetrain.run.callbacks.evaluation import named_metrics, require_metric
 from facetrain.run.folder.accepted import Accepted
 from facetrain.run.folder.compatibility import describe_batch_change
-from facetrain.run.folder.earlier import missing_newest, rename_later_checkpoints
+from facetrain.run.folder.earlier import leave_after, missing_newest
 from facetrain.run.folder.environment import ACCEPTED, describe_environment, recorded_environment
 from facetrain.run.folder.environment_changes import environment_changes
 from facetrain.run.folder.hosts import Hosts
@@ -229,10 +229,9 @@ def _leave_later_checkpoints(folder: Path, step: int) -> list[str]:
     """Make the checkpoint of a step the newest of the run folder; return what that means for others."""
     with os_errors_as(RunError, folder):
         missing = missing_newest(folder)
-        # Newer checkpoints belong to the course that this run leaves: they are kept under names that no resume finds.
-        renamed = rename_later_checkpoints(folder, step)
+        renamed = leave_after(folder, step)
     lines = [f"going back to step {step}: {missing}, the newest checkpoint, is missing"] if missing else []
     if renamed:
         names = ", ".join(renamed)
-        lines.append(f"going back to step {step}: the newer checkpoints are kept as {names}")
+        lines.append(f"going back to step {step}: what is newer is kept as {names}")
     return lines

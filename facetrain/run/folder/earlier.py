@@ -19,6 +19,7 @@ from facetrain.checkpoint.commit import (
 )
 from facetrain.errors import RunError
 from facetrain.files import os_errors_as, read_regular_text
+from facetrain.models.model_file import MODEL_FILE, read_step
 from facetrain.run.folder.run_files import PROFILE_FOLDER
 
 HEAD_ROWS, TEACHER_ROWS = "centers", "teacher_centers"
@@ -84,14 +85,17 @@ def has_checkpoint(folder: Path) -> bool:
     return (folder / CHECKPOINTS / LATEST).exists() or bool(complete_steps(folder / CHECKPOINTS))
 
 
-def rename_later_checkpoints(folder: Path, step: int) -> list[str]:
-    """Rename the checkpoints after a step to `left_step_…`, when a run resumes from that step; return the new names.
+def leave_after(folder: Path, step: int) -> list[str]:
+    """Rename checkpoints and model file after a step to `left_…`, when a run resumes from it; return the new names.
 
-    They belong to a course of training that the run leaves. They are kept, but no longer count as its checkpoints.
+    They belong to a course of training that the run leaves. They are kept, but no longer count as its own.
     """
-    checkpoints = folder / CHECKPOINTS
-    later = [each for each in complete_steps(checkpoints) if each > step]
-    names = [put_aside(step_folder(checkpoints, each)).name for each in later]
+    checkpoints, model = folder / CHECKPOINTS, folder / MODEL_FILE
+    later = [step_folder(checkpoints, each) for each in complete_steps(checkpoints) if each > step]
+    if (of_model := read_step(model)) is not None and of_model > step:
+        # First: beside older checkpoints, it would count as the result of the run.
+        later.insert(0, model)
+    names = [put_aside(path).name for path in later]
     # After the renames: if the process ends here, `latest` names a missing checkpoint, and the next resume says so.
     point_latest(checkpoints)
     return names

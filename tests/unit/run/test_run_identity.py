@@ -18,6 +18,7 @@ from facetrain.errors import (
     ConfigError,
     DamagedCheckpointError,
     ForeignCheckpointError,
+    RunError,
     UsageError,
 )
 from facetrain.models.model_file import open_model, read_model
@@ -250,7 +251,7 @@ def test_a_resume_from_an_older_checkpoint_says_that_it_goes_back(run, capfd):
     (checkpoint(run, 4) / "manifest.json").unlink()
     api.resume(run, 2)
     printed = capfd.readouterr().err
-    line = "going back to step 2: the newer checkpoints are kept as left_step_00000004"
+    line = "going back to step 2: what is newer is kept as left_step_00000004"
     assert f"warning: {line}" in printed and line in (run / "log.txt").read_text()
     assert Checkpoint.open(run).step == 4
     shutil.rmtree(checkpoint(run, 4))
@@ -286,17 +287,26 @@ def first_layer(path):
     return open_model(path, torch.device("cpu")).network.state_dict()["conv1.weight"]
 
 
-@pytest.mark.parametrize(("step", "last"), [(None, 6), (2, 3)])
-def test_a_run_that_was_continued_is_opened_with_its_newest_weights(run, step, last):
+@pytest.mark.parametrize(("step", "last"), [(None, 6), (2, 3), (2, 5)])
+def test_a_run_that_ends_before_its_model_is_written_is_opened_with_its_newest_weights(
+    run, monkeypatch, step, last
+):
+    def full_disk(path, *_):
+        raise RunError(f"{path}: No space left on device")
+
     assert go_on(run, changes=["train.max_steps=5"]) == 0
     model = run / "model.safetensors"
-    of_first_end = model.read_bytes()
-    assert torch.equal(first_layer(run), first_layer(model))
-    assert go_on(run, step, [f"train.max_steps={last}"]) == 0
-    model.write_bytes(of_first_end)  # as if the run had been stopped after its last checkpoint
+    of_first_end = first_layer(model)
+    assert torch.equal(first_layer(run), of_first_end)
+    with monkeypatch.context() as disk, pytest.raises(RunError, match="No space left"):
+        disk.setattr("facetrain.run.results.save_model", full_disk)
+        go_on(run, step, [f"train.max_steps={last}", "optim.lr=0.01"])
     expected = first_layer(checkpoint(run, last))
-    assert torch.equal(first_layer(run), expected) and not torch.equal(first_layer(model), expected)
+    assert torch.equal(first_layer(run), expected) and not torch.equal(of_first_end, expected)
     assert torch.equal(read_model(run)[0]["conv1.weight"], expected)
+    assert go_on(run) == 0 and torch.equal(first_layer(model), expected)
+    if step:
+        assert torch.equal(first_layer(run / "left_model.safetensors"), of_first_end)
 
 
 def test_other_versions_of_packages_are_named_when_a_run_continues(run, capfd):
