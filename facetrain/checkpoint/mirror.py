@@ -135,7 +135,7 @@ class Mirror:
             UsageError: another run has checkpoints there.
         """
         self.check_run(run_id)
-        self._do(lambda: self._store.pipe_file(_CLAIM, f"{run_id} {self._process}\n".encode()))
+        self._do(_CLAIM, lambda: self._store.pipe_file(_CLAIM, f"{run_id} {self._process}\n".encode()))
 
     def require_claim(self, run_id: str) -> None:
         """Check that no other process has claimed the mirror since.
@@ -169,15 +169,16 @@ class Mirror:
     def commit(self, manifest: Manifest) -> None:
         """Make a checkpoint complete, all of whose files are there."""
         name = _manifest_name(manifest.step)
-        self._do(lambda: self._store.pipe_file(name, manifest.dump().encode()))
+        self._do(name, lambda: self._store.pipe_file(name, manifest.dump().encode()))
 
-    def remove_surplus(self, *, keep: int, best_metric: str | None) -> None:
+    def remove_surplus(self, committed: int, *, keep: int, best_metric: str | None) -> None:
         """Remove all checkpoints except the newest `keep` and the best one, and what interrupted uploads have left.
 
-        No other rank may upload at the same time.
+        The step that was committed last counts even if the store does not list its manifest yet. No other rank may
+        upload at the same time.
         """
         objects = self._objects()
-        steps = _complete(objects)
+        steps = sorted({*_complete(objects), committed})
         best = None
         if best_metric:
             best = best_step({each.step: each for each in self._sound_manifests(steps)}, best_metric)
@@ -201,7 +202,7 @@ class Mirror:
 
     def _content(self, name: str) -> str:
         """Return an object that is a line of text."""
-        return self._do(lambda: self._store.cat_file(name)).decode("utf-8", "replace").strip()
+        return self._do(name, lambda: self._store.cat_file(name)).decode("utf-8", "replace").strip()
 
     def _left_objects(self, step: int) -> set[str] | None:
         """Return the objects of a checkpoint that the run has left; others of the step are of a later one.
@@ -222,7 +223,7 @@ class Mirror:
         for later in self.steps():
             if later > step:
                 source, target = _manifest_name(later), _manifest_name(later, _LEFT_MANIFEST)
-                self._do(partial(self._store.cp_file, source, target))
+                self._do(source, partial(self._store.cp_file, source, target))
                 self._remove(source)
 
     def fetch(self, step: int, checkpoints: Path) -> None:
@@ -305,14 +306,14 @@ class Mirror:
         return self._find(CHECKPOINTS)
 
     def _find(self, place: str) -> dict[str, int]:
-        found = self._do(lambda: self._store.find(place, detail=True))
+        found = self._do(place, lambda: self._store.find(place, detail=True))
         return {name: info["size"] for name, info in found.items()}
 
     def _put(self, path: Path, name: str) -> None:
-        self._do(lambda: self._store.put_file(str(path), name))
+        self._do(name, lambda: self._store.put_file(str(path), name))
 
     def _remove(self, name: str) -> None:
-        self._do(lambda: self._store.rm_file(name))
+        self._do(name, lambda: self._store.rm_file(name))
 
     def _download(
         self,
@@ -325,7 +326,7 @@ class Mirror:
 
         `report` is called as by `download_ranges`, and before anything is written.
         """
-        size = int(self._do(lambda: self._store.info(name)["size"]))
+        size = int(self._do(name, lambda: self._store.info(name)["size"]))
         report(0)
         with replacing(target) as scratch:
             place = f"{self._root}/{name}"
@@ -336,8 +337,9 @@ class Mirror:
                     "damaged: continue from another one with --checkpoint STEP"
                 )
 
-    def _do(self, operation: Callable[[], T]) -> T:
-        return with_retries(self.url, operation, CheckpointError)
+    def _do(self, name: str, operation: Callable[[], T]) -> T:
+        """Return the result of an operation on an object, or on those below a name; errors name it."""
+        return with_retries(f"{self.url}/{name}".rstrip("/"), operation, CheckpointError)
 
 
 def _manifest_name(step: int, name: str = MANIFEST) -> str:

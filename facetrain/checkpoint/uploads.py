@@ -145,7 +145,7 @@ class Uploads:
             return
         try:
             self._require_mirror(saved.manifest)  # the checkpoints of another process are not ours to remove
-            self._mirror.remove_surplus(keep=self._keep, best_metric=self._best_metric)
+            self._mirror.remove_surplus(saved.step, keep=self._keep, best_metric=self._best_metric)
         except Exception as error:
             warn(f"old checkpoints were not removed from the mirror: {error_reason(error)}")
 

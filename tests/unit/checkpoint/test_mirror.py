@@ -52,11 +52,11 @@ def test_an_upload_that_ends_after_any_request_leaves_complete_checkpoints_only(
     second = save(tmp_path, 2 if again else 4, note="second")
     do, left, seen = Mirror._do, [0], []
 
-    def limited(mirror, operation):
+    def limited(mirror, name, operation):
         if left[0] == 0:
             raise CheckpointError("the process has ended")
         left[0] -= 1
-        return do(mirror, operation)
+        return do(mirror, name, operation)
 
     for count in range(100):
         left[0] = count
@@ -142,6 +142,23 @@ def test_an_object_that_the_store_loses_after_its_upload_ends_the_wait(tmp_path,
     assert upload(tmp_path, saved) == "" and Mirror(URL).steps() == [2]
 
 
+def test_a_store_that_lists_new_objects_late_keeps_the_checkpoint_that_was_committed_last(
+    tmp_path, monkeypatch, capsys
+):
+    upload(tmp_path, save(tmp_path, 2))
+    find = Mirror._find
+
+    def find_late(mirror, place):
+        found = find(mirror, place)
+        found.pop("checkpoints/step_00000004/manifest.json", None)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Mirror, "_find", find_late)
+        assert upload(tmp_path, save(tmp_path, 4), keep=1) == "" and not capsys.readouterr().err
+    assert Mirror(URL).steps() == [4] and fetched(tmp_path / "other", 4).step == 4
+
+
 def test_a_damaged_object_is_refused_and_leaves_no_checkpoint(tmp_path):
     upload(tmp_path, save(tmp_path, 2))
     store, path = open_filesystem(URL)
@@ -177,6 +194,12 @@ def test_files_are_downloaded_side_by_side_and_the_first_error_waits_for_none_th
         Mirror(URL).fetch(2, tmp_path / "other" / "checkpoints")
     has_failed.set()
     assert has_ended.wait(10) and not list((tmp_path / "other" / "checkpoints").iterdir())
+
+
+def test_an_error_of_the_store_names_the_object(tmp_path):
+    upload(tmp_path, save(tmp_path, 2))
+    with pytest.raises(CheckpointError, match=f"^{URL}/checkpoints/step_00000004/manifest.json: not found"):
+        Mirror(URL).fetch(4, tmp_path / "other" / "checkpoints")
 
 
 def test_a_damaged_manifest_of_the_newest_checkpoint_does_not_hide_the_others(tmp_path):
@@ -290,7 +313,7 @@ def test_steps_that_are_saved_again_free_their_place_and_keep_what_was_left(tmp_
     assert found == {*left, "checkpoints/step_00000004/left_manifest.json"}
     filesystem, root = open_filesystem(URL)
     filesystem.pipe_file(f"{root}/checkpoints/step_00000004/left_manifest.json", b"{")
-    Mirror(URL).remove_surplus(keep=1, best_metric=None)
+    Mirror(URL).remove_surplus(8, keep=1, best_metric=None)
     assert Mirror(URL).steps() == [8], "a damaged one ends no clean-up"
     assert left < set(Mirror(URL)._objects()) and not any(
         "step_00000006" in name for name in Mirror(URL)._objects()
