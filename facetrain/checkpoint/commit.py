@@ -150,14 +150,20 @@ def remove_surplus(
 ) -> None:
     """Remove all checkpoints except the newest `keep` (1 or more), the best one by a metric, and the `spared` steps.
 
+    With a metric, one whose manifest cannot be read stays too.
+
     Raises:
         OSError: a checkpoint cannot be renamed.
     """
     steps = complete_steps(folder)
-    best = best_step(_manifests(folder, steps), best_metric) if best_metric else None
     # By the number of the step and not by time: clocks of hosts differ, and copied folders have new times.
-    for step in steps[:-keep]:
-        if step != best and step not in spared:
+    kept: set[int | None] = {*steps[-keep:], *spared}
+    if best_metric:
+        manifests = _manifests(folder, steps)
+        # A file server that fails once must not cost the best one.
+        kept |= {best_step(manifests, best_metric), *(set(steps) - manifests.keys())}
+    for step in steps:
+        if step not in kept:
             _remove_checkpoint(step_folder(folder, step))
 
 

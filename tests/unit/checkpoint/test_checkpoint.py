@@ -18,6 +18,7 @@ from facetrain.checkpoint import commit
 from facetrain.checkpoint import snapshot as snapshot_module
 from facetrain.checkpoint.commit import LATEST, complete_steps, publish, remove_surplus, remove_unfinished
 from facetrain.checkpoint.load import Checkpoint
+from facetrain.checkpoint.manifest import MANIFEST
 from facetrain.checkpoint.save import CheckpointWriter
 from facetrain.checkpoint.snapshot import ClassRows, HostCopy
 from facetrain.checkpoint.tensor_file import write_tensors
@@ -67,6 +68,20 @@ def test_the_newest_and_the_best_checkpoints_are_kept(tmp_path, case):
         writer.save(snapshot(step, metrics=metrics, meta={"verified_step": verified_step}))
         writer.finish()
     assert complete_steps(tmp_path) == kept
+
+
+def test_the_best_checkpoint_stays_while_its_manifest_cannot_be_read(tmp_path):
+    writer = CheckpointWriter(tmp_path, keep=1, asynchronous=False, best_metric="lfw/accuracy")
+    manifest, hidden = tmp_path / "step_00000001" / MANIFEST, tmp_path / "hidden"
+    for step, accuracy in ((1, 0.9), (2, 0.5), (3, 0.4)):
+        if step == 3:
+            manifest.rename(hidden)
+        writer.save(snapshot(step, metrics={"lfw/accuracy": accuracy}))
+        writer.finish()
+    hidden.rename(manifest)
+    assert complete_steps(tmp_path) == [1, 2, 3]
+    remove_surplus(tmp_path, keep=1, best_metric="lfw/accuracy")
+    assert complete_steps(tmp_path) == [1, 3]
 
 
 def test_a_checkpoint_is_saved_even_if_the_name_of_the_newest_cannot_be_written(tmp_path, monkeypatch):
