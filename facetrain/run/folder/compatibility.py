@@ -55,6 +55,9 @@ def find_config_changes(checkpoint: Checkpoint, config: Config) -> list[ConfigCh
     """Return the config keys whose values are not those with which the checkpoint was trained, in their order.
 
     A section that only one of the two configs has is one change.
+
+    Raises:
+        ConfigError: the config in the checkpoint is one of another version.
     """
     # Both with their defaults, so that a key counts as changed only if its value is another one.
     saved = saved_config(checkpoint)
@@ -170,13 +173,19 @@ def _options_for_batch(batch: int, config: Config, local: int, world_size: int) 
 
 
 def saved_config(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the config in a checkpoint; empty if it has none that can be read."""
-    text = checkpoint.meta.get("config")
+    """Return the config in a checkpoint; empty if it has none.
+
+    Raises:
+        ConfigError: it has a key or a value that this version does not know, and could not be compared.
+    """
+    text, where = checkpoint.meta.get("config"), f"{checkpoint.folder}: its config"
+    if not isinstance(text, str):
+        return {}
     try:
         # Keys that this version has added get their defaults.
-        return plain_config(build_config(parse_values(str(text), "config"), "config"))
-    except ConfigError:
-        return {}
+        return plain_config(build_config(parse_values(text, where), where))
+    except ConfigError as error:
+        raise ConfigError(f"{error}; continue the run with the version of facetrain that wrote it") from error
 
 
 def differences(before: dict[str, Any], now: dict[str, Any], section: str = "") -> Iterator[ConfigChange]:

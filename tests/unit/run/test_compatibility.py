@@ -9,7 +9,11 @@ import pytest
 
 from facetrain.config.loading import build_config, plain_config
 from facetrain.errors import ConfigError
-from facetrain.run.folder.compatibility import check_compatibility, describe_batch_change
+from facetrain.run.folder.compatibility import (
+    check_compatibility,
+    describe_batch_change,
+    find_config_changes,
+)
 from facetrain.run.parts.state import is_batch_norm_synced
 from facetrain.run.parts.step_schedule import schedule_steps
 
@@ -99,3 +103,16 @@ def test_a_checkpoint_without_its_batch_is_not_compared(schedule):
     config = build_config({"data": {"train": "x"}}, "x")
     checkpoint = SimpleNamespace(step=1, meta={"schedule": schedule})
     assert describe_batch_change(checkpoint, config, schedule_steps(config, 1000, 1), 1) == []
+
+
+def test_a_checkpoint_with_a_config_of_another_version_is_refused_and_one_without_is_not_compared():
+    config = build_config({"data": {"train": "x"}, "seed": 1}, "x")
+
+    def changes(meta):
+        return find_config_changes(SimpleNamespace(folder=Path("step_00000004"), meta=meta), config)
+
+    assert changes({}) == []
+    assert [each.key for each in changes({"config": "data: {train: x}"})] == ["seed"]
+    message = r"^step_00000004: its config: train\.new_key is not a key; .*with the version of facetrain that wrote it"
+    with pytest.raises(ConfigError, match=message):
+        changes({"config": "data: {train: x}\ntrain: {new_key: 1}"})
