@@ -24,7 +24,7 @@ class RunPlan(BaseModel, frozen=True):
     manifest: str = ""
     """Checksum of the checkpoint's manifest."""
     is_fetched: bool = False
-    """Whether the checkpoint is in the mirror, and not on the disk of the leader."""
+    """Whether the checkpoint comes from the mirror: the disk of the leader lacks it, or has it damaged."""
     restarted: bool = False
     """Whether the elastic agent has started the ranks of this run before."""
     is_over: bool = False

@@ -9,10 +9,11 @@ from facetrain.checkpoint.commit import CHECKPOINTS, step_folder
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.mirror import Mirror
 from facetrain.checkpoint.run_id import read_run_id
-from facetrain.errors import NoCheckpointError
+from facetrain.errors import DamagedCheckpointError, NoCheckpointError
 from facetrain.remote.address import public
 from facetrain.run.folder.earlier import has_checkpoint
 from facetrain.run.folder.hosts import Hosts, whole_steps
+from facetrain.telemetry.log import warn
 
 
 @dataclass(frozen=True)
@@ -21,13 +22,15 @@ class StartingPoint:
 
     checkpoint: Checkpoint
     is_fetched: bool = False
-    """Whether the leader's disk lacks it."""
+    """Whether the leader's disk lacks it, or has it damaged."""
 
 
 def find_starting_point(
     folder: Path, mirror: Mirror | None, hosts: Hosts, *, step: int | None, may_be_new: bool
 ) -> StartingPoint | None:
     """Find the checkpoint of a step, by default the newest of folder and mirror; nothing is written.
+
+    One that is damaged in the folder is fetched again if the mirror has it, with a warning.
 
     With `may_be_new`, a run without a checkpoint begins: None is returned.
 
@@ -49,7 +52,18 @@ def find_starting_point(
     if chosen is None or chosen not in {*stored, *local}:
         missing = "no checkpoint" if chosen is None else f"no checkpoint of step {chosen}"
         raise NoCheckpointError(f"{public(mirror.url)}: {missing}")
-    if chosen in local:
-        return StartingPoint(Checkpoint.open(folder, chosen))
     place = step_folder(folder / CHECKPOINTS, chosen)
+    if chosen in local and not (chosen in stored and _is_damaged(place)):
+        return StartingPoint(Checkpoint.open(folder, chosen))
     return StartingPoint(Checkpoint(place, mirror.manifest(chosen)), is_fetched=True)
+
+
+def _is_damaged(place: Path) -> bool:
+    """Return whether a checkpoint that the mirror has too is damaged on this disk, and warn of it."""
+    try:
+        # All files, before any rank reads its part: the ranks would have to agree to begin again.
+        Checkpoint(place).verify()
+    except DamagedCheckpointError as error:
+        warn(f"{error}; it is downloaded from the mirror again")
+        return True
+    return False

@@ -9,6 +9,7 @@ from facetrain.checkpoint.mirror import Mirror
 from facetrain.errors import DamagedCheckpointError, NoCheckpointError, UsageError
 from facetrain.run.folder.hosts import Hosts
 from facetrain.run.folder.starting_point import find_starting_point
+from tests.support.checkpoints import flip_a_bit
 from tests.support.mirrored import URL, save, upload
 
 pytestmark = pytest.mark.usefixtures("store")
@@ -52,6 +53,17 @@ def test_the_last_of_several_hosts_completes_its_checkpoint_or_takes_the_newest_
     (tmp_path / "checkpoints" / "step_00000006" / "manifest.json").unlink()
     with pytest.raises(DamagedCheckpointError):
         chosen(tmp_path)
+
+
+@pytest.mark.parametrize("damaged", ["manifest.json", "replicated.safetensors"])
+def test_a_checkpoint_that_is_damaged_in_the_folder_comes_from_the_mirror(tmp_path, capsys, damaged):
+    upload(tmp_path, *[save(tmp_path, step) for step in (2, 4)])
+    flip_a_bit(tmp_path / "checkpoints" / "step_00000004" / damaged)
+    assert chosen(tmp_path) == (4, True)
+    assert f"{damaged}: " in capsys.readouterr().err
+    Mirror(URL).fetch(4, tmp_path / "checkpoints")
+    Checkpoint.open(tmp_path).verify()
+    assert chosen(tmp_path) == (4, False)
 
 
 def test_a_job_whose_hosts_have_no_whole_checkpoint_begins_again(tmp_path):
