@@ -38,6 +38,7 @@ from facetrain.run.parts.step_schedule import StepSchedule, schedule_steps
 from facetrain.run.request import FOLDER_TERM, TrainRequest
 from facetrain.run.resolve import Claim, Claimed, Inputs, claim_run, digest_text, open_mirror, resolve
 from facetrain.run.run_plan import RunPlan
+from facetrain.telemetry.log import warn
 
 
 @dataclass(frozen=True)
@@ -219,7 +220,11 @@ def _bring_disk_to(plan: RunPlan, config: Config, ranks: Ranks, hosts: Hosts) ->
     if plan.step is None and has_checkpoints(folder):
         if not plan.restarted:
             raise existing_run(folder)
-        leave_after(folder, -1)  # no host has all files of these
+        left = ", ".join(leave_after(folder, -1))
+        warn(
+            f"{config.checkpoint.mirror}: has no checkpoint of this run, and no host has all files of one: it begins "
+            f"again at step 0; the parts on this host are kept in {folder / CHECKPOINTS} as {left}"
+        )
     elif plan.step is None:
         require_replaceable(folder)
     if plan.is_fetched and plan.step is not None and mirror:

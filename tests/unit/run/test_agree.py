@@ -6,13 +6,16 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore
 
+from facetrain.config.loading import build_config
 from facetrain.distributed.ranks import Ranks
 from facetrain.distributed.rendezvous import Rendezvous
 from facetrain.errors import FacetrainError, RunError, UsageError
 from facetrain.remote.download import pinned
-from facetrain.run.agree import agree
+from facetrain.run.agree import _bring_disk_to, agree
+from facetrain.run.folder.hosts import Hosts
 from facetrain.run.folder.lease import Lease
 from facetrain.run.request import TrainRequest
+from facetrain.run.run_plan import RunPlan
 
 CONFIG = "run: {dir: RUNS}\ndata: {train: no_such_folder}\neval: {targets: []}\n"
 
@@ -88,3 +91,15 @@ def test_hosts_may_name_the_run_folder_in_other_ways_and_show_the_report_on_one_
     absolute = str(Path(make().run_dir).absolute())
     for error in outcomes(make(), make(run_dir=absolute, open_page=True)):
         assert found in str(error), "they agree on the command, and then find no data"
+
+
+def test_a_job_without_a_whole_checkpoint_says_that_it_begins_again_and_where_the_parts_are(tmp_path, capsys):
+    (tmp_path / "checkpoints" / "step_00000002").mkdir(parents=True)
+    mirrored = {"data": {"train": "x"}, "checkpoint": {"mirror": "s3://bucket/runs"}}
+    config = build_config(mirrored, "x")
+    plan = RunPlan(config=config, folder=str(tmp_path), run_id="a", restarted=True, inputs={})
+    _bring_disk_to(plan, config, Ranks(0, 0, 1, 1, "agent"), Hosts())
+    assert (tmp_path / "checkpoints" / "left_step_00000002").is_dir()
+    message = capsys.readouterr().err
+    assert "warning: s3://bucket/runs: has no checkpoint of this run" in message
+    assert f"{tmp_path}/checkpoints as left_step_00000002" in message
