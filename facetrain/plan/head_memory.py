@@ -34,7 +34,7 @@ class HeadLoad:
     product_dtype: torch.dtype | None = None
     """Dtype to which the factors of the products are rounded; None: float32."""
     stages: tuple[HeadSettings, ...] = ()
-    """Settings in all stages of the run; a table of expectations exists from the first stage on."""
+    """Settings in all stages of the run; a table of expectations exists from the first stage on; (): one stage."""
     trained: bool = True
     """False for class centers of a teacher, which have neither moments nor a gradient."""
 
@@ -88,7 +88,8 @@ def _build(load: HeadLoad) -> PartialFC:
     """Build the head with all its tables, without their memory."""
     device = torch.device("meta")
     run = HeadRun(
-        stages=tuple(stage_of(0, stage) for stage in load.stages),
+        # The head computes with the last of them; the others decide only which tables exist.
+        stages=tuple(stage_of(0, stage) for stage in (*load.stages, load.settings)),
         trained=load.trained,
         product_dtype=load.product_dtype,
         update_in_backward=load.trained and load.optim.accumulate == 1,

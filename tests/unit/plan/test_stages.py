@@ -35,6 +35,22 @@ def test_every_stage_has_the_table_of_expectations_that_the_head_allocates(of_se
     assert (needed.parts["centers"], needed.batch) == (allocated, 16)
 
 
+@pytest.mark.parametrize(("of_section", "of_stage"), [(0.1, 1.0), (1.0, 0.1)])
+def test_a_run_in_stages_needs_the_memory_of_its_largest_stage(of_section, of_stage):
+    def needed(rate, **train):
+        # The gradient of several micro-batches has the rows of all sampled classes.
+        return forecast(
+            small_config(
+                head={"sample_rate": rate}, optim={"accumulate": 2}, train={"batch_size": 4} | train
+            ),
+            100 * CLASSES,
+            1,
+        )
+
+    stages = [{"until_epoch": 1, "sample_rate": of_stage}]
+    assert needed(of_section, epochs=4, stages=stages) == needed(1.0) != needed(0.1)
+
+
 def test_sampled_rows_of_the_hosts_memory_are_counted_where_the_prefetcher_keeps_them():
     head = {"sample_rate": 0.1, "placement": "host"}
     on_host = forecast(small_config(head=head), CLASSES, 1)
