@@ -93,8 +93,16 @@ def test_the_heads_of_datasets_start_from_the_centers_of_another_run(describe, m
     torch.testing.assert_close(Checkpoint.open(tmp_path / "second").rows("weight", 0, 34), centers)
 
 
-def test_a_wrong_margin_of_a_dataset_names_the_mixture(describe, mixture, tmp_path):
-    mixture.write_text(MIXTURE.replace("m3: 0.2", "m3: 0.0"))
+@pytest.mark.parametrize(
+    ("margin", "message"),
+    [
+        ("{type: cosface, m3: 0.0}", "m3 must be greater than 0"),
+        # The digest of its source would be in no checkpoint.
+        ('{type: "own_faces:margin"}', "own_faces:margin is code, which only the config may name"),
+    ],
+)
+def test_a_wrong_margin_of_a_dataset_names_the_mixture(describe, mixture, tmp_path, margin, message):
+    mixture.write_text(MIXTURE.replace("{type: cosface, m3: 0.2}", margin))
     described = load_config(describe(steps=2), settings_of(mixture))
-    with pytest.raises(ConfigError, match=r"mixture.yaml: margin of dataset 2: .*m3 must be greater than 0"):
+    with pytest.raises(ConfigError, match=rf"mixture.yaml: margin of dataset 2: .*{message}"):
         training.train(described, Path(tmp_path, "run"))

@@ -22,6 +22,7 @@ from facetrain.head.build import build_head as build_one
 from facetrain.head.head_group import Head, HeadGroup
 from facetrain.head.partial_fc import PartialFC
 from facetrain.head.settings import HeadSettings, MarginSettings
+from facetrain.own_parts import is_place
 from facetrain.run.folder.earlier import HEAD_ROWS, TEACHER_ROWS
 from facetrain.run.parts.step_schedule import StepSchedule
 
@@ -122,17 +123,24 @@ def _build_heads(
 
 
 def _margins_of_datasets(config: Config, heads: Sequence[DatasetHead]) -> list[MarginSettings]:
-    margins = []
+    common, margins = config.head.margin, []
     for number, head in enumerate(heads, start=1):
+        where = f"{config.data.train}: margin of dataset {number}"
         try:
             # Over the margin of the config: a dataset gives only what differs.
-            margins.append(MarginSettings.model_validate(config.head.margin.model_dump() | head.margin))
+            margin = MarginSettings.model_validate(common.model_dump() | head.margin)
         except ValidationError as error:
             place = printable(".".join(map(str, error.errors()[0]["loc"])))
             raise ConfigError(
-                f"{config.data.train}: margin of dataset {number}: {f'{place}: ' if place else ''}"
-                f"{error.errors()[0]['msg']}; correct it in the mixture"
+                f"{where}: {f'{place}: ' if place else ''}{error.errors()[0]['msg']}; correct it in the mixture"
             ) from error
+        # Resumes compare, and `--allow-code` lets run, the code that the config names.
+        if is_place(margin.type) and margin.type != common.type:
+            raise ConfigError(
+                f"{where}: {margin.type} is code, which only the config may name; set head.margin.type to it, and give "
+                "the other datasets their margins in the mixture"
+            )
+        margins.append(margin)
     return margins
 
 
