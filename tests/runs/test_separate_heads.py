@@ -106,3 +106,11 @@ def test_a_wrong_margin_of_a_dataset_names_the_mixture(describe, mixture, tmp_pa
     described = load_config(describe(steps=2), settings_of(mixture))
     with pytest.raises(ConfigError, match=rf"mixture.yaml: margin of dataset 2: .*{message}"):
         training.train(described, Path(tmp_path, "run"))
+
+
+def test_a_dataset_with_a_margin_of_another_type_does_not_take_the_m1_of_the_config(
+    describe, mixture, tmp_path
+):
+    combined = ("head.margin.type=combined", "head.margin.m1=1.1")
+    described = load_config(describe(steps=1), settings_of(mixture, *combined))
+    assert training.train(described, tmp_path / "run") == 0

@@ -127,8 +127,10 @@ def _margins_of_datasets(config: Config, heads: Sequence[DatasetHead]) -> list[M
     for number, head in enumerate(heads, start=1):
         where = f"{config.data.train}: margin of dataset {number}"
         try:
-            # Over the margin of the config: a dataset gives only what differs.
-            margin = MarginSettings.model_validate(common.model_dump() | head.margin)
+            # Over the margin of the config: a dataset gives only what differs. Another type has no m1 and no options.
+            is_other = head.margin.get("type", common.type) != common.type
+            inherited = common.model_dump(exclude={"m1", "options"} if is_other else None)
+            margin = MarginSettings.model_validate(inherited | head.margin)
         except ValidationError as error:
             place = printable(".".join(map(str, error.errors()[0]["loc"])))
             raise ConfigError(
