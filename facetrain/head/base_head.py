@@ -123,7 +123,10 @@ class BaseHead(nn.Module):
             )
 
     def load_rows(self, read: Callable[[str, int, int], Tensor]) -> None:
-        """Load saved tables; `read(name, start, stop)` returns the rows of the classes with labels [start, stop)."""
+        """Load saved tables, after `load_state`, which says which of them have a content.
+
+        `read(name, start, stop)` returns the rows of the classes with labels [start, stop).
+        """
         raise NotImplementedError
 
     def state(self) -> dict[str, Tensor]:

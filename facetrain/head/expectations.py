@@ -50,6 +50,10 @@ class Expectations:
         """Return the table of the expectations, beside centers of so many columns; none if no stage has them."""
         return {} if self._first is None else {_TABLE: (columns, dtype)}
 
+    def awaits(self, table: str) -> bool:
+        """Return whether a table has no content yet: it is that of expectations which have not begun."""
+        return table == _TABLE and not self._have_begun
+
     def begin_step(self, step: int, tables: RowTables) -> None:
         """Set the expectations to the unit class centers if they begin with this step.
 

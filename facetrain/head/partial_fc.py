@@ -364,6 +364,8 @@ class PartialFC(BaseHead):
 
     def load_rows(self, read: Callable[[str, int, int], Tensor]) -> None:
         for name, table in self.row_state().items():
+            if self._expectations.awaits(name):
+                continue  # a run whose stages had no expectations has saved none
             # Piece by piece: a whole shard in host memory beside the table would double what a resumed run needs.
             for start, stop in row_pieces(self.shard.size):
                 table[start:stop].copy_(read(name, self.shard.start + start, self.shard.start + stop))

@@ -144,8 +144,8 @@ class TrainState:
         self.stepper.scale.load_state(checkpoint.replicated("scale."))
         self.meter.load_state(checkpoint.replicated("meter."), self.world.device)
         self.skipped_images = _texts(checkpoint.replicated("skipped."))
-        self.head.load_rows(checkpoint.rows)
         self.head.load_state(checkpoint.replicated("head."))
+        self.head.load_rows(checkpoint.rows)
         # Another number of ranks continues from the averaged statistics.
         if checkpoint.manifest.world_size == self.world.size:
             self._load_rank_state(checkpoint.rank_state(self.world.rank))

@@ -63,6 +63,9 @@ def test_a_run_in_stages_is_the_same_on_any_number_of_ranks_and_after_any_stop(
     assert "step 0 (epoch 0) to step 10: 12 images per step, 0.3 of the classes" in log
     assert "step 14: 24 images per step, all classes, moving expectations" in log
 
+    fixed = load_config(config, [*SETTINGS, "head.expectations=fixed"])
+    with pytest.raises(ConfigError, match=r"head.expectations: .* restore"):
+        training.resume(fixed, tmp_path / "1", BORDER)
     other = load_config(config, [SETTINGS[0].replace("0.3", "0.5"), *SETTINGS[1:]])
     with pytest.raises(ConfigError, match=r"train.stages: .* restore"):
         training.resume(other, tmp_path / "1", BORDER)

@@ -35,6 +35,7 @@ _MEANING_KEYS = (
     "distill",
     "optim.muon",
     "train.stages",
+    "head.expectations",
     "head.expectation_margin",
 )
 """Config keys and sections without which a run is another one: they change only with --set."""

@@ -59,8 +59,8 @@ def test_a_head_with_loaded_state_continues_like_the_saved_one(name):
     for step in range(3):
         saved.begin_step(step, lr=0.1)
         saved(*batch(step)).backward()
-    loaded.load_rows(lambda table, start, stop: saved.row_state()[table][start:stop])
     loaded.load_state({key: tensor.clone() for key, tensor in saved.state().items()})
+    loaded.load_rows(lambda table, start, stop: saved.row_state()[table][start:stop])
     losses = []
     for head in (saved, loaded):
         head.begin_step(3, lr=0.1)
