@@ -27,6 +27,7 @@ _SHAPING_KEYS = (
     "head.momentum_dtype",
     "optim.name",
     "optim.momentum",
+    "optim.muon",
 )
 """Config keys that decide names, shapes and dtypes of the tensors in a checkpoint."""
 _MEANING_KEYS = (
@@ -210,6 +211,9 @@ def _shaping_value(config: Any, key: str) -> Any:
         if lookup(config, "optim.name") != "sgd":
             return None  # it has no effect
         return "0" if value == 0 else "a value above 0"  # which value does not matter for the tensors
+    if key == "optim.muon" and value is not None:
+        # SGD with momentum keeps the same tensors as Muon.
+        return None if _shaping_value(config, "optim.momentum") == "a value above 0" else "Muon"
     return value
 
 
