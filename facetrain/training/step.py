@@ -9,13 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from facetrain.backbone.base import Backbone
 from facetrain.counter_rng import key_of
 from facetrain.data.images.augment import Augment
 from facetrain.data.loading.loader import Batch
 from facetrain.device.profiler_ranges import profiler_range
 from facetrain.distributed import collectives
-from facetrain.errors import DivergedError
+from facetrain.errors import ConfigError, DivergedError
 from facetrain.optim.frozen_parts import trained_buffers
+from facetrain.optim.parameter_names import named_plainly
 from facetrain.optim.stepper import StepResult
 from facetrain.torch_private import foreach_copy_
 from facetrain.training.state import TrainState
@@ -63,6 +65,7 @@ class TrainStep:
 
         Raises:
             DivergedError: on a CPU, if the loss or the gradient was not finite in too many consecutive steps.
+            ConfigError: with several ranks and micro-batches, if the network does not use one of its parameters.
         """
         # Set the learning rates and draw the classes of the step (sampling), both from the step number alone, so
         # that a resumed run repeats them.
@@ -81,6 +84,8 @@ class TrainStep:
         for number, batch in enumerate(batches, start=1):
             with self._gradient_exchange(enabled=number == len(batches)):
                 loss = loss + self._forward_backward(state, batch, number, len(batches))
+            if self._number == 0 and number < len(batches):
+                self._require_gradients(state.backbone)
 
         # Clip, agree among the ranks that the gradient is finite, update backbone and class centers. Whether the step
         # is skipped stays on the device, where the optimizer's kernels read it: the host does not wait for the answer.
@@ -191,6 +196,17 @@ class TrainStep:
         if enabled or not isinstance(self._network, DistributedDataParallel):
             return nullcontext()
         return self._network.no_sync()
+
+    def _require_gradients(self, backbone: Backbone) -> None:
+        """Check that a micro-batch without an exchange has used all parameters: in the exchange, DDP waits for each."""
+        if not isinstance(self._network, DistributedDataParallel):
+            return
+        trained = [(name, each) for name, each in named_plainly(backbone) if each.requires_grad]
+        if unused := [name for name, parameter in trained if parameter.grad is None]:
+            raise ConfigError(
+                f"model.backbone: the network does not use {', '.join(unused[:3])}; on several ranks with "
+                "optim.accumulate above 1, remove such parameters from it, or list their names in model.freeze"
+            )
 
 
 class _Statistics:

@@ -38,6 +38,7 @@ class Net(torch.nn.Module):
         self.conv = torch.nn.Conv2d(3, width, 3, 2)
         self.drop = torch.nn.Dropout(drop)
         self.fc = torch.nn.Linear(width, embedding_size)
+        self.unused = torch.nn.Linear(2, 2)
 
     def forward(self, image):
         return self.fc(self.drop(self.conv(image).mean((2, 3))))
@@ -134,6 +135,17 @@ def test_own_parts_give_the_same_losses_on_two_ranks(describe, home):
         for name in ("one", "two")
     ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_an_unused_parameter_on_two_ranks_with_two_micro_batches_is_refused_until_it_is_frozen(
+    describe, home
+):
+    changes = [*OWN, "optim.accumulate=2"]
+    train = ["train", "--config", describe(steps=2), "--nproc-per-node", 2, *options(changes), "--run-dir"]
+    message = "error: model.backbone: the network does not use network.unused.weight, network.unused.bias; "
+    assert message in checked(facetrain(*train, home / "run", cwd=home), 2)
+    checked(facetrain(*train, home / "frozen", "--set", "model.freeze=[network.unused]", cwd=home))
 
 
 def test_only_the_places_that_were_allowed_are_imported(home, monkeypatch):
