@@ -42,8 +42,8 @@ def build_optimizers(
         by_muon, groups = split_groups(groups, hidden)
         if not by_muon:
             raise ConfigError(
-                "optim.muon: no weight that it could update is trained: it updates neither adapters (model.lora) nor "
-                "frozen weights (model.freeze); remove it, or set it to null"
+                "optim.muon: no weight that it could update is trained: it updates no adapters (model.lora), no frozen "
+                "weights (model.freeze) and not the last layer; remove it, or set it to null"
             )
         # The schedule gives the rate of the other optimizer.
         ratio = optim.muon.lr / optim.lr

@@ -3,6 +3,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
+from facetrain.backbone.own_network import OwnNetwork
 from facetrain.backbone.zoo import build_backbone
 from facetrain.errors import ConfigError
 from facetrain.optim.build import build_optimizers
@@ -126,6 +127,13 @@ def test_the_hidden_weights_are_those_of_layers_before_the_last_whose_channels_a
     for layer in backbone.modules():
         if isinstance(layer, nn.Conv2d) and layer.groups > 1:
             assert layer.weight not in chosen
+
+
+def test_the_last_layer_of_an_own_network_is_found_in_an_only_child_and_before_layers_without_parameters():
+    layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 4), nn.Identity())
+    for network in (layers, nn.Sequential(nn.Identity(), nn.Sequential(layers))):
+        backbone = OwnNetwork(network, embedding_size=4, image_size=3)
+        assert hidden_weights(backbone, backbone.layer_prefixes()) == {layers[0].weight}
 
 
 def test_the_search_for_hidden_weights_changes_no_buffer_of_a_parametrization():
