@@ -20,6 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.errors import DataError, ModelError, UsageError
 from facetrain.models.model_file import THRESHOLDS_KEY
+from facetrain.plural import count_text
 from facetrain.verify.metrics import bootstrap
 from facetrain.verify.metrics.draws import DRAWS, Draws
 from facetrain.verify.metrics.result import Interval
@@ -76,10 +77,16 @@ def calibrate(
         draws: bootstrap draws of subjects, at least 1.
 
     Raises:
-        DataError: the data has too few impostor pairs for one of the rates.
+        DataError: the data has fewer than `bootstrap.LEAST_SUBJECTS` people, or too few impostor pairs for one of the
+            rates.
     """
     subject_N = dense_ids(list(labels))
     image_S = np.bincount(subject_N)
+    if len(image_S) < bootstrap.LEAST_SUBJECTS:
+        raise DataError(
+            f"{data}: {count_text(len(image_S), 'person', 'people')}: a threshold for other people needs at least "
+            f"{bootstrap.LEAST_SUBJECTS}; use a larger set"
+        )
     impostors = int(_pairs_between(image_S[None])[0])
     for fmr in fmrs:
         if impostors * fmr < 1 - 1e-9:
@@ -199,7 +206,8 @@ def _fmr_interval(first_P: np.ndarray, second_P: np.ndarray, image_S: np.ndarray
 
     drawn = bootstrap.replicate(rates, subjects, draws, pairs=len(first_P))
     estimate = len(first_P) / _pairs_between(image_S[None])[0]
-    return bootstrap.interval(drawn["fmr"], subjects, estimate) or (estimate, estimate)
+    # Without an interval all draws have one person only, which show nothing.
+    return bootstrap.interval(drawn["fmr"], subjects, estimate) or (0.0, 1.0)
 
 
 def _fnmr(

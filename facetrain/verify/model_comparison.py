@@ -41,6 +41,8 @@ class Difference:
 def compare_results(first: Result, second: Result) -> dict[str, Difference]:
     """Compare two models on the same bootstrap draws, metric by metric.
 
+    A metric that rests on fewer than `bootstrap.LEAST_SUBJECTS` subjects is left out.
+
     A set that is hard for one model is usually hard for the other, so the paired difference varies less than
     either metric: overlapping intervals of two models do not show that they are equal.
 
@@ -56,15 +58,19 @@ def compare_results(first: Result, second: Result) -> dict[str, Difference]:
     differences = {}
     for name in first.replicates:
         one, other = first.metrics.get(name), second.metrics.get(name)
-        if one is None or other is None or name not in second.replicates:
+        subjects = first.subjects_of(name)
+        if (
+            one is None
+            or other is None
+            or name not in second.replicates
+            or subjects < bootstrap.LEAST_SUBJECTS
+        ):
             continue
         gap_R = first.replicates[name] - second.replicates[name]
         gap_R = gap_R[np.isfinite(gap_R)]
         if len(gap_R):
-            subjects = first.subjects_of(name)
             tail, _ = bootstrap.interval_quantiles(subjects)
-            # Both ends must have the same share, but for two subjects, 1 − tail would be rounded to 1.
-            # 0.0 − x is never −0.0.
+            # Both ends from one share, because 1 − tail is rounded. 0.0 − x is never −0.0.
             low, high = np.quantile(gap_R, tail), 0.0 - np.quantile(-gap_R, tail)
             # As in bootstrap.interval: the interval contains the difference that it belongs to.
             reach = min(float(low), one - other), max(float(high), one - other)

@@ -48,8 +48,11 @@ def test_what_needs_a_model_is_refused_beside_scores_and_an_average_keeps_its_mo
 @pytest.mark.slow
 def test_eval_runs_every_protocol_and_compares_two_models(model, tmp_path):
     same = write_pairs(tmp_path / "pairs.bin", 40)
-    rows = [f"left,{'a' if k == 0 or one else 'b'}" for one in same[:20] for k in range(2)]
-    rows += [f"right,{'b' if k == 0 or one else 'a'}" for one in same[20:] for k in range(2)]
+    rows = [
+        f"{'left' if n < 20 else 'right'},{(n // 2 + (k and not one)) % 6}"
+        for n, one in enumerate(same)
+        for k in range(2)
+    ]
     (tmp_path / "pairs.groups.csv").write_text("\n".join(["part,subject", *rows]))
     write_ijb(tmp_path / "IJBC")
     write_tinyface(tmp_path / "tinyface")
@@ -69,7 +72,7 @@ def test_eval_runs_every_protocol_and_compares_two_models(model, tmp_path):
     )
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["sets"].keys() == {"pairs", "ijbc", "ijbc_1n", "tinyface"}
-    assert found["sets"]["pairs"]["tar@1e-02"] is None and found["sets"]["pairs"]["subjects"] == 2
+    assert found["sets"]["pairs"]["tar@1e-02"] is None and found["sets"]["pairs"]["subjects"] == 6
     assert {group["value"] for group in found["sets"]["pairs"]["groups"]} == {"left", "right"}
     for name, result in found["sets"].items():
         assert result["intervals"] and result["subjects"] > 0, name

@@ -21,6 +21,10 @@ from facetrain.verify.metrics.pair_blocks import PairBlocks
 
 LEVEL = 0.95
 """Confidence level: the share of sets of other people whose interval contains the true value."""
+LEAST_SUBJECTS = 5
+"""Subjects without which there is no interval: most draws of fewer are the set itself, or lack a kind of pairs."""
+FEW_SUBJECTS = 20
+"""Subjects below which intervals, although widened, can be too narrow."""
 _MAX_WEIGHTS = 1 << 23
 """Largest number of pairs × draws, or subjects × draws, in memory at once: 16 MiB of uint16."""
 
@@ -79,7 +83,7 @@ def interval_quantiles(subjects: int) -> tuple[float, float]:
     # Imported here: a training run computes no intervals, and the import would delay its start.
     from scipy.special import ndtr, stdtrit
 
-    freedom = _freedom(subjects)
+    freedom = subjects - 1
     tail = float(ndtr(-stdtrit(freedom, (1 + LEVEL) / 2) * math.sqrt((freedom + 1) / freedom)))
     return tail, 1 - tail
 
@@ -92,14 +96,9 @@ def excluded_level(share: float, subjects: int) -> float:
     """
     from scipy.special import ndtri, stdtr
 
-    freedom = _freedom(subjects)
+    freedom = subjects - 1
     quantile = ndtri(share) / math.sqrt((freedom + 1) / freedom)
     return min(1.0, 2 * float(stdtr(freedom, quantile)))
-
-
-def _freedom(subjects: int) -> int:
-    """Return the degrees of freedom of Student's t distribution."""
-    return max(subjects - 1, 1)
 
 
 def interval(
@@ -107,21 +106,24 @@ def interval(
 ) -> tuple[float, float] | None:
     """Return the expanded percentile interval at `LEVEL` of a metric's replicates; NaN replicates are ignored.
 
-    Its ends are the quantiles of `interval_quantiles`. Return None if all replicates are NaN. If both ends of a share
-    (`is_share`), such as an error rate, are exactly 0, or both exactly 1, resampling shows no uncertainty. The open end
-    is then the exact binomial limit for so many independent subjects (Clopper and Pearson, "The use of confidence or
-    fiducial limits", 1934). For another number, such as a ratio of two rates, 0 and 1 are no limits: its ends stay.
+    Its ends are the quantiles of `interval_quantiles`. Return None for fewer than `LEAST_SUBJECTS` subjects, or if all
+    replicates are NaN.
+
+    If both ends of a share (`is_share`), such as an error rate, are exactly 0, or both exactly 1, resampling shows no
+    uncertainty. The open end is then the exact binomial limit for so many independent subjects (Clopper and Pearson,
+    "The use of confidence or fiducial limits", 1934). For another number, such as a ratio of two rates, 0 and 1 are no
+    limits: its ends stay.
 
     The interval always contains `estimate`, the metric of the set itself. On very small sets the replicates
     can be biased by more than they vary; the interval is then widened up to the estimate, which can only
     increase its coverage.
     """
     known = replicate_R[np.isfinite(replicate_R)]
-    if not len(known):
+    if subjects < LEAST_SUBJECTS or not len(known):
         return None
     low, high = (float(end) for end in np.quantile(known, interval_quantiles(subjects)))
     if is_share and low == high and low in (0.0, 1.0):
-        reach = 1 - ((1 - LEVEL) / 2) ** (1 / max(subjects, 1))
+        reach = 1 - ((1 - LEVEL) / 2) ** (1 / subjects)
         low, high = (0.0, reach) if low == 0 else (1 - reach, 1.0)
     return min(low, estimate), max(high, estimate)
 

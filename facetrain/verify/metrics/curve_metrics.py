@@ -29,8 +29,6 @@ class CurveMetric:
     """False accept rate that the set must be able to measure: one in so many impostor pairs."""
     threshold: Callable[[Roc], float] | None = None
     """Returns the score from which pairs are accepted; None for a metric of all thresholds."""
-    of_genuine_pairs: bool = False
-    """Whether it is a rate of genuine pairs at a limit, so that its interval rests on the subjects that have one."""
     is_rate: bool = True
     """Whether it is printed in percent."""
 
@@ -78,13 +76,7 @@ CURVE_METRICS = (
     CurveMetric("auc", auc, is_rate=False),
     CurveMetric("eer", equal_error_rate, threshold=eer_threshold),
     *(
-        CurveMetric(
-            f"tar@{far:.0e}",
-            partial(tar_at_far, far=far),
-            far,
-            partial(threshold_at, far=far),
-            of_genuine_pairs=True,
-        )
+        CurveMetric(f"tar@{far:.0e}", partial(tar_at_far, far=far), far, partial(threshold_at, far=far))
         for far in FARS
     ),
 )

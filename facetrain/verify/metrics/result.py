@@ -85,7 +85,7 @@ class Result:
     subjects: int = 0
     """Number of subjects that the bootstrap draws from."""
     metric_subjects: dict[str, int] = field(default_factory=dict)
-    """Number of subjects of each metric that is a rate of some of them only, such as those with a mate."""
+    """Number of subjects of each metric that rests on some of them only, such as those with a mate."""
     scale: ScoreScale = COSINE
     """Range and name of the scores."""
 

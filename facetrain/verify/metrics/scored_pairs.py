@@ -28,6 +28,8 @@ _HARDEST = 50
 _HISTOGRAM_BINS = 200
 _NO_SHARES = ("threshold", "xnorm")
 """Metrics that are a distance or a length: they can be 0 or 1, but not as a share of pairs."""
+_FOLD_METRICS = ("accuracy", "accuracy_no_flip", "threshold")
+"""Metrics of the folds that have an interval."""
 NEEDS_BOTH_KINDS = "needs genuine and impostor pairs; all pairs are of one kind"
 """Reason for a missing curve, and a missing accuracy."""
 
@@ -60,7 +62,11 @@ class ScoredPairs:
 
     def count_subjects(self, pair: np.ndarray) -> int:
         """Return the number of subjects in some pairs, given by their indices or as bool (P,)."""
-        return len(np.unique(self.subject_N[np.append(self.first_P[pair], self.second_P[pair])]))
+        # Marked, not sorted: IJB-C has 15 million impostor pairs.
+        is_counted_S = np.zeros(self.subjects, bool)
+        for side_P in (self.first_P, self.second_P):
+            is_counted_S[self.subject_N[side_P[pair]]] = True
+        return int(is_counted_S.sum())
 
     def in_fold_order(self) -> ScoredPairs:
         """Return the pairs in an order in which every fold has both kinds, see `fold_order`."""
@@ -86,11 +92,11 @@ def pair_result(pairs: ScoredPairs, *, protocol: str, draws: Draws = DRAWS) -> R
     result.curve = curve
     for metric in CURVE_METRICS:
         _add_curve_metric(result, curve, metric)
-    replicate = _bootstrap_curve(pairs, result, draws)
-    with_genuine_pairs = pairs.count_subjects(pairs.same_P)
-    rates = (metric.name for metric in CURVE_METRICS if metric.of_genuine_pairs)
-    result.metric_subjects = dict.fromkeys(rates, with_genuine_pairs)
-    add_replicates(result, replicate)
+    # A metric of both kinds of pairs is known no better than its rate of the kind that fewer subjects have.
+    fewest = min(pairs.count_subjects(kind) for kind in (pairs.same_P, ~pairs.same_P))
+    curve_metrics = (metric.name for metric in CURVE_METRICS)
+    result.metric_subjects = dict.fromkeys((*curve_metrics, *_FOLD_METRICS), fewest)
+    add_replicates(result, _bootstrap_curve(pairs, result, draws))
     return result
 
 

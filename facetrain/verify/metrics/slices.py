@@ -114,7 +114,7 @@ def _slice_column(
     held = max(len(value_P), len(values) * _OUTCOMES)
     replicate = bootstrap.replicate(rates_in, pairs.subjects, draws, pairs=held)
     counts = blocks.counts(everybody).reshape(len(values), _OUTCOMES)
-    groups = []
+    groups, fewest = [], []
     for at, value in enumerate(values.tolist()):
         metrics = {name: _none_if_nan(rate[0, at]) for name, rate in rates.items()}
         impostors, genuine = float(counts[at, :2].sum()), float(counts[at, 2:].sum())
@@ -128,19 +128,23 @@ def _slice_column(
         # A rate of one kind of pairs rests on the subjects that have such a pair.
         of_kind = {"fmr": members[~is_genuine], "fnmr": members[is_genuine]}
         subjects = {name: pairs.count_subjects(of_kind.get(name, members)) for name in rates}
+        fewest.append(min(subjects.values()))
         drawn = {name: rate[:, at] for name, rate in replicate.items()}
         groups.append(Group(column, str(value), metrics | sizes, _intervals(metrics, drawn, subjects, RATES)))
     alone_V = np.array([value not in mixed for value in values.tolist()])
     rates, replicate = (
         {name: rate[:, alone_V] for name, rate in part.items()} for part in (rates, replicate)
     )
-    return groups, _summary(column, rates, replicate, pairs.subjects)
+    return groups, _summary(column, rates, replicate, np.array(fewest)[alone_V])
 
 
 def _summary(
-    column: str, rates: dict[str, np.ndarray], replicate: dict[str, np.ndarray], subjects: int
+    column: str, rates: dict[str, np.ndarray], replicate: dict[str, np.ndarray], subjects_V: np.ndarray
 ) -> Group:
-    """Summarize the groups of a column that have genuine and impostor pairs; without two such, return no metrics."""
+    """Summarize the groups of a column that have genuine and impostor pairs; without two such, return no metrics.
+
+    `subjects_V`, int (V,), has the fewest subjects of a rate of each group: the smallest group limits what is known.
+    """
     complete_V = np.isfinite(rates["fmr"][0]) & np.isfinite(rates["fnmr"][0])
     if complete_V.sum() < 2:
         return Group(column, None, {}, {})
@@ -148,7 +152,8 @@ def _summary(
     metrics = {name: _none_if_nan(value[0]) for name, value in summary.items()}
     drawn = summarize_groups({name: replicate[name][:, complete_V] for name in RATES}) if replicate else {}
     # The others are ratios, deviations and coefficients.
-    intervals = _intervals(metrics, drawn, dict.fromkeys(metrics, subjects), ("accuracy_mean",))
+    subjects = dict.fromkeys(metrics, int(subjects_V[complete_V].min()))
+    intervals = _intervals(metrics, drawn, subjects, ("accuracy_mean",))
     return Group(column, None, metrics, intervals)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from facetrain.plural import count_text
+from facetrain.verify.metrics.bootstrap import FEW_SUBJECTS, LEAST_SUBJECTS
 from facetrain.verify.metrics.curve_metrics import CURVE_METRICS
 from facetrain.verify.metrics.group_summary import RATES
 
@@ -98,11 +99,23 @@ def format_warnings(result: Result) -> Iterator[str]:
         )
 
 
+def format_few_subjects(result: Result) -> Iterator[str]:
+    """Yield a warning of intervals that rest on few subjects, or are missing for this reason."""
+    subjects = min(map(result.subjects_of, result.replicates), default=FEW_SUBJECTS)
+    if subjects < LEAST_SUBJECTS:
+        yield (
+            f"warning: no interval and no p-value for metrics that rest on {count_text(subjects, 'subject')}; at least "
+            f"{LEAST_SUBJECTS} are needed"
+        )
+    elif subjects < FEW_SUBJECTS:
+        yield f"warning: intervals rest on {subjects} subjects; below {FEW_SUBJECTS} they can be too narrow"
+
+
 def format_evaluation(evaluation: ModelResults) -> Iterator[str]:
     """Yield the lines of an evaluation: metrics of every set, its slices, the differences to the other model."""
     for name, result in evaluation.results.items():
         yield f"{name}: {format_counts(result)}"
-        yield from (f"  {warning}" for warning in format_warnings(result))
+        yield from (f"  {warning}" for warning in (*format_warnings(result), *format_few_subjects(result)))
         for metric, value in shown_metrics(result):
             if value is not None:
                 shown = format_value(metric, value, result.interval.get(metric))
@@ -125,7 +138,7 @@ def format_evaluation(evaluation: ModelResults) -> Iterator[str]:
             for metric, value in summary.metrics.items():
                 yield f"    {metric:18} {format_value(metric, value, summary.interval.get(metric))}"
     for name, differences in evaluation.differences.items():
-        yield f"{name}, against {evaluation.against}:"
+        yield f"{name}, against {evaluation.against}:{'' if differences else ' no metric to compare'}"
         yield from (f"  {warning}" for warning in format_warnings(evaluation.other_results[name]))
         for metric, first, second, gap, interval, p in format_differences(differences):
             yield f"  {metric:16} {first} − {second} = {gap} {interval}  p {p}"

@@ -21,6 +21,7 @@ from facetrain.verify.output.figures import result_figures
 from facetrain.verify.output.formatting import (
     format_counts,
     format_differences,
+    format_few_subjects,
     format_interval,
     format_number,
     format_value,
@@ -172,7 +173,7 @@ def _set_values(evaluation: ModelResults, name: str, figures: Mapping[str, Figur
     return {
         "name": name,
         "counts": format_counts(result),
-        "warnings": list(format_warnings(result)),
+        "warnings": [*format_warnings(result), *format_few_subjects(result)],
         "scale": result.scale.name,
         "metrics": list(_metric_rows(result)),
         "needs": [f"{metric_words(name)}: {need}" for name, need in result.needs.items()],

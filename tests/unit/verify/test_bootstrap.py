@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.stats import norm, t
@@ -9,7 +11,12 @@ from facetrain.verify.metrics.curve_metrics import CURVE_METRICS, auc, equal_err
 from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.metrics.fold_accuracy import FoldSearch
 from facetrain.verify.metrics.roc import roc
-from facetrain.verify.metrics.scored_pairs import ScoredPairs, bootstrap_fold_accuracy, pair_result
+from facetrain.verify.metrics.scored_pairs import (
+    ScoredPairs,
+    add_fold_accuracy,
+    bootstrap_fold_accuracy,
+    pair_result,
+)
 from facetrain.verify.metrics.slices import slice_groups
 from facetrain.verify.model_comparison import compare_results
 from facetrain.verify.pair_protocol import score_pairs, verification_result
@@ -96,12 +103,11 @@ def test_draws_do_not_depend_on_the_number_in_memory_at_once():
     assert not np.array_equal(whole, np.concatenate(list(draw_subjects(30, 25, pairs=10, seed=1))))
 
 
-@pytest.mark.parametrize("subjects", [1, 2, 5, 20, 1000, 10**6])
+@pytest.mark.parametrize("subjects", [5, 20, 1000, 10**6])
 def test_the_quantiles_are_those_of_the_t_distribution_and_the_excluded_level_is_their_inverse(subjects):
     low, high = bootstrap.interval_quantiles(subjects)
-    if subjects > 2:
-        expected = norm.cdf(-t.ppf(0.975, subjects - 1) * np.sqrt(subjects / (subjects - 1)))
-        assert low == pytest.approx(expected, rel=1e-9) and high == 1 - low
+    expected = norm.cdf(-t.ppf(0.975, subjects - 1) * np.sqrt(subjects / (subjects - 1)))
+    assert low == pytest.approx(expected, rel=1e-9) and high == 1 - low
     assert bootstrap.excluded_level(low, subjects) == pytest.approx(0.05, rel=1e-9)
     assert (
         bootstrap.excluded_level(low * 0.999, subjects)
@@ -153,17 +159,40 @@ def test_an_interval_without_any_error_ends_at_the_binomial_limit_and_includes_i
     assert interval(np.linspace(0.4, 0.5, 101), 5, 0.3) == (0.3, pytest.approx(0.4999, abs=1e-5))
 
 
-def test_the_intervals_of_rates_of_one_kind_of_pairs_rest_on_the_people_of_that_kind():
+@pytest.mark.parametrize("subjects", [1, 2, 4])
+def test_fewer_than_five_people_have_no_interval(subjects):
+    replicate_R = np.random.default_rng(0).random(100)
+    assert interval(replicate_R, subjects, 0.5) is None and interval(replicate_R, 5, 0.5)
+    assert interval(np.ones(100), subjects, 1.0) is None
+
+
+def test_the_intervals_rest_on_the_people_of_the_kind_of_pairs_that_fewer_people_have():
     # Ten people have a genuine pair, two hundred others an impostor pair; there is no error.
     same = np.arange(110) < 10
     first, second = np.arange(110), np.where(same, np.arange(110), np.arange(110) + 100)
     pairs = ScoredPairs(np.where(same, 0.9, 0.1), same, first, second, np.arange(210))
     genuine, impostors = 0.025 ** (1 / 10), 0.025 ** (1 / 200)
     result = pair_result(pairs, protocol="x", draws=Draws(50))
-    assert result.interval["tar@1e-01"] == pytest.approx((genuine, 1))
+    add_fold_accuracy(result, pairs, draws=Draws(50))
+    for name in ("tar@1e-01", "auc", "accuracy"):
+        assert result.interval[name] == pytest.approx((genuine, 1))
+    assert result.interval["eer"] == pytest.approx((0, 1 - genuine))
+    other = pair_result(replace(pairs, score_P=-pairs.score_P, same_P=~same), protocol="x", draws=Draws(50))
+    assert other.interval["tar@1e-01"] == pytest.approx((genuine, 1)), "impostor pairs of ten people"
     ((group,), _) = slice_groups(pairs, {"all": np.array(["x"] * 110)}, 0.5, draws=Draws(50))
     assert group.interval["fnmr"] == pytest.approx((0, 1 - genuine))
     assert group.interval["fmr"] == pytest.approx((0, 1 - impostors))
+
+
+def test_the_spread_of_groups_rests_on_the_group_with_the_fewest_people():
+    # All pairs of two images of each of twelve people.
+    first, second = np.triu_indices(24, 1)
+    score, subject = np.random.default_rng(0).random(len(first)), np.arange(24) // 2
+    pairs = ScoredPairs(score, subject[first] == subject[second], first, second, subject)
+    for fewest in (4, 5):
+        value_P = np.where(subject[second] < fewest, "few", "many")
+        groups, (summary,) = slice_groups(pairs, {"group": value_P}, 0.5, draws=Draws(50))
+        assert ("fnmr" in groups[0].interval) == ("accuracy_spread" in summary.interval) == (fewest == 5)
 
 
 def simulated_set(seed):

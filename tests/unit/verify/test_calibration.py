@@ -83,8 +83,8 @@ def test_the_interval_of_the_fnmr_rests_on_the_people_with_two_images():
 
 
 def test_draws_of_one_person_do_not_count_for_the_interval():
-    unit, label = faces(np.random.default_rng(0), 3, images=8)
-    (one,) = calibrate(unit, label, [0.05], data="few", draws=Draws(200))
+    unit, label = faces(np.random.default_rng(0), 5, images=8)
+    (one,) = calibrate(unit, label, [0.05], data="few", draws=Draws(2000))
     low, high = one.fmr_interval
     assert 0 <= low <= one.fmr <= high < 1
 
@@ -105,6 +105,12 @@ def test_a_rate_that_the_data_cannot_show_is_refused():
         calibrate(unit, label, [1e-5], data="few")
     assert calibration.reachable_fmrs(label) == []
     assert calibration.reachable_fmrs(np.arange(100)) == [1e-3]
+
+
+def test_fewer_than_five_people_give_no_threshold():
+    unit, label = faces(np.random.default_rng(0), 4, images=8)
+    with pytest.raises(DataError, match=r"few: 4 people: .* at least 5"):
+        calibrate(unit, label, [0.1], data="few")
 
 
 def test_of_many_images_whole_people_are_drawn():
@@ -152,7 +158,7 @@ def test_stored_thresholds_are_read_and_picked_by_their_rate():
 def test_a_model_that_gives_embeddings_of_zeros_is_not_calibrated(tmp_path):
     model, faces = tmp_path / "m.safetensors", tmp_path / "faces"
     network = write_model(model)
-    for number in range(6):
+    for number in range(10):
         (faces / f"{number // 2}").mkdir(parents=True, exist_ok=True)
         (faces / f"{number // 2}" / f"{number}.png").write_bytes(face(number, size=32))
     options = {"fmrs": [0.5], "inference": Inference("cpu")}
@@ -178,7 +184,7 @@ def test_thresholds_are_stored_in_the_metadata_of_an_onnx_file(tmp_path, externa
     export(opened, "onnx", path, ExportOptions(opset=12))
     if external:
         onnx.save(onnx.load(path), path, save_as_external_data=True, location="weights", size_threshold=0)
-    for number in range(6):
+    for number in range(10):
         (tmp_path / "faces" / f"{number // 2}").mkdir(parents=True, exist_ok=True)
         (tmp_path / "faces" / f"{number // 2}" / f"{number}.png").write_bytes(face(number, size=32))
     (tmp_path / "other").mkdir()
