@@ -220,7 +220,7 @@ def _write_faces(
     """Write the aligned faces as a dataset; list what is left out."""
     photos, check = request.photos, PhotoCheck()
     source = open_dataset(photos)
-    require_enough(source.labels, photos, seed=request.seed)
+    require_enough(source.labels, photos)
     for index, image in enumerate(_sample(source)):
         check(image, index, image_size)
     finding = check.finding()
@@ -261,7 +261,7 @@ def _write_parts(request: Request, place: Workplace, say: Callable[[str], None],
     """Write the parts of the faces: for training, held out, and set aside."""
     source = open_dataset(place.faces)
     different = different_images(source)
-    require_enough(source.labels[different], request.photos, seed=request.seed)
+    require_enough(source.labels[different], request.photos)
     if place.held_out.parent.exists():
         return
     if copies := source.num_images - len(different):

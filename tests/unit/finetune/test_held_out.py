@@ -1,7 +1,6 @@
 """Images that a fine-tuning holds out, and their pairs."""
 
 from collections import Counter
-from contextlib import nullcontext
 from itertools import combinations
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import DataError
 from facetrain.finetune.held_out import (
-    LEAST_PAIRS,
     Part,
     _pair_of,
     different_images,
@@ -51,15 +49,17 @@ def test_a_copy_of_an_image_is_not_held_out_from_the_other(tmp_path):
     assert different_images(Source()).tolist() == [0, 1, 3, 5]
 
 
-@pytest.mark.parametrize("images", [[1, 1], [30], [1] * 500, [4] * 11, [3] * 100])
+@pytest.mark.parametrize("images", [[1, 1], [30], [1] * 500, [4] * 11, [20] * 11, [3] * 100])
 def test_too_few_photos_are_refused_with_what_would_help(images, tmp_path):
     with pytest.raises(DataError, match=r"12 people with 4 images"):
         require_enough(np.repeat(np.arange(len(images)), images), tmp_path)
 
 
-@pytest.mark.parametrize("images", [[4] * 12, [10, 20, 10, 20], [1] * 500 + [5] * 12])
-def test_enough_photos_are_accepted(images, tmp_path):
-    require_enough(np.repeat(np.arange(len(images)), images), tmp_path)
+@pytest.mark.parametrize("images", [[4] * 12, [4] * 17, [1] * 500 + [5] * 12])
+def test_enough_photos_are_accepted_and_at_least_ten_people_judge(images, tmp_path):
+    labels = np.repeat(np.arange(len(images)), images)
+    require_enough(labels, tmp_path)
+    assert len(np.unique(labels[split_photos(labels) == Part.HELD_OUT])) >= 10
 
 
 @pytest.mark.parametrize("count", [2, 3, 7])
@@ -67,16 +67,6 @@ def test_a_rank_among_the_pairs_is_that_of_their_list(count):
     images = list(range(10, 10 + count))
     expected = list(combinations(images, 2))
     assert [_pair_of(images, rank) for rank in range(len(expected))] == expected
-
-
-def test_the_photos_are_enough_or_not_in_the_split_of_the_run(tmp_path):
-    labels = np.repeat(np.arange(4), [4, 4, 40, 4])
-    for seed in range(5):
-        held_out = labels[split_photos(labels, seed=seed) == Part.HELD_OUT]
-        counts = np.unique(held_out, return_counts=True)[1]
-        is_enough = (counts * (counts - 1) // 2).sum() >= LEAST_PAIRS
-        with nullcontext() if is_enough else pytest.raises(DataError):
-            require_enough(labels, tmp_path, seed=seed)
 
 
 @pytest.mark.parametrize(("images", "pairs"), [([2, 2], 2), ([2, 10], 20), ([3] * 20, 60)])
