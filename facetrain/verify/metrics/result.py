@@ -19,6 +19,9 @@ from facetrain.verify.metrics.score_scale import COSINE, ScoreScale
 Interval = tuple[float, float]
 _ERROR_RATES = {"tar": "fnmr", "tpir": "fnir"}
 """Name of the error rate that is 1 − an accept rate."""
+_ACCURACIES = ("accuracy", "accuracy_no_flip")
+_BALANCED = 0.55
+"""Largest share of one kind of pairs in a set whose accuracy says something by itself."""
 _JSON_POINTS = 512
 """Largest number of points of a curve in the JSON."""
 
@@ -137,7 +140,13 @@ class Result:
         return {"lowest": 1 / impostors, "rule_of_30": min(RULE_OF_30 / impostors, 1.0)}
 
     def remark(self, metric: str) -> str:
-        """Return a warning if a rate at a limit, such as `tar@1e-04`, rests on few false accepts; usually empty."""
+        """Return what makes a metric doubtful; usually empty.
+
+        A rate at a limit, such as `tar@1e-04`, may rest on few false accepts. Of pairs that are mostly of one kind, a
+        system that gives all the same answer has a high accuracy.
+        """
+        if metric in _ACCURACIES:
+            return self._same_answer
         name, _, limit = metric.partition("@")
         if name not in ("tar", "tpir") or not self._limiting_curves:
             return ""
@@ -148,6 +157,16 @@ class Result:
             if accepts < RULE_OF_30
             else ""
         )
+
+    @property
+    def _same_answer(self) -> str:
+        """What one answer to all pairs reaches; empty for about as many genuine as impostor pairs."""
+        if self.curve is None:
+            return ""
+        genuine, pairs = self.metrics["genuine"] or 0, self.metrics["pairs"] or 0
+        share = max(genuine, pairs - genuine) / pairs
+        answer = "accepting" if 2 * genuine > pairs else "refusing"
+        return f"{answer} all pairs gives {share:.2%}" if share > _BALANCED else ""
 
     def as_json(self) -> dict[str, Any]:
         """Return the metrics at the top level, and everything else under other names."""

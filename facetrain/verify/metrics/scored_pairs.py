@@ -26,7 +26,7 @@ from facetrain.verify.metrics.score_scale import COSINE, ScoreScale
 
 _HARDEST = 50
 _HISTOGRAM_BINS = 200
-_NO_SHARES = ("threshold", "xnorm")
+NO_SHARES = ("threshold", "xnorm")
 """Metrics that are a distance or a length: they can be 0 or 1, but not as a share of pairs."""
 _FOLD_METRICS = ("accuracy", "accuracy_no_flip", "threshold")
 """Metrics of the folds that have an interval."""
@@ -165,7 +165,7 @@ def add_replicates(result: Result, replicates: dict[str, np.ndarray]) -> None:
     for name, replicate_R in replicates.items():
         value = result.metrics[name]
         assert value is not None, "only metrics that the set is large enough for have replicates"
-        is_share = name not in _NO_SHARES
+        is_share = name not in NO_SHARES
         interval = bootstrap.interval(replicate_R, result.subjects_of(name), value, is_share=is_share)
         if interval is not None:
             result.interval[name] = interval

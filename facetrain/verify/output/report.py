@@ -16,6 +16,7 @@ from facetrain.pages.figures import svg
 from facetrain.pages.render import render
 from facetrain.verify.metrics.group_summary import RATES, Group
 from facetrain.verify.metrics.result import Result
+from facetrain.verify.metrics.scored_pairs import NO_SHARES
 from facetrain.verify.model_results import ModelResults
 from facetrain.verify.output.figures import result_figures
 from facetrain.verify.output.formatting import (
@@ -141,11 +142,11 @@ def _page_values(
 def verdict_of(evaluation: ModelResults, name: str, other: str) -> tuple[str, str, str]:
     """Return kind, number and words of the headline of a set.
 
-    Without another model it is the first metric; with one it is its difference, which is good or bad if its interval
-    excludes 0.
+    Without another model it is a metric; with one it is its difference, which is good or bad if its interval excludes
+    0.
     """
     result, differences = evaluation.results[name], evaluation.differences.get(name, {})
-    metric = next((metric for metric, value in shown_metrics(result) if value is not None), None)
+    metric = _headline_metric(result)
     if metric is None:
         return "warn", "–", f"{name}: too small for any metric"
     interval = format_interval(metric, result.interval.get(metric))
@@ -166,6 +167,14 @@ def verdict_of(evaluation: ModelResults, name: str, other: str) -> tuple[str, st
         gap if gap.startswith("-") else f"+{gap}",
         f"{words} {other} on {name}: {metric_words(metric)} {value}",
     )
+
+
+def _headline_metric(result: Result) -> str | None:
+    """Return the first metric that judges a model; the AUC, if the accuracy is doubtful."""
+    if result.remark("accuracy"):
+        return "auc"
+    measured = (metric for metric, value in shown_metrics(result) if value is not None)
+    return next((metric for metric in measured if metric not in NO_SHARES), None)
 
 
 def _set_values(evaluation: ModelResults, name: str, figures: Mapping[str, Figure]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.model_results import ModelResults
 from facetrain.verify.output.figures import result_figures
+from facetrain.verify.output.formatting import format_evaluation
 from facetrain.verify.output.report import verdict_of, write_report
 from facetrain.verify.pair_protocol import verification_result
 from facetrain.verify.sets.pair_set import PairSet
@@ -128,3 +129,21 @@ def test_the_headline_of_a_comparison_is_good_or_bad_only_beyond_chance(spreads,
     compared = ModelResults("r50", {"lfw": first}, {}, True).compared_with("r18", {"lfw": second})
     found, _, text = verdict_of(compared, "lfw", "r18")
     assert found == kind and text.startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("genuine", "headline", "remark"),
+    [
+        (range(0, 40, 2), "accuracy on lfw", ""),
+        (range(0, 40, 8), "area under the ROC (AUC) on lfw", "refusing all pairs gives 87.50%"),
+        (range(1, 40), "area under the ROC (AUC) on lfw", "accepting all pairs gives 97.50%"),
+        (range(40), "lfw: too small for any metric", ""),
+    ],
+)
+def test_the_headline_is_no_accuracy_that_one_answer_reaches_and_no_length(genuine, headline, remark):
+    pairs = PairSet("lfw", [], np.isin(np.arange(40), genuine), subject=np.arange(80))
+    result = verified(pairs)
+    evaluation = ModelResults("r50", {"lfw": result}, {}, is_leader=True)
+    assert verdict_of(evaluation, "lfw", "")[2].startswith(headline)
+    assert result.remark("accuracy") == remark and result.metrics["xnorm"]
+    assert not remark or any(line.endswith(f"  {remark}") for line in format_evaluation(evaluation))
