@@ -51,11 +51,14 @@ def cross_groups(
     Args:
         score_P: similarity scores, float (P,).
         same_P: True for a genuine pair, bool (P,).
-        sides: group of the first and of the second image of each pair, str (P,) each.
+        sides: group of the first and of the second image of each pair, str (P,) each; pairs with an empty one are left
+            out.
         threshold: score from which pairs are accepted.
         column: name of the column.
     """
-    groups, group_2P = np.unique(np.concatenate(sides), return_inverse=True)
+    known_P = (sides[0] != "") & (sides[1] != "")
+    score_P, same_P = score_P[known_P], same_P[known_P]
+    groups, group_2P = np.unique(np.concatenate([side[known_P] for side in sides]), return_inverse=True)
     if not 2 <= len(groups) <= _MAX_GROUPS:
         return None
     first_P, second_P = group_2P.reshape(2, -1)

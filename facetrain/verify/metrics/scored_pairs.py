@@ -70,9 +70,12 @@ class ScoredPairs:
 
     def in_fold_order(self) -> ScoredPairs:
         """Return the pairs in an order in which every fold has both kinds, see `fold_order`."""
-        order_P = fold_order(self.same_P)
+        return self.take(fold_order(self.same_P))
+
+    def take(self, pair: np.ndarray) -> ScoredPairs:
+        """Return some pairs, given by their indices or as bool (P,), with the same subject ids."""
         score_P, same_P, first_P, second_P = (
-            column_P[order_P] for column_P in (self.score_P, self.same_P, self.first_P, self.second_P)
+            column_P[pair] for column_P in (self.score_P, self.same_P, self.first_P, self.second_P)
         )
         return replace(self, score_P=score_P, same_P=same_P, first_P=first_P, second_P=second_P)
 

@@ -40,7 +40,7 @@ def add_slices(
     Args:
         result: metrics of the pairs.
         pairs: scores and labels.
-        columns: values of the pairs, str (P,), by column.
+        columns: values of the pairs, str (P,), by column; a pair with an empty one is in no slice.
         qualities: quality of the pairs, float (P,), by the name of the measure.
         sides: groups of the first and of the second images, str (P,) each, by column: for the cross-group matrix.
         fmr: false match rate that defines the threshold; None for the mean threshold of the folds.
@@ -89,8 +89,13 @@ def slice_groups(
     """
     groups, summaries = [], []
     for column, value_P in columns.items():
+        known_P = value_P != ""
+        if not known_P.any():
+            continue
         of_two = (mixed or {}).get(column, set())
-        of_column, summary = _slice_column(pairs, column, value_P, threshold, draws, of_two)
+        of_column, summary = _slice_column(
+            pairs.take(known_P), column, value_P[known_P], threshold, draws, of_two
+        )
         groups += of_column
         if summary.metrics:
             summaries.append(summary)

@@ -2,7 +2,8 @@
 
 It has a header line, and one row for each pair or one row for each image, in the order of the set. With a row for each
 image, a pair has the value that both images have, or `a / b`; a column `subject` then holds the person of each image,
-for the bootstrap. A column `quality` is not a slice: it gives the error-versus-discard curve, see `discard`.
+for the bootstrap. A pair with an empty value is in no slice. A column `quality` is not a slice: it gives the
+error-versus-discard curve, see `discard`.
 """
 
 # P pairs
@@ -87,7 +88,7 @@ def slice_columns(path: Path, texts: Mapping[str, Sequence[str]]) -> dict[str, n
     """Return the columns of a table as arrays of str objects (P,).
 
     A column with very many different values, such as names, numbers of images or ages, is no slice: it is left out, and
-    a warning says so.
+    a warning says so. Another one says how many values are empty.
     """
     many = {name: len(set(values)) for name, values in texts.items()}
     for name, count in many.items():
@@ -96,6 +97,11 @@ def slice_columns(path: Path, texts: Mapping[str, Sequence[str]]) -> dict[str, n
                 f"{path}: the column {listed([name])} has {count:,} different values, more than {_MAX_VALUES}, and is "
                 "ignored; for a slice, write ranges such as 20-29"
             )
+        elif empty := texts[name].count(""):
+            warn(
+                f"{path}: the column {listed([name])} is empty in {empty:,} of {len(texts[name]):,} rows; their pairs "
+                "are in no slice"
+            )
     # Objects: an array of str has the length of the longest value in every place, and one value could fill the memory.
     return {name: np.array(values, object) for name, values in texts.items() if many[name] <= _MAX_VALUES}
 
@@ -103,8 +109,11 @@ def slice_columns(path: Path, texts: Mapping[str, Sequence[str]]) -> dict[str, n
 def pair_values(first_P: np.ndarray, second_P: np.ndarray) -> np.ndarray:
     """Return the common value of both images, or `a / b` in alphabetical order: Python objects (P,).
 
-    With very many different ones, pairs of two values have one value together.
+    With very many different ones, pairs of two values have one value together. If that of an image is empty, so is that
+    of the pair.
     """
     low, high = np.where(first_P < second_P, (first_P, second_P), (second_P, first_P))
     value_P = np.where(low == high, low, low + " / " + high)
-    return value_P if len(set(value_P)) <= _MAX_VALUES else np.where(low == high, low, _TWO_VALUES)
+    if len(set(value_P)) > _MAX_VALUES:
+        value_P = np.where(low == high, low, _TWO_VALUES)
+    return np.where(low == "", "", value_P)  # no text is before the empty one

@@ -162,6 +162,32 @@ def test_values_of_two_groups_are_no_part_of_the_spread():
     assert {name: summary.metrics[name] for name in expected} == pytest.approx(expected)
 
 
+def test_pairs_with_an_empty_value_are_in_no_group(tmp_path, capsys):
+    pairs = people(np.random.default_rng(0), 60)
+    group = np.random.default_rng(1).choice(["a", "b"], 2 * len(pairs.same_P))
+    group[[0, 7, 20]] = ""
+    rows = [[group_, "", "" if n < 3 else n] for n, group_ in enumerate(group)]
+    found = read(tmp_path, ["skin", "camera", "image"], rows, len(pairs.same_P))
+    printed = capsys.readouterr().err
+    assert (
+        f"the column skin is empty in 3 of {len(rows):,} rows" in printed and printed.count("empty in") == 2
+    )
+    known = np.delete(np.arange(len(pairs.same_P)), [0, 3, 10])
+    results = []
+    for scored, taken in ((pairs, np.arange(len(pairs.same_P))), (pairs.take(known), known)):
+        result = pair_result(pairs, protocol="verification", draws=Draws(0))
+        columns = {name: value_P[taken] for name, value_P in found.columns.items()}
+        sides = {name: tuple(side[taken] for side in both) for name, both in found.sides.items()}
+        add_slices(result, scored, columns, {}, sides=sides, fmr=0.1, draws=Draws(20))
+        results.append(result)
+    one, other = results
+    assert [group.value for group in one.groups] == ["a", "a / b", "b"] and one.groups == other.groups
+    assert one.group_summaries == other.group_summaries
+    assert [matrix.as_json() for matrix in one.cross_groups] == [
+        matrix.as_json() for matrix in other.cross_groups
+    ]
+
+
 def test_a_column_of_ids_is_ignored_and_said(tmp_path, capsys):
     found = read(tmp_path, ["file", "sex"], [[f"{n}.jpg", "fm"[n % 2]] for n in range(1200)], 600)
     assert found.columns.keys() == found.sides.keys() == {"sex"}
