@@ -13,6 +13,7 @@ A score file is a CSV file with a header line and one row for each pair. Columns
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -48,6 +49,8 @@ class ScoreTable:
     """Groups of the first and of the second images, str (P,) each, by column without `_1` and `_2`."""
     quality: np.ndarray | None = None
     """Quality of every pair, float (P,); None without a column `quality`."""
+    people: list[str] | None = None
+    """Names of the people on both sides of each pair, side by side (2P,); None without such columns."""
 
 
 def is_score_file(path: Path) -> bool:
@@ -87,28 +90,40 @@ def scores_of_set(path: Path, target: PairSet) -> ScoredPairs:
     """Read another system's scores of the pairs of a set, in the order of the set.
 
     Raises:
-        DataError: the file cannot be read, or its number of rows or its labels differ from the set.
+        DataError: the file cannot be read, or its number of rows, its labels or its people differ from the set.
     """
-    other = read_scores(path).scored
-    _require_same_labels(path, other.same_P, target.same, target.name)
-    return replace(other, subject_N=known_or_inferred_subjects(target))
+    table = read_scores(path)
+    _require_same_labels(path, table.scored.same_P, target.same, target.name)
+    if target.subject is not None and table.people:
+        # The set has numbers of people and no names: both are numbered in the order in which they appear.
+        ids, expected = dense_ids(table.people), dense_ids(target.subject.tolist())
+        _require_same_people(path, ids.tolist(), expected.tolist(), target.name)
+    return replace(table.scored, subject_N=known_or_inferred_subjects(target))
 
 
 def scores_of_same_pairs(table: ScoreTable, other: ScoreTable) -> ScoredPairs:
     """Return the scores of `other`, whose rows have the order of `table`, with the subjects of `table`.
 
     Raises:
-        DataError: the number of rows or the labels differ.
+        DataError: the number of rows, the labels or the people differ.
     """
     _require_same_labels(other.path, other.scored.same_P, table.scored.same_P, str(table.path))
+    if table.people and other.people:
+        _require_same_people(other.path, other.people, table.people, str(table.path))
     return replace(table.scored, score_P=other.scored.score_P, scale=other.scored.scale)
 
 
 def _score_table(path: Path, texts: dict[str, list[str]], score_P: np.ndarray) -> ScoreTable:
     same_P = _labels(path, texts)
     index_P = np.arange(len(same_P))
-    # Scores do not say which images two pairs share: each pair has two images of its own.
-    subject_N = _subjects(path, texts, same_P)
+    people = _people(path, texts, same_P)
+    # Scores do not say which images two pairs share: each pair has two images of its own. Without people, the two of a
+    # genuine pair are one subject.
+    subject_N = (
+        dense_ids(people)
+        if people
+        else connected_subjects(2 * index_P, 2 * index_P + 1, same_P, 2 * len(same_P))
+    )
     scored = ScoredPairs(score_P, same_P, 2 * index_P, 2 * index_P + 1, subject_N, scale_of(score_P))
     texts = {name: values for name, values in texts.items() if name not in _NO_SLICES}
     quality = finite_numbers(path, QUALITY, texts.pop(QUALITY)) if QUALITY in texts else None
@@ -121,27 +136,26 @@ def _score_table(path: Path, texts: dict[str, list[str]], score_P: np.ndarray) -
         )
     sides = {name: (columns.pop(f"{name}_1"), columns.pop(f"{name}_2")) for name in names}
     columns |= {name: pair_values(*values) for name, values in sides.items()}
-    return ScoreTable(path, scored, columns, sides, quality)
+    return ScoreTable(path, scored, columns, sides, quality, people)
 
 
-def _subjects(path: Path, texts: dict[str, list[str]], same_P: np.ndarray) -> np.ndarray:
-    """Return the subject id of both sides of each pair, int (2P,): without columns, genuine sides are one subject."""
+def _people(path: Path, texts: dict[str, list[str]], same_P: np.ndarray) -> list[str] | None:
+    """Return the names of the people on both sides of each pair, (2P,); None without columns."""
     given = [texts[name] for name in _SUBJECTS if name in texts]
     if len(given) == 1:
         raise DataError(
             f"{path}: has only one of the columns {' and '.join(_SUBJECTS)}; give both, or neither"
         )
     if not given:
-        index_P = np.arange(len(same_P))
-        return connected_subjects(2 * index_P, 2 * index_P + 1, same_P, 2 * len(same_P))
-    subjects = [subject for side in zip(*given, strict=True) for subject in side]
-    wrong = contradicting_pair(subjects, same_P.tolist())
+        return None
+    people = [person for sides in zip(*given, strict=True) for person in sides]
+    wrong = contradicting_pair(people, same_P.tolist())
     if wrong is not None:
         raise DataError(
             f"{path}, row {wrong + 2}: genuine is {texts['genuine'][wrong]}, but the people are "
-            f"{subjects[2 * wrong]!r} and {subjects[2 * wrong + 1]!r}; correct one of the columns"
+            f"{people[2 * wrong]!r} and {people[2 * wrong + 1]!r}; correct one of the columns"
         )
-    return dense_ids(subjects)
+    return people
 
 
 def _labels(path: Path, texts: dict[str, list[str]]) -> np.ndarray:
@@ -167,4 +181,17 @@ def _require_same_labels(path: Path, same_P: np.ndarray, expected_P: np.ndarray,
         raise DataError(
             f"{path}: genuine differs from the labels of {name} in {len(wrong):,} pairs, first in pair {wrong[0]}; the "
             "rows must be in the order of the set"
+        )
+
+
+def _require_same_people(
+    path: Path, people: Sequence[str | int], expected: Sequence[str | int], name: str
+) -> None:
+    """Check that both sides of each pair show the expected people, (2P,) each."""
+    sides = enumerate(zip(people, expected, strict=True))
+    wrong = next((side for side, (one, other) in sides if one != other), None)
+    if wrong is not None:
+        raise DataError(
+            f"{path}: the people differ from those of {name}, first in pair {wrong // 2}; the rows must be in the "
+            "order of the set"
         )

@@ -84,6 +84,13 @@ def test_two_systems_are_compared_pair_by_pair(tmp_path, pairs):
     difference = found.differences["one"]["auc"]
     assert difference.second > difference.first and difference.interval[1] < 0
     assert found.other_results["one"].metrics["auc"] == difference.second
+    # Two rows of one kind exchanged.
+    one, other = np.flatnonzero(pairs.same_P)[:2]
+    order = np.arange(len(pairs.same_P))
+    order[[one, other]] = other, one
+    exchanged = columns_of(pairs.take(order))
+    with pytest.raises(DataError, match=rf"other\.csv: the people differ .*one\.csv, first in pair {one}\b"):
+        evaluate_scores(first, against=write(tmp_path / "other.csv", exchanged), options=FAST)
     del rows["subject_1"], rows["subject_2"]
     rows["genuine"][3] = 1 - rows["genuine"][3]
     with pytest.raises(DataError, match=r"other\.csv: genuine .*one\.csv .*pair 3\b"):
@@ -186,3 +193,14 @@ def test_scores_that_do_not_fit_a_set_are_refused(tmp_path):
     path = write(tmp_path / "turned.csv", {"score": [1, 0, 1, 0], "genuine": [0, 1, 0, 1]})
     with pytest.raises(DataError, match=r"\b4 pairs.*pair 0\b"):
         scores_of_set(path, target)
+    # A file with names for the numbers of the people, and one with its genuine rows exchanged.
+    target = replace(target, subject=np.array([0, 0, 1, 2, 2, 2, 0, 3]))
+    columns = {"score": [1, 0, 1, 0], "genuine": [1, 0, 1, 0]}
+    columns |= {"subject_1": ["d", "c", "a", "d"], "subject_2": ["d", "a", "a", "b"]}
+    path = write(tmp_path / "named.csv", columns)
+    assert scores_of_set(path, target).subject_N is target.subject
+    columns |= {"subject_1": ["a", "c", "d", "d"], "subject_2": ["a", "a", "d", "b"]}
+    with pytest.raises(
+        DataError, match=r"other\.csv: the people differ from those of pairs, first in pair 1\b"
+    ):
+        scores_of_set(write(tmp_path / "other.csv", columns), target)
