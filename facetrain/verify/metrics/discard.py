@@ -32,6 +32,8 @@ class DiscardCurve:
     """False non-match rate of the other genuine pairs, float64 (V,)."""
     min_quality: np.ndarray
     """Lowest quality of the other genuine pairs: the limit that discards this share, float (V,)."""
+    rejected: int
+    """Number of rejected genuine pairs, before any is discarded: the errors that the curve rests on."""
 
     @property
     def area_ratio(self) -> float | None:
@@ -52,6 +54,7 @@ class DiscardCurve:
         return {
             "quality": self.quality,
             "area_ratio": self.area_ratio,
+            "rejected": self.rejected,
             "share": self.share[kept].tolist(),
             "fnmr": self.fnmr[kept].tolist(),
             "min_quality": self.min_quality[kept].tolist(),
@@ -79,8 +82,9 @@ def discard_curve(
     quality_G = quality_G[order]
     first = np.flatnonzero(np.diff(quality_G, prepend=-np.inf))
     left = len(order) - first
-    rejected_left = rejected_G.sum() - np.concatenate([[0], np.cumsum(rejected_G[order])])[first]
-    return DiscardCurve(quality, first / len(order), rejected_left / left, quality_G[first])
+    rejected = int(rejected_G.sum())
+    rejected_left = rejected - np.concatenate([[0], np.cumsum(rejected_G[order])])[first]
+    return DiscardCurve(quality, first / len(order), rejected_left / left, quality_G[first], rejected)
 
 
 def pair_quality(quality_N: np.ndarray, first_P: np.ndarray, second_P: np.ndarray) -> np.ndarray:

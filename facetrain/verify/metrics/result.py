@@ -13,7 +13,7 @@ from facetrain.verify.metrics.cross_groups import CrossGroups
 from facetrain.verify.metrics.discard import DiscardCurve
 from facetrain.verify.metrics.fold_accuracy import FoldAccuracy, GridRoc
 from facetrain.verify.metrics.group_summary import Group
-from facetrain.verify.metrics.roc import RULE_OF_30, Roc, far_at
+from facetrain.verify.metrics.roc import RULE_OF_30, Roc, far_at, few_errors
 from facetrain.verify.metrics.score_scale import COSINE, ScoreScale
 
 Interval = tuple[float, float]
@@ -152,11 +152,7 @@ class Result:
             return ""
         # Those of the threshold: with equal scores they can be far fewer than the limit allows.
         accepts = min(round(far_at(curve, float(limit)) * curve.impostors) for curve in self._limiting_curves)
-        return (
-            f"uncertain: rests on {accepts} false accepts, fewer than {RULE_OF_30}"
-            if accepts < RULE_OF_30
-            else ""
-        )
+        return few_errors(accepts, "false accept")
 
     @property
     def _same_answer(self) -> str:

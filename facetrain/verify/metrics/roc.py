@@ -18,6 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from facetrain.plural import count_text
+
 FARS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 """False accept rates at which the true accept rate is reported: the six of InsightFace's IJB tables."""
 FMRS = (1e-3, 1e-4, 1e-5, 1e-6)
@@ -47,6 +49,15 @@ class Roc:
     dtype of the scores, in which they are compared with it."""
     impostors: int
     """Number of impostor pairs. A FAR below `1 / impostors` cannot be measured."""
+
+
+def few_errors(errors: int, kind: str) -> str:
+    """Return the remark on a rate that rests on so many errors of a kind, such as `false accept`; empty from 30 on."""
+    return (
+        f"uncertain: rests on {count_text(errors, kind)}, fewer than {RULE_OF_30}"
+        if errors < RULE_OF_30
+        else ""
+    )
 
 
 def roc(score_P: np.ndarray, same_P: np.ndarray) -> Roc | None:

@@ -10,6 +10,7 @@ from facetrain.plural import count_text
 from facetrain.verify.metrics.bootstrap import FEW_SUBJECTS, LEAST_SUBJECTS
 from facetrain.verify.metrics.curve_metrics import CURVE_METRICS
 from facetrain.verify.metrics.group_summary import RATES
+from facetrain.verify.metrics.roc import few_errors
 
 COUNTS = {
     "pairs",
@@ -132,7 +133,9 @@ def format_evaluation(evaluation: ModelResults) -> Iterator[str]:
                 yield f"    {group:16} {cells}"
         for curve in result.discards:
             if curve.area_ratio is not None:
-                yield f"  discarding by {curve.quality}: FNMR {curve.area_ratio:.3f} times that of random discarding"
+                remark = few_errors(curve.rejected, "rejected pair")
+                ratio = f"FNMR {curve.area_ratio:.3f} times that of random discarding"
+                yield f"  discarding by {curve.quality}: {ratio}  {remark}".rstrip()
         for summary in result.group_summaries:
             yield f"  {summary.column}, differences between the groups:"
             for metric, value in summary.metrics.items():

@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 
 from facetrain.verify.metrics.discard import discard_curve, pair_quality
+from facetrain.verify.metrics.result import Result
+from facetrain.verify.model_results import ModelResults
+from facetrain.verify.output.formatting import format_evaluation
 
 
 def test_the_curve_is_what_a_plain_loop_over_the_shares_finds():
@@ -16,6 +19,21 @@ def test_the_curve_is_what_a_plain_loop_over_the_shares_finds():
     assert curve.share == pytest.approx([1 - len(kept) / same.sum() for kept in kept_scores])
     assert curve.min_quality.tolist() == np.unique(quality[same]).tolist()
     assert curve.share[0] == 0 and curve.fnmr[0] == np.mean(score[same] < 0)
+    assert curve.rejected == curve.as_json()["rejected"] == np.sum(score[same] < 0)
+
+
+@pytest.mark.parametrize(
+    ("rejected", "remark"),
+    [(1, "uncertain: rests on 1 rejected pair, fewer than 30"), (29, "29 rejected"), (30, "")],
+)
+def test_a_ratio_that_rests_on_few_rejected_pairs_is_said_to_be_uncertain(rejected, remark):
+    same = np.ones(100, bool)
+    curve = discard_curve(np.arange(100) - rejected, same, np.arange(100.0), 0, quality="q")
+    result = Result("verification", {}, discards=[curve])
+    (line,) = (
+        line for line in format_evaluation(ModelResults("", {"x": result}, {}, True)) if "discarding" in line
+    )
+    assert ("uncertain" in line) == bool(remark) and remark in line
 
 
 def test_a_perfect_measure_has_a_small_area_and_a_random_one_the_area_of_random_discarding():

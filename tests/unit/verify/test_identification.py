@@ -103,5 +103,5 @@ def test_the_gallery_with_the_fewest_nonmated_probes_decides_what_a_search_can_s
     for searches in ([large, small], [small, large]):
         result = identification_result(searches, subjects=5020, draws=Draws(0))
         assert result.fewest_impostors == 120 and result.lowest_rates["lowest"] == 1 / 120
-        assert result.remark("tpir@1e-02") == "uncertain: rests on 1 false accepts, fewer than 30"
+        assert result.remark("tpir@1e-02") == "uncertain: rests on 1 false accept, fewer than 30"
     assert not identification_result([large], subjects=5020, draws=Draws(0)).remark("tpir@1e-02")
