@@ -64,7 +64,8 @@ class Result:
     replicates: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
     """Each metric in every bootstrap draw, (R,): input of the paired test of two models. Not in the JSON."""
     threshold: dict[str, float] = field(default_factory=dict)
-    """Score from which pairs are accepted, by operating point: `accuracy` (mean of the folds), `eer`, `1e-01` …"""
+    """Score from which pairs are accepted, by operating point: `accuracy` (mean of the folds), `eer`, `1e-01` …, and
+    `slices` for the groups and the error-versus-discard curves."""
     curve: Roc | None = None
     """Exact ROC; its thresholds are scores."""
     gallery_curves: list[Roc] = field(default_factory=list, repr=False)

@@ -86,6 +86,11 @@ def far_at(curve: Roc, far: float) -> float:
     return float(curve.far[int(np.searchsorted(curve.far, far * ROUNDING, side="right")) - 1])
 
 
+def far_of(curve: Roc, threshold: float) -> float:
+    """Return the false accept rate of a threshold."""
+    return float(curve.far[int(np.searchsorted(-curve.threshold, -threshold, side="right")) - 1])
+
+
 def threshold_at(curve: Roc, far: float) -> float:
     """Return the lowest score that, as a threshold, accepts at most a share `far` of the impostor pairs.
 

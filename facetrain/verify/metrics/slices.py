@@ -57,6 +57,7 @@ def add_slices(
         )
         return
     threshold = result.threshold["accuracy"] if fmr is None else threshold_at(curve, fmr)
+    result.threshold["slices"] = threshold
     mixed = {
         name: set(columns[name][first != second])
         for name, (first, second) in (sides or {}).items()

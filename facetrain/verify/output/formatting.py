@@ -10,7 +10,7 @@ from facetrain.plural import count_text
 from facetrain.verify.metrics.bootstrap import FEW_SUBJECTS, LEAST_SUBJECTS
 from facetrain.verify.metrics.curve_metrics import CURVE_METRICS
 from facetrain.verify.metrics.group_summary import RATES
-from facetrain.verify.metrics.roc import few_errors
+from facetrain.verify.metrics.roc import far_of, few_errors
 
 COUNTS = {
     "pairs",
@@ -123,6 +123,7 @@ def format_evaluation(evaluation: ModelResults) -> Iterator[str]:
                 yield f"  {metric:16} {shown}  {_error_rate(result, metric)}  {result.remark(metric)}".rstrip()
         yield from _format_needs(result.needs)
         yield from _format_limits(result)
+        yield from (f"  {line}" for line in format_slice_threshold(result))
         yield from (f"  {_format_group(group)}" for group in result.groups)
         for matrix in result.cross_groups:
             yield f"  {matrix.column}, FMR between {', '.join(matrix.groups)}:"
@@ -169,6 +170,16 @@ def _format_limits(result: Result) -> Iterator[str]:
             f"  lowest {rate:9} {limits['lowest']:.1e}, one of {result.fewest_impostors:,} {pairs}; known to ± 30 % "
             f"from {limits['rule_of_30']:.1e} on"
         )
+
+
+def format_slice_threshold(result: Result) -> Iterator[str]:
+    """Yield the threshold of all slices, and the FMR that it gives, if there are slices."""
+    if result.groups and result.curve:
+        threshold, impostors = result.threshold["slices"], result.curve.impostors
+        fmr = far_of(result.curve, threshold)
+        place = f"slices at {result.scale.name} >= {threshold:.4f}"
+        rate = f"FMR {format_number('fmr', fmr)} of all impostor pairs"
+        yield f"{place}: {rate}  {few_errors(round(fmr * impostors), 'false accept')}".rstrip()
 
 
 def _format_group(group: Group) -> str:

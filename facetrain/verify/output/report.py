@@ -25,6 +25,7 @@ from facetrain.verify.output.formatting import (
     format_few_subjects,
     format_interval,
     format_number,
+    format_slice_threshold,
     format_value,
     format_warnings,
     shown_metrics,
@@ -192,6 +193,7 @@ def _set_values(evaluation: ModelResults, name: str, figures: Mapping[str, Figur
             if metric != "threshold"
         ],
         "figures": [svg(figure, f"{name}-{kind}") for kind, figure in figures.items()],
+        "slice_threshold": list(format_slice_threshold(result)),
         "group_header": ["slice", "pairs", *map(metric_words, RATES)],
         "groups": list(map(_group_row, result.groups)),
         "spreads": [

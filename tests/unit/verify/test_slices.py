@@ -12,7 +12,7 @@ from facetrain.verify.metrics.result import Result
 from facetrain.verify.metrics.scored_pairs import pair_result
 from facetrain.verify.metrics.slices import add_slices, slice_groups
 from facetrain.verify.model_results import ModelResults
-from facetrain.verify.output.formatting import format_evaluation, format_number
+from facetrain.verify.output.formatting import format_evaluation, format_number, format_slice_threshold
 from facetrain.verify.output.metrics_csv import metrics_csv
 from facetrain.verify.sets.slice_table import pair_values, read_slice_table
 from tests.support.scored_people import people
@@ -149,6 +149,10 @@ def test_values_of_two_groups_are_no_part_of_the_spread():
     value_P = pair_values(*sides)
     result = pair_result(pairs, protocol="verification", draws=Draws(20))
     add_slices(result, pairs, {"age": value_P}, {}, sides={"age": sides}, fmr=0.1, draws=Draws(20))
+    accepted = pairs.score_P[~pairs.same_P] >= result.as_json()["thresholds"]["slices"]
+    (line,) = format_slice_threshold(result)
+    assert f"FMR {accepted.mean():.3%} of all impostor pairs" in line
+    assert line.endswith(f"rests on {accepted.sum()} false accepts, fewer than 30") and accepted.sum() > 1
     alone = np.isin(value_P, ["1", "2", "3"])
     assert len(result.groups) == 6 and pairs.same_P[~alone].any(), "of images, not of people"
     rates = {
