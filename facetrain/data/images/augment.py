@@ -178,7 +178,7 @@ class Augment:
             rows_S = (uniform(draw_B, self._key(epoch, _OWN, number)) < own.probability).nonzero()[:, 0]
             if len(rows_S):
                 key_S = hash64(draw_B[rows_S], self._key(epoch, _OWN, number, 1))
-                rows_S = rows_S.to(image.device, non_blocking=True)
+                rows_S, key_S = (each.to(image.device, non_blocking=True) for each in (rows_S, key_S))
                 image[rows_S] = own(image[rows_S], key_S)
         return image.contiguous(memory_format=torch.channels_last)
 

@@ -4,10 +4,12 @@ import torch
 import torch.nn.functional as F
 
 from facetrain import own_parts
+from facetrain.counter_rng import uniform
 from facetrain.data.augmentations.build import build_augment
 from facetrain.data.images.augment import Augment, BufferPool, OwnAugment, normalize
 from facetrain.data.settings import AugmentSettings
 from facetrain.errors import ConfigError
+from tests.support.fake_gpu import GPU, fake_gpu
 
 
 def test_a_buffer_is_used_again_as_soon_as_nothing_refers_to_it():
@@ -95,6 +97,18 @@ def test_an_own_augmentation_must_return_images_of_the_same_shape_and_dtype(func
         ConfigError, match=rf"own\[0\]: m:f maps .*\(6, 3, 20, 20\) .* to .*{found}.*; return"
     ):
         augment(images(), torch.arange(6), 0)
+
+
+def test_an_own_augmentation_gets_its_keys_on_the_device_of_the_images():
+    def brighter(image, key):
+        return image + uniform(key, 0).float().view(-1, 1, 1, 1)
+
+    augment = Augment(0, own=[OwnAugment("data.augment.own[0]: m:f", 0.5, brighter)])
+    expected = augment(images(), torch.arange(6), 0)
+    with fake_gpu() as gpu:
+        on_gpu = augment(images().to(GPU), torch.arange(6), 0)
+    torch.testing.assert_close(on_gpu.content, expected)
+    assert not gpu.faults
 
 
 def test_an_own_augmentation_is_refused_for_options_that_it_lacks():
