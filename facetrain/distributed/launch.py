@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 
 from facetrain.cpu_cores import usable_cores
-from facetrain.distributed.grace_period import set_default_grace_period
+from facetrain.distributed.grace_period import export_grace_period
 from facetrain.distributed.process_lifetime import mark_own_ranks
 from facetrain.distributed.process_setup import set_gpu_defaults, silence_torch_logs
 from facetrain.distributed.topology import Topology
@@ -27,12 +27,12 @@ def launch(train: Callable[[], int], where: Topology, rank_arguments: list[str])
     """
     silence_torch_logs()
     set_gpu_defaults()
-    set_default_grace_period()
     if where.is_single_process:
         return _run_in_process(train)
     from facetrain.distributed.elastic_agent import launch_ranks  # needs torch, which takes seconds to import
 
     mark_own_ranks()
+    export_grace_period()
     if where.nproc_per_node > usable_cores():
         note = f"note: {where.nproc_per_node} processes share {usable_cores()} cores of this machine"
         print(note, file=sys.stderr, flush=True)
