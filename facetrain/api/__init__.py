@@ -10,7 +10,7 @@
     model.compare("a.jpg", "b.jpg").cosine
 
 Images are aligned face crops: files, or arrays uint8 (H, W, 3) in RGB. Every error that has to do with the input is an
-exception of `facetrain.errors`; no function ends the process.
+exception of `facetrain.errors`. Only the watchdog of a training may end the process (`train`).
 """
 
 from facetrain.api.dataset import Dataset

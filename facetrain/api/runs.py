@@ -49,8 +49,9 @@ def train(
     """Train a backbone and its head in this process, on one GPU or on the CPU, and return the run.
 
     Progress goes to standard error, as with `facetrain train`. Under torchrun, each process of the script trains on
-    one GPU, and must end within 18 s if this function raises an exception. Ctrl-C, or the stop button of a notebook,
-    saves a checkpoint; `resume` continues from it.
+    one GPU, and must end within 18 s if this function raises an exception. It handles signals: call it from the main
+    thread. Ctrl-C, or the stop button of a notebook, saves a checkpoint; `resume` continues from it. The second one
+    ends the training without. Its watchdog ends the process if it hangs, or still runs 300 s after the first signal.
 
     Examples:
         >>> run = facetrain.train("quickstart", train={"epochs": 2})
@@ -64,10 +65,10 @@ def train(
 
     Raises:
         ConfigError: the config is invalid; the message has all faults.
-        UsageError: the given folder has a run (without `resume`); or the data, a verification set or a model cannot be
-            used.
+        UsageError: the given folder has a run (without `resume`); the data, a verification set or a model cannot be
+            used; or the caller is not the main thread.
         RunError: training failed.
-        KeyboardInterrupt: training was interrupted, and has saved a checkpoint.
+        KeyboardInterrupt: training was interrupted, and has saved a checkpoint, unless Ctrl-C came twice.
     """
     request = TrainRequest(
         config=_plain(config) if isinstance(config, Mapping) else os.fspath(config),

@@ -26,7 +26,8 @@ class StopRequest:
     """Signal handlers that record a signal; the ranks then agree to stop at the same step.
 
     Used as a context manager. An elastic agent enforces the grace period and ends its ranks at a second Ctrl-C. In a
-    process without an agent, its watchdog enforces the grace period.
+    process without an agent, its watchdog enforces the grace period, and a second Ctrl-C ends a command at once. In a
+    program of the user's, it raises KeyboardInterrupt.
     """
 
     def __init__(self) -> None:
@@ -50,8 +51,8 @@ class StopRequest:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number in list(self._before):
-            signal.signal(number, self._before.pop(number))
+        for number, before in self._before.items():
+            signal.signal(number, before)
 
     def ask(self) -> Callable[[], int]:
         """Start to ask all ranks for the signals that they have received until now. Collective.
@@ -74,7 +75,8 @@ class StopRequest:
 
     def _record(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.signal == signal.SIGINT:
-            if self._has_agent:
+            # A command has a handler of its own. Any other program may be a notebook with other work in its memory.
+            if self._has_agent or self._before[number] is signal.default_int_handler:
                 raise KeyboardInterrupt
             # Not by an exception: the code that it unwinds may wait for what hangs.
             exit_with_message("error: interrupted", 128 + number)

@@ -2,6 +2,8 @@
 
 import signal
 
+import pytest
+
 from facetrain.distributed.stop_request import StopRequest
 from facetrain.run.callbacks.checkpointing import Stopping
 
@@ -28,3 +30,12 @@ def test_a_signal_that_interrupts_the_verification_after_a_step_stops_the_run_th
         signal.raise_signal(signal.SIGTERM)
         state.unverified = True
         assert stopping.agree(state)
+
+
+def test_a_second_ctrl_c_leaves_the_user_s_program_alive():
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with pytest.raises(KeyboardInterrupt), StopRequest() as request:
+        signal.raise_signal(signal.SIGINT)
+        assert request.signal == signal.SIGINT, "the first one is recorded"
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
