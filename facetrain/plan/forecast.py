@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -255,7 +254,7 @@ def _teacher(config: Config, load: HeadLoad) -> tuple[int, int, int]:
         )
     if distill.loss != "fixed_centers":
         return 0, 0, 0
-    settings, size = teacher_settings(load.settings), cached_embedding_size(Path(distill.cache))
+    settings, size = teacher_settings(load.settings), cached_embedding_size(local_path(distill.cache))
     taught = head_memory(replace(load, settings=settings, embedding_size=size, stages=(), trained=False))
     return taught.centers, 0, taught.peak
 

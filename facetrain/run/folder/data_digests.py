@@ -70,7 +70,7 @@ def digest_inputs(config: Config, source: FaceDataset, sets: Sequence[PairSet]) 
         "landmarks": digest_landmarks(source) if takes_landmarks(config.model.backbone) else "",
         "mixture": source.entries if isinstance(source, MixtureDataset) else [],
         "sets": {pairs.name: digest_set(pairs) for pairs in sets},
-        "teacher_cache": cache_digest(Path(cache)) if cache else "",
+        "teacher_cache": cache_digest(local_path(cache)) if cache else "",
         "code": code_digests(config),
     }
 

@@ -87,7 +87,7 @@ def open_cache(config: Config, source: FaceDataset, augment: Augment) -> CachedT
         whole = open_training_data(config.data.model_copy(update={"min_images_per_identity": 1}))
         index = images_of_large_identities(whole, config.data.min_images_per_identity)
     return CachedTeacher(
-        Path(distill.cache),
+        local_path(distill.cache),
         dataset=digest_labels(whole),
         # The model is needed for this check only.
         teacher=digest_model(open_model(path, torch.device("cpu")), path),

@@ -86,10 +86,12 @@ def test_muon_keeps_one_number_for_each_of_its_weights(optim, numbers):
     assert {0: 0 < muon < weights, 1: muon == weights, 2: weights < muon < plain}[numbers]
 
 
-def test_the_centers_of_a_teacher_have_no_expectations(tmp_path):
+def test_the_centers_of_a_teacher_have_no_expectations(tmp_path, web_server, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with new_cache(tmp_path / "c.safetensors", (3, 1, 8), dataset="", teacher=""):
         pass
-    distill = {"teacher": "t", "cache": str(tmp_path / "c.safetensors"), "loss": "fixed_centers"}
+    web_server.files["/c.safetensors"] = (tmp_path / "c.safetensors").read_bytes()
+    distill = {"teacher": "t", "cache": f"{web_server.address}/c.safetensors", "loss": "fixed_centers"}
     found = [
         forecast(small_config(head={"expectations": "moving"}, distill=teacher), CLASSES, 1).parts["centers"]
         for teacher in (None, distill)

@@ -21,7 +21,7 @@ from facetrain.data.open_dataset import open_dataset
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import CheckpointError, ConfigError, DataError
 from facetrain.models.model_file import open_model
-from facetrain.run.folder.data_digests import digest_labels
+from facetrain.run.folder.data_digests import digest_inputs, digest_labels
 from facetrain.run.parts.distillation import build_distillation
 from facetrain.run.parts.step_schedule import schedule_steps
 from facetrain.run.parts.teacher_embeddings import open_cache, write_teacher_embeddings
@@ -101,6 +101,17 @@ def test_a_run_with_a_cache_equals_one_with_the_live_teacher_and_resumes_bit_for
     train_and_resume(config(f"distill.cache={folder}/t.safetensors"), tmp_path / "cached", 2)
     values = [distill_losses(tmp_path / name) for name in ("live", "cached")]
     assert len(values[0]) == 4 and values[1] == pytest.approx(values[0], rel=1e-4)
+
+
+def test_a_run_reads_a_cache_at_an_address(taught, dataset, web_server, tmp_path, monkeypatch):
+    folder, config = taught
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    web_server.files["/t.safetensors"] = (folder / "t.safetensors").read_bytes()
+    remote = config(f"distill.cache={web_server.address}/t.safetensors")
+    source = open_dataset(dataset / "data")
+    open_cache(remote, source, Augment(5))
+    digests = digest_inputs(remote, source, [])
+    assert digests["teacher_cache"] == cache_digest(folder / "t.safetensors")
 
 
 @pytest.mark.parametrize(
