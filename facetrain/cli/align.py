@@ -26,7 +26,11 @@ def align(
     ],
     images: Annotated[
         Path,
-        typer.Argument(help="Dataset of known people, which both models embed: the map is learned on it."),
+        typer.Argument(
+            metavar="IMAGES",
+            parser=local_file,
+            help="Dataset of known people, which both models embed: the map is learned on it.",
+        ),
     ],
     output: Annotated[Path, typer.Option(metavar="FILE", help="File for the map, .npz.")],
     inference: Float32InferenceOptions,

@@ -11,13 +11,17 @@ import typer
 
 from facetrain.bench.workloads import DEFAULT_CONFIG, RunWorkload, Turns
 from facetrain.cli.option_groups import option_groups
-from facetrain.cli.options import CONFIG_FLAGS, Device, Json, Set
+from facetrain.cli.options import CONFIG_FLAGS, Device, Json, Set, local_file
 from facetrain.cli.outputs import echo_line
 from facetrain.cli.train import LaunchOptions, Processes, require_launch
 from facetrain.cpu_cores import usable_cores
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Measure parts of a run on this machine.")
-DATA_OPTION = typer.Option(help="Dataset to read; by default 4,096 generated images of about 8 kB each.")
+DATA_OPTION = typer.Option(
+    metavar="DATASET",
+    parser=local_file,
+    help="Dataset to read; by default 4,096 generated images of about 8 kB each.",
+)
 ROUNDS_OPTION = typer.Option(
     min=1, help="Number of rounds, in which the inputs take turns; the result is the median."
 )

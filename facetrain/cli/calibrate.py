@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from facetrain.cli.option_groups import option_groups
-from facetrain.cli.options import DataDir, Float32InferenceOptions, Json, local_file
+from facetrain.cli.options import DataDir, Float32InferenceOptions, Json, local_file, local_set
 from facetrain.cli.outputs import echo_line, require_existing, require_writable
 from facetrain.files import shell_path
 from facetrain.plural import count_text
@@ -38,6 +38,7 @@ def calibrate(
             "--people",
             "--target",
             metavar="DATASET|SET",
+            parser=local_set,
             help="Known people: a dataset, or a .bin set with a table of subjects; a path, or the name of a set in the "
             "data folder.",
         ),

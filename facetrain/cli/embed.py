@@ -20,6 +20,7 @@ from facetrain.cli.options import (
     MinQuality,
     Model,
     SkipBad,
+    local_file,
 )
 from facetrain.cli.outputs import (
     echo_line,
@@ -39,7 +40,12 @@ _TEACHER_SUFFIX, _SKIPPED_SUFFIX = ".safetensors", ".skipped.csv"
 def embed(
     model: Model,
     input: Annotated[
-        Path, typer.Argument(help="Images: one image, a folder of images, a dataset, a .rec or a .bin file.")
+        Path,
+        typer.Argument(
+            metavar="INPUT",
+            parser=local_file,
+            help="Images: one image, a folder of images, a dataset, a .rec or a .bin file.",
+        ),
     ],
     output: Annotated[
         Path,
@@ -128,8 +134,17 @@ def _list_skipped(path: Path, skipped: list[SkippedFile]) -> None:
 
 def compare(
     model: Model,
-    first: Annotated[Path, typer.Argument(help="First image: an aligned face, or with --detector a photo.")],
-    second: Annotated[Path, typer.Argument(help="Second image: as FIRST.")],
+    first: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FIRST",
+            parser=local_file,
+            help="First image: an aligned face, or with --detector a photo.",
+        ),
+    ],
+    second: Annotated[
+        Path, typer.Argument(metavar="SECOND", parser=local_file, help="Second image: as FIRST.")
+    ],
     fmr: Annotated[
         float | None,
         typer.Option(

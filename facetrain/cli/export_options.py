@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from facetrain.cli.options import DataDir, Json, local_set
+from facetrain.cli.options import DataDir, Json, local_file, local_set
 from facetrain.models.export.formats import FORMATS, ExportOptions
 
 
@@ -79,6 +79,7 @@ Images = Annotated[
     Path | None,
     typer.Option(
         metavar="INPUT",
+        parser=local_file,
         help="Aligned faces on which the file is compared with the model, and from which --int8 finds the ranges of "
         "activations, evenly spaced: a folder, a .rec or a .bin, of which at most 100 are used, and 256 with --int8; "
         "by default drawn faces.",

@@ -12,7 +12,7 @@ import typer
 
 from facetrain.cli.data.dataset_options import FaceLandmarks
 from facetrain.cli.option_groups import option_groups
-from facetrain.cli.options import Set, download, local_set
+from facetrain.cli.options import Set, download, local_file, local_set
 from facetrain.cli.outputs import echo_line, require_existing
 from facetrain.files import shell_path
 from facetrain.run.request import TrainRequest
@@ -27,8 +27,10 @@ def finetune(
     photos: Annotated[
         Path,
         typer.Argument(
+            metavar="PHOTOS",
+            parser=local_file,
             help="Photos: a folder with a folder of photos per person, or any dataset. With --detector whole photos, "
-            "otherwise aligned faces."
+            "otherwise aligned faces.",
         ),
     ],
     *,

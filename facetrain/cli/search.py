@@ -29,8 +29,13 @@ _ROUNDING = 1e-12
 
 
 def search(
-    gallery: Annotated[Path, typer.Argument(help=f"Faces to search among: {_INPUT}.")],
-    probe: Annotated[Path, typer.Argument(help=f"Faces to search for: {_INPUT}.")],
+    gallery: Annotated[
+        Path,
+        typer.Argument(metavar="GALLERY", parser=local_file, help=f"Faces to search among: {_INPUT}."),
+    ],
+    probe: Annotated[
+        Path, typer.Argument(metavar="PROBE", parser=local_file, help=f"Faces to search for: {_INPUT}.")
+    ],
     top: Annotated[int, typer.Option(min=1, help="Number of gallery entries per probe.")] = 5,
     threshold: Annotated[
         float,

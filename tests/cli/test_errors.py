@@ -331,3 +331,26 @@ def test_gpus_that_are_hidden_leave_the_cpu(monkeypatch):
     monkeypatch.setattr(gpu_driver, "_cuda_driver", Driver)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert pick_device("auto", 0, cpu_setting="train.device: cpu").type == "cpu"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "data pack ADDRESS --output o",
+        "data merge ADDRESS ADDRESS --output o",
+        "data pairs ADDRESS --output o.bin",
+        "data landmarks ADDRESS",
+        "embed MODEL ADDRESS --output o.npz",
+        "compare MODEL ADDRESS ADDRESS",
+        "search ADDRESS ADDRESS",
+        "align MODEL MODEL ADDRESS --output o.npz",
+        "calibrate MODEL --target ADDRESS",
+        "finetune ADDRESS --model MODEL",
+        "export MODEL --output o.onnx --images ADDRESS",
+        "bench loader --data ADDRESS",
+    ],
+)
+def test_images_and_datasets_may_be_addresses(command, model):
+    words = command.replace("ADDRESS", "hf://org").replace("MODEL", str(model)).split()
+    refused = refusal(*words)
+    assert refused.exit_code == 2 and str(refused).startswith("hf://org: "), "and no path with one slash"

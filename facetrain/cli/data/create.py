@@ -20,13 +20,14 @@ from facetrain.cli.data.dataset_options import (
     print_written,
 )
 from facetrain.cli.option_groups import option_groups
-from facetrain.cli.options import Json
+from facetrain.cli.options import Json, local_file
 from facetrain.cli.outputs import echo_line
 from facetrain.cli.progress_bar import progress_bar, progress_bars
 from facetrain.data.synthetic.options import SyntheticFaces
 from facetrain.errors import UsageError
 from facetrain.files import shell_path
 from facetrain.plural import count_text
+from facetrain.remote.address import is_remote, public
 
 
 @option_groups
@@ -59,8 +60,10 @@ def pack(
     source: Annotated[
         Path,
         typer.Argument(
+            metavar="SOURCE",
+            parser=local_file,
             help="Dataset: a folder per identity, tar or Parquet shards, a list file, or a folder with "
-            "train.rec."
+            "train.rec.",
         ),
     ],
     writing: Writing,
@@ -123,9 +126,25 @@ def pack(
         echo_line(line)
 
 
+def _local_folder(text: str) -> Path:
+    if is_remote(text):
+        raise UsageError(
+            f"{public(text)}: the landmarks are written beside the images; download these with `facetrain get`, and "
+            "give their path"
+        )
+    return Path(text)
+
+
 @option_groups
 def landmarks(
-    data: Annotated[Path, typer.Argument(help="Dataset but no mixture, or verification set (.bin).")],
+    data: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DATA",
+            parser=_local_folder,
+            help="Dataset but no mixture, or verification set (.bin).",
+        ),
+    ],
     faces: FaceLandmarks,
     workers: Workers = None,
     as_json: Json = False,

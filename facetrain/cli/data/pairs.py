@@ -17,7 +17,7 @@ from facetrain.cli.data.dataset_options import (
     print_detections,
 )
 from facetrain.cli.option_groups import option_groups
-from facetrain.cli.options import Json
+from facetrain.cli.options import Json, local_file
 from facetrain.cli.outputs import echo_line, require_writable
 from facetrain.cli.progress_bar import progress_bar
 from facetrain.errors import UsageError
@@ -68,8 +68,10 @@ def pairs(
     source: Annotated[
         Path,
         typer.Argument(
+            metavar="SOURCE",
+            parser=local_file,
             help="Pair list in the form of LFW, CALFW, CPLFW, AgeDB, MLFW or CFP; a folder with RFW's four .bin; a "
-            ".bin set; or a dataset to sample pairs from."
+            ".bin set; or a dataset to sample pairs from.",
         ),
     ],
     listed: ListedImages,

@@ -9,6 +9,7 @@ import typer
 
 from facetrain.cli.data.dataset_options import Dataset, Seed, Writing, print_written
 from facetrain.cli.option_groups import option_groups
+from facetrain.cli.options import local_file
 from facetrain.cli.outputs import echo_line
 from facetrain.cli.progress_bar import progress_bar
 from facetrain.errors import UsageError
@@ -16,7 +17,9 @@ from facetrain.errors import UsageError
 
 @option_groups
 def merge(
-    datasets: Annotated[list[Path], typer.Argument(metavar="DATASET", help="Two or more datasets.")],
+    datasets: Annotated[
+        list[Path], typer.Argument(metavar="DATASET", parser=local_file, help="Two or more datasets.")
+    ],
     writing: Writing,
 ) -> None:
     """Write several datasets as one.
