@@ -2,8 +2,8 @@
 
     import facetrain
 
-    run = facetrain.train("quickstart", data={"train": "faces"}, train={"epochs": 2})
-    facetrain.evaluate(run.folder, ["lfw"], data_dir="sets")["lfw"]["accuracy"]
+    run = facetrain.train("quickstart", dataset="faces", train={"epochs": 2})
+    facetrain.evaluate(run.folder, "lfw", data_dir="sets")["lfw"]["accuracy"]
 
     model = facetrain.load_model(run.folder)
     embedding_ND = model.embed(["a.jpg", "b.jpg"])

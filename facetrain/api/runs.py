@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from facetrain.api.dataset import PathLike
 from facetrain.api.model import Model, load_model
 from facetrain.errors import RunError, UsageError
 from facetrain.files import os_errors_as
 from facetrain.run.folder.run_files import METRICS_FILE
-from facetrain.run.request import TrainRequest, as_override
+from facetrain.run.request import TrainRequest, as_override, dataset_overrides
 from facetrain.telemetry.jsonl import read_jsonl
 
 
@@ -40,9 +41,10 @@ class Run:
 
 
 def train(
-    config: PathLike | Mapping[str, Any],
+    config: PathLike | Mapping[str, Any] | None = None,
     run_dir: PathLike | None = None,
     *,
+    dataset: PathLike | None = None,
     resume: bool = False,
     **overrides: Any,
 ) -> Run:
@@ -54,30 +56,35 @@ def train(
     ends the training without. Its watchdog ends the process if it hangs, or still runs 300 s after the first signal.
 
     Examples:
-        >>> run = facetrain.train("quickstart", train={"epochs": 2})
-        >>> run = facetrain.train("my.yaml", **{"optim.lr": 0.05, "data.train": "faces"})
+        >>> run = facetrain.train("quickstart", dataset="faces", train={"epochs": 2})
+        >>> run = facetrain.train("my.yaml", **{"optim.lr": 0.05, "train.batch_size": 64})
 
     Args:
-        config: a config file, the name of a preset, or a dict with the sections of a config.
+        config: a config file, the name of a preset, or a dict with the sections of a config; None: network, number
+            format and learning rate are chosen for `dataset`.
         run_dir: folder of the run. Default: `run.dir`/`run.name` of the config, with a number behind it if that exists.
+        dataset: dataset to train on, in place of that of the config, as by `--data`: verified on its own sets, which
+            lie beside it. To replace nothing but the path, set `data.train`.
         resume: continue the run if its folder has a checkpoint; otherwise start it.
         overrides: values that replace those of the config: a section with a dict of its keys, or a dotted key.
 
     Raises:
         ConfigError: the config is invalid; the message has all faults.
-        UsageError: the given folder has a run (without `resume`); the data, a verification set or a model cannot be
-            used; or the caller is not the main thread.
+        UsageError: neither config nor dataset is given; the given folder has a run (without `resume`); the data, a
+            verification set or a model cannot be used; or the caller is not the main thread.
         RunError: training failed.
         KeyboardInterrupt: training was interrupted, and has saved a checkpoint, unless Ctrl-C came twice.
     """
-    request = TrainRequest(
-        config=_plain(config) if isinstance(config, Mapping) else os.fspath(config),
-        overrides=_as_overrides(overrides),
-        run_dir=None if run_dir is None else os.fspath(run_dir),
+    if config is None and dataset is None:
+        raise UsageError("nothing to train on; give a config, the name of a preset, or a dataset")
+    of_dataset = () if dataset is None else dataset_overrides(_plain(dataset))
+    return _train(
+        config=_plain(config),
+        overrides=(*of_dataset, *_as_overrides(overrides)),
+        run_dir=_plain(run_dir),
+        own_data=dataset is not None,
         resume_existing=resume,
-        command_line=tuple(sys.argv[1:]),
     )
-    return _train(request)
 
 
 def resume(
@@ -98,21 +105,24 @@ def resume(
         NoCheckpointError: the folder has no checkpoint.
         UsageError: the folder is not that of a run; otherwise as `train`.
     """
-    request = TrainRequest(
+    return _train(
         command="resume",
         overrides=_as_overrides(overrides),
-        run_dir=os.fspath(run_dir),
-        step=checkpoint,
+        run_dir=_plain(run_dir),
+        checkpoint=checkpoint,
         allow_code=allow_code,
-        command_line=tuple(sys.argv[1:]),
     )
-    return _train(request)
 
 
-def _train(request: TrainRequest) -> Run:
+def _train(**asked: Any) -> Run:
     """Train what is asked, and return the run. SIGTERM, which ranks ignore at their end, is then as before."""
     from facetrain.run.train import train as train_request
 
+    try:
+        request = TrainRequest(command_line=tuple(sys.argv[1:]), **asked)
+    except ValidationError as error:
+        fault = error.errors()[-1]  # a config is a text or a dict: the faults of the dict come last
+        raise UsageError(f"{fault['loc'][0]}: {fault['input']!r}: {fault['msg']}") from None
     _require_main_thread()
     folders, before = list[Path](), signal.getsignal(signal.SIGTERM)
     try:

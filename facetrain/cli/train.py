@@ -132,7 +132,7 @@ def resume(
         command="resume",
         overrides=tuple(set_ or ()),
         run_dir=run,
-        step=checkpoint,
+        checkpoint=checkpoint,
         allow_code="--allow-code" in sys.argv,
         profile=profile,
         command_line=tuple(sys.argv[1:]),

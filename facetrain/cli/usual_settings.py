@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from facetrain.errors import UsageError
-from facetrain.run.request import as_override
+from facetrain.run.request import as_override, dataset_overrides
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class UsualSettings:
         values: dict[str, object] = {key: value for key, value in given.items() if value is not None}
         if batch is not None:
             values["train.global_batch_size"] = None
-        if self.data is not None:
-            values["data.train"] = self.data
-            values |= dict.fromkeys(("data.num_classes", "data.num_images"))
-        return tuple(as_override(key, value) for key, value in values.items())
+        return (
+            *(as_override(key, value) for key, value in values.items()),
+            *(() if self.data is None else dataset_overrides(self.data)),
+        )
 
     def choose(self) -> tuple[Literal["batch", "lr"], ...]:
         """Return what the run is to measure."""

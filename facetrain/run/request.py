@@ -27,6 +27,12 @@ def as_override(key: str, value: Any) -> str:
     return f"{key}={json.dumps(value, ensure_ascii=False, default=refuse)}"
 
 
+def dataset_overrides(dataset: str) -> tuple[str, ...]:
+    """Return the values, KEY=VALUE, for a dataset in place of that of the config, whose numbers are not its own."""
+    values = {"data.train": dataset, "data.num_classes": None, "data.num_images": None}
+    return tuple(as_override(key, value) for key, value in values.items())
+
+
 CHOSEN_KEYS = {"batch": ("train.batch_size", "train.global_batch_size"), "lr": ("optim.lr",)}
 """Config keys that a choice measures: a command gives one of the two."""
 FOLDER_TERM = "the run folder"
@@ -43,7 +49,7 @@ class TrainRequest(BaseModel, frozen=True):
     """Values that win over the config, KEY=VALUE. A run that continues may only change by them."""
     run_dir: str | None = None
     """Folder of the run; of a run to continue also its address in the mirror. None: the default, or the newest run."""
-    step: int | None = None
+    checkpoint: int | None = None
     """Step of the checkpoint to continue from; None: the newest."""
     resume_existing: bool = False
     """Whether `train` continues the run that its folder has, if there is one."""
@@ -93,7 +99,7 @@ class TrainRequest(BaseModel, frozen=True):
         return {
             "command": self.command,
             FOLDER_TERM: self.run_dir,
-            "--checkpoint": self.step,
+            "--checkpoint": self.checkpoint,
             "--batch auto": "batch" in self.choose,
             "--lr find": "lr" in self.choose,
             "--profile": self.profile,

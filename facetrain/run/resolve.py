@@ -194,7 +194,7 @@ def _starting_point(
     request: TrainRequest, claimed: Claimed, mirror: Mirror | None, hosts: Hosts
 ) -> StartingPoint | None:
     # After a restart, the run has newer checkpoints than the one that the command asks for.
-    step = None if claimed.folders.was_used(claimed.folder) else request.step
+    step = None if claimed.folders.was_used(claimed.folder) else request.checkpoint
     is_new = request.command == "train"
     return find_starting_point(claimed.folder, mirror, hosts, step=step, may_be_new=is_new)
 

@@ -22,20 +22,20 @@ except facetrain.errors.ConfigError as error:
     print("refused:", error)
 config = {
     "run": {"name": "api"},
-    "data": {"train": "faces", "image_size": 32, "workers": 2},
+    "data": {"train": "elsewhere", "num_classes": 7, "image_size": 32, "workers": 2},
     "model": {
         "backbone": "iresnet", "layers": [1, 1, 1, 1], "widths": [8, 8, 8, 8], "embedding_size": 16,
     },
     "train": {"global_batch_size": 8, "max_steps": 9, "precision": "fp32", "device": "cpu"},
-    "eval": {"targets": ["synth"]},
+    "eval": {"targets": ["lfw"]},
     "log": {"tensorboard": False, "report": False},
 }
-run = facetrain.train(config, train={"max_steps": 4}, **{"log.every_steps": 1})
+run = facetrain.train(config, dataset="faces", train={"max_steps": 4}, **{"log.every_steps": 1})
 run = facetrain.resume(run.folder, train={"max_steps": 6})
 assert len(facetrain.Dataset("faces")) == 48
 result = facetrain.evaluate(run.folder, "synth", bootstrap=0)["synth"]
 print("steps", max(line["step"] for line in run.metrics()), "accuracy", result["accuracy"])
-print("again in", facetrain.train(config, train={"max_steps": 1}).folder)
+print("again in", facetrain.train(config, dataset="faces", train={"max_steps": 1}).folder)
 """
 
 

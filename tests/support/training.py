@@ -23,7 +23,7 @@ def train(config: Config, run_dir: Path | None = None, *, fit_batch: Any = None,
 
 def go_on(run_dir: Path, step: int | None = None, changes: Iterable[str] = ()) -> int:
     """Continue the run in a folder as it is, with changes in the form of --set."""
-    request = TrainRequest(command="resume", run_dir=str(run_dir), step=step, overrides=tuple(changes))
+    request = TrainRequest(command="resume", run_dir=str(run_dir), checkpoint=step, overrides=tuple(changes))
     return train_request(request)
 
 
@@ -34,5 +34,7 @@ def resume(config: Config, run_dir: Path, step: int | None = None, *, set_keys: 
     overrides = [
         as_override(key, reduce(lambda value, name: value[name], key.split("."), plain)) for key in set_keys
     ]
-    request = TrainRequest(command="resume", run_dir=str(run_dir), step=step, overrides=tuple(overrides))
+    request = TrainRequest(
+        command="resume", run_dir=str(run_dir), checkpoint=step, overrides=tuple(overrides)
+    )
     return train_request(request)

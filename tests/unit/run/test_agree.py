@@ -59,7 +59,7 @@ def train(**options):
     [
         (resume(overrides=("seed=1",)), resume(overrides=("seed=2",)), "seed is 2, not 1"),
         (resume(), resume(overrides=("seed=2",)), "seed is 2, not absent"),
-        (resume(), resume(step=4), "--checkpoint is 4, not absent"),
+        (resume(), resume(checkpoint=4), "--checkpoint is 4, not absent"),
         (resume(), train(resume_existing=True), 'command is "train", not "resume"'),
         (resume(), resume(run_dir="other"), "the run folder is "),
         (train(), train(run_dir="other"), "the run folder is "),
@@ -78,7 +78,7 @@ def test_hosts_that_are_asked_for_different_things_end_with_the_option_that_diff
 
 def test_a_host_that_joins_with_another_command_does_not_end_a_run_that_has_trained(run):
     (run / "environment.json").write_text('{"launchers": ["agent"]}')
-    first, second = outcomes(resume(), resume(step=4))
+    first, second = outcomes(resume(), resume(checkpoint=4))
     assert type(first) is RunError and type(second) is UsageError, "an agent restarts after the former"
 
 
