@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -113,6 +113,17 @@ class Model:
         return_quality: Literal[True],
     ) -> tuple[np.ndarray, np.ndarray]: ...
 
+    @overload
+    def embed(
+        self,
+        images: Image | Dataset | Sequence[Image],
+        *,
+        flip: bool = True,
+        batch_size: int = 64,
+        landmarks: np.ndarray | None = None,
+        return_quality: bool,
+    ) -> np.ndarray | tuple[np.ndarray, np.ndarray]: ...
+
     def embed(
         self,
         images: Image | Dataset | Sequence[Image],
@@ -145,15 +156,16 @@ class Model:
                 without one.
             flip: add the embedding of the mirror image.
             batch_size: images per forward pass.
-            landmarks: for a network with KP-RPE, the landmarks of the images (N, 5, 2), x and y as fractions of their
-                sides; None: those of the landmark file of a dataset, otherwise those of an aligned face.
+            landmarks: for a network with KP-RPE, without detector, the landmarks of the images (N, 5, 2), x and y as
+                fractions of their sides; None: those of the landmark file of a dataset, otherwise those of an aligned
+                face.
             return_quality: return a tuple of the embeddings and the quality of each image.
 
         Raises:
             DataError: an image cannot be read, has no face that the detector finds, or is not a uint8 array (H, W, 3);
-                or the landmarks are not (N, 5, 2).
+                the images are no sequence; or the landmarks are not (N, 5, 2).
             ModelError: an embedding is not finite.
-            UsageError: the batch size is less than 1.
+            UsageError: the batch size is less than 1, or given landmarks have no effect.
         """
         _require_at_least(1, batch_size=batch_size)
         path = Path(images) if isinstance(images, str | os.PathLike) else None
@@ -161,26 +173,36 @@ class Model:
         if not len(encoded):
             nothing = np.empty((0, self.embedding_size), np.float32)
             return (nothing, np.empty(0, np.float32)) if return_quality else nothing
-        if self._detector:
-            landmarks = None  # of the aligned faces: the template
-        elif landmarks is None and isinstance(images, Dataset) and self._opened.takes_landmarks:
-            landmarks = image_landmarks(images._source)
-        elif landmarks is None and path is not None:
-            landmarks = input_landmarks(self._opened, path)
-        if landmarks is not None and np.shape(landmarks) != (len(encoded), 5, 2):
-            raise DataError(
-                f"landmarks of shape {np.shape(landmarks)} for {len(encoded):,} images; expected ({len(encoded)}, 5, 2)"
-            )
         unit_ND, quality_N = embed_images(
             # The folded network is kept from call to call.
             replace(self._embedder, batch_size=batch_size),
             encoded,
             "images" if path is None else str(path),
             flip=flip,
-            landmarks=landmarks,
+            landmarks=self._landmarks(images, landmarks, len(encoded)),
             detector=self._detector,
         )
         return (unit_ND, quality_N) if return_quality else unit_ND
+
+    def _landmarks(
+        self, images: Image | Dataset | Sequence[Image], given: np.ndarray | None, count: int
+    ) -> np.ndarray | None:
+        """Return the landmarks that the network gets, (N, 5, 2): as given, or of a dataset; None: of aligned faces."""
+        has_effect = self._opened.takes_landmarks and not self._detector
+        if given is None:
+            if has_effect and isinstance(images, Dataset):
+                return image_landmarks(images._source)
+            if has_effect and isinstance(images, str | os.PathLike):
+                return input_landmarks(self._opened, Path(images))
+            return None
+        if not has_effect:
+            reason = "the detector finds them" if self._detector else "the network has no KP-RPE"
+            raise UsageError(f"landmarks: they have no effect, because {reason}; leave them out")
+        if np.shape(given) != (count, 5, 2):
+            raise DataError(
+                f"landmarks of shape {np.shape(given)} for {count:,} images; expected ({count}, 5, 2)"
+            )
+        return given
 
     def stored_threshold(self, fmr: float | None = None) -> Threshold | None:
         """Return the threshold for a false match rate that `facetrain calibrate` stored; None without thresholds.
@@ -352,6 +374,11 @@ def _encoded(images: Image | Dataset | Sequence[Image]) -> Sequence[EncodedImage
         return dataset_images(images._source)
     if isinstance(images, str | os.PathLike):
         return read_input(Path(images))[0]
+    if isinstance(images, Mapping) or not (hasattr(images, "__len__") and hasattr(images, "__getitem__")):
+        raise DataError(
+            f"images: a {type(images).__name__} cannot be embedded; give a file, a folder, a Dataset, RGB pixels as "
+            "uint8 (N, height, width, 3), or a list of files and pixels"
+        )
     # A single image of a wrong shape too, for the message.
     listed: Any = [images] if isinstance(images, np.ndarray) and images.ndim <= 3 else images
     return LazySequence(

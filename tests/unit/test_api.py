@@ -117,11 +117,39 @@ def test_two_images_are_compared_with_and_without_a_threshold(folder, model):
         ([torch.zeros(32, 32, 3, requires_grad=True)], "image 0: a Tensor cannot be embedded"),
         (["nowhere.jpg"], "nowhere.jpg: No such file"),
         ("nowhere.jpg", "nowhere.jpg: No such file"),
+        ((name for name in ["a.jpg"]), "images: a generator cannot be embedded"),
+        ({"a": "a.jpg"}, "images: a dict cannot be embedded"),
+        (None, "images: a NoneType cannot be embedded"),
     ],
 )
 def test_unusable_images_are_named(model, image, message):
     with pytest.raises(facetrain.errors.DataError, match=message):
         model.embed(image)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: facetrain.train({1: 2}), "config: 1: "),
+        (lambda: facetrain.train(5), "config: 5: "),
+        (lambda: facetrain.train(), "nothing to train on; give a config"),
+        (lambda: facetrain.train("quickstart", 5), "run_dir: 5: "),
+        (lambda: facetrain.resume("runs/a", "7b"), "checkpoint: '7b': "),
+    ],
+)
+def test_an_argument_of_another_type_is_a_usage_error(call, message):
+    with pytest.raises(facetrain.errors.UsageError) as refused:
+        call()
+    assert str(refused.value).startswith(message) and "\n" not in str(refused.value)
+
+
+def test_landmarks_that_have_no_effect_are_refused(folder, model):
+    landmarks_N52 = np.zeros((5, 5, 2), np.float32)
+    with pytest.raises(facetrain.errors.UsageError, match="the network has no KP-RPE"):
+        model.embed(folder / "images", landmarks=landmarks_N52)
+    with_detector = facetrain.load_model(model.path, "cpu", detector=folder / "detector.onnx")
+    with pytest.raises(facetrain.errors.UsageError, match="the detector finds them"):
+        with_detector.embed(folder / "images", landmarks=landmarks_N52)
 
 
 @pytest.mark.parametrize("value", [torch.tensor(0.1), {"a": {1, 2}}])
