@@ -19,7 +19,7 @@ from facetrain.embeddings.model_fingerprint import is_same_model
 from facetrain.embeddings.normalization import l2_normalize
 from facetrain.embeddings.streamed_rows import require_fitting
 from facetrain.errors import DataError
-from facetrain.files import error_reason, new_file
+from facetrain.files import error_reason, new_file, os_errors_as
 
 _PENALTIES = 10.0 ** np.arange(-4, 4)
 """Penalties of the ridge regression, of which leave-one-out errors choose one."""
@@ -109,9 +109,10 @@ def open_map(path: Path) -> EmbeddingMap:
         DataError: the file cannot be read, is damaged, or is no map.
     """
     try:
-        arrays = [NpzArray.find(path, name) for name in _ARRAYS]
-        require_fitting(path, sum(array.size for array in arrays))
-        weight, bias, old, new = (array.read().astype(np.float32) for array in arrays)
+        with os_errors_as(DataError, path):
+            arrays = [NpzArray.find(path, name) for name in _ARRAYS]
+            require_fitting(path, sum(array.size for array in arrays))
+            weight, bias, old, new = (array.read().astype(np.float32) for array in arrays)
     except DataError:
         raise
     # zipfile, zlib and NumPy have many errors for damaged files, without a common base.

@@ -84,3 +84,6 @@ def test_a_file_that_is_no_map_is_refused_in_one_line(models, tmp_path, change):
     path.write_bytes(b"PK")
     with pytest.raises(DataError, match=r"map\.npz: damaged"):
         open_map(path)
+    path.unlink()
+    with pytest.raises(DataError, match=r"map\.npz: No such file or directory$"):
+        open_map(path)
