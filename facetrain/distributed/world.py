@@ -174,13 +174,23 @@ def join(
         )
         found.set_timeout(timeout_s)
         if found.rendezvous is None:
-            if "OMP_NUM_THREADS" not in os.environ:
-                # torch's default ignores a container's CPU quota, and results depend on the number of threads.
-                torch.set_num_threads(usable_cores())
-            yield world
+            with nullcontext() if "OMP_NUM_THREADS" in os.environ else _own_threads():
+                yield world
             return
         with _process_group(found, found.rendezvous, chosen, timeout_s):
             yield world
+
+
+@contextmanager
+def _own_threads() -> Iterator[None]:
+    """Compute with a thread for each usable core within the block."""
+    before = torch.get_num_threads()
+    # torch's default ignores a container's CPU quota, and results depend on the number of threads.
+    torch.set_num_threads(usable_cores())
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _pick_alike(ranks: Ranks, name: str, cpu_setting: str) -> torch.device:

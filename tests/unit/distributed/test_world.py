@@ -12,6 +12,19 @@ from facetrain.distributed.rendezvous import Rendezvous
 from facetrain.errors import UsageError
 
 
+def test_the_threads_of_the_caller_are_as_before_after_the_work(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(world, "usable_cores", lambda: 3)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        with world.join("cpu"):
+            assert torch.get_num_threads() == 3
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+
 def picked(monkeypatch, *devices):
     """Let one rank on each host pick its device, where its host has this one; return the devices or errors."""
     monkeypatch.setattr(world, "pick_device", lambda name, local_rank, *, cpu_setting: torch.device(name))
