@@ -288,7 +288,7 @@ def load_model(
     """
     require_device(device, given=f"device={device!r}", cpu_setting=_CPU)
     chosen = pick_device(device, 0, cpu_setting=_CPU)
-    file = local_path(path)
+    file = local_path(path).absolute()  # where its run is must not depend on a later current folder
     return Model(
         file,
         open_model(file, chosen, allow_code=allow_code),

@@ -186,6 +186,13 @@ def test_a_network_that_has_diverged_is_refused(folder, tmp_path):
     assert not (tmp_path / "t.safetensors").exists()
 
 
+def test_an_open_model_keeps_its_place_when_the_current_folder_changes(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(folder)
+    model = facetrain.load_model("m.safetensors", "cpu")
+    monkeypatch.chdir(tmp_path)
+    assert model.path == folder / "m.safetensors"
+
+
 def test_sets_are_given_as_text_or_paths_one_or_several(model, tmp_path):
     images = [encoded_image(number, 32) for number in range(40)]
     path = tmp_path / "val.bin"
