@@ -83,9 +83,9 @@ def finish(run: Run) -> int:
     if callbacks.stopping.signal:
         ending = "; the traceback that torchrun prints now is no failure" if outside_launcher() else ""
         command = f"facetrain resume {shell_path(parts.folder)}{allow_option(parts.config)}"
+        saved = "its last checkpoint is of" if parts.plan.is_part else f"`{command}` continues from"
         outputs.report(
-            f"stopped at step {run.state.step}; `{command}` continues from step "
-            f"{callbacks.checkpointing.last_saved}{ending}"
+            f"stopped at step {run.state.step}; {saved} step {callbacks.checkpointing.last_saved}{ending}"
         )
         if uploads:
             leave_uploads(uploads, parts.folder, parts.world)

@@ -16,7 +16,7 @@ from facetrain.models.export.formats import ExportOptions
 from facetrain.models.model_file import open_model
 from tests.support.command import facetrain, output_of, refusal, start
 from tests.support.models import write_model
-from tests.support.waiting import wait_until
+from tests.support.runs import wait_for_step
 
 
 @pytest.mark.slow
@@ -28,15 +28,17 @@ def test_an_interrupted_fine_tuning_is_resumed_and_keeps_a_model(web_server, tmp
     web_server.files["/first.safetensors"] = first.read_bytes()
     address = f"{web_server.address}/first.safetensors"
     command = ("finetune", photos, "--model", address, "--output", output)
-    process = start(*command, "--set", "train.max_steps=200")
-    wait_until((output / "run" / "metrics.jsonl").exists, process)
+    settings = ("--set", "train.max_steps=200", "--set", "log.every_steps=1")
+    process = start(*command, *settings)
+    wait_for_step(output / "run", 2, process)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate()
     assert process.returncode == 130, errors
     assert f"{output}: to continue, give the same command with --resume\n" in errors
+    assert "stopped at step" in errors and "continues from" not in errors, "there is one way on"
     assert "already exists; choose another --output, or continue with --resume" in str(refusal(*command))
 
-    printed = output_of(*command, "--resume", "--set", "train.max_steps=200")
+    printed = output_of(*command, "--resume", *settings)
     assert "51 images of 17 people are held out" in printed and "3 people are set aside" in printed
     assert "kept: " in printed and "strangers keep a cosine" in printed and "  threshold " in printed, printed
     page = (output / "report.html").read_text()

@@ -56,7 +56,7 @@ def distill_losses(folder: Path) -> list[float]:
 
 def wait_for_step(folder: Path, step: int, process: subprocess.Popen) -> None:
     """Wait until a run has recorded the loss of a step."""
-    path, record = folder / "metrics.jsonl", re.compile(rf'"step": {step}, "loss"')
+    path, record = folder / "metrics.jsonl", re.compile(rf'"step": {step}, .*"loss"')
     wait_until(lambda: path.exists() and record.search(path.read_text()), process)
 
 
