@@ -168,7 +168,8 @@ class Model:
             UsageError: the batch size is less than 1, or given landmarks have no effect.
         """
         _require_at_least(1, batch_size=batch_size)
-        path = Path(images) if isinstance(images, str | os.PathLike) else None
+        path = local_path(images) if isinstance(images, str | os.PathLike) else None
+        images = images if path is None else path
         encoded = _encoded(images)
         if not len(encoded):
             nothing = np.empty((0, self.embedding_size), np.float32)
@@ -392,7 +393,7 @@ def _place(image: Any, index: int) -> str:
 
 def _image(image: Any, index: int) -> EncodedImage:
     if isinstance(image, str | os.PathLike):
-        return read_image_file(Path(image))
+        return read_image_file(local_path(image))
     try:
         pixels = np.asarray(image)
         given = f"{pixels.dtype} {pixels.shape}"

@@ -127,6 +127,12 @@ def test_unusable_images_are_named(model, image, message):
         model.embed(image)
 
 
+@pytest.mark.parametrize("images", ["hf://org", ["hf://org"]])
+def test_images_may_be_addresses(model, images):
+    with pytest.raises(facetrain.errors.UsageError, match="^hf://org: use the form"):
+        model.embed(images)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
