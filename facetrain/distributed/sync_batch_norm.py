@@ -8,26 +8,48 @@ global batch alone, not on the number of ranks.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from facetrain.distributed import collectives
+from facetrain.errors import ConfigError
 
 
 def use_sync_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:
-    """Replace every batch norm inside `module` by a synchronized one. Names in the state dict stay the same."""
+    """Replace every batch norm inside `module` by a synchronized one. Names in the state dict stay the same.
+
+    Raises:
+        ConfigError: a batch norm has a forward of its own, other than timm's with an activation.
+    """
     if collectives.world_size() == 1:
         return module
-    if device.type == "cuda":
-        return nn.SyncBatchNorm.convert_sync_batchnorm(module)
     for name, child in module.named_children():
-        if isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d):
-            setattr(module, name, _HostSyncBatchNorm.sharing_tensors_of(child))
+        if isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
+            setattr(module, name, _synchronized(child, device))
         else:
             use_sync_batch_norm(child, device)
     return module
+
+
+def _synchronized(norm: nn.modules.batchnorm._BatchNorm, device: torch.device) -> nn.Module:
+    # Not imported: without it, the network has no layer of timm.
+    timm: Any = sys.modules.get("timm.layers")
+    forward = type(norm).forward
+    has_activation = timm is not None and forward is timm.BatchNormAct2d.forward
+    if not has_activation and forward is not nn.BatchNorm2d.forward:
+        raise ConfigError(
+            f"model.batch_norm: sync cannot replace {type(norm).__name__}, a batch norm with a forward of its own; "
+            "set model.batch_norm to local"
+        )
+    if device.type == "cuda":
+        # torch's own function would leave the activation out.
+        convert = timm.convert_sync_batchnorm if has_activation else nn.SyncBatchNorm.convert_sync_batchnorm
+        synchronized: nn.Module = convert(norm)
+        return synchronized
+    return (_HostSyncBatchNormAct if has_activation else _HostSyncBatchNorm).sharing_tensors_of(norm)
 
 
 class _HostSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
@@ -35,10 +57,10 @@ class _HostSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     @classmethod
     def sharing_tensors_of(cls, norm: nn.modules.batchnorm._BatchNorm) -> _HostSyncBatchNorm:
-        """Return a synchronized norm that shares the parameters and buffers of `norm`."""
+        """Return a synchronized norm that shares the parameters, buffers and submodules of `norm`."""
         sync = cls(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
         # Shared, not copied: an optimizer may hold the parameters already.
-        sync._parameters, sync._buffers = norm._parameters, norm._buffers
+        sync._parameters, sync._buffers, sync._modules = norm._parameters, norm._buffers, norm._modules
         return sync.train(norm.training)
 
     def _check_input_dim(self, input: Tensor) -> None:
@@ -64,6 +86,18 @@ class _HostSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
         # As torch: batches are normalized by the biased variance, and the running one is unbiased.
         unbiased_C = var_C * (count / max(count - 1, 1))
         self.running_var.lerp_(unbiased_C.to(self.running_var.dtype), share)
+
+
+class _HostSyncBatchNormAct(_HostSyncBatchNorm):
+    """Synchronized form of timm's BatchNormAct2d, for CPU tensors."""
+
+    drop: nn.Module
+    act: nn.Module
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize (B, C, H, W) and apply the activation."""
+        y: Tensor = self.act(self.drop(super().forward(x)))
+        return y
 
 
 class _SyncNormalize(torch.autograd.Function):

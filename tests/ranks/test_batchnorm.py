@@ -2,16 +2,21 @@ import pytest
 import torch
 from torch import nn
 
+from facetrain.backbone.zoo import build_backbone
 from facetrain.distributed import collectives
 from facetrain.distributed.sync_batch_norm import use_sync_batch_norm
+from facetrain.errors import ConfigError
 from tests.support.ranks import run_ranks
+
+layers_of_timm = pytest.importorskip("timm.layers", reason="timm is not installed")
 
 
 def make_net():
     torch.manual_seed(3)
-    layers = [nn.BatchNorm2d(5), nn.Conv2d(5, 4, 3), nn.BatchNorm2d(4, affine=False), nn.Flatten()]
+    layers = [nn.BatchNorm2d(5), nn.Conv2d(5, 4, 3), nn.BatchNorm2d(4, affine=False)]
+    layers += [layers_of_timm.BatchNormAct2d(4), nn.Flatten()]
     net = nn.Sequential(*layers, nn.BatchNorm1d(4 * 16)).double()
-    net[4].weight.requires_grad_(False)
+    net[-1].weight.requires_grad_(False)
     return net
 
 
@@ -95,3 +100,38 @@ def test_in_other_dtypes_and_layouts_it_is_as_near_as_rounding_allows():
 def test_on_one_process_batch_norms_are_not_replaced():
     net = make_net()
     assert type(use_sync_batch_norm(net, torch.device("cpu"))[0]) is nn.BatchNorm2d
+
+
+class NormWithReLU(nn.BatchNorm2d):
+    def forward(self, x):
+        return super().forward(x).relu()
+
+
+class NormWithOtherEps(nn.BatchNorm2d):
+    def __init__(self, channels):
+        super().__init__(channels, eps=0.1)
+
+
+DEVICES = pytest.mark.parametrize("device", [torch.device("cpu"), torch.device("cuda")], ids=str)
+
+
+@DEVICES
+@torch.no_grad()
+def test_in_evaluation_mode_a_synchronized_network_computes_what_it_did(device, monkeypatch):
+    monkeypatch.setattr(collectives, "world_size", lambda: 2)
+    network = build_backbone("timm/test_efficientnet", embedding_size=8, image_size=32)
+    network.add_module("last", NormWithOtherEps(3))
+    network.eval()
+    image = torch.randn(2, 3, 32, 32)
+    names, expected = list(network.state_dict()), (network(image), network.last(image))
+    use_sync_batch_norm(network, device).eval()
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in network.modules())
+    assert list(network.state_dict()) == names
+    torch.testing.assert_close((network(image), network.last(image)), expected)
+
+
+@DEVICES
+def test_a_batch_norm_with_a_forward_of_its_own_is_refused(device, monkeypatch):
+    monkeypatch.setattr(collectives, "world_size", lambda: 2)
+    with pytest.raises(ConfigError, match=r"cannot replace NormWithReLU.*set model\.batch_norm to local"):
+        use_sync_batch_norm(nn.Sequential(nn.Conv2d(3, 4, 3), NormWithReLU(4)), device)
