@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 
 import torch.fx
-from torch import nn
+from torch import Tensor, nn
 
 from facetrain.backbone.base import Backbone
 from facetrain.backbone.iresnet import IResNet
@@ -42,6 +42,10 @@ def backbone_layers(backbone: Backbone) -> LayerGraph:
             "model.init_from: the weights of MXNet and ONNX files do not load into ir18 to ir101; give AdaFace's or "
             "CVLface's own file"
         )
+    for kind in map(type, backbone.modules()):
+        # A layer of other code may compute anything, also one that is derived from a convolution or a norm.
+        if kind.__module__.partition(".")[0] not in ("facetrain", "torch"):
+            raise ModelError(f"{kind.__name__}: a layer of neither facetrain nor PyTorch")
     layers: dict[str, Layer] = {}
     names: dict[str, str] = {}
     for node in _trace(backbone).nodes:
@@ -57,9 +61,10 @@ def backbone_layers(backbone: Backbone) -> LayerGraph:
             names[node.name] = sources[0]
         elif module is not None:
             layers[name] = _module_layer(module, sources)
-        else:
-            assert node.target is operator.add, f"{node.target}: backbones have no operation except add"
+        elif node.target is operator.add and len(sources) == 2:
             layers[name] = Layer("add", sources)
+        else:
+            raise ModelError(f"{name}: not an operation of a convolutional backbone")
     raise AssertionError("the traced backbone has no output")
 
 
@@ -79,11 +84,11 @@ def _module_layer(module: nn.Module, sources: tuple[str, ...]) -> Layer:
         if (tensor := getattr(module, name, None)) is not None
     }
     match module:
-        case nn.Conv2d():
+        case nn.Conv2d(padding_mode="zeros"):
             names = ("stride", "padding", "dilation", "groups")
             return Layer("conv", sources, weights, {name: getattr(module, name) for name in names})
-        case nn.modules.batchnorm._BatchNorm():  # also the synchronized ones of a run on several ranks
-            assert module.running_mean is not None and module.running_var is not None
+        # Also the synchronized ones of a run on several ranks.
+        case nn.modules.batchnorm._BatchNorm(affine=True, running_mean=Tensor(), running_var=Tensor()):
             weights |= {"mean": module.running_mean, "variance": module.running_var}
             return Layer("norm", sources, weights, {"eps": module.eps})
         case nn.Linear():

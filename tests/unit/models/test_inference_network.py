@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn.functional import normalize
 
+from facetrain.backbone.iresnet import IResNet
 from facetrain.backbone.zoo import build_backbone
 from facetrain.distributed import collectives
 from facetrain.distributed.sync_batch_norm import use_sync_batch_norm
@@ -108,6 +109,30 @@ def test_a_network_of_mxnet_is_folded(tmp_path):
 def test_a_network_without_batch_norms_is_returned_as_it_is():
     vit = build_backbone("vit_t", embedding_size=16, image_size=36)
     assert inference_network(vit, CPU) is vit
+
+
+class NormWithReLU(nn.BatchNorm2d):
+    def forward(self, x):
+        return super().forward(x).relu()
+
+
+class Darker(IResNet):
+    def trunk(self, image_BCHW, *, key_B=None):
+        return super().trunk(image_BCHW.tanh(), key_B=key_B)
+
+
+def test_a_network_with_other_layers_is_returned_as_it_is():
+    layers = {
+        "bn1": NormWithReLU(8),
+        "conv1": nn.Conv2d(3, 8, 3, padding=1, padding_mode="reflect"),
+        "bn2": nn.BatchNorm2d(16, track_running_stats=False),
+    }
+    networks = [Darker(**NARROW).eval()]
+    for name, layer in layers.items():
+        networks.append(random_network())
+        networks[-1].set_submodule(name, layer, strict=True)
+    for network in networks:
+        assert inference_network(network, CPU) is network
 
 
 @torch.no_grad()
