@@ -37,7 +37,7 @@ from facetrain.head.sampling import SampledClasses
 from facetrain.head.target import TargetClass, find_target
 
 TakeGradient = Callable[[Rows, Tensor | UnfinishedGradient, Tensor], None]
-"""Called in the backward pass with a chunk's rows, their gradient, and whether the loss is finite.
+"""Called in the backward pass with a chunk's rows, their gradient, and whether loss and slopes are finite.
 
 The gradient is (C, D), or with `ClassSweep.one_pass` what the update in one pass makes it from.
 """
@@ -53,7 +53,7 @@ class SecondAnchor(Protocol):
         """Return the gradient of the losses by the unit embeddings, over the scale: (G, D), to be summed over ranks."""
 
     def update(self, unit_GD: Tensor, finite: Tensor) -> None:
-        """Move the vectors after the backward pass, unless the loss is not finite."""
+        """Move the vectors after the backward pass, unless loss or slopes are not finite."""
 
 
 @dataclass(frozen=True)
@@ -220,8 +220,14 @@ class _CrossEntropy(torch.autograd.Function):
         if sweep.second_anchor is not None:
             # The target center's fraction of log(1 + A + B) alone: −A / (1 + A + B), with 1 + A = exp(first loss).
             slope_G = (-loss_G).exp() - (ctx.first_loss_G - loss_G).exp()
-        by_margin_G = torch.where(target.is_local_G, slope_G * by_cos, 0)
-        by_target_G = by_margin_G * target.with_margin.by_cos_G
+        by_margin_G = slope_G * by_cos
+        by_target_G = torch.where(target.is_local_G, by_margin_G * target.with_margin.by_cos_G, 0)
+        grad_norm_G = _norm_gradient(norm_G, by_margin_G, target, sweep, grad_loss)
+        # A margin can have a finite value and a slope that is not, which the update would write into the centers while
+        # the backbone skips the step.
+        finite = finite & by_target_G.isfinite().all()
+        if grad_norm_G is not None:
+            finite = finite & grad_norm_G.isfinite().all()
         bounded = sweep.chunk_type.is_bounded
         log_total_G = softmax.log_denominator(logit_G, loss_G, bounded=bounded)
         # Bounded chunks leave the denominator out of their slopes.
@@ -260,7 +266,6 @@ class _CrossEntropy(torch.autograd.Function):
         if sweep.second_anchor is not None:
             grad_GD += sweep.second_anchor.embedding_gradient(loss_G) * by_cos
             sweep.second_anchor.update(unit_GD, finite)
-        grad_norm_G = _norm_gradient(norm_G, by_margin_G, target, sweep, grad_loss)
         if sweep.loss_scale is not None:
             grad_GD.mul_(sweep.loss_scale)
             grad_norm_G = None if grad_norm_G is None else grad_norm_G * sweep.loss_scale
@@ -297,5 +302,5 @@ def _norm_gradient(
     if target.with_margin.by_norm_G is not None:
         grad_G += by_margin_G * target.with_margin.by_norm_G
     if penalty := sweep.margin.norm_penalty(norm_G):
-        grad_G += torch.where(target.is_local_G, penalty[1] * grad_loss / len(norm_G), 0)
-    return grad_G
+        grad_G += penalty[1] * grad_loss / len(norm_G)
+    return torch.where(target.is_local_G, grad_G, 0)

@@ -103,7 +103,7 @@ class Stepper:
             optimizer.step(self.scale.value * clip_factor, skipped)
             optimizer.zero_grad()
         # With the same flag: backbone and centers take the same steps. Centers that the backward pass has updated have
-        # asked only whether the loss is finite.
+        # asked only whether the loss and its derivatives by the target cosines are finite.
         if not self._head.update_in_backward:
             self._head.step(self.scale.value, skipped)
         # After its value was used above as the divisor of this step's gradients.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -16,6 +17,8 @@ from facetrain.data.loading.loader import Batch
 from facetrain.device.profiler_ranges import profiler_range
 from facetrain.distributed import collectives
 from facetrain.errors import ConfigError, DivergedError
+from facetrain.head.head_group import head_parts
+from facetrain.head.margins.function_margin import is_own
 from facetrain.optim.frozen_parts import trained_buffers
 from facetrain.optim.parameter_names import named_plainly
 from facetrain.optim.stepper import StepResult
@@ -116,21 +119,29 @@ class TrainStep:
         """
         if self._consecutive_skips is None or self._consecutive_skips.item() < self._max_skipped:
             return
-        norm, skipped = float(self._result.grad_norm), int(self._consecutive_skips.item())
+        loss, norm = float(self._loss), float(self._result.grad_norm)
+        skipped = int(self._consecutive_skips.item())
         # `skipped` was reduced over the ranks, so all of them come here together, and may gather.
         local_images = [[batch.sample_B.tolist(), batch.label_B.tolist()] for batch in batches]
         report = {
             "step": self._number,
             "epoch": batches[-1].epoch,
             "skipped_steps": skipped,
-            "loss": str(float(self._loss)),
+            "loss": str(loss),
             "grad_norm": str(norm),
             "loss_scale": float(state.stepper.scale.value),
             "images_and_labels_by_rank": collectives.gather_json(local_images),
         }
+        own = [part.head.margin.name for part in head_parts(state.head) if is_own(part.head.margin)]
+        advice = (
+            f"write the margin {own[0]} so that its derivative is finite where its value is (torch.where passes on a "
+            "NaN of the branch that it does not take); if it is, "
+            if own and math.isfinite(loss) and not math.isfinite(norm)
+            else ""
+        )
         raise DivergedError(
             f"the loss or the gradient was not finite in {skipped} consecutive steps, the last of them step "
-            f"{self._number} (loss {float(self._loss):g}, gradient norm {norm:g}; diverged.json lists its images); "
+            f"{self._number} (loss {loss:g}, gradient norm {norm:g}; diverged.json lists its images); {advice}"
             "lower optim.lr, raise optim.warmup_epochs or set train.precision to fp32, and resume from the last "
             "checkpoint",
             report,

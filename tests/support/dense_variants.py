@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize, one_hot
 
+from facetrain import own_parts
 from facetrain.counter_rng import key_of, normal
 from tests.support.dense_head import MARGINS, dense_loss
 from tests.support.heads import margin_settings
@@ -101,6 +102,21 @@ class DenseElasticFace(DenseVariant):
         return cross_entropy(SCALE * with_target(cos, label, target), label)
 
 
+def steep_at_0(cos: Tensor) -> Tensor:
+    """Margin whose slope is NaN at 0, the cosine that a rank has for the target classes of the others."""
+    return cos.sign() * cos.abs().sqrt()
+
+
+class DenseSteepAt0(DenseVariant):
+    def loss(self, embedding, weight, label, classes, step):
+        cos = cosines(embedding, weight)
+        return cross_entropy(SCALE * with_target(cos, label, steep_at_0(target_of(cos, label))), label)
+
+
+STEEP_AT_0 = f"{__name__}:steep_at_0"
+own_parts.allow([STEEP_AT_0])
+
+
 @dataclass(frozen=True)
 class Variant:
     """Variant of the head: the options to build it, and its oracle."""
@@ -129,6 +145,7 @@ VARIANTS = {
         lambda classes, rate: DenseElasticFace(False, 0.0),
         {},
     ),
+    "steep at 0": Variant({"type": STEEP_AT_0}, lambda classes, rate: DenseSteepAt0(), {}),
 }
 
 HEADS = VARIANTS | {

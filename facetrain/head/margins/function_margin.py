@@ -105,6 +105,11 @@ def own_margin(
     return _made(part, options, common, ForeignMargin)
 
 
+def is_own(margin: Margin) -> bool:
+    """Return whether the formula of a margin is the user's own."""
+    return isinstance(margin, ForeignMargin) or type(margin).__module__.partition(".")[0] != "facetrain"
+
+
 def _made(
     part: Callable[..., Any],
     options: Mapping[str, Any],

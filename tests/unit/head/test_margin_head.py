@@ -6,6 +6,8 @@ import torch
 
 from facetrain.errors import DataError
 from facetrain.head.class_chunk import Chunk, product, product_with_transposed, transposed_product
+from facetrain.head.margins.base import Margin
+from facetrain.head.margins.function_margin import own_margin
 from facetrain.head.sampling import Stage
 from tests.support.dense_head import MARGINS, dense_loss
 from tests.support.heads import combined, make_head, make_margin, margin_settings
@@ -86,6 +88,34 @@ def test_a_loss_that_is_not_finite_changes_neither_centers_nor_momentum(optimize
     assert all(torch.equal(head.row_state()[name], t) for name, t in before.items())
     head(*batch(2)).backward()
     assert not torch.equal(head.weight.data, before["weight"])
+
+
+class SteepPenalty(Margin):
+    def target(self, cos_G, norm_G):
+        return cos_G
+
+    def penalty(self, norm_G):
+        return torch.where(norm_G > 0, 0, (-norm_G).sqrt())
+
+
+STEEP = {
+    "by the cosine": lambda cos: torch.where(cos > 0, cos**1.5, cos),
+    "by the norm": lambda cos, norm: torch.where(norm > 0, cos, (-norm).sqrt()),
+    "penalty": SteepPenalty(),
+}
+
+
+@pytest.mark.parametrize("name", STEEP)
+def test_a_slope_of_the_margin_that_is_not_finite_changes_neither_centers_nor_momentum(name):
+    head = small_head()
+    head(*batch()).backward()
+    head.margin = own_margin(STEEP[name], {}, {})
+    before = {name: t.clone() for name, t in head.row_state().items()}
+    embedding, label = batch(1)
+    loss = head(embedding, label)
+    loss.backward()
+    assert loss.isfinite() and embedding.grad.isnan().any()
+    assert all(torch.equal(head.row_state()[name], t) for name, t in before.items())
 
 
 def test_adamw_on_all_rows_equals_adamw_of_torch():

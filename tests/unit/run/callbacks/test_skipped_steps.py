@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from facetrain.errors import DivergedError
+from facetrain.head.margins.function_margin import own_margin
 from facetrain.optim.loss_scale import LossScale
 from tests.unit.run.callbacks.helpers import CPU
 
@@ -48,3 +49,17 @@ def test_only_skipped_steps_in_a_row_end_a_run(state, step, loader):
         take(overflows=overflows)
     with pytest.raises(DivergedError, match="in 3 consecutive steps"):
         take(overflows=True)
+
+
+def sharper(cos):
+    return torch.where(cos > 0, cos**1.5, cos)
+
+
+def test_a_margin_whose_slope_is_not_finite_is_named(state, step, loader):
+    state.head.margin = own_margin(sharper, {}, {})
+    batches, *_ = loader
+    with pytest.raises(
+        DivergedError, match=r"gradient norm nan.* write the margin sharper so that its derivative"
+    ):
+        for _ in range(3):
+            step(state, batches)
