@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from facetrain.head.margins.registry import MARGINS
 from facetrain.own_parts import is_place
@@ -24,6 +25,15 @@ _MARGIN_OF = {
 """Key of the one margin of a type."""
 
 
+def _require_radians(margin: float) -> float:
+    # A number in degrees turns the angle several times around, and the loss can be 0 from the first step on.
+    if margin > math.pi / 2:
+        raise ValueError(
+            f"{margin:g} is more than π/2; the margin is in radians: {margin:g} degrees are {math.radians(margin):.3g}"
+        )
+    return margin
+
+
 class MarginSettings(Settings):
     """Margin of the softmax loss."""
 
@@ -39,10 +49,10 @@ class MarginSettings(Settings):
     """Factor s on the cosines."""
     m1: Annotated[float, Field(ge=1)] = 1.0
     """Factor on the target angle (SphereFace); only for type combined."""
-    m2: Annotated[float, Field(ge=0)] | None = None
-    """Margin added to the target angle, in radians; only for types arcface, combined, adaface, curricularface and
-    elastic_arcface. null: the published value (0.5; adaface 0.4)."""
-    m3: Annotated[float, Field(ge=0)] | None = None
+    m2: Annotated[float, Field(ge=0), AfterValidator(_require_radians)] | None = None
+    """Margin added to the target angle, in radians, at most π/2; only for types arcface, combined, adaface,
+    curricularface and elastic_arcface. null: the published value (0.5; adaface 0.4)."""
+    m3: Annotated[float, Field(ge=0, le=2)] | None = None
     """Margin subtracted from the target cosine; only for types cosface, combined and elastic_cosface. null: the
     published value (cosface 0.4, elastic_cosface 0.35, combined 0)."""
     gradient: Literal["exact", "straight_through"] = "exact"

@@ -121,6 +121,8 @@ def test_an_invalid_file_gives_one_line_that_names_the_place(tmp_path, text, mes
         ("model: {lr_factors: {a: on}}", ["model.lr_factors", "true is a truth value"]),
         ("checkpoint: {asynchronous: false}", ["checkpoint.asynchronous is not a key"]),
         ("head: {margin: {type: adaface, m2: 0}}", ["m2 must be greater than 0 for adaface"]),
+        ("head: {margin: {m2: 28.65}}", ["head.margin.m2: 28.65 is more", "28.65 degrees are 0.5"]),
+        ("head: {margin: {type: cosface, m3: 20}}", ["head.margin.m3", "less than or equal to 2, not 20"]),
         ("model: {lr_factors: {fc: -2}}", ["model.lr_factors.fc", "-2"]),
         ("head: {placment: disk}", ["head.placment is not a key; did you mean placement?"]),
         ("head: {x: 3}", ["head.x is not a key; the keys are init_from, margin, "]),
