@@ -97,7 +97,7 @@ def add_adapters(network: nn.Module, lora: LoraSettings, *, new_layers: tuple[st
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(name.startswith(new_layers))
     for norm in network.modules():
-        if isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d):
+        if isinstance(norm, nn.modules.batchnorm._BatchNorm):
             norm.eval()
     layers = {
         name: layer for name, layer in network.named_modules() if isinstance(layer, nn.Conv2d | nn.Linear)

@@ -30,7 +30,7 @@ def freeze(module: nn.Module, prefixes: Collection[str], *, train_batch_norm: bo
         if name.startswith(tuple(prefixes)):
             parameter.requires_grad_(False)
     for name, norm in module.named_modules():
-        if isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d) and (
+        if isinstance(norm, nn.modules.batchnorm._BatchNorm) and (
             not train_batch_norm or _all_match(norm, name, prefixes)
         ):
             # In evaluation mode it neither uses nor updates the statistics of the batch.

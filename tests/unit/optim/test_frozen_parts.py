@@ -57,6 +57,12 @@ def test_without_training_of_batch_norms_only_the_other_layers_change(network):
     assert changed == set(before) - norms
 
 
+def test_every_kind_of_batch_norm_is_frozen():
+    norms = [torch.nn.BatchNorm1d(4), torch.nn.SyncBatchNorm(4)]
+    freeze(torch.nn.Sequential(torch.nn.Linear(3, 4), *norms), [], train_batch_norm=False)
+    assert not any(norm.training or norm.weight.requires_grad for norm in norms)
+
+
 def test_statistics_of_frozen_norms_are_not_averaged_over_the_ranks(network, monkeypatch):
     freeze(network, ["layer1"])
     averaged = []
