@@ -54,8 +54,8 @@ def _norms_and_biases(module: nn.Module) -> set[nn.Parameter]:
         parameter
         for part in module.modules()
         for name, parameter in part.named_parameters(recurse=False)
-        # By the name of the class: libraries have norms of their own.
-        if name == "bias" or "Norm" in type(part).__name__
+        # By the name of the class or of one it is derived from: libraries have norms of their own.
+        if name == "bias" or any("Norm" in kind.__name__ for kind in type(part).mro())
     }
 
 

@@ -221,9 +221,11 @@ def test_adapters_have_the_factor_of_the_weight_that_they_update():
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 def test_without_decay_of_norms_only_weights_and_slopes_shrink(name):
-    net = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.PReLU(4), nn.Flatten(), nn.Linear(4, 2), nn.LayerNorm(2)
-    )
+    class Standardize(nn.LayerNorm):
+        pass
+
+    layers = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.PReLU(4), nn.Flatten(), nn.Linear(4, 2)]
+    net = nn.Sequential(*layers, nn.LayerNorm(2), Standardize(2))
     for parameter in net.parameters():
         nn.init.ones_(parameter)
         parameter.grad = torch.zeros_like(parameter)
