@@ -157,8 +157,8 @@ class Result:
 
     @property
     def _same_answer(self) -> str:
-        """What one answer to all pairs reaches; empty for about as many genuine as impostor pairs."""
-        if self.curve is None:
+        """What one answer to all pairs reaches; empty without accuracy, or for about as many pairs of both kinds."""
+        if self.metrics.get("accuracy") is None:
             return ""
         genuine, pairs = self.metrics["genuine"] or 0, self.metrics["pairs"] or 0
         share = max(genuine, pairs - genuine) / pairs
