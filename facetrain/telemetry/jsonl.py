@@ -26,7 +26,7 @@ from facetrain.telemetry.log import warn
 
 
 class JsonLines:
-    """Writer that appends records to a file. On a full disk it keeps them and writes them later."""
+    """Writer that appends records to a file. What a disk refuses it keeps and writes later."""
 
     def __init__(self, path: Path, *, resume_at: int | None = None) -> None:
         """Open a file for appending.
@@ -45,10 +45,12 @@ class JsonLines:
                 path.unlink()  # it leads to nothing, where the writer would create a file
             # Unbuffered: what a failed write has left in a buffer of Python could not be found out.
             self._file = path.open("ab", buffering=0)
-        self._pending = b""
+            self._synced_size = os.fstat(self._file.fileno()).st_size
+        # The records after the last sync, and how many of their bytes the file has taken.
+        self._unsynced, self._written = bytearray(), 0
         self._has_warned = False
         # The thread that writes a checkpoint syncs the file.
-        self._lock = Lock()
+        self._lock, self._sync_lock = Lock(), Lock()
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Write one record. A number that JSON does not have (NaN, infinity) is written as a string."""
@@ -56,7 +58,7 @@ class JsonLines:
         # A resume repeats the verification of its step, whose record the file may have already.
         if line not in self._known:
             with self._lock:
-                self._pending += line.encode()
+                self._unsynced += line.encode()
                 self._write_pending()
 
     def sync(self) -> None:
@@ -65,13 +67,31 @@ class JsonLines:
         Raises:
             OSError: they cannot be written.
         """
-        with self._lock:
-            if not self._file.closed:
-                self._write_pending()
-                sync_file(self._file.fileno(), self._file.name)
-            if self._pending:
-                reason = f"{os.strerror(errno.ENOSPC)}: some records are not written yet"
-                raise OSError(errno.ENOSPC, reason, self._file.name)
+        with self._sync_lock:
+            with self._lock:
+                if not self._file.closed:
+                    self._write_pending()
+                if self._pending:
+                    reason = f"{os.strerror(errno.ENOSPC)}: some records are not written yet"
+                    raise OSError(errno.ENOSPC, reason, self._file.name)
+                if self._file.closed:
+                    return
+                written, descriptor = self._written, os.dup(self._file.fileno())
+            # Without the lock, because a slow disk would hold up `write`, and with it the training.
+            try:
+                sync_file(descriptor, self._file.name)
+            except OSError:
+                with self._lock:
+                    # A file server may refuse only now what it has taken: it is removed, and written again later.
+                    os.ftruncate(descriptor, self._synced_size)
+                    self._written = 0
+                raise
+            finally:
+                os.close(descriptor)
+            with self._lock:
+                del self._unsynced[:written]
+                self._written -= written
+                self._synced_size += written
 
     def close(self) -> None:
         """Close the file, with a warning if records could not be written."""
@@ -81,11 +101,15 @@ class JsonLines:
                 warn(f"{self._file.name}: {lost} records are lost, because they could not be written")
             self._file.close()
 
+    @property
+    def _pending(self) -> bytes:
+        return bytes(self._unsynced[self._written :])
+
     def _write_pending(self) -> None:
         try:
-            while self._pending:
+            while pending := self._pending:
                 # A disk that fills up takes a part of a record; the rest follows when there is space again.
-                self._pending = self._pending[self._file.write(self._pending) :]
+                self._written += self._file.write(pending)
         except OSError as error:
             if not self._has_warned:
                 warn(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -33,8 +34,14 @@ class LogFile(logging.FileHandler):
             OSError: they cannot be written.
         """
         with self.lock or nullcontext():
-            if self.stream is not None:
-                sync_file(self.stream.fileno(), self.baseFilename)
+            if self.stream is None:
+                return
+            descriptor = os.dup(self.stream.fileno())
+        # Without the lock, because a slow disk would hold up every line, and with it the training.
+        try:
+            sync_file(descriptor, self.baseFilename)
+        finally:
+            os.close(descriptor)
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Do nothing: logging's default prints a traceback for every line."""

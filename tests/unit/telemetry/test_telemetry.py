@@ -1,8 +1,10 @@
+import errno
 import json
 import os
 import re
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -61,6 +63,53 @@ def test_a_sync_writes_the_records_that_a_full_disk_has_refused(tmp_path):
         lines.sync()
         assert [record["step"] for record in read_jsonl(tmp_path / "disk" / "metrics.jsonl")] == [10]
         lines.close()
+
+
+def test_a_sync_that_fails_loses_no_record(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.jsonl"
+    lines = JsonLines(path)
+    lines.write(10, {"loss": 1.0})
+    lines.sync()
+    synced = path.read_bytes()
+
+    def refuse(_):
+        # A file server takes a write, and refuses it at the sync: zeros stand where the bytes were to be.
+        os.truncate(path, len(synced))
+        os.truncate(path, len(synced) + 50)
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    lines.write(20, {"loss": 1.0})
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", refuse)
+        with pytest.raises(OSError, match="metrics.jsonl"):
+            lines.sync()
+    assert path.read_bytes() == synced
+    lines.sync()
+    lines.write(30, {"loss": 1.0})
+    lines.close()
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [10, 20, 30]
+
+
+@pytest.mark.parametrize("output", ["metrics", "log"])
+def test_a_slow_sync_does_not_hold_up_what_the_run_writes(tmp_path, monkeypatch, output):
+    log, lines = log_to(tmp_path / "log.txt", 0), JsonLines(tmp_path / "metrics.jsonl")
+    sync, write = {
+        "metrics": (lines.sync, lambda: lines.write(10, {"loss": 1.0})),
+        "log": (log.sync, lambda: logger.info("step 10")),
+    }[output]
+    held_up = []
+
+    def write_beside(_):
+        writer = threading.Thread(target=write, daemon=True)
+        writer.start()
+        writer.join(timeout=10)
+        held_up.append(writer.is_alive())
+
+    monkeypatch.setattr(os, "fsync", write_beside)
+    sync()
+    assert held_up == [False]
+    lines.close()
+    stop_logging(log)
 
 
 def test_records_that_are_lost_at_the_end_are_counted(tmp_path, capfd):
