@@ -36,7 +36,9 @@ class JsonLines:
         written a second time.
         """
         self._known: set[str] = set()
-        with os_errors_as(RunError, path, "remove it, and the run writes a new one"):
+        if path.exists() and not path.is_file():
+            raise RunError(f"{path}: not a regular file; remove it, and the run writes a new one")
+        with os_errors_as(RunError, path):
             if resume_at is None:
                 path.unlink(missing_ok=True)
             elif path.exists():

@@ -112,6 +112,15 @@ def test_a_slow_sync_does_not_hold_up_what_the_run_writes(tmp_path, monkeypatch,
     stop_logging(log)
 
 
+def test_no_message_advises_to_remove_the_metrics_because_the_disk_is_full(tmp_path):
+    with small_disk(tmp_path / "disk", size_kib=64):
+        path = tmp_path / "disk" / "metrics.jsonl"
+        path.write_text('{"step": 1, "loss": 2.0}\n')
+        with full(tmp_path / "disk"), pytest.raises(RunError, match="metrics.jsonl: No space") as caught:
+            JsonLines(path, resume_at=1)
+    assert "remove" not in str(caught.value) and "free space" in str(caught.value)
+
+
 def test_records_that_are_lost_at_the_end_are_counted(tmp_path, capfd):
     with small_disk(tmp_path / "disk", size_kib=64):
         lines = JsonLines(tmp_path / "disk" / "metrics.jsonl")
