@@ -262,10 +262,17 @@ class RunLock:
     def _create(self) -> bool:
         """Create the file; return False if it exists."""
         try:
-            with self._path.open("xb") as file:  # atomic, on NFS too
-                file.write(self._me.dump())
+            file = self._path.open("xb")  # atomic, on NFS too
         except FileExistsError:
             return False
+        try:
+            with file:
+                file.write(self._me.dump())
+        except OSError:
+            # Of a full disk: the next process would wait for the holder of an empty file.
+            with suppress(OSError):
+                self._path.unlink()
+            raise
         return True
 
     def _has_moved(self) -> bool:

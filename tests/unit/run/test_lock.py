@@ -16,6 +16,7 @@ from facetrain.errors import RunError, UsageError
 from facetrain.run.folder import lock as lock_module
 from facetrain.run.folder.lease import Lease
 from facetrain.run.folder.lock import LOCK_FILE, Holder, RunLock, has_lock, is_locked
+from tests.support.faults import full, small_disk
 
 FAST = {"beat_s": 0.02, "silence_s": 0.3}
 
@@ -275,6 +276,13 @@ def test_of_many_that_find_a_stale_lock_one_gets_it(tmp_path):
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
     with pytest.raises(RunError, match="absent"):
         RunLock(tmp_path / "absent").acquire()
+
+
+def test_a_full_disk_leaves_no_lock_that_the_next_start_would_wait_for(tmp_path):
+    with small_disk(tmp_path / "disk", size_kib=64):
+        with full(tmp_path / "disk"), pytest.raises(RunError, match="No space left"):
+            RunLock(tmp_path / "disk").acquire()
+        assert not (tmp_path / "disk" / LOCK_FILE).exists()
 
 
 def test_the_lock_is_released_when_the_run_ends_by_a_signal(tmp_path):
