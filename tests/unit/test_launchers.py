@@ -92,6 +92,7 @@ def test_the_slurm_job_gives_its_cpus_to_srun_passes_the_signal_on_and_is_requeu
     words = (tmp_path / "srun").read_text().split()
     assert words[words.index("--cpus-per-task") + 1] == "64"
     assert "--run-dir runs/glint360k_r100 --resume --set optim.lr=0.2 --nnodes 2" in " ".join(words)
+    assert "--rdzv-endpoint node0:20007" in " ".join(words)
 
 
 def test_the_rendezvous_of_the_indexed_job_is_at_its_first_pod():
