@@ -6,13 +6,12 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import FrameType
 
 import torch
-from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, LogsDest, SignalException
+from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError, rendezvous_handler_registry
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -43,11 +42,9 @@ def launch_ranks(arguments: list[str], where: Topology) -> int:
     require_temporary_folder()
     with tempfile.TemporaryDirectory(prefix="facetrain-agent-", ignore_cleanup_errors=True) as name:
         log_dir = Path(name)
-        on_signal = partial(_on_signal, log_dir, set())
-        # Ctrl-C from now on; the other signals end this process until there are ranks to save (`_LogsSpecs`).
-        signal.signal(signal.SIGINT, on_signal)
+        _handle_signals(log_dir)
         try:
-            elastic_launch(_config(where, log_dir, on_signal), sys.executable)(*arguments)
+            elastic_launch(_config(where, log_dir), sys.executable)(*arguments)
         except ChildFailedError as error:
             return _exit_code(error)
         except FinalFailure:  # the rank has printed its error
@@ -59,6 +56,15 @@ def launch_ranks(arguments: list[str], where: Topology) -> int:
         except (RendezvousError, OSError, ConnectionError, RuntimeError) as error:
             raise LaunchError(_explain_rendezvous_failure(error, where.endpoint, log_dir)) from error
     return 0
+
+
+def _handle_signals(log_dir: Path) -> None:
+    """Let signals end the wait of the agent from now on, for other nodes or for its ranks."""
+    on_signal = partial(_on_signal, log_dir, set())
+    # SIGUSR1 announces the end of an allocation under Slurm.
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    for number in (*numbers, *([] if ignores_hangup() else [signal.SIGHUP])):
+        signal.signal(number, on_signal)
 
 
 def _on_signal(log_dir: Path, received: set[int], number: int, frame: FrameType | None) -> None:
@@ -76,23 +82,7 @@ def _on_signal(log_dir: Path, received: set[int], number: int, frame: FrameType 
         raise SignalException("stopped", signal.Signals(number))
 
 
-class _LogsSpecs(DefaultLogsSpecs):
-    """Settings of the ranks' logs, which the agent reads when it starts ranks: from then on, signals let them save."""
-
-    def __init__(self, log_dir: Path, on_signal: Callable[[int, FrameType | None], None]) -> None:
-        super().__init__(log_dir=str(log_dir))
-        self._on_signal = on_signal
-
-    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        # SIGUSR1 announces the end of an allocation under Slurm.
-        for number in (signal.SIGTERM, signal.SIGUSR1, *([] if ignores_hangup() else [signal.SIGHUP])):
-            signal.signal(number, self._on_signal)
-        return super().reify(envs)
-
-
-def _config(
-    where: Topology, log_dir: Path, on_signal: Callable[[int, FrameType | None], None]
-) -> LaunchConfig:
+def _config(where: Topology, log_dir: Path) -> LaunchConfig:
     rendezvous_handler_registry.register(BACKEND, create_rendezvous)
     return LaunchConfig(
         min_nodes=where.min_nodes,
@@ -103,9 +93,9 @@ def _config(
         rdzv_endpoint=where.endpoint,
         rdzv_configs={"log_dir": str(log_dir)},
         max_restarts=where.max_restarts,
-        logs_specs=_LogsSpecs(log_dir, on_signal),
+        logs_specs=DefaultLogsSpecs(log_dir=str(log_dir)),
         numa_options=_numa_options(where),
-        signals_to_handle="SIGQUIT",  # the others have a handler of their own, see above
+        signals_to_handle="SIGQUIT",  # the others have a handler of their own, `_handle_signals`
     )
 
 

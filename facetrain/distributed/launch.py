@@ -25,10 +25,12 @@ def launch(train: Callable[[], int], where: Topology, rank_arguments: list[str])
         LaunchError: the ranks could not be started, or one of them was killed.
         UsageError: the grace period in the environment is not a whole number.
     """
+    # Until a training loop or an agent handles them. The first process of a container has no default action.
+    exit_on_signals(signal.SIGUSR1)
     silence_torch_logs()
     set_gpu_defaults()
     if where.is_single_process:
-        return _run_in_process(train)
+        return train()
     from facetrain.distributed.elastic_agent import launch_ranks  # needs torch, which takes seconds to import
 
     mark_own_ranks()
@@ -39,11 +41,3 @@ def launch(train: Callable[[], int], where: Topology, rank_arguments: list[str])
     # Each rank gets its share of the cores. By torch's default, every rank would start a thread for each core.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(usable_cores() // where.nproc_per_node, 1)))
     return launch_ranks(rank_arguments, where)
-
-
-def _run_in_process(train: Callable[[], int]) -> int:
-    """Train here. While no training loop runs, which handles signals itself, a signal ends the process at once."""
-    exit_on_signals(
-        signal.SIGUSR1
-    )  # the exception removes an empty run folder and ends the reading processes
-    return train()

@@ -4,9 +4,8 @@ import sys
 
 import pytest
 
-from facetrain.distributed.elastic_agent import _config
+from facetrain.distributed.elastic_agent import _handle_signals
 from facetrain.distributed.grace_period import export_grace_period, grace_s
-from facetrain.distributed.topology import Topology
 from tests.support.command import environment
 
 HANG_UP = """
@@ -31,40 +30,12 @@ def test_a_process_survives_the_end_of_its_terminal_only_under_nohup(action, cod
 
 @pytest.mark.parametrize("action", [signal.SIG_DFL, signal.SIG_IGN])
 def test_an_agent_handles_the_end_of_its_terminal_unless_it_runs_under_nohup(action, tmp_path):
-    def on_signal(number, frame):
-        pass
-
-    numbers = [signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1]
+    numbers = [signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT]
     before = [signal.signal(number, action) for number in numbers]
     try:
-        _config(Topology(nproc_per_node=2), tmp_path, on_signal).logs_specs.reify({})
-        handled = [signal.getsignal(number) == on_signal for number in numbers]
+        _handle_signals(tmp_path)
+        handled = [signal.getsignal(number) != action for number in numbers]
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
-    assert handled == [action == signal.SIG_DFL, True, True]
-
-
-@pytest.mark.parametrize(
-    ("given", "seconds"),
-    [
-        ({}, 300),
-        ({"TORCHELASTIC_RUN_ID": "run"}, 30),
-        ({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "20", "TORCHELASTIC_RUN_ID": "run"}, 20),
-    ],
-    ids=["no agent", "torchrun", "exported"],
-)
-def test_a_run_has_300_s_to_save_unless_torchrun_ends_it_earlier(given, seconds, monkeypatch):
-    for name in ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "TORCHELASTIC_RUN_ID"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    assert grace_s() == seconds
-
-
-def test_the_ranks_of_an_agent_have_the_grace_period_of_their_launcher(monkeypatch):
-    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "")  # so that it is restored
-    monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
-    export_grace_period()
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
-    assert grace_s() == 300
+from facetrain.distributed.elastic_agent import _handle_signals
