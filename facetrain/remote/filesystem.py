@@ -66,6 +66,9 @@ def with_retries(
 ) -> T:
     """Return the result of an operation on the file system of `url`; repeat it after errors that may pass.
 
+    If S3 refuses the keys, they are read again from the files of the library, and tried once more: they may have been
+    replaced meanwhile.
+
     `most_bytes` of the answer bound the time of each attempt: the operation runs in a thread, which is left alone when
     the time is over. None: no bound, for uploads of any size.
 
@@ -75,9 +78,11 @@ def with_retries(
     Raises:
         FacetrainError: of type `kind`, with the address without secrets and the reason.
     """
-    attempt = 1
+    attempt, was_refused = 1, False
     while True:
         try:
+            if was_refused:
+                open_filesystem(url)[0].connect(refresh=True)
             return operation() if most_bytes is None else _within(PATIENCE_S, most_bytes, operation)
         except Exception as error:
             if isinstance(error.__cause__, FacetrainError):  # fsspec has turned it into "not found"
@@ -85,6 +90,9 @@ def with_retries(
             if not _is_remote_error(error):
                 raise
             cause = _cause(error)
+            if _is_refusal(cause) and not was_refused and scheme(url) == "s3":
+                was_refused = True
+                continue
             if attempt == ATTEMPTS or not _may_pass(cause):
                 raise kind(f"{public(url)}: {_reason(cause, attempt)}") from None
         # Half of the wait is random: many ranks would otherwise repeat their requests at the same moment.
@@ -185,6 +193,15 @@ def _status(error: BaseException) -> int | None:
     return status if isinstance(status, int) else None
 
 
+def _is_refusal(error: BaseException) -> bool:
+    """Return whether a store does not accept the credentials, or a library has found none."""
+    response: Any = getattr(error, "response", None)
+    code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None  # botocore
+    # S3 answers to an expired token with status 400; to HEAD without a text, which botocore replaces by the number.
+    is_refused = _status(error) in (401, 403) or code in ("ExpiredToken", "400")
+    return is_refused or isinstance(error, PermissionError) or "Credential" in type(error).__name__
+
+
 def _may_pass(error: BaseException) -> bool:
     status = _status(error)
     if status is not None:
@@ -199,7 +216,7 @@ def _reason(error: BaseException, attempts: int) -> str:
     status, name = _status(error), type(error).__name__
     if name in ("RepositoryNotFoundError", "GatedRepoError"):  # 401 and 403, too
         return f"no such repository, or no access to it; accept its terms on its page, and {_CREDENTIALS}"
-    if status in (401, 403) or isinstance(error, PermissionError) or "Credential" in name:
+    if _is_refusal(error):
         return f"access denied; {_CREDENTIALS}"
     if status == 404 or isinstance(error, FileNotFoundError) or "NotFound" in name:
         return "not found"

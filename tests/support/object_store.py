@@ -12,6 +12,7 @@ from facetrain.remote.filesystem import open_filesystem
 
 BUCKET = "bucket"
 _SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+_REFUSED = "<Error><Code>{}</Code><Message>refused</Message></Error>"
 
 
 @dataclass
@@ -25,6 +26,8 @@ class ObjectStore:
     """Share of the requests that fail, drawn with a fixed seed: half by status 503, half by a cut connection."""
     full: bool = False
     """Whether every write is refused, with status 507."""
+    refused: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Access keys whose requests are refused -> status and code of the answer."""
     lie: Callable[[bytes], bytes] | None = None
     """Function of the right answer to a range, which returns the bytes that are sent instead; None: no lie."""
     requests: list[tuple[str, str, str]] = field(default_factory=list)
@@ -49,6 +52,12 @@ class ObjectStore:
                 # A connection that is closed before the body is read would be reset.
                 body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
                 environ["wsgi.input"] = _Body(body)
+            key = environ.get("HTTP_AUTHORIZATION", "").partition("Credential=")[2].partition("/")[0]
+            if key in self.refused:
+                status, code = self.refused[key]
+                body = _REFUSED.format(code).encode()
+                start_response(status, [("Content-Length", str(len(body)))])
+                return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
             if self.full and writes:
                 start_response("507 Insufficient Storage", [("Content-Length", "0")])
                 return [b""]

@@ -62,6 +62,26 @@ def test_a_store_that_always_fails_is_an_error_of_the_kind_that_is_asked_for(obj
         with_retries("s3://bucket/a", lambda: store.pipe_file(path, b"x"), CheckpointError)
 
 
+@pytest.mark.parametrize(
+    "refusal", [("403 Forbidden", "InvalidAccessKeyId"), ("400 Bad Request", "ExpiredToken")]
+)
+def test_keys_that_were_replaced_are_read_again_when_the_store_refuses_the_old_ones(
+    object_store, no_wait, monkeypatch, tmp_path, refusal
+):
+    keys = tmp_path / "credentials"
+    keys.write_text("[default]\naws_access_key_id = OLD\naws_secret_access_key = x\n")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(keys))
+    store, path = open_filesystem("s3://bucket/a")
+    store.pipe_file(path, b"x")
+    object_store.refused = {"OLD": refusal}
+    with pytest.raises(DataError, match="access denied; give credentials"):
+        read("s3://bucket/a")
+    keys.write_text(keys.read_text().replace("OLD", "NEW"))
+    assert read("s3://bucket/a") == b"x"
+
+
 def test_wrong_credentials_are_not_tried_again(no_wait):
     calls = []
 
@@ -70,7 +90,7 @@ def test_wrong_credentials_are_not_tried_again(no_wait):
         raise PermissionError("the key AKIA is wrong")
 
     with pytest.raises(DataError, match="access denied") as caught:
-        with_retries("s3://bucket/a", refused)
+        with_retries("gs://bucket/a", refused)
     assert len(calls) == 1 and "AKIA" not in str(caught.value)
 
 
