@@ -110,7 +110,7 @@ class Ranks:
             return cast("_T", decision)
         key = f"{self._next()}/all"
         if self.is_leader:
-            self._set(key, [decision, _described(failure, 0)])
+            self._set(key, [decision, self._described(failure)])
         decision, reason = self._wait(key)
         self._raise(failure, reason)
         return cast("_T", decision)
@@ -130,7 +130,7 @@ class Ranks:
                 yield
         except FacetrainError as error:
             failure = self._named(error)
-        reasons = self.gather(_described(failure, self.rank))
+        reasons = self.gather(self._described(failure))
         first = next(filter(None, reasons), None)
         self._raise(failure if first and first[0] == self.rank else None, first)
 
@@ -171,28 +171,35 @@ class Ranks:
         if reason is None:
             return
         self._say_farewell()
-        rank, name, message, exit_code = reason
+        rank, host, name, message, exit_code = reason
         kind = _error_class(name)
         # The leader is on a host that has trained: a host that comes later joins a start that another has opened.
-        leaves_alone = self.goes_on and self._host(rank) != self._host(0) and is_final(kind)
+        leaves_alone = self.goes_on and host != 0 and is_final(kind)
         if failure is not None:
             if leaves_alone:
                 leave_run()
             raise of_all_ranks(failure)
         is_elsewhere = self.rendezvous is not None and self.spans_hosts and self.speaks_for_host
-        if is_elsewhere and self._host(rank) != self._host(self.rank):
+        if is_elsewhere and host != self._host:
             # The input of this host is valid.
             raise of_all_ranks(RunError(message) if leaves_alone else kind(message))
         raise unprinted(f"rank {rank} failed", exit_code)
+
+    def _described(self, failure: FacetrainError | None) -> list[Any] | None:
+        """Return what `_raise` takes on all ranks."""
+        if failure is None:
+            return None
+        return [self.rank, self._host, type(failure).__name__, str(failure), failure.exit_code]
 
     def _named(self, error: FacetrainError) -> FacetrainError:
         if self.spans_hosts:
             error.args = (f"rank {self.rank} on {self.place(self.rank)}: {error}",)
         return error
 
-    def _host(self, rank: int) -> int:
-        """Return the number of the host of a rank; all hosts have as many ranks."""
-        return rank // self.local_size
+    @property
+    def _host(self) -> int:
+        """The first rank of this host. Hosts may have different numbers of ranks."""
+        return self.rank - self.local_rank
 
     def _say_farewell(self) -> None:
         """Wait on the leader until the others have read why all end: its process may serve the store."""
@@ -225,10 +232,6 @@ class Ranks:
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _SLOWEST_POLL_S)
             return json.loads(self.rendezvous.store.get(key))
-
-
-def _described(failure: FacetrainError | None, rank: int) -> list[Any] | None:
-    return None if failure is None else [rank, type(failure).__name__, str(failure), failure.exit_code]
 
 
 def _error_class(name: Any) -> type[FacetrainError]:

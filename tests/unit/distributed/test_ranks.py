@@ -104,14 +104,16 @@ def test_a_host_that_joins_a_run_and_cannot_take_part_leaves_it_alone(
     store = HashStore()
 
     def outcome(number):
-        known = Rendezvous(store, number, "id", ["a", "b"], "127.0.0.1", 1)
-        ranks = Ranks(number, 0, 2, 1, rendezvous=known, goes_on=goes_on)
-        with pytest.raises(type(error) if number else elsewhere) as ended, ranks.failing_together():
-            if number:
+        # The host that joins has one rank more than the first one.
+        known = Rendezvous(store, number, "id", ["a", "b", "b"], "127.0.0.1", 1)
+        ranks = Ranks(number, max(number - 1, 0), 3, 2 if number else 1, rendezvous=known, goes_on=goes_on)
+        with pytest.raises(FacetrainError) as ended, ranks.failing_together():
+            if number == 1:
                 raise error
         return ended.value
 
-    with ThreadPoolExecutor(2) as threads:
-        first, second = threads.map(outcome, range(2))
+    with ThreadPoolExecutor(3) as threads:
+        first, second, third = threads.map(outcome, range(3))
     assert second is error and type(first) is elsewhere and str(first) == str(error)
+    assert type(third) is LostRankError
     assert [path.name for path in tmp_path.iterdir()] == mark
