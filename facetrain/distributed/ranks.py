@@ -182,7 +182,11 @@ class Ranks:
         is_elsewhere = self.rendezvous is not None and self.spans_hosts and self.speaks_for_host
         if is_elsewhere and host != self._host:
             # The input of this host is valid.
-            raise of_all_ranks(RunError(message) if leaves_alone else kind(message))
+            if leaves_alone:
+                raise of_all_ranks(RunError(message))
+            error = kind(message)
+            error.exit_code = exit_code
+            raise of_all_ranks(error)
         raise unprinted(f"rank {rank} failed", exit_code)
 
     def _described(self, failure: FacetrainError | None) -> list[Any] | None:

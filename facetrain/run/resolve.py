@@ -29,7 +29,7 @@ from facetrain.files import require_temporary_folder
 from facetrain.models.model_file import newest_model_file
 from facetrain.run.asked_config import AskedConfig, asked_config, recorded_config
 from facetrain.run.folder.accepted import Accepted
-from facetrain.run.folder.claim import FolderClaim
+from facetrain.run.folder.claim import FolderClaim, has_checkpoints
 from facetrain.run.folder.compatibility import (
     check_compatibility,
     check_meaning,
@@ -67,6 +67,8 @@ class Claim(BaseModel, frozen=True):
     """Versions of the packages on which the numbers of a run depend, if it has several hosts."""
     goes_on: bool
     """Whether this job has trained the run before, and was started again."""
+    has_trained: bool
+    """Whether this job or an earlier one has trained the run before: its data could be read then."""
     mirror: str | None
     """Address in which hosts that share no folder keep the run."""
 
@@ -118,6 +120,7 @@ def claim_run(request: TrainRequest, ranks: Ranks, launchers: Sequence[str], lea
         given=asked.given,
         versions=software_of_host() if ranks.spans_hosts else {},
         goes_on=folders.was_used(folder),
+        has_trained=folders.was_used(folder) or has_checkpoints(folder),
         mirror=asked.config.checkpoint.mirror,
     )
     return Claimed(claim, asked, folders)

@@ -1,5 +1,6 @@
 """Agreement of two hosts on a run, here threads that share a store."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from torch.distributed import HashStore
 from facetrain.config.loading import build_config
 from facetrain.distributed.ranks import Ranks
 from facetrain.distributed.rendezvous import Rendezvous
-from facetrain.errors import FacetrainError, RunError, UsageError
+from facetrain.errors import DataError, FacetrainError, RunError, UsageError
 from facetrain.remote.download import pinned
 from facetrain.run.agree import _bring_disk_to, agree
 from facetrain.run.folder.hosts import Hosts
@@ -80,6 +81,19 @@ def test_a_host_that_joins_with_another_command_does_not_end_a_run_that_has_trai
     (run / "environment.json").write_text('{"launchers": ["agent"]}')
     first, second = outcomes(resume(), resume(checkpoint=4))
     assert type(first) is RunError and type(second) is UsageError, "an agent restarts after the former"
+
+
+@pytest.mark.parametrize(
+    ("launchers", "code"), [([], 2), (["agent"], 1)], ids=["new run", "run that has trained"]
+)
+def test_data_that_a_run_could_read_before_end_it_as_a_failure_because_they_may_come_back(
+    run, launchers, code
+):
+    Path("new").mkdir()
+    Path("new/environment.json").write_text(json.dumps({"launchers": launchers}))
+    for error in outcomes(train(), train()):
+        assert type(error) is DataError and "no_such_folder" in str(error)
+        assert error.exit_code == code
 
 
 @pytest.mark.parametrize(
