@@ -38,4 +38,29 @@ def test_an_agent_handles_the_end_of_its_terminal_unless_it_runs_under_nohup(act
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
-from facetrain.distributed.elastic_agent import _handle_signals
+    assert handled == [action == signal.SIG_DFL, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        ({}, 300),
+        ({"TORCHELASTIC_RUN_ID": "run"}, 30),
+        ({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "20", "TORCHELASTIC_RUN_ID": "run"}, 20),
+    ],
+    ids=["no agent", "torchrun", "exported"],
+)
+def test_a_run_has_300_s_to_save_unless_torchrun_ends_it_earlier(given, seconds, monkeypatch):
+    for name in ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert grace_s() == seconds
+
+
+def test_the_ranks_of_an_agent_have_the_grace_period_of_their_launcher(monkeypatch):
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "")  # so that it is restored
+    monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
+    export_grace_period()
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
+    assert grace_s() == 300
