@@ -15,7 +15,9 @@ import numpy as np
 from facetrain.embeddings.embedding_files import Embeddings
 from facetrain.embeddings.model_fingerprint import is_same_model
 from facetrain.errors import DataError
+from facetrain.plural import count_text
 from facetrain.progress import ProgressCallback, ignore_progress
+from facetrain.telemetry.log import warn
 
 _PROBES_PER_PASS = 4096
 """Probes that share one pass over the gallery."""
@@ -34,9 +36,9 @@ class Found:
     """Best gallery entries of each probe, best first; entries of equal cosine in the order of their rows."""
 
     row_QK: np.ndarray
-    """Rows of the gallery, int64 (Q, K)."""
+    """Rows of the gallery, int64 (Q, K); −1 where no further entry was found."""
     cosine_QK: np.ndarray
-    """Cosine similarities, float64 (Q, K)."""
+    """Cosine similarities, float64 (Q, K); −∞ where no further entry was found."""
 
 
 def search_gallery(
@@ -49,6 +51,9 @@ def search_gallery(
     progress: ProgressCallback = ignore_progress,
 ) -> Found:
     """Return the `count` gallery entries of the highest cosine for each probe; all entries if there are fewer.
+
+    An embedding of zeros, as of an image without a face, has no direction: such a probe finds nothing, and such an
+    entry is never found; a warning states their number.
 
     Needs memory for the results, 4,096 probes and one block of the gallery. `progress` is called with the number of
     comparisons.
@@ -68,17 +73,31 @@ def search_gallery(
     among = np.ones(gallery.count, bool) if among is None else among
     kept = min(count, int(among.sum()))
     found = Found(np.full((probes.count, kept), -1), np.full((probes.count, kept), -np.inf))
+    zero_probes = zero_entries = 0
     for first in range(0, probes.count, _PROBES_PER_PASS):
         probe_QD = unit_rows(probes.rows(first, first + _PROBES_PER_PASS))
         chosen = slice(first, first + len(probe_QD))
         best = Found(found.row_QK[chosen], found.cosine_QK[chosen])  # views
+        is_zero_Q = ~probe_QD.any(1)
+        zero_probes += int(is_zero_Q.sum())
         for start, entry_gD in gallery.blocks():
-            row_g = start + np.flatnonzero(among[start : start + len(entry_gD)])
+            among_g, has_direction_g = among[start : start + len(entry_gD)], entry_gD.any(1)
+            row_g = start + np.flatnonzero(among_g & has_direction_g)
+            if first == 0:
+                zero_entries += int((among_g & ~has_direction_g).sum())
             if len(row_g):
                 _add_block(probe_QD, unit_rows(entry_gD[row_g - start]), row_g, best)
             compared = first * gallery.count + (start + len(entry_gD)) * len(probe_QD)
             progress(compared, probes.count * gallery.count)
+        best.row_QK[is_zero_Q], best.cosine_QK[is_zero_Q] = -1, -np.inf
+    _warn_of_zeros(probes, zero_probes, "find nothing")
+    _warn_of_zeros(gallery, zero_entries, "are never found")
     return found
+
+
+def _warn_of_zeros(faces: Embeddings, zeros: int, effect: str) -> None:
+    if zeros:
+        warn(f"{faces.path}: {zeros:,} of {count_text(faces.count, 'image')} {effect}; embedding of zeros")
 
 
 def _require_comparable(probes: Embeddings, gallery: Embeddings, other_model: bool) -> None:
