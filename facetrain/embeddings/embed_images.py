@@ -31,10 +31,11 @@ from facetrain.embeddings.normalization import (
     require_finite,
 )
 from facetrain.embeddings.photo_check import PhotoCheck
-from facetrain.errors import DataError, UnreadableError
+from facetrain.errors import DataError, UnreadableError, UsageError
 from facetrain.files import os_errors_as
 from facetrain.models.inference_network import inference_network
 from facetrain.models.model_file import EmbeddingModel, open_model
+from facetrain.models.onnx_network import OnnxNetwork
 from facetrain.progress import ProgressCallback
 from facetrain.telemetry.log import warn
 
@@ -63,6 +64,7 @@ def embed_input(
     Raises:
         ModelError: the model cannot be opened, or an embedding is not finite.
         DataError: the input or an image cannot be read, or the disk has no space for the temporary file.
+        UsageError: an ONNX file is to run in bfloat16.
     """
     inference = inference or Inference()
     images, names, labels = read_input(input)
@@ -104,7 +106,13 @@ def _name_of(names: Sequence[str], kept: np.ndarray, place: int) -> str:
 
 
 def open_embedder(opened: EmbeddingModel, world: World, inference: Inference) -> ImageEmbedder:
-    """Return the embedder of an open model for the ranks of `world`."""
+    """Return the embedder of an open model for the ranks of `world`.
+
+    Raises:
+        UsageError: an ONNX file, whose number formats are fixed, is to run in bfloat16.
+    """
+    if inference.bf16 and isinstance(opened.network, OnnxNetwork):
+        raise UsageError(f"{opened.description}: has number formats of its own; remove --bf16")
     return ImageEmbedder(
         inference_network(opened.network, world.device, bf16=inference.bf16),
         opened.image_size,

@@ -64,7 +64,8 @@ def evaluate(
             size.
         PairsError: a set cannot be read.
         DataError: a slice table does not fit its set.
-        UsageError: a slice table or another system's scores are given, and not one set of pairs.
+        UsageError: a slice table or another system's scores are given, and not one set of pairs; or an ONNX file is to
+            run in bfloat16.
     """
     options, inference = options or EvaluationOptions(), inference or Inference()
     with join(inference.device) as world:
@@ -89,13 +90,15 @@ def evaluate(
                 results |= evaluate_set(target, embedder, options, tables.get(name), gallery=gallery)
             return results
 
+        compared = None if other is None else (other.description, embedder_of(other))
         with evaluation_mode(opened.network):  # an open model of the caller may be in training mode
             results = evaluate_sets(embedder_of(opened), None if gallery is None else embedder_of(gallery))
         description = opened.description + (f", gallery by {gallery.description}" if gallery else "")
         precision = "bf16" if inference.bf16 else float32_name(world.device)
         evaluation = ModelResults(description, results, sets, world.is_leader, precision)
-        if other is not None:
-            return evaluation.compared_with(other.description, evaluate_sets(embedder_of(other)))
+        if compared is not None:
+            against_model, embedder = compared
+            return evaluation.compared_with(against_model, evaluate_sets(embedder))
         if scored is not None:
             others = {name: scores_result(scored, {}, options) for name in results}
             return evaluation.compared_with(str(against), others)

@@ -8,10 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from facetrain.errors import ModelError
+from facetrain.data.formats.bin import write_bin
+from facetrain.embeddings.embed_images import embed_input
+from facetrain.embeddings.inference import Inference
+from facetrain.errors import ModelError, UsageError
 from facetrain.models import onnx_constants, onnx_limits
 from facetrain.models.model_file import open_model
 from facetrain.models.onnx_layers import read_onnx_layers
+from facetrain.verify.evaluate import evaluate
+from tests.support.faces import face
+from tests.support.models import write_model
 
 onnx = pytest.importorskip("onnx")
 make_node, make_tensor = onnx.helper.make_node, onnx.helper.make_tensor_value_info
@@ -123,6 +129,22 @@ def test_the_input_that_the_metadata_state_is_given_or_refused(tmp_path, stated,
             read_onnx_layers(path)
     else:
         assert read_onnx_layers(path).input_scale == 1
+
+
+def test_a_graph_with_number_formats_of_its_own_is_not_run_in_bfloat16(tmp_path):
+    path = write_graph(tmp_path / "m.onnx", [], inputs=FLOAT_IMAGE)
+    write_model(tmp_path / "m.safetensors")
+    (tmp_path / "face.png").write_bytes(face(0, size=32))
+    write_bin(tmp_path / "pairs.bin", [face(number, size=32) for number in range(4)], [True, False])
+    bf16, embedded = Inference("cpu", bf16=True), []
+    for run in (
+        partial(embed_input, path, tmp_path / "face.png", bf16),
+        partial(evaluate, path, ["pairs"], tmp_path, inference=bf16),
+        partial(evaluate, tmp_path / "m.safetensors", ["pairs"], tmp_path, against=path, inference=bf16),
+    ):
+        with pytest.raises(UsageError, match=r"m\.onnx.*: has number formats of its own; remove --bf16"):
+            run(progress=lambda *done: embedded.append(done))
+    assert not embedded
 
 
 def test_an_image_that_would_be_normalized_twice_is_refused(tmp_path):
