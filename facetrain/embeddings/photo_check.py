@@ -12,7 +12,7 @@ from facetrain.data.images.face_pattern import face_pattern, orientation_correla
 from facetrain.data.tools.photo_shapes import are_photos, has_photo_shape
 from facetrain.telemetry.log import warn
 
-_EXAMINED = 256
+EXAMINED = 256
 """Images that are examined: the first ones of an input."""
 _LARGEST_SCALE = 3
 """Side of an image, as a multiple of the network's input, from which it is probably not a crop of a face."""
@@ -22,10 +22,8 @@ _LEAST_PATTERN, _PATTERN_SPREAD = 0.15, 0.3
 Aligned faces have 0.30 to 0.41 (CelebA, LFW; drawn faces 0.19), with a standard deviation of 0.15; faces of half the
 width of a photo have less than 0.1.
 """
-_ADVICE = (
-    "the network needs aligned faces, and gives other images high scores by chance; give --detector yunet "
-    '(Python: detector="yunet") to align them'
-)
+_REASON = "the network needs aligned faces, and gives other images high scores by chance"
+_ADVICE = 'give --detector yunet (Python: detector="yunet") to align them'
 
 
 class PhotoCheck:
@@ -40,7 +38,7 @@ class PhotoCheck:
 
     def __call__(self, image: np.ndarray, index: int, size: int) -> np.ndarray:
         """Note whether an image uint8 (H, W, 3) is a photo, and resize it to (size, size, 3)."""
-        if index < _EXAMINED:
+        if index < EXAMINED:
             height, width = image.shape[:2]
             if has_photo_shape(width, height):
                 self._photos[index] = f"{width} × {height} pixels, not square"
@@ -68,7 +66,7 @@ class PhotoCheck:
             return "no face pattern at the place of an aligned face"
         return None
 
-    def warn(self, name: str, location: Callable[[int], str] | None = None) -> None:
-        """Warn of what `finding` returns; `name` is the input, for the message."""
+    def warn(self, name: str, location: Callable[[int], str] | None = None, *, advice: str = _ADVICE) -> None:
+        """Warn of what `finding` returns; `name` is the input, and `advice` says what to do, for the message."""
         if finding := self.finding(location):
-            warn(f"{name}: {finding}; {_ADVICE}")
+            warn(f"{name}: {finding}; {_REASON}; {advice}")

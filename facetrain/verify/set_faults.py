@@ -1,18 +1,23 @@
-"""Faults of a set of pairs that make its results doubtful, although they can be computed."""
+"""Faults of an evaluation set that make its results doubtful, although they can be computed."""
 
 # P pairs
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import numpy as np
 
+from facetrain.data.images.decode import decode_rgb
 from facetrain.data.pair_folds import FOLDS, fold_order, has_mixed_folds
 from facetrain.embeddings.dense_ids import dense_ids
+from facetrain.embeddings.photo_check import EXAMINED, PhotoCheck
+from facetrain.errors import UnreadableError
 from facetrain.plural import count_text
 from facetrain.telemetry.log import warn
 from facetrain.verify.sets.pair_set import PairSet
+from facetrain.verify.sets.search_sets import SearchSet
 
 
 def warn_of_faults(name: str, first_P: np.ndarray, second_P: np.ndarray, same_P: np.ndarray) -> None:
@@ -32,6 +37,29 @@ def warn_of_faulty_set(pairs: PairSet) -> None:
     """Warn of the faults of a set of pairs, as `warn_of_faults`."""
     image_N = dense_ids(pairs.images)
     warn_of_faults(pairs.name, image_N[0::2], image_N[1::2], pairs.same)
+
+
+def warn_of_photos(target: PairSet | SearchSet, image_size: int) -> None:
+    """Warn if the first images of a set look like whole photos, or have no face at the place of an aligned face.
+
+    `image_size` is the side of the network's input, pixels.
+    """
+    parts = (
+        {target.name: target.images}
+        if isinstance(target, PairSet)
+        else {f"{target.name} probes": target.probes, f"{target.name} gallery": target.gallery}
+    )
+    for name, images in parts.items():
+        check = PhotoCheck()
+        for index in range(min(len(images), EXAMINED)):
+            with suppress(UnreadableError):  # the embedding reports it
+                check(decode_rgb(images[index], location=name), index, image_size)
+        check.warn(
+            name,
+            getattr(images, "location", None),
+            advice="align them before they become a set, as `facetrain data pairs LIST --images FOLDER --detector "
+            "yunet` does",
+        )
 
 
 def _faults(first_P: np.ndarray, second_P: np.ndarray, same_P: np.ndarray) -> Iterator[str]:

@@ -8,11 +8,15 @@ import pytest
 
 from facetrain import load_model
 from facetrain.cli.app import app
+from facetrain.data.formats.bin import write_bin
 from facetrain.data.images.align import align
 from facetrain.data.images.decode import encode_png
 from facetrain.data.tools.landmark_finder import YuNet
+from facetrain.embeddings.inference import Inference
 from facetrain.embeddings.photo_check import PhotoCheck
 from facetrain.errors import ImageError
+from facetrain.verify.evaluate import evaluate
+from facetrain.verify.protocol_options import EvaluationOptions
 from tests.support.detector import write_detector
 from tests.support.models import write_model
 from tests.support.shared import shared_path
@@ -81,6 +85,25 @@ def test_the_commands_and_the_python_interface_warn(tmp_path, capfd):
     assert warning.format(photos[0]) in capfd.readouterr().err
     load_model(tmp_path / "m.safetensors").embed([cv2.imread(str(photo)) for photo in photos])
     assert warning.format("image 0") in capfd.readouterr().err
+
+
+def test_an_evaluation_of_whole_photos_warns(tmp_path, capfd):
+    write_model(tmp_path / "m.safetensors")
+    photo = encode_png(np.zeros((60, 80, 3), np.uint8))
+    write_bin(tmp_path / "pairs.bin", [photo] * 8, [True, False] * 2)
+    for file in ("Gallery_Match/1_0.png", "Probe/1_1.png"):
+        (tmp_path / "faces" / file).parent.mkdir(parents=True)
+        (tmp_path / "faces" / file).write_bytes(photo)
+    options = {"options": EvaluationOptions(bootstrap=0), "inference": Inference("cpu")}
+    evaluate(tmp_path / "m.safetensors", ["pairs", "faces"], tmp_path, **options)
+    err = capfd.readouterr().err
+    for name, number, place in (
+        ("pairs", 8, "image 0"),
+        ("faces probes", 1, tmp_path / "faces" / "Probe" / "1_1.png"),
+        ("faces gallery", 1, tmp_path / "faces" / "Gallery_Match" / "1_0.png"),
+    ):
+        assert f"warning: {name}: {number} of {number} images look like whole photos ({place}: 80 × 60" in err
+    assert err.count("; align them before they become a set") == 3
 
 
 def test_a_detector_aligns_the_photos_that_are_embedded_compared_and_searched(tmp_path, capfd):
