@@ -16,6 +16,7 @@ from facetrain.embeddings.photo_check import EXAMINED, PhotoCheck
 from facetrain.errors import UnreadableError
 from facetrain.plural import count_text
 from facetrain.telemetry.log import warn
+from facetrain.verify.sets.ijb import IjbSet
 from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.sets.search_sets import SearchSet
 
@@ -37,6 +38,17 @@ def warn_of_faulty_set(pairs: PairSet) -> None:
     """Warn of the faults of a set of pairs, as `warn_of_faults`."""
     image_N = dense_ids(pairs.images)
     warn_of_faults(pairs.name, image_N[0::2], image_N[1::2], pairs.same)
+
+
+def warn_of_missing_galleries(target: SearchSet | IjbSet) -> None:
+    """Warn of a set without a part of its published gallery: the search in a smaller one is easier."""
+    if isinstance(target, SearchSet) and (target.gallery_subject >= 0).all():
+        missing = "the gallery has no distractors (Gallery_Distractor/)"
+    elif isinstance(target, IjbSet) and target.probes is not None and len(target.galleries) == 1:
+        missing = f"the 1:N protocol has two galleries, and {', '.join(target.galleries)} is the only one"
+    else:
+        return
+    warn(f"{target.name}: {missing}; do not compare the results with published ones")
 
 
 def warn_of_photos(target: PairSet | SearchSet, image_size: int) -> None:

@@ -19,6 +19,7 @@ from functools import partial
 
 import numpy as np
 
+from facetrain.plural import count_text
 from facetrain.verify.metrics import bootstrap
 from facetrain.verify.metrics.curve_metrics import can_measure, tar_at_far, value_of
 from facetrain.verify.metrics.draws import DRAWS, Draws
@@ -46,6 +47,8 @@ class Search:
     """Similarity of the best mate, float (Q,); −inf for a nonmated probe."""
     other_Q: np.ndarray
     """Similarity of the best entry of another person, float (Q,)."""
+    entries: int
+    """Number of entries of the gallery."""
 
     @property
     def curve(self) -> Roc | None:
@@ -74,7 +77,7 @@ def search(
         for block, similarity_qG in _similarity_blocks(probe_QD, gallery_GD)
     ]
     rank, mate, other = (np.concatenate(column) for column in zip(*outcomes, strict=True))
-    return Search(probe_subject_Q, np.isfinite(mate), rank, mate, other)
+    return Search(probe_subject_Q, np.isfinite(mate), rank, mate, other, len(gallery_GD))
 
 
 def _rank_mates(
@@ -114,6 +117,7 @@ def identification_result(
     counts: dict[str, float | None] = {"probes": float(len(searches[0].subject_Q))}
     result = Result("identification", counts, subjects=subjects)
     result.metrics["mated"] = float(np.mean([search.mated_Q.sum() for search in searches]))
+    result.metrics["entries"] = float(np.mean([search.entries for search in searches]))
     curves = [curve for search in searches if (curve := search.curve) is not None]
     for fpir in FPIRS:
         _add_tpir(result, searches, curves, fpir)
@@ -129,17 +133,26 @@ def identification_result(
 
 
 def _add_ranks(result: Result, searches: list[Search]) -> tuple[int, ...]:
-    """Add the rank-k rates, and return the ranks that have one: none if a gallery has no mate of any probe."""
-    if not all(search.mated_Q.any() for search in searches):
-        names = [f"rank{rank}" for rank in RANKS]
-        result.metrics |= dict.fromkeys(names, None)
-        result.needs |= dict.fromkeys(names, _NEEDS_MATES)
-        return ()
+    """Add the rank-k rates, and return the ranks that have one: none if a gallery has no mate of any probe.
+
+    A rank has none either if a gallery has no more entries: every mate would be among them.
+    """
+    has_mates, entries = all(search.mated_Q.any() for search in searches), min(s.entries for s in searches)
+    measured = tuple(rank for rank in RANKS if has_mates and rank < entries)
     for rank in RANKS:
-        # The mean over the galleries, as the protocol of IJB prescribes, and not over all probes of both.
-        hits = [np.mean(search.rank_Q[search.mated_Q] < rank) for search in searches]
-        result.metrics[f"rank{rank}"] = float(np.mean(hits))
-    return RANKS
+        name = f"rank{rank}"
+        if rank in measured:
+            # The mean over the galleries, as the protocol of IJB prescribes, and not over all probes of both.
+            hits = [np.mean(search.rank_Q[search.mated_Q] < rank) for search in searches]
+            result.metrics[name] = float(np.mean(hits))
+        else:
+            result.metrics[name] = None
+            result.needs[name] = (
+                f"needs a gallery of more than {count_text(rank, 'entry', 'entries')}; there are {entries:,}"
+                if has_mates
+                else _NEEDS_MATES
+            )
+    return measured
 
 
 def _add_tpir(result: Result, searches: list[Search], curves: list[Roc], fpir: float) -> None:

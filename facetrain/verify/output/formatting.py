@@ -18,6 +18,7 @@ COUNTS = {
     "impostors",
     "probes",
     "mated",
+    "entries",
 }
 """Metrics that are the size of a set, not a property of the model."""
 _NOT_PERCENT = {"threshold", "xnorm", *(metric.name for metric in CURVE_METRICS if not metric.is_rate)}

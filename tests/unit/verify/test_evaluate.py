@@ -18,6 +18,7 @@ from facetrain.verify.output.formatting import format_evaluation
 from facetrain.verify.protocol_options import EvaluationOptions
 from tests.support.datasets import encoded_image, images_of, write_records
 from tests.support.models import SMALL, write_model
+from tests.support.protocols import write_ijb, write_tinyface
 
 CPU = Inference("cpu", workers=1)
 
@@ -108,6 +109,21 @@ def test_a_set_with_useless_pairs_gives_a_warning(model, tmp_path, capsys, image
     write_bin(tmp_path / "set.bin", [encoded_image(number, 32) for number in images], same)
     evaluate(model, ["set"], tmp_path, options=WITHOUT_INTERVALS, inference=CPU)
     assert f"warning: set: {message}" in capsys.readouterr().err
+
+
+def test_a_set_without_a_part_of_its_gallery_gives_a_warning(model, tmp_path, capsys):
+    write_tinyface(tmp_path / "faces", people=2, distractors=0)
+    lists = write_ijb(tmp_path / "ijbc", people=2) / "meta"
+    names, options = ["faces", "ijbc"], {"options": WITHOUT_INTERVALS, "inference": CPU}
+    (lists / "ijbc_1N_gallery_G2.csv").rename(lists / "G2.csv")
+    evaluate(model, names, tmp_path, **options)
+    err = capsys.readouterr().err
+    assert "warning: faces: the gallery has no distractors (Gallery_Distractor/); do not compare" in err
+    assert "warning: ijbc: the 1:N protocol has two galleries, and G1 is the only one; do not" in err
+    (lists / "G2.csv").rename(lists / "ijbc_1N_gallery_G2.csv")
+    write_tinyface(tmp_path / "faces", people=2, distractors=1)
+    evaluate(model, names, tmp_path, **options)
+    assert "published" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("known", "number"), [(4, "4 of 4"), (1, "1 of 4"), (0, None)])

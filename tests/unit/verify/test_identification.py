@@ -77,13 +77,22 @@ def test_a_gallery_without_the_mate_of_any_probe_has_no_rates(enrolled):
     assert all(found.metrics[name] is None for name in rates)
 
 
+def test_a_rank_that_every_mate_has_is_no_result():
+    unit = np.eye(40)
+    searches = [search(unit, np.arange(40), unit[:entries], np.arange(entries)) for entries in (11, 10)]
+    found = identification_result(searches, subjects=40, draws=Draws(20))
+    assert found.metrics["entries"] == 10.5 and found.metrics["rank5"] == 1
+    assert found.metrics["rank10"] is found.metrics["rank20"] is None and "rank10" not in found.interval
+    assert found.needs["rank10"] == "needs a gallery of more than 10 entries; there are 10"
+
+
 def test_draws_without_a_nonmated_probe_do_not_count_for_the_rates_of_an_open_set():
     # Ten probes of one person without a mate, whom about a third of the draws lack; one mate in five is found.
     subject = np.append(np.arange(50), np.full(10, 50))
     mated = subject < 50
     mate = np.where(mated, np.where(subject % 5 == 0, 0.9, 0.1), -np.inf)
     other = np.where(mated, 0.0, 0.5)
-    one = Search(subject, mated, np.zeros(60, int), mate, other)
+    one = Search(subject, mated, np.zeros(60, int), mate, other, 100)
     result = identification_result([one], subjects=51)
     assert result.metrics["tpir@1e-01"] == pytest.approx(0.2)
     low, high = result.interval["tpir@1e-01"]
@@ -95,9 +104,8 @@ def test_the_gallery_with_the_fewest_nonmated_probes_decides_what_a_search_can_s
     def gallery(nonmated, alarms):
         mated = np.arange(nonmated + 20) < 20
         other = np.where(np.arange(nonmated + 20) < 20 + alarms, 0.5, 0.0)
-        return Search(
-            np.arange(nonmated + 20), mated, np.zeros(len(mated), int), np.where(mated, 0.4, -np.inf), other
-        )
+        mate = np.where(mated, 0.4, -np.inf)
+        return Search(np.arange(nonmated + 20), mated, np.zeros(len(mated), int), mate, other, 100)
 
     large, small = gallery(5000, 40), gallery(120, 1)
     for searches in ([large, small], [small, large]):
