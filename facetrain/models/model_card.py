@@ -7,7 +7,7 @@ contain the answers. The other answers are left to the publisher.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -17,6 +17,11 @@ from facetrain.models.model_file import EmbeddingModel
 _TO_FILL_IN = "_to be filled in by the publisher of the model_"
 _RATES = ("accuracy", "auc", "eer", "tar@", "rank", "tpir@")
 """Prefixes of the metrics that are shares from 0 to 1."""
+_FOLLOWING = ("fnmr@", "fnir@")
+"""Prefixes of the error rates that follow from TAR and TPIR."""
+_SIZES = ("pairs", "genuine", "probes", "mated", "entries", "subjects")
+_SMALLEST_PERCENT = 1e-5
+"""A smaller rate has no digits in percent."""
 _NO_FACTS: Mapping[str, str] = MappingProxyType({})
 _HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
@@ -107,23 +112,27 @@ def _results(results: Mapping[str, Any]) -> Iterator[str]:
     if not results:
         yield "Not evaluated: `facetrain export --target` adds the results of verification sets.\n"
         return
-    yield "The intervals are 95 % bootstrap intervals over subjects.\n"
+    for name, found in results.items():
+        sizes = ", ".join(f"{found[size]:,.0f} {size}" for size in _SIZES if found.get(size) is not None)
+        yield f"- {escape_markdown(name)}: {sizes}"
+    yield "\nThe intervals are 95 % bootstrap intervals over subjects.\n"
     yield "| set | metric | value | 95 % interval |"
     yield "|---|---|---|---|"
     for name, found in results.items():
         for metric, value in found.items():
             if metric.startswith(_RATES) and isinstance(value, float):
-                interval = (
-                    " to ".join(_format(metric, end) for end in found["intervals"].get(metric, ())) or "–"
-                )
+                interval = _format_interval(metric, found["intervals"]) or "–"
                 cells = escape_markdown(name), escape_markdown(metric), _format(metric, value), interval
                 yield f"| {' | '.join(cells)} |"
     yield ""
     for name, found in results.items():
         for group in found["groups"]:
-            rates = ", ".join(f"{rate} {_format(rate, group[rate])}" for rate in ("fmr", "fnmr"))
+            rates = [f"{group['pairs']:,.0f} pairs"]
+            for rate in ("fmr", "fnmr"):
+                interval = _format_interval(rate, group["intervals"])
+                rates.append(f"{rate} {_format(rate, group[rate])}" + (f" ({interval})" if interval else ""))
             place, column, value = map(escape_markdown, (name, group["column"], group["value"]))
-            yield f"- {place}, {column} = {value}: {rates}"
+            yield f"- {place}, {column} = {value}: {', '.join(rates)}"
 
 
 def _limits(results: Mapping[str, Any]) -> Iterator[str]:
@@ -132,15 +141,26 @@ def _limits(results: Mapping[str, Any]) -> Iterator[str]:
     yield "- Images that are not aligned, or smaller than the input, give worse embeddings."
     for name, found in results.items():
         for metric, requirement in found["needs"].items():
-            yield f"- {escape_markdown(name)} is too small for {escape_markdown(metric)}: it {requirement}."
+            if not metric.startswith(_FOLLOWING):
+                yield f"- {escape_markdown(name)} is too small for {escape_markdown(metric)}: it {requirement}."
+        for metric, remark in found["remarks"].items():
+            if not metric.startswith(_FOLLOWING):
+                yield f"- {escape_markdown(name)}, {escape_markdown(metric)}: {remark}."
     if not any(found["groups"] for found in results.values()):
         yield "- Error rates by sex, age or skin tone were not measured (`facetrain eval --slices`); they may differ."
     yield "- Embeddings are biometric data: in many places the law requires consent to store or compare them."
 
 
+def _format_interval(metric: str, intervals: Mapping[str, Sequence[float]]) -> str:
+    """Return `low to high`; empty without an interval."""
+    return " to ".join(_format(metric, end) for end in intervals.get(metric, ()))
+
+
 def _format(metric: str, value: float | None) -> str:
     if value is None:
         return "–"
+    if 0 < value < _SMALLEST_PERCENT:
+        return f"{value:.1e}"
     # The AUC is close to 1, and needs more digits.
     return f"{value:.5f}" if metric == "auc" else f"{value:.3%}"
 

@@ -49,6 +49,18 @@ class HardPair:
     """Similarity score."""
 
 
+@dataclass(frozen=True)
+class MetricTable:
+    """Metrics of a result, and what belongs to each of them, all by the name of the metric."""
+
+    metrics: dict[str, float | None]
+    intervals: dict[str, Interval]
+    needs: dict[str, str]
+    """What the set lacks for a metric that is None."""
+    remarks: dict[str, str]
+    """What makes a metric doubtful, see `Result.remark`."""
+
+
 @dataclass
 class Result:
     """Metrics of one model on one evaluation set."""
@@ -102,23 +114,27 @@ class Result:
         """Return the number of subjects that the interval of a metric rests on."""
         return self.metric_subjects.get(metric, self.subjects)
 
-    def with_error_rates(self) -> tuple[dict[str, float | None], dict[str, Interval]]:
-        """Return all metrics and intervals, with FNMR@FMR after each TAR@FAR, and FNIR@FPIR after each TPIR@FPIR.
+    def with_error_rates(self) -> MetricTable:
+        """Return all metrics, with FNMR@FMR after each TAR@FAR, and FNIR@FPIR after each TPIR@FPIR.
 
         These are the names of ISO/IEC 19795-1 and NIST's FRTE: FNMR is 1 − TAR, FNIR is 1 − TPIR.
         """
-        metrics: dict[str, float | None] = {}
-        intervals = dict(self.interval)
+        table = MetricTable({}, dict(self.interval), dict(self.needs), {})
         for name, value in self.metrics.items():
-            metrics[name] = value
+            table.metrics[name] = value
+            if value is not None and (remark := self.remark(name)):
+                table.remarks[name] = remark
             kind, _, limit = name.partition("@")
             if kind in _ERROR_RATES:
                 error = f"{_ERROR_RATES[kind]}@{limit}"
-                metrics[error] = None if value is None else 1 - value
+                table.metrics[error] = None if value is None else 1 - value
                 if name in self.interval:
                     low, high = self.interval[name]
-                    intervals[error] = 1 - high, 1 - low
-        return metrics, intervals
+                    table.intervals[error] = 1 - high, 1 - low
+                for notes in (table.needs, table.remarks):
+                    if name in notes:
+                        notes[error] = notes[name]
+        return table
 
     @property
     def fewest_impostors(self) -> int:
@@ -167,12 +183,13 @@ class Result:
 
     def as_json(self) -> dict[str, Any]:
         """Return the metrics at the top level, and everything else under other names."""
-        metrics, intervals = self.with_error_rates()
+        table = self.with_error_rates()
         return {
             "protocol": self.protocol,
-            **metrics,
-            "needs": self.needs,
-            "intervals": intervals,
+            **table.metrics,
+            "needs": table.needs,
+            "remarks": table.remarks,
+            "intervals": table.intervals,
             "fpir_limits" if self.protocol == "identification" else "fmr_limits": self.lowest_rates,
             "thresholds": self.threshold,
             "subjects": self.subjects,

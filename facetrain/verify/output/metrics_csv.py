@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from facetrain.files import spreadsheet_text
-from facetrain.verify.metrics.result import Interval
+from facetrain.verify.metrics.result import MetricTable
 from facetrain.verify.model_results import ModelResults
 
-_HEADER = ("set", "column", "group", "metric", "value", "low", "high", "needs")
+_HEADER = ("set", "column", "group", "metric", "value", "low", "high", "needs", "remark")
 Row = tuple[str | float | None, ...]
 
 
 def metrics_csv(evaluation: ModelResults) -> str:
-    """Return the table: rates as fractions, the ends of the 95 % intervals, and what a set lacks for a metric.
+    """Return the table: rates as fractions, the ends of the 95 % intervals, what a set lacks for a metric, remarks.
 
     Rows of a whole set have no column and no group; rows of the differences between groups have no group.
     """
@@ -29,23 +29,17 @@ def metrics_csv(evaluation: ModelResults) -> str:
 def _rows(evaluation: ModelResults) -> Iterator[Row]:
     for name, result in evaluation.results.items():
         place = (spreadsheet_text(name), "", "")
-        metrics, intervals = result.with_error_rates()
-        yield from _metric_rows(place, metrics, intervals, result.needs)
+        yield from _metric_rows(place, result.with_error_rates())
         for group in [*result.groups, *result.group_summaries]:
             place = (
                 spreadsheet_text(name),
                 spreadsheet_text(group.column),
                 spreadsheet_text(group.value or ""),
             )
-            yield from _metric_rows(place, group.metrics, group.interval, {})
+            yield from _metric_rows(place, MetricTable(group.metrics, group.interval, {}, {}))
 
 
-def _metric_rows(
-    place: tuple[str, ...],
-    metrics: Mapping[str, float | None],
-    intervals: Mapping[str, Interval],
-    needs: Mapping[str, str],
-) -> Iterator[Row]:
-    for metric, value in metrics.items():
-        low, high = intervals.get(metric, (None, None))
-        yield (*place, metric, value, low, high, needs.get(metric, ""))
+def _metric_rows(place: tuple[str, ...], table: MetricTable) -> Iterator[Row]:
+    for metric, value in table.metrics.items():
+        low, high = table.intervals.get(metric, (None, None))
+        yield (*place, metric, value, low, high, table.needs.get(metric, ""), table.remarks.get(metric, ""))

@@ -38,7 +38,10 @@ def test_names_in_a_card_are_neither_markup_nor_control_characters():
             "accuracy": 0.5,
             "intervals": {},
             "needs": {HOSTILE: "needs pairs"},
-            "groups": [{"column": HOSTILE, "value": HOSTILE, "fmr": 0.1, "fnmr": 0.1}],
+            "remarks": {HOSTILE: "uncertain"},
+            "groups": [
+                {"column": HOSTILE, "value": HOSTILE, "pairs": 9, "fmr": 0.1, "fnmr": 0.1, "intervals": {}}
+            ],
         }
     }
     text = model_card(model, HOSTILE, results=results)
@@ -48,6 +51,27 @@ def test_names_in_a_card_are_neither_markup_nor_control_characters():
     assert len(re.findall(r"(?<!\\)\|", row)) == 5
     outside_code = re.sub(r"- `data[^`]*`", "", text)
     assert not re.search(r"(?<!\\)(`|\[a|\*x|<)", outside_code)
+
+
+def test_a_card_states_on_how_much_its_results_rest():
+    rates = {"tar@1e-02": 0.9, "fnmr@1e-02": 0.1, "tar@1e-03": None, "fnmr@1e-03": None}
+    rests, lacks = "uncertain: rests on 8 false accepts, fewer than 30", "needs 1,000 impostor pairs"
+    group = {"pairs": 1200.0, "fmr": 2e-7, "fnmr": None, "intervals": {"fmr": (0.0, 3e-6)}}
+    found = {
+        "pairs": 6000.0, "genuine": 3000.0, "subjects": 4281, **rates, "intervals": {},
+        "needs": {"tar@1e-03": lacks, "fnmr@1e-03": lacks},
+        "remarks": {"tar@1e-02": rests, "fnmr@1e-02": rests},
+        "groups": [{"column": "sex", "value": "f", **group}],
+    }  # fmt: skip
+    lines = model_card(model_of([]), "net", results={"lfw": found}).splitlines()
+    for line in (
+        "- lfw: 6,000 pairs, 3,000 genuine, 4,281 subjects",
+        "- lfw, sex = f: 1,200 pairs, fmr 2.0e-07 (0.000% to 3.0e-06), fnmr –",
+        f"- lfw, tar@1e-02: {rests}.",
+        f"- lfw is too small for tar@1e-03: it {lacks}.",
+    ):
+        assert line in lines
+    assert not any("fnmr@" in line for line in lines)
 
 
 def test_ordinary_names_are_shown_as_they_are():

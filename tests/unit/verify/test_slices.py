@@ -250,7 +250,12 @@ def test_error_rates_and_the_lowest_rate_that_a_set_supports_follow_from_the_cur
     rows = list(csv.DictReader(metrics_csv(results).splitlines()))
     by_metric = {row["metric"]: row for row in rows}
     assert float(by_metric["fnmr@1e-02"]["value"]) == content["fnmr@1e-02"]
-    assert by_metric["tar@1e-06"]["value"] == "" and "1,000,000" in by_metric["tar@1e-06"]["needs"]
+    for name in ("tar@1e-06", "fnmr@1e-06"):
+        assert by_metric[name]["value"] == "" and "needs 1,000,000 " in by_metric[name]["needs"]
+        assert content["needs"][name] == by_metric[name]["needs"]
+    for name in ("tar@1e-03", "fnmr@1e-03"):
+        assert content["remarks"][name] == by_metric[name]["remark"] == result.remark("tar@1e-03") != ""
+    assert content["remarks"].keys() == {"tar@1e-03", "fnmr@1e-03"}
 
 
 def test_a_result_is_valid_json_with_a_short_curve():
