@@ -146,15 +146,18 @@ class Result:
         return self.gallery_curves or ([self.curve] if self.curve else [])
 
     @property
-    def lowest_rates(self) -> dict[str, float]:
+    def lowest_rates(self) -> dict[str, float | None]:
         """Lowest FMR (of a search: FPIR) that the set supports; empty without a curve.
 
         `lowest`: one false match among all impostor pairs. `rule_of_30`: the rate with 30 false matches, which is known
-        to ± 30 % with 90 % confidence.
+        to ± 30 % with 90 % confidence; None if the set has fewer impostor pairs.
         """
         if not (impostors := self.fewest_impostors):
             return {}
-        return {"lowest": 1 / impostors, "rule_of_30": min(RULE_OF_30 / impostors, 1.0)}
+        return {
+            "lowest": 1 / impostors,
+            "rule_of_30": RULE_OF_30 / impostors if impostors >= RULE_OF_30 else None,
+        }
 
     def remark(self, metric: str) -> str:
         """Return what makes a metric doubtful; usually empty.

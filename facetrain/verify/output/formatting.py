@@ -167,9 +167,10 @@ def _format_limits(result: Result) -> Iterator[str]:
         rate, pairs = (
             ("FPIR", "nonmated probes") if result.protocol == "identification" else ("FMR", "impostor pairs")
         )
+        known = limits["rule_of_30"]
         yield (
-            f"  lowest {rate:9} {limits['lowest']:.1e}, one of {result.fewest_impostors:,} {pairs}; known to ± 30 % "
-            f"from {limits['rule_of_30']:.1e} on"
+            f"  lowest {rate:9} {limits['lowest']:.1e}, one of {result.fewest_impostors:,} {pairs}; "
+            + (f"known to ± 30 % from {known:.1e} on" if known else "too few to know a rate to ± 30 %")
         )
 
 

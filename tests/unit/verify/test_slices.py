@@ -9,7 +9,7 @@ from facetrain.verify.metrics.cross_groups import cross_groups
 from facetrain.verify.metrics.draws import Draws
 from facetrain.verify.metrics.group_summary import RATES, summarize_groups
 from facetrain.verify.metrics.result import Result
-from facetrain.verify.metrics.scored_pairs import pair_result
+from facetrain.verify.metrics.scored_pairs import ScoredPairs, pair_result
 from facetrain.verify.metrics.slices import add_slices, slice_groups
 from facetrain.verify.model_results import ModelResults
 from facetrain.verify.output.formatting import format_evaluation, format_number, format_slice_threshold
@@ -256,6 +256,20 @@ def test_error_rates_and_the_lowest_rate_that_a_set_supports_follow_from_the_cur
     for name in ("tar@1e-03", "fnmr@1e-03"):
         assert content["remarks"][name] == by_metric[name]["remark"] == result.remark("tar@1e-03") != ""
     assert content["remarks"].keys() == {"tar@1e-03", "fnmr@1e-03"}
+
+
+@pytest.mark.parametrize(
+    ("impostors", "rate", "known"),
+    [(30, 1.0, "known to ± 30 % from 1.0e+00 on"), (29, None, "too few to know a rate to ± 30 %")],
+)
+def test_fewer_than_30_impostor_pairs_show_no_rate_to_30_percent(impostors, rate, known):
+    same_P = np.arange(40 + impostors) < 40
+    score_P, image_P = np.random.default_rng(0).normal(size=len(same_P)), np.arange(len(same_P))
+    pairs = ScoredPairs(score_P, same_P, image_P, image_P, image_P)
+    result = pair_result(pairs, protocol="verification", draws=Draws(0))
+    assert result.as_json()["fmr_limits"]["rule_of_30"] == rate
+    printed = "\n".join(format_evaluation(ModelResults("x", {"set": result}, {}, is_leader=True)))
+    assert f"one of {impostors} impostor pairs; {known}" in printed
 
 
 def test_a_result_is_valid_json_with_a_short_curve():
