@@ -141,12 +141,12 @@ def stamp_of(status: os.stat_result) -> list[int]:
 
 
 def read_regular_text(path: Path) -> str:
-    """Return the text of a file; bytes that are not UTF-8 are replaced.
+    """Return the text of a file without a byte order mark; bytes that are not UTF-8 are replaced.
 
     Raises:
         OSError: the file cannot be read, or is not a regular file: a read of a pipe or a device may never end.
     """
-    with open(path, encoding="utf-8", errors="replace", opener=open_regular) as file:
+    with open(path, encoding="utf-8-sig", errors="replace", opener=open_regular) as file:
         return file.read()
 
 

@@ -214,7 +214,8 @@ def test_the_tables_of_a_set_stay_if_it_cannot_be_read_and_are_carried_along(tmp
     images = [encoded_image(0), b"no image", encoded_image(1), encoded_image(2)]
     write_bin(tmp_path / "set.bin", images, [True, False])
     (tmp_path / "set.groups.csv").write_text("group\nAsian\nAsian\nIndian\nAfrican\n")
-    (tmp_path / "set.subjects.csv").write_text("subject\nann\nann\nbob\ncy\n")
+    # With a byte order mark, as spreadsheets write it.
+    (tmp_path / "set.subjects.csv").write_text("subject\nann\nann\nbob\ncy\n", encoding="utf-8-sig")
     np.save(tmp_path / "set.landmarks.npy", np.arange(40, dtype=np.float32).reshape(4, 5, 2) / 40)
     (tmp_path / "new.groups.csv").write_text("group\nof an older set\n")
     with pytest.raises(ImageError, match="image 1"):
