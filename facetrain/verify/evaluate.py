@@ -24,6 +24,7 @@ from facetrain.verify.score_files import is_score_file, read_scores, scores_of_s
 from facetrain.verify.set_faults import (
     warn_of_faults,
     warn_of_faulty_set,
+    warn_of_faulty_templates,
     warn_of_missing_galleries,
     warn_of_photos,
 )
@@ -160,6 +161,8 @@ def _warn_of_doubtful_sets(sets: dict[str, AnySet], opened: EmbeddingModel) -> N
     for pairs in of_pairs:
         warn_of_faulty_set(pairs)
     for target in sets.values():
+        if isinstance(target, IjbSet):
+            warn_of_faulty_templates(target)
         if not isinstance(target, PairSet):
             warn_of_missing_galleries(target)
         if not isinstance(target, IjbSet):  # whose faces are aligned during the evaluation

@@ -19,6 +19,7 @@ from facetrain.telemetry.log import warn
 from facetrain.verify.sets.ijb import IjbSet
 from facetrain.verify.sets.pair_set import PairSet
 from facetrain.verify.sets.search_sets import SearchSet
+from facetrain.verify.sets.subjects import connected_subjects
 
 
 def warn_of_faults(name: str, first_P: np.ndarray, second_P: np.ndarray, same_P: np.ndarray) -> None:
@@ -49,6 +50,17 @@ def warn_of_missing_galleries(target: SearchSet | IjbSet) -> None:
     else:
         return
     warn(f"{target.name}: {missing}; do not compare the results with published ones")
+
+
+def warn_of_faulty_templates(ijb: IjbSet) -> None:
+    """Warn of templates that are compared with themselves, and of images that the detector's score leaves out."""
+    if equal := int((ijb.first == ijb.second).sum()):
+        warn(f"{ijb.name}: {count_text(equal, 'pair')} with the same template on both sides: to be removed")
+    if unweighted := int((ijb.detection <= 0).sum()):
+        warn(
+            f"{ijb.name}: {count_text(unweighted, 'image')} with a detector score of 0 or less, which is the weight of "
+            "an image in its template: correct the scores"
+        )
 
 
 def warn_of_photos(target: PairSet | SearchSet, image_size: int) -> None:
@@ -87,6 +99,13 @@ def _faults(first_P: np.ndarray, second_P: np.ndarray, same_P: np.ndarray) -> It
     if labeled > distinct:
         number = count_text(labeled - distinct, "pair")
         yield f"{number} listed both as genuine and as impostor: the labels must be corrected"
+    subject_N = connected_subjects(first_P, second_P, same_P, int(side_P2.max()) + 1)
+    is_one_person = (subject_N[side_P2[:, 0]] == subject_N[side_P2[:, 1]]) & (side_P2[:, 0] < side_P2[:, 1])
+    one_person = len(np.unique(side_P2[is_one_person & ~same_P], axis=0))
+    # Those that are listed as both are reported above.
+    if one_person > labeled - distinct:
+        number = count_text(one_person - (labeled - distinct), "impostor pair")
+        yield f"{number} of images that a chain of genuine pairs connects: the labels must be corrected"
     if labeled < len(same_P):
         number = count_text(len(same_P) - labeled, "pair")
         yield f"{number} listed again, which would count as often: remove the repetitions"
