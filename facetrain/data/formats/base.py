@@ -18,6 +18,7 @@ import numpy as np
 
 from facetrain.data.column_cache import Columns
 from facetrain.data.formats.landmark_file import read_landmarks
+from facetrain.data.images.header import size_fault
 from facetrain.data.positional_file import PositionalFile
 from facetrain.data.skipped_files import SkippedFile
 from facetrain.errors import DataError, UnreadableError
@@ -132,7 +133,7 @@ class CatalogDataset:
         """Return the encoded image; one of an object store that makes no sense is fetched once more.
 
         Raises:
-            UnreadableError: the file ends inside the image, or cannot be read.
+            UnreadableError: the file ends inside the image, or cannot be read, or the image is larger than any.
             DataError: the image contradicts the catalog.
         """
         try:
@@ -158,6 +159,8 @@ class CatalogDataset:
         """Return the encoded image as the file has it; `read` says which errors."""
         arrays = self.columns.arrays
         size = arrays["size"].item(index)
+        if fault := size_fault(size):
+            raise UnreadableError(f"{self.location(index)}: {fault}")
         data = self.file_of(index).bytes_at(arrays["offset"].item(index), size)
         if len(data) < size:
             raise UnreadableError(f"{self.location(index)}: the file is truncated; copy it again")

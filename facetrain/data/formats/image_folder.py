@@ -14,12 +14,10 @@ import numpy as np
 
 from facetrain.data.column_cache import Columns
 from facetrain.data.formats.base import CatalogDataset, Format
-from facetrain.data.images.header import IMAGE_SUFFIXES
+from facetrain.data.images.header import IMAGE_SUFFIXES, size_fault
 from facetrain.errors import DataError, UnreadableError
 from facetrain.files import error_reason, open_regular, os_errors_as, printable
 
-_MOST_BYTES = 1 << 30
-"""More than any image of `MAX_PIXELS`, and less than Linux reads at once. A sparse file may claim any size."""
 _LOST_AND_FOUND = "lost+found"
 """Folder at the root of a disk, which only its administrator can read."""
 _PROBED_FOLDERS, _PROBED_FILES = 1000, 16
@@ -79,8 +77,8 @@ def image_file_bytes(path: str | os.PathLike[str]) -> bytes:
     file = open_regular(path)
     try:
         size = os.fstat(file).st_size
-        if size > _MOST_BYTES:
-            raise OSError(errno.EFBIG, f"has {size:,} bytes, more than any image", os.fspath(path))
+        if fault := size_fault(size):
+            raise OSError(errno.EFBIG, fault, os.fspath(path))
         return os.read(file, size)
     finally:
         os.close(file)

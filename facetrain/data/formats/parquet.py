@@ -19,6 +19,7 @@ from facetrain.data.column_cache import Columns, cached_columns
 from facetrain.data.formats import arrow_columns
 from facetrain.data.formats.base import CatalogDataset, Format, catalog_path, columns_of_rows, files_in
 from facetrain.data.formats.shard_names import require_all_shards
+from facetrain.data.images.header import size_fault
 from facetrain.data.object_blocks import ObjectPath
 from facetrain.data.positional_file import PositionalFile, open_stream
 from facetrain.data.skipped_files import SkippedFile
@@ -47,6 +48,8 @@ class ParquetDataset(CatalogDataset):
         image = self._value(index, 0)
         if image is None:
             raise UnreadableError(f"{self.location(index)}: the image column contains no bytes")
+        if fault := size_fault(len(image)):
+            raise UnreadableError(f"{self.location(index)}: {fault}")
         return bytes(image)
 
     def name(self, index: int) -> str | None:

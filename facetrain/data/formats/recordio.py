@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import Self
 
 from facetrain.data.beside_dataset import TRAINING_SET
+from facetrain.data.images.header import size_fault
 from facetrain.data.positional_file import PositionalFile
 from facetrain.errors import RecordError
 
@@ -115,12 +116,14 @@ class RecordReader(PositionalFile):
         Allocates at most the size of the file, whatever length the record announces.
 
         Raises:
-            RecordError: if there is no complete record.
+            RecordError: if there is no complete record, or it is larger than any image.
         """
         parts: list[bytes] = []
         start, kind = offset, PART_FIRST
         while kind not in (PART_WHOLE, PART_LAST):
             kind, length = self._read_frame(offset, start, key)
+            if fault := size_fault(offset + length - start):
+                raise RecordError(f"{self.location(start, key)}: {fault}")
             parts.append(self.bytes_at(offset + _FRAME.size, length))
             if len(parts[-1]) < length:
                 raise RecordError(

@@ -14,6 +14,8 @@ from typing import NamedTuple
 MAX_PIXELS = 40_000_000
 """40 megapixels, which need 230 MiB while OpenCV decodes them. The header of a tiny file can claim 100,000 × 100,000
 pixels; it is refused before decoding."""
+_MAX_BYTES = 1 << 30
+"""More than any image of `MAX_PIXELS`, and less than Linux reads at once. A sparse file may claim any size."""
 FORMAT_SUFFIXES = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
     "PNG": (".png",),
@@ -60,6 +62,11 @@ def read_header(data: bytes) -> ImageHeader | None:
     except (struct.error, IndexError):
         return None
     return None if format_and_size is None else ImageHeader(*format_and_size)
+
+
+def size_fault(num_bytes: int) -> str:
+    """Return why no image has so many bytes, before they are read into memory; empty if one may have them."""
+    return f"has {num_bytes:,} bytes, more than any image" if num_bytes > _MAX_BYTES else ""
 
 
 def encoded_image_size(data: bytes) -> tuple[int, int] | None:

@@ -5,7 +5,9 @@ import os
 import numpy as np
 import pytest
 
+from facetrain.data.formats import recordio
 from facetrain.data.formats.recordio import RecordHeader, encode_record
+from facetrain.data.images import header
 from facetrain.data.loading.batch_slots import BatchSlots
 from facetrain.data.loading.reader import ImageReader, ReadRequest
 from facetrain.data.open_dataset import open_dataset
@@ -101,6 +103,18 @@ def test_the_next_image_replaces_one_that_cannot_be_read(damaged):
     lenient = ImageReader(source, slots, skip_bad=True).read(request)
     assert lenient.error is None and len(set(lenient.skipped)) == len(bad)
     assert not np.isin(slots.index[0], bad).any()
+
+
+@pytest.mark.parametrize("to", ["recordio", "webdataset", "parquet", "folder"])
+def test_no_image_has_more_bytes_than_the_limit(tmp_path, monkeypatch, to):
+    if to == "parquet":
+        pytest.importorskip("pyarrow", reason="the parquet extra is not installed")
+    monkeypatch.setattr(recordio, "_FIRST_READ_BYTES", 64)  # every record is a long one
+    source = open_dataset(converted(to)(tmp_path))
+    monkeypatch.setattr(header, "_MAX_BYTES", 100)
+    assert unreadable(source) == list(range(COUNT))
+    monkeypatch.setattr(header, "_MAX_BYTES", 1 << 20)
+    assert unreadable(source) == []
 
 
 def test_a_label_that_contradicts_the_identity_records_is_never_skipped(tmp_path):
