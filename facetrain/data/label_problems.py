@@ -15,6 +15,7 @@ from facetrain.errors import DataError
 
 FEWEST_PEOPLE = 1_000
 """People from which a new network learns to tell others apart, at least; one that has learned it needs fewer."""
+_CHUNK = 1 << 24
 
 
 class LabelProblem(NamedTuple):
@@ -104,6 +105,10 @@ def count_images(source: FaceDataset) -> tuple[np.ndarray, np.ndarray]:
     if source.num_classes > 2 * source.num_images:
         # A damaged label can be so large that the counts of all labels below it fill the memory.
         return np.unique(source.labels, return_counts=True)
-    counts = np.bincount(source.labels, minlength=source.num_classes)
+    counts = np.zeros(source.num_classes, np.int64)
+    for start in range(
+        0, source.num_images, _CHUNK
+    ):  # bincount converts to int64: 100 million labels take 800 MB
+        counts += np.bincount(source.labels[start : start + _CHUNK], minlength=source.num_classes)
     present = np.flatnonzero(counts)
     return present, counts[present]

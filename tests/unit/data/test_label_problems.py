@@ -1,9 +1,11 @@
+import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from facetrain.data.label_problems import label_remarks, require_trainable_labels
+from facetrain.data import label_problems
+from facetrain.data.label_problems import count_images, label_remarks, require_trainable_labels
 from facetrain.data.open_dataset import open_dataset, require_aligned
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, write_records
@@ -31,6 +33,18 @@ def test_identities_without_images_or_with_one_are_named(labels, classes, named)
 
 def test_identities_with_two_images_each_are_nothing_to_remark():
     assert list(label_remarks(dataset_of(0, 0, 1, 1, 2, classes=3), "x")) == []
+
+
+def test_images_are_counted_without_a_copy_of_all_labels(monkeypatch):
+    monkeypatch.setattr(label_problems, "_CHUNK", 1 << 14)
+    labels = np.resize(np.array([0, 2, 2], np.int32), 1 << 20)
+    source = SimpleNamespace(labels=labels, num_images=len(labels), num_classes=4)
+    tracemalloc.start()
+    present, counts = count_images(source)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert present.tolist() == [0, 2] and counts.tolist() == [349_526, 699_050]
+    assert peak < labels.nbytes
 
 
 def test_labels_with_large_gaps_are_refused_unless_the_config_states_their_number(tmp_path):
