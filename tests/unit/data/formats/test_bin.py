@@ -93,6 +93,7 @@ def _pickle_that(code):
         (pickle.dumps((IMAGES, [True, 7])), "a value other than true and false"),
         (pickle.dumps(([1, 2], [True])), "image 0 is not"),
         (pickle.dumps(3), "expected a pair of lists"),
+        (_pickle_that((1 << 20) * b"N0"), "more than 196,608 instructions"),
         (b"", "not a verification set"),
         (b"garbage", "not a verification set"),
         (_pickle_that(b"B\xff\xff\xff\x7fabc"), "not a verification set"),
