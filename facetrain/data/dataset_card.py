@@ -24,8 +24,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from facetrain.data.beside_dataset import beside
-from facetrain.data.formats.names import MIXTURE_SUFFIXES
-from facetrain.data.mixture import MixtureFile
+from facetrain.data.mixture import MixtureFile, is_mixture
 from facetrain.data.remote_dataset import DEFAULT_CACHE, ObjectCache, dataset_path
 from facetrain.data.yaml_file import read_yaml
 from facetrain.files import printable
@@ -81,7 +80,7 @@ def read_cards(dataset: Path, cache: ObjectCache = DEFAULT_CACHE) -> list[Datase
     Raises:
         DataError: a card or the mixture is damaged.
     """
-    if dataset.suffix not in MIXTURE_SUFFIXES or not dataset.is_file():
+    if not is_mixture(dataset):
         return _read_cards_beside(dataset)
     content: MixtureFile = read_yaml(dataset, MixtureFile)
     places = [

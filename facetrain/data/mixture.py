@@ -192,6 +192,11 @@ class MixtureDataset(DatasetView):
         return self.datasets[number], int(index - self._ends[number] + self.counts[number])
 
 
+def is_mixture(path: Path) -> bool:
+    """Return whether a path is the YAML file of a mixture."""
+    return path.suffix.lower() in MIXTURE_SUFFIXES and path.is_file()
+
+
 def open_mixture(
     path: Path,
     open_dataset: Callable[[Path], FaceDataset],
@@ -216,7 +221,7 @@ def open_mixture(
         if has_secrets(entry.path):
             raise DataError(f"{path}: {without_secrets(entry.path)}: give its credentials by the environment")
         place = path_of(entry.path) if is_remote(entry.path) else path.parent / entry.path
-        if place.suffix in MIXTURE_SUFFIXES:
+        if place.suffix.lower() in MIXTURE_SUFFIXES:
             raise DataError(f"{path}: {entry.path} is itself a mixture; list its datasets here")
         selected = _select_images(open_dataset(place), entry, path)
         is_repeated = (

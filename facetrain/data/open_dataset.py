@@ -15,10 +15,10 @@ from facetrain.data.formats.base import Format
 from facetrain.data.formats.image_folder import folders_with_images
 from facetrain.data.formats.image_list import open_list
 from facetrain.data.formats.landmark_file import landmarks_path, open_landmarks, require_file_names
-from facetrain.data.formats.names import DATASET_SUFFIXES, MIXTURE_SUFFIXES
+from facetrain.data.formats.names import DATASET_SUFFIXES
 from facetrain.data.formats.table import FORMATS
 from facetrain.data.label_problems import count_images, parts_of
-from facetrain.data.mixture import MixtureDataset, open_mixture
+from facetrain.data.mixture import MixtureDataset, is_mixture, open_mixture
 from facetrain.data.remote_dataset import (
     DEFAULT_CACHE,
     ObjectCache,
@@ -51,7 +51,7 @@ def open_dataset(
         DataError: if the folder does not exist, contains no dataset, or the dataset is inconsistent.
     """
     path = path if isinstance(path, Path) else Path(path)
-    if path.suffix in MIXTURE_SUFFIXES and path.is_file():
+    if is_mixture(path):
         try:
             return open_mixture(
                 path,

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 
 from facetrain.data.dataset import FaceDataset, image_sizes
-from facetrain.data.formats.names import MIXTURE_SUFFIXES
 from facetrain.data.label_problems import parts_of
+from facetrain.data.mixture import MixtureFile, is_mixture
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.remote_dataset import object_versions
+from facetrain.data.yaml_file import read_yaml
 from facetrain.errors import DataError, UsageError
+from facetrain.remote.address import is_remote
 from facetrain.telemetry.log import warn
 from facetrain.verify.sets.pair_set import PairSet
 
@@ -77,29 +79,30 @@ def refuse_training_images(
         description: metadata of the model file, with the config of its run.
 
     Raises:
-        UsageError: at least half of the examined images are training images; a few give a warning, and so do images
-            that too many training images would have to be read for.
+        UsageError: at least half of the examined images are in the training data, or in one dataset of a mixture; a
+            few give a warning, and so do images that too many training images would have to be read for.
     """
     try:
         train = _open_training_data(description)
-        if train is None:
-            return
-        found = find_training_images(images, train[1], _MOST_READ)
     except DataError:
         return
-    place = f"{train[0]}, on which {model} was trained"
-    if found.known and 2 * found.known >= found.examined:
-        raise UsageError(
-            f"{target}: {found} are in {place}; its cosines of people that it has learned are no measure for others: "
-            "give people who are not in that data"
-        )
-    if found.known:
-        warn(f"{target}: {found} are also in {place}")
-    if found.examined < found.sample:
-        warn(
-            f"{target}: only {found.examined} of a sample of {found.sample} images were compared with {train[0]}, "
-            f"where many images have their sizes; its people must not be among those on whom {model} was trained"
-        )
+    for place, part in parts_of(train[1], train[0]) if train else ():
+        try:
+            found = find_training_images(images, part, _MOST_READ)
+        except DataError:
+            continue
+        if found.known and 2 * found.known >= found.examined:
+            raise UsageError(
+                f"{target}: {found} are in {place}, on which {model} was trained; its cosines of people that it has "
+                "learned are no measure for others: give people who are not in that data"
+            )
+        if found.known:
+            warn(f"{target}: {found} are also in {place}, on which {model} was trained")
+        if found.examined < found.sample:
+            warn(
+                f"{target}: only {found.examined} of a sample of {found.sample} images were compared with {place}, "
+                f"where many images have their sizes; its people must not be among those on whom {model} was trained"
+            )
 
 
 def sets_of_training_images(sets: Sequence[PairSet], train: FaceDataset, name: str) -> Iterator[str]:
@@ -137,7 +140,7 @@ def _open_training_data(
 ) -> tuple[str, FaceDataset] | None:
     """Return path and dataset of a model's training data; None if they are unknown or not on this machine.
 
-    `most_folders`: also None for a folder with more entries, which would be listed with all that is in them.
+    `most_folders`: also None, with a warning, if a folder has more entries, all of which would be listed.
 
     Raises:
         DataError: the dataset cannot be read.
@@ -148,10 +151,19 @@ def _open_training_data(
     if not isinstance(train, str) or not Path(train).exists():
         return None
     path = Path(train)
-    if path.suffix in MIXTURE_SUFFIXES:  # may name data in a store, which would be downloaded
-        return None
-    if most_folders is not None and path.is_dir() and any(islice(path.iterdir(), most_folders, None)):
-        return None
+    places = [path]
+    if is_mixture(path):
+        content: MixtureFile = read_yaml(path, MixtureFile)
+        if any(is_remote(entry.path) for entry in content.datasets):  # would be downloaded
+            return None
+        places = [path.parent / entry.path for entry in content.datasets]
+    for folder in places if most_folders is not None else ():
+        if folder.is_dir() and any(islice(folder.iterdir(), most_folders, None)):
+            warn(
+                f"{folder}: has more than {most_folders:,} entries, so its images are not compared with those of the "
+                "sets; `facetrain doctor` does it"
+            )
+            return None
     return train, open_dataset(path)
 
 

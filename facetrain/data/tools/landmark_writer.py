@@ -14,8 +14,8 @@ from facetrain.data.dataset import image_name
 from facetrain.data.formats.base import CatalogDataset
 from facetrain.data.formats.bin import is_bin, read_bin
 from facetrain.data.formats.landmark_file import landmarks_path, square_landmarks, write_landmarks
-from facetrain.data.formats.names import MIXTURE_SUFFIXES
 from facetrain.data.images.decode import decode_rgb
+from facetrain.data.mixture import is_mixture
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.tools.landmark_finder import LandmarkFinder, require_distinct_names
 from facetrain.data.tools.parallel import map_in_order, report_progress
@@ -46,7 +46,7 @@ def write_dataset_landmarks(
             list of landmarks; or the file cannot be written.
         ImageError: an image cannot be decoded.
     """
-    if data.suffix in MIXTURE_SUFFIXES and data.is_file():
+    if is_mixture(data):
         raise DataError(f"{data}: is a mixture; write the landmarks of each of its datasets")
     read: Callable[[int], bytes]
     name_of: Callable[[int], str] = str

@@ -223,7 +223,7 @@ def test_copies_of_an_image_do_not_count_as_pairs(tmp_path):
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("form", ["folder", "records"])
+@pytest.mark.parametrize("form", ["folder", "records", "mixture"])
 @pytest.mark.parametrize(
     ("shared", "outcome"), [(10, "refused"), (6, "refused"), (1, "warned"), (0, "accepted")]
 )
@@ -237,6 +237,10 @@ def test_people_of_the_training_data_are_refused(tmp_path, capsys, form, shared,
         for number, image in enumerate(known):
             (train / f"{number // 2}").mkdir(parents=True, exist_ok=True)
             (train / f"{number // 2}" / f"{number}.jpg").write_bytes(image)
+    if form == "mixture":
+        write_records(tmp_path / "other", range(3))
+        train = tmp_path / "Mix.YAML"
+        train.write_text("datasets: [{path: other}, {path: train}]")
     images = known[:shared] + [encoded_image(200 + n) for n in range(10 - shared)]
     description = {"config": {"data": {"train": str(train)}}}
     if outcome == "refused":

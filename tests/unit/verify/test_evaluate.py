@@ -12,6 +12,7 @@ from facetrain.data.pair_folds import fold_order
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import ModelError, UsageError
 from facetrain.models.model_file import open_model
+from facetrain.verify import training_images
 from facetrain.verify.evaluate import evaluate, evaluate_scores
 from facetrain.verify.metrics.fold_accuracy import fold_accuracy
 from facetrain.verify.output.formatting import format_evaluation
@@ -157,6 +158,21 @@ def test_a_set_of_training_images_gives_a_warning(tmp_path, capsys, known, numbe
     evaluate(model, ["set"], tmp_path, options=WITHOUT_INTERVALS, inference=CPU)
     warned = f"warning: set: {number} examined images are in {train}, and the accuracy on"
     assert (warned in capsys.readouterr().err) == (number is not None)
+
+
+def test_a_folder_of_many_people_is_not_compared_with_the_sets_and_this_is_said(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(training_images, "_MOST_FOLDERS", 2)
+    for number in range(3):
+        (tmp_path / "train" / str(number)).mkdir(parents=True)
+    (tmp_path / "mix.yaml").write_text("datasets: [{path: train}]")
+    write_bin(tmp_path / "set.bin", IMAGES[:4], [True, False])
+    for train in ("train", "mix.yaml"):
+        write_model(tmp_path / "m.safetensors", config={"data": {"train": str(tmp_path / train)}})
+        opened = open_model(tmp_path / "m.safetensors", torch.device("cpu"))
+        evaluate(opened, ["set"], tmp_path, options=WITHOUT_INTERVALS, inference=CPU)
+        assert f"warning: {tmp_path}/train: has more than 2 entries" in capsys.readouterr().err
 
 
 def test_reversed_scores_give_a_warning(tmp_path):
