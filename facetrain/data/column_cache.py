@@ -14,12 +14,13 @@ import os
 import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from facetrain.data.shared_array import SharedArray
 from facetrain.distributed.process_setup import user_cache_folder
 from facetrain.errors import DataError
 from facetrain.files import error_reason, locked, parse_json, replacing, stamp_of
@@ -35,17 +36,28 @@ _CHUNK_BYTES = 1 << 24
 class Columns:
     """Arrays by name. Values that JSON can hold, such as a list of names, are arrays of its bytes.
 
-    Pickling sends the path of the cache file, so all processes map the same memory.
+    Pickling sends the path of the cache file, so all processes map the same memory, and otherwise the arrays. Started
+    processes share these, too, after `in_shared_memory`.
     """
 
     arrays: Mapping[str, np.ndarray]
     path: Path | None = None
-    """Cache file; None if the arrays are in the memory of this process only."""
+    """Cache file; None if the arrays are in memory only."""
+    shared: Mapping[str, SharedArray] = field(default_factory=dict)
+    """The arrays, if they are in memory that this process shares with those that it starts."""
 
     @classmethod
     def of(cls, **columns: Any) -> Columns:
         """Return columns of arrays and of values that JSON can hold."""
         return cls({name: _as_array(value) for name, value in columns.items()})
+
+    def in_shared_memory(self) -> Columns:
+        """Return the columns so that started processes map the memory of the arrays."""
+        if self.path is not None or self.shared:
+            return self
+        return _of_shared(
+            {name: SharedArray.of(array, array.dtype.str) for name, array in self.arrays.items()}
+        )
 
     def value(self, name: str, default: Any = None) -> Any:
         """Return the value of a column that was not an array; the default if there is no such column."""
@@ -55,7 +67,11 @@ class Columns:
         """Pickle as the path, or as the arrays if there is no file."""
         if self.path is not None:
             return _open, (self.path,)
-        return Columns, (dict(self.arrays),)
+        return (_of_shared, (self.shared,)) if self.shared else (Columns, (dict(self.arrays),))
+
+
+def _of_shared(arrays: Mapping[str, SharedArray]) -> Columns:
+    return Columns({name: shared.array for name, shared in arrays.items()}, shared=arrays)
 
 
 def _as_array(value: Any) -> np.ndarray:

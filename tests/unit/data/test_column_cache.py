@@ -12,6 +12,8 @@ import pytest
 
 from facetrain.data import column_cache
 from facetrain.data.column_cache import Columns, cached_columns
+from facetrain.data.formats.image_folder import open_folder
+from facetrain.distributed.spawn import HelperContext
 from facetrain.files import locked
 from tests.support.waiting import wait_until
 
@@ -53,6 +55,27 @@ def test_columns_are_read_back_and_survive_pickling(tmp_path, source):
             np.testing.assert_array_equal(columns.arrays[name], array)
             assert columns.arrays[name].dtype == array.dtype
             assert not len(array) or not columns.arrays[name].flags.writeable
+
+
+def fill(columns):
+    """Change columns in a process of its own."""
+    columns.arrays["label"][...] = 7
+
+
+def test_columns_without_a_file_are_in_the_memory_of_the_processes_that_are_started():
+    columns = Columns.of(label=np.arange(3), empty=ARRAYS["empty"], prefix="a").in_shared_memory()
+    copy = pickle.loads(pickle.dumps(columns))
+    process = HelperContext().Process(target=fill, args=(columns,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0 and columns.arrays["label"].tolist() == [7, 7, 7]
+    assert copy.arrays["label"].tolist() == [0, 1, 2] and copy.value("prefix") == "a"
+
+
+def test_a_dataset_without_a_cache_file_shares_its_catalog(tmp_path):
+    (tmp_path / "ann").mkdir()
+    (tmp_path / "ann" / "1.png").touch()
+    assert open_folder(tmp_path).columns.shared.keys() >= {"label", "names"}
 
 
 def test_the_folder_may_have_a_name_that_is_not_utf8(tmp_path):
