@@ -297,10 +297,15 @@ def read_identities(path: Path, num_classes: int) -> np.ndarray:
         DataError: the file cannot be read, or a number is not below `num_classes`.
     """
     try:
-        words = read_regular_text(path).removeprefix(_BYTE_ORDER_MARK).split()
-        if wrong := next((word for word in words if not re.fullmatch("-?[0-9]+", word)), None):
-            raise ValueError(f"{wrong[:60]!r} is no number")
-        numbers = np.array(words, np.int64)
+        text = read_regular_text(path).removeprefix(_BYTE_ORDER_MARK).strip()
+        if text and not text.encode().translate(None, b"0123456789 \t\r\n"):
+            # Not word by word, which takes 66 s and 2.2 GB for 29 million.
+            numbers = np.fromstring(text, np.int64, sep=" ")
+        else:
+            words = text.split()
+            if wrong := next((word for word in words if not re.fullmatch("-?[0-9]+", word)), None):
+                raise ValueError(f"{wrong[:60]!r} is no number")
+            numbers = np.array(words, np.int64)
         outside = numbers[(numbers < 0) | (numbers >= num_classes)]
         if len(outside):
             raise ValueError(f"there is no identity {outside[0]}; they go from 0 to {num_classes - 1:,}")

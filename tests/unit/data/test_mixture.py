@@ -1,12 +1,13 @@
 import json
 import pickle
+import tracemalloc
 
 import numpy as np
 import pytest
 
 from facetrain.data.dataset import SubsetDataset, identity_name, identity_names
 from facetrain.data.loading.sampler import MixtureSampler, SampleOrder, build_sampler, epoch_size
-from facetrain.data.mixture import DatasetHead, MixtureDataset, images_per_epoch
+from facetrain.data.mixture import DatasetHead, MixtureDataset, images_per_epoch, read_identities
 from facetrain.data.open_dataset import open_dataset
 from facetrain.errors import DataError
 from tests.support.datasets import encoded_image, images_of, write_records
@@ -40,6 +41,22 @@ def test_identity_lists_of_a_mixture_use_the_numbers_before_small_identities_are
     path = mixture(tmp_path, "datasets: [{path: three, without: drop.txt}]")
     left = open_dataset(path, min_images_per_identity=2)
     assert [data for _, data in images_of(left)] == [encoded_image(n) for n in (4, 5, 6)]
+
+
+def test_a_long_list_of_identities_takes_little_memory(tmp_path):
+    count = 1 << 16
+    (tmp_path / "keep.txt").write_text("\n".join(map(str, range(count))) + "\n")
+    tracemalloc.start()
+    numbers = read_identities(tmp_path / "keep.txt", count)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert numbers.tolist() == list(range(count)) and peak < 48 * count
+
+
+@pytest.mark.parametrize("text", ["", " \n", "2 0\r\n\t1 \n\n", "\ufeff2\u00a00 1"])
+def test_a_list_of_identities_may_have_any_white_space(tmp_path, text):
+    (tmp_path / "keep.txt").write_text(text, encoding="utf-8")
+    assert read_identities(tmp_path / "keep.txt", 3).tolist() == ([2, 0, 1] if text.strip() else [])
 
 
 def test_a_dataset_can_be_listed_twice_with_different_identities_or_heads(tmp_path):
@@ -178,12 +195,16 @@ def test_prefetching_reaches_the_datasets_of_a_mixture_and_of_a_subset():
         ("datasets: [{path: one, identities: underscore.txt}]", "underscore.txt: '0_1'"),
         ("datasets: [{path: one, mask: twice.npy}]", "twice.npy: a number occurs twice"),
         ("datasets: [{path: one, identities: far.txt}]", "far.txt: .*3"),
+        ("datasets: [{path: one, identities: negative.txt}]", "negative.txt: .*-1"),
+        ("datasets: [{path: one, identities: huge.txt}]", "huge.txt: "),
         ("datasets: [{path: one, without: far.txt}]", "far.txt: .*3"),
         ("datasets: [!!python/object/apply:os.getcwd []]", "mix.yaml: "),
     ],
 )  # fmt: skip
 def test_an_invalid_mixture_file_is_refused(tmp_path, text, message):
     (tmp_path / "far.txt").write_text("0\n3\n")
+    (tmp_path / "negative.txt").write_text("0\n-1\n")
+    (tmp_path / "huge.txt").write_text(f"0\n{10**20}\n")
     (tmp_path / "words.txt").write_text("ann\n")
     (tmp_path / "underscore.txt").write_text("0_1\n")
     np.save(tmp_path / "twice.npy", np.array([0, 0, 1], np.uint64))
