@@ -19,10 +19,11 @@ import torch
 from facetrain.bench.generated_dataset import open_or_generate
 from facetrain.bench.machine_peak import synchronize
 from facetrain.bench.workloads import in_turn
+from facetrain.counter_rng import key_of
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.augment import Augment
 from facetrain.data.loading.loader import Loader, LoaderSettings
-from facetrain.data.loading.sampler import GlobalSampler, SampleOrder
+from facetrain.data.loading.sampler import GlobalSampler, SampleOrder, permute
 from facetrain.distributed.world import World
 
 _WARM_UP_BATCHES = 4
@@ -48,8 +49,9 @@ def measure_loader(
     """
     with open_or_generate(folder) as source:
         # At random: neighbors in a dataset are of one person, and often of one size.
-        numbers = np.random.default_rng(0).permutation(source.num_images)[:_DECODED_IMAGES].tolist()
-        images = [source.read(number) for number in numbers]
+        count = source.num_images
+        numbers = permute(np.arange(min(_DECODED_IMAGES, count)), count, key_of(0))
+        images = [source.read(number) for number in numbers.tolist()]
         timing = workers, batch_size, seconds, device
         rates = in_turn(
             {

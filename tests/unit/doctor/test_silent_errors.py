@@ -27,6 +27,12 @@ def sample_of(images):
     return draw_sample(len(images), images.__getitem__)
 
 
+def test_a_sample_of_a_huge_dataset_needs_no_table_of_its_images():
+    image, read = draw_jpeg(0, 0, 0, 16), set[int]()
+    sample = draw_sample(1 << 40, lambda number: read.add(number) or image)
+    assert len(sample) == len(read) > 1 and max(read) < 1 << 40
+
+
 def decoded(dataset, count):
     chosen = np.linspace(0, dataset.num_images - 1, count).astype(int).tolist()
     return [decode_rgb(dataset.read(index), location=image_name(dataset, index)) for index in chosen]
