@@ -22,7 +22,12 @@ from facetrain.distributed.process_lifetime import (
     forbid_restart,
     launched_by_torchrun,
 )
-from facetrain.distributed.process_setup import bound_spinning, set_gpu_defaults, silence_torch_logs
+from facetrain.distributed.process_setup import (
+    bound_spinning,
+    set_gpu_defaults,
+    silence_opencv_logs,
+    silence_torch_logs,
+)
 from facetrain.errors import FacetrainError, LostRankError, UsageError, is_final, is_out_of_memory
 from facetrain.files import error_reason, printable
 from facetrain.remote.address import without_secrets
@@ -90,6 +95,7 @@ def end_with(run: Callable[[], int | None], *, debug: bool) -> None:
     prepare_standard_streams()
     end_with_launcher()
     bound_spinning()
+    silence_opencv_logs()
     if launched_by_torchrun():
         # As facetrain's own launcher does for its ranks.
         silence_torch_logs()

@@ -150,6 +150,14 @@ def silence_torch_logs() -> None:
     os.environ.setdefault("LOGLEVEL", "CRITICAL")  # some modules of the agent read their level from here
 
 
+def silence_opencv_logs() -> None:
+    """Turn off OpenCV's own reports of images that it cannot decode: facetrain names the image in one line.
+
+    Call it before `import cv2`, which reads the variable when it is loaded, as do the processes that this one starts.
+    """
+    os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
+
+
 def _mallopt(values: dict[int, int]) -> None:
     if sys.platform.startswith("linux"):
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -1,4 +1,5 @@
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -89,6 +90,19 @@ def test_torchs_errors_are_printed_where_nccl_reports_and_nowhere_else(monkeypat
         monkeypatch.delenv(name)
     silence_torch_logs()
     assert os.environ["TORCH_CPP_LOG_LEVEL"] == level
+
+
+def test_opencv_reports_no_damaged_image_beside_the_message():
+    damaged = struct.pack("<2sIxxxxIIiiHHI", b"BM", 70, 54, 40, 112, 112, 1, 24, 0).ljust(54, b"\0")
+    code = (
+        "from facetrain.distributed.process_setup import silence_opencv_logs; silence_opencv_logs(); "
+        f"from facetrain.data.images.decode import decode; decode({damaged!r})"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "OPENCV_LOG_LEVEL"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.stderr.startswith("Traceback") and "NotAnImageError: the BMP image" in done.stderr
 
 
 NAMES = (
