@@ -277,6 +277,7 @@ def new_folder(output: Path) -> Iterator[Path]:
         try:
             scratch.mkdir(parents=True)  # in the block: Ctrl-C may come as soon as the folder exists
             yield scratch
+            require_absent(output)  # another command may have written it meanwhile
             os.replace(scratch, output)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)

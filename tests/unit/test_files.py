@@ -139,6 +139,14 @@ def test_an_output_that_exists_is_refused_and_so_is_a_link_to_nothing(target, tm
     assert (tmp_path / "out").is_symlink()
 
 
+def test_an_output_that_another_command_has_written_meanwhile_stays(tmp_path):
+    output = tmp_path / "out"
+    with pytest.raises(DataError, match=f"^{output}: already exists; "), new_folder(output):
+        output.mkdir()
+        (output / "file").touch()
+    assert [one.name for one in tmp_path.rglob("*")] == ["out", "file"]
+
+
 def test_the_temporary_folder_of_another_process_with_the_same_id_stays(tmp_path):
     foreign = tmp_path / f".out.{os.getpid()}.tmp"
     foreign.mkdir()
