@@ -108,7 +108,7 @@ def _marked(target: str, eval_dir: str) -> str:
         return target
     has_folder = Path(target).name != target
     is_in_eval_dir = (Path(eval_dir) / target).exists()
-    is_path = Path(target).exists() and (has_folder or target.endswith(".bin")) and not is_in_eval_dir
+    is_path = Path(target).exists() and (has_folder or target.lower().endswith(".bin")) and not is_in_eval_dir
     return f"./{target}" if is_path else target
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from facetrain.data.dataset import FaceDataset, image_landmarks, original_name
-from facetrain.data.formats.bin import SUFFIXES, read_bin
+from facetrain.data.formats.bin import has_bin_suffix, read_bin
 from facetrain.data.formats.image_folder import folders_with_images, image_file_bytes
 from facetrain.data.formats.landmark_file import read_landmarks_beside
 from facetrain.data.formats.names import DATASET_SUFFIXES
@@ -35,7 +35,7 @@ def read_input(input: Path) -> tuple[Sequence[bytes], Sequence[str], np.ndarray]
     Raises:
         DataError: the input does not exist or cannot be read.
     """
-    if input.suffix in SUFFIXES:
+    if has_bin_suffix(input):
         members, _ = read_bin(input)
         return members, [f"{input.name}:{index}" for index in range(len(members))], np.full(len(members), -1)
     files = _image_files(input)
@@ -92,7 +92,7 @@ def input_landmarks(opened: EmbeddingModel, input: Path) -> np.ndarray | None:
     """
     if not opened.takes_landmarks:
         return None
-    if input.suffix in SUFFIXES:
+    if has_bin_suffix(input):
         return read_landmarks_beside(input, len(read_bin(input)[0]))
     return image_landmarks(open_dataset(input)) if _is_dataset(input, _image_files(input)) else None
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.formats.bin import SUFFIXES
+from facetrain.data.formats.bin import has_bin_suffix
 from facetrain.distributed.world import join
 from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.embeddings.embed_images import embed_images, open_embedder
@@ -119,7 +119,7 @@ def read_known_people(target: str, data_dir: Path) -> tuple[Sequence[bytes], np.
         DataError: the data cannot be read, or does not say who is on its images.
     """
     path = Path(target)
-    if path.suffix not in SUFFIXES and path.exists():
+    if not has_bin_suffix(path) and path.exists():
         images, _, labels = read_input(path)
         if (labels < 0).any():
             raise DataError(f"{target}: has no labels; use a dataset with one subfolder per person")

@@ -15,6 +15,7 @@ import lzma
 import os
 import pickle
 import pickletools
+import re
 import struct
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -61,12 +62,22 @@ _SPARE_BYTES = 1 << 21
 
 def is_bin(path: Path) -> bool:
     """Return whether a path is a verification set."""
-    return path.suffix in SUFFIXES and path.is_file()
+    return has_bin_suffix(path) and path.is_file()
+
+
+def has_bin_suffix(path: Path) -> bool:
+    """Return whether a path is that of a verification set by its name, also if there is no such file."""
+    return path.suffix.lower() in SUFFIXES
 
 
 def set_name(path: Path) -> str:
     """Return the name of a verification set: that of its file without its suffixes, `lfw` for lfw.bin.xz."""
-    return path.name.removesuffix(".xz").removesuffix(".bin")
+    return without_suffixes(path.name)
+
+
+def without_suffixes(target: str) -> str:
+    """Return the name or path of a verification set without the suffixes of its file."""
+    return re.sub(r"(\.bin)?(\.xz)?\Z", "", target, flags=re.IGNORECASE)
 
 
 def read_bin(path: Path) -> tuple[list[bytes], np.ndarray]:
@@ -81,7 +92,7 @@ def read_bin(path: Path) -> tuple[list[bytes], np.ndarray]:
     path = Path(path)
     with os_errors_as(PairsError, path), open(path, "rb", opener=open_regular) as file:
         data = file.read()
-    if path.suffix == ".xz":
+    if path.suffix.lower() == ".xz":
         data = _unpacked(data, path)
     try:
         with warnings.catch_warnings():

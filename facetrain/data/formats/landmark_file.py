@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from facetrain.data.beside_dataset import beside
-from facetrain.data.formats.bin import SUFFIXES, set_name
+from facetrain.data.formats.bin import has_bin_suffix, set_name
 from facetrain.data.npy_file import map_npy
 from facetrain.errors import DataError
 from facetrain.face_landmarks import NORMALIZED_TEMPLATE, normalize_landmarks
@@ -35,7 +35,7 @@ _ADVICE = "write it again with `facetrain data landmarks`, or remove it"
 
 def landmarks_path(data: Path) -> Path:
     """Return the path of the landmarks of a dataset or verification set."""
-    if data.suffix in SUFFIXES and not data.is_dir():
+    if has_bin_suffix(data) and not data.is_dir():
         return data.with_name(set_name(data) + _LANDMARKS_SUFFIX)
     return beside(data, LANDMARKS_FILE, _LANDMARKS_SUFFIX)
 

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.formats.bin import NAME_ENDINGS, SUFFIXES, is_bin, read_bin, set_name
+from facetrain.data.formats.bin import (
+    NAME_ENDINGS,
+    SUFFIXES,
+    has_bin_suffix,
+    is_bin,
+    read_bin,
+    set_name,
+    without_suffixes,
+)
 from facetrain.data.formats.bin_tables import groups_path, read_subjects
 from facetrain.data.formats.landmark_file import read_landmarks_beside
 from facetrain.embeddings.dense_ids import dense_ids
@@ -88,10 +96,10 @@ def _set_file(target: str, folder: Path) -> Path:
     Raises:
         PairsError: both exist, or the path is another file than a set.
     """
-    path, stem = Path(target), target.removesuffix(".xz").removesuffix(".bin")
+    path, stem = Path(target), without_suffixes(target)
     files = [folder / f"{stem}{suffix}" for suffix in NAME_ENDINGS]
     named = next((file for file in files if file.is_file()), files[0])
-    if path.suffix not in SUFFIXES:
+    if not has_bin_suffix(path):
         if path.is_file() and not named.is_file():
             raise PairsError(
                 f"{path}: not a verification set; expected a .bin file, as `facetrain data pairs` writes it, or the "

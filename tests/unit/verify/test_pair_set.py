@@ -123,6 +123,18 @@ def test_a_packed_set_is_read_by_its_path_and_by_its_name(tmp_path, name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["LFW.BIN", "LFW.XZ", "LFW.Bin.Xz"])
+def test_the_suffix_of_a_set_may_have_capitals(tmp_path, name):
+    write_bin(tmp_path / "lfw.bin", IMAGES, SAME)
+    data = (tmp_path / "lfw.bin").read_bytes()
+    path = tmp_path / "other" / name
+    path.parent.mkdir()
+    path.write_bytes(data if name == "LFW.BIN" else lzma.compress(data))
+    found = load_pair_set(str(path), tmp_path)
+    assert (found.name, found.images) == ("LFW", IMAGES)
+    assert landmarks_path(path).name == "LFW.landmarks.npy"
+
+
 def test_a_packed_file_that_grows_too_much_is_refused(tmp_path):
     (tmp_path / "own.xz").write_bytes(lzma.compress(bytes(1 << 28)))
     with pytest.raises(PairsError, match=r"own\.xz: .*\b2,253,888 bytes"):
