@@ -11,6 +11,7 @@ import hashlib
 import json
 import mmap
 import os
+import re
 import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +31,8 @@ _VERSION = 7
 _HEADER_BYTES = 4096
 _ALIGNMENT = 64
 _CHUNK_BYTES = 1 << 24
+_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"')
+"""Text in JSON."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,13 @@ class Columns:
     def value(self, name: str, default: Any = None) -> Any:
         """Return the value of a column that was not an array; the default if there is no such column."""
         return parse_json(self.arrays[name].tobytes().decode()) if name in self.arrays else default
+
+    def texts(self, name: str) -> Iterator[str]:
+        """Yield the texts of a column that was a list of texts, without a list of all; none if there is no column."""
+        column = self.arrays[name].data if name in self.arrays else b""
+        for match in _TEXT.finditer(column):
+            text = match[0]
+            yield parse_json(text.decode()) if b"\\" in text else text[1:-1].decode()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as the path, or as the arrays if there is no file."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +26,7 @@ class FaceDataset(Protocol):
         name(index)              path of an image inside the dataset; None if it is unknown
         identity_name(label)     name of an identity; its number if it has none
         has_identity_names       whether the identities have names, which may be numbers, too
+        identity_names()         names of the identities 0, 1, …, as an iterator, if they have names
         forget(index)            has an image of an object store fetched again when it is read next
         files                    paths of the files that the images are in
         places(index)            first byte and size of images in their files, see `image_places`
@@ -101,9 +103,8 @@ def has_identity_names(dataset: FaceDataset) -> bool:
 
 def identity_names(dataset: FaceDataset) -> Iterator[str] | None:
     """Return the names of the identities 0, 1, …; None if they have none."""
-    if not has_identity_names(dataset):
-        return None
-    return (identity_name(dataset, label) for label in range(dataset.num_classes))
+    names_of = getattr(dataset, "identity_names", None)
+    return names_of() if names_of is not None and has_identity_names(dataset) else None
 
 
 def image_landmarks(dataset: FaceDataset) -> np.ndarray | None:
@@ -207,6 +208,12 @@ class ImageSubset(DatasetView):
             if self.has_identity_names
             else str(label)
         )
+
+    def identity_names(self) -> Iterator[str]:
+        """Yield the names that the identities have in the other dataset."""
+        is_selected = np.zeros(self._dataset.num_classes, bool)
+        is_selected[self.identities] = True
+        return compress(identity_names(self._dataset) or (), is_selected)
 
     def places(self, index: np.ndarray) -> np.ndarray | None:
         """Return the places of images in the files of the other dataset, int64 (B, 2)."""

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -30,6 +31,7 @@ from facetrain.data.dataset import (
     SubsetDataset,
     has_identity_names,
     identity_name,
+    identity_names,
     image_files,
     image_landmarks,
     image_places,
@@ -136,6 +138,10 @@ class MixtureDataset(DatasetView):
         if not self._has_names[number]:
             return str(label)
         return identity_name(self.datasets[number], int(label - self._first_label[number]))
+
+    def identity_names(self) -> Iterator[str]:
+        """Yield the names of the identities of all datasets."""
+        return chain.from_iterable(identity_names(dataset) or () for dataset in self.datasets)
 
     def places(self, index: np.ndarray) -> np.ndarray | None:
         """Return the places of images in the files of their datasets, int64 (B, 2); None if a dataset has none."""

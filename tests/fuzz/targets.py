@@ -166,9 +166,7 @@ def _read_thresholds(path: Path) -> None:
 def _read_names(path: Path) -> str:
     names = RecordNames(path.parent)
     reads: list[Callable[[], object]] = [partial(names.image, key) for key in (1, 2, 3)]
-    return " ".join(
-        outcome(DataError, read) for read in [*reads, lambda: names.identities and names.identities[0]]
-    )
+    return " ".join(outcome(DataError, read) for read in [*reads, lambda: [*names.identities()][:1]])
 
 
 def _read_report(path: Path) -> None:

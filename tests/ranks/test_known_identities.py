@@ -20,10 +20,8 @@ class NamedOnTheLeader:
         assert collectives.rank() == 0
         return True
 
-    num_classes = 3
-
-    def identity_name(self, label):
-        return ("anna", "bob", "cleo")[label]
+    def identity_names(self):
+        return iter(("anna", "bob", "cleo"))
 
 
 def read(old):

@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -222,11 +222,16 @@ class CatalogDataset:
     @property
     def has_identity_names(self) -> bool:
         """Whether the identities have names."""
-        return bool(self._identities)
+        return next(self._stored_names(), None) is not None
 
     def identity_name(self, label: int) -> str:
         """Return the name of an identity, or its number."""
         return self._identities[label] if 0 <= label < len(self._identities) else str(label)
+
+    def identity_names(self) -> Iterator[str]:
+        """Yield the names of the identities 0, 1, …, without a list of all; the number of one without a name."""
+        names = self._stored_names()
+        return (next(names, str(label)) for label in range(self.num_classes))
 
     def file_of(self, index: int) -> PositionalFile:
         """Return the file of an image."""
@@ -264,7 +269,11 @@ class CatalogDataset:
 
     @cached_property
     def _identities(self) -> list[str]:
-        return [printable(name) for name in self.columns.value("identities", [])]
+        return list(self._stored_names())
+
+    def _stored_names(self) -> Iterator[str]:
+        """Yield the names of the identities 0, 1, …; none if they have none."""
+        return map(printable, self.columns.texts("identities"))
 
 
 def member_path(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import cast
@@ -94,9 +94,8 @@ class RecordDataset(CatalogDataset):
         keys = self.columns.arrays["key"]
         return keys.item(index) if len(keys) else self._first_key + index
 
-    @cached_property
-    def _identities(self) -> list[str]:
-        return [printable(name) for name in self._names.identities] if self._names else []
+    def _stored_names(self) -> Iterator[str]:
+        return map(printable, self._names.identities() if self._names else ())
 
     @cached_property
     def _first_key(self) -> int:

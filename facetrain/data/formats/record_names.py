@@ -55,19 +55,18 @@ class RecordNames:
             first, names = self._around = self._names_around(self._table, key)
         return names[key - first] if key - first < len(names) else None
 
-    @property
-    def identities(self) -> list[str]:
-        """Names of the identities 0, 1, …; empty without identities.csv.
+    def identities(self) -> Iterator[str]:
+        """Yield the names of the identities 0, 1, …; none without identities.csv.
 
         Raises:
             DataError: the file has other lines.
         """
         path = self._folder / IDENTITIES_FILE
         if not path.is_file():
-            return []
+            return
         with os_errors_as(DataError, path), path.open(encoding="utf-8", errors="replace", newline="") as file:
             file.readline()
-            return list(_names(file, 0, path))
+            yield from _names(file, 0, path)
 
     @cached_property
     def _table(self) -> PositionalFile | None:

@@ -57,6 +57,13 @@ def test_columns_are_read_back_and_survive_pickling(tmp_path, source):
             assert not len(array) or not columns.arrays[name].flags.writeable
 
 
+@pytest.mark.parametrize("texts", [[], ["a"], ["", 'a", "b', "c\\", '\\"', "[x]", "é\udce9\n", "d, e"]])
+def test_a_list_of_texts_is_read_one_by_one(texts):
+    columns = Columns.of(names=texts)
+    assert list(columns.texts("names")) == columns.value("names") == texts
+    assert list(columns.texts("absent")) == []
+
+
 def fill(columns):
     """Change columns in a process of its own."""
     columns.arrays["label"][...] = 7

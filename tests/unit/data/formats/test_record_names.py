@@ -4,8 +4,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from facetrain.data.dataset import identity_name, original_name
+from facetrain.data.dataset import (
+    SubsetDataset,
+    has_identity_names,
+    identity_name,
+    identity_names,
+    original_name,
+)
 from facetrain.data.formats.record_names import RecordNames, write_name_tables
+from facetrain.data.mixture import MixtureDataset
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.positional_file import PositionalFile
 from facetrain.data.tools.check import check
@@ -179,6 +186,20 @@ def test_a_long_record_is_read_without_its_name(tmp_path, monkeypatch):
     source = open_dataset(write_records(tmp_path / "data", [0, 1], size=112))
     monkeypatch.setattr(RecordNames, "image", lambda *_: pytest.fail("the name is for messages"))
     assert source.read(0) == encoded_image(1, 112)
+
+
+def test_the_names_of_the_identities_are_read_without_a_list_of_them(photos, tmp_path):
+    pack(photos, tmp_path / "data")
+    with (tmp_path / "data" / "property").open("w") as file:
+        file.write("5,112,112")
+    for path in (photos, tmp_path / "data"):
+        source = open_dataset(path)
+        names = ["007", "Ann Lee", "Bö", "3", "4"][: source.num_classes]
+        assert has_identity_names(source) and list(identity_names(source)) == names
+        assert "_identities" not in vars(source)
+        assert list(identity_names(SubsetDataset(source, [0, 2]))) == ["007", "Bö"]
+        mixed = MixtureDataset([SubsetDataset(source, [1]), source], [1, 1])
+        assert list(identity_names(mixed)) == ["Ann Lee", *names]
 
 
 def test_a_list_file_gives_its_paths_and_identities_as_names(photos, tmp_path):
