@@ -80,7 +80,7 @@ def open_dataset(
     if with_landmarks and (landmarks := landmarks_path(path)).is_file():
         dataset.landmark_file = landmarks
         open_landmarks(landmarks, dataset.num_images)  # an error now, not in the middle of a run
-        require_file_names(landmarks, dataset.digest_file_names())
+        require_file_names(landmarks, dataset.digest_file_names)
     return drop_small_identities(dataset, path, min_images_per_identity)
 
 

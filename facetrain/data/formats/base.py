@@ -217,7 +217,9 @@ class CatalogDataset:
         names = self.columns.arrays.get("names")
         if names is None:
             return None
-        return hashlib.sha256(names.tobytes() + self.columns.arrays["name_size"].tobytes()).hexdigest()
+        digest = hashlib.sha256(names.data)
+        digest.update(self.columns.arrays["name_size"].data)
+        return digest.hexdigest()
 
     @property
     def has_identity_names(self) -> bool:

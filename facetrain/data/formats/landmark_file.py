@@ -13,6 +13,7 @@ landmarks has a digest of the names for which they were written.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -100,17 +101,19 @@ def write_landmarks(path: Path, landmarks_N52: np.ndarray, file_names: str | Non
             write_atomically(path.with_suffix(_NAMES_SUFFIX), f"{file_names}\n")
 
 
-def require_file_names(path: Path, file_names: str | None) -> None:
+def require_file_names(path: Path, digest_file_names: Callable[[], str | None]) -> None:
     """Check that the landmarks of an image folder were written for its present files, if there is a digest of them.
+
+    `digest_file_names` returns that of the present files, None for other formats.
 
     Raises:
         DataError: files were added, removed or renamed since.
     """
     recorded = path.with_suffix(_NAMES_SUFFIX)
-    if file_names is None or not recorded.is_file():
+    if not recorded.is_file():
         return
     with os_errors_as(DataError, recorded):
-        if read_regular_text(recorded).strip() != file_names:
+        if digest_file_names() not in (None, read_regular_text(recorded).strip()):
             raise DataError(
                 f"{path}: belongs to other images: files of the folder were added, removed or renamed; {_ADVICE}"
             )
