@@ -289,12 +289,13 @@ def load_model(
     """
     require_device(device, given=f"device={device!r}", cpu_setting=_CPU)
     chosen = pick_device(device, 0, cpu_setting=_CPU)
-    file = local_path(path).absolute()  # where its run is must not depend on a later current folder
+    # Absolute: the run of the model and the detector are looked for later, perhaps from another current folder.
+    file = local_path(path).absolute()
     return Model(
         file,
         open_model(file, chosen, allow_code=allow_code),
         chosen,
-        local_path(detector) if detector else None,
+        local_path(detector).absolute() if detector else None,
     )
 
 

@@ -194,9 +194,11 @@ def test_a_network_that_has_diverged_is_refused(folder, tmp_path):
 
 def test_an_open_model_keeps_its_place_when_the_current_folder_changes(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
-    model = facetrain.load_model("m.safetensors", "cpu")
+    model = facetrain.load_model("m.safetensors", "cpu", detector="detector.onnx")
     monkeypatch.chdir(tmp_path)
     assert model.path == folder / "m.safetensors"
+    with pytest.raises(facetrain.errors.DataError, match=f"^{folder / 'detector.onnx'}: "):
+        model.embed(folder / "images")
 
 
 def test_sets_are_given_as_text_or_paths_one_or_several(model, tmp_path):
