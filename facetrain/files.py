@@ -259,7 +259,8 @@ def require_absent(output: Path | None) -> None:
         return
     if not output.exists():
         raise DataError(
-            f"{output}: is a link to {os.readlink(output)}, where nothing is; give that path itself, or remove the link"
+            f"{output}: is a link to {output.parent / os.readlink(output)}, where nothing is; give that path itself, "
+            "or remove the link"
         )
     raise DataError(f"{output}: already exists; remove it or choose another name")
 

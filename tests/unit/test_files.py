@@ -132,7 +132,7 @@ def test_errors_name_the_output_and_not_its_temporary_path(tmp_path):
 def test_an_output_that_exists_is_refused_and_so_is_a_link_to_nothing(target, tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
-    (tmp_path / "out").symlink_to(tmp_path / target)
+    (tmp_path / "out").symlink_to(target)
     advice = f"is a link to {tmp_path / target}, where nothing is" if "/" in target else "already exists"
     with pytest.raises(DataError, match=f"^{tmp_path}/out: {advice}"), new_folder(tmp_path / "out"):
         pytest.fail("the work has begun")
