@@ -122,7 +122,8 @@ def _train(**asked: Any) -> Run:
         request = TrainRequest(command_line=tuple(sys.argv[1:]), **asked)
     except ValidationError as error:
         fault = error.errors()[-1]  # a config is a text or a dict: the faults of the dict come last
-        raise UsageError(f"{fault['loc'][0]}: {fault['input']!r}: {fault['msg']}") from None
+        name = str(fault["loc"][0]).removesuffix("_existing")
+        raise UsageError(f"{name}: {fault['input']!r}: {fault['msg']}") from None
     _require_main_thread()
     folders, before = list[Path](), signal.getsignal(signal.SIGTERM)
     try:

@@ -64,7 +64,7 @@ def asked_config(request: TrainRequest) -> AskedConfig:
     if not request.own_data:
         return AskedConfig(config, set_keys, given)
     if not is_name(train) and not Path(train).exists():
-        raise UsageError(f"--data {train}: no such file or folder")
+        raise UsageError(f"{train}: no such file or folder of training data")
     # Only folders and stores can be listed: the sets beside other data are downloaded when the run starts.
     has_list = not is_remote(config.eval_dir) or is_read_in_place(config.eval_dir)
     if is_set(set_keys, "eval.targets", "eval.dir") or not has_list:

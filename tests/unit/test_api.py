@@ -140,6 +140,8 @@ def test_images_may_be_addresses(model, images):
         (lambda: facetrain.train(5), "config: 5: "),
         (lambda: facetrain.train(), "nothing to train on; give a config"),
         (lambda: facetrain.train("quickstart", 5), "run_dir: 5: "),
+        (lambda: facetrain.train("quickstart", resume="runs/a"), "resume: 'runs/a': "),
+        (lambda: facetrain.train(dataset="nowhere"), "nowhere: no such file or folder of training data"),
         (lambda: facetrain.resume("runs/a", "7b"), "checkpoint: '7b': "),
     ],
 )
