@@ -9,7 +9,6 @@ the checksum there before a tensor is read from it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from facetrain.checkpoint.manifest import (
 from facetrain.checkpoint.run_id import check_identity
 from facetrain.errors import CheckpointError, DamagedCheckpointError, NoCheckpointError
 from facetrain.files import os_errors_as, shell_path
+from facetrain.remote.filesystem import side_by_side
 
 _HASHING_THREADS = 4
 
@@ -150,9 +150,9 @@ class Checkpoint:
         Raises:
             DamagedCheckpointError: a file is missing, truncated, changed, or a link.
         """
-        # hashlib releases Python's lock, and one thread hashes more slowly than a fast disk reads.
-        with ThreadPoolExecutor(_HASHING_THREADS) as threads:
-            list(threads.map(self._verify_file, self.manifest.files))
+        # hashlib releases Python's lock, and one thread hashes more slowly than a fast disk reads. A ThreadPoolExecutor
+        # would hold up Ctrl-C until large files are read to their end.
+        side_by_side(self._verify_file, self.manifest.files, _HASHING_THREADS)
 
     def verify_sizes(self) -> None:
         """Compare every file with its size, without reading it.

@@ -22,11 +22,10 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import CancelledError, as_completed
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from facetrain.checkpoint.commit import (
@@ -50,7 +49,7 @@ from facetrain.checkpoint.run_id import RUN_ID_FILE, run_id_of
 from facetrain.errors import CheckpointError, DamagedCheckpointError, UsageError
 from facetrain.files import make_folder, os_errors_as, replacing
 from facetrain.remote.address import public
-from facetrain.remote.filesystem import in_background, open_filesystem, with_retries
+from facetrain.remote.filesystem import open_filesystem, side_by_side, with_retries
 from facetrain.remote.ranges import download_ranges
 
 T = TypeVar("T")
@@ -260,9 +259,6 @@ class Mirror:
         after the folder is removed: they then write no more.
         """
         is_ended = threading.Event()
-        waiting: SimpleQueue[FileEntry] = SimpleQueue()
-        for entry in files:
-            waiting.put(entry)
 
         def report(_: int) -> None:
             if is_ended.is_set():
@@ -273,14 +269,8 @@ class Mirror:
             if not is_regular_file(path) or sha256_of(path) != entry.sha256:
                 self._download(_object_name(step, entry), path, entry.sha256, report)
 
-        def fetch_waiting() -> None:
-            with suppress(Empty):
-                while not is_ended.is_set():
-                    fetch_file(waiting.get_nowait())
-
         try:
-            for done in as_completed([in_background(fetch_waiting) for _ in range(_DOWNLOADS)]):
-                done.result()
+            side_by_side(fetch_file, files, _DOWNLOADS)
         finally:
             is_ended.set()
 

@@ -10,8 +10,10 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, as_completed
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from facetrain.errors import DataError, FacetrainError, UsageError, missing_package
@@ -115,6 +117,28 @@ def in_background(operation: Callable[[], T]) -> Future[T]:
 
     threading.Thread(target=run, daemon=True).start()
     return outcome
+
+
+def side_by_side(operation: Callable[[T], None], items: Iterable[T], threads: int) -> None:
+    """Run an operation on each item, as many at a time as there are threads.
+
+    The first error, or Ctrl-C, ends the function at once. What then runs is left alone, and no other item is begun.
+    """
+    is_ended = threading.Event()
+    waiting: SimpleQueue[T] = SimpleQueue()
+    for item in items:
+        waiting.put(item)
+
+    def run_waiting() -> None:
+        with suppress(Empty):
+            while not is_ended.is_set():
+                operation(waiting.get_nowait())
+
+    try:
+        for done in as_completed([in_background(run_waiting) for _ in range(threads)]):
+            done.result()
+    finally:
+        is_ended.set()
 
 
 def _within(patience_s: float, most_bytes: int, operation: Callable[[], T]) -> T:

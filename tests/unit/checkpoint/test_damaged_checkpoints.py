@@ -2,14 +2,15 @@
 
 import os
 import pickle
+import threading
 
 import pytest
 from safetensors.torch import save_file
 
 from facetrain.checkpoint.load import Checkpoint
-from facetrain.checkpoint.manifest import MANIFEST
+from facetrain.checkpoint.manifest import MANIFEST, sha256_of
 from facetrain.checkpoint.save import CheckpointWriter
-from facetrain.errors import CheckpointError
+from facetrain.errors import CheckpointError, DamagedCheckpointError
 from tests.support.checkpoints import edit, flip_a_bit, rewrite, saved, update_manifest
 from tests.support.snapshots import snapshot
 
@@ -88,6 +89,22 @@ def test_a_damaged_or_crafted_checkpoint_is_refused(tmp_path, damage):
     change(folder)
     with pytest.raises(CheckpointError, match=message):
         Checkpoint(folder).verify()
+
+
+def test_a_damaged_file_ends_the_comparison_while_another_file_is_read(tmp_path, monkeypatch):
+    folder, goes_on, read = saved(tmp_path), threading.Event(), []
+    (folder / "rank_00000.safetensors").unlink()
+
+    def slow_sha256_of(path):
+        goes_on.wait(10)
+        read.append(path)
+        return sha256_of(path)
+
+    monkeypatch.setattr("facetrain.checkpoint.load.sha256_of", slow_sha256_of)
+    with pytest.raises(DamagedCheckpointError, match=r"rank_00000\.safetensors: missing"):
+        Checkpoint(folder).verify()
+    assert not read, "nothing has waited for it"
+    goes_on.set()
 
 
 def test_a_file_with_a_valid_checksum_that_is_not_safetensors_is_refused(tmp_path):
