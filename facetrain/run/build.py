@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,9 +17,10 @@ from facetrain.distributed.agreement import fail_together
 from facetrain.distributed.ddp import wrap_in_ddp
 from facetrain.distributed.process_setup import write_collectives_to
 from facetrain.distributed.world import World
-from facetrain.errors import RunError
+from facetrain.errors import DamagedCheckpointError, RunError
 from facetrain.files import os_errors_as
 from facetrain.head.head_group import head_parts
+from facetrain.remote.address import public
 from facetrain.run.agree import Agreed
 from facetrain.run.callbacks.evaluation import named_metrics, require_metric
 from facetrain.run.folder.accepted import Accepted
@@ -116,7 +118,8 @@ def build(agreed: Agreed, world: World, check_lock: Callable[[], None], began_at
     state, network = build_network(config, world, inputs.source, schedule, agreed.folder)
     with fail_together(world):
         if checkpoint is not None:
-            state.restore(checkpoint)
+            with _mirror_named(config):
+                state.restore(checkpoint)
         # After the restore, which knows what the last verification has measured.
         _check_named_metrics(config, inputs.sets, state)
     # After every rank has restored its part: if the checkpoint is damaged, or the config does not fit it, the folder
@@ -141,6 +144,20 @@ def build(agreed: Agreed, world: World, check_lock: Callable[[], None], began_at
         check_lock=check_lock,
         began_at=began_at,
     )
+
+
+@contextmanager
+def _mirror_named(config: Config) -> Iterator[None]:
+    """Say in the error of a damaged checkpoint how to take it from the mirror."""
+    try:
+        yield
+    except DamagedCheckpointError as error:
+        if not config.checkpoint.mirror:
+            raise
+        raise DamagedCheckpointError(
+            f"{error}; or remove the folder of the damaged one: a resume then downloads it from "
+            f"{public(config.checkpoint.mirror)}, if that has it"
+        ) from error
 
 
 def _begin_in_folder(

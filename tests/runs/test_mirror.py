@@ -16,11 +16,12 @@ from facetrain.checkpoint.commit import complete_steps
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.checkpoint.mirror import Mirror
 from facetrain.config.loading import load_config, plain_config
-from facetrain.errors import CheckpointError, RunError, UsageError
+from facetrain.errors import CheckpointError, DamagedCheckpointError, RunError, UsageError
 from facetrain.run.folder.run_state import read_state
 from facetrain.run.request import TrainRequest
 from facetrain.run.train import train as train_request
 from tests.support import training
+from tests.support.checkpoints import flip_a_bit
 from tests.support.command import environment, restore_signals
 from tests.support.object_store import BUCKET
 from tests.support.processes import descendants, kill
@@ -145,6 +146,10 @@ def test_the_results_are_in_the_mirror_and_a_run_goes_on_from_there_on_two_ranks
     assert training.train(config, tmp_path / "one") == 0
     names = set(Mirror(f"{URL}/one")._find(""))
     assert {"config.yaml", "metrics.jsonl", "log.txt", "run_id.txt", "model.safetensors"} <= names
+    flip_a_bit(Checkpoint.open(tmp_path / "one").folder / "replicated.safetensors")
+    more = TrainRequest(command="resume", run_dir=str(tmp_path / "one"), overrides=["train.max_steps=14"])
+    with pytest.raises(DamagedCheckpointError, match=f"remove the folder .* downloads it from {URL}"):
+        train_request(more)
     process = start(
         tmp_path / "other", "resume", f"{URL}/one", "--checkpoint", Mirror(f"{URL}/one").steps()[0],
         "--nproc-per-node", 2, "--set", "train.max_steps=14",

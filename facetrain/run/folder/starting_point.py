@@ -30,7 +30,7 @@ def find_starting_point(
 ) -> StartingPoint | None:
     """Find the checkpoint of a step, by default the newest of folder and mirror; nothing is written.
 
-    One that is damaged in the folder is fetched again if the mirror has it, with a warning.
+    One that is visibly damaged in the folder is fetched again if the mirror has it, with a warning.
 
     With `may_be_new`, a run without a checkpoint begins: None is returned.
 
@@ -59,10 +59,10 @@ def find_starting_point(
 
 
 def _is_damaged(place: Path) -> bool:
-    """Return whether a checkpoint that the mirror has too is damaged on this disk, and warn of it."""
+    """Return whether manifest or sizes of a checkpoint that the mirror has too are wrong on this disk, and warn."""
     try:
-        # All files, before any rank reads its part: the ranks would have to agree to begin again.
-        Checkpoint(place).verify()
+        # Not the checksums: to read all files before the ranks read theirs would hold up each start.
+        Checkpoint(place).verify_sizes()
     except DamagedCheckpointError as error:
         warn(f"{error}; it is downloaded from the mirror again")
         return True
