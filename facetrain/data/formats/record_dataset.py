@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import cast
@@ -16,7 +17,7 @@ from facetrain.data.formats.base import CatalogDataset, Format, catalog_path, fi
 from facetrain.data.formats.record_index import build_catalog
 from facetrain.data.formats.record_names import RecordNames
 from facetrain.data.formats.recordio import RecordReader, decode_record
-from facetrain.errors import DataError
+from facetrain.errors import DataError, RecordError
 from facetrain.files import error_reason, listed, printable, read_regular_text
 
 _LEAST_BESIDE = 32
@@ -104,8 +105,13 @@ class RecordDataset(CatalogDataset):
     @cached_property
     def _most_beside(self) -> int:
         """Most bytes of a record beside its image, if no image has more labels than the first one, or than two."""
-        header, _ = decode_record(self._reader.read_at(self.columns.arrays["offset"].item(0)), self._place(0))
-        return _LEAST_BESIDE + 4 * max(header.flag, 2) + _MOST_PADDING
+        labels = 2
+        with suppress(RecordError):  # a damaged image is reported where it is read
+            header, _ = decode_record(
+                self._reader.read_at(self.columns.arrays["offset"].item(0)), self._place(0)
+            )
+            labels = max(header.flag, labels)
+        return _LEAST_BESIDE + 4 * labels + _MOST_PADDING
 
     @cached_property
     def _reader(self) -> RecordReader:

@@ -160,6 +160,10 @@ def test_the_range_of_sizes_holds_the_size_of_an_image(tmp_path, num_labels):
     least, most = source.sizes(np.arange(7)).T
     size = np.array([len(image) for image in images[:7]])
     assert (least <= size).all() and (size <= most).all() and (most - least < 80).all()
+    damaged = open_dataset(tmp_path)
+    with (tmp_path / "train.rec").open("r+b") as file:  # the frame of the first record
+        file.write(bytes(4))
+    assert (damaged.sizes(np.arange(7))[:, 1] == most).all()
 
 
 def test_images_that_are_not_sorted_by_label_are_all_read_with_their_own_labels(tmp_path):
