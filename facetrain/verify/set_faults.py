@@ -14,6 +14,7 @@ from facetrain.data.pair_folds import FOLDS, fold_order, has_mixed_folds
 from facetrain.embeddings.dense_ids import dense_ids
 from facetrain.embeddings.photo_check import EXAMINED, PhotoCheck
 from facetrain.errors import UnreadableError
+from facetrain.face_landmarks import TEMPLATE_SIZE
 from facetrain.plural import count_text
 from facetrain.telemetry.log import warn
 from facetrain.verify.sets.ijb import IjbSet
@@ -66,8 +67,10 @@ def warn_of_faulty_templates(ijb: IjbSet) -> None:
 def warn_of_photos(target: PairSet | SearchSet, image_size: int) -> None:
     """Warn if the first images of a set look like whole photos, or have no face at the place of an aligned face.
 
-    `image_size` is the side of the network's input, pixels.
+    `image_size` is the side of the network's input, pixels. Published sets have aligned faces of `TEMPLATE_SIZE`, which
+    are no photos for a network with a smaller input either.
     """
+    image_size = max(image_size, TEMPLATE_SIZE)
     parts = (
         {target.name: target.images}
         if isinstance(target, PairSet)

@@ -17,6 +17,8 @@ from facetrain.embeddings.photo_check import PhotoCheck
 from facetrain.errors import ImageError
 from facetrain.verify.evaluate import evaluate
 from facetrain.verify.protocol_options import EvaluationOptions
+from facetrain.verify.set_faults import warn_of_photos
+from facetrain.verify.sets.pair_set import PairSet
 from tests.support.detector import write_detector
 from tests.support.models import write_model
 from tests.support.shared import shared_path
@@ -104,6 +106,12 @@ def test_an_evaluation_of_whole_photos_warns(tmp_path, capfd):
     ):
         assert f"warning: {name}: {number} of {number} images look like whole photos ({place}: 80 × 60" in err
     assert err.count("; align them before they become a set") == 3
+
+
+def test_a_set_of_aligned_faces_gives_no_warning_for_a_network_with_a_small_input(capsys):
+    face = encode_png(drawn_face())
+    warn_of_photos(PairSet("pairs", [face] * 4, np.array([True, False])), 32)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_detector_aligns_the_photos_that_are_embedded_compared_and_searched(tmp_path, capfd):
