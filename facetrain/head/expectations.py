@@ -127,7 +127,7 @@ class ExpectationPass:
         return grad_GD
 
     def update(self, unit_GD: Tensor, finite: Tensor) -> None:
-        """Move the expectations of the batch's classes toward its embeddings, unless the loss is not finite.
+        """Move the expectations of the batch's classes toward its embeddings, unless loss or slopes are not finite.
 
         Never waits for the device: all samples write a row, and samples of one class write the same value.
         """
