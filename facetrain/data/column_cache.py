@@ -31,6 +31,8 @@ _VERSION = 7
 _HEADER_BYTES = 4096
 _ALIGNMENT = 64
 _CHUNK_BYTES = 1 << 24
+_LEAST_SHARED_BYTES = 1 << 20
+"""Smallest array that is shared: each takes two file descriptors, and a mixture can have hundreds of small folders."""
 _TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"')
 """Text in JSON."""
 
@@ -40,14 +42,14 @@ class Columns:
     """Arrays by name. Values that JSON can hold, such as a list of names, are arrays of its bytes.
 
     Pickling sends the path of the cache file, so all processes map the same memory, and otherwise the arrays. Started
-    processes share these, too, after `in_shared_memory`.
+    processes share large ones, too, after `in_shared_memory`.
     """
 
     arrays: Mapping[str, np.ndarray]
     path: Path | None = None
     """Cache file; None if the arrays are in memory only."""
     shared: Mapping[str, SharedArray] = field(default_factory=dict)
-    """The arrays, if they are in memory that this process shares with those that it starts."""
+    """Those of the arrays that are in memory that this process shares with those that it starts."""
 
     @classmethod
     def of(cls, **columns: Any) -> Columns:
@@ -55,12 +57,15 @@ class Columns:
         return cls({name: _as_array(value) for name, value in columns.items()})
 
     def in_shared_memory(self) -> Columns:
-        """Return the columns so that started processes map the memory of the arrays."""
+        """Return the columns so that started processes map the memory of the large arrays."""
         if self.path is not None or self.shared:
             return self
-        return _of_shared(
-            {name: SharedArray.of(array, array.dtype.str) for name, array in self.arrays.items()}
-        )
+        shared = {
+            name: SharedArray.of(array, array.dtype.str)
+            for name, array in self.arrays.items()
+            if array.nbytes >= _LEAST_SHARED_BYTES
+        }
+        return _with_shared(self.arrays, shared)
 
     def value(self, name: str, default: Any = None) -> Any:
         """Return the value of a column that was not an array; the default if there is no such column."""
@@ -77,11 +82,13 @@ class Columns:
         """Pickle as the path, or as the arrays if there is no file."""
         if self.path is not None:
             return _open, (self.path,)
-        return (_of_shared, (self.shared,)) if self.shared else (Columns, (dict(self.arrays),))
+        own = {name: array for name, array in self.arrays.items() if name not in self.shared}
+        return _with_shared, (own, self.shared)
 
 
-def _of_shared(arrays: Mapping[str, SharedArray]) -> Columns:
-    return Columns({name: shared.array for name, shared in arrays.items()}, shared=arrays)
+def _with_shared(arrays: Mapping[str, np.ndarray], shared: Mapping[str, SharedArray]) -> Columns:
+    """Return the columns with `shared` beside the other arrays, or in their place."""
+    return Columns({**arrays, **{name: each.array for name, each in shared.items()}}, shared=shared)
 
 
 def _as_array(value: Any) -> np.ndarray:

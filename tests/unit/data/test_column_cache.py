@@ -69,7 +69,8 @@ def fill(columns):
     columns.arrays["label"][...] = 7
 
 
-def test_columns_without_a_file_are_in_the_memory_of_the_processes_that_are_started():
+def test_columns_without_a_file_are_in_the_memory_of_the_processes_that_are_started(monkeypatch):
+    monkeypatch.setattr(column_cache, "_LEAST_SHARED_BYTES", 16)
     columns = Columns.of(label=np.arange(3), empty=ARRAYS["empty"], prefix="a").in_shared_memory()
     copy = pickle.loads(pickle.dumps(columns))
     process = HelperContext().Process(target=fill, args=(columns,))
@@ -79,9 +80,12 @@ def test_columns_without_a_file_are_in_the_memory_of_the_processes_that_are_star
     assert copy.arrays["label"].tolist() == [0, 1, 2] and copy.value("prefix") == "a"
 
 
-def test_a_dataset_without_a_cache_file_shares_its_catalog(tmp_path):
+def test_a_dataset_without_a_cache_file_shares_its_catalog(tmp_path, monkeypatch):
     (tmp_path / "ann").mkdir()
     (tmp_path / "ann" / "1.png").touch()
+    # A mixture of hundreds of small folders would need thousands of file descriptors.
+    assert not open_folder(tmp_path).columns.shared
+    monkeypatch.setattr(column_cache, "_LEAST_SHARED_BYTES", 1)
     assert open_folder(tmp_path).columns.shared.keys() >= {"label", "names"}
 
 
