@@ -106,9 +106,8 @@ def count_images(source: FaceDataset) -> tuple[np.ndarray, np.ndarray]:
         # A damaged label can be so large that the counts of all labels below it fill the memory.
         return np.unique(source.labels, return_counts=True)
     counts = np.zeros(source.num_classes, np.int64)
-    for start in range(
-        0, source.num_images, _CHUNK
-    ):  # bincount converts to int64: 100 million labels take 800 MB
+    # In chunks, because bincount converts to int64: 100 million labels take 800 MB.
+    for start in range(0, source.num_images, _CHUNK):
         counts += np.bincount(source.labels[start : start + _CHUNK], minlength=source.num_classes)
     present = np.flatnonzero(counts)
     return present, counts[present]

@@ -36,9 +36,9 @@ class JsonLines:
         written a second time.
         """
         self._known: set[str] = set()
-        if path.exists() and not path.is_file():
-            raise RunError(f"{path}: not a regular file; remove it, and the run writes a new one")
         with os_errors_as(RunError, path):
+            if path.exists() and not path.is_file():
+                raise RunError(f"{path}: not a regular file; remove it, and the run writes a new one")
             if resume_at is None:
                 path.unlink(missing_ok=True)
             elif path.exists():

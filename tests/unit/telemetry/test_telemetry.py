@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -63,6 +64,15 @@ def test_a_sync_writes_the_records_that_a_full_disk_has_refused(tmp_path):
         lines.sync()
         assert [record["step"] for record in read_jsonl(tmp_path / "disk" / "metrics.jsonl")] == [10]
         lines.close()
+
+
+def test_a_file_server_that_fails_at_the_start_is_an_error_of_the_run(tmp_path, monkeypatch):
+    def fail(_):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with monkeypatch.context() as patched, pytest.raises(RunError, match=r"metrics\.jsonl: .*[Ss]tale"):
+        patched.setattr(Path, "exists", fail)
+        JsonLines(tmp_path / "metrics.jsonl")
 
 
 def test_a_sync_that_fails_loses_no_record(tmp_path, monkeypatch):
