@@ -250,7 +250,9 @@ class Mirror:
                 if not is_same:
                     publish(scratch, target)
             finally:
-                shutil.rmtree(scratch, ignore_errors=True)
+                # Under another name: a download that still runs could create a file while the folder is removed.
+                with suppress(FileNotFoundError):  # published
+                    shutil.rmtree(scratch.rename(f"{scratch}.left"), ignore_errors=True)
 
     def _fetch_files(self, step: int, folder: Path, files: Iterable[FileEntry]) -> None:
         """Download the files of a checkpoint that a folder lacks, or has with another content, side by side.

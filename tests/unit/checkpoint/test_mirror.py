@@ -1,7 +1,9 @@
 """Checkpoints in an object store: complete or absent, whatever happens to an upload; training does not wait."""
 
+import os
 import threading
 from concurrent.futures import CancelledError
+from contextlib import suppress
 
 import pytest
 import torch
@@ -194,6 +196,29 @@ def test_files_are_downloaded_side_by_side_and_the_first_error_waits_for_none_th
         Mirror(URL).fetch(2, tmp_path / "other" / "checkpoints")
     has_failed.set()
     assert has_ended.wait(10) and not list((tmp_path / "other" / "checkpoints").iterdir())
+
+
+def test_a_download_that_writes_while_its_folder_is_removed_leaves_none(tmp_path, monkeypatch):
+    upload(tmp_path, save(tmp_path, 2))
+    checkpoints, rmdir, scratch = tmp_path / "other" / "checkpoints", os.rmdir, []
+
+    def download(url, path, size, target, **options):
+        scratch.append(target.parent)
+        if "manifest" not in path:
+            raise CheckpointError("the store refuses")
+        return download_ranges(url, path, size, target, **options)
+
+    def remove(path, **options):
+        # As a thread that has passed its last check: it writes by the name that it knows.
+        with suppress(FileNotFoundError):
+            (scratch[0] / "late").write_bytes(b"late")
+        rmdir(path, **options)
+
+    monkeypatch.setattr("facetrain.checkpoint.mirror.download_ranges", download)
+    monkeypatch.setattr(os, "rmdir", remove)
+    with pytest.raises(CheckpointError, match="the store refuses"):
+        Mirror(URL).fetch(2, checkpoints)
+    assert not list(checkpoints.iterdir())
 
 
 def test_an_error_of_the_store_names_the_object(tmp_path):
