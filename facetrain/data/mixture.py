@@ -51,7 +51,6 @@ from facetrain.settings import Settings
 
 _LISTS = ("identities", "mask", "without")
 """Keys that name a file with a choice of identities or images."""
-_BYTE_ORDER_MARK = "\ufeff"
 _Weight = Annotated[float, Field(strict=True, gt=0, le=1000)]
 
 
@@ -303,7 +302,7 @@ def read_identities(path: Path, num_classes: int) -> np.ndarray:
         DataError: the file cannot be read, or a number is not below `num_classes`.
     """
     try:
-        text = read_regular_text(path).removeprefix(_BYTE_ORDER_MARK).strip()
+        text = read_regular_text(path).strip()
         if text and not text.encode().translate(None, b"0123456789 \t\r\n"):
             # Not word by word, which takes 66 s and 2.2 GB for 29 million.
             numbers = np.fromstring(text, np.int64, sep=" ")

@@ -29,19 +29,24 @@ def test_initial_centers_do_not_depend_on_the_number_of_ranks(monkeypatch):
     assert not torch.equal(small_head(seed=6).weight.data, whole)
 
 
+def require_equal_steps(here, there, step):
+    """Take a step of both heads, which must have the same loss."""
+    losses = []
+    for head in (here, there):
+        head.begin_step(step, lr=0.1)
+        loss = head(*batch(step))
+        loss.backward()
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+
+
 @pytest.mark.parametrize("placement", ["host", "disk"])
 def test_a_stage_begins_with_the_centers_of_the_last_step_before_it(placement, tmp_path, monkeypatch):
     monkeypatch.setattr("facetrain.head.settings.CLASSES_PER_READ", 1)  # the same sample in each placement
     stages = tuple(Stage(step, rate, "off") for step, rate in enumerate((0.4, 1.0, 0.5)))
     here, there = small_head(stages=stages), small_head(stages=stages, placement=placement, folder=tmp_path)
     for step in range(3):
-        losses = []
-        for head in (here, there):
-            head.begin_step(step, lr=0.1)
-            loss = head(*batch(step))
-            loss.backward()
-            losses.append(loss.item())
-        assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+        require_equal_steps(here, there, step)
     torch.testing.assert_close(here.row_state(), there.row_state())
 
 
@@ -56,13 +61,7 @@ def test_centers_in_host_memory_or_on_disk_give_the_same_numbers(
     here, there = small_head(**options), small_head(**options, placement=placement, folder=tmp_path)
     # Cases of the prefetcher: consecutive steps, a flush by row_state, skipped step 4, and step 6 twice.
     for step in (0, 1, 2, 3, 5, 6, 6, 7):
-        losses = []
-        for head in (here, there):
-            head.begin_step(step, lr=0.1)
-            loss = head(*batch(step))
-            loss.backward()
-            losses.append(loss.item())
-        assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+        require_equal_steps(here, there, step)
         if step in (2, 7):
             for name, table in here.row_state().items():
                 torch.testing.assert_close(there.row_state()[name], table)
