@@ -75,4 +75,7 @@ def average_each_gradient(bucket: dist.GradBucket) -> Future[Tensor]:  # type: i
         work = dist.all_reduce(gradient.div_(size), async_op=True)
         assert work is not None
         sums.append(work.get_future())
-    return collect_all(sums).then(lambda _: bucket.buffer())
+    # A future of NCCL is complete when its collective is enqueued, and makes the stream that waits for it wait for the
+    # GPU. One of `collect_all` makes no stream wait. NCCL carries out its collectives in order: the last one is enough.
+    averaged = sums[-1] if bucket.buffer().is_cuda else collect_all(sums)
+    return averaged.then(lambda _: bucket.buffer())
