@@ -332,10 +332,12 @@ class FakeGpu:
         return tensor
 
     def is_pinned(self, tensor: Tensor) -> bool:
-        address = tensor.data_ptr()
+        return not tensor.numel() or self.is_locked(tensor.data_ptr())
+
+    def is_locked(self, address: int) -> bool:
         # A list: the thread that fetches batches locks memory meanwhile.
         locked = list(self._locked.items())
-        return not tensor.numel() or any(at <= address < at + size for at, size in locked)
+        return any(at <= address < at + size for at, size in locked)
 
     # Operations
 

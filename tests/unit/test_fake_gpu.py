@@ -1,6 +1,7 @@
 """Faults that are planted to see that the fake GPU finds them."""
 
 import threading
+import weakref
 from functools import partial
 
 import numpy as np
@@ -12,7 +13,7 @@ from facetrain.data.loading.device_prefetch import DevicePrefetcher
 from facetrain.device.page_locked import page_locked
 from facetrain.device.thread_device import use_device
 from facetrain.distributed import collectives
-from tests.support.fake_gpu import GPU, fake_gpu
+from tests.support.fake_gpu import GPU, FakeStream, fake_gpu
 
 
 def race(gpu):
@@ -89,6 +90,20 @@ def test_memory_that_cannot_be_page_locked_leaves_no_error_to_the_next_launch():
         torch.ones(4, device=GPU).add_(1)
         assert batches.slot_to_device(1).cpu().tolist() == [0] * 4
         batches.close()
+
+
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_page_locked_slots_are_unlocked_or_stay_mapped(is_idle, monkeypatch):
+    with fake_gpu() as gpu:
+        slots = np.zeros((3, 4), np.uint8)
+        exists, address = weakref.ref(slots), slots.ctypes.data
+        batches = DevicePrefetcher(slots, GPU)
+        assert gpu.is_locked(address)
+        monkeypatch.setattr(FakeStream, "query", lambda stream: is_idle)
+        batches.close()
+        batches.close()
+        del batches, slots
+        assert gpu.is_locked(address) == (exists() is not None) == (not is_idle)
 
 
 @pytest.mark.parametrize(

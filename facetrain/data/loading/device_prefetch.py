@@ -13,6 +13,8 @@ from facetrain.device.page_locked import lock_pages
 EXTRA_SLOTS = 3
 """Slots besides those that are read ahead: the batch in use or in transfer, the previous one, and one to fill."""
 
+_STILL_LOCKED: list[np.ndarray] = []
+
 
 class HostPrefetcher:
     """Batches for training on the CPU: views of the slots, without a copy.
@@ -82,14 +84,17 @@ class DevicePrefetcher:
         return True
 
     def close(self) -> None:
-        """Release the page-locked memory, unless kernels are still queued.
+        """Release the page-locked memory, unless kernels are still queued: it then remains until the process ends.
 
         A queued collective may wait forever for a lost rank, and cudaHostUnregister waits for all kernels.
         """
         self._stream.synchronize()
         if self._is_locked and torch.cuda.current_stream(self._device).query():
             torch.cuda.cudart().cudaHostUnregister(self._address)
-            self._is_locked = False
+        elif self._is_locked:
+            # While CUDA counts these addresses as locked, no other memory may get them: a GPU would read the old pages.
+            _STILL_LOCKED.append(self._slots)
+        self._is_locked = False
 
 
 def build_prefetcher(slots: np.ndarray, device: torch.device | None) -> HostPrefetcher | DevicePrefetcher:
