@@ -70,11 +70,12 @@ def test_the_copy_of_a_checkpoint_has_the_tables_of_the_device(placement, backgr
 
 
 def test_gradients_exist_before_the_backward_pass_of_a_second_micro_batch():
-    one, two, ranks = (
-        forecast(small_config(optim={"accumulate": n}), CLASSES, gpus, batch=4)
-        for n, gpus in ((1, 1), (2, 1), (1, 2))
+    one, two, ranks, both = (
+        forecast(small_config(optim={"accumulate": n}), CLASSES, gpus, batch=4).parts["gradients"]
+        for n, gpus in ((1, 1), (2, 1), (1, 2), (2, 2))
     )
-    assert one.parts["gradients"] == 0 and two.parts["gradients"] == ranks.parts["gradients"] > 0
+    assert one == 0 and two == ranks > 0
+    assert both == 2 * ranks, "in DDP's buckets, and those of the first micro-batch"
 
 
 @pytest.mark.parametrize(("optim", "numbers"), [({"momentum": 0}, 0), ({"name": "adamw"}, 2), ({}, 1)])
