@@ -40,6 +40,11 @@ def rank(group: ProcessGroup | None = None) -> int:
     return dist.get_rank(group) if dist.is_initialized() else 0
 
 
+def reaches_hosts(group: ProcessGroup | None = None) -> bool:
+    """Return whether the ranks can exchange CPU tensors: `init_process_group("nccl")` gives them no backend."""
+    return world_size(group) == 1 or "cpu:" in dist.get_backend_config(group)
+
+
 @contextmanager
 def measured_traffic() -> Iterator[Counter[str]]:
     """Count the bytes that this rank passes to each kind of collective within the block.

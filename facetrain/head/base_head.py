@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from facetrain.distributed import collectives
-from facetrain.errors import DataError, ModelError
+from facetrain.errors import DataError, ModelError, UsageError
 
 
 class BaseHead(nn.Module):
@@ -53,8 +53,16 @@ class BaseHead(nn.Module):
 
         A head that samples classes on a GPU needs them there; called before the backbone's forward pass, this saves it
         from waiting for the device. Every rank must call it, or none.
+
+        Raises:
+            UsageError: the ranks cannot exchange tensors on the host.
         """
         if self.reads_labels:
+            if not collectives.reaches_hosts(self.group):
+                raise UsageError(
+                    "expect_labels: the process group has no backend for tensors on the host; form it with "
+                    'init_process_group("cpu:gloo,cuda:nccl")'
+                )
             self._expected = collectives.GatheredRows(label_B, self.group)
 
     def forward(self, embedding_BD: Tensor, label_B: Tensor) -> Tensor:

@@ -5,7 +5,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from facetrain.config.schema import Config
+from facetrain.distributed import collectives
 from facetrain.distributed.world import World
+from facetrain.errors import UsageError
 from facetrain.head.class_chunk import Chunk, FusedChunk
 from facetrain.head.sampling import Stage
 from facetrain.run.parts.head import build_head
@@ -44,6 +46,17 @@ def test_a_step_mixes_no_devices_and_never_blocks_the_host(name, margin):
         loss, gradient = head_step(head, 1)
     assert loss.device == gradient.device == GPU
     assert not gpu.faults and not gpu.waits[1] and not gpu.pageable[1]
+
+
+def test_labels_on_the_host_need_a_backend_for_them(monkeypatch):
+    monkeypatch.setattr(collectives, "world_size", lambda group=None: 2)
+    monkeypatch.setattr(collectives.dist, "get_backend_config", lambda group: "cuda:nccl")
+    with fake_gpu(capability=(7, 0)):
+        head = make_head(
+            embedding_size=32, num_classes=500, margin=margin_settings("arcface"), sample_rate=0.2, device=GPU
+        )
+        with pytest.raises(UsageError, match=r'no backend.*init_process_group\("cpu:gloo,cuda:nccl"\)'):
+            head.expect_labels(torch.arange(4))
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
