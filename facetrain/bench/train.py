@@ -193,7 +193,8 @@ def repeated_batch(run: BenchedRun, num_classes: int) -> Batches:
     image = torch.randint(256, (count, side, side, 3), dtype=torch.uint8, generator=generator)
     label = torch.randint(num_classes, (count,), generator=generator)
     device = run.world.device
-    batch = Batch(0, 0, image.to(device), label.to(device), torch.arange(count))
+    # With the labels on the host, as from a loader: a head that samples classes would wait for the device.
+    batch = Batch(0, 0, image.to(device), label.to(device), torch.arange(count), host_label_B=label)
     while True:
         yield (batch,) * run.config.optim.accumulate
 
