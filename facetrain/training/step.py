@@ -36,7 +36,8 @@ class TrainStep:
 
     Never synchronizes with the GPU: losses, norms and the decision to skip a step stay on the device as scalar
     tensors, so the host can prepare the next steps while the GPU works. `check_divergence`, which does wait, is
-    called only with reports, and before verifications and checkpoints.
+    called only with reports, and before verifications and checkpoints. A network with torch's `SyncBatchNorm` waits
+    in its forward pass.
     """
 
     def __init__(
