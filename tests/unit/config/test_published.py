@@ -30,6 +30,7 @@ def test_every_preset_is_valid_and_named_after_its_file(path):
         ("ms1mv2_r100", 8, 113_720, 0.1, 5e-4, "arcface"),
         ("glint360k_r100", 8, 333_820, 0.1, 1e-4, "cosface"),
         ("wf42m_pfc02_8gpus_r50_bs4k", 8, 207_380, 0.4, 5e-4, "cosface"),
+        ("ms1mv2_ir50_adaface", 2, 295_672, 0.1, 5e-4, "adaface"),
     ],
 )
 def test_steps_learning_rates_and_margins_are_the_published_ones(name, gpus, steps, lr, decay, margin):
