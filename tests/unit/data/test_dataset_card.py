@@ -120,7 +120,9 @@ def test_the_cards_of_public_datasets_load_and_agree_with_the_presets():
     presets = {path.stem.removesuffix("_r50"): path for path in (ROOT / "configs").glob("*_r50.yaml")}
     for name in loaded.keys() & presets.keys():
         data = load_config(presets[name]).data
-        assert (data.num_classes, data.num_images) == (loaded[name].people, loaded[name].images), name
+        # Not those of DigiFace-1M, whose images its user aligns: some have no face that a detector finds.
+        expected = (None, None) if name == "digiface1m" else (loaded[name].people, loaded[name].images)
+        assert (data.num_classes, data.num_images) == expected, name
     assert {
         "hsface10k",
         "hsface300k",
