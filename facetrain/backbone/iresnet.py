@@ -82,9 +82,10 @@ class IResNet(Backbone):
     """Stem, four stages that each halve height and width, and a linear layer between two batch norms.
 
     With `subsample_shortcut` it is the IR network of AdaFace and CVLface (mk-minchul/AdaFace, net.py), which differs
-    from arcface_torch's in one place: the shortcut of the first block, from 64 to 64 channels, has no weights. With
-    `squeeze` too it is the IR-SE network of TFace and CVLface, and without `norm_between` that of InsightFace_Pytorch
-    and face.evoLVe (TreB1EN/InsightFace_Pytorch, model.py).
+    from arcface_torch's in one layer: the shortcut of the first block, from 64 to 64 channels, has no weights. It also
+    starts with smaller weights: before a batch norm, a step of the same rate turns them further. With `squeeze` too it
+    is the IR-SE network of TFace and CVLface, and without `norm_between` that of InsightFace_Pytorch and face.evoLVe
+    (TreB1EN/InsightFace_Pytorch, model.py).
     """
 
     def __init__(
@@ -124,7 +125,9 @@ class IResNet(Backbone):
         nn.init.ones_(self.features.weight)
         self.features.weight.requires_grad_(False)
         for module in self.modules():
-            if isinstance(module, nn.Conv2d):
+            if subsample_shortcut and isinstance(module, nn.Conv2d | nn.Linear):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            elif isinstance(module, nn.Conv2d):
                 nn.init.normal_(module.weight, 0, 0.1)
 
     def trunk(self, image_BCHW: Tensor, *, key_B: Tensor | None = None) -> Tensor:

@@ -108,7 +108,7 @@ class MobileFaceNet(Backbone):
             nn.BatchNorm1d(self.embedding_size),
         )
         for module in self.modules():
-            if isinstance(module, nn.Conv2d):
+            if isinstance(module, nn.Conv2d | nn.Linear):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def trunk(self, image_BCHW: Tensor) -> Tensor:

@@ -107,6 +107,20 @@ def test_a_network_of_ones_own_is_not_computed_again_as_a_whole():
         OwnNetwork(nn.Identity(), embedding_size=8, image_size=16, checkpoint_activations=True)
 
 
+@pytest.mark.parametrize(
+    ("name", "weight", "deviation"),
+    [
+        ("mbf", "features.layers.2.weight", (2 / 512) ** 0.5),
+        ("r18", "layer4.1.conv2.weight", 0.1),
+        ("ir18", "layer4.1.conv2.weight", (2 / (9 * 512)) ** 0.5),
+        ("ir18", "fc.weight", (2 / 512) ** 0.5),
+    ],
+)
+def test_random_weights_have_the_scale_of_the_authors_code(name, weight, deviation):
+    net = build_backbone(name)
+    assert net.get_parameter(weight).detach().std().item() == pytest.approx(deviation, rel=0.01)
+
+
 class Lazy(nn.Module):
     """Network whose layers take their sizes from the first image."""
 
