@@ -45,12 +45,24 @@ CENTER_CROP = "center crop"
 """Attempts of `YuNet` to find the face of an image, in their order."""
 
 
+_LARGEST_FRACTION = 2.0
+"""Largest number of a table in fractions of the sides, points outside of the image included; no face is that small."""
+
+
 class LandmarkTable(dict[str, np.ndarray]):
     """Landmarks of a file by the names of the images, float32 (5, 2) each; called as a `LandmarkFinder`."""
 
+    in_fractions = False
+    """Whether the points are in fractions of the image's sides, not in pixels."""
+
     def __call__(self, name: str, image: np.ndarray) -> np.ndarray | None:
-        """Return the landmarks of this name, or None; the image is not used."""
-        return self.get(name)
+        """Return the landmarks of this name in pixels, or None."""
+        points = self.get(name)
+        if points is None or not self.in_fractions:
+            return points
+        height, width = image.shape[:2]
+        # Pixel n has its center at the fraction (n + 0.5) / side.
+        return points * np.array([width, height], np.float32) - np.float32(0.5)
 
 
 def aligned_face_landmarks(name: str, image: np.ndarray) -> np.ndarray:
@@ -91,7 +103,7 @@ def read_landmark_table(path: Path) -> LandmarkTable:
     """Read CSV with lines `name,x1,y1,…,x5,y5`.
 
     The points are the left eye, the right eye, the nose, and the left and the right corner of the mouth, as seen in
-    the image, in pixels.
+    the image, in pixels, or in fractions of the sides, as CVLface's ldmk_5points.csv has them.
 
     Raises:
         DataError: the file cannot be read, an entry does not have five finite points, or an image has two entries.
@@ -115,6 +127,7 @@ def read_landmark_table(path: Path) -> LandmarkTable:
         raise DataError(f"{path}: {error_reason(error)}") from error
     if not table:
         raise DataError(f"{path}: the file has no landmarks")
+    table.in_fractions = all(points.max() <= _LARGEST_FRACTION for points in table.values())
     return table
 
 

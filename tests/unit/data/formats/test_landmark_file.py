@@ -191,6 +191,9 @@ def test_landmarks_of_an_existing_dataset_come_from_a_list(tmp_path):
             image_landmarks(open_dataset(tmp_path / "photos"))
         write_dataset_landmarks(tmp_path / "photos", finder)
         np.testing.assert_array_equal(image_landmarks(open_dataset(tmp_path / "photos")), landmarks)
+    in_fractions = write_list(tmp_path / "list.csv", (points + 0.5) / 160, ["ann/1.png", "bob/1.png"])
+    write_dataset_landmarks(tmp_path / "photos", in_fractions)
+    np.testing.assert_allclose(image_landmarks(open_dataset(tmp_path / "photos")), landmarks, atol=1e-6)
     with pytest.raises(DataError, match="3 images"):
         write_dataset_landmarks(tmp_path / "photos", write_list(tmp_path / "list.csv", points, ["carl"]))
     (tmp_path / "mixture.yaml").write_text("datasets: [{path: photos}]")
