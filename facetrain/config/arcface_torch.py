@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,8 @@ _MARGINS_OF_LOSSES = {"arcface": (1.0, 0.5, 0.0), "cosface": (1.0, 0.0, 0.4)}
 """Values of `config.loss`, arcface_torch's setting of 2021, as a margin_list. The scale was 64 then too."""
 _SIZES = {"num_classes": "num_classes", "num_image": "num_images"}
 _LISTS = ("margin_list", "val_targets")
+_RECOMPUTED = ("vit_b", "vit_l", "vit_h")
+"""Networks whose activations arcface_torch computes again in the backward pass."""
 
 
 def convert(path: Path) -> str:
@@ -68,6 +71,7 @@ def convert(path: Path) -> str:
     has_base = base.exists() and path.name != "base.py"
     files = [PythonValues(file) for file in ([base] if has_base else []) + [path]]
     assigned = {name: value for file in files for name, value in file.values.items()}
+    functions = {name: numbers for file in files for name, numbers in file.functions.items()}
     _require_lists(files[-1], path)
     loss = assigned.get("loss")
     margin = _MARGINS_OF_LOSSES.get(str(loss))
@@ -84,8 +88,19 @@ def convert(path: Path) -> str:
         raise ConfigError(
             f"{path}: a value has a type that arcface_torch does not accept ({error_reason(error)})"
         ) from error
+    of_2021 = _is_of_2021(assigned.keys() | functions.keys())
+    if of_2021 and described["head"]["margin"]["type"] == "arcface":
+        described["head"]["margin"]["gradient"] = "exact"
     build_config(described, str(path))  # check the result
-    notes = [note for file in files for note in file.notes] + _notes_on_values(values, assigned)
+    notes = [note for file in files for note in file.notes]
+    notes += [_note_on_function(name, numbers) for name, numbers in functions.items()]
+    notes += _notes_on_values(values, assigned)
+    if of_2021:
+        share = float(values["lr"]) * int(values["batch_size"]) / 512
+        notes.append(
+            "# lr: the code of 2021 multiplied it by the images of a step / 512: set optim.lr to "
+            f"{share:g} times the number of GPUs"
+        )
     unknown = values.keys() - _TRANSLATED - _NOT_NEEDED - _WANDB - ({"loss"} if has_margin else set())
     # None, as base.py has it for one of them, is a setting that nobody has made.
     notes += [
@@ -96,6 +111,18 @@ def convert(path: Path) -> str:
     left_out = sorted(_NOT_NEEDED & values.keys())
     tail = [f"# Left out, because facetrain needs no key for it: {', '.join(left_out)}"] if left_out else []
     return "\n".join([*head, *notes, dump_yaml(described).rstrip("\n"), *tail, ""])
+
+
+def _is_of_2021(settings: Collection[str]) -> bool:
+    """Return whether the config with these settings is for the code of 2021, whose rate and margin gradient differ."""
+    return "margin_list" not in settings and not {"decay_epoch", "lr_func"}.isdisjoint(settings)
+
+
+def _note_on_function(name: str, numbers: str) -> str:
+    # In lr_func, the list has the epochs after which the rate falls.
+    with_list = f", with its list {numbers}" if numbers else ""
+    advice = "for its learning rate set optim.schedule and optim.milestones"
+    return f"# {name}: is code and is left out{with_list}; {advice}"
 
 
 def _require_lists(file: PythonValues, path: Path) -> None:
@@ -139,6 +166,8 @@ def _translate(values: dict[str, Any], path: Path) -> dict[str, Any]:
         "eval": {"targets": list(values["val_targets"]), "every_steps": _steps("verbose", values)},
         "log": {"every_steps": _steps("frequent", values)},
     }
+    if described["model"]["backbone"] in _RECOMPUTED:
+        described["model"]["checkpoint_activations"] = True
     if milestones := _milestones(values):  # a tenth of the rate at each
         described["optim"] |= {"schedule": "steps", "milestones": milestones}
     if values.get("using_wandb"):

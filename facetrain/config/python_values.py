@@ -44,7 +44,7 @@ class PythonValues:
         Supported are `config.name = value`, `config["name"] = value`, `config = edict(name=value)`,
         `config.update(name=value)` and variables; values are numbers, text, lists, dicts, sums of them, and the default
         of an environment variable. Of `if`, `elif` and `else` that compare such values by == or !=, the branch that
-        holds is read. Functions are left out: a setting that is one has a note.
+        holds is read. Functions are left out: `functions` has the settings that are one.
 
         Raises:
             ConfigError: the file cannot be read, or has other statements; the message has all of them.
@@ -52,6 +52,8 @@ class PythonValues:
         self.values: dict[str, Any] = {}
         self.lines: dict[str, int] = {}
         """Line of each setting; for those of another file, the line of its import."""
+        self.functions: dict[str, str] = {}
+        """Settings that are functions, with the text of the first list of numbers in each, "" without one."""
         self.notes: list[str] = []
         self._path, self._seen = path, (*seen, path)
         self._variables: dict[str, Any] = {}
@@ -122,6 +124,7 @@ class PythonValues:
             raise _Unsupported(f"`{_text(statement)}`: this file is not beside it, and may set anything")
         inherited = PythonValues(found, self._seen)
         self.notes += inherited.notes
+        self.functions |= inherited.functions
         self._take(inherited.values, statement.lineno)
 
     def _assign(self, target: ast.expr, value: ast.expr) -> None:
@@ -133,11 +136,7 @@ class PythonValues:
         elif isinstance(target, ast.Name):
             self._variables[target.id] = self._plain(value)
         elif isinstance(target, ast.Attribute) and _is_config(target.value) and self._is_function(value):
-            epochs = _epochs_in(self._functions[ast.unparse(value)])
-            self.notes.append(
-                f"# {target.attr}: is code and is left out{epochs}; for its learning rate set optim.schedule and "
-                "optim.milestones"
-            )
+            self.functions[target.attr] = _first_list(self._functions[ast.unparse(value)])
         elif isinstance(target, ast.Attribute) and _is_config(target.value):
             self._take({target.attr: self._plain(value)}, target.lineno)
         elif isinstance(target, ast.Subscript) and _is_config(target.value):
@@ -240,13 +239,13 @@ def _is_config(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id in _CONFIG
 
 
-def _epochs_in(function: ast.FunctionDef) -> str:
-    """Return the first list of numbers in a function, for a note: in arcface_torch's of 2021, where the rate falls."""
+def _first_list(function: ast.FunctionDef) -> str:
+    """Return the text of the first list of whole numbers in a function, "" without one."""
     for node in ast.walk(function):
         if isinstance(node, ast.List) and all(
             isinstance(item, ast.Constant) and isinstance(item.value, int) for item in node.elts
         ):
-            return f", with its list {_text(node)}"
+            return _text(node)
     return ""
 
 

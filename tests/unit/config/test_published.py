@@ -105,6 +105,7 @@ MARGIN = "head.margin.type head.margin.scale head.margin.m1 head.margin.m2 head.
 AUGMENTATION = "data.augment.low_resolution data.augment.blur data.augment.color data.augment.gray"
 INTERVALS = "optim.accumulate eval.every_steps log.every_steps"
 SIZES = "data.num_classes data.num_images"
+NETWORK = "model.backbone model.checkpoint_activations"
 LEFT_OUT = "margin_list: m1 and m2 are left out"
 CONVERSIONS = [
     # lines of the file, keys and values of the config, and the beginning of the note (None: no note)
@@ -124,9 +125,9 @@ CONVERSIONS = [
     ("dali = True; dali_aug = True", AUGMENTATION, (0.1, 0.2, 0.2, 0.1), None),
     ("dali_aug = True", AUGMENTATION, (0, 0, 0, 0), "dali_aug: is left out"),
     ("gradient_acc = 4; frequent = 3", INTERVALS, (4, 500, 1), None),
-    ("network = 'vit_t_dp005_mask0'", "model.backbone", "vit_t", None),
+    ("network = 'vit_t_dp005_mask0'", NETWORK, ("vit_t", False), None),
     ("network = 'vit_s_dp005_mask_0'", "model.backbone", "vit_s", None),
-    ("network = 'vit_b_dp005_mask_005'", "model.backbone", "vit_b", "network: the drop path is 0.05"),
+    ("network = 'vit_b_dp005_mask_005'", NETWORK, ("vit_b", True), "network: the drop path is 0.05"),
     ("network = 'vit_b'", "model.backbone", "vit_b", "network: the drop path is 0.05"),
     # Synthetic data keeps its size, for `facetrain plan`.
     ("rec = 'synthetic'; num_classes = 300 * 10000", SIZES, (3_000_000, 42474557), None),
@@ -161,6 +162,11 @@ def test_the_loss_of_2021_is_converted_to_its_margin(tmp_path, loss, margin):
     config = converted(tmp_path, f"{WITHOUT_MARGIN}config.loss = '{loss}'\n")
     assert attrgetter(*MARGIN.split())(config) == (loss, 64, *margin)
     assert "# loss" not in (tmp_path / "wf42m.yaml").read_text()
+    with_steps = converted(
+        tmp_path, f"{WITHOUT_MARGIN}config.loss = '{loss}'\nconfig.decay_epoch = [8, 12]\n"
+    )
+    assert (with_steps.head.margin.gradient == "exact") == (loss == "arcface")
+    assert "set optim.lr to 0.4 times the number of GPUs" in (tmp_path / "wf42m.yaml").read_text()
 
 
 @pytest.mark.parametrize("loss", ["adaface", "curricularface", "magface"])
@@ -237,7 +243,11 @@ def test_the_branch_of_the_dataset_is_read_in_a_config_of_2021(tmp_path, dataset
     note = (
         "# lr_func: is code and is left out, with its list [8, 14]; for its learning rate set optim.schedule"
     )
-    assert (note in (tmp_path / "wf42m.yaml").read_text()) == (dataset == "emore")
+    text = (tmp_path / "wf42m.yaml").read_text()
+    assert (note in text) == (dataset == "emore")
+    # 0.1 times 128 images a GPU, divided by 512.
+    assert ("set optim.lr to 0.025 times the number of GPUs" in text) == (dataset == "emore")
+    assert config.head.margin.gradient == ("exact" if dataset == "emore" else "straight_through")
 
 
 @pytest.mark.parametrize(
