@@ -114,10 +114,11 @@ def build_margin(settings: MarginSettings, *, seed: int = 0) -> Margin:
     return make_margin(settings.type, **common, **_numbers(settings))
 
 
-def unused_margins(settings: MarginSettings) -> list[str]:
-    """Return which of m2 and m3 are above 0 although the formula does not have them."""
+def unused_keys(settings: MarginSettings) -> list[str]:
+    """Return which of m2, m3 and gradient are given although the formula does not have them."""
     used = {} if is_place(settings.type) else _numbers(settings)
-    return [name for name in ("m2", "m3") if getattr(settings, name) and name not in used]
+    given = {"m2": settings.m2, "m3": settings.m3, "gradient": settings.gradient != "exact"}
+    return [key for key, is_given in given.items() if is_given and key not in used]
 
 
 def _numbers(settings: MarginSettings) -> dict[str, Any]:

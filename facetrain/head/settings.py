@@ -56,7 +56,7 @@ class MarginSettings(Settings):
     """Margin subtracted from the target cosine; only for types cosface, combined and elastic_cosface. null: the
     published value (cosface 0.4, elastic_cosface 0.35, combined 0)."""
     gradient: Literal["exact", "straight_through"] = "exact"
-    """Margin's derivative and its form beyond π; only for types arcface, cosface and combined. exact: the derivative of
+    """Margin's derivative and its form beyond π; only for types arcface and combined. exact: the derivative of
     the formula, and, with m1 = 1, cos θ − m2·sin m2 where θ + m2 > π, as in the code of the ArcFace paper.
     straight_through: as in arcface_torch's present code, which does not differentiate the margin, and where
     cos(θ + m2) grows again."""

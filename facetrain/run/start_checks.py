@@ -17,7 +17,7 @@ from facetrain.data.tools.photo_shapes import describe_photos
 from facetrain.distributed.world import World
 from facetrain.errors import RunError
 from facetrain.files import error_reason
-from facetrain.head.build import unused_margins
+from facetrain.head.build import unused_keys
 from facetrain.head.head_group import head_parts
 from facetrain.optim.muon import hidden_weights
 from facetrain.plural import count_text
@@ -120,8 +120,10 @@ def _check_schedule(config: Config, last_step: int) -> Iterator[str]:
 def _check_effects(config: Config) -> Iterator[str]:
     """Yield the values that have no effect; a preset whose margin is changed to another type has such, too."""
     margin, data, optim = config.head.margin, config.data, config.optim
-    for name in unused_margins(margin):
-        yield f"head.margin.{name}: {getattr(margin, name):g} has no effect with type {margin.type}"
+    for key in unused_keys(margin):
+        # The recipe `head` gives every type its gradient.
+        if (key, config.recipe) != ("gradient", "head"):
+            yield f"head.margin.{key}: {getattr(margin, key)} has no effect with type {margin.type}"
     if data.max_skipped is not None and data.bad_records == "error":
         yield f"data.max_skipped: {data.max_skipped} has no effect without data.bad_records: skip"
     if large := [size for size in data.augment.low_resolution_sizes if size >= data.image_size]:

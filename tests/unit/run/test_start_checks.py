@@ -140,6 +140,13 @@ def test_a_schedule_that_the_run_does_not_reach_is_reported(optim, max_steps, li
         ("head.margin={type: softmax, m2: 0.5, m3: 0}", ["head.margin.m2: 0.5"]),
         ("head.margin={type: 'mine:margin', m2: 0.5}", ["head.margin.m2: 0.5"]),
         ("head.margin={type: combined, m2: 0.5, m3: 0.3}", []),
+        (
+            "head.margin={type: adaface, gradient: straight_through}",
+            ["head.margin.gradient: straight_through"],
+        ),
+        ("head.margin={type: adaface, gradient: exact}", []),
+        ("head.margin={type: combined, gradient: straight_through}", []),
+        ("recipe=head; head.margin.type=adaface", []),
         ("data={max_skipped: 5}", ["data.max_skipped: 5"]),
         ("data={max_skipped: 5, bad_records: skip}", []),
         ("data.augment.low_resolution_sizes=[16, 112, 120]", ["low_resolution_sizes: 112, 120"]),
@@ -148,6 +155,6 @@ def test_a_schedule_that_the_run_does_not_reach_is_reported(optim, max_steps, li
     ],
 )
 def test_a_value_without_effect_is_reported(value, keys):
-    config = build_config({"data": {"train": "x"}}, "x", [value])
+    config = build_config({"data": {"train": "x"}}, "x", value.split("; "))
     found = list(start_checks._check_effects(config))
     assert len(found) == len(keys) and all(key in line for key, line in zip(keys, found, strict=True))
