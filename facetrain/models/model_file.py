@@ -191,12 +191,28 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
         except ValueError as error:
             raise ModelError(f"{path}: its metadata {METADATA_KEY} is not a JSON object") from error
         _require_described(description, str(path))
-        return weights, description or _describe_converted(metadata), str(path)
+        if description:
+            return weights, description, str(path)
+        return _without_centers(weights), _describe_converted(metadata), str(path)
     checkpoint = open_checkpoint(path)
     weights, description = checkpoint.replicated("backbone."), checkpoint.meta.get("model", {})
     origin = str(checkpoint.folder)
     _require_described(description, origin)
     return merge_adapters(weights, origin), description | {STEP_KEY: checkpoint.step}, origin
+
+
+def _without_centers(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Leave out the class centers that TopoFR saves among the weights of its network: `weight`, (classes, D)."""
+    centers, size = weights.get("weight"), _embedding_size(weights)
+    if centers is None or size is None or centers.shape[1:] != (size,):
+        return weights
+    return {name: tensor for name, tensor in weights.items() if tensor is not centers}
+
+
+def _embedding_size(weights: dict[str, Tensor]) -> int | None:
+    """Return D of a published network, from its last layer; None if it has no such layer."""
+    last = (weights[name] for name in _LAST_WEIGHTS if name in weights and weights[name].dim())
+    return next(map(len, last), None)
 
 
 def _describe_converted(metadata: dict[str, str]) -> dict[str, Any]:
@@ -277,10 +293,7 @@ def identify_backbone(weights: dict[str, Tensor], origin: str) -> dict[str, Any]
             f"{origin}: is an image encoder (DINOv2, CLIP), not a face network; train one from it with model.init_from"
         )
     names = [name for name, architecture in BACKBONES.items() if architecture.is_published]
-    embedding_size = next(
-        (len(weights[name]) for name in _LAST_WEIGHTS if name in weights and weights[name].dim()),
-        DEFAULT_EMBEDDING_SIZE,
-    )
+    embedding_size = _embedding_size(weights) or DEFAULT_EMBEDDING_SIZE
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items() if not name.endswith(COUNTER)}
     for name in names:
         # Building the 1,030 blocks of r2060 takes seconds, even without memory for the weights.

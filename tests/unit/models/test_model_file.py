@@ -99,6 +99,16 @@ def test_a_common_prefix_of_known_names_is_named(tmp_path):
         open_model(tmp_path / "m.pt", CPU)
 
 
+def test_class_centers_among_the_weights_are_left_out(tmp_path):
+    state = build_backbone("r18").state_dict()
+    torch.save(state | {"weight": torch.zeros(7, 512)}, tmp_path / "topofr.pt")
+    assert open_model(tmp_path / "topofr.pt", CPU).description.startswith("r18, ")
+    check_backbone_weights(tmp_path / "topofr.pt", {"name": "r18"})
+    torch.save(state | {"weight": torch.zeros(7, 99)}, tmp_path / "other.pt")
+    with pytest.raises(ModelError, match=r"other\.pt: its 1\d\d weights are not those"):
+        open_model(tmp_path / "other.pt", CPU)
+
+
 def test_a_folder_of_cvlface_opens(tmp_path):
     folder = tmp_path / "adaface" / "pretrained_model"
     folder.mkdir(parents=True)
