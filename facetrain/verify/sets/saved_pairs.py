@@ -37,7 +37,10 @@ def open_saved_pairs(folder: Path, name: str) -> PairSet | None:
     table = _read_table(folder, state)
     missing = [column for column in _COLUMNS if column not in table.schema.names]
     if missing:
-        raise PairsError(f"{folder}: has no column {missing[0]}; a set of pairs has image and is_same")
+        raise PairsError(
+            f"{folder}: has no column {missing[0]}; a set of pairs has image and is_same; for IJB and TinyFace give "
+            "folders as in docs/evaluation.md"
+        )
     with arrow_errors(folder):
         table.validate(full=True)
         encoded = [image_fields(chunk)[0] for chunk in table["image"].chunks]
