@@ -271,9 +271,10 @@ def _read_record(folder: Path, name: str) -> Copy | None:
         copy = Copy(str(record["address"]), str(record["place"]), files)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
-    # A damaged or foreign record must not name other files of this machine.
+    # A damaged or foreign record must not name other files of this machine. The newest copy of an address of the Hub is
+    # in the folder of its commit.
     paths = [PurePosixPath(copy.place, file) for file in copy.files]
-    is_inside = all(path.parts[:1] == (folder.name,) and ".." not in path.parts for path in paths)
+    is_inside = not any(path.is_absolute() or ".." in path.parts for path in paths)
     return copy if paths and is_inside else None
 
 

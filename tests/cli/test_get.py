@@ -67,6 +67,9 @@ def test_a_model_of_the_hub_is_its_only_model_file_at_a_commit(hub, run, tmp_pat
     code, output, error = run("get", f"hf://org/face@{commit}")
     assert (code, error) == (0, "") and output.endswith("/model.safetensors\n")
     assert hub.requests == [], "a commit never changes"
+    assert run("get", "hf://org/face", HF_HUB_OFFLINE="1") == (0, output, ""), (
+        "the newest commit that is here"
+    )
     code, _, error = run("get", "hf://org/face/README.md", HF_HUB_OFFLINE="1")
     assert code == 2 and "downloads are switched off" in error
 
