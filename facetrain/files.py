@@ -178,26 +178,18 @@ def parse_json(text: str) -> Any:
 
 def write_atomically(path: Path, text: str) -> None:
     """Write a small text file. After a crash, the file holds the old text or the new text, never a mixture."""
-    # A name that others can guess could be a link to another file.
-    scratch = scratch_path(path)
-    try:
-        with scratch.open("x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(scratch, path)
-    except OSError:
-        # On a full disk, the part that was written would take the space of the next checkpoint.
-        with suppress(OSError):
-            scratch.unlink(missing_ok=True)
-        raise
+    with replacing(path) as scratch, scratch.open("x", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     sync_folder(path.parent)
 
 
 def scratch_path(output: Path, suffix: str = "") -> Path:
     """Return a new hidden path beside `output`, for a file that is to become it; `suffix` ends its name.
 
-    The name is random and not the process id, which processes in several containers or on several hosts can share.
+    The name is random: processes in several containers or on several hosts can share a process id, and a name that
+    others can guess could be a link to another file.
     """
     return output.with_name(f".{output.name.removeprefix('.')}.{secrets.token_hex(8)}.tmp{suffix}")
 
@@ -213,7 +205,8 @@ def temporary_file(output: Path, suffix: str = "") -> Iterator[Path]:
         with _errors_naming(output, scratch):
             yield scratch
     finally:
-        scratch.unlink(missing_ok=True)
+        with suppress(OSError):  # mostly it has been renamed; and another error would hide that of the block
+            scratch.unlink()
 
 
 @contextmanager

@@ -79,7 +79,7 @@ def test_a_failed_write_leaves_the_old_text(tmp_path):
     write_atomically(path, "old")
     with pytest.raises(UnicodeEncodeError):
         write_atomically(path, "new \ud800")
-    assert path.read_text() == "old"
+    assert path.read_text() == "old" and [one.name for one in tmp_path.iterdir()] == ["file.txt"]
 
 
 def test_a_write_that_a_full_disk_ends_leaves_nothing_that_takes_its_space(tmp_path):
@@ -115,12 +115,14 @@ def test_a_new_file_and_folder_have_the_permissions_of_ordinary_ones(tmp_path):
 
 def test_errors_name_the_output_and_not_its_temporary_path(tmp_path):
     (tmp_path / "file").touch()
-    for make, path in ((new_folder, "file/out"), (lambda path: new_file(path, DataError), "absent/out")):
-        with (
-            pytest.raises(DataError, match=rf"^{tmp_path / path}: [\w ]+$"),
-            make(tmp_path / path) as scratch,
-        ):
+    for path in (tmp_path / "file" / "out", tmp_path / "absent" / "out"):
+        with pytest.raises(DataError, match=rf"^{path}: [\w ]+$"), new_file(path, DataError) as scratch:
             scratch.touch()
+        with pytest.raises(DataError, match=rf"^{path}: [\w ]+$"), os_errors_as(DataError, tmp_path):
+            write_atomically(path, "text")
+    path = tmp_path / "file" / "out"
+    with pytest.raises(DataError, match=rf"^{path}: [\w ]+$"), new_folder(path):
+        pass
     with (
         pytest.raises(DataError, match=rf"^{tmp_path}/out/a: "),
         new_folder(tmp_path / "out") as scratch,
