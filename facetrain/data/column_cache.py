@@ -159,7 +159,7 @@ def _keep(name: Path, stamp: str, columns: Columns) -> Columns:
     for column, array in columns.arrays.items():
         layout.append([column, array.dtype.str, len(array), position])
         position += array.nbytes + -array.nbytes % _ALIGNMENT
-    header = {"version": _VERSION, "stamp": stamp, "crc": 0, "columns": layout}
+    header = {"version": _VERSION, "stamp": stamp, "columns": layout}
     for path in _cache_paths(name):
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -197,6 +197,7 @@ def path_in_cache_folder(name: Path) -> Path:
 
 
 def _write(path: Path, header: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+    crc = 0
     with replacing(path) as temporary, temporary.open("wb") as file:
         file.seek(_HEADER_BYTES)
         for array in arrays.values():
@@ -204,10 +205,10 @@ def _write(path: Path, header: dict[str, Any], arrays: Mapping[str, np.ndarray])
             for part in (array.view(np.uint8), padding):
                 for start in range(0, len(part), _CHUNK_BYTES):
                     data = part[start : start + _CHUNK_BYTES].tobytes()
-                    header["crc"] = zlib.crc32(data, header["crc"])
+                    crc = zlib.crc32(data, crc)
                     file.write(data)
         file.seek(0)  # the header last, because it has the checksum of the arrays
-        file.write(json.dumps(header).encode().ljust(_HEADER_BYTES))
+        file.write(json.dumps(header | {"crc": crc}).encode().ljust(_HEADER_BYTES))
 
 
 def _read_header(path: Path) -> dict[str, Any]:

@@ -203,6 +203,23 @@ def test_where_locks_do_not_exist_processes_with_one_id_do_not_share_a_temporary
     assert [one.name for one in tmp_path.iterdir()] == [".a.catalog"]
 
 
+def test_a_cache_file_that_could_not_be_completed_leaves_a_sound_one_in_the_cache_folder(
+    tmp_path, monkeypatch
+):
+    replace = os.replace
+
+    def refuse(source, target):
+        if Path(target).parent == tmp_path:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", refuse)
+        saved = save(tmp_path / ".a.catalog")
+    assert saved.path != tmp_path / ".a.catalog"
+    assert load(tmp_path / ".a.catalog").path == saved.path
+
+
 def test_a_user_without_a_home_folder_has_the_cache_beside_the_dataset_only(tmp_path, no_home):
     assert load(tmp_path / ".a.catalog") is None
     assert save(tmp_path / ".a.catalog").path == tmp_path / ".a.catalog"
