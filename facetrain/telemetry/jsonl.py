@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
@@ -50,7 +49,8 @@ class JsonLines:
             self._synced_size = os.fstat(self._file.fileno()).st_size
         # The records after the last sync, and how many of their bytes the file has taken.
         self._unsynced, self._written = bytearray(), 0
-        self._has_warned = False
+        self._fault: OSError | None = None
+        """Why the disk has refused the pending records."""
         # The thread that writes a checkpoint syncs the file.
         self._lock, self._sync_lock = Lock(), Lock()
 
@@ -73,9 +73,9 @@ class JsonLines:
             with self._lock:
                 if not self._file.closed:
                     self._write_pending()
-                if self._pending:
-                    reason = f"{os.strerror(errno.ENOSPC)}: some records are not written yet"
-                    raise OSError(errno.ENOSPC, reason, self._file.name)
+                if self._fault:
+                    reason = f"{error_reason(self._fault)}: some records are not written yet"
+                    raise OSError(self._fault.errno, reason, self._file.name)
                 if self._file.closed:
                     return
                 written, descriptor = self._written, os.dup(self._file.fileno())
@@ -112,12 +112,13 @@ class JsonLines:
             while pending := self._pending:
                 # A disk that fills up takes a part of a record; the rest follows when there is space again.
                 self._written += self._file.write(pending)
+            self._fault = None
         except OSError as error:
-            if not self._has_warned:
+            if self._fault is None:
                 warn(
                     f"{self._file.name}: {error_reason(error)}; records are kept in memory and written later"
                 )
-        self._has_warned = bool(self._pending)
+            self._fault = error
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from facetrain.telemetry.jsonl import JsonLines, read_jsonl
 from facetrain.telemetry.log import log_to, logger, stop_logging
 from facetrain.telemetry.meter import Meter
 from tests.support.command import environment
-from tests.support.faults import full, small_disk
+from tests.support.faults import files_limited_to, full, small_disk
 
 
 def test_the_meter_reports_means_since_the_last_report():
@@ -64,6 +64,16 @@ def test_a_sync_writes_the_records_that_a_full_disk_has_refused(tmp_path):
         lines.sync()
         assert [record["step"] for record in read_jsonl(tmp_path / "disk" / "metrics.jsonl")] == [10]
         lines.close()
+
+
+def test_a_sync_says_why_records_are_not_written(tmp_path):
+    lines = JsonLines(tmp_path / "metrics.jsonl")
+    with files_limited_to(1 << 20):
+        lines.write(10, {"names": "x" * (1 << 20)})
+        with pytest.raises(OSError, match="File too large: some records are not written yet"):
+            lines.sync()
+    lines.close()
+    assert [record["step"] for record in read_jsonl(tmp_path / "metrics.jsonl")] == [10]
 
 
 def test_a_file_server_that_fails_at_the_start_is_an_error_of_the_run(tmp_path, monkeypatch):
