@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,15 @@ from facetrain.config.own_code import allow_code_of, require_code_allowed
 from facetrain.config.paths import address_of_set
 from facetrain.config.presets import find_config
 from facetrain.config.schema import Config
-from facetrain.data.formats.bin import NAME_ENDINGS, SUFFIXES, set_name
-from facetrain.errors import UsageError
+from facetrain.data.formats.bin import is_bin, set_name
+from facetrain.errors import PairsError, UsageError
 from facetrain.files import require_temporary_folder
 from facetrain.remote.address import is_read_in_place, is_remote, public
 from facetrain.remote.download import is_name
 from facetrain.remote.listing import list_names
 from facetrain.run.folder.run_files import newest_run
 from facetrain.run.request import CHOSEN_KEYS, TrainRequest, as_override
+from facetrain.verify.sets.pair_set import set_file
 
 
 @dataclass(frozen=True)
@@ -135,9 +137,7 @@ def _sets_that_exist(config: Config) -> tuple[list[str], tuple[str, ...]]:
         missing = f"{folder} has no verification sets {', '.join(absent)}: training goes without"
         return present, (missing,) if absent else ()
     if stored is None:
-        found = sorted(
-            {set_name(path) for path in Path(folder).glob("*") if path.suffix in SUFFIXES and path.is_file()}
-        )
+        found = sorted({set_name(path) for path in Path(folder).glob("*") if is_bin(path)})
     else:
         found = sorted(name.removesuffix(".bin") for name in stored if name.endswith(".bin"))
     if found:
@@ -154,7 +154,6 @@ def _exists(target: str, folder: str, stored: Set[str] | None) -> bool:
     """Return whether a set is an address, a path, or in a folder; `stored`: what a folder in a store has."""
     if stored is not None and (address := address_of_set(target, folder)):
         return address == target or address.rpartition("/")[2] in stored
-    if is_remote(target) or Path(target).exists():
-        return True
-    names = (target, target.upper(), *(f"{target}{ending}" for ending in NAME_ENDINGS))
-    return any(Path(folder, name).exists() for name in names)
+    with suppress(PairsError):  # the run opens the set, and says what is wrong
+        return is_remote(target) or is_bin(set_file(target, Path(folder)))
+    return True

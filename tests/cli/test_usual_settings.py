@@ -63,6 +63,17 @@ def test_a_set_beside_the_data_may_be_compressed(data, ending):
     assert asked(UsualSettings(str(data)), "glint360k").config.eval.targets == ("own",)
 
 
+def test_a_folder_with_the_name_of_a_set_is_no_set(data, monkeypatch):
+    monkeypatch.chdir(data)
+    for folder in ("lfw", "CFP_FP", "own.bin"):
+        (data / folder).mkdir()
+    assert asked(UsualSettings(str(data)), "glint360k").config.eval.targets == ()
+    write_set(data / "lfw.bin")
+    assert asked(UsualSettings(str(data)), "glint360k").config.eval.targets == ("lfw",)
+    (data / "cfp_fp").touch()  # the run says that it is no set
+    assert asked(UsualSettings(str(data)), "glint360k").config.eval.targets == ("lfw", "cfp_fp")
+
+
 def test_sets_that_are_chosen_stay(data):
     found = asked(UsualSettings(str(data)), "glint360k", ["eval.dir=sets"])
     assert found.config.eval.targets == ("lfw", "cfp_fp", "agedb_30") and not found.remarks

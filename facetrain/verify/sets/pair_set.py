@@ -55,7 +55,7 @@ def load_pair_set(target: str, folder: Path) -> PairSet:
         PairsError: the set does not exist (the message lists the sets of the folder), exists twice, cannot be read, or
             its table of subjects does not belong to it.
     """
-    path = local_path(target) if is_remote(target) else _set_file(target, folder)
+    path = local_path(target) if is_remote(target) else set_file(target, folder)
     if not is_bin(path):
         _refuse_folder((path, Path(target), folder / target, folder / target.upper()))
         names = sorted(set_name(other) for suffix in SUFFIXES for other in path.parent.glob(f"*{suffix}"))
@@ -90,7 +90,7 @@ def _refuse_folder(places: Iterable[Path]) -> None:
         )
 
 
-def _set_file(target: str, folder: Path) -> Path:
+def set_file(target: str, folder: Path) -> Path:
     """Return the file of a set, which may not exist: the path `target`, or the file of this name in `folder`.
 
     Raises:
