@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -53,6 +54,7 @@ class Sinks:
                 not take its options.
         """
         self._sinks: list[tuple[str, Sink]] = []
+        self._given_up: list[Sink] = []
         self.faults: list[str] = []
         """Why sinks could not be opened, a line each."""
         try:
@@ -87,7 +89,10 @@ class Sinks:
                 self._give_up(entry, error)
 
     def close(self) -> None:
-        """Close every sink."""
+        """Close every sink, also those that were given up: they may have files, threads and processes."""
+        for sink in self._given_up:
+            with suppress(Exception):
+                sink.close()
         for entry in list(self._sinks):
             try:
                 entry[1].close()
@@ -97,3 +102,4 @@ class Sinks:
     def _give_up(self, entry: tuple[str, Sink], error: Exception) -> None:
         warn(f"log.sinks: {entry[0]} failed ({error_reason(error)}); it gets no more metrics until a resume")
         self._sinks.remove(entry)
+        self._given_up.append(entry[1])  # closed at the end: that may take long, and the run goes on

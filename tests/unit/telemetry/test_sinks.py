@@ -95,6 +95,29 @@ def test_a_sink_that_cannot_be_opened_is_given_up_and_wrong_options_are_refused(
     assert OwnSink.closed == 1, "the one that was open"
 
 
+def test_a_sink_that_was_given_up_is_closed_with_the_others(tmp_path, monkeypatch, capfd):
+    class FailingSink:
+        closed = 0
+
+        def __init__(self, run):
+            pass
+
+        def write(self, step, values):
+            raise ConnectionResetError(104, "Connection reset by peer")
+
+        def close(self):
+            FailingSink.closed += 1
+            raise ConnectionResetError(104, "Connection reset by peer")
+
+    monkeypatch.setattr("facetrain.telemetry.sink.load_part", lambda place, key: FailingSink)
+    sinks = Sinks([OwnPart(type="own:Sink")], logged(tmp_path))
+    for step in range(3):
+        sinks.write(step, {"loss": 1.0})
+    assert FailingSink.closed == 0
+    sinks.close()
+    assert FailingSink.closed == 1 and capfd.readouterr().err.count("own:Sink failed") == 1
+
+
 CONTINUED = """
 import sys
 from pathlib import Path
