@@ -13,6 +13,7 @@ from torch import nn
 from facetrain.checkpoint.mirror import Mirror
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset
+from facetrain.data.images.augment import Augment
 from facetrain.distributed.agreement import fail_together
 from facetrain.distributed.ddp import wrap_in_ddp
 from facetrain.distributed.process_setup import write_collectives_to
@@ -31,7 +32,7 @@ from facetrain.run.folder.environment_changes import environment_changes
 from facetrain.run.folder.hosts import Hosts
 from facetrain.run.folder.run_files import LOG_FILE, write_run_files
 from facetrain.run.outputs import open_sinks
-from facetrain.run.parts.loader import count_workers
+from facetrain.run.parts.loader import build_augment, count_workers
 from facetrain.run.parts.state import build_state, check_precision, read_identities
 from facetrain.run.parts.step_schedule import StepSchedule
 from facetrain.run.resolve import open_mirror
@@ -58,6 +59,7 @@ class Parts:
     state: TrainState
     network: nn.Module
     """Network for training steps, in DDP if there are several ranks."""
+    augment: Augment
     log: LogFile
     """log.txt, as this process writes it."""
     sinks: Sinks | None
@@ -114,6 +116,7 @@ def build(agreed: Agreed, world: World, check_lock: Callable[[], None], began_at
     config = agreed.config if checkpoint is None else _without_init_from(agreed.config)
     with fail_together(world):
         check_precision(config, world)
+        augment = build_augment(config)
     schedule = agreed.schedule
     state, network = build_network(config, world, inputs.source, schedule, agreed.folder)
     with fail_together(world):
@@ -139,6 +142,7 @@ def build(agreed: Agreed, world: World, check_lock: Callable[[], None], began_at
         schedule=schedule,
         state=state,
         network=network,
+        augment=augment,
         log=log,
         sinks=sinks,
         check_lock=check_lock,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,7 +23,7 @@ from facetrain.run.loop import Callbacks
 from facetrain.run.opening import report_start
 from facetrain.run.outputs import RunOutputs, open_outputs
 from facetrain.run.parts.learning_check import build_learning_check
-from facetrain.run.parts.loader import build_augment, build_loader
+from facetrain.run.parts.loader import build_loader
 from facetrain.run.results import model_metadata
 from facetrain.run.uploading import open_uploads, saved_checkpoint
 from facetrain.telemetry.log import warn
@@ -59,40 +60,45 @@ class Run:
 def open_run(parts: Parts, page: LiveReport | None) -> Run:
     """Open what the parts of a run need to train. The leader keeps `page` up to date. Collective."""
     config, state, schedule, first_step = parts.config, parts.state, parts.schedule, parts.state.step
-    outputs, stop_request = RunOutputs(), StopRequest()
-    if parts.is_leader:
-        outputs = open_outputs(
-            parts.folder, parts.sinks, total_steps=schedule.total_steps, resume_at=parts.plan.step
+    outputs, stop_request = RunOutputs(sinks=parts.sinks), StopRequest()
+    with ExitStack() as opened:  # closed here only if the rest fails
+        opened.callback(lambda: outputs.close())  # only the sinks, until the others are open
+        if parts.is_leader:
+            outputs = open_outputs(
+                parts.folder, parts.sinks, total_steps=schedule.total_steps, resume_at=parts.plan.step
+            )
+            report_start(parts, outputs)
+        # The loader first: its processes read the first images while the rest is built and the network is verified.
+        loader = build_loader(
+            config, parts.world, parts.source, schedule, workers=parts.workers, start_step=first_step
         )
-        report_start(parts, outputs)
-    # The loader first: its processes read the first images while the rest is built and the network is verified.
-    loader = build_loader(
-        config, parts.world, parts.source, schedule, workers=parts.workers, start_step=first_step
-    )
-    step = TrainStep(
-        parts.network,
-        build_augment(config),
-        seed=config.seed,
-        on_first_images=partial(write_first_batch, parts.folder) if parts.is_leader else None,
-    )
-    logging = Logging(
-        outputs,
-        step,
-        loader,
-        schedule,
-        max_skipped_images=config.data.max_skipped,
-        check_lock=parts.check_lock,
-        learning_check=build_learning_check(config, state, schedule),
-    )
-    callbacks = Callbacks(
-        logging,
-        _evaluation(parts, outputs, stop_request),
-        _checkpointing(parts, outputs, loader),
-        Stopping(stop_request, outputs.report),
-        _profiler(parts, outputs) if parts.plan.profile else None,
-        page,
-    )
-    return Run(parts, outputs, loader, step, callbacks, stop_request, first_step)
+        opened.callback(loader.close)
+        step = TrainStep(
+            parts.network,
+            parts.augment,
+            seed=config.seed,
+            on_first_images=partial(write_first_batch, parts.folder) if parts.is_leader else None,
+        )
+        logging = Logging(
+            outputs,
+            step,
+            loader,
+            schedule,
+            max_skipped_images=config.data.max_skipped,
+            check_lock=parts.check_lock,
+            learning_check=build_learning_check(config, state, schedule),
+        )
+        callbacks = Callbacks(
+            logging,
+            _evaluation(parts, outputs, stop_request),
+            _checkpointing(parts, outputs, loader),
+            Stopping(stop_request, outputs.report),
+            _profiler(parts, outputs) if parts.plan.profile else None,
+            page,
+        )
+        run = Run(parts, outputs, loader, step, callbacks, stop_request, first_step)
+        opened.pop_all()
+    return run
 
 
 def _evaluation(parts: Parts, outputs: RunOutputs, stop_request: StopRequest) -> Evaluation:

@@ -52,6 +52,7 @@ class Lines:
         print(json.dumps([step, values]), file=self.file)
 
     def close(self):
+        print("closed", file=self.file)
         self.file.close()
 """
 OWN = [
@@ -146,6 +147,18 @@ def test_an_unused_parameter_on_two_ranks_with_two_micro_batches_is_refused_unti
     message = "error: model.backbone: the network does not use network.unused.weight, network.unused.bias; "
     assert message in checked(facetrain(*train, home / "run", cwd=home), 2)
     checked(facetrain(*train, home / "frozen", "--set", "model.freeze=[network.unused]", cwd=home))
+
+
+@pytest.mark.slow
+def test_a_run_that_cannot_begin_leaves_no_folder_and_no_open_sink(describe, home):
+    (home / "run").mkdir()
+    wrong = "data.augment={own: [{type: own_faces.parts:brighter, options: {b: 0.3}}]}"
+    train = ["train", "--config", describe(steps=2), "--run-dir", home / "run", *options([OWN[-1], wrong])]
+    assert "data.augment.own[0]" in checked(facetrain(*train, cwd=home), 2)
+    assert not {"config.yaml", "state.json", "lines.txt"} & {path.name for path in (home / "run").iterdir()}
+    (home / "run" / "metrics.jsonl").mkdir()
+    assert "metrics.jsonl: not a regular file" in checked(facetrain(*train[:-2], cwd=home), 1)
+    assert (home / "run" / "lines.txt").read_text() == "closed\n"
 
 
 def test_only_the_places_that_were_allowed_are_imported(home, monkeypatch):
