@@ -142,6 +142,7 @@ def _read_images(images: Path | None, file: ExportOptions, size: int) -> Tensor 
     Raises:
         UsageError: the input has no images.
     """
+    from facetrain.data.dataset import evenly_spread
     from facetrain.embeddings.image_inputs import read_input
     from facetrain.models.export.example_inputs import decode_faces, drawn_faces
 
@@ -150,8 +151,8 @@ def _read_images(images: Path | None, file: ExportOptions, size: int) -> Tensor 
     encoded, _, _ = read_input(images)
     if not len(encoded):
         raise UsageError(f"--images {images}: has no images; give another input or leave it out")
-    count = min(_NUM_QUANTIZED if file.int8 else _NUM_COMPARED, len(encoded))
-    return decode_faces([encoded[n * len(encoded) // count] for n in range(count)], size)
+    numbers = evenly_spread(len(encoded), _NUM_QUANTIZED if file.int8 else _NUM_COMPARED)
+    return decode_faces([encoded[number] for number in numbers], size)
 
 
 def _evaluate(model: Path | EmbeddingModel, target: list[str] | None, data_dir: Path) -> dict[str, Any]:

@@ -107,6 +107,11 @@ def identity_names(dataset: FaceDataset) -> Iterator[str] | None:
     return names_of() if names_of is not None and has_identity_names(dataset) else None
 
 
+def evenly_spread(total: int, most: int) -> list[int]:
+    """Return the numbers of `most` of `total` images at equal distances, ascending; of all images if they are fewer."""
+    return sorted({number * total // most for number in range(most)})
+
+
 def image_landmarks(dataset: FaceDataset) -> np.ndarray | None:
     """Return the landmarks of every image, float32 (num_images, 5, 2); None if the dataset has none."""
     return getattr(dataset, "landmarks", None)

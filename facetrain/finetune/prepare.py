@@ -17,7 +17,7 @@ from facetrain.backbone.base import DEFAULT_IMAGE_SIZE
 from facetrain.backbone.zoo import build_backbone
 from facetrain.config.loading import values_of_overrides
 from facetrain.config.schema import Config
-from facetrain.data.dataset import FaceDataset
+from facetrain.data.dataset import FaceDataset, evenly_spread
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.skipped_files import skipped_summary
@@ -251,8 +251,7 @@ def _write_faces(
 
 def _sample(source: FaceDataset) -> Iterator[np.ndarray]:
     """Yield images that can be decoded, evenly spread over a dataset, uint8 (H, W, 3) RGB."""
-    count = min(_EXAMINED, source.num_images)
-    for number in np.linspace(0, source.num_images - 1, count).astype(int).tolist():
+    for number in evenly_spread(source.num_images, _EXAMINED):
         with suppress(UnreadableError):
             yield decode_rgb(source.read(number), location="")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from facetrain.data.dataset import FaceDataset, identity_name, image_name
+from facetrain.data.dataset import FaceDataset, evenly_spread, identity_name, image_name
 from facetrain.data.tools.wrong_labels import CleanReport, WrongLabel
 from facetrain.errors import DataError
 from facetrain.files import error_reason, os_errors_as, parse_json
@@ -21,8 +21,7 @@ _FINGERPRINT_IMAGES = 256
 def fingerprint(source: FaceDataset) -> str:
     """Return the sha256 of the labels and of 256 evenly spaced images."""
     digest = hashlib.sha256(np.asarray(source.labels, np.int64).tobytes())
-    count = source.num_images
-    for number in sorted({index * count // _FINGERPRINT_IMAGES for index in range(_FINGERPRINT_IMAGES)}):
+    for number in evenly_spread(source.num_images, _FINGERPRINT_IMAGES):
         digest.update(source.read(number))
     return f"sha256:{digest.hexdigest()}"
 

@@ -18,7 +18,7 @@ from facetrain.checkpoint.manifest import sha256_of
 from facetrain.config.loading import is_set
 from facetrain.config.own_code import code_digests
 from facetrain.config.schema import Config
-from facetrain.data.dataset import FaceDataset, image_landmarks, image_places
+from facetrain.data.dataset import FaceDataset, evenly_spread, image_landmarks, image_places
 from facetrain.data.mixture import MixtureDataset
 from facetrain.data.remote_dataset import object_versions
 from facetrain.errors import ConfigError, ModelError, UnreadableError
@@ -35,7 +35,7 @@ _DATA_KEYS = ("data.train", "data.min_images_per_identity")
 _INPUTS = {
     "dataset": (_DATA_KEYS, "images, another order of them, or other heads"),
     "records": (_DATA_KEYS, "images: some have another size or place in their files"),
-    "contents": (_DATA_KEYS, "images: some have other bytes"),
+    "samples": (_DATA_KEYS, "images: some have other bytes"),
     "objects": (_DATA_KEYS, "objects in the store"),
     "landmarks": (_DATA_KEYS, "landmarks beside the dataset"),
     "mixture": (_DATA_KEYS, "datasets, weights or lists in the mixture"),
@@ -53,7 +53,7 @@ purpose, and the first one begins the message), and what differs, in words."""
 def digest_inputs(config: Config, source: FaceDataset, sets: Sequence[PairSet]) -> dict[str, Any]:
     """Return the digests of what a run reads, as a checkpoint stores them.
 
-    `dataset`, `records`, `contents`, `objects` (empty for data on a disk), `landmarks` (empty for a backbone that takes
+    `dataset`, `records`, `samples`, `objects` (empty for data on a disk), `landmarks` (empty for a backbone that takes
     none) and `teacher_cache` (empty without one) are texts. `mixture` has the path, the weight and the checksums of the
     lists of each dataset of a mixture; it is empty for another dataset. `sets` has a text for each verification set,
     and `code` one for each part of the user's own, by its key.
@@ -65,7 +65,7 @@ def digest_inputs(config: Config, source: FaceDataset, sets: Sequence[PairSet]) 
     return {
         "dataset": digest_labels(source),
         "records": digest_records(source),
-        "contents": digest_contents(source),
+        "samples": digest_samples(source),
         "objects": digest_objects(source),
         "landmarks": digest_landmarks(source) if takes_landmarks(config.model.backbone) else "",
         "mixture": source.entries if isinstance(source, MixtureDataset) else [],
@@ -104,11 +104,10 @@ def digest_records(source: FaceDataset) -> str:
     return _digest(np.ascontiguousarray(place_N2, "<i8").tobytes() for place_N2 in places)
 
 
-def digest_contents(source: FaceDataset) -> str:
+def digest_samples(source: FaceDataset) -> str:
     """Return a digest of a few images at equal distances; empty for objects in a store, which have versions."""
     if object_versions(source):
         return ""
-    step = max(source.num_images // _SAMPLED_IMAGES, 1)
 
     def read(number: int) -> bytes:
         try:
@@ -116,7 +115,7 @@ def digest_contents(source: FaceDataset) -> str:
         except UnreadableError:  # training replaces it, or ends by data.max_skipped
             return b""
 
-    return _digest(read(number) for number in range(0, source.num_images, step)[:_SAMPLED_IMAGES])
+    return _digest(map(read, evenly_spread(source.num_images, _SAMPLED_IMAGES)))
 
 
 def digest_weights(config: Config) -> dict[str, str]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from facetrain.backbone.zoo import takes_landmarks
 from facetrain.config.schema import Config
 from facetrain.data.build import open_training_data, read_training_cards, training_data_path
-from facetrain.data.dataset import FaceDataset
+from facetrain.data.dataset import FaceDataset, evenly_spread
 from facetrain.data.images.augment import normalize
 from facetrain.data.images.decode import decode_rgb, resize_square
 from facetrain.data.label_problems import require_trainable_labels
@@ -59,9 +59,8 @@ def evenly_spread_images(source: FaceDataset, image_size: int) -> Tensor:
     Raises:
         ImageError: one of them cannot be decoded.
     """
-    step = max(source.num_images // _SPREAD_IMAGES, 1)
     images = [
         resize_square(decode_rgb(source.read(number), location=source.location(number)), image_size)
-        for number in range(0, source.num_images, step)[:_SPREAD_IMAGES]
+        for number in evenly_spread(source.num_images, _SPREAD_IMAGES)
     ]
     return normalize(torch.from_numpy(np.stack(images)))

@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from facetrain.run.folder.data_digests import (
     digest_inputs,
     digest_landmarks,
     digest_records,
+    digest_samples,
     digest_set,
 )
 from tests.support.datasets import write_records
@@ -116,6 +118,18 @@ def test_images_of_other_sizes_or_at_other_places_have_another_digest_in_every_k
     assert digest_records(SimpleNamespace(num_images=3)) == "", "a dataset whose places are unknown"
 
 
+@pytest.mark.parametrize("count", [1, 256, 511, 100_000])
+def test_other_bytes_in_any_large_part_of_a_dataset_give_another_digest(count):
+    def digest(changed):
+        def read(number):
+            return b"changed" if number in changed else b"%d" % number
+
+        return digest_samples(SimpleNamespace(num_images=count, files=[], read=read))
+
+    bounds = np.linspace(0, count, min(count, 200) + 1).astype(int).tolist()
+    assert digest(()) not in {digest(range(*part)) for part in pairwise(bounds)}
+
+
 def test_other_images_or_labels_of_a_verification_set_give_another_digest():
     images, same = [b"abc", b"d", b"ef", b"g"], np.array([True, False])
     pairs = [
@@ -130,6 +144,7 @@ def test_other_images_or_labels_of_a_verification_set_give_another_digest():
 @pytest.mark.parametrize(
     ("name", "before", "now", "message", "key"),
     [
+        ("samples", "a", "b", "data.train: step_5 .* other images: some have other bytes", "data.train"),
         ("records", "a", "b", "data.train: step_5 was trained with other images: some have", "data"),
         ("sets", {"lfw": "a", "x": "c"}, {"lfw": "b"}, "eval.targets: .* verification sets: ", "eval.dir"),
         ("teacher_cache", "a", "b", "distill.cache: .* other embeddings of the teacher", "distill.cache"),
