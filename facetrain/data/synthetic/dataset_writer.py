@@ -60,7 +60,7 @@ def write_synthetic(
         DataError: the folder exists or cannot be written, or the number of pairs is not a multiple of 20, or larger
             than that of the different pairs.
     """
-    same = genuine_flags(faces.eval_pairs)
+    same = genuine_flags(faces.eval_pairs, "--eval-pairs")
     _require_enough(faces)
     identities = [(number, faces.images_per_identity) for number in range(faces.identities)]
     identities += [

@@ -35,7 +35,7 @@ def sample_pairs(folder: Path, pairs: int, *, seed: int = 0) -> PairsToWrite:
     Raises:
         DataError: `pairs` is not a multiple of 20, or the dataset has too few identities or images.
     """
-    same = genuine_flags(pairs)
+    same = genuine_flags(pairs, "--count")
     source = open_aligned(folder)
     order = np.argsort(source.labels, kind="stable")
     _, starts = np.unique(source.labels[order], return_index=True)
@@ -75,15 +75,19 @@ def needed_share(identities: int, eligible: int, total: int) -> str:
     return f"{math.ceil(100 * share) / 100:g}" if share < 1 else "SHARE, after adding people"
 
 
-def genuine_flags(pairs: int) -> list[bool]:
+def genuine_flags(pairs: int, option: str) -> list[bool]:
     """Return whether each pair shows one identity: in each fold first the genuine pairs, then as many impostor pairs.
+
+    Args:
+        pairs: number of pairs.
+        option: name of the option that gives it, for the message.
 
     Raises:
         DataError: the folds cannot have the same number of both kinds.
     """
     if pairs <= 0 or pairs % (2 * FOLDS):
         raise DataError(
-            f"pairs: {pairs} is not a positive multiple of {2 * FOLDS}; the set has {FOLDS} folds, and half of the "
+            f"{option} {pairs}: give a positive multiple of {2 * FOLDS}; the set has {FOLDS} folds, and half of the "
             "pairs of each fold show one identity"
         )
     fold = pairs // FOLDS

@@ -58,7 +58,7 @@ def test_existing_folders_are_kept_and_a_failure_leaves_no_files(tmp_path):
     (tmp_path / "data").mkdir()
     with pytest.raises(DataError, match="already exists"):
         write(tmp_path / "data")
-    with pytest.raises(DataError, match="multiple of 20"):
+    with pytest.raises(DataError, match="^--eval-pairs 30: .* multiple of 20"):
         write(tmp_path / "other", eval_pairs=30)
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(DataError, match="Not a directory"):
