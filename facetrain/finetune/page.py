@@ -5,7 +5,7 @@ from __future__ import annotations
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.skipped_files import read_skipped_table, skipped_summary
 from facetrain.data.tools.contact_sheet import html_rows, identity_rows, shown_of
-from facetrain.data.tools.writing import SKIPPED_FILE
+from facetrain.data.tools.writing import SKIPPED_TABLE
 from facetrain.errors import RunError
 from facetrain.files import os_errors_as, write_atomically
 from facetrain.finetune.judge import Verdict, describe_thresholds, headline
@@ -26,7 +26,7 @@ def write_page(prepared: Prepared, verdict: Verdict) -> None:
     place = prepared.place
     faces = open_dataset(place.faces)
     rows = identity_rows(faces)
-    left_out = read_skipped_table(place.faces / SKIPPED_FILE)
+    left_out = read_skipped_table(place.faces / SKIPPED_TABLE)
     judged = verdict.judged
     page = render(
         "finetune/page.html.j2",

@@ -24,7 +24,7 @@ from facetrain.data.skipped_files import skipped_summary
 from facetrain.data.tools.landmark_finder import LandmarkFinder
 from facetrain.data.tools.pack import pack
 from facetrain.data.tools.selection import Selection
-from facetrain.data.tools.writing import SKIPPED_FILE, write_parts
+from facetrain.data.tools.writing import SKIPPED_TABLE, write_parts
 from facetrain.embeddings.photo_check import PhotoCheck
 from facetrain.errors import ModelError, RunError, UnreadableError, UsageError
 from facetrain.files import listed, make_folder, os_errors_as, read_regular_text, shell_path, write_atomically
@@ -240,7 +240,7 @@ def _write_faces(
     people = count_text(written.identities, "person", "people")
     say(f"{place.faces}: {count_text(written.images, 'face')} of {people}")
     if written.skipped:
-        say(f"left out {count_text(len(written.skipped), 'file')}, see {place.faces / SKIPPED_FILE}:")
+        say(f"left out {count_text(len(written.skipped), 'file')}, see {place.faces / SKIPPED_TABLE}:")
         for line in skipped_summary(written.skipped):
             say(f"  {line}")
     if rivals := getattr(finder, "several_faces", None):

@@ -13,7 +13,7 @@ from facetrain.device.capability import float32_name
 from facetrain.files import write_atomically
 from facetrain.plural import count_text, images_text
 from facetrain.run.build import Parts
-from facetrain.run.folder.run_files import CARDS_FILE
+from facetrain.run.folder.run_files import CARDS_FILE, LEFT_OUT_FILE
 from facetrain.run.outputs import RunOutputs
 
 
@@ -69,7 +69,7 @@ def report_skipped_files(parts: Parts, print_message: Callable[[str], None]) -> 
     """Print the counts of the files of the dataset that are not images of it, and list them in the run folder."""
     skipped = skipped_files(parts.source)
     if skipped:
-        path = parts.folder / "skipped_files.csv"
+        path = parts.folder / LEFT_OUT_FILE
         write_atomically(path, skipped_table(skipped))
         print_message(
             f"left out {count_text(len(skipped), 'file')} of {parts.config.data.train}, see {path}: "

@@ -13,6 +13,7 @@ from facetrain.files import os_errors_as
 from facetrain.run.folder.run_files import (
     AUGMENTED_FILE,
     DIVERGED_FILE,
+    LEFT_OUT_FILE,
     METRICS_FILE,
     PAIRS_FILE,
     SKIPPED_FILE,
@@ -107,7 +108,7 @@ def open_outputs(folder: Path, sinks: Sinks | None, *, total_steps: int, resume_
     # A run that failed before its first checkpoint leaves these files, and the new one would seem to have written them.
     if resume_at is None:
         with os_errors_as(RunError, folder):
-            for name in (DIVERGED_FILE, SKIPPED_FILE, AUGMENTED_FILE, PAIRS_FILE):
+            for name in (DIVERGED_FILE, SKIPPED_FILE, LEFT_OUT_FILE, AUGMENTED_FILE, PAIRS_FILE):
                 (folder / name).unlink(missing_ok=True)
     journal = JsonLines(folder / METRICS_FILE, resume_at=resume_at)
     return RunOutputs(journal, Console(total_steps=total_steps, start_step=resume_at or 0), sinks)

@@ -84,7 +84,7 @@ def test_it_starts_in_a_default_folder_in_which_a_run_has_ended_before_its_first
     failed = Start(step=0, ranks=1, device="cpu")
     with pytest.raises(ZeroDivisionError):
         train_recorded(tmp_path / "again", failed, 4, lambda: 1 // 0)
-    lists = {"diverged.json", "skipped_images.txt"}
+    lists = {"diverged.json", "skipped_images.txt", "skipped_files.csv"}
     for name in lists:
         (tmp_path / "again" / name).write_text("{}\n")
     assert facetrain.train(values, resume=True).folder == tmp_path / "again"

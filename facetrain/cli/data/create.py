@@ -81,7 +81,7 @@ def pack(
     from facetrain.data.skipped_files import skipped_summary
     from facetrain.data.tools import pack as tool
     from facetrain.data.tools.photo_shapes import describe_photos
-    from facetrain.data.tools.writing import SKIPPED_FILE
+    from facetrain.data.tools.writing import SKIPPED_TABLE
     from facetrain.telemetry.log import warn
 
     finder, output = faces.finder(), writing.output
@@ -95,7 +95,7 @@ def pack(
         return
     print_written([packed])
     if packed.skipped:
-        echo_line(f"  left out {count_text(len(packed.skipped), 'file')}, see {output / SKIPPED_FILE}:")
+        echo_line(f"  left out {count_text(len(packed.skipped), 'file')}, see {output / SKIPPED_TABLE}:")
         for line in skipped_summary(packed.skipped):
             echo_line(f"    {line}")
     print_detections(finder)

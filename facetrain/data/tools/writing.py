@@ -27,7 +27,7 @@ from facetrain.errors import DataError
 from facetrain.files import make_folder, new_folder, os_errors_as, require_absent
 from facetrain.progress import ProgressCallback, ignore_progress
 
-SKIPPED_FILE = "skipped.csv"
+SKIPPED_TABLE = "skipped.csv"
 """Table of the files that were left out, in the folder of a dataset."""
 
 
@@ -134,7 +134,7 @@ def write_dataset(
         else:
             chosen.write(place, images, names)
         if selection.skipped:
-            (place / SKIPPED_FILE).write_text(skipped_table(selection.skipped), encoding="utf-8")
+            (place / SKIPPED_TABLE).write_text(skipped_table(selection.skipped), encoding="utf-8")
         counted = (len(names), len(numbers))
         # Readers of a folder sort its files: neither a digest nor rows of landmarks would fit their order.
         carry_cards(selection.paths, place, counted, digest if chosen.keeps_order else None)
