@@ -194,7 +194,8 @@ def repeated_batch(run: BenchedRun, num_classes: int) -> Batches:
     label = torch.randint(num_classes, (count,), generator=generator)
     device = run.world.device
     # With the labels on the host, as from a loader: a head that samples classes would wait for the device.
-    batch = Batch(0, 0, image.to(device), label.to(device), torch.arange(count), host_label_B=label)
+    numbers = torch.arange(count)
+    batch = Batch(0, 0, image.to(device), label.to(device), numbers, label, numbers)
     while True:
         yield (batch,) * run.config.optim.accumulate
 

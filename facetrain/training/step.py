@@ -155,7 +155,7 @@ class TrainStep:
         # For parts of one's own that draw from torch's generators, such as nn.Dropout: facetrain's own parts do not.
         # Each rank draws its own numbers, and a resumed run the same, without a saved state of the generators.
         self._seed_torch(state, number, state.world.rank)
-        if batch.host_label_B is not None and batch.label_B.device.type != "cpu":
+        if batch.label_B.device.type != "cpu":
             # Before the forward pass, which hides the exchange: a head that samples selects its classes on the host.
             state.head.expect_labels(batch.host_label_B)
             if state.distillation:

@@ -124,7 +124,7 @@ class CachedTeacher:
         """
         # The flip of a replaced image is drawn with the index of the bad one, as for its pixels.
         flip_B = self._flips(batch.draw_B, batch.epoch)
-        read_B = (batch.sample_B if batch.read_B is None else batch.read_B).numpy()
+        read_B = batch.read_B.numpy()
         image_B = read_B if self._index is None else self._index[read_B]
         row_B = 0 if flip_B is None else flip_B.numpy().astype(np.int64)
         # A copy of these rows; its pages are read from the disk if they are not in memory.

@@ -8,10 +8,21 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+from torch import Tensor
 
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.formats.record_dataset import open_records
 from facetrain.data.formats.recordio import RecordHeader, RecordWriter
+from facetrain.data.loading.loader import Batch
+
+
+def batch_of(
+    step: int, epoch: int, image_BHWC: Tensor, label_B: Tensor, sample_B: Tensor, **others: Tensor
+) -> Batch:
+    """Return a micro-batch on the CPU, of which no image was replaced unless `read_B` says so."""
+    return Batch(
+        step, epoch, image_BHWC, label_B, sample_B, **{"host_label_B": label_B, "read_B": sample_B} | others
+    )
 
 
 def encoded_image(number: int, size: int = 16) -> bytes:

@@ -42,10 +42,10 @@ class Batch:
     """int64 (B,), on the device."""
     sample_B: Tensor
     """Dataset index of each image, int64 (B,), on the host. For a replaced bad image, the index of the bad one."""
-    host_label_B: Tensor | None = None
-    """`label_B` on the host; None: it is not known there."""
-    read_B: Tensor | None = None
-    """`sample_B` with the index of the replacement for each bad image; None: no image was replaced."""
+    host_label_B: Tensor
+    """`label_B` on the host."""
+    read_B: Tensor
+    """`sample_B` with the index of the replacement for each bad image."""
     landmarks_B52: Tensor | None = None
     """Landmarks before augmentation, as fractions of the sides, float32 (B, 5, 2), on the host; None: not loaded."""
     repeat_B: Tensor | None = None

@@ -6,7 +6,6 @@ import torch
 
 from facetrain.config.schema import Config
 from facetrain.data.images.augment import Augment
-from facetrain.data.loading.loader import Batch
 from facetrain.errors import ConfigError
 from facetrain.optim.settings import OptimSettings
 from facetrain.run.parts.learning_check import build_learning_check
@@ -14,6 +13,7 @@ from facetrain.run.parts.state import build_state
 from facetrain.run.parts.step_schedule import schedule_steps
 from facetrain.training.learning_check import LearningCheck, RunConditions
 from facetrain.training.step import TrainStep
+from tests.support.datasets import batch_of
 from tests.support.world import ONE_RANK
 
 CLASSES, IMAGES_PER_CLASS, SIZE, STEPS = 40, 150, 16, 160
@@ -57,7 +57,7 @@ def train(folder, *, black=False, shuffled=False, batch=24, **options):
     for number in range(STEPS):
         rows = np.arange(number * batch, (number + 1) * batch)
         label_B = torch.from_numpy(labels[rows]).long()
-        step(state, (Batch(number, 0, torch.from_numpy(images[rows]), label_B, torch.from_numpy(rows)),))
+        step(state, (batch_of(number, 0, torch.from_numpy(images[rows]), label_B, torch.from_numpy(rows)),))
         state.step += 1
         if state.step % 10 == 0:
             message = message or check.observe(state.step, state.meter.report(), *state.head.take_nearest())

@@ -9,7 +9,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from facetrain.backbone.own_network import OwnNetwork
 from facetrain.backbone.zoo import build_backbone
 from facetrain.data.images.augment import Augment
-from facetrain.data.loading.loader import Batch
 from facetrain.head.partial_fc import PartialFC
 from facetrain.optim.build import build_optimizer
 from facetrain.optim.loss_scale import LossScale
@@ -19,6 +18,7 @@ from facetrain.optim.stepper import Stepper
 from facetrain.training.precision import InPrecision
 from facetrain.training.state import TrainState
 from facetrain.training.step import TrainStep, _Statistics
+from tests.support.datasets import batch_of
 from tests.support.world import ONE_RANK
 
 
@@ -70,7 +70,8 @@ def draws(steps, *, rank=0, accumulate=1):
     for number in steps:
         drawn.clear()
         state.step = number
-        batch = Batch(number, 0, torch.zeros(2, 8, 8, 3, dtype=torch.uint8), torch.arange(2), torch.arange(2))
+        pixels = torch.zeros(2, 8, 8, 3, dtype=torch.uint8)
+        batch = batch_of(number, 0, pixels, torch.arange(2), torch.arange(2))
         step(state, (batch,) * accumulate)
     return drawn
 
@@ -114,7 +115,7 @@ def test_all_parts_of_a_step_draw_by_the_repetition_of_an_image_and_all_images_a
     state, step = TrainState(world, network, head, stepper), TrainStep(network, augment)
     pixels = torch.zeros(2, 8, 8, 3, dtype=torch.uint8)
     again = {"landmarks_B52": torch.zeros(2, 5, 2), "repeat_B": torch.tensor([0, 1])}
-    batch = Batch(0, 7, pixels, torch.arange(2), torch.tensor([5, 5]), **again)
+    batch = batch_of(0, 7, pixels, torch.arange(2), torch.tensor([5, 5]), **again)
     step(state, (batch, batch))
     assert len(set(batch.draw_B.tolist())) == 2
     assert augment.draws == dict.fromkeys(("image", "landmarks", "network"), (batch.draw_B.tolist(), 7))

@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 from facetrain.checkpoint.load import Checkpoint
 from facetrain.data.images.augment import Augment
 from facetrain.data.images.decode import decode_rgb
-from facetrain.data.loading.loader import Batch
 from facetrain.data.open_dataset import open_dataset
 from facetrain.embeddings.inference import Inference
 from facetrain.errors import CheckpointError, ConfigError, DataError
@@ -29,7 +28,7 @@ from facetrain.training.teacher import LiveTeacher, digest_model
 from facetrain.training.teacher_cache import CachedTeacher, cache_digest, new_cache
 from tests.runs.conftest import train_and_resume
 from tests.support import training
-from tests.support.datasets import write_records
+from tests.support.datasets import batch_of, write_records
 from tests.support.runs import distill_losses
 from tests.support.world import ONE_RANK
 
@@ -76,7 +75,7 @@ def test_cached_embeddings_equal_those_of_the_flipped_images(taught, dataset):
     pixels = torch.from_numpy(np.stack([decode_rgb(source.read(n), location="") for n in sample_B.tolist()]))
     flip_B = augment.flips(sample_B, 2)
     assert flip_B.any() and not flip_B.all()
-    batch = Batch(0, 2, pixels, torch.zeros(6), sample_B)
+    batch = batch_of(0, 2, pixels, torch.zeros(6), sample_B)
     image = augment(pixels, sample_B, 2)
     expected = LiveTeacher(model, "", CPU)(batch, image)
     found = cached(taught, dataset, flips=augment.flips)(batch, image)
@@ -89,7 +88,7 @@ def test_a_replaced_image_has_the_embedding_of_its_replacement_with_the_flip_of_
     augment, sample_B, read_B = Augment(5), torch.tensor([7, 0, 119, 64]), torch.tensor([7, 1, 0, 64])
     flip_B = augment.flips(sample_B, 2)
     assert flip_B.tolist() != augment.flips(read_B, 2).tolist()
-    batch = Batch(0, 2, torch.zeros(0), torch.zeros(4), sample_B, read_B=read_B)
+    batch = batch_of(0, 2, torch.zeros(0), torch.zeros(4), sample_B, read_B=read_B)
     rows = load_file(taught[0] / "t.safetensors")["embedding"]
     found = cached(taught, dataset, flips=augment.flips)(batch, torch.zeros(0))
     assert torch.equal(found, rows[read_B, flip_B.long()])
@@ -174,7 +173,7 @@ def test_a_damaged_row_is_named_when_it_is_read_and_other_embeddings_have_anothe
     rows = 120 * 2 * (8 + 1) * 4  # with the checksums
     data[-rows + (7 * 2 + 1) * 8 * 4] ^= 1  # in the embedding of the mirror image of image 7
     path.write_bytes(data)
-    batch = Batch(0, 0, torch.zeros(0), torch.zeros(3), torch.tensor([6, 7, 8]))
+    batch = batch_of(0, 0, torch.zeros(0), torch.zeros(3), torch.tensor([6, 7, 8]))
     for mirrored in (False, True):
         teacher = cached(taught, dataset, path, flips=lambda *_, flip=mirrored: torch.full((3,), flip))
         with pytest.raises(DataError, match="image 7 ") if mirrored else nullcontext():
@@ -237,7 +236,7 @@ def test_a_cache_of_the_whole_dataset_serves_a_run_without_its_small_identities(
     teacher = open_cache(config, source, Augment(5, flip=0))
     whole = load_file(tmp_path / "t.safetensors")["embedding"][:, 0]
     sample_B = torch.tensor([0, 53, 54, 55])
-    found = teacher(Batch(0, 0, torch.zeros(0), torch.zeros(4), sample_B), torch.zeros(0))
+    found = teacher(batch_of(0, 0, torch.zeros(0), torch.zeros(4), sample_B), torch.zeros(0))
     assert torch.equal(found, whole[torch.tensor([0, 53, 55, 56])])
     into = torch.zeros(1, 8)
     teacher.mean_embeddings(source.labels, 9, 10, into=into)
