@@ -30,7 +30,9 @@ class FaceDataset(Protocol):
         forget(index)            has an image of an object store fetched again when it is read next
         files                    paths of the files that the images are in
         places(index)            first byte and size of images in their files, see `image_places`
+        sizes(index)             least and largest size of images, see `image_sizes`
         landmarks                float32 (num_images, 5, 2), see `formats/landmark_file.py`; None without any
+        photo_landmarks          landmarks of images that are not aligned, see `photo_landmarks`; None without any
         skipped                  list of `SkippedFile`: files that are not images of the dataset
     """
 
@@ -87,12 +89,8 @@ def original_name(dataset: FaceDataset, index: int) -> str | None:
 
 
 def identity_name(dataset: FaceDataset, label: int) -> str:
-    """Return the name of an identity: its folder, or its number if it has no name.
-
-    A label above all labels of the dataset, which `clean` gives to a part of an identity, has no name.
-    """
-    name_of = getattr(dataset, "identity_name", str)
-    return printable(name_of(label)) if label < dataset.num_classes else str(label)
+    """Return the name of an identity: its folder, or its number if it has no name."""
+    return printable(getattr(dataset, "identity_name", str)(label))
 
 
 def has_identity_names(dataset: FaceDataset) -> bool:

@@ -93,7 +93,7 @@ class ReaderPool:
 
         Raises:
             Exception: the error of the first failed request, in the order of rows.
-            RunError: a reading process has ended. A stopped one is found by `ended_if_helpers_stop`.
+            RunError: a reading process has ended. A stopped one is found by the watchdog.
         """
         for request in self._in_process.pop(slot, []):
             self._add_result(self._reader.read(request))
