@@ -19,11 +19,10 @@ import torch
 from facetrain.bench.generated_dataset import open_or_generate
 from facetrain.bench.machine_peak import synchronize
 from facetrain.bench.workloads import in_turn
-from facetrain.counter_rng import key_of
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.augment import Augment
 from facetrain.data.loading.loader import Loader, LoaderSettings
-from facetrain.data.loading.sampler import GlobalSampler, SampleOrder, permute
+from facetrain.data.loading.sampler import GlobalSampler, SampleOrder, sample_numbers
 from facetrain.distributed.world import World
 
 _WARM_UP_BATCHES = 4
@@ -49,8 +48,7 @@ def measure_loader(
     """
     with open_or_generate(folder) as source:
         # At random: neighbors in a dataset are of one person, and often of one size.
-        count = source.num_images
-        numbers = permute(np.arange(min(_DECODED_IMAGES, count)), count, key_of(0))
+        numbers = sample_numbers(_DECODED_IMAGES, source.num_images)
         images = [source.read(number) for number in numbers.tolist()]
         timing = workers, batch_size, seconds, device
         rates = in_turn(

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 
-from facetrain.counter_rng import key_of
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.images.face_pattern import face_pattern
 from facetrain.data.images.header import is_cmyk_jpeg, jpeg_orientation
-from facetrain.data.loading.sampler import permute
+from facetrain.data.loading.sampler import sample_numbers
 from facetrain.errors import DataError
 
 SAMPLE_SIZE = 500
@@ -63,7 +62,7 @@ def draw_sample(
         read: returns the encoded image of an index.
         locate: returns the place of an index, for messages.
     """
-    chosen = permute(np.arange(min(SAMPLE_SIZE, num_images)), num_images, key_of(0))
+    chosen = sample_numbers(SAMPLE_SIZE, num_images)
     storage: Counter[str] = Counter()
     sizes: Counter[tuple[int, int]] = Counter()
     errors: list[str] = []

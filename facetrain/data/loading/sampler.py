@@ -35,6 +35,11 @@ def permute(position: np.ndarray, length: int, key: int) -> np.ndarray:
     return value.astype(np.int64)
 
 
+def sample_numbers(count: int, total: int) -> np.ndarray:
+    """Return up to `count` different numbers below `total` in a random order, always the same: int64 (N,)."""
+    return permute(np.arange(min(count, total)), total, key_of(0))
+
+
 def permute_blocks(position: np.ndarray, length: int, key: int, block: int) -> np.ndarray:
     """Permute blocks of `block` neighbors as a whole; the shorter last one is put between any two of the others."""
     position, whole = np.asarray(position), length // block

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from facetrain.counter_rng import key_of
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.header import read_header
 from facetrain.data.label_problems import count_images
-from facetrain.data.loading.sampler import permute
+from facetrain.data.loading.sampler import sample_numbers
 
 _SAMPLE = 1000
 """Images whose headers are read."""
@@ -30,7 +29,7 @@ def describe_images(source: FaceDataset) -> dict[str, Any]:
         DataError: an image cannot be read.
     """
     _, present = count_images(source)
-    numbers = permute(np.arange(min(_SAMPLE, source.num_images)), source.num_images, key_of(0))
+    numbers = sample_numbers(_SAMPLE, source.num_images)
     return {
         "images": source.num_images,
         "identities": source.num_classes,

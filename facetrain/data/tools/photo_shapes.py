@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from facetrain.counter_rng import key_of
 from facetrain.data.dataset import FaceDataset
 from facetrain.data.images.header import encoded_image_size
-from facetrain.data.loading.sampler import permute
+from facetrain.data.loading.sampler import sample_numbers
 from facetrain.errors import UnreadableError
 
 _SAMPLE = 32
@@ -17,7 +14,7 @@ _LEAST_RATIO = 1.25
 
 def describe_photos(source: FaceDataset) -> str | None:
     """Return that a sample has the shapes of photos, and what to do; None for a dataset of faces."""
-    numbers = permute(np.arange(min(_SAMPLE, source.num_images)), source.num_images, key_of(0)).tolist()
+    numbers = sample_numbers(_SAMPLE, source.num_images).tolist()
     photos = [size for number in numbers if (size := _size(source, number)) and has_photo_shape(*size)]
     if not are_photos(len(photos), len(numbers)):
         return None
