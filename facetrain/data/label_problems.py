@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from facetrain.data.dataset import FaceDataset
-from facetrain.data.mixture import MixtureDataset
+from facetrain.data.mixture import parts_of
 from facetrain.errors import DataError
 
 FEWEST_PEOPLE = 1_000
@@ -29,13 +29,6 @@ class LabelProblem(NamedTuple):
     """Whether every label from the first to the last has an image, so that only the beginning is wrong."""
     is_empty: bool = False
     """Whether most identities have no image."""
-
-
-def parts_of(source: FaceDataset, name: str) -> list[tuple[str, FaceDataset]]:
-    """Return the datasets of a mixture with their names, or the dataset itself: an error may be in one of them."""
-    if isinstance(source, MixtureDataset):
-        return [(f"{name}, dataset {number}", part) for number, part in enumerate(source.datasets, start=1)]
-    return [(name, source)]
 
 
 def require_trainable_labels(source: FaceDataset, name: str, *, may_have_gaps: bool) -> None:

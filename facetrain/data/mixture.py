@@ -338,3 +338,10 @@ def _read_mask(path: Path, num_images: int) -> np.ndarray:
             f"or of {num_images:,} booleans"
         ) from error
     return numbers.astype(np.int64)
+
+
+def parts_of(source: FaceDataset, name: str) -> list[tuple[str, FaceDataset]]:
+    """Return the datasets of a mixture with their names, or the dataset itself: an error may be in one of them."""
+    if isinstance(source, MixtureDataset):
+        return [(f"{name}, dataset {number}", part) for number, part in enumerate(source.datasets, start=1)]
+    return [(name, source)]

@@ -17,8 +17,8 @@ from facetrain.data.formats.image_list import open_list
 from facetrain.data.formats.landmark_file import landmarks_path, open_landmarks, require_file_names
 from facetrain.data.formats.names import DATASET_SUFFIXES
 from facetrain.data.formats.table import FORMATS
-from facetrain.data.label_problems import count_images, parts_of
-from facetrain.data.mixture import MixtureDataset, is_mixture, open_mixture
+from facetrain.data.label_problems import count_images
+from facetrain.data.mixture import is_mixture, open_mixture, parts_of
 from facetrain.data.remote_dataset import (
     DEFAULT_CACHE,
     ObjectCache,
@@ -44,8 +44,8 @@ def open_dataset(
         path: a folder or a file.
         min_images_per_identity: identities with fewer images are left out.
         root: folder that the paths of a list file are relative to; default: the folder of the list.
-        cache: cache of remote datasets in a mixture.
         with_landmarks: False: the landmark file is neither read nor checked, because it is about to be replaced.
+        cache: cache of remote datasets in a mixture.
 
     Raises:
         DataError: if the folder does not exist, contains no dataset, or the dataset is inconsistent.
@@ -179,15 +179,14 @@ def _require_no_photos(folder: Path, part: str) -> None:
         )
 
 
-def require_landmarks(dataset: FaceDataset, path: Path, backbone: str) -> None:
+def require_landmarks(dataset: FaceDataset, name: str, backbone: str) -> None:
     """Check that all images of a training set have landmarks, for a backbone that takes them.
 
     Raises:
         DataError: the dataset, or one of a mixture, has no landmark file; or its numbers are not landmarks.
     """
-    for part in dataset.datasets if isinstance(dataset, MixtureDataset) else [dataset]:
+    for place, part in parts_of(dataset, name):
         if image_landmarks(part) is None:
-            place = str(path) if part is dataset else f"{path}: the dataset with {part.location(0)}"
             raise DataError(
                 f"{place} has no landmarks, which backbone {backbone} needs; write them with `facetrain data "
                 "landmarks DATASET --detector yunet`, or train another backbone"

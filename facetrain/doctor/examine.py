@@ -10,7 +10,8 @@ from facetrain.backbone.zoo import takes_landmarks
 from facetrain.config.paths import address_of_set
 from facetrain.config.schema import Config
 from facetrain.data.dataset import FaceDataset, image_landmarks
-from facetrain.data.label_problems import count_images, find_label_problem, parts_of
+from facetrain.data.label_problems import count_images, find_label_problem
+from facetrain.data.mixture import parts_of
 from facetrain.distributed import collectives
 from facetrain.distributed.world import World
 from facetrain.doctor.check_result import CheckResult, errors_as_failures, passed, warned_if, warning

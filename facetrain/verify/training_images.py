@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from facetrain.data.dataset import FaceDataset, image_sizes
-from facetrain.data.label_problems import parts_of
-from facetrain.data.mixture import MixtureFile, is_mixture
+from facetrain.data.mixture import MixtureFile, is_mixture, parts_of
 from facetrain.data.open_dataset import open_dataset
 from facetrain.data.remote_dataset import object_versions
 from facetrain.data.yaml_file import read_yaml

@@ -46,7 +46,7 @@ def open_training_set(config: Config) -> FaceDataset:
     source = open_training_data(data)
     read_training_cards(data)  # on all ranks: the leader copies the cards, and must not fail alone
     if takes_landmarks(config.model.backbone):
-        require_landmarks(source, folder, config.model.backbone)
+        require_landmarks(source, data.train, config.model.backbone)
     check_counts(source, folder, num_classes=data.num_classes, num_images=data.num_images)
     require_trainable_labels(source, data.train, may_have_gaps=data.num_classes is not None)
     require_aligned(source, data.train)
