@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -56,10 +55,8 @@ def peak_gib(device: torch.device) -> float:
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
-    # Linux: ru_maxrss can be the peak of the process that has started this one.
+    # Not all systems have this line. ru_maxrss can be the peak of the process that has started this one.
     with suppress(OSError, StopIteration):
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
         return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) / 2**20
-    # macOS reports bytes, others KiB.
-    unit = 2**30 if sys.platform == "darwin" else 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
