@@ -298,8 +298,10 @@ def locked(
         yield file
 
 
-def make_folder(folder: Path, *, exist_ok: bool = True) -> None:
-    """Create a folder and its missing parents, and wait until their names are on the disk.
+def make_folder(folder: Path, *, exist_ok: bool = True) -> list[Path]:
+    """Create a folder and its missing parents, and wait until their names are on the disk; return the new ones.
+
+    The innermost is the first.
 
     Raises:
         FileExistsError: the folder exists, and `exist_ok` is not set.
@@ -308,6 +310,7 @@ def make_folder(folder: Path, *, exist_ok: bool = True) -> None:
     folder.mkdir(parents=True, exist_ok=exist_ok)
     for path in reversed(missing):
         sync_folder(path.parent)
+    return missing
 
 
 def require_temporary_folder() -> None:

@@ -49,9 +49,7 @@ class Lease:
             FileExistsError: it exists, and may not.
             OSError: it cannot be created.
         """
-        new = [path for path in (folder, *folder.parents) if not path.exists()]
-        make_folder(folder, exist_ok=exist_ok)
-        self._created += new
+        self._created += make_folder(folder, exist_ok=exist_ok)
 
     def lock(self, folder: Path, launchers: Sequence[str]) -> None:
         """Lock the folder, once: from now to the end no other process writes this run.
