@@ -21,6 +21,7 @@ from typing import Any
 
 from facetrain.data.dataset import FaceDataset, image_files
 from facetrain.data.object_blocks import READ_BY_RANGES, ObjectPath, StoredObject, stored_object
+from facetrain.data.settings import CACHE_BYTES
 from facetrain.distributed.process_setup import user_cache_folder
 from facetrain.errors import DataError
 from facetrain.files import os_errors_as, private_folder, replacing
@@ -45,7 +46,7 @@ class ObjectCache:
 
     folder: Path | None = None
     """Folder; None: the user's cache folder."""
-    bytes: int = 16 << 30
+    bytes: int = CACHE_BYTES
     """Largest size."""
 
 

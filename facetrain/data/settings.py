@@ -9,6 +9,9 @@ from facetrain.data.formats.names import DATASET_SUFFIXES
 from facetrain.remote.address import without_version
 from facetrain.settings import ImageSize, NotNegative, OwnPart, PathText, Positive, Probability, Settings
 
+CACHE_BYTES = 16 << 30
+"""Size of the cache of `s3://` and `gs://` datasets, unless another one is chosen."""
+
 
 class OwnAugmentation(OwnPart):
     """Augmentations of your own, after the others.
@@ -72,7 +75,7 @@ class DataSettings(Settings):
     cache: PathText | None = None
     """Folder for the parts of `s3://` and `gs://` datasets that were read last, on a fast disk of each machine. null:
     the user's cache folder."""
-    cache_bytes: Positive = 16 << 30
+    cache_bytes: Positive = CACHE_BYTES
     """Largest size of these parts. `shuffle: blocks` needs two windows of 131,072 images each."""
     image_size: ImageSize = 112
     """Width and height of the network input, in pixels."""
