@@ -79,9 +79,9 @@ class ParquetDataset(CatalogDataset):
     def _groups(self) -> Callable[[int, int], tuple[Any, Any]]:
         """Function that returns images and paths of a row group; the groups that were used last stay in memory."""
         most = max(_CACHE_BYTES // max(self.columns.value("group_bytes"), 1), 1)
-        return lru_cache(maxsize=most)(self._read_group)
+        return lru_cache(maxsize=most)(self._load_group)
 
-    def _read_group(self, number: int, group: int) -> tuple[Any, Any]:
+    def _load_group(self, number: int, group: int) -> tuple[Any, Any]:
         path = self.files[number]
         try:
             return _read_group(_open(path), path, group, self.columns.value("column"))
@@ -126,7 +126,7 @@ def _train_files(paths: list[Path]) -> tuple[list[Path], list[SkippedFile]]:
         )
     others = [path for path in paths if split_of.get(path, _TRAIN) != _TRAIN]
     skipped = [SkippedFile(path.name, "split", f"not a file of the split {_TRAIN!r}") for path in others]
-    return [path for path in paths if path not in others], skipped
+    return [path for path in paths if split_of.get(path, _TRAIN) == _TRAIN], skipped
 
 
 def _build_catalog(files: Sequence[Path], skipped: list[tuple[str, str, str]]) -> Columns:

@@ -99,10 +99,7 @@ def is_complete_jpeg(data: bytes) -> bool:
     """Return whether a JPEG has an end marker after the start of its image; a thumbnail in its header has its own."""
     if data.endswith(_END_OF_IMAGE):
         return True
-    scan = next(
-        (position for position, marker in _jpeg_segments(data) if marker == _START_OF_SCAN), len(data)
-    )
-    return data.rfind(_END_OF_IMAGE) > scan
+    return data.rfind(_END_OF_IMAGE) > _start_of_scan(data)
 
 
 def zero_bytes_in_jpeg(data: bytes) -> int:
@@ -113,9 +110,13 @@ def zero_bytes_in_jpeg(data: bytes) -> int:
     """
     if data[:2] != b"\xff\xd8":
         return 0
-    scan = next((place for place, marker in _jpeg_segments(data) if marker == _START_OF_SCAN), len(data))
-    start = data.find(bytes(_LONG_RUN), scan)
+    start = data.find(bytes(_LONG_RUN), _start_of_scan(data))
     return len(data) - start - len(data[start:].lstrip(b"\0")) if start >= 0 else 0
+
+
+def _start_of_scan(data: bytes) -> int:
+    """Return where the image of a JPEG begins; its length if there is none."""
+    return next((place for place, marker in _jpeg_segments(data) if marker == _START_OF_SCAN), len(data))
 
 
 def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int]]:
