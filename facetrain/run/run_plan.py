@@ -26,7 +26,7 @@ class RunPlan(BaseModel, frozen=True):
     is_fetched: bool = False
     """Whether the checkpoint comes from the mirror: the disk of the leader lacks it, or has it damaged."""
     restarted: bool = False
-    """Whether the elastic agent has started the ranks of this run before."""
+    """Whether the elastic agent has started the ranks of this run before, and a host has checkpoints of it."""
     is_over: bool = False
     """Whether the run has ended and its results are there: nothing is left to train or to write."""
     inputs: dict[str, Any]
