@@ -53,7 +53,7 @@ def os_errors_as(kind: type[FacetrainError], path: Path, advice: str = "") -> It
     try:
         yield
     except OSError as error:
-        # Of a rename, the second name: the first one is that of a temporary file.
+        # Of a rename, the second name: the first one is a scratch path.
         named = error.filename2 or error.filename
         place = named if isinstance(named, str | os.PathLike) else path
         raise error_as(kind, place, error, advice) from error
@@ -185,44 +185,35 @@ def write_atomically(path: Path, text: str) -> None:
     sync_folder(path.parent)
 
 
-def scratch_path(output: Path, suffix: str = "") -> Path:
-    """Return a new hidden path beside `output`, for a file that is to become it; `suffix` ends its name.
+def scratch_path(output: Path) -> Path:
+    """Return a new hidden path beside `output`, for a file or folder that is to become it.
 
     The name is random: processes in several containers or on several hosts can share a process id, and a name that
     others can guess could be a link to another file.
     """
-    return output.with_name(f".{output.name.removeprefix('.')}.{secrets.token_hex(8)}.tmp{suffix}")
+    return output.with_name(f".{output.name.removeprefix('.')}.{secrets.token_hex(8)}.tmp")
 
 
 @contextmanager
-def temporary_file(output: Path, suffix: str = "") -> Iterator[Path]:
-    """Yield a temporary path in the same folder, whose file is removed when the block ends; errors name `output`.
+def replacing(output: Path) -> Iterator[Path]:
+    """Yield a scratch path beside `output`; its file becomes `output` if the block ends, and is removed if it fails.
 
-    `suffix` ends the temporary name, for libraries that check it.
+    An existing `output` is replaced. Errors name `output`.
     """
-    scratch = scratch_path(output, suffix)
+    scratch = scratch_path(output)
     try:
         with _errors_naming(output, scratch):
             yield scratch
-    finally:
-        with suppress(OSError):  # mostly it has been renamed; and another error would hide that of the block
+            os.replace(scratch, output)
+    except BaseException:
+        with suppress(OSError):  # its error would hide the first one
             scratch.unlink()
-
-
-@contextmanager
-def replacing(output: Path, suffix: str = "") -> Iterator[Path]:
-    """Yield a temporary path as `temporary_file` does; its file becomes `output` if the block ends without an error.
-
-    An existing `output` is replaced.
-    """
-    with temporary_file(output, suffix) as scratch:
-        yield scratch
-        os.replace(scratch, output)
+        raise
 
 
 @contextmanager
 def _errors_naming(output: Path, scratch: Path) -> Iterator[None]:
-    """Let an OSError of the block name `output` in place of a temporary path, which the user has not given."""
+    """Let an OSError of the block name `output` in place of a scratch path, which the user has not given."""
     try:
         yield
     except OSError as error:
@@ -233,7 +224,7 @@ def _errors_naming(output: Path, scratch: Path) -> Iterator[None]:
 
 @contextmanager
 def new_file(output: Path, kind: type[FacetrainError]) -> Iterator[Path]:
-    """Yield a temporary path as `replacing` does.
+    """Yield a scratch path as `replacing` does.
 
     Raises:
         FacetrainError: of type `kind`, if the operating system refuses.
@@ -260,7 +251,7 @@ def require_absent(output: Path | None) -> None:
 
 @contextmanager
 def new_folder(output: Path) -> Iterator[Path]:
-    """Yield a temporary folder, which becomes `output` when the block ends and is removed if the block fails.
+    """Yield a scratch folder, which becomes `output` when the block ends and is removed if the block fails.
 
     Raises:
         DataError: `output` exists, or the operating system refuses.

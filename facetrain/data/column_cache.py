@@ -198,7 +198,7 @@ def path_in_cache_folder(name: Path) -> Path:
 
 def _write(path: Path, header: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
     crc = 0
-    with replacing(path) as temporary, temporary.open("wb") as file:
+    with replacing(path) as scratch, scratch.open("wb") as file:
         file.seek(_HEADER_BYTES)
         for array in arrays.values():
             padding = np.zeros(-array.nbytes % _ALIGNMENT, dtype=np.uint8)

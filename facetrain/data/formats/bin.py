@@ -131,7 +131,7 @@ def write_bin(path: Path, images: Iterable[bytes], same: Sequence[bool]) -> None
     Raises:
         PairsError: if there are not two images per pair, or the file cannot be written.
     """
-    with new_file(path, PairsError) as temporary, temporary.open("wb") as file:
+    with new_file(path, PairsError) as scratch, scratch.open("wb") as file:
         count = _write_pickle(file, images, same)
         if count != 2 * len(same):
             raise PairsError(f"{path}: {count} images for {len(same)} pairs; expected two for each pair")
