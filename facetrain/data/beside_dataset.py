@@ -1,11 +1,23 @@
-"""Paths of the files that describe a dataset, such as its landmarks and its card: they are beside its images."""
+"""Names and paths of the files that describe a dataset, such as its landmarks and its card, beside its images."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from facetrain.remote.catalog import CARD_SUFFIX
+
 TRAINING_SET = "train.rec"
 """Images of InsightFace's training sets, which are folders: the other files of the folder describe them."""
+PROPERTY_FILE = "property"
+"""Number of identities and size of the images of a training set."""
+NAMES_FILE, IDENTITIES_FILE = "names.csv", "identities.csv"
+"""Names of the images and identities of a training set."""
+LANDMARKS_FILE, LANDMARKS_SUFFIX = "landmarks.npy", ".landmarks.npy"
+CARD_FILE = "dataset_card.yaml"
+DESCRIBING_FILES = (PROPERTY_FILE, NAMES_FILE, IDENTITIES_FILE, LANDMARKS_FILE, CARD_FILE)
+"""Names in the folder of a dataset."""
+DESCRIBING_SUFFIXES = (LANDMARKS_SUFFIX, CARD_SUFFIX)
+"""What follows the name of a dataset in one file."""
 
 
 def beside(dataset: Path, name: str, suffix: str) -> Path:

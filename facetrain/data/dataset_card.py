@@ -23,16 +23,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from facetrain.data.beside_dataset import beside
+from facetrain.data.beside_dataset import CARD_FILE, beside
 from facetrain.data.mixture import MixtureFile, is_mixture
 from facetrain.data.remote_dataset import DEFAULT_CACHE, ObjectCache, dataset_path
 from facetrain.data.yaml_file import read_yaml
 from facetrain.files import printable
 from facetrain.remote.address import is_remote
+from facetrain.remote.catalog import CARD_SUFFIX
 from facetrain.settings import Settings
 from facetrain.strict_yaml import dump_yaml, parse_yaml
 
-CARD_FILE, _CARD_SUFFIX = "dataset_card.yaml", ".card.yaml"
 UNKNOWN = "unknown"
 _Text = Annotated[str, AfterValidator(printable)]
 _Count = Annotated[int, Field(strict=True)]
@@ -65,7 +65,7 @@ _Cards = Annotated[
 
 def _read_cards_beside(dataset: Path) -> list[DatasetCard]:
     """Return the cards in the file of a dataset; without a file, a card with the name of the path."""
-    path = beside(dataset, CARD_FILE, _CARD_SUFFIX)
+    path = beside(dataset, CARD_FILE, CARD_SUFFIX)
     cards: list[DatasetCard] = read_yaml(path, _Cards) if path.exists() else [DatasetCard(name=dataset.name)]
     return cards
 

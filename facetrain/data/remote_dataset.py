@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from facetrain.data.beside_dataset import DESCRIBING_FILES, DESCRIBING_SUFFIXES
 from facetrain.data.dataset import FaceDataset, image_files
 from facetrain.data.object_blocks import READ_BY_RANGES, ObjectPath, StoredObject, stored_object
 from facetrain.data.settings import CACHE_BYTES
@@ -31,8 +32,6 @@ from facetrain.remote.download import local_path
 from facetrain.remote.filesystem import open_filesystem, with_retries
 from facetrain.remote.listing import version_token
 
-_COPIED = ("property", "names.csv", "identities.csv", "landmarks.npy", "dataset_card.yaml")
-_COPIED_SUFFIXES = (".landmarks.npy", ".card.yaml")
 _CHUNK_BYTES = 1 << 24
 _IN_DESCRIPTION = r"/datasets/[0-9a-f]{16}(?=/(s3|gs)/)"
 """Part of a path in a folder that describes a dataset, between the cache folder and the scheme."""
@@ -165,7 +164,7 @@ def _of_dataset(names: set[str], name: str, url: str) -> set[str]:
     indices = {each[: -len(".rec")] + ".idx" for each in images if each.endswith(".rec")}
     if missing := indices - names:
         raise DataError(f"{public(url)}: has no {min(missing)}; copy the index of the .rec there")
-    copied = {each for each in names if each in _COPIED or each.endswith(_COPIED_SUFFIXES)}
+    copied = {each for each in names if each in DESCRIBING_FILES or each.endswith(DESCRIBING_SUFFIXES)}
     return images | indices | copied
 
 

@@ -18,14 +18,15 @@ from facetrain.checkpoint.manifest import MANIFEST, read_manifest
 from facetrain.config.arcface_torch import convert
 from facetrain.config.loading import load_config
 from facetrain.data import column_cache
+from facetrain.data.beside_dataset import CARD_FILE, IDENTITIES_FILE, NAMES_FILE
 from facetrain.data.dataset import identity_name, image_name
-from facetrain.data.dataset_card import CARD_FILE, read_cards
+from facetrain.data.dataset_card import read_cards
 from facetrain.data.formats.bin import read_bin
 from facetrain.data.formats.bin_tables import read_subjects
 from facetrain.data.formats.landmark_file import landmarks_path, read_landmarks_beside
 from facetrain.data.formats.msgpack_list import list_items
 from facetrain.data.formats.record_index import build_catalog
-from facetrain.data.formats.record_names import IDENTITIES_FILE, NAMES_FILE, RecordNames
+from facetrain.data.formats.record_names import RecordNames
 from facetrain.data.formats.recordio import RecordReader, decode_record
 from facetrain.data.images.decode import decode_rgb
 from facetrain.data.open_dataset import open_dataset

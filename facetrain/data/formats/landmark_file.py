@@ -18,14 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-from facetrain.data.beside_dataset import beside
+from facetrain.data.beside_dataset import LANDMARKS_FILE, LANDMARKS_SUFFIX, beside
 from facetrain.data.formats.bin import has_bin_suffix, set_name
 from facetrain.data.npy_file import map_npy
 from facetrain.errors import DataError
 from facetrain.face_landmarks import NORMALIZED_TEMPLATE, normalize_landmarks
 from facetrain.files import error_reason, new_file, os_errors_as, read_regular_text, write_atomically
 
-LANDMARKS_FILE, _LANDMARKS_SUFFIX = "landmarks.npy", ".landmarks.npy"
 _NAMES_SUFFIX = ".names.sha256"
 _SHAPE = (5, 2)
 _FARTHEST = 10.0
@@ -37,8 +36,8 @@ _ADVICE = "write it again with `facetrain data landmarks`, or remove it"
 def landmarks_path(data: Path) -> Path:
     """Return the path of the landmarks of a dataset or verification set."""
     if has_bin_suffix(data) and not data.is_dir():
-        return data.with_name(set_name(data) + _LANDMARKS_SUFFIX)
-    return beside(data, LANDMARKS_FILE, _LANDMARKS_SUFFIX)
+        return data.with_name(set_name(data) + LANDMARKS_SUFFIX)
+    return beside(data, LANDMARKS_FILE, LANDMARKS_SUFFIX)
 
 
 def open_landmarks(path: Path, num_images: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from typing import cast
 
 import numpy as np
 
-from facetrain.data.beside_dataset import TRAINING_SET
+from facetrain.data.beside_dataset import PROPERTY_FILE, TRAINING_SET
 from facetrain.data.column_cache import Columns, cached_columns
 from facetrain.data.formats.base import CatalogDataset, Format, catalog_path, files_in
 from facetrain.data.formats.record_index import build_catalog
@@ -45,7 +45,7 @@ class RecordDataset(CatalogDataset):
         # The tables and `property` describe train.rec; other record files in the folder have their own labels.
         self._names = RecordNames(files[0].parent) if files[0].name == TRAINING_SET else None
         if self._names:
-            self.num_classes = _announced_classes(files[0].with_name("property"), self.num_classes)
+            self.num_classes = _announced_classes(files[0].with_name(PROPERTY_FILE), self.num_classes)
 
     def _read(self, index: int) -> bytes:
         offsets = self.columns.arrays["offset"]

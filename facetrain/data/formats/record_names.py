@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from facetrain.data.beside_dataset import IDENTITIES_FILE, NAMES_FILE
 from facetrain.data.dataset import FaceDataset, original_name
 from facetrain.data.positional_file import PositionalFile
 from facetrain.errors import DataError
 from facetrain.files import error_reason, os_errors_as
 
-NAMES_FILE, IDENTITIES_FILE = "names.csv", "identities.csv"
 _BLOCK_BYTES = 1 << 14
 _MAX_LINE_BYTES = 1 << 16
 _PROBED_IMAGES = 2000

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from facetrain.data.beside_dataset import TRAINING_SET
+from facetrain.data.beside_dataset import PROPERTY_FILE, TRAINING_SET
 from facetrain.data.images.header import size_fault
 from facetrain.data.positional_file import PositionalFile
 from facetrain.errors import RecordError
@@ -278,4 +278,4 @@ def write_identities(
             if not is_sorted:
                 ends = (1 if label == len(counts) - 1 else past, past)
             writer.write(past + label, RecordHeader(flag=2, labels=tuple(map(float, ends))), b"")
-    (folder / "property").write_text(f"{len(counts)},{image_size},{image_size}\n", encoding="ascii")
+    (folder / PROPERTY_FILE).write_text(f"{len(counts)},{image_size},{image_size}\n", encoding="ascii")

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
+from facetrain.data.beside_dataset import LANDMARKS_FILE
 from facetrain.data.dataset import identity_name, image_landmarks, original_name
 from facetrain.data.dataset_card import ImageDigest, carry_cards
 from facetrain.data.formats.image_writers import LabeledImage, write_parquet, write_webdataset
-from facetrain.data.formats.landmark_file import LANDMARKS_FILE, write_landmarks
+from facetrain.data.formats.landmark_file import write_landmarks
 from facetrain.data.formats.record_names import write_name_tables
 from facetrain.data.formats.recordio import write_identities
 from facetrain.data.images.header import encoded_image_size
