@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,7 +129,10 @@ def _write_trace(recorder: profile, trace: Path, device: torch.device, steps: in
     recorder.export_chrome_trace(str(trace))
     with gzip.open(trace, "rt") as file:
         # Read back: the trace has the spans of all threads, and `key_averages` only their sums.
-        events = json.load(file)["traceEvents"]
+        try:
+            events = json.load(file)["traceEvents"]
+        except ValueError as error:  # torch only logs that it could not write its temporary file
+            raise OSError(f"the trace is not complete; is {tempfile.gettempdir()} full?") from error
     return Profile(
         steps=steps,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",

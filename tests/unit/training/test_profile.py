@@ -3,6 +3,7 @@ import torch
 
 from facetrain.device.profiler_ranges import profiler_range
 from facetrain.training.profile import StepProfiler
+from tests.support.faults import files_limited_to
 
 
 def profile_steps(count, trace, **options):
@@ -34,3 +35,10 @@ def test_a_trace_that_cannot_be_written_does_not_end_the_training(tmp_path):
     failures = []
     assert profile_steps(7, tmp_path / "profile" / "one.pt.trace.json.gz", on_failure=failures.append) == []
     assert [type(error) for error in failures] == [FileExistsError]
+
+
+def test_a_full_temporary_folder_in_which_torch_cuts_the_trace_does_not_end_the_training(tmp_path):
+    failures = []
+    with files_limited_to(3000):
+        assert profile_steps(7, tmp_path / "one.pt.trace.json.gz", on_failure=failures.append) == []
+    assert "the trace is not complete; is" in str(failures[0]) and len(failures) == 1
