@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -110,3 +110,8 @@ def source_digest(place: str, named_by: str) -> str:
         return hashlib.sha256(source.read_bytes()).hexdigest()
     except (TypeError, OSError):  # compiled code has no source
         return ""
+
+
+def name_of(part: Callable[..., Any]) -> str:
+    """Return the name of a function or a class, or that of an object's class: an object's text may have lines."""
+    return getattr(part, "__name__", type(part).__name__)

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from facetrain.backbone.base import Backbone
 from facetrain.errors import ConfigError
-from facetrain.own_parts import describe_result
+from facetrain.own_parts import describe_result, name_of
 
 
 class OwnNetwork(Backbone):
@@ -85,14 +85,14 @@ def build_own(part: Callable[..., Any], own: dict[str, Any], **options: Any) -> 
     try:
         network = part(**own, **(options if is_backbone else sizes))
     except TypeError as error:
-        raise ConfigError(f"model.backbone: {part.__name__}: {error}; see model.options") from error
+        raise ConfigError(f"model.backbone: {name_of(part)}: {error}; see model.options") from error
     if not isinstance(network, nn.Module):
-        raise ConfigError(f"model.backbone: {part.__name__} builds {type(network).__name__}, no torch module")
+        raise ConfigError(f"model.backbone: {name_of(part)} builds {type(network).__name__}, no torch module")
     backbone = network if isinstance(network, Backbone) else OwnNetwork(network, **options)
     _initialize_lazy_layers(backbone)
     if extra := [name for name, value in backbone.state_dict().items() if not isinstance(value, Tensor)]:
         raise ConfigError(
-            f"model.backbone: {part.__name__}: {extra[0].removeprefix('network.')} in its state_dict is no tensor, and "
+            f"model.backbone: {name_of(part)}: {extra[0].removeprefix('network.')} in its state_dict is no tensor, and "
             "a checkpoint has tensors only; let get_extra_state return a tensor, or use a buffer"
         )
     return backbone

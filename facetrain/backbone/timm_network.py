@@ -152,8 +152,9 @@ def _create(name: str, own: dict[str, Any], embedding_size: int, image_size: int
             return timm.create_model(name, **options, img_size=image_size)
         except TypeError:
             return timm.create_model(name, **options)
-    except RuntimeError as error:  # for example an unknown tag of weights
-        raise ModelError(f"model.backbone: timm/{name}: {error_reason(error)}") from error
+    except Exception as error:  # of an option or an unknown tag of weights: they have no common type
+        advice = "; see model.options" if own else ""
+        raise ModelError(f"model.backbone: timm/{name}: {error_reason(error)}{advice}") from error
 
 
 def _module_of(network: nn.Module) -> Any:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from facetrain.errors import UsageError
 from facetrain.head.margins.base import Margin
 from facetrain.head.margins.registry import MARGINS
+from facetrain.own_parts import name_of
 from facetrain.settings import imported
 
 MarginLike = str | Callable[..., Any] | Margin
@@ -35,7 +36,7 @@ class FunctionMargin(Margin):
             TypeError: the function takes other arguments.
         """
         super().__init__(**common)
-        self.name = _name_of(function)
+        self.name = name_of(function)
         self._function = partial(function, **options)
         positional = [each for each in _positional(function) if each.name not in options]
         if len(positional) > 1 and positional[1].default is None:
@@ -122,7 +123,7 @@ def _made(
             return margin
         return of_function(part, options, **common)
     except (TypeError, ValueError) as error:  # a builtin has no signature
-        raise UsageError(f"the margin {_name_of(part)}: {error}; see head.margin.options") from error
+        raise UsageError(f"the margin {name_of(part)}: {error}; see head.margin.options") from error
 
 
 def _of_logits(module: Any) -> Margin:
@@ -138,11 +139,6 @@ def _of_logits(module: Any) -> Margin:
     target.__name__ = type(module).__name__
     threshold = getattr(module, "interclass_filtering_threshold", 0.0)
     return ForeignMargin(target, {}, scale=scale, filter_threshold=threshold)
-
-
-def _name_of(part: Callable[..., Any]) -> str:
-    """Return the name of a function or a class, or that of an object's class: a module's text has several lines."""
-    return getattr(part, "__name__", type(part).__name__)
 
 
 def _positional(function: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -82,12 +82,15 @@ def test_weights_of_a_network_that_normalizes_in_another_way_are_refused(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "own", "words"),
     [
-        ("resnet18.nosuchtag", "nosuchtag"),
-        ("deit_tiny_distilled_patch16_224", "no single layer of the embedding"),
+        ("resnet18.nosuchtag", {}, "nosuchtag"),
+        ("deit_tiny_distilled_patch16_224", {}, "no single layer of the embedding"),
+        ("resnet18", {"patch_size": 8}, "unexpected .* 'patch_size'; see model.options"),
+        ("vit_tiny_patch16_224", {"global_pool": "most"}, "map .*; see model.options"),
+        ("vit_tiny_patch16_224", {"patch_size": 0}, "division .*; see model.options"),
     ],
 )
-def test_networks_that_cannot_be_built_are_refused_in_one_line(name, words):
-    with pytest.raises(ModelError, match=f"model.backbone: timm/{name}.*{words}"):
-        build_on_meta(f"timm/{name}", image_size=224, embedding_size=8)
+def test_networks_that_cannot_be_built_are_refused_in_one_line(name, own, words):
+    with pytest.raises(ModelError, match=f"^model.backbone: timm/{name}.*{words}"):
+        build_on_meta(f"timm/{name}", own=own, image_size=224, embedding_size=8)
