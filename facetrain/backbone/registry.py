@@ -115,12 +115,12 @@ BACKBONES: dict[str, Architecture] = {
 
 
 def name_in_facetrain(name: str) -> str | None:
-    """Return the IResNet that other projects name iresnet50 or ir_50; None if there is none.
+    """Return the IResNet that other projects name iresnet50 or ir_100; None if there is none.
 
     difflib would find torchvision's resnet50, another network.
     """
     depth = re.fullmatch(r"(?:l?resnet|ir|iresnet)[-_]?(\d+)(?:e-ir)?", name.lower())
-    if depth and f"r{depth[1]}" in IRESNET_LAYERS and name.lower().replace("_", "") not in BACKBONES:
+    if depth and f"r{depth[1]}" in IRESNET_LAYERS and re.sub("[-_]", "", name.lower()) not in BACKBONES:
         return f"r{depth[1]}"
     return None
 

@@ -141,7 +141,13 @@ def test_an_invalid_file_gives_one_line_that_names_the_place(tmp_path, text, mes
         ),
         *(
             (f"model: {{backbone: {name}}}", ["model.backbone", name, f"did you mean {ours}?"])
-            for name, ours in (("iresnet50", "r50"), ("IR_100", "r100"), ("resnet_50", "resnet50"))
+            for name, ours in {
+                "iresnet50": "r50",
+                "IR_100": "r100",
+                "ir-50": "ir50",
+                "resnet_50": "resnet50",
+                "resnet-50": "resnet50",
+            }.items()
         ),
     ],
 )
