@@ -1,16 +1,13 @@
-"""Base class of the backbones, and recomputation of a block's activations."""
+"""Base class of the backbones."""
 
 # B batch   D embedding
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from facetrain.backbone.sample_draws import dropout, random_keys
 
@@ -87,25 +84,3 @@ class Backbone(nn.Module):
     def forward(self, image_BCHW: Tensor) -> Tensor:
         """Map normalized images (B, 3, H, W) to embeddings (B, D)."""
         return self.neck(self.trunk(image_BCHW))
-
-
-def run_block(block: nn.Module, x: Tensor, *inputs: Tensor | None, recompute: bool) -> Tensor:
-    """Run a block; with `recompute`, store only its inputs and run the block again in the backward pass."""
-    if not (recompute and x.requires_grad):
-        output: Tensor = block(x, *inputs)
-    else:
-        contexts = nullcontext(), _restored_buffers(block)
-        output = checkpoint(block, x, *inputs, use_reentrant=False, context_fn=lambda: contexts)
-    return output
-
-
-@contextmanager
-def _restored_buffers(block: nn.Module) -> Iterator[None]:
-    """Restore the block's buffers on exit: the first run has already updated the batch norms' running statistics."""
-    before = [buffer.clone() for buffer in block.buffers()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in zip(block.buffers(), before, strict=True):
-                buffer.copy_(value)

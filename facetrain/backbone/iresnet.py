@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from facetrain.backbone.base import Backbone, run_block
+from facetrain.backbone.base import Backbone
 from facetrain.backbone.prelu import PReLU
+from facetrain.backbone.recompute import run_block
 
 WIDTHS = (64, 128, 256, 512)
 """Channels per stage."""

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from facetrain.backbone.base import run_block
+from facetrain.backbone.recompute import run_block
 from facetrain.backbone.vit import Attention, Block, VisionTransformer, scaled
 from facetrain.face_landmarks import NORMALIZED_TEMPLATE
 

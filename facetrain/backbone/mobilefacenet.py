@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from facetrain.backbone.base import Backbone, run_block
+from facetrain.backbone.base import Backbone
 from facetrain.backbone.prelu import PReLU
+from facetrain.backbone.recompute import run_block
 from facetrain.errors import ModelError
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from facetrain.backbone.base import Backbone, run_block
+from facetrain.backbone.base import Backbone
+from facetrain.backbone.recompute import run_block
 from facetrain.errors import ModelError
 from facetrain.files import error_reason
 

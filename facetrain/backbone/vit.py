@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from facetrain.backbone.base import Backbone, run_block
+from facetrain.backbone.base import Backbone
+from facetrain.backbone.recompute import run_block
 from facetrain.backbone.sample_draws import drop_path_scales, random_keys
 
 

@@ -1,3 +1,4 @@
+import functools
 import subprocess
 import sys
 
@@ -39,13 +40,15 @@ def test_every_class_of_backbones_accepts_other_image_sizes(name):
     assert list(net.regions()) and net.layer_prefixes()
 
 
-def test_recomputed_activations_give_the_same_gradients_and_update_batch_norm_once():
+def test_recomputed_activations_give_the_same_gradients_each_time_and_update_batch_norm_once():
     image = torch.randn(3, 3, 64, 64)
     gradients, buffers = [], []
     for recompute in (False, True):
         torch.manual_seed(0)
         net = build_backbone("iresnet", image_size=64, checkpoint_activations=recompute, **SMALL)
-        net(image).square().sum().backward()
+        loss = net(image).square().sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
         gradients.append({name: p.grad for name, p in net.named_parameters() if p.grad is not None})
         buffers.append(dict(net.named_buffers()))
     torch.testing.assert_close(gradients[0], gradients[1])
@@ -149,6 +152,14 @@ def test_lazy_layers_of_ones_own_get_weights_that_the_seed_decides():
         assert build_own(Lazy, {}, embedding_size=8, image_size=16).network.fc.weight.shape == (8, 768)
     with pytest.raises(ConfigError, match=r"unused\.weight is a lazy layer"):
         build_own(Lazy, {"extra": True}, embedding_size=8, image_size=16)
+
+
+@pytest.mark.parametrize(
+    ("part", "name"), [(functools.partial(Lazy, extra=True), "partial"), (nn.Identity(), "Identity")]
+)
+def test_a_callable_without_a_name_is_named_by_its_type(part, name):
+    with pytest.raises(ConfigError, match=rf"^model.backbone: {name}: .*unexpected .*see model.options"):
+        build_own(part, {"depth": 3}, embedding_size=8, image_size=16)
 
 
 class Counting(nn.Linear):

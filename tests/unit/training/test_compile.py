@@ -7,8 +7,9 @@ import torch._dynamo
 import torch._inductor.config
 from torch._dynamo.utils import counters
 
-from facetrain.backbone.base import Backbone, run_block
+from facetrain.backbone.base import Backbone
 from facetrain.backbone.iresnet import IBasicBlock
+from facetrain.backbone.recompute import run_block
 from facetrain.errors import RunError
 from facetrain.training.precision import InPrecision
 
