@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from facetrain.backbone.base import Backbone
 from facetrain.distributed.process_setup import keep_compiled_code
 from facetrain.errors import RunError
+from facetrain.files import error_reason
 
 _RECOMPILE_LIMIT = 64
 """Compiled variants of one method. Each combination of shapes and attributes is one; torch allows 8, and an IResNet's
@@ -69,7 +70,7 @@ class _Region:
             raise
         except RuntimeError as error:  # among them all errors of torch's compiler
             self._uncompiled(*inputs)  # raises the same error if the network is at fault
-            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+            reason = f"{type(error).__name__}: {error_reason(error)}"
             raise RunError(
                 f"train.compile: the compiler failed on {socket.gethostname()} ({reason}); install a C++ compiler, or "
                 "set train.compile to off"

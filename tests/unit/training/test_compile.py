@@ -108,6 +108,15 @@ def test_without_a_working_compiler_the_run_ends_with_a_line_that_names_the_host
         trained(TwoBlocks(), "fp32", compile="on")
 
 
+def test_an_error_of_the_compiler_without_text_is_named_by_its_type(monkeypatch):
+    def fails(*inputs):
+        raise NotImplementedError
+
+    monkeypatch.setattr(torch, "compile", lambda method, **options: fails)
+    with pytest.raises(RunError, match=r"train\.compile: .*NotImplementedError"):
+        trained(TwoBlocks(), "fp32", compile="on")
+
+
 @pytest.mark.slow
 def test_an_error_of_the_network_itself_is_not_the_compilers():
     network = InPrecision(
