@@ -113,15 +113,16 @@ class PartialFC(BaseHead):
             RunError: the disk has no space for the centers.
         """
         super().__init__()
-        for name, value, fits in (
-            ("embedding_size", embedding_size, embedding_size >= 1),
-            ("num_classes", num_classes, num_classes >= 1),
-            ("sample_rate", sample_rate, 0 <= sample_rate <= 1),
-            ("scale", scale, 0 < scale < math.inf),
-            ("chunk_size", chunk_size, chunk_size is None or chunk_size >= 1),
+        for name, value, fits, allowed in (
+            ("embedding_size", embedding_size, embedding_size >= 1, "above 0"),
+            ("num_classes", num_classes, num_classes >= 1, "above 0"),
+            ("sample_rate", sample_rate, 0 <= sample_rate <= 1, "from 0 to 1"),
+            ("scale", scale, 0 < scale < math.inf, "above 0"),
+            ("filter_threshold", filter_threshold, 0 <= filter_threshold <= 1, "from 0 to 1"),
+            ("expectation_margin", expectation_margin, 0 <= expectation_margin < math.inf, "from 0 on"),
+            ("chunk_size", chunk_size, chunk_size is None or chunk_size >= 1, "above 0"),
         ):
             if not fits:
-                allowed = "from 0 to 1" if name == "sample_rate" else "above 0"
                 raise UsageError(f"PartialFC: {name} {value}: give a number {allowed}")
         storage, self._device = storage or Storage(), torch.device(device)
         if trained and update is None and storage.placement != "device":

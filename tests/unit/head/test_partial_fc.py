@@ -297,6 +297,8 @@ def test_centers_that_changed_since_the_forward_pass_are_refused():
         *(("chunk_size", value) for value in (0, -5)),
         *(("sample_rate", value) for value in (-1.0, 10.0, float("nan"))),
         *(("scale", value) for value in (0.0, -64.0, float("nan"), float("inf"))),
+        *(("filter_threshold", value) for value in (-0.5, 25.6, float("nan"))),
+        *(("expectation_margin", value) for value in (-0.4, float("nan"), float("inf"))),
         ("num_classes", 0),
         ("embedding_size", 0),
     ],
