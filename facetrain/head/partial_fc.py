@@ -202,6 +202,11 @@ class PartialFC(BaseHead):
             storage=Storage(self.weight.dtype),
         )
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Before the tables are copied: rows of the last step may be on their way to them.
+        self._sampler.flush()
+        return self.__dict__
+
     def _allocate(self, storage: Storage) -> tuple[RowTables, nn.Parameter]:
         """Return the tables of the centers and of the optimizer's moments, and the former as a parameter."""
         columns = self.embedding_size

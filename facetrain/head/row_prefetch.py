@@ -55,6 +55,10 @@ class RowPrefetcher:
         self._spare: list[dict[str, Tensor]] = []
         """Host tables for reuse, accessed by the worker only. Pinned memory is cached by torch itself."""
 
+    def __reduce__(self) -> tuple[type[RowPrefetcher], tuple[RowTables, torch.device]]:
+        # A copy reads for itself: threads cannot be copied.
+        return RowPrefetcher, (self._source, self._device)
+
     def step_rows(self, drawn: Tensor, added: Tensor, next_drawn: Tensor) -> RowTables:
         """Return tables of the rows of a step on the device: first the drawn ones, then the added ones.
 

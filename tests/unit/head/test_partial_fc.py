@@ -116,6 +116,25 @@ def test_a_copy_of_a_head_and_a_saved_one_continue_as_it_does(rate):
         torch.testing.assert_close(other(*batch(1)), loss, rtol=0, atol=0)
 
 
+def test_a_copy_of_a_head_whose_rows_are_prefetched_has_the_last_update_and_continues_as_it_does():
+    head = facetrain.PartialFC(
+        "cosface", SIZE, CLASSES, 0.3, storage=Storage(placement="host"), update=CenterUpdate()
+    )
+
+    def train(head, step):
+        embedding, label = batch(step)
+        head.begin_step(step, lr=0.1)
+        loss = head(embedding.float(), label)
+        loss.backward()
+        return loss.detach()
+
+    train(head, 0), train(head, 1)
+    other = copy.deepcopy(head)
+    assert torch.equal(other.weight, head.weight)
+    assert all(torch.equal(train(other, step), train(head, step)) for step in (2, 3))
+    assert torch.equal(other.row_state()["weight"], head.row_state()["weight"])
+
+
 def test_the_options_of_a_margin_are_not_taken_for_norms():
     def own(cos, m):
         return cos - m
