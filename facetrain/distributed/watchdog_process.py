@@ -277,7 +277,7 @@ class Watchdog:
         """Handle the loss of another rank; rank 0 forwards it to all others."""
         _, number, kind, reason = (line + "   ").split(" ", 3)
         # The line comes from the network: its number may be anything.
-        if not number.isdigit() or int(number) >= len(self._settings.places) or int(number) == self._rank:
+        if not number.isdecimal() or int(number) >= len(self._settings.places) or int(number) == self._rank:
             return
         # Before this rank acts: it may be the one that connects all others.
         self._send(line, but=sender)
@@ -379,7 +379,7 @@ class Watchdog:
         if (
             word != "hello"
             or token != self._settings.token
-            or not rank.isdigit()
+            or not rank.isdecimal()
             or int(rank) >= len(self._settings.places)
         ):
             return False

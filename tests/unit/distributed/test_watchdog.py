@@ -194,12 +194,13 @@ def test_a_rank_that_cannot_connect_to_rank_0_goes_on_with_a_warning(start, port
 @pytest.mark.slow
 def test_a_stranger_that_connects_to_the_watchdog_cannot_end_the_run(start, port, tmp_path):
     first = start(WAIT_FOR_FILE, 0, port)
-    with socket.create_connection(("127.0.0.1", port)) as stranger:
-        stranger.sendall(b"hello wrong 1\nlost 1 ended\n" + b"x" * 100_000)
-        with suppress(ConnectionResetError):
-            assert stranger.recv(1) == b"", "the watchdog closes the connection"
-        (tmp_path / "go").touch()
-        assert first.wait(60) == 0
+    for greeting in ("hello wrong 1", "hello token \N{SUPERSCRIPT TWO}"):
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(f"{greeting}\nlost 1 ended\n".encode() + b"x" * 100_000)
+            with suppress(ConnectionResetError):
+                assert stranger.recv(1) == b"", "the watchdog closes the connection"
+    (tmp_path / "go").touch()
+    assert first.wait(60) == 0
 
 
 def test_a_rank_ends_with_its_watchdog_and_the_watchdog_with_its_rank(start, tmp_path):
