@@ -20,7 +20,7 @@ from facetrain.head.row_prefetch import RowPrefetcher, find
 
 
 class Stage(NamedTuple):
-    """Consecutive steps in which a head samples with the same rate."""
+    """Consecutive steps in which a head samples with the same rate, and has the same expectations."""
 
     first_step: int
     sample_rate: float

@@ -22,7 +22,10 @@ class RowUpdater(Protocol):
         """Whether the backward pass has already updated the centers."""
 
     def begin_step(self, step: int, *, lr: float, loss_scale: Tensor | None) -> None:
-        """Draw the classes of the step; `loss_scale` is the factor on the loss in its backward passes, None: 1."""
+        """Set learning rate, stage and random keys of the step.
+
+        `loss_scale` is the factor on the loss in its backward passes, None: 1.
+        """
 
     def step(self, grad_scale: Tensor, skip: Tensor) -> None:
         """Update the centers by the accumulated gradient, divided by a scalar; discard it where `skip` is 1."""
@@ -71,7 +74,7 @@ class Stepper:
         self._clip = clip_grad_norm
 
     def begin(self, step: int) -> float:
-        """Prepare a step: set the learning rates and draw the classes. Return the scheduled learning rate."""
+        """Set learning rates, stage and random keys of the step. Return the scheduled learning rate."""
         lr = self.schedule(step)
         # Set anew in each step, never multiplied: a resumed run has the same rates to the last bit.
         for optimizer in self.optimizers:

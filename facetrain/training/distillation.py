@@ -70,7 +70,7 @@ class Distillation(nn.Module):
         return self._centers[0]
 
     def begin_step(self, step: int) -> None:
-        """Start a step: draw the classes whose centers take part in it."""
+        """Set stage and random keys of the step."""
         if self.centers is not None:
             # The rate is 0, because no gradient changes these centers; the sample and the margins need the step's
             # number.

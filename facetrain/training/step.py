@@ -71,8 +71,8 @@ class TrainStep:
             DivergedError: on a CPU, if the loss or the gradient was not finite in too many consecutive steps.
             ConfigError: with several ranks and micro-batches, if the network does not use one of its parameters.
         """
-        # Set the learning rates and draw the classes of the step (sampling), both from the step number alone, so
-        # that a resumed run repeats them.
+        # Set learning rate, stage and random keys of the step, all from its number alone, so that a resumed run repeats
+        # them.
         lr = state.stepper.begin(state.step)
         if state.distillation:
             state.distillation.begin_step(state.step)
