@@ -179,7 +179,9 @@ def _create_id(store: Store, world_size: int, timeout_s: float) -> str:
     missing = list(range(1, world_size))
     while missing:
         if time.monotonic() > deadline:
-            raise RunError(f"rank {missing[0]} did not arrive within {timeout_s:.0f} s")
+            raise RunError(
+                f"rank {missing[0]} did not arrive within {timeout_s:.0f} s; see the output of its host"
+            )
         # Again in each round: a rank that was started again asks anew.
         for rank in missing:
             if store.check([f"request/{rank}"]):

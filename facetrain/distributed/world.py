@@ -247,7 +247,8 @@ def _joining() -> Iterator[None]:
     except (OSError, RuntimeError, ValueError) as error:
         address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise RunError(
-            f"rank {os.environ.get('RANK')} could not join the process group at {address}: {error}"
+            f"rank {os.environ.get('RANK')} could not join the process group at {address}: {error}; check that "
+            "this address is right and reachable from all hosts"
         ) from error
 
 
