@@ -22,8 +22,11 @@ from facetrain.head.row_file import DiskRows, Layout
 from facetrain.head.stochastic_rounding import Noise, round_to_bfloat16, round_to_int8
 
 Rows = slice | Tensor
-"""Rows of a table: consecutive ones as a slice, or selected ones as an ascending int64 index."""
+"""Rows of a table: consecutive ones as a slice, or selected ones as an int64 index; ascending and without repetitions
+where rows are updated."""
 
+NOISE, CENTERS, MARGINS = 1, 2, 3
+"""Numbers that separate the random keys of a head's seed: of stochastic rounding, the first centers, and margins."""
 _INIT_STD = 0.01
 _INIT_BLOCK = 4096
 """Classes that share a random generator. Changing it changes the initial centers of every seed."""
@@ -222,7 +225,7 @@ def _draw_blocks(table: Tensor, shard: ClassShard, seed: int, blocks: range) -> 
     drawn = torch.empty(_INIT_BLOCK, table.shape[1])
     for block in blocks:
         # On the CPU whatever the device is: a GPU's generator draws other numbers from the same seed.
-        generator = torch.Generator().manual_seed(key_of(seed, 2, block) & (2**63 - 1))
+        generator = torch.Generator().manual_seed(key_of(seed, CENTERS, block) & (2**63 - 1))
         first = block * _INIT_BLOCK
         start, stop = max(first, shard.start), min(first + _INIT_BLOCK, shard.stop)
         rows = table[start - shard.start : stop - shard.start]

@@ -21,7 +21,15 @@ from facetrain.errors import UsageError
 from facetrain.head import shard_state
 from facetrain.head.base_head import BaseHead
 from facetrain.head.center_gradient import AccumulatedGradient, ParameterGradient
-from facetrain.head.class_centers import ParameterTable, RowTables, Storage, allocate_tables, draw_centers
+from facetrain.head.class_centers import (
+    MARGINS,
+    NOISE,
+    ParameterTable,
+    RowTables,
+    Storage,
+    allocate_tables,
+    draw_centers,
+)
 from facetrain.head.class_chunk import (
     BoundedChunk,
     Chunk,
@@ -143,7 +151,7 @@ class PartialFC(BaseHead):
         self._sparse, self.seed = sparse, seed
         self._trained, self.update = trained, update
         self.margin = make_margin(
-            margin, scale=scale, filter_threshold=filter_threshold, seed=key_of(seed, 3)
+            margin, scale=scale, filter_threshold=filter_threshold, seed=key_of(seed, MARGINS)
         )
         self._margin_state = set(self.margin.state())
         # Stages differ in the sample rate and in the expectations, not in the tables: these are allocated once, for all
@@ -153,7 +161,7 @@ class PartialFC(BaseHead):
         anchor_margin = make_margin("cosface", scale=self.margin.scale, m3=expectation_margin)
         self._expectations = Expectations(self._stages, anchor_margin)
         self._tables, self.weight = self._allocate(storage)
-        self._optimizer = RowOptimizer(update or CenterUpdate(), self._device, seed=key_of(seed, 1))
+        self._optimizer = RowOptimizer(update or CenterUpdate(), self._device, seed=key_of(seed, NOISE))
         self._gradient = AccumulatedGradient()
         self._sampler = self._build_sampler()
         self.chunk_type: type[Chunk] = Chunk

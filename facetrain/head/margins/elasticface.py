@@ -35,7 +35,7 @@ class ElasticFace(Margin):
     def begin_step(self, step: int) -> None:
         self._step, self._rows = step, 0
 
-    def _deviation(self, cos_G: Tensor) -> Tensor:
+    def _draw(self, cos_G: Tensor) -> Tensor:
         """Return E(0, σ) of each sample of a micro-batch, (G,)."""
         # By row and not by identity: all ranks gather the same rows in the same order, and two images of a person
         # differ.
@@ -51,7 +51,7 @@ class ElasticArcFace(ElasticFace):
         super().__init__(mean=m2, **common)
 
     def target(self, cos_G: Tensor, norm_G: Tensor | None) -> Tensor:
-        return torch.cos(angle(cos_G) + self.mean + self._deviation(cos_G))
+        return torch.cos(angle(cos_G) + self.mean + self._draw(cos_G))
 
 
 class ElasticCosFace(ElasticFace):
@@ -61,4 +61,4 @@ class ElasticCosFace(ElasticFace):
         super().__init__(mean=m3, **common)
 
     def target(self, cos_G: Tensor, norm_G: Tensor | None) -> Tensor:
-        return cos_G - self.mean - self._deviation(cos_G)
+        return cos_G - self.mean - self._draw(cos_G)
