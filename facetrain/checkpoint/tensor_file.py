@@ -57,7 +57,7 @@ def write_tensors(
 
 def _chunks(tensors: dict[str, Tensor], metadata: dict[str, str] | None) -> Iterator[Any]:
     """Yield the content of the file in order, as buffers of bytes."""
-    yield _header(tensors, metadata)
+    yield file_header(tensors, metadata)
     for tensor in tensors.values():
         # A few rows at a time: `contiguous()` copies a strided table, and a copy of all of it may not fit.
         rows = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
@@ -69,7 +69,8 @@ def _chunks(tensors: dict[str, Tensor], metadata: dict[str, str] | None) -> Iter
             yield chunk.view(-1).view(torch.uint8).cpu().numpy()
 
 
-def _header(tensors: dict[str, Tensor], metadata: dict[str, str] | None) -> bytes:
+def file_header(tensors: dict[str, Tensor], metadata: dict[str, str] | None) -> bytes:
+    """Return the bytes of a file before its data, for tensors in this order, which may be on the meta device."""
     entries: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     offset = 0
     for name, tensor in tensors.items():

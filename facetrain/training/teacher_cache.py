@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from facetrain.checkpoint.tensor_file import file_header
 from facetrain.data.loading.loader import Batch
 from facetrain.device.page_locked import to_device
 from facetrain.errors import DataError
@@ -41,28 +42,24 @@ def new_cache(path: Path, shape: tuple[int, int, int], *, dataset: str, teacher:
     Raises:
         DataError: the file cannot be written.
     """
-    size, checksums_size = int(np.prod(shape)) * 4, shape[0] * shape[1] * 4
+    tensors = {
+        "embedding": torch.empty(shape, dtype=torch.float32, device="meta"),
+        "checksum": torch.empty(shape[:2], dtype=torch.uint32, device="meta"),
+    }
+    header = file_header(tensors, {"dataset": dataset, "teacher": teacher})
+    size, checksums_size = (tensor.nbytes for tensor in tensors.values())
     end = size + checksums_size
-    header = json.dumps(
-        {
-            "__metadata__": {"dataset": dataset, "teacher": teacher},
-            "embedding": {"dtype": "F32", "shape": list(shape), "data_offsets": [0, size]},
-            "checksum": {"dtype": "U32", "shape": list(shape[:2]), "data_offsets": [size, end]},
-        }
-    ).encode()
-    header += b" " * (-len(header) % 8)  # safetensors aligns the data to 8 bytes
-    start = 8 + len(header)
     with new_file(path, DataError) as scratch:
         with scratch.open("wb") as file:
-            file.write(len(header).to_bytes(8, "little") + header)
+            file.write(header)
             # Zeros and not a hole: on a full disk, this raises an error, and a write to mapped memory ends the process.
             zeros = bytes(1 << 20)
             for begin in range(0, end, len(zeros)):
                 file.write(zeros[: end - begin])
-        row_NRT = np.memmap(scratch, np.float32, "r+", start, shape)
+        row_NRT = np.memmap(scratch, np.float32, "r+", len(header), shape)
         # The caller fills the rows; their checksums are computed when all are there.
         yield row_NRT
-        checksum_NR = np.memmap(scratch, np.uint32, "r+", start + size, shape[:2])
+        checksum_NR = np.memmap(scratch, np.uint32, "r+", len(header) + size, shape[:2])
         for begin in range(0, shape[0], _ROWS_PER_READ):
             checksum_NR[begin : begin + _ROWS_PER_READ] = _checksums(row_NRT[begin : begin + _ROWS_PER_READ])
         row_NRT.flush()
